@@ -1,11 +1,13 @@
-"""Retries and refusals of the engines that speak HTTP."""
+"""Retries, refusals and sampling parameters that the engines of servers share."""
 
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
+from toolgym.rollout.engines.base import SamplingParams
 from toolgym.tools.errors import ConfigError, EngineError, shorten
 from toolgym.tools.http.retries import AttemptError, Retries, repeat
 
@@ -13,6 +15,9 @@ T = TypeVar("T")
 
 RETRIES = Retries(attempts=4, max_delay=2.0)
 """How often a request is sent that its server refuses for the moment. The engines have deadlines of their own."""
+
+TINY_TOP_P = 1e-9
+"""A top-p that only the most probable token passes."""
 
 
 class NotTakenError(AttemptError):
@@ -87,3 +92,51 @@ def refusal(
     elif status != 404:
         hint = ""
     return EngineError(f"{url} answered {status}: {message}" + (f". {hint}" if hint else ""))
+
+
+def sampling_fields(params: SamplingParams, *, of_sglang: bool, mask: bool = False) -> dict[str, Any]:
+    """Return the fields that every server takes. Each that changes the distribution is explicit.
+
+    Servers take other defaults from the model's `generation_config.json`, or from their command line.
+
+    Args:
+        params: how to sample.
+        of_sglang: to it, top-k 1 is greedy: log-probabilities would be temperature-scaled or not depending on the rest
+            of the batch (`is_all_greedy` in its sampler). A tiny top-p keeps the same token, and the scaled ones.
+        mask: whether a sampling mask will be asked for, which wants a finite top-k.
+    """
+    top_p, top_k, min_p = params.top_p, params.top_k, params.min_p
+    if of_sglang and top_k == 1 and params.temperature > 0:
+        top_p, top_k, min_p = TINY_TOP_P, 2 if mask else -1, 0.0
+    return {
+        "temperature": params.temperature,
+        "top_p": top_p,
+        "top_k": top_k,
+        "min_p": min_p,
+        "stop_token_ids": list(params.stop_token_ids),
+        "frequency_penalty": 0.0,
+        "presence_penalty": 0.0,
+        "repetition_penalty": 1.0,
+        "n": 1,
+        "skip_special_tokens": False,
+    }
+
+
+def seed_of(params: SamplingParams, source: random.Random, *, deterministic: bool) -> int | None:
+    """Return the seed to send; None sends none.
+
+    Args:
+        params: how to sample.
+        source: where a seed is drawn for an SGLang server with `--enable-deterministic-inference`, which would give
+            every request without one the same.
+        deterministic: whether it is such a server.
+
+    Raises:
+        ConfigError: the seed is no non-negative 63-bit integer, or the server cannot sample so.
+    """
+    if deterministic and params.min_p > 0:
+        raise ConfigError("SGLang with --enable-deterministic-inference cannot sample with min_p")
+    seed = source.getrandbits(63) if deterministic and params.seed is None else params.seed
+    if seed is not None and not 0 <= seed < 2**63:
+        raise ConfigError(f"a server takes seeds from 0 to 2**63 - 1, got {seed!r}")
+    return seed

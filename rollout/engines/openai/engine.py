@@ -7,7 +7,7 @@ import hashlib
 import random
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from toolgym.rollout.engines.base import (
     Engine,
@@ -18,6 +18,7 @@ from toolgym.rollout.engines.base import (
     SamplingParams,
     WeightSource,
 )
+from toolgym.rollout.engines.http import seed_of
 from toolgym.rollout.engines.model_config import read_model_config
 from toolgym.rollout.engines.openai.http import CompletionsClient
 from toolgym.rollout.engines.openai.messages import (
@@ -33,6 +34,8 @@ from toolgym.rollout.engines.openai.messages import (
 from toolgym.tools.concurrency.blocking import in_thread
 from toolgym.tools.errors import ConfigError, EngineError, check_seconds
 from toolgym.tools.http.addresses import is_address
+
+T = TypeVar("T")
 
 CLOSE_DEADLINE = 5.0
 """Most seconds that `pause`, `abort` and `close` wait for a request to close its connection."""
@@ -150,28 +153,20 @@ class OpenAICompatible(Engine):
     @property
     def model(self) -> ModelInfo:
         """The served model. Raises EngineError before `start`."""
-        if self._model is None:
-            raise EngineError("the server is asked by start(): await engine.start() first")
-        return self._model
+        return _known(self._model)
 
     @property
     def logprobs_mode(self) -> LogprobsMode:
         """The distribution of the server's log-probabilities. Raises EngineError before `start`."""
-        if self._mode is None:
-            raise EngineError("the server is asked by start(): await engine.start() first")
-        return self._mode
+        return _known(self._mode)
 
     @property
     def vocab_size(self) -> int:
-        if self._vocab_size is None:
-            raise EngineError("the server is asked by start(): await engine.start() first")
-        return self._vocab_size
+        return _known(self._vocab_size)
 
     @property
     def context_length(self) -> int:
-        if self._context_length is None:
-            raise EngineError("the server is asked by start(): await engine.start() first")
-        return self._context_length
+        return _known(self._context_length)
 
     @property
     def weight_version(self) -> str:
@@ -222,8 +217,6 @@ class OpenAICompatible(Engine):
         self._require_open()
         params, request_id, affinity = request.params, request.request_id, request.affinity
         self.logprobs_mode.check(params)
-        if self._deterministic and params.min_p > 0:
-            raise ConfigError("SGLang with --enable-deterministic-inference cannot sample with min_p")
         if request_id in self._flights:
             raise ConfigError(f"request id {request_id!r} is already running")
         flight = self._flights[request_id] = _InFlight()
@@ -325,11 +318,9 @@ class OpenAICompatible(Engine):
         return answer.reason()
 
     def _seed(self, params: SamplingParams, got: int) -> int | None:
-        if params.seed is None:
-            # A deterministic SGLang would give every request the same one.
-            return self._random.getrandbits(63) if self._deterministic else None
-        if not got:
-            return params.seed
+        seed = seed_of(params, self._random, deterministic=self._deterministic)
+        if params.seed is None or not got:
+            return seed
         digest = hashlib.blake2b(f"{params.seed} {got}".encode(), digest_size=8).digest()
         return int.from_bytes(digest, "big") >> 1
 
@@ -376,10 +367,15 @@ class OpenAICompatible(Engine):
     def _require_open(self) -> None:
         if self._closed:
             raise EngineError("the engine was closed")
-        if not self._started:
-            raise EngineError("the server is asked by start(): await engine.start() first")
+        _known(self._loop if self._started else None)
         if asyncio.get_running_loop() is not self._loop:
             raise EngineError("the engine belongs to the event loop that started it; make one per event loop")
+
+
+def _known(fact: T | None) -> T:
+    if fact is None:
+        raise EngineError("the server is asked by start(): await engine.start() first")
+    return fact
 
 
 def _keep(flight: _InFlight, answer: Answer, version: str) -> None:

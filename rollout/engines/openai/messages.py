@@ -20,14 +20,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from toolgym.rollout.engines.base import FinishReason, SamplingParams
+from toolgym.rollout.engines.http import sampling_fields
 from toolgym.tools.errors import ConfigError, EngineError, shorten
 
 PROBE_TOP = 5
 """Most probable tokens that are compared to find out what a server's log-probabilities mean."""
 PROBE_SPREAD = 0.2
 """Nats that the most probable tokens of the probe must at least be apart to tell it."""
-TINY_TOP_P = 1e-6
-"""A top-p that keeps one token."""
 ID_PREFIX = "token_id:"
 
 HOW_TO_START = (
@@ -117,47 +116,23 @@ def read_models(url: str, answer: Any, wanted: str | None) -> ModelInfo:
 def request_body(
     model: ModelInfo, prompt_ids: Sequence[int], params: SamplingParams, seed: int | None, top: int = 0
 ) -> dict[str, Any]:
-    """Build the body of `/v1/completions`.
-
-    Every parameter that changes the distribution is explicit: both families take defaults from the model's
-    `generation_config.json` otherwise.
-
-    Raises:
-        ConfigError: the seed is not a non-negative 63-bit integer.
-    """
-    top_p, top_k, min_p = params.top_p, params.top_k, params.min_p
-    if model.family is Family.SGLANG and top_k == 1 and params.temperature > 0:
-        # To SGLang top_k 1 is greedy, with logprobs that are scaled or not depending on the rest of the batch.
-        top_p, top_k, min_p = TINY_TOP_P, -1, 0.0
-    body: dict[str, Any] = {
+    """Build the body of `/v1/completions`, with the `top` most probable tokens beside the sampled one."""
+    return {
+        **sampling_fields(params, of_sglang=model.family is Family.SGLANG),
         "model": model.name,
-        "prompt": [int(token_id) for token_id in prompt_ids],
+        "prompt": list(prompt_ids),
         "max_tokens": params.max_new_tokens,
-        "temperature": params.temperature,
-        "top_p": top_p,
-        "top_k": top_k,
-        "min_p": min_p,
-        "stop_token_ids": [int(token_id) for token_id in params.stop_token_ids],
-        "ignore_eos": model.family is Family.VLLM or not params.stop_token_ids,
-        "frequency_penalty": 0.0,
-        "presence_penalty": 0.0,
-        "repetition_penalty": 1.0,
         "min_tokens": 0,
-        "n": 1,
+        "ignore_eos": model.family is Family.VLLM or not params.stop_token_ids,
         "echo": False,
         "add_special_tokens": False,
-        "skip_special_tokens": False,
         "logprobs": top,
         "return_token_ids": True,
         "return_tokens_as_token_ids": True,
         "stream": True,
         "stream_options": {"include_usage": True},
+        **({} if seed is None else {"seed": seed}),
     }
-    if seed is not None:
-        if not 0 <= seed < 2**63:
-            raise ConfigError(f"seeds go from 0 to 2**63 - 1, got {seed!r}")
-        body["seed"] = seed
-    return body
 
 
 class EventReader:

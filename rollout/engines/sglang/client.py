@@ -22,10 +22,10 @@ from toolgym.rollout.engines.base import (
     Generation,
     GenerationRequest,
     PauseMode,
-    SamplingParams,
     WeightSource,
     checked_version,
 )
+from toolgym.rollout.engines.http import seed_of
 from toolgym.rollout.engines.sglang import messages
 from toolgym.rollout.engines.sglang.aligned import (
     SAMPLING_MASK,
@@ -40,7 +40,7 @@ from toolgym.rollout.engines.sglang.requests import InFlightRequests
 from toolgym.rollout.engines.sglang.transport import ClientState, ReplicaError, SGLangTransport
 from toolgym.tools.concurrency.blocking import in_thread
 from toolgym.tools.concurrency.deadline import shielded
-from toolgym.tools.errors import ConfigError, EngineError, check_seconds
+from toolgym.tools.errors import EngineError, check_seconds
 
 if TYPE_CHECKING:
     import torch
@@ -165,9 +165,8 @@ class SGLangClient(Engine):
         self._require_open()
         params = request.params
         check_params(self._aligned, params)
-        body = messages.request_body(
-            request.prompt_ids, params, self._seed(params), mask=SAMPLING_MASK in self._aligned
-        )
+        seed = seed_of(params, self._random, deterministic=self.info.deterministic)
+        body = messages.request_body(request.prompt_ids, params, seed, mask=SAMPLING_MASK in self._aligned)
         body |= payload_fields(self._aligned, len(request.prompt_ids))
         return self._in_flight.run(request, body, functools.partial(self._read, request))
 
@@ -177,13 +176,6 @@ class SGLangClient(Engine):
             return generation
         payloads = read_payloads(self._aligned, answer["meta_info"], generation.token_ids, request, self.info)
         return replace(generation, aligned=payloads)
-
-    def _seed(self, params: SamplingParams) -> int | None:
-        if not self.info.deterministic:
-            return params.seed
-        if params.min_p > 0:
-            raise ConfigError("SGLang with --enable-deterministic-inference cannot sample with min_p")
-        return self._random.getrandbits(63) if params.seed is None else params.seed
 
     async def abort(self, request_id: str) -> None:
         if request_id in self._in_flight:

@@ -16,12 +16,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from toolgym.rollout.engines.base import EngineLoad, FinishReason, Generation, SamplingParams
+from toolgym.rollout.engines.http import sampling_fields
 from toolgym.rollout.engines.model_config import read_model_config
 from toolgym.tools.concurrency.log_throttle import LogThrottle
 from toolgym.tools.errors import ConfigError, EngineError, shorten
 
-TINY_TOP_P = 1e-9
-"""A top-p that only the most probable token passes."""
 _KEPT = " toolgym:"
 """In a label, what divides the version from the random id of an update that kept the prefix cache."""
 _SAMPLE = re.compile(r"^(?P<name>[A-Za-z_:][\w:]*)(?P<labels>\{.*\})?\s+(?P<value>\S+)(?:\s+\d+)?$")
@@ -163,42 +162,19 @@ def _field(url: str, path: str, answer: Mapping[str, Any], name: str, kind: type
 def request_body(
     prompt_ids: Sequence[int], params: SamplingParams, seed: int | None, *, mask: bool = False
 ) -> dict[str, Any]:
-    """Build the body of `/generate`, without the `rid`.
-
-    Every parameter that changes the distribution is explicit: a server may have other defaults
-    (`--preferred-sampling-params`).
-
-    Raises:
-        ConfigError: the seed is not a non-negative 63-bit integer.
-    """
-    top_p, top_k, min_p = params.top_p, params.top_k, params.min_p
-    if top_k == 1 and params.temperature > 0:
-        # To SGLang top_k 1 is greedy: logprobs would be temperature-scaled or not depending on the rest of the batch
-        # (`is_all_greedy` in its sampler). This top-p keeps the same one token, and the scaled logprobs.
-        top_p, top_k, min_p = TINY_TOP_P, 2 if mask else -1, 0.0
-    sampling: dict[str, Any] = {
+    """Build the body of `/generate`, without the `rid`; see `sampling_fields`."""
+    sampling = {
+        **sampling_fields(params, of_sglang=True, mask=mask),
         "max_new_tokens": params.max_new_tokens,
-        "temperature": params.temperature,
-        "top_p": top_p,
-        "top_k": top_k,
-        "min_p": min_p,
-        "stop_token_ids": [int(token_id) for token_id in params.stop_token_ids],
-        # With ignore_eos SGLang ignores stop_token_ids too, so it can be set only where there are none.
-        "ignore_eos": not params.stop_token_ids,
-        "frequency_penalty": 0.0,
-        "presence_penalty": 0.0,
-        "repetition_penalty": 1.0,
         "min_new_tokens": 0,
-        "n": 1,
-        "skip_special_tokens": False,
+        # With ignore_eos SGLang ignores stop_token_ids too, so it can be set only if there are none.
+        "ignore_eos": not params.stop_token_ids,
         "no_stop_trim": True,
     }
     if seed is not None:
-        if not 0 <= seed < 2**63:
-            raise ConfigError(f"SGLang takes seeds from 0 to 2**63 - 1, got {seed!r}")
         sampling["sampling_seed"] = seed
     return {
-        "input_ids": [int(token_id) for token_id in prompt_ids],
+        "input_ids": list(prompt_ids),
         "sampling_params": sampling,
         "return_logprob": True,
         "logprob_start_len": -1,
