@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -14,9 +14,6 @@ from torch import Tensor
 
 from toolgym.rollout.batch.row import RowSource
 from toolgym.rollout.trajectory.token_sequence import joined_payload
-
-if TYPE_CHECKING:
-    from toolgym.rollout.batch.batch import Batch
 
 Place = Literal["prompt", "response", "policy", "tokens", "row"]
 """Where a field has values: one for each token of the prompt, of the response, of the policy's tokens in the response
@@ -39,7 +36,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 Values = Callable[[RowSource], NDArray[Any]]
 """A row's values of a field without padding, in one dimension."""
 
-Invariants = Mapping[str, Callable[["Batch"], Tensor]]
+Invariants = Mapping[str, Callable[["Tensors"], Tensor]]
 """What must hold of a field, as a sentence, with a function that says where it does: bool `[rows]` or `[rows, ...]`."""
 
 
@@ -73,17 +70,54 @@ class Field:
         return f"{self.name}: {dtype_name(self.dtype)} `{SHAPES[self.place]}`, {self.doc}{padding}."
 
 
-def _same_trajectory(batch: Batch) -> Tensor:
+class Tensors(Protocol):
+    """The parts of a `Batch` that invariants look at: a protocol, since the module `batch` imports this one."""
+
+    @property
+    def prompts(self) -> Tensor: ...
+    @property
+    def responses(self) -> Tensor: ...
+    @property
+    def attention_mask(self) -> Tensor: ...
+    @property
+    def response_mask(self) -> Tensor: ...
+    @property
+    def input_ids(self) -> Tensor: ...
+    @property
+    def position_ids(self) -> Tensor: ...
+    @property
+    def rollout_log_probs(self) -> Tensor: ...
+    @property
+    def weight_versions(self) -> Tensor: ...
+    @property
+    def token_rewards(self) -> Tensor: ...
+    @property
+    def trajectory_ids(self) -> Tensor: ...
+    @property
+    def rewards(self) -> Tensor: ...
+    @property
+    def group_ids(self) -> Tensor: ...
+    @property
+    def pad_token_id(self) -> int: ...
+    @property
+    def groups(self) -> Sequence[str]: ...
+    @property
+    def version_numbers(self) -> Mapping[str, int]: ...
+    @property
+    def aligned(self) -> Mapping[str, Tensor]: ...
+
+
+def _same_trajectory(batch: Tensors) -> Tensor:
     """bool `[rows]`: whether the row is of the same trajectory as the row before it."""
     return torch.cat([torch.tensor([False]), batch.trajectory_ids.diff() == 0])
 
 
-def _prompt_attention(batch: Batch) -> Tensor:
+def _prompt_attention(batch: Tensors) -> Tensor:
     """The columns of `attention_mask` that are the prompts'."""
     return batch.attention_mask[:, : batch.prompts.shape[1]]
 
 
-def _response_attention(batch: Batch) -> Tensor:
+def _response_attention(batch: Tensors) -> Tensor:
     """The columns of `attention_mask` that are the responses'."""
     return batch.attention_mask[:, batch.prompts.shape[1] :]
 
@@ -93,7 +127,7 @@ def _finite(values: Tensor) -> Tensor:
     return values.abs() < math.inf
 
 
-def _known_versions(batch: Batch) -> Tensor:
+def _known_versions(batch: Tensors) -> Tensor:
     """bool `[rows, response]`: whether a version has a number in `version_numbers`, where the policy sampled."""
     known = batch.response_mask == 0
     for number in batch.version_numbers.values():
@@ -101,7 +135,7 @@ def _known_versions(batch: Batch) -> Tensor:
     return known
 
 
-def _in_order(batch: Batch) -> Tensor:
+def _in_order(batch: Tensors) -> Tensor:
     """bool `[rows]`: whether the trajectory's number is at least that of the row before."""
     return torch.cat([batch.trajectory_ids[:1] >= 0, batch.trajectory_ids.diff() >= 0])
 
@@ -298,7 +332,7 @@ def aligned_field(name: str, dtype: np.dtype[Any], width: int) -> Field:
     kind = torch.from_numpy(np.empty(0, dtype=dtype)).dtype
     padding = payload_padding(kind)
 
-    def elsewhere(batch: Batch) -> Tensor:
+    def elsewhere(batch: Tensors) -> Tensor:
         values = batch.aligned[name]
         return (values == padding).reshape(*values.shape[:2], -1).all(dim=2) | (batch.response_mask == 1)
 
