@@ -13,7 +13,7 @@ from toolgym.rollout.adapters.verl.rows import VerlRow, metrics, rows_of
 from toolgym.rollout.adapters.versions import needs
 from toolgym.rollout.batch.fields import FIELDS
 from toolgym.rollout.batch.make import padded
-from toolgym.rollout.batch.row import Row
+from toolgym.rollout.batch.row import RowSource
 from toolgym.rollout.trajectory.trajectory import Trajectory
 from toolgym.tools.errors import ConfigError, require_whole_number
 
@@ -75,7 +75,7 @@ def to_data_proto(
             )
         rows += parts
     batch_rows = [
-        Row(trajectory, row.sequence, trajectory.id, number, 0, {}, np.zeros(0))
+        RowSource(trajectory, row.sequence, trajectory.id, number, 0, {}, np.zeros(0))
         for number, (trajectory, row) in enumerate(zip(trajectories, rows, strict=True))
     ]
     widths = (prompt_length, response_length)
