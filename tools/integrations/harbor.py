@@ -36,6 +36,7 @@ from toolgym.tools.errors import (
 from toolgym.tools.integrations.dockerfile import Dockerfile, read_dockerfile
 from toolgym.tools.sandbox import base
 from toolgym.tools.sandbox.base import ExecutionStatus, Limits, Sandbox, Session
+from toolgym.tools.sandbox.open import TOKEN_VARIABLE
 from toolgym.tools.sandbox.options import Network
 from toolgym.tools.sandbox.remote import RemoteSandbox
 from toolgym.tools.sandbox.shared import SharedSandbox
@@ -59,15 +60,12 @@ OWN_USERS = (None, "user", 1000, "1000", "root", 0, "0")
 FOLDERS = ("/app", "/workspace", "/testbed", "/logs", "/tests", "/solution", "/installed-agent", "/runtime")
 """Absolute names of what trials and agents write to."""
 
-TOKEN_VARIABLE = "TOOLGYM_SANDBOX_TOKEN"
-"""Environment variable with the servers' token."""
-
 OUTPUT_BYTES = 10 << 20
 """Most bytes of standard output, and of standard error, that a command's result holds on this machine."""
 
 
 class HarborSettings(pydantic.BaseModel, frozen=True, extra="forbid"):
-    """What `--ek name=value`, or `environment.kwargs` of a job, can say.
+    """Settings of `--ek name=value`, or of `environment.kwargs` of a job.
 
     Attributes:
         url: one or several servers (`toolgym serve sandbox`), whose own limit of processes holds; None: this machine.
@@ -120,7 +118,7 @@ class ToolgymEnvironment(BaseEnvironment):
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        own = {name: kwargs.pop(name) for name in HarborSettings.model_fields if name in kwargs}
+        values = {name: kwargs.pop(name) for name in HarborSettings.model_fields if name in kwargs}
         known = [*HarborSettings.model_fields, *inspect.signature(BaseEnvironment.__init__).parameters]
         for name in kwargs:
             if name not in known:
@@ -129,7 +127,7 @@ class ToolgymEnvironment(BaseEnvironment):
                     f"the environment toolgym has no setting {name!r}{nearest(name, known) or '.'} Known: {settings}."
                 )
         try:
-            self.settings = HarborSettings(**own)
+            self.settings = HarborSettings(**values)
         except pydantic.ValidationError as error:
             raise ConfigError(f"the environment toolgym: {error}") from None
         self._sandbox: Sandbox | None = None
@@ -205,8 +203,8 @@ class ToolgymEnvironment(BaseEnvironment):
         try:
             await self._open()
             paths = EnvironmentPaths.for_os(self.os)
-            own = (self.workdir, *map(str, (paths.agent_dir, paths.verifier_dir, paths.artifacts_dir)))
-            for folder in (*own, *self._mount_targets(writable_only=True)):
+            folders = (self.workdir, *map(str, (paths.agent_dir, paths.verifier_dir, paths.artifacts_dir)))
+            for folder in (*folders, *self._mount_targets(writable_only=True)):
                 await self.session.mkdir(folder, parents=True, exist_ok=True)
             for copy in self._dockerfile.copies:
                 for source in copy.sources:
@@ -333,5 +331,5 @@ def _result(done: base.ExecResult, seconds: float) -> ExecResult:
     if done.status is ExecutionStatus.SANDBOX_ERROR:
         raise SandboxError(done.message)
     code = done.return_code if done.return_code is not None else 137
-    said = "\n".join(text for text in (done.stderr, done.message) if text)
-    return ExecResult(stdout=done.stdout, stderr=said, return_code=code if code >= 0 else 128 - code)
+    stderr = "\n".join(text for text in (done.stderr, done.message) if text)
+    return ExecResult(stdout=done.stdout, stderr=stderr, return_code=code if code >= 0 else 128 - code)

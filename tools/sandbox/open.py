@@ -25,7 +25,7 @@ URLS_VARIABLE = "TOOLGYM_SANDBOX_URLS"
 
 
 class SandboxOptions(pydantic.BaseModel):
-    """Where a tool's programs run. The names are those of verl's sandbox tool."""
+    """Options of a tool's sandbox. The names are those of verl's sandbox tool."""
 
     model_config = pydantic.ConfigDict(extra="forbid")
 
@@ -80,30 +80,28 @@ def open_sandbox(options: SandboxOptions, what: str) -> Sandbox:
 
 def _remote(options: SandboxOptions, what: str) -> Sandbox | None:
     """The servers that the options name, if they name any."""
-    named = {"sandbox_url", "sandbox_urls", "sandbox_fusion_url"}
-    given = sorted(name for name in named if getattr(options, name) is not None)
+    named = ("sandbox_fusion_url", "sandbox_url", "sandbox_urls")
+    sources = [name for name in named if getattr(options, name) is not None]
     usual = [url.strip() for url in os.environ.get(URLS_VARIABLE, "").split(",") if url.strip()]
-    if not given and usual:
-        given = [f"the environment variable {URLS_VARIABLE}"]
-    if not given:
+    if not sources and usual:
+        sources = [f"the environment variable {URLS_VARIABLE}"]
+    if not sources:
         if options.sandbox_token is not None:
             raise ConfigError(f"{what}: sandbox_token is for servers; give sandbox_url, or leave it out")
         return None
-    if len(given) > 1:
-        raise ConfigError(f"{what}: give one of {' and '.join(given)}, not both")
+    if len(sources) > 1:
+        raise ConfigError(f"{what}: give one of {' and '.join(sources)}, not both")
     if options.isolation is not None:
-        raise ConfigError(f"{what}: isolation is set where the server runs; leave it out beside {given[0]}")
-    token = options.sandbox_token.get_secret_value() if options.sandbox_token else os.environ.get(TOKEN_VARIABLE)
-    memory = options.memory_limit_mb if options.memory_limit_mb > 0 else -1
+        raise ConfigError(f"{what}: isolation is set where the server runs; leave it out beside {sources[0]}")
+    token = options.sandbox_token.get_secret_value() if options.sandbox_token else None
+    memory = options.memory_limit_mb if options.memory_limit_mb > 0 else None
     if options.sandbox_fusion_url is not None:
         # The token of the environment is meant for our own server, which this may not be.
-        own = options.sandbox_token.get_secret_value() if options.sandbox_token else None
-        only = memory if memory > 0 else None
-        return RemoteSandbox(options.sandbox_fusion_url, kind="sandboxfusion", memory_mb=only, token=own)
+        return RemoteSandbox(options.sandbox_fusion_url, kind="sandboxfusion", memory_mb=memory, token=token)
     urls = [options.sandbox_url] if options.sandbox_url is not None else options.sandbox_urls
     return RemoteSandbox(
         usual if urls is None else urls,
-        token=token or None,
-        memory_mb=memory if memory > 0 else None,
+        token=token or os.environ.get(TOKEN_VARIABLE) or None,
+        memory_mb=memory,
         max_connections=max(MAX_CONNECTIONS, (options.num_workers or 0) + 1),
     )

@@ -114,8 +114,8 @@ class ProcessSandbox(Sandbox):
             stdin = request.stdin.encode("utf-8", errors="replace")
             command = [*interpreter, file_name]
             result = await self._run(command, folder, stdin, request)
-            found = await in_thread(_fetch_files, folder, names, left_out)
-            return replace(result, files=found, message=not_fetched(left_out))
+            files = await in_thread(_fetch_files, folder, names, left_out)
+            return replace(result, files=files, message=not_fetched(left_out))
         except OSError as error:
             return ExecutionResult(ExecutionStatus.SANDBOX_ERROR, message=f"cannot start the program: {error}")
         finally:
@@ -127,29 +127,10 @@ class ProcessSandbox(Sandbox):
             _kill_group(group)
 
     async def _run(self, command: list[str], folder: Path, stdin: bytes, request: RunRequest) -> ExecutionResult:
-        timeout, env = request.timeout, request.env
-        loop = asyncio.get_running_loop()
         started = time.monotonic()
         most = max(request.output_bytes or 0, self.max_output_bytes)
-        out, err = Capture(most), Capture(most)
-        starting = asyncio.ensure_future(
-            loop.subprocess_exec(
-                lambda: _Program(out, err),
-                *command,
-                cwd=folder,
-                env={**_environment(folder), **env},
-                start_new_session=True,
-            )
-        )
-        # A start that is cancelled half-way kills the process alone, not the group that it may lead by then.
-        cancelled: asyncio.CancelledError | None = None
-        try:
-            transport, program = await shielded(starting)
-        except asyncio.CancelledError as error:
-            if starting.cancelled() or starting.exception() is not None:
-                raise
-            transport, program = starting.result()
-            cancelled = error
+        program = _Program(Capture(most), Capture(most))
+        transport, cancelled = await _start(program, command, folder, {**_environment(folder), **request.env})
         group = transport.get_pid()
         self._groups.add(group)
         timed_out = False
@@ -158,7 +139,7 @@ class ProcessSandbox(Sandbox):
                 raise cancelled
             _feed(transport, stdin)
             done, _ = await asyncio.wait(
-                {program.exited, program.flooded}, timeout=timeout, return_when=FIRST_COMPLETED
+                {program.exited, program.flooded}, timeout=request.timeout, return_when=FIRST_COMPLETED
             )
             timed_out = not done
         finally:
@@ -170,24 +151,49 @@ class ProcessSandbox(Sandbox):
                 transport.close()
                 self._groups.discard(group)
         duration = time.monotonic() - started
-        return_code = transport.get_returncode()
-        if timed_out:
-            status, return_code = ExecutionStatus.TIMEOUT, None
-        elif program.flooded.done():
-            status, return_code = ExecutionStatus.OUTPUT_LIMIT, None
-        elif return_code is None or return_code < 0:
-            status = ExecutionStatus.KILLED
-        else:
-            status = ExecutionStatus.OK if return_code == 0 else ExecutionStatus.ERROR
+        status, return_code = _ending(transport.get_returncode(), timed_out, program.flooded.done())
         return ExecutionResult(
             status=status,
-            stdout=out.text().replace(f"{folder}/", ""),  # the folder's random name is noise to a model
-            stderr=err.text().replace(f"{folder}/", ""),
+            stdout=program.out.text().replace(f"{folder}/", ""),  # the folder's random name is noise to a model
+            stderr=program.err.text().replace(f"{folder}/", ""),
             return_code=return_code,
             duration=duration,
-            stdout_truncated=out.truncated,
-            stderr_truncated=err.truncated,
+            stdout_truncated=program.out.truncated,
+            stderr_truncated=program.err.truncated,
         )
+
+
+async def _start(
+    program: _Program, command: list[str], folder: Path, env: Mapping[str, str]
+) -> tuple[asyncio.SubprocessTransport, asyncio.CancelledError | None]:
+    """Start a program in a process group of its own.
+
+    A start that is cancelled half-way would kill the process only, and not the group that it may lead by then: the
+    cancellation is returned, for the caller to raise.
+    """
+    starting = asyncio.ensure_future(
+        asyncio.get_running_loop().subprocess_exec(
+            lambda: program, *command, cwd=folder, env=env, start_new_session=True
+        )
+    )
+    try:
+        transport, _ = await shielded(starting)
+    except asyncio.CancelledError as error:
+        if starting.cancelled() or starting.exception() is not None:
+            raise
+        return starting.result()[0], error
+    return transport, None
+
+
+def _ending(code: int | None, timed_out: bool, flooded: bool) -> tuple[ExecutionStatus, int | None]:
+    """Return the status and the return code of a program."""
+    if timed_out:
+        return ExecutionStatus.TIMEOUT, None
+    if flooded:
+        return ExecutionStatus.OUTPUT_LIMIT, None
+    if code is None or code < 0:
+        return ExecutionStatus.KILLED, code
+    return ExecutionStatus.OK if code == 0 else ExecutionStatus.ERROR, code
 
 
 class _Program(asyncio.SubprocessProtocol):
@@ -198,14 +204,15 @@ class _Program(asyncio.SubprocessProtocol):
 
     def __init__(self, out: Capture, err: Capture) -> None:
         loop = asyncio.get_running_loop()
-        self._captures = {1: out, 2: err}
+        self.out, self.err = out, err
         self.exited: asyncio.Future[None] = loop.create_future()
         self.flooded: asyncio.Future[None] = loop.create_future()
         self._drained: asyncio.Future[None] = loop.create_future()
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
-        self._captures[fd].add(data)
-        if self._captures[fd].flooded and not self.flooded.done():
+        capture = self.out if fd == 1 else self.err
+        capture.add(data)
+        if capture.flooded and not self.flooded.done():
             self.flooded.set_result(None)
 
     def process_exited(self) -> None:
@@ -247,15 +254,15 @@ def _place_files(folder: Path, files: Mapping[str, bytes]) -> None:
 
 def _fetch_files(folder: Path, names: Sequence[str], left_out: list[str]) -> dict[str, bytes]:
     """Read regular files that lie truly below the folder; for all else that is there, `left_out` gets the reason."""
-    found = {}
+    files = {}
     root = folder.resolve()
     for name in names:
         path = folder / name
         if not path.is_symlink() and path.is_file() and path.resolve().is_relative_to(root):
-            found[name] = path.read_bytes()
+            files[name] = path.read_bytes()
         elif path.is_symlink() or path.exists():
             left_out.append(f"{name[:200]!r} is not a plain file, or is behind a link")
-    return found
+    return files
 
 
 def _environment(folder: Path) -> dict[str, str]:
