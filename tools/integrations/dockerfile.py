@@ -1,4 +1,4 @@
-"""What a session can take of a Dockerfile: its folder, its variables and the files that it copies; never its image.
+"""The parts of a Dockerfile that a session can take: folder, variables and copied files; never the image.
 
     found = read_dockerfile(Path("environment/Dockerfile"))
     found.left_out     # ("line 3: RUN apt-get install -y jq",): what only an image could have
@@ -57,7 +57,7 @@ class FileCopy:
 
 @dataclass(frozen=True)
 class Dockerfile:
-    """What a Dockerfile says.
+    """The parts of a Dockerfile that a session needs.
 
     Attributes:
         image: the image that it begins with.
@@ -189,13 +189,13 @@ class _Stage:
     def _sources(self, name: str) -> list[Path]:
         relative = name.strip("/")
         plain = self._context / relative
-        found = [plain] if plain.exists() else sorted(self._context.glob(relative)) if relative else []
+        matches = [plain] if plain.exists() else sorted(self._context.glob(relative)) if relative else []
         root = self._context.resolve()
-        if not found:
+        if not matches:
             raise ConfigError(f"COPY {name}: there is no such file beside the Dockerfile")
-        if not all(path.resolve().is_relative_to(root) for path in found):
+        if not all(path.resolve().is_relative_to(root) for path in matches):
             raise ConfigError(f"COPY {name}: it leads outside of the Dockerfile's folder")
-        return found
+        return matches
 
     def _absolute(self, name: str) -> str:
         parts: list[str] = []
@@ -221,15 +221,15 @@ def _words(text: str, variables: Mapping[str, str]) -> list[str]:
         return _listed(text)
     words: list[str] = []
     ended = True
-    for found in _TOKEN.finditer(text):
-        kind = found.lastgroup
+    for token in _TOKEN.finditer(text):
+        kind = token.lastgroup
         if kind == "space":
             ended = True
             continue
         if ended:
             words.append("")
             ended = False
-        words[-1] += _value(kind, found[kind or 0], variables)
+        words[-1] += _value(kind, token[kind or 0], variables)
     return words
 
 

@@ -47,7 +47,7 @@ OWN_USERS = ("user", "1000")
 
 
 class InspectConfig(pydantic.BaseModel, frozen=True, extra="forbid"):
-    """How the sandboxes of a task are made.
+    """Settings of the sandboxes of a task.
 
     Attributes:
         url: one or several servers (`toolgym serve sandbox`), whose own limit of processes holds; None: this machine.
@@ -151,8 +151,8 @@ class ToolgymSandboxEnvironment(SandboxEnvironment):
     async def sample_cleanup(
         cls, task_name: str, config: Any, environments: dict[str, SandboxEnvironment], interrupted: bool
     ) -> None:
-        for one in environments.values():
-            await one.as_type(cls).close()
+        for environment in environments.values():
+            await environment.as_type(cls).close()
 
     async def close(self) -> None:
         """Close the session."""

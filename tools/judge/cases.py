@@ -1,4 +1,4 @@
-"""What a program is judged by: tests, and the verdicts on them."""
+"""Tests that judge a program, and the verdicts on them."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ Test: TypeAlias = StdioTest | FunctionTest | AssertTest
 
 
 class VerdictStatus(enum.StrEnum):
-    """What became of one test."""
+    """The outcome of one test."""
 
     PASSED = "passed"
     WRONG = "wrong"
@@ -98,10 +98,10 @@ class VerdictStatus(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of one test.
+    """The outcome of one test.
 
     Attributes:
-        status: what.
+        status: passed, or why not.
         detail: for a reader: the error, or what came and what was expected; empty where the test passed. It tells what
             the test expects: do not show it for hidden tests.
         run: the run; None where there was none.

@@ -30,7 +30,7 @@ def same_output(actual: str, expected: str, *, tolerance: float | None = None, i
         return True
     lines, wanted = left.split("\n"), right.split("\n")
     return len(lines) == len(wanted) and all(
-        _same_line(one, other, tolerance) for one, other in zip(lines, wanted, strict=True)
+        _same_line(line, other, tolerance) for line, other in zip(lines, wanted, strict=True)
     )
 
 
@@ -38,13 +38,13 @@ def same_value(actual: Any, expected: Any, *, tolerance: float | None = None) ->
     """Whether two values are equal, where tuples count as lists; numbers may differ as for `same_output`."""
     if isinstance(actual, list | tuple) and isinstance(expected, list | tuple):
         return len(actual) == len(expected) and all(
-            same_value(one, other, tolerance=tolerance) for one, other in zip(actual, expected, strict=True)
+            same_value(left, other, tolerance=tolerance) for left, other in zip(actual, expected, strict=True)
         )
     if isinstance(actual, dict) and isinstance(expected, dict):
-        found = {_key(key): value for key, value in actual.items()}
+        values = {_key(key): value for key, value in actual.items()}
         wanted = {_key(key): value for key, value in expected.items()}
-        return found.keys() == wanted.keys() and all(
-            same_value(found[key], wanted[key], tolerance=tolerance) for key in wanted
+        return values.keys() == wanted.keys() and all(
+            same_value(values[key], wanted[key], tolerance=tolerance) for key in wanted
         )
     if tolerance is not None and _is_number(actual) and _is_number(expected):
         return _close(actual, expected, tolerance)
@@ -69,7 +69,7 @@ def _same_line(actual: str, expected: str, tolerance: float | None) -> bool:
 
 def _close_words(actual: str, expected: str, tolerance: float) -> bool:
     try:
-        numbers = [Decimal(one) if one.lstrip("+-").isdecimal() else float(one) for one in (actual, expected)]
+        numbers = [Decimal(word) if word.lstrip("+-").isdecimal() else float(word) for word in (actual, expected)]
     except (ValueError, InvalidOperation):
         return False
     return _close(numbers[0], numbers[1], tolerance)

@@ -59,9 +59,9 @@ def extract_program(text: str, language: str = "python", *, which: Literal["firs
     """
     blocks = _blocks(text)
     for closed, kind in ((True, "fenced"), (False, "incomplete_fenced")):
-        found = _choose([one for one in blocks if one.closed is closed], language, which)
-        if found is not None:
-            return Extracted(found, kind)  # type: ignore[arg-type]  # mypy widens the literal to str
+        code = _choose([block for block in blocks if block.closed is closed], language, which)
+        if code is not None:
+            return Extracted(code, kind)  # type: ignore[arg-type]  # mypy widens the literal to str
     code = _bare_python(text) if language in ("python", "pytest") else ""
     return Extracted(code, "heuristic" if code else "empty")
 
@@ -83,8 +83,8 @@ def _blocks(text: str) -> list[_Block]:
 def _choose(blocks: list[_Block], language: str, which: str) -> str | None:
     names = (language.lower(), *_ALIASES.get(language, ()))
     for wanted in (
-        [one for one in blocks if one.tag in names],
-        [one for one in blocks if not one.tag],
+        [block for block in blocks if block.tag in names],
+        [block for block in blocks if not block.tag],
         blocks,
     ):
         if wanted:

@@ -111,7 +111,8 @@ def main(setup: str, program: str) -> None:
     """Fork for the program, run the tests that standard input holds, and print what came of them."""
     with contextlib.suppress(AttributeError):  # before Python 3.11
         sys.set_int_max_str_digits(0)
-    sys.path[:] = [one for one in sys.path if one and one != os.getcwd()]  # the program may write modules there
+    # The program may write modules to its folder.
+    sys.path[:] = [folder for folder in sys.path if folder and folder != os.getcwd()]
     ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
     asks, answers = os.pipe(), os.pipe()
     try:
@@ -173,9 +174,9 @@ def _plain(value: Any) -> Any:
     if isinstance(value, int):
         return value if value.bit_length() < _MOST_BITS else {"other": "a very large number"}
     if isinstance(value, list | tuple | collections.deque):
-        return [_plain(one) for one in value]
+        return [_plain(item) for item in value]
     if isinstance(value, dict):
-        return {"dict": [[_plain(key), _plain(one)] for key, one in value.items()]}
+        return {"dict": [[_plain(key), _plain(item)] for key, item in value.items()]}
     if type(value).__module__ == "numpy":
         return _plain(value.tolist())
     if type(value).__module__ in ("decimal", "fractions") and value == float(value):

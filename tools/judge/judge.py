@@ -140,7 +140,7 @@ class Judge:
         except* ToolgymError as errors:
             raise errors.exceptions[0] from None
         if self.stop_at_failure:
-            first = next((at for at, one in enumerate(verdicts) if not one.passed), len(verdicts))
+            first = next((at for at, verdict in enumerate(verdicts) if not verdict.passed), len(verdicts))
             verdicts[first + 1 :] = [Verdict(VerdictStatus.NOT_RUN)] * (len(verdicts) - first - 1)
         return verdicts
 
@@ -195,9 +195,9 @@ class Judge:
 @functools.cache
 def _driver() -> str:
     """The sources of `link` and `in_sandbox`; a Python of the same version need not compile them anew."""
-    sources = [Path(str(one.__file__)).read_text("utf-8") for one in (link, in_sandbox)]
-    compiled = marshal.dumps([compile(one, "<judge>", "exec") for one in sources])
-    packed, texts = (base64.b64encode(zlib.compress(one, 9)).decode() for one in (compiled, marshal.dumps(sources)))
+    sources = [Path(str(module.__file__)).read_text("utf-8") for module in (link, in_sandbox)]
+    compiled = marshal.dumps([compile(source, "<judge>", "exec") for source in sources])
+    packed, texts = (base64.b64encode(zlib.compress(data, 9)).decode() for data in (compiled, marshal.dumps(sources)))
     return (
         "import base64, marshal, sys, types, zlib, _frozen_importlib_external\n"
         f"is_same = _frozen_importlib_external.MAGIC_NUMBER == {MAGIC_NUMBER!r}\n"
@@ -215,7 +215,7 @@ def _stdio_verdict(run: ExecutionResult, test: StdioTest) -> Verdict:
     wanted = [test.expected] if isinstance(test.expected, str) else list(test.expected)
     if run.stdout_truncated:
         return Verdict(VerdictStatus.LIMIT, "the program printed more than the sandbox keeps of its output", run)
-    if any(same_output(run.stdout, one, tolerance=test.tolerance, ignore_case=test.ignore_case) for one in wanted):
+    if any(same_output(run.stdout, text, tolerance=test.tolerance, ignore_case=test.ignore_case) for text in wanted):
         return Verdict(VerdictStatus.PASSED, run=run)
     return Verdict(VerdictStatus.WRONG, _difference(run.stdout, wanted[0] if wanted else ""), run)
 
@@ -228,7 +228,8 @@ def _reported_verdict(run: ExecutionResult, word: str, test: FunctionTest | Asse
             return _failed_run(run)
         if isinstance(test, FunctionTest) and report["status"] == "value":
             value = _value(report["value"])
-            if any(same_value(value, one, tolerance=test.tolerance) for one in (test.expected, *test.or_expected)):
+            right = (test.expected, *test.or_expected)
+            if any(same_value(value, expected, tolerance=test.tolerance) for expected in right):
                 return Verdict(VerdictStatus.PASSED, run=run)
             return Verdict(VerdictStatus.WRONG, _difference(repr(value), repr(test.expected)), run)
     except (ValueError, RecursionError):  # too much for a line, or nested too deeply
@@ -245,20 +246,20 @@ def _reported_verdict(run: ExecutionResult, word: str, test: FunctionTest | Asse
 def _report(stdout: str, word: str) -> dict[str, Any] | None:
     for line in reversed(stdout.split("\n")):
         if line.startswith(word):
-            found: dict[str, Any] = json.loads(line.removeprefix(word))
-            return found
+            report: dict[str, Any] = json.loads(line.removeprefix(word))
+            return report
     return None
 
 
-def _value(found: Any) -> Any:
-    """What `in_sandbox._plain` has written; values that JSON lacks equal nothing."""
-    if isinstance(found, list):
-        return [_value(one) for one in found]
-    if not isinstance(found, dict):
-        return found
-    if "dict" in found:
-        return {_hashable(_value(key)): _value(one) for key, one in found["dict"]}
-    return _Other(found["other"])
+def _value(encoded: Any) -> Any:
+    """Return the value that `in_sandbox._plain` has written; values that JSON lacks equal nothing."""
+    if isinstance(encoded, list):
+        return [_value(item) for item in encoded]
+    if not isinstance(encoded, dict):
+        return encoded
+    if "dict" in encoded:
+        return {_hashable(_value(key)): _value(item) for key, item in encoded["dict"]}
+    return _Other(encoded["other"])
 
 
 def _hashable(key: Any) -> Any:
@@ -277,10 +278,10 @@ class _Other:
 
 def _failed_run(run: ExecutionResult) -> Verdict:
     status = _STATUS.get(run.status, VerdictStatus.ERROR)
-    said = (run.compile or run).stderr.strip() if status is VerdictStatus.COMPILE_ERROR else run.stderr.strip()
-    if not said and status is VerdictStatus.ERROR:
-        said = "the program ended before its tests" if run.ok else f"the program ended with code {run.return_code}"
-    return Verdict(status, said[-_DETAIL:] or run.message or status.value, run)
+    detail = (run.compile or run).stderr.strip() if status is VerdictStatus.COMPILE_ERROR else run.stderr.strip()
+    if not detail and status is VerdictStatus.ERROR:
+        detail = "the program ended before its tests" if run.ok else f"the program ended with code {run.return_code}"
+    return Verdict(status, detail[-_DETAIL:] or run.message or status.value, run)
 
 
 def _difference(got: str, expected: str) -> str:

@@ -1,4 +1,4 @@
-"""What goes between a program's process and that of its tests: questions, answers and values. See `in_sandbox`.
+"""Messages between a program's process and that of its tests: questions, answers and values. See `in_sandbox`.
 
 All that comes from the program's process is hostile. A message of another shape, an answer to no question, and a value
 that cannot be read end the test, and count against the program. An object that the tests hand over and that cannot
@@ -47,7 +47,7 @@ class NotJudgeableError(BaseException):
 
 
 class _ProgramError(Exception):
-    """What the program raised, where it is no `Exception`: `KeyboardInterrupt`, for example."""
+    """Raised for what the program raised, if that is no `Exception`: `KeyboardInterrupt`, for example."""
 
 
 class Remote:
@@ -86,7 +86,7 @@ class Remote:
     def __contains__(self, item: Any) -> bool:
         if type(item) is Remote:
             return bool(self._link.ask("contains", self, item))
-        return any(item is one or item == one for one in self)
+        return any(item is element or item == element for element in self)
 
     def __iter__(self) -> Any:
         return self._link.ask("iter", self)
@@ -186,7 +186,7 @@ class Link:
 
     def ask(self, operation: str, /, *args: Any, **kwargs: Any) -> Any:
         """Let the other end do something, and return what comes of it; what it raised is raised here."""
-        encoded = [self.encode(value) for value in args], {name: self.encode(one) for name, one in kwargs.items()}
+        encoded = [self.encode(value) for value in args], {name: self.encode(value) for name, value in kwargs.items()}
         self._asked += 1
         number = self._asked
         self._send(["ask", number, operation, *encoded])
@@ -225,10 +225,10 @@ class Link:
             value = self._serves[operation](*positional, **named)
             changed = [
                 [at, after]
-                for at, (one, before) in enumerate(
+                for at, (argument, before) in enumerate(
                     zip([*positional, *named.values()], [*args, *kwargs.values()], strict=True)
                 )
-                if type(one) in _CHANGING and (after := self.encode(one)) != before
+                if type(argument) in _CHANGING and (after := self.encode(argument)) != before
             ]
             reply = ["answer", number, self.encode(value), changed]
         except BrokenLinkError:
@@ -237,13 +237,13 @@ class Link:
             reply = ["raised", number, _encode_error(self, error)]
         self._send(reply)
 
-    def _taken(self, operation: str, value: Any, changed: list[Any], given: list[Any]) -> Any:
+    def _taken(self, operation: str, value: Any, changed: list[Any], arguments: list[Any]) -> Any:
         """Read an answer; what the other end has left in lists and the like goes into those that it was given."""
         taken = self.decode(value)
         if operation in _REPLIES and type(taken) is not _REPLIES[operation]:
             raise TypeError(f"{type(taken).__name__} for {operation}")
         for at, content in changed:
-            kept, left = given[at], self.decode(content)
+            kept, left = arguments[at], self.decode(content)
             if type(left) is not type(kept) or type(kept) not in _CHANGING:
                 raise TypeError("an argument has changed its type")
             kept.clear()
@@ -257,7 +257,7 @@ class Link:
         if value is None or value is True or value is False or type(value) in (int, float, str):
             return value
         encode = _ENCODERS.get(type(value)) or next(
-            (made for kind, made in _ENCODERS.items() if isinstance(value, kind)), None
+            (encoder for kind, encoder in _ENCODERS.items() if isinstance(value, kind)), None
         )
         if encode is not None:
             return encode(self, value)
@@ -285,7 +285,7 @@ class Link:
     def decode(self, value: Any) -> Any:
         """Return the value that `encode` gave at the other end. Raises where it is none."""
         if isinstance(value, list):
-            return [self.decode(one) for one in value]
+            return [self.decode(item) for item in value]
         if not isinstance(value, dict):
             return value
         ((kind, content),) = value.items()
@@ -296,11 +296,11 @@ class Link:
 
 
 def _sequence(kind: str) -> Callable[[Link, Any], Any]:
-    return lambda link, value: {kind: [link.encode(one) for one in value]}
+    return lambda link, value: {kind: [link.encode(item) for item in value]}
 
 
 def _encode_tuple(link: Link, value: Any) -> Any:
-    items = [link.encode(one) for one in value]
+    items = [link.encode(item) for item in value]
     fields = getattr(type(value), "_fields", None)
     return {"tuple": items} if fields is None else {"named": [type(value).__name__, list(fields), items]}
 
@@ -311,12 +311,12 @@ _ENCODERS: dict[type, Callable[[Link, Any], Any]] = {
     int: lambda link, value: int(value),
     float: lambda link, value: float(value),
     str: lambda link, value: str.__str__(value),
-    list: lambda link, value: [link.encode(one) for one in value],
+    list: lambda link, value: [link.encode(item) for item in value],
     tuple: _encode_tuple,
     frozenset: _sequence("frozenset"),
     set: _sequence("set"),
     collections.deque: _sequence("deque"),
-    dict: lambda link, value: {"dict": [[link.encode(key), link.encode(one)] for key, one in value.items()]},
+    dict: lambda link, value: {"dict": [[link.encode(key), link.encode(item)] for key, item in value.items()]},
     bytes: lambda link, value: {"bytes": value.hex()},
     bytearray: lambda link, value: {"bytearray": value.hex()},
     complex: lambda link, value: {"complex": [value.real, value.imag]},
@@ -331,7 +331,7 @@ _DECODERS: dict[str, Callable[[Link, Any], Any]] = {
     "frozenset": lambda link, value: frozenset(link.decode(value)),
     "set": lambda link, value: set(link.decode(value)),
     "deque": lambda link, value: collections.deque(link.decode(value)),
-    "dict": lambda link, value: {link.decode(key): link.decode(one) for key, one in value},
+    "dict": lambda link, value: {link.decode(key): link.decode(item) for key, item in value},
     "bytes": lambda link, value: bytes.fromhex(value),
     "bytearray": lambda link, value: bytearray.fromhex(value),
     "complex": lambda link, value: complex(*value),
@@ -360,7 +360,7 @@ def _array(items: Any, kind: str) -> Any:
 
 def _items(link: Link, value: Any) -> list[Any]:
     pandas = sys.modules["pandas"]
-    return [None if one is pandas.NaT or one is pandas.NA else link.encode(one) for one in value.tolist()]
+    return [None if item is pandas.NaT or item is pandas.NA else link.encode(item) for item in value.tolist()]
 
 
 def _pack_index(link: Link, value: Any) -> Any:
@@ -373,7 +373,7 @@ def _pack_series(link: Link, value: Any) -> Any:
 
 def _pack_frame(link: Link, value: Any) -> Any:
     columns = [value.iloc[:, at] for at in range(value.shape[1])]
-    return [link.encode(value.columns), link.encode(value.index), [_pack_series(link, one) for one in columns]]
+    return [link.encode(value.columns), link.encode(value.index), [_pack_series(link, column) for column in columns]]
 
 
 def _index(kind: Any, value: Any) -> Any:
@@ -428,7 +428,7 @@ _LIBRARY: dict[str, tuple[str, Callable[[Link, Any], Any], Callable[[Any, Any], 
 def _encode_class(link: Link, kind: type) -> Any:
     if kind.__module__ == "builtins":
         return {"class": [None, "builtins", kind.__name__, None]}
-    base = next(one for one in kind.__mro__[1:] if issubclass(one, BaseException))
+    base = next(parent for parent in kind.__mro__[1:] if issubclass(parent, BaseException))
     return {"class": [link.keep(kind), kind.__module__, kind.__name__, _encode_class(link, base)]}
 
 
@@ -453,25 +453,25 @@ def _of_program(error: Any, name: str) -> Any:
 def _encode_error(link: Link, error: BaseException) -> Any:
     if "_object" in vars(error):  # it came from there
         return link.encode(vars(error)["_object"])
-    kind = next(one for one in type(error).__mro__ if link.keeps or one.__module__ == "builtins")
+    kind = next(parent for parent in type(error).__mro__ if link.keeps or parent.__module__ == "builtins")
     try:
-        args = [link.encode(one) for one in error.args]
+        args = [link.encode(arg) for arg in error.args]
     except BaseException:  # noqa: BLE001  what an own exception holds may raise anything
         args = [said(error)]
     kept = {"ref": [link.keep(error), type(error).__name__]} if link.keeps else None
     return {"error": [_encode_class(link, kind), args, kept]}
 
 
-def _decode_error(kind: Any, args: Any, own: Any) -> BaseException:
-    if not issubclass(kind, BaseException) or not isinstance(own, Remote | None):
+def _decode_error(kind: Any, args: Any, original: Any) -> BaseException:
+    if not issubclass(kind, BaseException) or not isinstance(original, Remote | None):
         raise TypeError("this is no exception")
     error: BaseException
     try:
         error = kind(*args)
     except Exception:  # noqa: BLE001  some, such as UnicodeDecodeError, want other arguments
         error = kind.__new__(kind, *args)
-    if own is not None:
-        vars(error)["_object"] = own
+    if original is not None:
+        vars(error)["_object"] = original
     return error
 
 

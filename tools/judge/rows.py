@@ -71,13 +71,13 @@ def read_tests(spec: Any, tolerance: float | None = None) -> tuple[Test, ...]:
     tests = _read_tests(_json("a task's tests", spec))
     if tolerance is None:
         return tests
-    return tuple(one if isinstance(one, AssertTest) else replace(one, tolerance=tolerance) for one in tests)
+    return tuple(test if isinstance(test, AssertTest) else replace(test, tolerance=tolerance) for test in tests)
 
 
 def _read_tests(spec: Any) -> tuple[Test, ...]:
     if isinstance(spec, Mapping) and "inputs" in spec:
         return _input_output(spec)
-    if isinstance(spec, list) and spec and all(isinstance(one, Mapping) for one in spec):
+    if isinstance(spec, list) and spec and all(isinstance(item, Mapping) for item in spec):
         return _own(spec) if "testtype" not in spec[0] and "input" not in spec[0] else _cases(spec, None)
     if isinstance(spec, Mapping):
         return problem_of(spec).hidden
@@ -90,17 +90,18 @@ _MAY_BE_NONE = frozenset({"expected", "tolerance"})
 def _own(tests: Sequence[Mapping[str, Any]]) -> tuple[Test, ...]:
     kinds: dict[str, type[StdioTest | FunctionTest | AssertTest]]
     kinds = {"stdin": StdioTest, "function": FunctionTest, "code": AssertTest}
-    found: list[Test] = []
-    for one in tests:
-        kind = next((kind for key, kind in kinds.items() if one.get(key) is not None), None)
+    visible: list[Test] = []
+    for test in tests:
+        kind = next((kind for key, kind in kinds.items() if test.get(key) is not None), None)
         try:
             if kind is None:
                 raise TypeError("it needs 'stdin', 'function' or 'code'")
             # Arrow fills keys that a test of this kind does not have with None when it unites rows.
-            found.append(kind(**{key: value for key, value in one.items() if value is not None or key in _MAY_BE_NONE}))
+            fields = {key: value for key, value in test.items() if value is not None or key in _MAY_BE_NONE}
+            visible.append(kind(**fields))
         except TypeError as error:
-            raise ConfigError(f"a test cannot be used: {error}; got {shorten(repr(one))}") from error
-    return tuple(found)
+            raise ConfigError(f"a test cannot be used: {error}; got {shorten(repr(test))}") from error
+    return tuple(visible)
 
 
 def read_rows(path: str | Path) -> list[dict[str, Any]]:
@@ -179,12 +180,12 @@ def _humaneval(row: Mapping[str, Any]) -> Problem:
 def _doctests(prompt: str, name: str, helpers: str) -> tuple[Test, ...]:
     """The examples of a docstring, `>>> f(1)` and a line with the value, as tests."""
     lines = [line.strip() for line in prompt.split("\n")]
-    found: list[Test] = []
+    tests: list[Test] = []
     for line, value in itertools.pairwise(lines):
         call = line.removeprefix(">>> ")
         if line.startswith(f">>> {name}(") and _is_literal(value) and _is_expression(call):
-            found.append(AssertTest(f"assert {call} == {value}", setup=helpers, helpers=helpers, entry_points=(name,)))
-    return tuple(found)
+            tests.append(AssertTest(f"assert {call} == {value}", setup=helpers, helpers=helpers, entry_points=(name,)))
+    return tuple(tests)
 
 
 def _is_expression(text: str) -> bool:
@@ -210,7 +211,7 @@ def mbpp_tests(row: Mapping[str, Any], assertions: Sequence[str]) -> tuple[Test,
     """Return the tests of an MBPP row, for these of its assertions."""
     setup = "\n".join([row.get("test_setup_code") or "", *(row.get("test_imports") or ())])
     names = tuple(sorted({*_defined(row.get("code") or ""), *_defined(setup)}))
-    return tuple(AssertTest(one, setup=setup, entry_points=names) for one in assertions)
+    return tuple(AssertTest(assertion, setup=setup, entry_points=names) for assertion in assertions)
 
 
 def _mbpp(row: Mapping[str, Any]) -> Problem:
@@ -262,20 +263,20 @@ def _livecodebench(row: Mapping[str, Any]) -> Problem:
     )
 
 
-def _private(given: Any) -> Any:
+def _private(packed: Any) -> Any:
     """LiveCodeBench's private tests: JSON in its first releases, packed since."""
-    if not isinstance(given, str):
-        return given
+    if not isinstance(packed, str):
+        return packed
     try:
-        return json.loads(given)
+        return json.loads(packed)
     except ValueError:
-        return _json("private_test_cases", packed_text(given))
+        return _json("private_test_cases", packed_text(packed))
 
 
 def _cases(cases: Any, name: str | None) -> tuple[Test, ...]:
-    if not isinstance(cases, list) or not all(isinstance(one, Mapping) for one in cases):
+    if not isinstance(cases, list) or not all(isinstance(case, Mapping) for case in cases):
         raise ConfigError(f"LiveCodeBench's tests are a list of objects, got {shorten(repr(cases))}")
-    return tuple(_case(one, name) for one in cases)
+    return tuple(_case(case, name) for case in cases)
 
 
 def _case(case: Mapping[str, Any], name: str | None) -> Test:
@@ -313,12 +314,12 @@ def _input_output(spec: Mapping[str, Any]) -> tuple[Test, ...]:
     if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs) or not inputs:
         raise ConfigError("'inputs' and 'outputs' must be lists of the same length, with at least one test")
     if not name:
-        return tuple(StdioTest(_text(one), _text(out), TOLERANCE) for one, out in zip(inputs, outputs, strict=True))
+        return tuple(StdioTest(_text(stdin), _text(out), TOLERANCE) for stdin, out in zip(inputs, outputs, strict=True))
     # APPS wraps the values of some rows in a list of one, and its checker takes either.
     wrapped = all(isinstance(out, list) and len(out) == 1 for out in outputs)
     return tuple(
-        FunctionTest(name, tuple(one), out, tuple(out) if wrapped else (), TOLERANCE)
-        for one, out in zip(inputs, outputs, strict=True)
+        FunctionTest(name, tuple(args), out, tuple(out) if wrapped else (), TOLERANCE)
+        for args, out in zip(inputs, outputs, strict=True)
     )
 
 

@@ -75,8 +75,8 @@ class RunTestsTool(SandboxTool[CodeInterpreterConfig]):
         Raises:
             ConfigError: the tests cannot be read.
         """
-        given = create_kwargs.get("tests")
-        return _Episode(self._judge, read_tests(given, self._tolerance) if given else ())
+        tests = create_kwargs.get("tests")
+        return _Episode(self._judge, read_tests(tests, self._tolerance) if tests else ())
 
 
 class _Episode(ToolSession):
@@ -89,9 +89,9 @@ class _Episode(ToolSession):
         try:
             verdicts = await self._judge.judge(parameters["code"], self._tests)
         except SandboxError as error:
-            said = f"{type(error).__name__}: {error}"
-            return ToolResult(SANDBOX_FAILED, 0.0, {"infra_failure": True, "error": said})
-        passed = sum(one.passed for one in verdicts)
+            message = f"{type(error).__name__}: {error}"
+            return ToolResult(SANDBOX_FAILED, 0.0, {"infra_failure": True, "error": message})
+        passed = sum(verdict.passed for verdict in verdicts)
         failures = [
             _failure(number, test, verdict)
             for number, (test, verdict) in enumerate(zip(self._tests, verdicts, strict=True), start=1)
@@ -108,10 +108,10 @@ class _Episode(ToolSession):
 
 
 def _failure(number: int, test: Test, verdict: Verdict) -> str:
-    said = verdict.detail.strip()
-    if len(said) > _CHARS:  # the end of a traceback says the most
-        said = f"...{said[-_CHARS:]}"
-    return f"Test {number}: {verdict.status.value}\n{shown(test)}\n{said}"
+    detail = verdict.detail.strip()
+    if len(detail) > _CHARS:  # the end of a traceback says the most
+        detail = f"...{detail[-_CHARS:]}"
+    return f"Test {number}: {verdict.status.value}\n{shown(test)}\n{detail}"
 
 
 def shown(test: Test, most: int = _CHARS) -> str:

@@ -23,7 +23,7 @@ from toolgym.tools.sandbox.processes import Command, Process
 
 
 class ExecutionStatus(enum.StrEnum):
-    """How an execution ended."""
+    """The end of an execution."""
 
     OK = "ok"
     """The program ended by itself with return code 0."""
@@ -51,7 +51,7 @@ class ExecutionStatus(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Limits:
-    """What one execution or one session may use. Each is per call for `run` and per session for a session.
+    """Limits of one execution or one session. Each is per call for `run` and per session for a session.
 
     Attributes:
         memory_mb: memory of all its processes together, in MiB, beyond what the template already has.
@@ -90,7 +90,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class ExecutionResult:
-    """What came of one execution.
+    """The result of one execution.
 
     Attributes:
         status: how it ended.
@@ -132,7 +132,7 @@ class ExecutionResult:
 
 @dataclass(frozen=True)
 class ExecResult(ExecutionResult):
-    """What came of a program run beside the interpreter of a session.
+    """The result of a program run beside the interpreter of a session.
 
     The return code of a program that cannot be started is a shell's: 127, there is none of that name; 126, it cannot be
     executed, or its working folder cannot be entered; standard error says why. A signal is a negative number, as
@@ -164,7 +164,7 @@ class CellError:
 
 @dataclass(frozen=True)
 class CellResult:
-    """What came of one cell of a session.
+    """The result of one cell of a session.
 
     Attributes:
         status: `OK`, `ERROR` where it raised, or the limit that ended it. `alive` is whether the session lives on.

@@ -87,7 +87,7 @@ class FileInfo:
     target: str | None = None
 
 
-class Row(NamedTuple):
+class FileRow(NamedTuple):
     """One file, folder or link to make, or a mode to set (`mode`).
 
     Attributes:
@@ -133,7 +133,7 @@ class SessionFiles(ABC):
         """Read files below a folder, at most `BATCH` bytes together; None for one that cannot be read."""
 
     @abstractmethod
-    async def _unpack(self, name: str, rows: Sequence[Row], data: bytes) -> None:
+    async def _unpack(self, name: str, rows: Sequence[FileRow], data: bytes) -> None:
         """Make what the rows say below a folder; `data` holds the contents of the files, one after another."""
 
     async def list(self, path: str = ".") -> Sequence[FileInfo]:
@@ -142,8 +142,8 @@ class SessionFiles(ABC):
 
     async def stat(self, path: str) -> FileInfo:
         """Return what is known about a file, folder or link; a link is not followed."""
-        (found,) = await self._act("stat", check_path(path), {})
-        return found
+        (info,) = await self._act("stat", check_path(path), {})
+        return info
 
     async def walk(self, path: str = ".") -> Sequence[FileInfo]:
         """Return all below a folder, a folder before what is in it. The names are relative to it; links stay links.
@@ -151,23 +151,23 @@ class SessionFiles(ABC):
         Raises:
             SandboxError: a name leads outside. Programs of the session may have made up what is there.
         """
-        found = await self._act("walk", check_path(path), {})
-        for one in found:
-            _check_below(one.name)
-        return found
+        infos = await self._act("walk", check_path(path), {})
+        for info in infos:
+            _check_below(info.name)
+        return infos
 
     async def read_files(self, path: str, files: Sequence[FileInfo]) -> Mapping[str, bytes]:
         """Read files below a folder that `walk` listed, many at once; by name. One that cannot be read is left out."""
-        found: dict[str, bytes] = {}
+        read: dict[str, bytes] = {}
         for batch in _groups(files):
             if len(batch) == 1 and batch[0].size > BATCH:
                 contents: Sequence[bytes | None] = [await self.read_file(f"{path.rstrip('/')}/{batch[0].name}")]
             else:
-                contents = await self._pack(check_path(path), [one.name for one in batch])
-            found |= {one.name: data for one, data in zip(batch, contents, strict=True) if data is not None}
-        return found
+                contents = await self._pack(check_path(path), [info.name for info in batch])
+            read |= {info.name: data for info, data in zip(batch, contents, strict=True) if data is not None}
+        return read
 
-    async def write_rows(self, path: str, rows: Sequence[Row], contents: Sequence[bytes]) -> None:
+    async def write_rows(self, path: str, rows: Sequence[FileRow], contents: Sequence[bytes]) -> None:
         """Make what the rows say below a folder, in their order, many at once.
 
         Args:
@@ -177,7 +177,7 @@ class SessionFiles(ABC):
         """
         await self.mkdir(path, parents=True, exist_ok=True)
         left = iter(contents)
-        batch: list[Row] = []
+        batch: list[FileRow] = []
         parts: list[bytes] = []
         size = 0
         for row in rows:
@@ -263,19 +263,19 @@ class SessionFiles(ABC):
             OSError: something cannot be written here.
         """
         root = Path(local)
-        found = await self.walk(path)
-        await in_thread(_make_folders, root, [one for one in found if one.kind == "folder"])
+        infos = await self.walk(path)
+        await in_thread(_make_folders, root, [info for info in infos if info.kind == "folder"])
         left = max_bytes
-        for batch in _groups([one for one in found if one.kind == "file"]):
+        for batch in _groups([info for info in infos if info.kind == "file"]):
             if len(batch) == 1 and batch[0].size > BATCH:
                 contents: Sequence[bytes | None] = [await self.read_file(f"{path.rstrip('/')}/{batch[0].name}")]
             else:
-                contents = await self._pack(path, [one.name for one in batch])
+                contents = await self._pack(path, [info.name for info in batch])
             left -= sum(len(content) for content in contents if content is not None)
             if left < 0:
                 raise SandboxError(f"the folder {path!r} in the session has more than {max_bytes} bytes")
             await in_thread(_write_files, root, batch, contents)
-        links = [one for one in found if one.kind == "link" and one.target is not None and stays_inside(one)]
+        links = [info for info in infos if info.kind == "link" and info.target is not None and stays_inside(info)]
         await in_thread(_make_links, root, links)
 
 
@@ -285,16 +285,16 @@ def read_listing(rows: object) -> Sequence[FileInfo]:
     Raises:
         SandboxError: it is no listing.
     """
-    found = []
+    infos = []
     try:
         for name, kind, size, mode, changed, target in rows:  # type: ignore[attr-defined]
             fine = isinstance(name, str) and kind in ("file", "folder", "link", "other")
             if not fine or not (target is None or isinstance(target, str)):
                 raise ValueError(name)
-            found.append(FileInfo(name, kind, int(size), int(mode) & 0o7777, float(changed), target))
+            infos.append(FileInfo(name, kind, int(size), int(mode) & 0o7777, float(changed), target))
     except (TypeError, ValueError, OverflowError) as error:
         raise SandboxError(f"what the session says about its files makes no sense: {error}"[:200]) from None
-    return found
+    return infos
 
 
 def split(sizes: object, data: object, count: int) -> Sequence[bytes | None]:
@@ -341,9 +341,9 @@ def _check_below(name: str) -> None:
         raise SandboxError(f"the session lists a name that leads outside of its folder: {name[:200]!r}")
 
 
-def _batches(root: Path) -> Iterator[tuple[Sequence[Row], bytes | None]]:
+def _batches(root: Path) -> Iterator[tuple[Sequence[FileRow], bytes | None]]:
     """Yield what is below a folder: rows and the contents of their files; None stands for that of one large file."""
-    rows: list[Row] = []
+    rows: list[FileRow] = []
     parts: list[bytes] = []
     size = 0
     for place, folders, files in os.walk(root):
@@ -352,17 +352,17 @@ def _batches(root: Path) -> Iterator[tuple[Sequence[Row], bytes | None]]:
             about = os.lstat(path)
             relative, mode = os.path.relpath(path, root), stat.S_IMODE(about.st_mode)
             if stat.S_ISDIR(about.st_mode):
-                rows.append(Row(relative, "folder", mode, 0))
+                rows.append(FileRow(relative, "folder", mode, 0))
             elif stat.S_ISLNK(about.st_mode):
-                rows.append(Row(relative, "link", mode, os.readlink(path)))
+                rows.append(FileRow(relative, "link", mode, os.readlink(path)))
             elif stat.S_ISREG(about.st_mode) and about.st_size > BATCH:
                 if rows:
                     yield rows, b"".join(parts)
                 rows, parts, size = [], [], 0
-                yield [Row(relative, "file", mode, about.st_size)], None
+                yield [FileRow(relative, "file", mode, about.st_size)], None
             elif stat.S_ISREG(about.st_mode):
                 data = Path(path).read_bytes()
-                rows.append(Row(relative, "file", mode, len(data)))
+                rows.append(FileRow(relative, "file", mode, len(data)))
                 parts.append(data)
                 size += len(data)
             if size > BATCH or len(rows) >= BATCH_FILES:
@@ -376,33 +376,33 @@ def _groups(files: Sequence[FileInfo]) -> Iterator[Sequence[FileInfo]]:
     """Yield files in groups of at most `BATCH` bytes and `BATCH_FILES` files; a larger file by itself."""
     group: list[FileInfo] = []
     size = 0
-    for one in files:
-        if group and (size + one.size > BATCH or len(group) >= BATCH_FILES):
+    for file in files:
+        if group and (size + file.size > BATCH or len(group) >= BATCH_FILES):
             yield group
             group, size = [], 0
-        group.append(one)
-        size += one.size
+        group.append(file)
+        size += file.size
     if group:
         yield group
 
 
 def _make_folders(root: Path, folders: Sequence[FileInfo]) -> None:
     root.mkdir(parents=True, exist_ok=True)
-    for one in folders:
-        (root / one.name).mkdir(mode=one.mode & 0o777 | stat.S_IRWXU, parents=True, exist_ok=True)
+    for folder in folders:
+        (root / folder.name).mkdir(mode=folder.mode & 0o777 | stat.S_IRWXU, parents=True, exist_ok=True)
 
 
 def _write_files(root: Path, files: Sequence[FileInfo], contents: Sequence[bytes | None]) -> None:
-    for one, content in zip(files, contents, strict=True):
+    for info, content in zip(files, contents, strict=True):
         if content is None:
             continue
-        path = root / one.name
+        path = root / info.name
         with contextlib.suppress(FileNotFoundError):
             path.unlink()  # it may be a link
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         with open(fd, "wb") as file:
             _write(file, content)
-            os.fchmod(fd, one.mode & 0o777)
+            os.fchmod(fd, info.mode & 0o777)
 
 
 def _write(file: IO[bytes], content: bytes) -> None:
@@ -421,8 +421,8 @@ def _write(file: IO[bytes], content: bytes) -> None:
 
 
 def _make_links(root: Path, links: Sequence[FileInfo]) -> None:
-    for one in links:
-        path = root / one.name
+    for link in links:
+        path = root / link.name
         with contextlib.suppress(FileNotFoundError):
             path.unlink()
-        os.symlink(one.target or "", path)
+        os.symlink(link.target or "", path)

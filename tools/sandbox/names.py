@@ -156,8 +156,8 @@ def check_folders(names: Sequence[str]) -> tuple[str, ...]:
     for at, name in enumerate(names):
         check_path(name, field=("folders", at))
         if name[:1] != "/" or name == "/" or ".." in name.split("/") or str(PurePosixPath(name)) != name:
-            said = f"a folder's name must be absolute and in its shortest form, for example '/app', got {name!r}"
-            raise OptionError(said, "folders", at)
+            problem = f"a folder's name must be absolute and in its shortest form, for example '/app', got {name!r}"
+            raise OptionError(problem, "folders", at)
     for outer, inner in itertools.permutations(names, 2):
         if f"{inner}/".startswith(f"{outer}/"):
             raise OptionError(f"the folder {inner!r} lies in {outer!r}: name the outer one, once", "folders")
@@ -173,8 +173,8 @@ def check_env(env: Mapping[str, str]) -> Mapping[str, str]:
     for name, value in env.items():
         bad = not isinstance(name, str) or not isinstance(value, str) or not name or "=" in name
         if bad or "\0" in name + value or name + value != (name + value).encode(errors="ignore").decode():
-            said = f"an environment variable needs a name without '=' and a text, got {name!r}: {value!r}"
-            raise OptionError(said, "env", str(name))
+            problem = f"an environment variable needs a name without '=' and a text, got {name!r}: {value!r}"
+            raise OptionError(problem, "env", str(name))
     return env
 
 
@@ -199,8 +199,8 @@ def check_label(name: str) -> str:
         OptionError: it is not a text of 1 to `MAX_LABEL` printable characters, or it is `.` or `..`.
     """
     if not isinstance(name, str) or not 0 < len(name) <= MAX_LABEL or not name.isprintable() or name in (".", ".."):
-        said = f"a checkpoint's name must be 1 to {MAX_LABEL} printable characters, and not '.' or '..', got {name!r}"
-        raise OptionError(said, "name")
+        rule = f"1 to {MAX_LABEL} printable characters, and not '.' or '..'"
+        raise OptionError(f"a checkpoint's name must be {rule}, got {name!r}", "name")
     return name
 
 

@@ -18,7 +18,7 @@ MAX_INPUT = 4 * 1024 * 1024
 
 @dataclass(frozen=True)
 class Command:
-    """What to start, checked.
+    """A program to start, checked.
 
     Attributes:
         argv: the program and its arguments, or one text for a shell.
@@ -56,7 +56,7 @@ class Command:
 
 @dataclass(frozen=True)
 class ProcessRequest:
-    """What to do with a process, in the order of the attributes.
+    """Things to do with a process, in the order of the attributes.
 
     Attributes:
         data: write this to its standard input.
@@ -81,7 +81,7 @@ class ProcessRequest:
 
 @dataclass(frozen=True)
 class ProcessState:
-    """How a process is.
+    """The state of a process.
 
     Attributes:
         running: whether it runs.
@@ -98,7 +98,7 @@ class ProcessState:
 
 @dataclass(frozen=True)
 class ProcessOutput:
-    """What a process has printed since it was read last. With a terminal, all of it is in `stdout`.
+    """Output of a process since it was read last. With a terminal, all of it is in `stdout`.
 
     Attributes:
         stdout: standard output.
@@ -191,9 +191,7 @@ class Process(AsyncCloseable):
 
 def check_size(size: tuple[int, int]) -> tuple[int, int]:
     """Return rows and columns of a terminal. Raises OptionError where they are none."""
-    fine = (
-        isinstance(size, tuple | list) and len(size) == 2 and all(type(one) is int and 0 < one < 65536 for one in size)
-    )
-    if not fine:
+    is_pair = isinstance(size, tuple | list) and len(size) == 2
+    if not is_pair or not all(type(number) is int and 0 < number < 65536 for number in size):
         raise OptionError(f"a terminal's size must be (rows, columns), each from 1 to 65535, got {size!r}", "pty")
     return size[0], size[1]

@@ -30,7 +30,7 @@ import pydantic
 from toolgym.tools.concurrency.deadline import shielded
 from toolgym.tools.errors import SandboxUnsupportedError, SessionLostError
 from toolgym.tools.sandbox.base import CellResult, ExecResult, ExecutionResult, Sandbox, Session
-from toolgym.tools.sandbox.files import FileAction, FileInfo, Row
+from toolgym.tools.sandbox.files import FileAction, FileInfo, FileRow
 from toolgym.tools.sandbox.open import SandboxOptions, open_sandbox
 from toolgym.tools.sandbox.options import RunRequest, SessionRequest
 from toolgym.tools.sandbox.processes import Command, Process
@@ -232,7 +232,7 @@ class WorkspaceSession(Session):
     async def _pack(self, name: str, names: Sequence[str]) -> Sequence[bytes | None]:
         return await self._session._pack(name, names)
 
-    async def _unpack(self, name: str, rows: Sequence[Row], data: bytes) -> None:
+    async def _unpack(self, name: str, rows: Sequence[FileRow], data: bytes) -> None:
         await self._session._unpack(name, rows, data)
 
     async def _fork(self, name: str | None, n: int) -> list[Session]:

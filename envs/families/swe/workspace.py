@@ -40,7 +40,7 @@ from toolgym.tools.errors import (
     error_text,
 )
 from toolgym.tools.sandbox.base import ExecResult, Sandbox, Session
-from toolgym.tools.sandbox.files import FileInfo, Row
+from toolgym.tools.sandbox.files import FileInfo, FileRow
 from toolgym.tools.sandbox.names import OptionError, check_name
 from toolgym.tools.sessions.tool_scope import tool_scope
 
@@ -330,16 +330,16 @@ async def _begin_history(session: Session) -> None:
         raise SandboxError(f"the repository's first commit failed: {run.message or run.stderr[-500:]}")
 
 
-def _rows(nodes: Tree) -> tuple[list[Row], list[bytes]]:
+def _rows(nodes: Tree) -> tuple[list[FileRow], list[bytes]]:
     """Return rows that make the files and links, with the folders that they lie in; and the files' contents."""
     folders = {name[:at]: None for name in sorted(nodes) for at, char in enumerate(name) if char == "/"}
-    rows = [Row(folder, "folder", 0o755, 0) for folder in folders]
+    rows = [FileRow(folder, "folder", 0o755, 0) for folder in folders]
     contents = []
     for name, node in sorted(nodes.items()):
         if node.link and link_stays_inside(name, node):
-            rows.append(Row(name, "link", 0o777, node.data.decode("utf-8", "surrogateescape")))
+            rows.append(FileRow(name, "link", 0o777, node.data.decode("utf-8", "surrogateescape")))
         elif not node.link:
-            rows.append(Row(name, "file", node.mode, len(node.data)))
+            rows.append(FileRow(name, "file", node.mode, len(node.data)))
             contents.append(node.data)
     return rows, contents
 

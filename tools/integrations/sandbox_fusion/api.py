@@ -25,7 +25,7 @@ from toolgym.tools.integrations.sandbox_fusion.messages import (
     MetricValues,
     Names,
     Prompt,
-    Prompts,
+    PromptList,
     SubmitRequest,
 )
 from toolgym.tools.judge.rows import read_rows
@@ -43,7 +43,7 @@ from toolgym.tools.serving.transport import RequestRefusedError, answer
 
 def get_metrics(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Return how many results there are, and which part of them was accepted."""
-    accepted = sum(bool(one["accepted"]) for one in results)
+    accepted = sum(bool(result["accepted"]) for result in results)
     return {"count": len(results), "pass@1": accepted / len(results) if results else 0.0}
 
 
@@ -68,7 +68,9 @@ class EvaluationApi:
         """Return the paths and what answers them."""
         post = {
             "/list_ids": Operation(self._list_ids, "List the ids of a data set", GetPromptsRequest, Ids),
-            "/get_prompts": Operation(self._get_prompts, "Get the prompts of a data set", GetPromptsRequest, Prompts),
+            "/get_prompts": Operation(
+                self._get_prompts, "Get the prompts of a data set", GetPromptsRequest, PromptList
+            ),
             "/get_prompt_by_id": Operation(self._get_prompt, "Get one prompt", GetPromptByIdRequest, Prompt),
             "/submit": Operation(self._submit, "Judge what a model answered", SubmitRequest, EvalResult),
             "/get_metrics": Operation(
@@ -100,7 +102,7 @@ class EvaluationApi:
     async def _get_prompts(self, call: Call) -> web.Response:
         asked = parse(GetPromptsRequest, call.body)
         dataset = self._format(asked.dataset, asked.config)
-        return answer(Prompts([dataset.prompt(row, asked.config) for row in self._some(asked)]))
+        return answer(PromptList([dataset.prompt(row, asked.config) for row in self._some(asked)]))
 
     async def _get_prompt(self, call: Call) -> web.Response:
         asked = parse(GetPromptByIdRequest, call.body)
@@ -124,7 +126,7 @@ class EvaluationApi:
     async def _metrics(self, call: Call) -> web.Response:
         asked = parse(GetMetricsRequest, call.body)
         self._format(asked.dataset, asked.config)
-        return answer(MetricValues(get_metrics([{"accepted": one.accepted} for one in asked.results])))
+        return answer(MetricValues(get_metrics([{"accepted": result.accepted} for result in asked.results])))
 
     async def _metrics_function(self, call: Call) -> web.Response:
         asked = parse(GetMetricsFunctionRequest, call.body)
@@ -146,18 +148,18 @@ class EvaluationApi:
         return FORMATS[kind]
 
     def _some(self, asked: GetPromptsRequest) -> Sequence[Row]:
-        given = asked.config.provided_data
-        if isinstance(given, dict):
+        provided = asked.config.provided_data
+        if isinstance(provided, dict):
             raise RequestRefusedError(400, "config.provided_data must be a list of rows here", reason="bad_config")
-        rows = given if given is not None else self._rows_of(asked.dataset)
+        rows = provided if provided is not None else self._rows_of(asked.dataset)
         return rows[asked.offset : asked.offset + asked.limit]
 
     def _one(self, asked: GetPromptByIdRequest | SubmitRequest) -> Row:
-        given = asked.config.provided_data
-        if isinstance(given, list):
+        provided = asked.config.provided_data
+        if isinstance(provided, list):
             raise RequestRefusedError(400, "config.provided_data must be one row here", reason="bad_config")
-        if given is not None:
-            return given
+        if provided is not None:
+            return provided
         for row in self._rows_of(asked.dataset):
             if str(row_id(row)) == str(asked.id):
                 return row
@@ -177,20 +179,20 @@ def load_datasets(folder: Path) -> dict[str, list[dict[str, Any]]]:
     Raises:
         ConfigError: there is none, one cannot be read, or is of no known format; names it.
     """
-    found = {path.name.partition(".jsonl")[0]: path for path in sorted(folder.glob("*.jsonl*"))}
-    if not found:
+    paths = {path.name.partition(".jsonl")[0]: path for path in sorted(folder.glob("*.jsonl*"))}
+    if not paths:
         raise ConfigError(f"the folder of data sets {str(folder)!r} has no file NAME.jsonl")
-    datasets = {name: read_rows(path) for name, path in found.items()}
+    datasets = {name: read_rows(path) for name, path in paths.items()}
     for name, rows in datasets.items():
         formats = [format_of(row) for row in rows]
-        for number, one in enumerate(formats, start=1):
-            if one is None or one != formats[0]:
+        for number, kind in enumerate(formats, start=1):
+            if kind is None or kind != formats[0]:
                 raise ConfigError(
-                    f"{found[name]}, row {number}: the rows must all be of one format of {', '.join(FORMATS)}, this "
-                    f"one is of {one or 'none'}; see docs/sandboxfusion.md"
+                    f"{paths[name]}, row {number}: the rows must all be of one format of {', '.join(FORMATS)}, this "
+                    f"one is of {kind or 'none'}; see docs/sandboxfusion.md"
                 )
         for row in rows:
-            _check_id(found[name], row)
+            _check_id(paths[name], row)
     return datasets
 
 

@@ -90,18 +90,18 @@ class HumanEval(CodeDataset):
     async def submit(self, row: Row, request: SubmitRequest, sandbox: Sandbox) -> EvalResult:
         language, prompt = _language(row), _column(row, "prompt")
         if request.config.extra.get("is_freeform"):
-            found = await _extract(sandbox, request, language)
-            program = found.code
+            extracted = await _extract(sandbox, request, language)
+            program = extracted.code
         else:
-            found = Extracted(_until_stop(request.completion, row, language), "heuristic")
-            program = f"{prompt}{found.code}"
+            extracted = Extracted(_until_stop(request.completion, row, language), "heuristic")
+            program = f"{prompt}{extracted.code}"
         if language == "python" and "entry_point" in row:
             helpers = prompt_helpers(prompt, row["entry_point"])
             code = f"{row.get('tests') or _column(row, 'test')}\n\ncheck({row['entry_point']})\n"
             test = AssertTest(code, setup=helpers, helpers=helpers, entry_points=(row["entry_point"],))
-            return await _judged(sandbox, request, "python", found, program, [test], code)
+            return await _judged(sandbox, request, "python", extracted, program, [test], code)
         code = row.get("tests") or _column(row, "test")
-        return await _exit_status(sandbox, request, language, found, f"{program}\n{code}", test_code=code)
+        return await _exit_status(sandbox, request, language, extracted, f"{program}\n{code}", test_code=code)
 
 
 class Mbpp(CodeDataset):
@@ -117,9 +117,9 @@ class Mbpp(CodeDataset):
         )
 
     async def submit(self, row: Row, request: SubmitRequest, sandbox: Sandbox) -> EvalResult:
-        found = await _extract(sandbox, request, "python")
+        extracted = await _extract(sandbox, request, "python")
         tests = mbpp_tests({**row, **_labels(row)}, _assertions(row))
-        return await _judged(sandbox, request, "python", found, found.code, tests, "\n".join(_assertions(row)))
+        return await _judged(sandbox, request, "python", extracted, extracted.code, tests, "\n".join(_assertions(row)))
 
 
 class CommonOJ(CodeDataset):
@@ -139,12 +139,14 @@ class CommonOJ(CodeDataset):
             raise RequestRefusedError(400, "config.language must be given for CommonOJDataset", reason="bad_config")
         cases = _json(row, "test", list)
         try:
-            case = bool(request.config.extra.get("ignore_case"))
-            tests = [StdioTest(one["input"]["stdin"], one["output"]["stdout"], TOLERANCE, case) for one in cases]
+            ignore_case = bool(request.config.extra.get("ignore_case"))
+            tests = [
+                StdioTest(case["input"]["stdin"], case["output"]["stdout"], TOLERANCE, ignore_case) for case in cases
+            ]
         except (KeyError, TypeError) as error:
             raise _bad_row("test", 'a list of {"input": {"stdin"}, "output": {"stdout"}}') from error
-        found = await _extract(sandbox, request, language)
-        return await _judged(sandbox, request, language, found, found.code, tests, None)
+        extracted = await _extract(sandbox, request, language)
+        return await _judged(sandbox, request, language, extracted, extracted.code, tests, None)
 
 
 class AutoEval(CodeDataset):
@@ -179,15 +181,15 @@ class AutoEval(CodeDataset):
             raise _bad_row("test", '{"code"}, and labels with programming_language')
         if language == "java":
             raise RequestRefusedError(400, "AutoEvalDataset's rows in Java are not judged here", reason="unsupported")
-        found = await _extract(sandbox, request, language)
-        program = _without_main(found.code, language)
+        extracted = await _extract(sandbox, request, language)
+        program = _without_main(extracted.code, language)
         if request.config.extra.get("repr_code"):
             program = repr(program)
         before, mark, behind = code.partition("#<INSERT>")
         full = f"{before}{program}{behind}" if mark else f"{program}\n{code}"
         runs = str(labels.get("execution_language", language))
         files = _assets(test.get("asset"))
-        return await _exit_status(sandbox, request, runs, found, full, test_code=code, files=files)
+        return await _exit_status(sandbox, request, runs, extracted, full, test_code=code, files=files)
 
 
 FORMATS: dict[str, CodeDataset] = {
@@ -232,7 +234,7 @@ async def _judged(
     sandbox: Sandbox,
     request: SubmitRequest,
     language: str,
-    found: Extracted,
+    extracted: Extracted,
     program: str,
     tests: Sequence[Test],
     test_code: str | None,
@@ -246,23 +248,25 @@ async def _judged(
         stop_at_failure=not config.extra.get("run_all_cases"),
     )
     verdicts = await judge.judge(program, tests)
-    for number, one in enumerate(verdicts, start=1):
-        if one.status is VerdictStatus.NOT_JUDGEABLE:
+    for number, verdict in enumerate(verdicts, start=1):
+        if verdict.status is VerdictStatus.NOT_JUDGEABLE:
             raise RequestRefusedError(
-                400, f"test {number} of the row cannot be judged: {one.detail}", reason="not_judgeable"
+                400, f"test {number} of the row cannot be judged: {verdict.detail}", reason="not_judgeable"
             )
-    judged = [(one, test) for one, test in zip(verdicts, tests, strict=True) if one.run is not None]
+    judged = [(verdict, test) for verdict, test in zip(verdicts, tests, strict=True) if verdict.run is not None]
     return EvalResult(
         id=request.id,
-        accepted=all(one.passed for one in verdicts),
-        extracted_code=found.code,
+        accepted=all(verdict.passed for verdict in verdicts),
+        extracted_code=extracted.code,
         full_code=program,
         test_code=test_code,
         tests=[
-            EvalTestCase(passed=one.passed, exec_info=RunCodeResponse.of(_shown(one, test)), test_info=_info(test))
-            for one, test in judged
+            EvalTestCase(
+                passed=verdict.passed, exec_info=RunCodeResponse.of(_shown(verdict, test)), test_info=_info(test)
+            )
+            for verdict, test in judged
         ],
-        extracted_type=found.kind,
+        extracted_type=extracted.kind,
     )
 
 
@@ -288,7 +292,7 @@ async def _exit_status(
     sandbox: Sandbox,
     request: SubmitRequest,
     language: str,
-    found: Extracted,
+    extracted: Extracted,
     code: str,
     *,
     test_code: str,
@@ -307,11 +311,11 @@ async def _exit_status(
     return EvalResult(
         id=request.id,
         accepted=passed,
-        extracted_code=found.code,
+        extracted_code=extracted.code,
         full_code=code,
         test_code=test_code,
         tests=[EvalTestCase(passed=passed, exec_info=info)],
-        extracted_type=found.kind,
+        extracted_type=extracted.kind,
     )
 
 
@@ -349,10 +353,10 @@ def _without(row: Row, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _assertions(row: Row) -> list[str]:
-    found = _json(row, "test_list", list)
-    if not found or not all(isinstance(one, str) for one in found):
+    assertions = _json(row, "test_list", list)
+    if not assertions or not all(isinstance(assertion, str) for assertion in assertions):
         raise _bad_row("test_list", "a list of assertions")
-    return list(found)
+    return list(assertions)
 
 
 def _mbpp_text(row: Row) -> str:
@@ -366,21 +370,21 @@ def _language(row: Row) -> str:
 
 def _until_stop(completion: str, row: Row, language: str) -> str:
     """A completion up to where the function ends: at a stop word, and in Python at a line that is not indented."""
-    stops = [re.escape(one) for one in row.get("stop_tokens") or () if isinstance(one, str) and one.strip()]
+    stops = [re.escape(word) for word in row.get("stop_tokens") or () if isinstance(word, str) and word.strip()]
     if language == "python":
         stops.append(r"\n(?=[^\s#])")
-    found = re.search("|".join(stops), completion) if stops else None
-    return completion if found is None else completion[: found.start()] + "\n"
+    end = re.search("|".join(stops), completion) if stops else None
+    return completion if end is None else completion[: end.start()] + "\n"
 
 
 def _without_main(code: str, language: str) -> str:
     return code.partition("if __name__ ==")[0] if language == "python" else code
 
 
-def _assets(given: Any) -> dict[str, bytes]:
-    if isinstance(given, str):
-        given = _json({"asset": given}, "asset", dict)
+def _assets(assets: Any) -> dict[str, bytes]:
+    if isinstance(assets, str):
+        assets = _json({"asset": assets}, "asset", dict)
     try:
-        return {name: base64.b64decode(data) for name, data in (given or {}).items() if data is not None}
+        return {name: base64.b64decode(data) for name, data in (assets or {}).items() if data is not None}
     except (AttributeError, TypeError, binascii.Error) as error:
         raise _bad_row("test.asset", f"base64 by names of files: {error}") from error

@@ -43,9 +43,9 @@ async def custom_program(sandbox: Sandbox, logic: str, completion: str, language
     run = await sandbox.run(code, stdin=completion, timeout=TIMEOUT)
     lines = [line for line in run.stdout.split("\n") if line.startswith(word)]
     if not lines:
-        said = run.stderr.strip().split("\n")[-1] or run.message or run.status.value
-        raise problem(("config", "custom_extract_logic"), f"it did not end well: {said[:300]}")
+        problem_text = run.stderr.strip().split("\n")[-1] or run.message or run.status.value
+        raise problem(("config", "custom_extract_logic"), f"it did not end well: {problem_text[:300]}")
     blocks = json.loads(lines[-1].removeprefix(word))
-    best = [one for one in blocks if one[0] == max(other[0] for other in blocks)]
-    chosen = [one for one in best if one[2] == language] or best
+    best = [block for block in blocks if block[0] == max(other[0] for other in blocks)]
+    chosen = [block for block in best if block[2] == language] or best
     return str(chosen[0][1]) if chosen else None

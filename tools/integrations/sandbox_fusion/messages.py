@@ -8,10 +8,10 @@ import pydantic
 from pydantic import Field, FiniteFloat
 
 from toolgym.tools.sandbox.protocol.fusion import Language, RunCodeResponse
-from toolgym.tools.sandbox.protocol.messages import MAX_ITEMS, Message
+from toolgym.tools.sandbox.protocol.messages import MAX_ITEMS, WireMessage
 
 
-class Prompt(Message):
+class Prompt(WireMessage):
     """The question for a model."""
 
     id: int | str
@@ -19,7 +19,7 @@ class Prompt(Message):
     labels: dict[str, Any] = Field({})
 
 
-class EvaluationConfig(Message):
+class EvaluationConfig(WireMessage):
     """Options for reading a data set and judging a program; SandboxFusion's `TestConfig`."""
 
     dataset_type: str | None = Field(None, description="the format, for a data set that the server does not have")
@@ -37,7 +37,7 @@ class EvaluationConfig(Message):
     extra: dict[str, Any] = Field({})
 
 
-class GetPromptsRequest(Message):
+class GetPromptsRequest(WireMessage):
     """Body of `/list_ids` and `/get_prompts`."""
 
     dataset: str
@@ -46,7 +46,7 @@ class GetPromptsRequest(Message):
     limit: int = Field(1_000_000, ge=0)
 
 
-class GetPromptByIdRequest(Message):
+class GetPromptByIdRequest(WireMessage):
     """Body of `/get_prompt_by_id`."""
 
     dataset: str
@@ -54,7 +54,7 @@ class GetPromptByIdRequest(Message):
     id: int | str
 
 
-class SubmitRequest(Message):
+class SubmitRequest(WireMessage):
     """Body of `/submit`."""
 
     dataset: str
@@ -63,7 +63,7 @@ class SubmitRequest(Message):
     config: EvaluationConfig
 
 
-class EvalTestCase(Message):
+class EvalTestCase(WireMessage):
     """The outcome of one test."""
 
     passed: bool
@@ -71,7 +71,7 @@ class EvalTestCase(Message):
     test_info: dict[str, Any] | None = None
 
 
-class EvalResult(Message):
+class EvalResult(WireMessage):
     """Answer of `/submit`."""
 
     id: int | str
@@ -84,7 +84,7 @@ class EvalResult(Message):
     extra: dict[str, Any] | None = None
 
 
-class GetMetricsRequest(Message):
+class GetMetricsRequest(WireMessage):
     """Body of `/get_metrics`."""
 
     dataset: str
@@ -92,14 +92,14 @@ class GetMetricsRequest(Message):
     results: list[EvalResult]
 
 
-class GetMetricsFunctionRequest(Message):
+class GetMetricsFunctionRequest(WireMessage):
     """Body of `/get_metrics_function`."""
 
     dataset: str
     config: EvaluationConfig
 
 
-class GetMetricsFunctionResult(Message):
+class GetMetricsFunctionResult(WireMessage):
     """Answer of `/get_metrics_function`."""
 
     function: str | None = Field(description="source of a function `get_metrics(results)`")
@@ -113,7 +113,7 @@ class Ids(pydantic.RootModel[list[int | str]]):
     """Answer of `/list_ids`."""
 
 
-class Prompts(pydantic.RootModel[list[Prompt]]):
+class PromptList(pydantic.RootModel[list[Prompt]]):
     """Answer of `/get_prompts`."""
 
 

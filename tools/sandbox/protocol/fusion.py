@@ -25,7 +25,7 @@ from pydantic import Field, FiniteFloat
 
 from toolgym.tools.errors import SandboxError
 from toolgym.tools.sandbox.base import CellError, CellResult, ExecutionResult, ExecutionStatus
-from toolgym.tools.sandbox.protocol.messages import MAX_ITEMS, Base64, Few, Files, Message
+from toolgym.tools.sandbox.protocol.messages import MAX_ITEMS, Base64, Few, Files, WireMessage
 
 Language = Literal[
     "python", "cpp", "nodejs", "go", "go_test", "java", "php", "csharp", "bash", "typescript", "sql", "rust", "cuda",
@@ -70,7 +70,7 @@ class RunStatus(enum.StrEnum):
     SANDBOX_ERROR = "SandboxError"
 
 
-class RunCodeRequest(Message):
+class RunCodeRequest(WireMessage):
     """Body of `/run_code`."""
 
     compile_timeout: FiniteFloat = Field(10, description="compile timeout for compiled languages")
@@ -90,7 +90,7 @@ class RunCodeRequest(Message):
     )
 
 
-class CommandRunResult(Message):
+class CommandRunResult(WireMessage):
     """One command's part of an answer. The fields after `stderr` are not SandboxFusion's."""
 
     status: CommandRunStatus
@@ -153,7 +153,7 @@ class CommandRunResult(Message):
         )
 
 
-class RunCodeResponse(Message):
+class RunCodeResponse(WireMessage):
     """Answer of `/run_code`."""
 
     status: RunStatus
@@ -224,7 +224,7 @@ class RunCodeResponse(Message):
         return replace(ran, status=status, message=self.message, files=self.files, compile=compiled)
 
 
-class RunJupyterRequest(Message):
+class RunJupyterRequest(WireMessage):
     """Body of `/run_jupyter`."""
 
     cells: list[str] = Field(
@@ -242,7 +242,7 @@ class RunJupyterRequest(Message):
     )
 
 
-class CellRunResult(Message):
+class CellRunResult(WireMessage):
     """One cell's part of an answer of `/run_jupyter`."""
 
     stdout: str
@@ -272,7 +272,7 @@ class CellRunResult(Message):
         return CellResult(status, self.stdout, self.stderr, display=tuple(self.display), error=error)
 
 
-class RunJupyterResponse(Message):
+class RunJupyterResponse(WireMessage):
     """Answer of `/run_jupyter`."""
 
     status: RunStatus

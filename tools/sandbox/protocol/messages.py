@@ -75,13 +75,13 @@ Base64 = Annotated[
 """Bytes that a message holds as base64."""
 
 
-class Message(BaseModel):
+class WireMessage(BaseModel):
     """A message. Numbers that are not finite are written as null."""
 
     model_config = pydantic.ConfigDict(extra="ignore", ser_json_inf_nan="null")
 
 
-class CreateSessionRequest(Message):
+class CreateSessionRequest(WireMessage):
     """Body of `POST /sessions`; an empty body is fine."""
 
     memory_limit_MB: int = Field(-1, description="memory of the whole session in MiB; -1: the server's default")
@@ -96,7 +96,7 @@ class CreateSessionRequest(Message):
     env: Few[dict[str, str]] = Field({}, max_length=MAX_ITEMS, description="further environment variables")
 
 
-class SessionInfo(Message):
+class SessionInfo(WireMessage):
     """A session."""
 
     id: str
@@ -107,7 +107,7 @@ class SessionInfo(Message):
     idle_timeout: float = Field(description="seconds of idleness after which it is closed")
 
 
-class ForkRequest(Message):
+class ForkRequest(WireMessage):
     """Body of `POST /sessions/{id}/fork`; an empty body asks for one fork of the state as it is now."""
 
     checkpoint: str | None = Field(None, description="the checkpoint to go on from; null: the state as it is now")
@@ -120,13 +120,13 @@ class ForkResponse(SessionInfo):
     sessions: list[SessionInfo] = Field(description="all forks, the first one included")
 
 
-class CheckpointNames(Message):
+class CheckpointNames(WireMessage):
     """The checkpoints of a session, oldest first."""
 
     checkpoints: list[str]
 
 
-class CellRequest(Message):
+class CellRequest(WireMessage):
     """Body of `POST /sessions/{id}/cells`."""
 
     code: str
@@ -134,7 +134,7 @@ class CellRequest(Message):
 
 
 class CellResponse(pydantic.RootModel[CellResult]):
-    """What a cell came to."""
+    """The result of a cell."""
 
     model_config = pydantic.ConfigDict(ser_json_inf_nan="null")
 
@@ -142,7 +142,7 @@ class CellResponse(pydantic.RootModel[CellResult]):
 _Words = Annotated[list[str], Field(max_length=MAX_ITEMS)]
 
 
-class _CommandRequest(Message):
+class _CommandRequest(WireMessage):
     argv: _Words | str = Field(description="the program and its arguments, or one text for a shell")
     cwd: str | None = Field(None, description="folder to start in, relative to the session's, or absolute")
     env: Few[dict[str, str]] = Field({}, max_length=MAX_ITEMS, description="further environment variables")
@@ -155,7 +155,7 @@ class StartProcessRequest(_CommandRequest):
     pty: tuple[int, int] | None = Field(None, description="rows and columns of a terminal; null: it has pipes")
 
 
-class _InputRequest(Message):
+class _InputRequest(WireMessage):
     stdin: str = Field("", description="text for its standard input")
     stdin_base64: Base64 | None = Field(None, description="instead of `stdin`: bytes, as base64")
 
@@ -171,8 +171,8 @@ class ExecRequest(_InputRequest, _CommandRequest):
     timeout: FiniteFloat = Field(30.0, gt=0, description="seconds")
 
 
-class ExecResponse(Message):
-    """What came of a program run beside the interpreter of a session. Output that is no text is there as base64 too."""
+class ExecResponse(WireMessage):
+    """The result of a program beside the interpreter of a session. Output that is no text comes as base64 too."""
 
     status: ExecutionStatus
     stdout: str = ""
@@ -213,7 +213,7 @@ def _either(text: str, data: bytes | None) -> bytes:
     return text.encode("utf-8", "surrogatepass") if data is None else data
 
 
-class ProcessInfo(Message):
+class ProcessInfo(WireMessage):
     """A program that runs beside the interpreter of a session."""
 
     process: str = Field(description="its id")
@@ -233,7 +233,7 @@ class AskProcessRequest(_InputRequest):
     read: bool = Field(False, description="take what it has printed since it was read last")
 
 
-class AskProcessResponse(Message):
+class AskProcessResponse(WireMessage):
     """A program's state, and what was read."""
 
     running: bool
@@ -264,7 +264,7 @@ class AskProcessResponse(Message):
         return ProcessState(self.running, self.code, self.unwritten, output)
 
 
-class FilesRequest(Message):
+class FilesRequest(WireMessage):
     """Body of `POST /sessions/{id}/files`: what to do with a file or folder."""
 
     action: FileAction = Field(description="`walk` lists all below a folder")
@@ -275,13 +275,13 @@ class FilesRequest(Message):
     recursive: bool = Field(False, description="for `remove`: with all that is in it")
 
 
-class FilesResponse(Message):
-    """What was listed; nothing for other actions."""
+class FilesResponse(WireMessage):
+    """Files that were listed; none for other actions."""
 
     files: list[FileInfo] = []
 
 
-class PackRequest(Message):
+class PackRequest(WireMessage):
     """Body of `POST /sessions/{id}/pack`: which files below a folder to read, some MiB together."""
 
     path: str

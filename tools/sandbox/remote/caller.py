@@ -47,7 +47,7 @@ class Caller:
 
     async def close(self) -> None:
         """Cancel the calls that are under way, and close all connections."""
-        questions = [one.question for one in self.replicas if one.question is not None]
+        questions = [replica.question for replica in self.replicas if replica.question is not None]
         for task in questions:
             task.cancel()
         await self._client.close()
@@ -102,7 +102,7 @@ class Caller:
             raise CallError(f"{replica.url} did not tell in time what it is", unreached=True) from None
 
     def _with_sessions(self) -> list[SandboxReplica]:
-        able = [one for one in self.replicas if one.kind is not ServerKind.SANDBOXFUSION]
+        able = [replica for replica in self.replicas if replica.kind is not ServerKind.SANDBOXFUSION]
         if not able:
             raise CallError("SandboxFusion's API has no sessions")
         return able

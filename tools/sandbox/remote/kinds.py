@@ -16,7 +16,7 @@ HEALTH = "/v1/ping"
 
 
 class ServerKind(enum.StrEnum):
-    """Which API a server has."""
+    """The API that a server has."""
 
     TOOLGYM = "toolgym"
     """`toolgym serve sandbox`: SandboxFusion's API and sessions."""

@@ -32,7 +32,7 @@ class SessionGoneError(CallError):
 
 
 class FileCallError(CallError):
-    """What was asked of a file cannot be done.
+    """A request about a file cannot be carried out.
 
     Attributes:
         reason: as the server calls it, see `files.ERRORS`.

@@ -85,16 +85,16 @@ class RemoteSandbox(Sandbox):
         max_connections: int = MAX_CONNECTIONS,
         retries: Retries | None = None,
     ) -> None:
-        given = [urls] if isinstance(urls, str) else urls
-        if not isinstance(given, Sequence) or not given:
+        addresses = [urls] if isinstance(urls, str) else urls
+        if not isinstance(addresses, Sequence) or not addresses:
             raise ConfigError(f"a RemoteSandbox needs at least one address, got {urls!r}")
-        self.urls = tuple(dict.fromkeys(check_url(url) for url in given))
+        self.urls = tuple(dict.fromkeys(check_url(url) for url in addresses))
         if token is not None and (not token or not token.isascii() or not token.isprintable() or " " in token):
             raise ConfigError("a sandbox token must be printable ASCII without spaces, and not empty")
         try:
             self._kind = None if kind is None else ServerKind(kind)
         except ValueError:
-            raise ConfigError(f"kind must be one of {[str(one) for one in ServerKind]}, got {kind!r}") from None
+            raise ConfigError(f"kind must be one of {[str(known) for known in ServerKind]}, got {kind!r}") from None
         if memory_mb is not None:
             positive("memory_mb", memory_mb)
         self._token = token
@@ -218,7 +218,7 @@ class RemoteSandbox(Sandbox):
         self._closed = True
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT):
-                await asyncio.gather(*(one.close() for one in left))
+                await asyncio.gather(*(session.close() for session in left))
         except TimeoutError:
             _log.warning("%d remote sessions could not be closed; their servers do when they are idle", len(self._open))
         finally:
@@ -272,11 +272,11 @@ class RemoteSandbox(Sandbox):
         """
         call = asyncio.ensure_future(asking)
         try:
-            found, replica = await asyncio.shield(call)
+            infos, replica = await asyncio.shield(call)
         except asyncio.CancelledError:
             await shielded(self._undo(call))
             raise
-        sessions = [RemoteSession(self, replica, info.id) for info in found]
+        sessions = [RemoteSession(self, replica, info.id) for info in infos]
         self._open.update(sessions)
         replica.sessions += len(sessions)
         return [*sessions]
@@ -287,8 +287,8 @@ class RemoteSandbox(Sandbox):
             call.cancel()
             await asyncio.wait({call})
         if not call.cancelled() and call.exception() is None:
-            found, replica = call.result()
-            await asyncio.gather(*(RemoteSession(self, replica, info.id).close() for info in found))
+            infos, replica = call.result()
+            await asyncio.gather(*(RemoteSession(self, replica, info.id).close() for info in infos))
 
     def forget(self, session: RemoteSession) -> None:
         """Remove a session that is closed."""
@@ -298,9 +298,9 @@ class RemoteSandbox(Sandbox):
 
     # ------------------------------------------------------------------ inside
 
-    async def _stateless(self, path: str, body: dict[str, Any], own: float, read: Callable[[HttpResponse], T]) -> T:
-        found, _ = await self.call(HttpRequest("POST", path, json_body(body), own), read)
-        return found
+    async def _stateless(self, path: str, body: dict[str, Any], seconds: float, read: Callable[[HttpResponse], T]) -> T:
+        result, _ = await self.call(HttpRequest("POST", path, json_body(body), seconds), read)
+        return result
 
     def _memory_limit(self, memory_mb: int | None) -> int:
         """Return the limit as servers take it: MiB, or -1 for their own."""
@@ -317,13 +317,13 @@ class RemoteSandbox(Sandbox):
     async def _any_kind(self) -> ServerKind:
         """Return the better of the servers' kinds."""
         caller = self.caller()
-        if any(one.kind is ServerKind.TOOLGYM for one in caller.replicas):
+        if any(replica.kind is ServerKind.TOOLGYM for replica in caller.replicas):
             return ServerKind.TOOLGYM
-        asked = await asyncio.gather(*(caller.kind(one) for one in caller.replicas), return_exceptions=True)
-        for found in asked:
-            if isinstance(found, BaseException) and not isinstance(found, CallError):
-                raise found
-        kinds = [found for found in asked if isinstance(found, ServerKind)]
+        asked = await asyncio.gather(*(caller.kind(replica) for replica in caller.replicas), return_exceptions=True)
+        for answer in asked:
+            if isinstance(answer, BaseException) and not isinstance(answer, CallError):
+                raise answer
+        kinds = [answer for answer in asked if isinstance(answer, ServerKind)]
         if not kinds:
             raise SandboxUnavailableError(f"the sandbox servers cannot be asked what they are: {asked[0]}")
         return ServerKind.TOOLGYM if ServerKind.TOOLGYM in kinds else ServerKind.SANDBOXFUSION

@@ -21,7 +21,7 @@ from toolgym.tools.errors import (
 from toolgym.tools.http.client import CallError, HttpRequest, json_body
 from toolgym.tools.http.session import HttpResponse
 from toolgym.tools.sandbox.base import CellResult, ExecResult, ExecutionStatus, Session
-from toolgym.tools.sandbox.files import FileAction, FileInfo, Row, file_error, split
+from toolgym.tools.sandbox.files import FileAction, FileInfo, FileRow, file_error, split
 from toolgym.tools.sandbox.names import check_path, positive
 from toolgym.tools.sandbox.processes import MAX_INPUT, Command, Process, ProcessRequest, ProcessState
 from toolgym.tools.sandbox.protocol.messages import ProcessInfo, SessionInfo, encode_base64, framed
@@ -57,7 +57,7 @@ _log = logging.getLogger("toolgym.tools.sandbox")
 
 
 class SessionOwner(Protocol):
-    """What a remote session needs of the sandbox that it belongs to."""
+    """The part of a sandbox that its remote sessions need."""
 
     async def call(
         self,
@@ -180,7 +180,7 @@ class RemoteSession(Session):
         sizes, data = await self._ask_files(what, request, read_contents)
         return split(sizes, data, len(names))
 
-    async def _unpack(self, name: str, rows: Sequence[Row], data: bytes) -> None:
+    async def _unpack(self, name: str, rows: Sequence[FileRow], data: bytes) -> None:
         body = framed({"path": name, "rows": rows}, data)
         request = HttpRequest("POST", "/unpack", body, OPENING, content_type=RAW)
         await self._ask_files(f"the folder {name!r} cannot be written in the session", request, read_nothing)
@@ -208,7 +208,7 @@ class RemoteSession(Session):
         except CallError as error:
             raise error_for("the session cannot be forked", error, SessionForkError) from None
         if len(forks) != n:
-            await asyncio.gather(*(one.close() for one in forks))
+            await asyncio.gather(*(fork.close() for fork in forks))
             raise SandboxError(f"the session cannot be forked: the server made {len(forks)} forks instead of {n}")
         return forks
 
@@ -264,7 +264,7 @@ class RemoteSession(Session):
             raise SessionGoneError(NO_SESSION)
         request = request._replace(path=f"/sessions/{self._id}{request.path}")
         try:
-            found, _ = await self._owner.call(request, read, self.replica)
+            result, _ = await self._owner.call(request, read, self.replica)
         except CallError as error:
             if error.unreached:
                 self._alive, self._unreached = False, True
@@ -272,7 +272,7 @@ class RemoteSession(Session):
             if isinstance(error, SessionGoneError):
                 self._alive, self._gone = False, True
             raise
-        return found
+        return result
 
 
 class RemoteProcess(Process):

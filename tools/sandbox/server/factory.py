@@ -1,4 +1,4 @@
-"""How the server's settings become a sandbox."""
+"""The sandbox of the server's settings."""
 
 from __future__ import annotations
 

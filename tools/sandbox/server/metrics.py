@@ -1,4 +1,4 @@
-"""What a worker of the sandbox server counts."""
+"""Counts of a worker of the sandbox server."""
 
 from __future__ import annotations
 

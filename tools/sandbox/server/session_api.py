@@ -21,7 +21,7 @@ from toolgym.tools.errors import (
     UnknownNameError,
 )
 from toolgym.tools.sandbox.base import Sandbox, Session
-from toolgym.tools.sandbox.files import Row, reason_of
+from toolgym.tools.sandbox.files import FileRow, reason_of
 from toolgym.tools.sandbox.names import OptionError, check_path
 from toolgym.tools.sandbox.protocol.messages import (
     CellRequest,
@@ -344,7 +344,7 @@ def _path(name: str | None, field: str) -> str:
         raise problem((field,), str(error)) from None
 
 
-def _rows(body: bytes) -> tuple[str, list[Row], bytes]:
+def _rows(body: bytes) -> tuple[str, list[FileRow], bytes]:
     """Return the folder, the rows and the contents of a body of several files, checked."""
     try:
         head, data = unframed(body)
@@ -356,12 +356,12 @@ def _rows(body: bytes) -> tuple[str, list[Row], bytes]:
     return _path(path, "path"), rows, data
 
 
-def _row(name: Any, kind: Any, mode: Any, rest: Any) -> Row:
+def _row(name: Any, kind: Any, mode: Any, rest: Any) -> FileRow:
     check_path(name)
     fine = kind in ("file", "folder", "link", "mode") and type(mode) is int and 0 <= mode <= 0o7777
     if not fine or not (isinstance(rest, str) if kind == "link" else type(rest) is int and rest >= 0):
         raise ValueError(f"no row: {name!r}")
-    return Row(name, kind, mode, rest)
+    return FileRow(name, kind, mode, rest)
 
 
 def _bad_name(message: str) -> InvalidRequestError:

@@ -21,7 +21,7 @@ from toolgym.tools.errors import (
     SessionLostError,
 )
 from toolgym.tools.sandbox.base import CellError, CellResult, ExecResult, ExecutionStatus, Limits, Session
-from toolgym.tools.sandbox.files import BATCH, FileAction, FileInfo, Row, file_error, read_listing, split
+from toolgym.tools.sandbox.files import BATCH, FileAction, FileInfo, FileRow, file_error, read_listing, split
 from toolgym.tools.sandbox.local.host.cpu_slots import CpuSlot, CpuSlots
 from toolgym.tools.sandbox.local.host.isolation import Level
 from toolgym.tools.sandbox.local.host.programs import LocalProcess, Programs
@@ -291,7 +291,7 @@ class LocalSession(Session):
             )
         return split(answer.get("sizes"), answer.get("data"), len(names))
 
-    async def _unpack(self, name: str, rows: Sequence[Row], data: bytes) -> None:
+    async def _unpack(self, name: str, rows: Sequence[FileRow], data: bytes) -> None:
         async with self._lock:
             await self._ask_files(
                 f"the folder {name!r} cannot be written in the session",
