@@ -1,32 +1,9 @@
-"""An env of one's own: sums with a calculator. `docs/own_env.md` explains it."""
+"""An env of one's own: sums with a code interpreter. `docs/own_env.md` explains it."""
 
-import ast
-import operator
 import random
 
 import toolgym
-from toolgym import Score, Task, ToolEnv
-
-OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
-
-
-def value(node):
-    return (
-        node.value if isinstance(node, ast.Constant) else OPERATORS[type(node.op)](value(node.left), value(node.right))
-    )
-
-
-@toolgym.tool(name="code_interpreter")  # the name that the tiny policy has learnt
-def calculate(code: str) -> str:
-    """Work out sums, differences and products.
-
-    Args:
-        code: for example print(12 * 34 + 5)
-    """
-    try:
-        return str(value(ast.parse(code.removeprefix("print"), mode="eval").body))
-    except (SyntaxError, AttributeError, KeyError, TypeError):
-        return "Write one sum of whole numbers, such as print(12 * 34 + 5)."
+from toolgym import CodeInterpreterTool, Score, Task, ToolEnv
 
 
 def score(outcome):
@@ -38,7 +15,8 @@ def score(outcome):
 class SumsEnv(ToolEnv):
     def __init__(self, num_tasks=1000, **env_kwargs):
         pairs = [random.Random(number).choices(range(100, 1000), k=2) for number in range(num_tasks)]
-        super().__init__([calculate], [sum_task(a, b) for a, b in pairs], scorer=score, **env_kwargs)
+        tasks = [sum_task(a, b) for a, b in pairs]
+        super().__init__([CodeInterpreterTool()], tasks, scorer=score, owns_tools=True, **env_kwargs)
 
 
 def sum_task(a, b):
@@ -47,4 +25,4 @@ def sum_task(a, b):
     return Task((system, user), ground_truth=a + b)
 
 
-toolgym.register("Sums-v0", SumsEnv, description="Sums of two numbers, with a calculator.")
+toolgym.register("Sums-v0", SumsEnv, description="Sums of two numbers, with a code interpreter.")
