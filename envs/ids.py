@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from toolgym.envs.families.reasoning_gym.names import COMPOSITE, GENERATORS
-from toolgym.envs.families.textarena.games import GAMES, env_id
-
 
 class OwnEnv(NamedTuple):
-    """What an id stands for; see `toolgym.envs.registry.EnvSpec`."""
+    """The env of an id; see `toolgym.envs.registry.EnvSpec`."""
 
     entry_point: str
     description: str
@@ -30,46 +28,11 @@ OWN_ENVS: dict[str, OwnEnv] = {
         "toolgym.envs.library.mcp_env:McpEnv",
         "Use the tools of an MCP server, with a session for each episode; embedded: a shop's stock.",
     ),
-    "SWEDev-v0": OwnEnv(
-        "toolgym.envs.served.sessions.env:swe_dev_env",
-        "Repair a repository with a shell and an editor; hidden tests decide.",
-    ),
     "SearchQA-v0": OwnEnv(
         "toolgym.envs.library.search_qa:SearchQAEnv",
         "Answer a question that takes several searches, with `<answer>answer</answer>`.",
     ),
     "CodeJudge-v0": OwnEnv("toolgym.envs.library.code_judge:CodeJudgeEnv", "Write a program; hidden tests decide."),
-    "SQL-v0": OwnEnv(
-        "toolgym.envs.families.sql.env:SQLEnv",
-        "Answer a question on a database with a query, which may be tried first, in a ```sql block.",
-    ),
-    **{
-        f"ReasoningGym/{name}-v0": OwnEnv(
-            "toolgym.envs.families.reasoning_gym.env:ReasoningGymEnv",
-            f"Answer a question of reasoning-gym's generator {name}, between <answer> tags.",
-            {"generator": name},
-        )
-        for name in (*GENERATORS, COMPOSITE)
-    },
-    **{
-        f"BFCL/{category}-v0": OwnEnv(
-            "toolgym.envs.families.bfcl.env:BFCLEnv",
-            f"Do what a user asks for, one thing after another, with functions that have state: {about}.",
-            {"category": category},
-        )
-        for category, about in {
-            "multi_turn_base": "all that is needed is there",
-            "multi_turn_miss_func": "a function comes later",
-            "multi_turn_miss_param": "an argument comes later",
-            "multi_turn_long_context": "long results",
-        }.items()
-    },
-    **{
-        env_id(game): OwnEnv(
-            "toolgym.envs.families.textarena.env:textarena_env", f"Play TextArena's {game}.", {"game": game}
-        )
-        for game in GAMES
-    },
     "GSM8K-v0": OwnEnv(
         "toolgym.envs.library.gsm8k:Gsm8kEnv",
         "Solve a word problem: reason, check the answer with a tool, refine, and answer with `#### answer`.",
@@ -84,9 +47,19 @@ OWN_ENVS: dict[str, OwnEnv] = {
     ),
 }
 
-FAMILIES: dict[str, str] = {
-    "BFCL": "Executable multi-turn tasks of the Berkeley Function-Calling Leaderboard.",
-    "ReasoningGym": "A question of a generator of reasoning-gym, answered between <answer> tags.",
-    "TextArena": "A game of TextArena for one player.",
-}
-"""What the ids of each namespace are."""
+FAMILIES: dict[str, str] = {}
+"""A description of the ids of each namespace."""
+
+ROOMS = (
+    "toolgym.envs.families.bfcl.ids",
+    "toolgym.envs.families.reasoning_gym.ids",
+    "toolgym.envs.families.sql.ids",
+    "toolgym.envs.families.swe.ids",
+    "toolgym.envs.families.textarena.ids",
+)
+"""A line for each family: its module of ids, which imports nothing."""
+
+for _room in ROOMS:
+    _ids = importlib.import_module(_room)
+    OWN_ENVS |= {_id: OwnEnv(*_env) for _id, _env in _ids.IDS.items()}
+    FAMILIES |= _ids.NAMESPACES

@@ -1,4 +1,4 @@
-"""The rows of the tasks that come with the library, read from `data/`."""
+"""The rows of the tasks that come with the library, read from a folder `data`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ DATA = Path(__file__).with_name("data")
 """The folder of the embedded tasks, one file of JSON Lines for each env."""
 
 
-def embedded_rows(name: str) -> list[dict[str, Any]]:
-    """Return the rows of the file `NAME.jsonl` of the embedded data, in their order."""
-    with open(DATA / f"{name}.jsonl", encoding="utf-8") as lines:
+def embedded_rows(name: str, folder: Path = DATA) -> list[dict[str, Any]]:
+    """Return the rows of the file `NAME.jsonl` of a folder of embedded data, in their order."""
+    with open(folder / f"{name}.jsonl", encoding="utf-8") as lines:
         return [json.loads(line) for line in lines]

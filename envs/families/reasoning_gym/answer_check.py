@@ -1,4 +1,4 @@
-"""Which answers may be given to those scorers of reasoning-gym that run them as Python.
+"""`may_be_scored`: whether an answer may be given to a scorer of reasoning-gym that runs it as Python.
 
 Nine scorers call `eval`, or sympy's `parse_expr` which calls it, on what the policy wrote, in this process. Here such
 an answer is read as a syntax tree first: only numbers, texts, lists, names, arithmetic, a few functions of mathematics
@@ -74,7 +74,7 @@ def _is_small(exponent: ast.expr) -> bool:
 
 
 def _powers(tree: ast.expr) -> int:
-    """How deep powers stand in each other below a node."""
-    own = isinstance(tree, ast.BinOp) and isinstance(tree.op, ast.Pow)
+    """The depth of powers in each other below a node."""
+    is_power = isinstance(tree, ast.BinOp) and isinstance(tree.op, ast.Pow)
     below = max((_powers(child) for child in ast.iter_child_nodes(tree) if isinstance(child, ast.expr)), default=0)
-    return own + below
+    return is_power + below

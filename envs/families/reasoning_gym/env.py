@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-import re
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,18 +11,16 @@ from toolgym.envs.base import Action
 from toolgym.envs.families.reasoning_gym.answer_check import may_be_scored
 from toolgym.envs.families.reasoning_gym.generator import Generator
 from toolgym.envs.families.reasoning_gym.tasks import ReasoningGymTasks, entry_of
+from toolgym.envs.library.optional_tools import tools_of
 from toolgym.envs.rewards.base import Outcome, Score
+from toolgym.envs.rewards.qa import tagged_answer
 from toolgym.envs.tasks.sources import TaskSource
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.tool_env import ToolEnv
-from toolgym.envs.types import ResetOptions, ResetResult, StopReason
+from toolgym.envs.types import StopReason
 from toolgym.tools.concurrency.blocking import in_thread
 from toolgym.tools.concurrency.deadline import with_deadline
 from toolgym.tools.errors import ConfigError, check_seconds
-from toolgym.tools.library.code_interpreter import CodeInterpreterTool
-from toolgym.tools.library.final_answer import without_thinking
-
-_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
 class ReasoningGymEnv(ToolEnv):
@@ -67,21 +65,18 @@ class ReasoningGymEnv(ToolEnv):
         **env_kwargs: Any,
     ) -> None:
         described: dict[str, Any] = {"seed": seed, "size": size, "level": level, "config": config}
-        given = {name: value for name, value in described.items() if value is not None}
-        if tasks is not None and given:
-            raise ConfigError(f"give tasks, or {', '.join(given)}: tasks say which generator made them")
-        if tool_config is not None and not code_interpreter:
-            raise ConfigError("tool_config is for the code interpreter: give code_interpreter=True as well")
+        options = {name: value for name, value in described.items() if value is not None}
+        if tasks is not None and options:
+            raise ConfigError(f"give tasks, or {', '.join(options)}: tasks say which generator made them")
         check_seconds(score_timeout=score_timeout)
-        tools = [CodeInterpreterTool(tool_config)] if code_interpreter else []
-        env_kwargs.setdefault("scorer", _Scorer(score_timeout))
-        source = tasks if tasks is not None else ReasoningGymTasks(generator, **given)
+        tools, _ = tools_of([], [], code_interpreter=code_interpreter, tool_config=tool_config)
+        env_kwargs.setdefault("scorer", functools.partial(_score_in_time, score_timeout))
+        source = tasks if tasks is not None else ReasoningGymTasks(generator, **options)
         super().__init__(tools, source, owns_tools=tools, **env_kwargs)
 
-    async def reset(self, *, seed: int | None = None, options: ResetOptions = None) -> ResetResult:
-        messages, info = await super().reset(seed=seed, options=options)
-        entry_of(info["task"])  # a row of another kind is an error now, and not at the end
-        return messages, info
+    def prepare(self, task: Task) -> Task:
+        entry_of(task)  # a row of another kind is an error now, and not at the end
+        return task
 
     def gold_actions(self) -> list[Action] | None:
         """The known answer; None for the generators that know none."""
@@ -90,26 +85,15 @@ class ReasoningGymEnv(ToolEnv):
         return [f"<answer>{self.task.ground_truth}</answer>"]
 
 
-class _Scorer:
-    """The scorer of every generator: a task says which one is its own."""
-
-    def __init__(self, timeout: float) -> None:
-        self._timeout = timeout
-
-    async def __call__(self, outcome: Outcome) -> Score:
-        answer = _answer(outcome.final_text) if outcome.stop_reason is StopReason.ANSWERED else None
-        if answer is None:
-            return Score(0.0)
-        generator, entry = entry_of(outcome.task)
-        name = str(entry["metadata"].get("source_dataset", generator.name))  # a composite generator's part
-        if not may_be_scored(name, answer):
-            return Score(0.0, {"refused": 1.0})
-        return await with_deadline(in_thread(_score, generator, answer, entry), self._timeout)
-
-
-def _answer(text: str) -> str | None:
-    found = _ANSWER.findall(without_thinking(text))
-    return found[-1].strip() if found else None
+async def _score_in_time(timeout: float, outcome: Outcome) -> Score:
+    answer = tagged_answer(outcome.final_text) if outcome.stop_reason is StopReason.ANSWERED else None
+    if answer is None:
+        return Score(0.0)
+    generator, entry = entry_of(outcome.task)
+    name = str(entry["metadata"].get("source_dataset", generator.name))  # a composite generator's part
+    if not may_be_scored(name, answer):
+        return Score(0.0, {"refused": 1.0})
+    return await with_deadline(in_thread(_score, generator, answer, entry), timeout)
 
 
 def _score(generator: Generator, answer: str, entry: Mapping[str, Any]) -> Score:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from toolgym.envs.families.reasoning_gym.names import COMPOSITE, GENERATORS
+from toolgym.envs.families.reasoning_gym.ids import COMPOSITE, GENERATORS
 from toolgym.tools.errors import ConfigError, UnknownNameError, missing_extra, nearest, require_whole_number
 
 KEPT_ENTRIES = 4096
@@ -47,8 +47,8 @@ class Generator(NamedTuple):
         require_whole_number("seed", seed, at_least=0)
         require_whole_number("size", size, at_least=1)
         if isinstance(level, Mapping):
-            for attribute, one in level.items():
-                require_whole_number(f"level[{attribute!r}]", one, at_least=0)
+            for attribute, attribute_level in level.items():
+                require_whole_number(f"level[{attribute!r}]", attribute_level, at_least=0)
         elif level is not None:
             require_whole_number("level", level, at_least=0)
         if not isinstance(config, Mapping | None):
@@ -65,8 +65,8 @@ class Generator(NamedTuple):
     def from_json(cls, value: Mapping[str, Any]) -> Generator:
         """Read what `to_json` gave. Raises ConfigError: it is something else."""
         try:
-            given = {name: value[name] for name in ("name", "seed", "size")}
-            return cls.of(**given, level=value.get("level"), config=json.loads(value.get("config") or "{}"))
+            arguments = {name: value[name] for name in ("name", "seed", "size")}
+            return cls.of(**arguments, level=value.get("level"), config=json.loads(value.get("config") or "{}"))
         except (KeyError, TypeError, json.JSONDecodeError) as error:
             raise ConfigError(f"expected name, seed, size, level and config of a generator, got {value!r}") from error
 
@@ -77,19 +77,19 @@ class Generator(NamedTuple):
 
     @property
     def levels(self) -> int:
-        """How many levels the curriculum has, that is, its longest attribute; 0 where the generator has none."""
+        """The levels of the curriculum, that is, of its longest attribute; 0 if the generator has none."""
         from reasoning_gym.factory import CURRICULA
 
         if self.name not in CURRICULA:
             return 0
-        return max(len(one.levels) for one in CURRICULA[self.name]().attributes.values())
+        return max(len(attribute.levels) for attribute in CURRICULA[self.name]().attributes.values())
 
     def entry(self, index: int) -> dict[str, Any]:
         """The entry of a place: `question`, `answer` (None where none is known) and `metadata`; do not change it."""
         return _entry(self, index)
 
     def score(self, answer: str, entry: Mapping[str, Any]) -> float:
-        """What the generator's own scorer says of an answer. All that this raises passes through."""
+        """The score of an answer by the generator's own scorer. All that this raises passes through."""
         return float(dataset(self).score_answer(answer, entry))
 
 
@@ -114,31 +114,31 @@ def dataset(generator: Generator) -> Any:
         raise missing_extra("reasoning-gym", f"The env ReasoningGym/{generator.name}-v0", error) from error
     if generator.name not in DATASETS:
         raise UnknownNameError(f"this version of reasoning-gym has no generator {generator.name!r}")
-    made, config_class = DATASETS[generator.name]
-    given = json.loads(generator.config)
+    dataset_class, config_class = DATASETS[generator.name]
+    options = json.loads(generator.config)
     known = config_class.__dataclass_fields__
-    for option in given:
+    for option in options:
         if option not in known:
             raise UnknownNameError(
                 f"the generator {generator.name!r} has no option {option!r}{nearest(option, known) or '.'} "
                 f"Options: {', '.join(name for name in known if name not in ('seed', 'size'))}"
             )
     if generator.name == COMPOSITE:
-        given["datasets"] = _parts(given.get("datasets"))
-    given |= {"seed": generator.seed, "size": generator.size}
+        options["datasets"] = _parts(options.get("datasets"))
+    options |= {"seed": generator.seed, "size": generator.size}
     try:
-        config = config_class(**given) if generator.level is None else _at_level(generator, given)
+        config = config_class(**options) if generator.level is None else _at_level(generator, options)
         if hasattr(config, "validate"):
             config.validate()
-        return made(config)
+        return dataset_class(config)
     except (AssertionError, TypeError, ValueError) as error:
         if isinstance(error, ConfigError):
             raise
-        said = str(error) or type(error).__name__
-        raise ConfigError(f"the generator {generator.name!r} refuses its options: {said}") from error
+        reason = str(error) or type(error).__name__
+        raise ConfigError(f"the generator {generator.name!r} refuses its options: {reason}") from error
 
 
-def _at_level(generator: Generator, given: dict[str, Any]) -> Any:
+def _at_level(generator: Generator, options: dict[str, Any]) -> Any:
     """The options that the curriculum gives at a level; those in `given` are for what it leaves open."""
     from reasoning_gym.factory import CURRICULA
 
@@ -151,7 +151,7 @@ def _at_level(generator: Generator, given: dict[str, Any]) -> Any:
         if generator.level > most:
             raise ConfigError(f"the levels of {generator.name!r} are 0 to {most}, got {generator.level}")
         curriculum.set_global_level(generator.level)
-        return curriculum.generate_configuration(given)
+        return curriculum.generate_configuration(options)
     for name, level in generator.level or ():
         if name not in attributes:
             raise UnknownNameError(
@@ -163,21 +163,21 @@ def _at_level(generator: Generator, given: dict[str, Any]) -> Any:
                 f"the levels of {name!r} of {generator.name!r} are 0 to {len(attributes[name].levels) - 1}, got {level}"
             )
         curriculum.set_attr_level(name, level)
-    return curriculum.generate_configuration(given)
+    return curriculum.generate_configuration(options)
 
 
-def _parts(given: object) -> list[Any]:
+def _parts(datasets: object) -> list[Any]:
     """The generators that a composite one mixes."""
     from reasoning_gym.composite import DatasetSpec
 
     example = "config={'datasets': [{'name': 'gcd', 'weight': 1, 'config': {}}, ...]}"
-    if not isinstance(given, Sequence) or not given:
-        raise ConfigError(f"the generator 'composite' mixes others: give {example}, got {given!r}")
+    if not isinstance(datasets, Sequence) or not datasets:
+        raise ConfigError(f"the generator 'composite' mixes others: give {example}, got {datasets!r}")
     parts = []
-    for one in given:
-        if not isinstance(one, Mapping) or not {"name"} <= set(one) <= {"name", "weight", "config"}:
-            raise ConfigError(f"a part of 'composite' is {{'name', 'weight', 'config'}}, got {one!r}; give {example}")
-        if one["name"] not in GENERATORS:
-            raise UnknownNameError(f"there is no generator {one['name']!r}{nearest(str(one['name']), GENERATORS)}")
-        parts.append(DatasetSpec(one["name"], float(one.get("weight", 1.0)), dict(one.get("config") or {})))
+    for part in datasets:
+        if not isinstance(part, Mapping) or not {"name"} <= set(part) <= {"name", "weight", "config"}:
+            raise ConfigError(f"a part of 'composite' is {{'name', 'weight', 'config'}}, got {part!r}; give {example}")
+        if part["name"] not in GENERATORS:
+            raise UnknownNameError(f"there is no generator {part['name']!r}{nearest(str(part['name']), GENERATORS)}")
+        parts.append(DatasetSpec(part["name"], float(part.get("weight", 1.0)), dict(part.get("config") or {})))
     return parts

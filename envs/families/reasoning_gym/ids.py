@@ -1,4 +1,4 @@
-"""The names of reasoning-gym's generators, so that their ids are known without importing it, which takes seconds."""
+"""The names and ids of reasoning-gym's generators, known without importing it, which takes seconds."""
 
 from __future__ import annotations
 
@@ -24,3 +24,14 @@ GENERATORS = tuple(_NAMES.split())
 
 COMPOSITE = "composite"
 """The generator that mixes others; it needs to be given which."""
+
+NAMESPACES = {"ReasoningGym": "A question of a generator of reasoning-gym, answered between <answer> tags."}
+
+IDS = {
+    f"ReasoningGym/{name}-v0": (
+        "toolgym.envs.families.reasoning_gym.env:ReasoningGymEnv",
+        f"Answer a question of reasoning-gym's generator {name}, between <answer> tags.",
+        {"generator": name},
+    )
+    for name in (*GENERATORS, COMPOSITE)
+}

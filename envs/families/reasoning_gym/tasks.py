@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from toolgym.envs.families.reasoning_gym.generator import Generator, dataset
+from toolgym.envs.tasks.row_fields import verl_row
 from toolgym.envs.tasks.sources import TaskSource
 from toolgym.envs.tasks.task import Task
 from toolgym.tools.errors import ConfigError
@@ -56,12 +57,12 @@ class ReasoningGymTasks(TaskSource):
 
     @property
     def size(self) -> int:
-        """How many tasks there are."""
+        """The number of tasks."""
         return self.generator.size
 
     @property
     def levels(self) -> int:
-        """How many levels the generator's curriculum has; 0 where it has none."""
+        """The number of levels of the generator's curriculum; 0 if it has none."""
         return self.generator.levels
 
     def sample(self, rng: random.Random) -> Task:
@@ -72,14 +73,9 @@ class ReasoningGymTasks(TaskSource):
             raise IndexError(index)
         entry = self.generator.entry(index)
         place = {**self.generator.to_json(), "index": index}
-        return Task.from_row(
-            {
-                "data_source": f"reasoning_gym/{self.generator.name}",
-                "prompt": [dict(system(SYSTEM_PROMPT)), dict(user(entry["question"]))],
-                "reward_model": {"style": "rule", "ground_truth": entry["answer"]},
-                "extra_info": {"index": f"{self.generator.name}-{self.generator.seed}-{index}", KEY: place},
-            }
-        )
+        extra = {"index": f"{self.generator.name}-{self.generator.seed}-{index}", KEY: place}
+        prompt = [dict(system(SYSTEM_PROMPT)), dict(user(entry["question"]))]
+        return Task.from_row(verl_row(f"reasoning_gym/{self.generator.name}", prompt, entry["answer"], extra))
 
 
 def entry_of(task: Task) -> tuple[Generator, dict[str, Any]]:

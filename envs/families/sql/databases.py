@@ -54,19 +54,19 @@ class Databases:
         if not isinstance(db_id, str) or not _NAME.fullmatch(db_id):
             raise ConfigError(f"a db_id is the name of a database, without a path, got {db_id!r}")
         paths = [root / db_id / f"{db_id}.sqlite", root / f"{db_id}.sqlite"]
-        found = next((path for path in paths if path.is_file()), None)
-        if found is None:
-            raise missing_file("database", root / db_id)
-        return found
+        for path in paths:
+            if path.is_file():
+                return path
+        raise missing_file("database", root / db_id)
 
 
 @functools.cache
 def embedded() -> tuple[Mapping[str, str], tuple[Mapping[str, Any], ...]]:
     """The scripts of the databases that toolgym brings, by name; and the questions on them."""
-    rows = embedded_rows("sql")
+    rows = embedded_rows("sql", Path(__file__).with_name("data"))
     return (
-        {one["db_id"]: one["script"] for one in rows if "script" in one},
-        tuple(one for one in rows if "question" in one),
+        {row["db_id"]: row["script"] for row in rows if "script" in row},
+        tuple(row for row in rows if "question" in row),
     )
 
 

@@ -13,13 +13,14 @@ from typing import Any
 
 from toolgym.envs.families.swe.patch import PatchError, apply_patch, patched_names
 from toolgym.envs.families.swe.tree import Node, Tree, changed, read_repository, without_history
-from toolgym.envs.library.embedded import DATA
+from toolgym.envs.tasks.loading import records
+from toolgym.envs.tasks.row_fields import verl_row
 from toolgym.envs.tasks.task import Task
-from toolgym.tools.errors import ConfigError, missing_file, shorten
+from toolgym.tools.errors import ConfigError, shorten
 from toolgym.tools.message import user
 from toolgym.tools.sandbox.names import check_files
 
-EMBEDDED = DATA / "swe.jsonl"
+EMBEDDED = Path(__file__).with_name("data") / "swe.jsonl"
 """Tasks on three small repositories, which come with the library."""
 
 SOURCE = "toolgym/swe"
@@ -79,7 +80,7 @@ class RepositoryTask:
                 raise ConfigError(f"{name} of a repository task must be a text that is not empty, got {value!r}")
         for name in ("files", "test_files"):
             value = getattr(self, name)
-            if not isinstance(value, Mapping) or not all(isinstance(one, str | bytes) for one in value.values()):
+            if not isinstance(value, Mapping) or not all(isinstance(data, str | bytes) for data in value.values()):
                 raise ConfigError(
                     f"{name} of {self.instance_id!r} must map names to text or bytes, got {_short(value)}"
                 )
@@ -89,7 +90,7 @@ class RepositoryTask:
             raise ConfigError(f"{self.instance_id!r} has no files")
         for name in ("fail_to_pass", "pass_to_pass"):
             value = getattr(self, name)
-            if not isinstance(value, tuple) or not all(isinstance(one, str) and one for one in value):
+            if not isinstance(value, tuple) or not all(isinstance(test, str) and test for test in value):
                 raise ConfigError(f"{name} of {self.instance_id!r} must be a tuple of test ids, got {_short(value)}")
         if not self.fail_to_pass:
             raise ConfigError(f"{self.instance_id!r} has no fail_to_pass tests, so that no change would earn a reward")
@@ -120,10 +121,10 @@ class RepositoryTask:
         if not self.gold_patch:
             raise ConfigError(f"{self.instance_id!r} has no gold_patch")
         try:
-            made = apply_patch(self.tree.get, self.gold_patch)
+            patched = apply_patch(self.tree.get, self.gold_patch)
         except PatchError as error:
             raise ConfigError(f"{self.instance_id!r}: gold_patch does not apply: {error}") from error
-        return {name: None if node is None else node.data for name, node in made.items()}
+        return {name: None if node is None else node.data for name, node in patched.items()}
 
     def is_test(self, name: str) -> bool:
         """Whether a file belongs to the tests, so that what the policy does to it does not count.
@@ -136,7 +137,7 @@ class RepositoryTask:
         if name in self._gold_names:
             return False
         last = name.rpartition("/")[2]
-        return any(fnmatch.fnmatchcase(last, one) for one in TEST_FILES) or any(
+        return any(fnmatch.fnmatchcase(last, pattern) for pattern in TEST_FILES) or any(
             name.startswith(f"{folder}/") for folder in _test_folders(self.test_files)
         )
 
@@ -215,14 +216,8 @@ class RepositoryTask:
         The row keeps what `from_task` reads. It holds the hidden tests and the solution, and no policy reads it.
         """
         text = PROMPT.format(folder=folder, problem=self.problem_statement.strip(), command=self.test_command)
-        messages = [user(text)]
-        row = {
-            "data_source": SOURCE,
-            "prompt": messages,
-            "reward_model": {"style": "rule", "ground_truth": self.instance_id},
-            "extra_info": {"index": self.instance_id, ROW_KEY: self.to_row()},
-        }
-        return Task.from_row(row)
+        extra = {"index": self.instance_id, ROW_KEY: self.to_row()}
+        return Task.from_row(verl_row(SOURCE, [user(text)], self.instance_id, extra))
 
     @classmethod
     def from_task(cls, task: Task, *, folder: str | Path = ".") -> RepositoryTask:
@@ -254,12 +249,11 @@ def load_repository_tasks(source: str | Path | Iterable[Mapping[str, Any]] | Non
         UnknownNameError: there is no such file or repository; names the nearest one.
         ConfigError: a row cannot be used (names it), two have one id, or there are none.
     """
-    path = EMBEDDED if source is None else Path(source) if isinstance(source, str | Path) else None
+    source = EMBEDDED if source is None else source
+    path = Path(source) if isinstance(source, str | Path) else None
     folder = Path() if path is None else path.absolute().parent
     tasks: dict[str, RepositoryTask] = {}
-    rows = enumerate(source, start=1) if path is None and not isinstance(source, str | Path | None) else _lines(path)
-    for number, row in rows:
-        where = f"row {number}" if path is None else f"{path}, line {number}"
+    for where, _, row in records(source):
         try:
             task = RepositoryTask.from_row(row, folder=folder)
         except ConfigError as error:
@@ -270,16 +264,6 @@ def load_repository_tasks(source: str | Path | Iterable[Mapping[str, Any]] | Non
     if not tasks:
         raise ConfigError(f"{'the rows hold' if path is None else f'{path} holds'} no tasks")
     return [*tasks.values()]
-
-
-def _lines(path: Path | None) -> Iterable[tuple[int, Any]]:
-    assert path is not None
-    if not path.is_file():
-        raise missing_file("task file", path)
-    with path.open(encoding="utf-8") as file:
-        for number, line in enumerate(file, start=1):
-            if line.strip():
-                yield number, _loads(line, f"{path}, line {number}")
 
 
 def _loads(text: str, where: str) -> Any:
@@ -300,7 +284,7 @@ def _files(row: Mapping[str, Any], name: str) -> dict[str, bytes]:
     value = row.get(name) or {}
     if not isinstance(value, Mapping):
         raise ConfigError(f"{name!r} must map names to texts, got {_short(value)}")
-    found = {}
+    files = {}
     for key, data in value.items():
         if isinstance(data, Mapping) and isinstance(data.get("base64"), str):
             try:
@@ -311,8 +295,8 @@ def _files(row: Mapping[str, Any], name: str) -> dict[str, bytes]:
             continue  # Arrow fills the names of other rows with None
         if not isinstance(data, str | bytes):
             raise ConfigError(f"{name}[{key!r}] must be a text or {{'base64': ...}}, got {_short(data)}")
-        found[key] = _bytes(data)
-    return found
+        files[key] = _bytes(data)
+    return files
 
 
 def _tests(row: Mapping[str, Any], tree: Tree) -> dict[str, bytes]:
@@ -322,29 +306,29 @@ def _tests(row: Mapping[str, Any], tree: Tree) -> dict[str, bytes]:
     if row.get("test_files"):
         raise ConfigError("give either 'test_files' or 'test_patch', not both")
     try:
-        made = apply_patch(tree.get, diff)
+        patched = apply_patch(tree.get, diff)
     except PatchError as error:
         raise ConfigError(f"'test_patch' does not apply: {error}") from error
-    after = changed(tree, made)
-    return {name: after[name].data for name in made if name in after}
+    after = changed(tree, patched)
+    return {name: after[name].data for name in patched if name in after}
 
 
 def _ids(row: Mapping[str, Any], name: str) -> tuple[str, ...]:
     value = row.get(name, row.get(name.upper()))
     if isinstance(value, str):
         value = _loads(value, f"{name!r}")
-    if not isinstance(value, Sequence | None) or not all(isinstance(one, str) for one in value or ()):
+    if not isinstance(value, Sequence | None) or not all(isinstance(test, str) for test in value or ()):
         raise ConfigError(f"{name!r} must be a list of test ids, got {_short(value)}")
     return tuple(value or ())
 
 
 def _test_folders(names: Iterable[str]) -> set[str]:
     """Folders called `test` or `tests` that files lie in."""
-    found = set()
+    folders = set()
     for name in names:
         parts = name.split("/")[:-1]
-        found |= {"/".join(parts[: at + 1]) for at, part in enumerate(parts) if part in ("test", "tests")}
-    return found
+        folders |= {"/".join(parts[: at + 1]) for at, part in enumerate(parts) if part in ("test", "tests")}
+    return folders
 
 
 def _bytes(data: str | bytes) -> bytes:

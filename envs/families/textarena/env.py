@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from toolgym.envs.families.textarena.games import GAMES
+from toolgym.envs.families.textarena.ids import GAMES
 from toolgym.envs.foreign.env import ForeignEnv
 from toolgym.envs.foreign.wrap import wrap
 from toolgym.tools.errors import UnknownNameError, missing_extra, nearest

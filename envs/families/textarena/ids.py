@@ -1,4 +1,4 @@
-"""The games of TextArena that are ids of toolgym; the list is known without importing it."""
+"""The games of TextArena that are ids of toolgym, known without importing it."""
 
 from __future__ import annotations
 
@@ -27,3 +27,11 @@ def env_id(game: str) -> str:
     """The id of a game, whose version comes last: `TextArena/2048-hard-v0` for `2048-v0-hard`."""
     name, _, variant = game.partition("-v0")
     return f"TextArena/{name}{variant}-v0"
+
+
+NAMESPACES = {"TextArena": "A game of TextArena for one player."}
+
+IDS = {
+    env_id(game): ("toolgym.envs.families.textarena.env:textarena_env", f"Play TextArena's {game}.", {"game": game})
+    for game in GAMES
+}

@@ -13,7 +13,7 @@ import pytest
 import toolgym
 from toolgym.envs.families.reasoning_gym import generator as generators
 from toolgym.envs.families.reasoning_gym.answer_check import EVALUATED, PARSED, may_be_scored
-from toolgym.envs.families.reasoning_gym.names import COMPOSITE, GENERATORS
+from toolgym.envs.families.reasoning_gym.ids import COMPOSITE, GENERATORS
 from toolgym.envs.families.reasoning_gym.tasks import ReasoningGymTasks
 from toolgym.envs.ids import OWN_ENVS
 from toolgym.envs.tasks.task import Task

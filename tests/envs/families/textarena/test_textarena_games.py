@@ -7,7 +7,7 @@ import socket
 import pytest
 
 import toolgym
-from toolgym.envs.families.textarena.games import GAMES, env_id
+from toolgym.envs.families.textarena.ids import GAMES, env_id
 from toolgym.rollout import RunConfig, SamplingParams, open_engine, rollout
 from toolgym.testing import check_env
 from toolgym.tools.errors import UnknownNameError

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 import toolgym
-from toolgym.envs.families.textarena.games import GAMES, env_id
+from toolgym.envs.families.textarena.ids import GAMES, env_id
 from toolgym.envs.ids import OWN_ENVS
 from toolgym.tools.errors import MissingExtraError, UnknownNameError
 
