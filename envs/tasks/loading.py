@@ -54,15 +54,19 @@ def load_tasks(
     path = Path(source) if isinstance(source, str | Path) else None
     if path is not None and _is_parquet(path):
         return TaskList(list(from_parquet(path, columns=columns)))
-    rows = _numbered(source) if path is None else records(path)
+    if path is None:
+        _check_rows(source)
     from_arrow = hasattr(source, "column_names")  # of the library `datasets`
-    tasks = [read_task(row, columns, where=where, id=str(number), from_arrow=from_arrow) for where, number, row in rows]
+    tasks = [
+        read_task(row, columns, where=where, id=str(number), from_arrow=from_arrow)
+        for where, number, row in records(source)
+    ]
     if not tasks:
         raise ConfigError(f"{'the source' if path is None else f'the task file {str(path)!r}'} holds no tasks")
     return TaskList(tasks)
 
 
-def _numbered(source: object) -> Iterable[Record]:
+def _check_rows(source: object) -> None:
     if isinstance(source, Mapping):  # a DatasetDict is one
         names = ", ".join(repr(name) for name in source)
         raise ConfigError(f"expected rows, got a mapping: choose one of its values, of {shorten(names)}")
@@ -70,7 +74,6 @@ def _numbered(source: object) -> Iterable[Record]:
         raise ConfigError("expected rows as mappings, got a data frame: give frame.to_dict('records')")
     if not isinstance(source, Iterable):
         raise ConfigError(f"expected a file or rows as mappings, got {shorten(repr(source))}")
-    return ((f"row {number}", number, row) for number, row in enumerate(source, start=1))
 
 
 def _is_parquet(path: Path) -> bool:
@@ -91,8 +94,8 @@ def folder_records(folder: Path) -> Iterator[Record]:
         yield from records(path)
 
 
-def records(path: Path) -> Iterator[Record]:
-    """Yield each record of a file: JSON Lines, JSON over several lines, CSV and TSV, each gzipped or not; or Parquet.
+def records(source: str | Path | Iterable[object]) -> Iterator[Record]:
+    """Yield each record of rows, or of a file: JSON Lines, other JSON, CSV and TSV, each gzipped or not; or Parquet.
 
     JSON Lines and Parquet are streamed; all else is read whole.
 
@@ -101,6 +104,10 @@ def records(path: Path) -> Iterator[Record]:
         ConfigError: it cannot be read; names the place.
         MissingExtraError: Parquet needs pyarrow.
     """
+    if not isinstance(source, str | Path):
+        yield from ((f"row {number}", number, row) for number, row in enumerate(source, start=1))
+        return
+    path = Path(source)
     with opened(path) as file:
         if file.read(len(PARQUET)) == PARQUET:
             rows = ParquetRows(path)

@@ -29,27 +29,20 @@ precision_lock = threading.Lock()
 
 
 class Apis:
-    """The objects of one episode.
-
-    Args:
-        entry: the entry of BFCL.
-
-    Attributes:
-        schemas: its functions by name, in the order of the documentation.
-    """
+    """The objects of one episode of an entry. `schemas` are its functions by name, in the documentation's order."""
 
     def __init__(self, entry: Mapping[str, Any]) -> None:
         self._objects: dict[str, Any] = {}
         self.schemas: dict[str, ToolSchema] = {}
         long_context = "long_context" in entry["id"]
         for name in entry["involved_classes"]:
-            made = package.api_class(name)()
+            api = package.api_class(name)()
             if name != STATELESS:
                 scenario = copy.deepcopy(entry["initial_config"].get(name, {}))
-                made._load_scenario(scenario, long_context=long_context)
+                api._load_scenario(scenario, long_context=long_context)
             for schema in package.schemas(name):
                 self.schemas[schema.name] = schema
-                self._objects[schema.name] = made
+                self._objects[schema.name] = api
 
     def function(self, name: str) -> Any:
         """The method that carries out a function."""
@@ -59,22 +52,17 @@ class Apis:
         """Carry out a call. The text is what BFCL shows its models (`execute_multi_turn_func_call`)."""
         if _is_endless(name, arguments):
             return ToolResult("Error during execution: the result would be too large", 0.0, {"status": REFUSED})
-        given = copy.deepcopy(dict(arguments))  # functions keep what they are given, and change it later
+        copied = copy.deepcopy(dict(arguments))  # functions keep what they are given, and change it later
         try:
             with precision_lock if name == "logarithm" else nullcontext():
-                value = _text(self.function(name)(**given))
+                value = _text(self.function(name)(**copied))
         except Exception as error:  # noqa: BLE001  the model reads it, as in BFCL
             return ToolResult(f"Error during execution: {error}", 0.0, {"status": "error"})
         return ToolResult(value)
 
 
 class ApiFunction(BaseTool):
-    """A function of an episode's objects.
-
-    Args:
-        apis: the objects.
-        schema: the function.
-    """
+    """A function of an episode's objects as a tool."""
 
     stays_on_loop = True
 
@@ -87,11 +75,6 @@ class ApiFunction(BaseTool):
 
     async def fork(self, instance_id: str) -> str:
         return await self.create()  # `BFCLEnv.fork` copies the objects
-
-
-def functions(apis: Apis) -> list[BaseTool]:
-    """All functions of the objects as tools."""
-    return [ApiFunction(apis, schema) for schema in apis.schemas.values()]
 
 
 def _text(value: Any) -> str:

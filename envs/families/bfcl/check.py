@@ -1,4 +1,4 @@
-"""What BFCL's own checker says of an episode."""
+"""The verdict of BFCL's own checker on an episode."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def written(call: ToolCallRecord) -> str:
 
 def check(entry: Mapping[str, Any], turns: Sequence[Sequence[str]]) -> Score:
     """Let BFCL's checker replay the calls and the known ones, and compare state and results after each turn."""
-    for one in entry["involved_classes"]:
-        package.api_class(one)  # the checker calls the same classes
+    for class_name in entry["involved_classes"]:
+        package.api_class(class_name)  # the checker calls the same classes
     name = f"toolgym_{uuid.uuid4().hex}"
     truth = entry["ground_truth"]
     steps = [[list(calls)] if calls else [] for calls in turns]
@@ -50,9 +50,9 @@ def check(entry: Mapping[str, Any], turns: Sequence[Sequence[str]]) -> Score:
     except RecursionError:  # folders that the policy copied into themselves
         verdict = {"valid": False, "error_type": "multi_turn:endless_state"}
     finally:
-        found = package.executor_globals()
-        for key in [one for one in list(found) if one.startswith(name)]:
-            del found[key]
+        variables = package.executor_globals()
+        for key in [variable for variable in variables if variable.startswith(name)]:
+            del variables[key]
     if verdict["valid"]:
         return Score(1.0)
     return Score(0.0, {str(verdict["error_type"]).rpartition(":")[2]: 1.0})

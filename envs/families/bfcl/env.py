@@ -7,7 +7,6 @@ import copy
 import functools
 import inspect
 import json
-import random
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
@@ -15,18 +14,19 @@ from typing import Any, Literal, Self, get_args
 from toolgym.envs.actions import read_action
 from toolgym.envs.base import Action
 from toolgym.envs.families.bfcl import package
-from toolgym.envs.families.bfcl.apis import Apis, functions
+from toolgym.envs.families.bfcl.apis import ApiFunction, Apis
 from toolgym.envs.families.bfcl.check import calls_by_turn, check
 from toolgym.envs.responses import End
 from toolgym.envs.rewards.base import Outcome, Score
-from toolgym.envs.tasks.sources import TaskSource, require_task
+from toolgym.envs.tasks.row_fields import verl_row
+from toolgym.envs.tasks.sources import TaskSource
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.tool_env import ToolEnv
 from toolgym.envs.tool_instances import ToolInstances
-from toolgym.envs.types import ResetOptions, ResetResult, StopReason, ToolCallRecord
+from toolgym.envs.types import StopReason, ToolCallRecord
 from toolgym.tools.base import BaseTool
 from toolgym.tools.concurrency.blocking import in_thread
-from toolgym.tools.errors import ConfigError, UnknownNameError, nearest, require_seed, require_whole_number
+from toolgym.tools.errors import ConfigError, UnknownNameError, nearest, require_whole_number
 from toolgym.tools.message import Message, MessageToolCall, assistant, tool_call, user
 from toolgym.tools.parsers import ParsedTurn
 from toolgym.tools.schema import ToolCall, ToolCallError, ToolSchema, check_call
@@ -41,7 +41,7 @@ class BFCLEnv(ToolEnv):
     """An env of BFCL's executable multi-turn tasks.
 
     Args:
-        category: which of the four sets; `BFCL/CATEGORY-v0` gives it.
+        category: one of the four sets; `BFCL/CATEGORY-v0` gives it.
         wheel: the wheel of `bfcl-eval`, or the folder that it was unpacked in. None: the installed package.
         tasks: some of the tasks of the category, such as rows that were saved: the id of each is that of its entry.
             None: all 200.
@@ -83,7 +83,7 @@ class BFCLEnv(ToolEnv):
         self._entries = package.entries(category)
         env_kwargs.setdefault("scorer", _score)
         env_kwargs.setdefault("max_parallel_calls", 64)
-        source = [_task(one) for one in self._entries.values()] if tasks is None else tasks
+        source = [*map(_task, self._entries.values())] if tasks is None else tasks
         super().__init__([], source, max_turns=max_turns, **env_kwargs)
         self._most_turns, self._steps_per_turn = self.max_turns, steps_per_turn
         self._decorations: tuple[Callable[[BaseTool], BaseTool], ...] = ()
@@ -101,17 +101,20 @@ class BFCLEnv(ToolEnv):
         super().decorate_tools(decorate)
         self._decorations = (*self._decorations, decorate)  # each episode has tools of its own
 
-    async def reset(self, *, seed: int | None = None, options: ResetOptions = None) -> ResetResult:
-        require_seed(seed)
-        if seed is not None:
-            self._rng = random.Random(seed)
-        given = dict(options) if isinstance(options, Mapping) else {}
-        task = given.get("task")
-        if task is None:
-            task = given["task"] = require_task(self.tasks.sample(self._rng))
-        if isinstance(task, Task) and isinstance(options, Mapping | None):  # else the next line says what is wrong
-            self._begin(task)
-        return await super().reset(options=given if isinstance(options, Mapping | None) else options)
+    def prepare(self, task: Task) -> Task:
+        entry = self._entries.get(task.id)
+        if entry is None:
+            raise ConfigError(
+                f"task {task.id!r} is none of this set: the id of a task (`extra_info.index` of its row) must be "
+                f"one of BFCL's, such as {next(iter(self._entries))!r}"
+            )
+        self._entry, self._user_turn = entry, 0
+        apis = self._bind(Apis(entry))
+        held_back = {name for names in entry.get("missed_function", {}).values() for name in names}
+        self._schemas = {name: schema for name, schema in apis.schemas.items() if name not in held_back}
+        self._prompt_schemas = list(self._schemas.values())
+        self._limit_steps(0)
+        return task
 
     def respond(self, turn: ParsedTurn) -> list[Message] | End:
         self._user_turn += 1
@@ -121,7 +124,7 @@ class BFCLEnv(ToolEnv):
         self._limit_steps(self.turns)
         added = self._entry.get("missed_function", {}).get(str(self._user_turn), [])
         if not added:
-            return [user(one["content"]) for one in messages[self._user_turn]]
+            return [user(message["content"]) for message in messages[self._user_turn]]
         assert self._apis is not None
         self._schemas = {**self._schemas, **{name: self._apis.schemas[name] for name in added}}
         docs = json.dumps([self._schemas[name].openai for name in added])
@@ -130,7 +133,7 @@ class BFCLEnv(ToolEnv):
     async def fork(self) -> Self:
         twin = await super().fork()
         assert self.task is not None
-        assert self._instances is not None
+        assert self._apis is not None
         try:
             twin._bind(copy.deepcopy(self._apis))
             timeouts = self.tool_timeout, self.queue_timeout, self.score_timeout
@@ -147,37 +150,22 @@ class BFCLEnv(ToolEnv):
             return None
         actions: list[Action] = []
         for place, calls in enumerate(self._entry["ground_truth"]):
-            made = [self._gold_call(call, f"gold_{place}_{number}") for number, call in enumerate(calls)]
-            if made:
-                actions.append(assistant("", made))
+            turn = [self._gold_call(call, f"gold_{place}_{number}") for number, call in enumerate(calls)]
+            if turn:
+                actions.append(assistant("", turn))
             actions.append(assistant("Done."))
         return actions
 
-    # ------------------------------------------------------------------ one episode
-
-    def _begin(self, task: Task) -> None:
-        entry = self._entries.get(task.id)
-        if entry is None:
-            raise ConfigError(
-                f"task {task.id!r} is none of this set: the id of a task (`extra_info.index` of its row) must be "
-                f"one of BFCL's, such as {next(iter(self._entries))!r}"
-            )
-        self._entry, self._user_turn = entry, 0
-        self._bind(Apis(entry))
-        held_back = {name for names in entry.get("missed_function", {}).values() for name in names}
-        assert self._apis is not None
-        self._schemas = {name: one for name, one in self._apis.schemas.items() if name not in held_back}
-        self._prompt_schemas = list(self._schemas.values())
-        self._limit_steps(0)
-
-    def _bind(self, apis: Apis | None) -> None:
+    def _bind(self, apis: Apis) -> Apis:
         """Let the tools be those of these objects."""
-        assert apis is not None
         self._apis = apis
-        made = functions(apis)
-        for decorate in self._decorations:
-            made = [decorate(one) for one in made]
-        self.tools = {one.name: one for one in made}
+        self.tools = {}
+        for schema in apis.schemas.values():
+            tool: BaseTool = ApiFunction(apis, schema)
+            for decorate in self._decorations:
+                tool = decorate(tool)
+            self.tools[tool.name] = tool
+        return apis
 
     def _limit_steps(self, turns: int) -> None:
         """Cut the episode where the policy still calls functions after so many turns more."""
@@ -191,8 +179,8 @@ class BFCLEnv(ToolEnv):
         """
         turn = read_action(action, self._parse, calls_seen=self._calls_seen)
         known = {name: _any_arguments(name) for name in self.tools}
-        checked = [check_call(one, known) if isinstance(one, ToolCall) else one for one in turn.requests]
-        return turn, [self._limit(one) for one in checked]
+        checked = [check_call(call, known) if isinstance(call, ToolCall) else call for call in turn.requests]
+        return turn, [self._limit(call) for call in checked]
 
     async def _answers(
         self, instances: ToolInstances, requests: Sequence[ToolCall | ToolCallError]
@@ -205,8 +193,8 @@ class BFCLEnv(ToolEnv):
         assert isinstance(call, ast.Call)
         assert isinstance(call.func, ast.Name)
         assert self._apis is not None
-        values = [ast.literal_eval(one) for one in call.args]
-        named = {str(one.arg): ast.literal_eval(one.value) for one in call.keywords}
+        values = [ast.literal_eval(argument) for argument in call.args]
+        named = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
         arguments = inspect.signature(self._apis.function(call.func.id)).bind(*values, **named).arguments
         return tool_call(call.func.id, dict(arguments), id=id)
 
@@ -217,14 +205,8 @@ def _any_arguments(name: str) -> ToolSchema:
 
 
 def _task(entry: Mapping[str, Any]) -> Task:
-    return Task.from_row(
-        {
-            "data_source": f"bfcl/{entry['id'].rpartition('_')[0]}",
-            "prompt": entry["question"][0],
-            "reward_model": {"style": "rule", "ground_truth": entry["ground_truth"]},
-            "extra_info": {"index": entry["id"]},
-        }
-    )
+    source = f"bfcl/{entry['id'].rpartition('_')[0]}"
+    return Task.from_row(verl_row(source, entry["question"][0], entry["ground_truth"], {"index": entry["id"]}))
 
 
 async def _score(outcome: Outcome) -> Score:

@@ -1,4 +1,4 @@
-"""What the env takes from the package `bfcl-eval`: entries, documentation of functions, classes and the checker.
+"""The parts of the package `bfcl-eval` that the env uses: entries, documentation of functions, classes and the checker.
 
 `bfcl-eval` pins NumPy and some 25 clients of services. None of them is needed here, so it is installed without its
 dependencies, or its wheel is read as it is.
@@ -15,7 +15,7 @@ import json
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from toolgym.tools.errors import ConfigError, MissingExtraError, missing_file, missing_package
 from toolgym.tools.schema import ToolSchema
@@ -45,7 +45,7 @@ def require_package(wheel: str | Path | None) -> None:
             sys.path.insert(0, str(path))
             importlib.invalidate_caches()
     try:
-        found = importlib.import_module("bfcl_eval")
+        module = importlib.import_module("bfcl_eval")
     except ImportError as error:
         raise MissingExtraError(
             f"The BFCL envs need the package 'bfcl-eval' ({error}). Install it without its dependencies, which toolgym "
@@ -53,23 +53,24 @@ def require_package(wheel: str | Path | None) -> None:
             "its wheel or the folder that it was unpacked in",
             name="bfcl_eval",
         ) from error
-    if wheel is not None and not str(found.__file__).startswith(f"{path}/"):
-        raise ConfigError(f"wheel={str(wheel)!r} was given, but bfcl_eval was imported from {found.__file__} before")
+    if wheel is not None and not str(module.__file__).startswith(f"{path}/"):
+        raise ConfigError(f"wheel={str(wheel)!r} was given, but bfcl_eval was imported from {module.__file__} before")
 
 
 @functools.cache
 def entries(category: str) -> Mapping[str, Mapping[str, Any]]:
     """The entries of a category by id, each with its `ground_truth`; do not change them."""
     name = f"BFCL_v4_{category}.json"
-    truths = {one["id"]: one["ground_truth"] for one in _lines("data", "possible_answer", name)}
-    return {one["id"]: {**one, "ground_truth": truths[one["id"]]} for one in _lines("data", name)}
+    truths = {line["id"]: line["ground_truth"] for line in _lines("data", "possible_answer", name)}
+    return {line["id"]: {**line, "ground_truth": truths[line["id"]]} for line in _lines("data", name)}
 
 
 @functools.cache
 def schemas(class_name: str) -> tuple[ToolSchema, ...]:
     """The functions of a class, as its documentation has them."""
     files = _import("bfcl_eval.constants.executable_backend_config").MULTI_TURN_FUNC_DOC_FILE_MAPPING
-    return tuple(_schema(one) for one in _lines("data", "multi_turn_func_doc", files[class_name]))
+    docs = _lines("data", "multi_turn_func_doc", files[class_name])
+    return tuple(ToolSchema(doc["name"], doc["description"], _json_schema(doc["parameters"])) for doc in docs)
 
 
 @functools.cache
@@ -80,11 +81,13 @@ def api_class(class_name: str) -> type:
     new one.
     """
     paths = _import("bfcl_eval.constants.executable_backend_config").CLASS_FILE_PATH_MAPPING
-    found: type = getattr(_import(paths[class_name]), class_name)
-    for name, function in list(vars(found).items()):
-        if inspect.isfunction(function) and any(isinstance(one, list | dict) for one in function.__defaults__ or ()):
-            setattr(found, name, _with_new_defaults(function))
-    return found
+    api: type = getattr(_import(paths[class_name]), class_name)
+    for name, function in list(vars(api).items()):
+        if inspect.isfunction(function) and any(
+            isinstance(default, list | dict) for default in function.__defaults__ or ()
+        ):
+            setattr(api, name, _with_new_defaults(function))
+    return api
 
 
 def _with_new_defaults(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -102,21 +105,18 @@ def _with_new_defaults(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def added_functions_prompt() -> str:
-    """What the user says when functions were added; `{functions}` stands for their documentation."""
-    found: str = _import("bfcl_eval.constants.default_prompts").DEFAULT_USER_PROMPT_FOR_ADDITIONAL_FUNCTION_PROMPTING
-    return found
+    """The user's text when functions were added; `{functions}` stands for their documentation."""
+    return str(_import("bfcl_eval.constants.default_prompts").DEFAULT_USER_PROMPT_FOR_ADDITIONAL_FUNCTION_PROMPTING)
 
 
 def checker() -> Callable[..., dict[str, Any]]:
     """`multi_turn_checker`."""
-    found: Callable[..., dict[str, Any]] = _import(f"{_EVAL}.multi_turn_checker").multi_turn_checker
-    return found
+    return cast(Callable[..., dict[str, Any]], _import(f"{_EVAL}.multi_turn_checker").multi_turn_checker)
 
 
 def executor_globals() -> dict[str, Any]:
-    """Where the checker keeps the objects that it calls, under names that begin with its argument `model_name`."""
-    found: dict[str, Any] = vars(_import(f"{_EVAL}.multi_turn_utils"))
-    return found
+    """The variables in which the checker keeps its objects, under names that begin with its argument `model_name`."""
+    return cast(dict[str, Any], vars(_import(f"{_EVAL}.multi_turn_utils")))
 
 
 def _import(name: str) -> Any:
@@ -131,19 +131,15 @@ def _lines(*path: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines() if line.strip()]
 
 
-def _schema(doc: Mapping[str, Any]) -> ToolSchema:
-    return ToolSchema(doc["name"], doc["description"], _json_schema(doc["parameters"]))
-
-
 def _json_schema(value: Mapping[str, Any]) -> dict[str, Any]:
     """A schema of the documentation as a JSON Schema. The default "None" means that the argument is left out."""
-    found = dict(value)
-    if "type" in found:
-        found["type"] = _TYPES.get(found["type"], found["type"])
-    if found.get("default") == "None":
-        del found["default"]
-    if "properties" in found:
-        found["properties"] = {name: _json_schema(one) for name, one in found["properties"].items()}
-    if "items" in found:
-        found["items"] = _json_schema(found["items"])
-    return found
+    schema = dict(value)
+    if "type" in schema:
+        schema["type"] = _TYPES.get(schema["type"], schema["type"])
+    if schema.get("default") == "None":
+        del schema["default"]
+    if "properties" in schema:
+        schema["properties"] = {name: _json_schema(value) for name, value in schema["properties"].items()}
+    if "items" in schema:
+        schema["items"] = _json_schema(schema["items"])
+    return schema

@@ -78,8 +78,8 @@ class QueryError(ToolgymError, ValueError):
         return str(self.args[0])
 
 
-class Result(NamedTuple):
-    """What a query gave.
+class QueryResult(NamedTuple):
+    """The result of a query.
 
     Attributes:
         columns: the names of its columns; none for a statement that gives no rows.
@@ -159,10 +159,10 @@ class Database:
 
     def schema(self) -> str:
         """The statements that make the tables and views, as they were written."""
-        found = self.query("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL AND type IN ('table', 'view')")
-        return "\n".join(f"{sql.strip()};" for (sql,) in found.rows)
+        result = self.query("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL AND type IN ('table', 'view')")
+        return "\n".join(f"{sql.strip()};" for (sql,) in result.rows)
 
-    def query(self, sql: str, *, max_rows: int = 100_000, timeout: float = 10.0) -> Result:
+    def query(self, sql: str, *, max_rows: int = 100_000, timeout: float = 10.0) -> QueryResult:
         """Run one statement.
 
         Args:
@@ -187,14 +187,14 @@ class Database:
             finally:
                 self._connection.set_authorizer(self._authorize)
 
-    def _run(self, sql: str, max_rows: int, timeout: float) -> Result:
+    def _run(self, sql: str, max_rows: int, timeout: float) -> QueryResult:
         deadline = time.monotonic() + timeout
         self._connection.set_progress_handler(lambda: time.monotonic() > deadline, _STEPS)
         cursor = self._connection.cursor()
         try:
             cursor.execute(sql)
             rows = _fetched(cursor, max_rows + 1)
-            columns = [one[0] for one in cursor.description or ()]
+            columns = [column[0] for column in cursor.description or ()]
         except sqlite3.OperationalError as error:
             if str(error) == "interrupted":
                 raise _too_slow(timeout) from error
@@ -203,9 +203,9 @@ class Database:
             raise QueryError(self._said(str(error))) from error
         finally:
             cursor.close()
-        return Result(columns, rows[:max_rows], len(rows) > max_rows)
+        return QueryResult(columns, rows[:max_rows], len(rows) > max_rows)
 
-    def _run_alone(self, sql: str, max_rows: int, timeout: float) -> Result:
+    def _run_alone(self, sql: str, max_rows: int, timeout: float) -> QueryResult:
         """Run a statement in a process of its own. It sees no temporary tables."""
         if self._connection.in_transaction:
             raise QueryError("this statement calls a function that may be slow: end the transaction first")
@@ -230,7 +230,7 @@ class Database:
         if not self.read_only and data != database:
             self._connection.deserialize(data)
             self._bound_pages()
-        return Result(*result)
+        return QueryResult(*result)
 
     def _bound_pages(self) -> None:
         for name, pages in self._most.items():

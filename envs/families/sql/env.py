@@ -10,15 +10,16 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from toolgym.envs.base import Action
 from toolgym.envs.families.sql.compare import bird_same, is_ordered, same_rows, spider_query, spider_same
-from toolgym.envs.families.sql.database import QueryError, Result
+from toolgym.envs.families.sql.database import QueryError, QueryResult
 from toolgym.envs.families.sql.databases import Databases, embedded
 from toolgym.envs.families.sql.tool import SqlTool
 from toolgym.envs.rewards.base import Outcome, Score
 from toolgym.envs.tasks.loading import load_tasks
+from toolgym.envs.tasks.row_fields import verl_row
 from toolgym.envs.tasks.sources import TaskList, TaskSource
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.tool_env import ToolEnv
-from toolgym.envs.types import ResetOptions, ResetResult, StopReason
+from toolgym.envs.types import StopReason
 from toolgym.tools.concurrency.blocking import in_thread
 from toolgym.tools.concurrency.deadline import DeadlineError, with_deadline
 from toolgym.tools.errors import ConfigError, UnknownNameError, check_seconds, nearest, require_whole_number
@@ -96,10 +97,9 @@ class SQLEnv(ToolEnv):
         env_kwargs.setdefault("scorer", functools.partial(_score, databases, score_timeout, match))
         super().__init__([tool], tasks, owns_tools=[tool], **env_kwargs)
 
-    async def reset(self, *, seed: int | None = None, options: ResetOptions = None) -> ResetResult:
-        messages, info = await super().reset(seed=seed, options=options)
-        _database_of(info["task"])
-        return messages, info
+    def prepare(self, task: Task) -> Task:
+        _database_of(task)
+        return task
 
     def gold_actions(self) -> list[Action] | None:
         """The known query, first as a call and then as the answer."""
@@ -130,32 +130,24 @@ def sql_tasks(questions: str | Path | Iterable[Mapping[str, Any]], databases: Da
             database.close()
 
     plain = load_tasks(questions, columns={"prompt": "question"})
-    return TaskList([_task(one, place, schema) for place, one in enumerate(plain.tasks)])
+    return TaskList([_task(task, place, schema) for place, task in enumerate(plain.tasks)])
 
 
 def _task(plain: Task, place: int, schema: Any) -> Task:
-    given = plain.extra_info
-    query = given.get("query") or given.get("SQL")
-    db_id = given.get("db_id")
+    columns = plain.extra_info
+    query = columns.get("query") or columns.get("SQL")
+    db_id = columns.get("db_id")
     if not isinstance(query, str) or not isinstance(db_id, str):
         raise ConfigError(
-            f"question {place + 1} needs `db_id` and `query` (or `SQL`), got the columns {', '.join(given)}"
+            f"question {place + 1} needs `db_id` and `query` (or `SQL`), got the columns {', '.join(columns)}"
         )
     question = plain.messages[0]["content"]
-    hint = f"\nHint: {given['evidence']}" if given.get("evidence") else ""
+    hint = f"\nHint: {columns['evidence']}" if columns.get("evidence") else ""
     prompt = f"The database:\n{schema(db_id)}\n\nQuestion: {question}{hint}"
-    return Task.from_row(
-        {
-            "data_source": f"sql/{db_id}",
-            "prompt": [dict(system(SYSTEM_PROMPT)), dict(user(prompt))],
-            "reward_model": {"style": "rule", "ground_truth": query},
-            "extra_info": {
-                "index": f"{db_id}-{place}",
-                "need_tools_kwargs": True,
-                "tools_kwargs": {"sql": {"create_kwargs": {"db_id": db_id}}},
-            },
-        }
-    )
+    kwargs = {"sql": {"create_kwargs": {"db_id": db_id}}}
+    extra = {"index": f"{db_id}-{place}", "need_tools_kwargs": True, "tools_kwargs": kwargs}
+    messages = [dict(system(SYSTEM_PROMPT)), dict(user(prompt))]
+    return Task.from_row(verl_row(f"sql/{db_id}", messages, query, extra))
 
 
 def _database_of(task: Task) -> str:
@@ -184,8 +176,8 @@ async def _score(databases: Databases, timeout: float, match: str, outcome: Outc
 
 
 def _answer(text: str) -> str | None:
-    found = _BLOCK.findall(without_thinking(text))
-    return found[-1].strip() if found else None
+    blocks = _BLOCK.findall(without_thinking(text))
+    return blocks[-1].strip() if blocks else None
 
 
 def _compare(databases: Databases, timeout: float, match: str, task: Task, query: str) -> Score:
@@ -194,9 +186,11 @@ def _compare(databases: Databases, timeout: float, match: str, task: Task, query
     as_run = spider_query if match == "spider" else str
     try:
         try:
-            expected = _whole(database.query(as_run(known), max_rows=MOST_ROWS, timeout=timeout))
+            expected = database.query(as_run(known), max_rows=MOST_ROWS, timeout=timeout)
         except QueryError as error:
             raise ConfigError(f"the known query of task {task.id!r} does not run: {error}") from error
+        if expected.more:
+            raise ConfigError(f"a known query gives more than the {MOST_ROWS} rows that are compared")
         most = MOST_ROWS if match == "bird" else len(expected.rows)
         try:
             result = database.query(as_run(query), max_rows=most, timeout=timeout)
@@ -207,16 +201,10 @@ def _compare(databases: Databases, timeout: float, match: str, task: Task, query
     return Score(float(not result.more and _same(match, known, expected, result)), {"ran": 1.0})
 
 
-def _same(match: str, known: str, expected: Result, given: Result) -> bool:
+def _same(match: str, known: str, expected: QueryResult, answer: QueryResult) -> bool:
     if match == "bird":
-        return bird_same(expected.rows, given.rows)
+        return bird_same(expected.rows, answer.rows)
     if match == "spider":
-        return spider_same(expected.rows, given.rows, known)
-    alike = len(given.columns) == len(expected.columns)
-    return alike and same_rows(expected.rows, given.rows, ordered=is_ordered(known))
-
-
-def _whole(result: Result) -> Result:
-    if result.more:
-        raise ConfigError(f"a known query gives more than the {MOST_ROWS} rows that are compared")
-    return result
+        return spider_same(expected.rows, answer.rows, known)
+    alike = len(answer.columns) == len(expected.columns)
+    return alike and same_rows(expected.rows, answer.rows, ordered=is_ordered(known))

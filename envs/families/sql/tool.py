@@ -7,7 +7,7 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from toolgym.envs.families.sql.database import Database, QueryError, Result
+from toolgym.envs.families.sql.database import Database, QueryError, QueryResult
 from toolgym.envs.families.sql.databases import Databases
 from toolgym.tools.base import ToolResult
 from toolgym.tools.concurrency.blocking import in_thread
@@ -88,7 +88,7 @@ class _Session(ToolSession):
         return Database.from_bytes(self._database.dump(), read_only=False)
 
 
-def table(result: Result) -> str:
+def table(result: QueryResult) -> str:
     """A result as the policy reads it: names of columns, a line for each row, how many there are."""
     if not result.columns:
         return "(done; no rows)"

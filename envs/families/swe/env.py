@@ -22,7 +22,7 @@ from toolgym.tools.errors import ConfigError, EpisodeError, SandboxError, check_
 from toolgym.tools.function import ToolFunction, as_tool
 from toolgym.tools.library.bash import BashTool
 from toolgym.tools.library.editor import EditorTool
-from toolgym.tools.message import MessageToolCall, assistant, tool_call
+from toolgym.tools.message import assistant, tool_call
 from toolgym.tools.sandbox.base import Sandbox
 from toolgym.tools.sessions.tool_scope import tool_scope
 from toolgym.tools.sessions.workspace import Workspace
@@ -88,8 +88,8 @@ class SWEDevEnv(ToolEnv):
         env_kwargs.setdefault("scorer", self._judge)
         env_kwargs.setdefault("max_turns", MAX_TURNS)
         env_kwargs.setdefault("score_timeout", 2 * OPEN_TIMEOUT + test_timeout + 60)
-        own: list[BaseTool] = [bash, editor]
-        super().__init__([*own, *map(as_tool, tools)], _source(tasks), owns_tools=own, **env_kwargs)
+        owned: list[BaseTool] = [bash, editor]
+        super().__init__([*owned, *map(as_tool, tools)], _source(tasks), owns_tools=owned, **env_kwargs)
 
     async def reset(self, *, seed: int | None = None, options: ResetOptions = None) -> ResetResult:
         messages, info = await super().reset(seed=seed, options=options)
@@ -177,22 +177,20 @@ def gold_turns(task: RepositoryTask) -> list[Action] | None:
     """Return the files of the gold patch, written by the tools, and a last turn without calls; None: no patch."""
     if not task.gold_patch:
         return None
-    calls: list[MessageToolCall] = []
-    for name, data in task.gold_files().items():
+    turns: list[Action] = []
+    for number, (name, data) in enumerate(task.gold_files().items()):
         if data is None:
-            call = tool_call("bash", {"command": f"rm -- {shlex.quote(name)}"}, id=f"call_{len(calls)}")
-        else:
-            text = data.decode("utf-8", "replace")  # a patch of text alone
-            write = {"command": "create", "path": name, "file_text": text}
-            call = tool_call("editor", write, id=f"call_{len(calls)}")
-        calls.append(call)
-    turns: list[Action] = [assistant("", [call]) for call in calls]
+            call = tool_call("bash", {"command": f"rm -- {shlex.quote(name)}"}, id=f"call_{number}")
+        else:  # a patch of text alone
+            write = {"command": "create", "path": name, "file_text": data.decode("utf-8", "replace")}
+            call = tool_call("editor", write, id=f"call_{number}")
+        turns.append(assistant("", [call]))
     return [*turns, assistant("The report is dealt with.")]
 
 
 def _text(files: Mapping[str, str | bytes]) -> str:
     """The contents of all files."""
-    return "\n".join(one if isinstance(one, str) else one.decode("utf-8", "replace") for one in files.values())
+    return "\n".join(data if isinstance(data, str) else data.decode("utf-8", "replace") for data in files.values())
 
 
 def _source(tasks: Any) -> TaskSource | Sequence[Task]:
@@ -202,4 +200,4 @@ def _source(tasks: Any) -> TaskSource | Sequence[Task]:
         return tasks
     if not isinstance(tasks, Sequence):
         raise ConfigError(f"tasks must be a file, a TaskSource or a list of tasks, got {type(tasks).__name__}")
-    return [one.to_task() if isinstance(one, RepositoryTask) else one for one in tasks]
+    return [task.to_task() if isinstance(task, RepositoryTask) else task for task in tasks]

@@ -47,8 +47,8 @@ def _fail(module: ast.Module, whole: bool) -> set[str]:
             node.body = [_then(node.body, _control(node))]
             names.add(node.name)
     if whole:
-        first = [one for one in module.body if isinstance(one, ast.ImportFrom) and one.module == "__future__"]
-        rest = [one for one in module.body if one not in first]
+        first = [node for node in module.body if isinstance(node, ast.ImportFrom) and node.module == "__future__"]
+        rest = [node for node in module.body if node not in first]
         module.body = [*first, _then(rest, ast.parse("raise AssertionError").body)]
     return names
 
@@ -64,7 +64,7 @@ def _control(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.stmt]
     if not function.args.args or function.args.args[0].arg != "self":
         return fails
     for method in sorted(used):
-        values = ", ".join(getattr(one, "__name__", repr(one)) for one in CONTROLS[method])
+        values = ", ".join(getattr(value, "__name__", repr(value)) for value in CONTROLS[method])
         call = ast.parse(f"self.{method}({values})").body
         fails = [ast.Try(body=[*call], handlers=[ast.ExceptHandler(body=fails)], orelse=[], finalbody=[])]
     return fails

@@ -1,7 +1,8 @@
 """`apply_patch`: what files become by a unified diff, as `git diff` and `diff -u` write it.
 
 It is stricter than `patch` and more lenient than `git apply`: the context must be there to the letter, but where it
-stands, and the line counts in a hunk's header, may be wrong, as models often get them wrong.
+stands, and the line counts in a hunk's header, may be wrong, as models often get them wrong. (The library `unidiff`
+refuses such counts, and applies nothing.)
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class PatchError(ToolgymError, ValueError):
 
 @dataclass
 class _Hunk:
-    """One change of a file: the old lines and the new ones, each with its line end."""
+    """A change of a file: the old lines and the new ones, each with its line end."""
 
     start: int
     old: list[bytes] = field(default_factory=list)
@@ -33,7 +34,7 @@ class _Hunk:
 
 @dataclass
 class _FilePatch:
-    """What a diff says about one file."""
+    """The part of a diff about one file."""
 
     old: str | None = None
     new: str | None = None
@@ -44,7 +45,7 @@ class _FilePatch:
 
 def patched_names(diff: str | bytes) -> set[str]:
     """Return the names of the files that a diff reads or writes. Raises PatchError: it is no diff."""
-    return {name for one in _parse(diff) for name in (one.old, one.new) if name is not None}
+    return {name for file in _parse(diff) for name in (file.old, file.new) if name is not None}
 
 
 def apply_patch(read: Callable[[str], Node | None], diff: str | bytes) -> Changes:
@@ -57,49 +58,46 @@ def apply_patch(read: Callable[[str], Node | None], diff: str | bytes) -> Change
     Raises:
         PatchError: it is no diff, it does not fit the files, or it is about a binary file or a name outside.
     """
-    made: Changes = {}
+    changes: Changes = {}
 
     def current(name: str) -> Node | None:
-        return made[name] if name in made else read(name)
+        return changes[name] if name in changes else read(name)
 
-    for one in _parse(diff):
-        old = None if one.old is None else current(one.old)
-        if one.old is not None and old is None:
-            raise PatchError(f"{one.old}: there is no such file")
+    for file in _parse(diff):
+        old = None if file.old is None else current(file.old)
+        if file.old is not None and old is None:
+            raise PatchError(f"{file.old}: there is no such file")
         if old is not None and old.link:
-            raise PatchError(f"{one.old}: it is a symbolic link, which a patch cannot change")
-        if one.new is not None and one.new != one.old and current(one.new) is not None:
-            raise PatchError(f"{one.new}: the file exists already")
-        data = _patched(one.new or one.old or "", b"" if old is None else old.data, one.hunks)
-        if one.old is not None and one.old != one.new and not one.copies:
-            made[one.old] = None
-        if one.new is not None:
-            made[one.new] = Node(data, one.mode or (0o644 if old is None else old.mode))
-    return made
+            raise PatchError(f"{file.old}: it is a symbolic link, which a patch cannot change")
+        if file.new is not None and file.new != file.old and current(file.new) is not None:
+            raise PatchError(f"{file.new}: the file exists already")
+        data = _patched(file.new or file.old or "", b"" if old is None else old.data, file.hunks)
+        if file.old is not None and file.old != file.new and not file.copies:
+            changes[file.old] = None
+        if file.new is not None:
+            changes[file.new] = Node(data, file.mode or (0o644 if old is None else old.mode))
+    return changes
 
 
 def _patched(name: str, data: bytes, hunks: Sequence[_Hunk]) -> bytes:
-    lines = data.splitlines(keepends=True) if b"\r" not in data else _split(data)
+    lines = _split(data)
     done: list[bytes] = []
     at = shift = 0
     for number, hunk in enumerate(hunks, start=1):
-        found = _find(lines, hunk.old, at, max(at, hunk.start + shift))
-        if found is None:
+        place = _find(lines, hunk.old, at, max(at, hunk.start + shift))
+        if place is None:
             raise PatchError(
                 f"{name}: hunk {number} of {len(hunks)} does not apply: the lines that it expects around line "
                 f"{hunk.start + 1} are not there"
             )
-        if not hunk.old and lines and hunk.start == 0 and found == 0 and data and number == 1:
-            found = 0
-        done += [*lines[at:found], *hunk.new]
-        at, shift = found + len(hunk.old), found - hunk.start
+        done += [*lines[at:place], *hunk.new]
+        at, shift = place + len(hunk.old), place - hunk.start
     return b"".join([*done, *lines[at:]])
 
 
 def _split(data: bytes) -> list[bytes]:
     """Lines that end with a line feed; a carriage return belongs to its line."""
-    parts = data.split(b"\n")
-    return [part + b"\n" for part in parts[:-1]] + ([parts[-1]] if parts[-1] else [])
+    return re.findall(rb"[^\n]*\n|[^\n]+", data)
 
 
 def _find(lines: Sequence[bytes], wanted: Sequence[bytes], least: int, guess: int) -> int | None:
@@ -122,70 +120,70 @@ def _parse(diff: str | bytes) -> list[_FilePatch]:
     lines = _split(data)
     if lines and not lines[-1].endswith(b"\n"):
         lines[-1] += b"\n"
-    found: list[_FilePatch] = []
+    files: list[_FilePatch] = []
     at = 0
     while at < len(lines):
         text = _text(lines[at])
         if text.startswith("diff --git "):
-            one, at = _git_header(lines, at)
-        elif text.startswith("--- ") and at + 1 < len(lines) and lines[at + 1].startswith(b"+++ "):
-            one = _FilePatch()
+            file, at = _git_header(lines, at)
+        elif _begins_a_file(lines, at):
+            file = _FilePatch()
         elif _HUNK.match(text):
             raise PatchError(f"line {at + 1} of the diff: a hunk before any '--- ' and '+++ ' lines")
         else:
             at += 1
             continue
-        at = _body(lines, at, one)
-        found.append(one)
-    if not found:
+        at = _body(lines, at, file)
+        files.append(file)
+    if not files:
         raise PatchError("it is no unified diff: it has no '--- ' and '+++ ' lines")
-    for one in found:
-        _check(one)
-    return found
+    for file in files:
+        _check(file)
+    return files
 
 
 def _git_header(lines: Sequence[bytes], at: int) -> tuple[_FilePatch, int]:
     """Read the extended header of `git diff`; return the file and the line behind."""
-    one = _FilePatch()
+    file = _FilePatch()
     names = re.fullmatch(r"diff --git (\"?a/.+?\"?) (\"?b/.+\"?)", _text(lines[at]))
     if names:
-        one.old, one.new = _name(names[1]), _name(names[2])
+        file.old, file.new = _name(names[1]), _name(names[2])
     at += 1
     while at < len(lines):
         text = _text(lines[at])
         if text.startswith(("--- ", "diff --git ", "@@ ")):
             break
         if text.startswith(("GIT binary patch", "Binary files ")):
-            raise PatchError(f"{one.new or 'a file'}: binary patches are not supported")
+            raise PatchError(f"{file.new or 'a file'}: binary patches are not supported")
         if text.startswith(("new file mode 120", "old mode 120")):
-            raise PatchError(f"{one.new or 'a file'}: patches of symbolic links are not supported")
+            raise PatchError(f"{file.new or 'a file'}: patches of symbolic links are not supported")
         if mode := _MODE.match(text):
-            one.mode = int(mode[1], 8)
+            file.mode = int(mode[1], 8)
         if text.startswith("new file mode"):
-            one.old = None
+            file.old = None
         elif text.startswith("deleted file mode"):
-            one.new = None
+            file.new = None
         elif text.startswith(("rename from ", "copy from ")):
-            one.old, one.copies = _plain(text.split(" from ", 1)[1]), text.startswith("copy")
+            file.old, file.copies = _plain(text.split(" from ", 1)[1]), text.startswith("copy")
         elif text.startswith(("rename to ", "copy to ")):
-            one.new = _plain(text.split(" to ", 1)[1])
+            file.new = _plain(text.split(" to ", 1)[1])
         elif not text.startswith(("index ", "similarity ", "dissimilarity ", "old mode", "new mode")) and text:
             break
         at += 1
-    return one, at
+    return file, at
 
 
-def _body(lines: Sequence[bytes], at: int, one: _FilePatch) -> int:
+def _body(lines: Sequence[bytes], at: int, file: _FilePatch) -> int:
     """Read the names and hunks of a file; return the line behind."""
-    if at + 1 < len(lines) and lines[at].startswith(b"--- ") and lines[at + 1].startswith(b"+++ "):
-        one.old, one.new = _name(_text(lines[at])[4:]), _name(_text(lines[at + 1])[4:])
+    if at < len(lines) and _begins_a_file(lines, at):
+        file.old, file.new = _name(_text(lines[at])[4:]), _name(_text(lines[at + 1])[4:])
         at += 2
     while at < len(lines) and (header := _HUNK.match(_text(lines[at]))):
-        at = _hunk(lines, at + 1, one, header)
+        at = _hunk(lines, at + 1, file, header)
     return at
 
 
-def _hunk(lines: Sequence[bytes], at: int, one: _FilePatch, header: re.Match[str]) -> int:
+def _hunk(lines: Sequence[bytes], at: int, file: _FilePatch, header: re.Match[str]) -> int:
     counts = [int(header[place] or 1) if header[place] != "0" else 0 for place in (2, 4)]
     # A hunk without old lines stands behind the line that its header names.
     hunk = _Hunk(max(0, int(header[1]) - (1 if counts[0] else 0)))
@@ -207,7 +205,7 @@ def _hunk(lines: Sequence[bytes], at: int, one: _FilePatch, header: re.Match[str
         else:
             break
         at += 1
-    one.hunks.append(hunk)
+    file.hunks.append(hunk)
     return at
 
 
@@ -251,10 +249,10 @@ def _name(text: str) -> str | None:
     return name[2:] if name.startswith(("a/", "b/")) else name
 
 
-def _check(one: _FilePatch) -> None:
-    if one.old is None and one.new is None:
+def _check(file: _FilePatch) -> None:
+    if file.old is None and file.new is None:
         raise PatchError("a file of the diff has no name")
-    for name in (one.old, one.new):
+    for name in (file.old, file.new):
         try:
             if name is not None:
                 check_name(name)

@@ -36,7 +36,7 @@ CONTROLS: dict[str, tuple[Any, ...]] = {
 
 def main() -> None:
     request = json.loads(sys.stdin.buffer.readline())
-    report = Report(os.dup(1), request["token"], request["tests"], request["control"])
+    report = TestReporter(os.dup(1), request["token"], request["tests"], request["control"])
     os.dup2(2, 1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     sys.argv = ["tests"]
@@ -60,7 +60,7 @@ def leave() -> NoReturn:
     os._exit(0)
 
 
-class Report:
+class TestReporter:
     """Writes two lines for each wanted test and each control: that it began, and how it ended.
 
     A wanted test has its place for a name, since what can be printed is bounded.
@@ -83,10 +83,10 @@ class Report:
 # ---------------------------------------------------------------------- unittest
 
 
-class Result(unittest.TestResult):
+class ReportedResult(unittest.TestResult):
     """Reports a test when it has ended."""
 
-    def __init__(self, report: Report, control: str) -> None:
+    def __init__(self, report: TestReporter, control: str) -> None:
         super().__init__()
         self._report, self._control = report, control
         self._outcome = ""
@@ -142,13 +142,13 @@ def control_case(name: str) -> type[unittest.TestCase]:
     return type(name, (unittest.TestCase,), {**tests, "test_raises": raises, "__module__": name})
 
 
-def run_unittest(request: dict[str, Any], report: Report) -> None:
+def run_unittest(request: dict[str, Any], report: TestReporter) -> None:
     """Run the wanted tests and the controls."""
     sys.path[:0] = [os.path.abspath(path) for path in request["paths"]]
     loader = unittest.TestLoader()
     suite = unittest.TestSuite(loader.loadTestsFromName(name) for name in dict.fromkeys(request["tests"]))
     suite.addTests(loader.loadTestsFromTestCase(control_case(request["control"])))
-    stderr, result = sys.stderr, Result(report, request["control"])
+    stderr, result = sys.stderr, ReportedResult(report, request["control"])
     sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
     suite.run(result)
     sys.stderr = stderr
@@ -160,7 +160,7 @@ def run_unittest(request: dict[str, Any], report: Report) -> None:
 class Plugin:
     """Chooses the wanted tests and the controls, and reports how each one ended."""
 
-    def __init__(self, request: dict[str, Any], report: Report) -> None:
+    def __init__(self, request: dict[str, Any], report: TestReporter) -> None:
         self._report, self._control = report, request["control"]
         self._wanted = {*request["tests"]}
         self._paths = [os.path.abspath(path) for path in request["paths"]]
@@ -194,7 +194,7 @@ class Plugin:
 def run_pytest(pytest: Any) -> Any:
     """Return what runs the wanted tests and a file of controls."""
 
-    def run(request: dict[str, Any], report: Report) -> None:
+    def run(request: dict[str, Any], report: TestReporter) -> None:
         control = request["control"]
         with open(f"test_{control}.py", "x", encoding="utf-8") as file:
             file.write(f"def test_{control}_assert():\n    value = 1\n    assert value == 2\n\n\n")

@@ -47,14 +47,14 @@ Changes: TypeAlias = dict[str, Node | None]
 
 def changes(before: Mapping[str, Node], after: Mapping[str, Node]) -> Changes:
     """Return what makes `after` of `before`."""
-    found: Changes = {name: node for name, node in after.items() if before.get(name) != node}
-    return found | {name: None for name in before if name not in after}
+    new: Changes = {name: node for name, node in after.items() if before.get(name) != node}
+    return new | {name: None for name in before if name not in after}
 
 
-def changed(before: Mapping[str, Node], made: Mapping[str, Node | None]) -> Tree:
+def changed(before: Mapping[str, Node], changes: Mapping[str, Node | None]) -> Tree:
     """Return a tree with changes made to it. A new file takes the place of a folder of its name, and the other way."""
-    after = {name: node for name, node in before.items() if name not in made}
-    new = {name: node for name, node in made.items() if node is not None}
+    after = {name: node for name, node in before.items() if name not in changes}
+    new = {name: node for name, node in changes.items() if node is not None}
     gone = {parent for name in new for parent in _parents(name)}
     kept = {
         name: node for name, node in after.items() if name not in gone and not any(p in new for p in _parents(name))
@@ -68,11 +68,11 @@ def _parents(name: str) -> Iterator[str]:
         yield name
 
 
-def pack(made: Mapping[str, Node | None]) -> bytes:
+def pack(changes: Mapping[str, Node | None]) -> bytes:
     """Return changes as a tar.gz; the same changes give the same bytes."""
     target = io.BytesIO()
     with gzip.GzipFile(fileobj=target, mode="wb", mtime=0) as zipped, tarfile.open(fileobj=zipped, mode="w") as archive:
-        for name, node in sorted(made.items()):
+        for name, node in sorted(changes.items()):
             folder, slash, last = name.rpartition("/")
             member = tarfile.TarInfo(name if node is not None else f"{folder}{slash}{WHITEOUT}{last}")
             if node is not None and node.link:
@@ -87,14 +87,14 @@ def pack(made: Mapping[str, Node | None]) -> bytes:
 
 def unpack(data: bytes) -> Changes:
     """Return the changes of a tar.gz that `pack` made. Raises ConfigError: it is none."""
-    found: Changes = {}
+    changes: Changes = {}
     for name, node in read_archive(io.BytesIO(data), "the snapshot").items():
         folder, slash, last = name.rpartition("/")
         if last.startswith(WHITEOUT):
-            found[f"{folder}{slash}{last.removeprefix(WHITEOUT)}"] = None
+            changes[f"{folder}{slash}{last.removeprefix(WHITEOUT)}"] = None
         else:
-            found[name] = node
-    return found
+            changes[name] = node
+    return changes
 
 
 def read_archive(file: io.BufferedIOBase, what: str) -> Tree:
@@ -103,20 +103,20 @@ def read_archive(file: io.BufferedIOBase, what: str) -> Tree:
     Raises:
         ConfigError: it is no tar archive, or a name in it leads outside.
     """
-    found: Tree = {}
+    tree: Tree = {}
     try:
         with tarfile.open(fileobj=file) as archive:
             for member in archive:
                 name = os.path.normpath(member.name)
                 if member.issym():
-                    found[check_name(name)] = Node(os.fsencode(member.linkname), 0o777, link=True)
+                    tree[check_name(name)] = Node(os.fsencode(member.linkname), 0o777, link=True)
                 elif member.isfile():  # a hard link too: it reads as the file that it is one with
                     content = archive.extractfile(member)
                     assert content is not None
-                    found[check_name(name)] = Node(content.read(), 0o755 if member.mode & 0o100 else 0o644)
+                    tree[check_name(name)] = Node(content.read(), 0o755 if member.mode & 0o100 else 0o644)
     except (tarfile.TarError, EOFError, OSError) as error:
         raise ConfigError(f"{what} is no tar archive that can be read: {error}") from error
-    return found
+    return tree
 
 
 def read_repository(path: str | Path) -> Tree:
@@ -168,8 +168,8 @@ def is_compiled(name: str) -> bool:
 
 def _folder(root: Path) -> Iterator[tuple[str, Node]]:
     for place, folders, files in os.walk(root):
-        folders[:] = sorted(one for one in folders if one not in (".git", "__pycache__"))
-        links = [one for one in folders if os.path.islink(os.path.join(place, one))]
+        folders[:] = sorted(folder for folder in folders if folder not in (".git", "__pycache__"))
+        links = [folder for folder in folders if os.path.islink(os.path.join(place, folder))]
         for name in sorted([*files, *links]):
             path = Path(place, name)
             relative, mode = path.relative_to(root).as_posix(), path.lstat().st_mode

@@ -40,7 +40,7 @@ _CONFIGS = {
 
 @dataclass(frozen=True)
 class TestReport:
-    """How the hidden tests ended.
+    """The ends of the hidden tests.
 
     Attributes:
         f2p_count: tests of `fail_to_pass` that passed.
@@ -78,9 +78,9 @@ class TestReport:
         return self.infra_error is None and self.f2p_count == self.f2p_total and self.p2p_count == self.p2p_total
 
 
-def repository_to_judge(task: RepositoryTask, made: Changes) -> Tree:
+def repository_to_judge(task: RepositoryTask, changes: Changes) -> Tree:
     """Return the files that the tests see: the policy's, but the tests as they were, and the hidden ones."""
-    counted = {name: node for name, node in made.items() if _counts(task, name)}
+    counted = {name: node for name, node in changes.items() if _counts(task, name)}
     return changed(changed(task.tree, counted), task.hidden)
 
 
@@ -189,7 +189,7 @@ def _outcomes(stdout: str, token: str, tests: Sequence[str], control: str) -> tu
     The policy's code runs in the process that reports, and can find what it reports with. So every word must be due: a
     test that was asked for begins once, and after that ends once.
     """
-    found: dict[Any, str] = {}
+    outcomes: dict[Any, str] = {}
     begun: set[str] = set()
     forged = False
     for line in stdout.splitlines():
@@ -207,11 +207,11 @@ def _outcomes(stdout: str, token: str, tests: Sequence[str], control: str) -> tu
             continue
         if outcome == "began" and test not in begun and test is not None:
             begun.add(test)
-        elif test in found or (test is not None and test not in begun):
+        elif test in outcomes or (test is not None and test not in begun):
             forged = True
         else:
-            found[test] = outcome
-    return found, forged
+            outcomes[test] = outcome
+    return outcomes, forged
 
 
 # ---------------------------------------------------------------------- the command
@@ -239,8 +239,9 @@ def _request(task: RepositoryTask, tree: Tree) -> dict[str, Any]:
 
 def _unittest_paths(words: Sequence[str]) -> list[str]:
     """Return the folders on Python's path: where discovery puts the top of the modules' names, and the repository."""
-    found = dict(itertools.pairwise(words))
-    top = found.get("-t", found.get("--top-level-directory", found.get("-s", found.get("--start-directory"))))
+    values = dict(itertools.pairwise(words))
+    options = ("-t", "--top-level-directory", "-s", "--start-directory")
+    top = next((values[option] for option in options if option in values), None)
     return [*dict.fromkeys([top or ".", "."])]
 
 

@@ -124,14 +124,14 @@ class RepositoryWorkspace(AsyncCloseable):
             session = await _open(sandbox, task.tree, options)
             try:
                 await _begin_history(session)
-                times = {one.name: one for one in await session.walk(FOLDER)}
-                made = cls(task, sandbox, session, times, options)
+                times = {file.name: file for file in await session.walk(FOLDER)}
+                workspace = cls(task, sandbox, session, times, options)
                 if snapshot is not None:
-                    await made._apply(unpack(snapshot))
+                    await workspace._apply(unpack(snapshot))
             except BaseException:  # cancelled or not, the session is closed
                 await shielded(session.close())
                 raise
-            return made
+            return workspace
 
         return await with_deadline(opening(), OPEN_TIMEOUT)
 
@@ -157,19 +157,18 @@ class RepositoryWorkspace(AsyncCloseable):
             SandboxError: the session is gone.
         """
         try:
-            found: dict[str, Node] = {}
-            for name in patched_names(diff):
-                node = await self._node(name)
-                if node is not None:
-                    found[name] = node
-            made = apply_patch(found.get, diff)
-            await self._apply(made)
+            read = {name: await self._node(name) for name in patched_names(diff)}
+            patched = apply_patch(read.get, diff)
+            await self._apply(patched)
         except PatchError as error:
             return f"The patch was not applied: {error}"
         except SandboxFileError as error:
             return f"The patch could not be written: {error}"
-        lines = [f"{_verb(name, node, found)} {name}" for name, node in sorted(made.items())]
-        return "The patch was applied:\n" + "\n".join(lines)
+        verbs = {
+            name: "deleted" if node is None else "changed" if read.get(name) else "created"
+            for name, node in patched.items()
+        }
+        return "The patch was applied:\n" + "\n".join(f"{verb} {name}" for name, verb in sorted(verbs.items()))
 
     async def run_tests(self, timeout: float = TEST_TIMEOUT) -> TestReport:
         """Run the hidden tests on the repository as it is now, in a session of their own.
@@ -181,15 +180,15 @@ class RepositoryWorkspace(AsyncCloseable):
             ConfigError: `test_command` of the task cannot be used.
         """
         try:
-            made = await with_deadline(self.changes(), OPEN_TIMEOUT)
-            return await with_deadline(self._judge(made, timeout), OPEN_TIMEOUT + timeout + 2 * LEAST + SLACK)
+            work = await with_deadline(self.changes(), OPEN_TIMEOUT)
+            return await with_deadline(self._judge(work, timeout), OPEN_TIMEOUT + timeout + 2 * LEAST + SLACK)
         except SandboxFileError as error:  # the policy made it so
             return no_repository(self.task, error_text(error))
         except (SandboxError, DeadlineError) as error:
             return no_verdict(self.task, error_text(error))
 
-    async def _judge(self, made: Changes, timeout: float) -> TestReport:
-        tree = repository_to_judge(self.task, made)
+    async def _judge(self, work: Changes, timeout: float) -> TestReport:
+        tree = repository_to_judge(self.task, work)
         report = await self._run(tree, timeout)
         if not report.f2p_count or report.p2p_count < report.p2p_total:
             return report  # it is worth nothing, forged or not
@@ -231,24 +230,24 @@ class RepositoryWorkspace(AsyncCloseable):
         """
         before = self.task.tree
         try:
-            found = await self.session.walk(self.folder)
+            files = await self.session.walk(self.folder)
         except SandboxFileNotFoundError:
-            found = []
-        listed = {one.name: one for one in found if _is_kept(one.name)}
-        whole = sum(one.size for one in listed.values() if one.kind == "file") <= SMALL
+            files = []
+        files = [file for file in files if _is_kept(file.name)]
+        whole = sum(file.size for file in files if file.kind == "file") <= SMALL
         after: Tree = {}
         doubtful: list[FileInfo] = []
-        for name, one in listed.items():
-            if one.kind == "link" and one.target is not None:
-                after[name] = Node(one.target.encode("utf-8", "surrogateescape"), 0o777, link=True)
-            elif one.kind == "file" and name in before and not whole and self._times.get(name) == one:
-                after[name] = before[name]
-            elif one.kind == "file":
-                doubtful.append(one)
+        for file in files:
+            if file.kind == "link" and file.target is not None:
+                after[file.name] = _link(file.target)
+            elif file.kind == "file" and file.name in before and not whole and self._times.get(file.name) == file:
+                after[file.name] = before[file.name]
+            elif file.kind == "file":
+                doubtful.append(file)
         contents = await self.session.read_files(self.folder, doubtful)
-        for one in doubtful:
-            if one.name in contents:
-                after[one.name] = Node(contents[one.name], 0o755 if one.mode & 0o100 else 0o644)
+        for file in doubtful:
+            if file.name in contents:
+                after[file.name] = Node(contents[file.name], 0o755 if file.mode & 0o100 else 0o644)
         return changes(before, after)
 
     async def snapshot(self) -> bytes:
@@ -276,30 +275,34 @@ class RepositoryWorkspace(AsyncCloseable):
     async def _node(self, name: str) -> Node | None:
         place = f"{self.folder}/{name}"
         try:
-            found = await self.session.stat(place)
-            if found.kind == "link":
-                return Node((found.target or "").encode("utf-8", "surrogateescape"), 0o777, link=True)
-            return Node(await self.session.read_file(place), 0o755 if found.mode & 0o100 else 0o644)
+            file = await self.session.stat(place)
+            if file.kind == "link":
+                return _link(file.target or "")
+            return Node(await self.session.read_file(place), 0o755 if file.mode & 0o100 else 0o644)
         except (SandboxFileNotFoundError, SandboxNotADirectoryError):
             return None
 
     async def _is_in_the_way(self, name: str, node: Node) -> bool:
         """Whether something stands there that is not written over: a folder, or anything in place of a link."""
         try:
-            found = await self.session.stat(f"{self.folder}/{name}")
-            return node.link or found.kind != "file"
+            file = await self.session.stat(f"{self.folder}/{name}")
+            return node.link or file.kind != "file"
         except (SandboxFileNotFoundError, SandboxNotADirectoryError):
             return False
 
-    async def _apply(self, made: Changes) -> None:
-        for name in [name for name, node in made.items() if node is None]:
+    async def _apply(self, work: Changes) -> None:
+        for name in [name for name, node in work.items() if node is None]:
             if await self.session.exists(f"{self.folder}/{name}"):
                 await self.session.remove(f"{self.folder}/{name}")
-        new = {name: node for name, node in made.items() if node is not None}
+        new = {name: node for name, node in work.items() if node is not None}
         for name, node in new.items():
             if await self._is_in_the_way(name, node):
                 await self.session.remove(f"{self.folder}/{name}", recursive=True)
         await self.session.write_rows(self.folder, *_rows(new))
+
+
+def _link(target: str) -> Node:
+    return Node(target.encode("utf-8", "surrogateescape"), 0o777, link=True)
 
 
 def _is_kept(name: str) -> bool:
@@ -342,7 +345,3 @@ def _rows(nodes: Tree) -> tuple[list[FileRow], list[bytes]]:
             rows.append(FileRow(name, "file", node.mode, len(node.data)))
             contents.append(node.data)
     return rows, contents
-
-
-def _verb(name: str, node: Node | None, before: Mapping[str, Node]) -> str:
-    return "deleted" if node is None else "changed" if name in before else "created"

@@ -331,7 +331,7 @@ def test_what_the_user_does_wrong_is_an_error(change, error, text, db_root):
 
 async def test_a_task_without_a_database_or_with_a_broken_known_query_is_an_error(db_root):
     async with toolgym.make("SQL-v0", tasks=[Task(messages=(user("6 * 7?"),), ground_truth="42")]) as env:
-        with pytest.raises(ConfigError, match="names its database"):
+        with pytest.raises(ConfigError, match="needs its database"):
             await env.reset(seed=0)
     (db_root / "bad.sqlite").write_text("no database at all, but long enough to be looked at" * 20)
     with pytest.raises(ConfigError, match="as a database of SQLite"):

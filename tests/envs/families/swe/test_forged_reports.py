@@ -26,7 +26,7 @@ SOURCES = {
     "frames": FIND + "for test in tests: report(test, 'passed')\n",
     "frames, in the order of the parent": FIND + FORGE,
     "frames, and the process ends": FIND + FORGE + "import os; os._exit(0)\n",
-    "gc": "import gc\nfor report in gc.get_objects():\n    if type(report).__name__ == 'Report':\n"
+    "gc": "import gc\nfor report in gc.get_objects():\n    if type(report).__name__ == 'TestReporter':\n"
     "        for test in report._places: report(test, 'began'); report(test, 'passed')\n"
     "        import os; os._exit(0)\n",
     "a test that was not asked for": FIND + "report._places['x'] = 99\nreport('x', 'began'); report('x', 'passed')\n",
@@ -41,8 +41,9 @@ SOURCES = {
     "        except OSError: pass\n",
     "other words for what fails": FIND + "call = type(report).__call__\ndef better(self, test, how):\n"
     "    call(self, test, 'passed' if how == 'failed' and test in tests else how)\ntype(report).__call__ = better\n",
-    "unittest's result": "import __main__\nfailed = __main__.Result.addFailure\ndef add(self, test, error):\n"
-    f"    self.addSuccess(test) if {NOT_CONTROLS} else failed(self, test, error)\n__main__.Result.addFailure = add\n",
+    "unittest's result": "import __main__\nfailed = __main__.ReportedResult.addFailure\ndef add(self, test, error):\n"
+    f"    self.addSuccess(test) if {NOT_CONTROLS} else failed(self, test, error)\n"
+    "__main__.ReportedResult.addFailure = add\n",
     "unittest's case": "import unittest\nrun = unittest.TestCase.run\ndef other(test, result):\n"
     f"    if {NOT_CONTROLS}: result.startTest(test); result.addSuccess(test); result.stopTest(test)\n"
     "    else: run(test, result)\nunittest.TestCase.run = other\n",
@@ -104,7 +105,7 @@ PYTEST = {
     "a function's run": "import _pytest.python as p\nrun = p.Function.runtest\ndef other(self):\n"
     "    if 'control_' in self.nodeid: run(self)\np.Function.runtest = other\n",
     "frames": "import sys\nframe = sys._getframe()\n"
-    "while type(frame.f_locals.get('report')).__name__ != 'Report': frame = frame.f_back\n"
+    "while type(frame.f_locals.get('report')).__name__ != 'TestReporter': frame = frame.f_back\n"
     "report = frame.f_locals['report']\n" + FORGE.replace("tests", "report._places"),
     "a plugin": "import gc, os\nfor plugin in gc.get_objects():\n    if type(plugin).__name__ == 'Plugin':\n"
     "        for test in plugin._wanted: plugin._report(test, 'began'); plugin._report(test, 'passed')\n"

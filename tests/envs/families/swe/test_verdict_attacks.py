@@ -76,8 +76,8 @@ SOURCES = {
     "nothing is unequal": "import unittest; unittest.TestCase.assertEqual = lambda *a, **k: None",
     "what fails is a success": """
         import __main__
-        __main__.Result.addFailure = lambda self, test, err: self.addSuccess(test)
-        __main__.Result.addError = __main__.Result.addFailure
+        __main__.ReportedResult.addFailure = lambda self, test, err: self.addSuccess(test)
+        __main__.ReportedResult.addError = __main__.ReportedResult.addFailure
         """,
     "a failure is no failure": "import unittest; unittest.TestCase.failureException = unittest.SkipTest",
     "it hangs": "import time; time.sleep(60)",
