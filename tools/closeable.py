@@ -1,8 +1,10 @@
-"""`AsyncCloseable`: `async with` for what has an async `close`."""
+"""`AsyncCloseable`: `async with` for what has an async `close`; `closed_on_error` for what outlives its block."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Self
 
@@ -21,3 +23,13 @@ class AsyncCloseable(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+
+@asynccontextmanager
+async def closed_on_error(close: Callable[[], Awaitable[object]]) -> AsyncIterator[None]:
+    """Free what a block has taken if the block raises or is cancelled."""
+    try:
+        yield
+    except BaseException:
+        await close()
+        raise

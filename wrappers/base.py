@@ -13,7 +13,7 @@ from toolgym.tools.schema import ToolSchema
 
 
 class Wrapper(BaseEnv):
-    """Passes everything on to the env inside; subclasses change one thing.
+    """Passes everything on to the env inside, its argument `env`; subclasses change one thing.
 
     Attributes that the wrapper lacks are looked up in the env inside at each access, so they are never stale.
 

@@ -38,7 +38,6 @@ class Compact(Wrapper):
     turns; a `TurnLimit` around this wrapper counts it.
 
     Args:
-        env: the env inside.
         max_tokens: tokens of a conversation, the task's messages included, above which a summary is asked for. Only
             texts count, not what a chat template puts around them; leave room for the summary in the model's context.
         tokenizer: a tokenizer, or a function from a text to its number of tokens.

@@ -20,7 +20,6 @@ class FormatPenalty(Wrapper):
     The metrics of a step hold `bad_format`, the turns without it so far, and `reward/format`, what they cost so far.
 
     Args:
-        env: the env inside.
         form: a regular expression that is searched for in the content of each turn's message, where `.` is any
             character, a line's end too; or a function from that message to whether it has the form. The calls of tools
             are in the message's `tool_calls`, and not in its content: how they are written belongs to the model.

@@ -25,12 +25,7 @@ class Limit(Wrapper):
         """Take a step of an episode that is under way, and `end` it where it has reached the limit."""
 
     async def end(self, result: StepResult, reason: StopReason) -> StepResult:
-        """End the episode.
-
-        Args:
-            result: of the last step. Its observations are dropped: the policy reads nothing any more.
-            reason: why it ends.
-        """
+        """End the episode with the result of its last step, without the observations: the policy reads nothing more."""
         self._ended = True
         last = await self.env.truncate(reason)
         metrics = {**result.info.get("metrics", {}), **last.info.get("metrics", {})}

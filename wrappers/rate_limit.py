@@ -18,7 +18,6 @@ class RateLimit(Wrapper):
     does not. Changes nothing of what the env gives.
 
     Args:
-        env: the env inside.
         limit: how many run at once in this process, in all envs whose limit has the same name; or a limiter that the
             envs share.
         name: the limit's name.

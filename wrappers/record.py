@@ -28,7 +28,6 @@ class Record(Wrapper):
     it shares. No file stays open between episodes. Put it around `RetryOnInfraError`: its forks would be episodes here.
 
     Args:
-        env: the env inside.
         path: the file; its folder must be there.
 
     Raises:

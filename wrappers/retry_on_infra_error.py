@@ -41,7 +41,6 @@ class RetryOnInfraError(Wrapper):
     Every retry is logged. The metrics of a step hold `infra_retries`, the retries of the episode so far.
 
     Args:
-        env: the env inside.
         attempts: how often a call is made at most.
         first_delay: seconds before the second attempt, at most; before each further one at most twice as many, drawn
             evenly from 0 up.

@@ -15,10 +15,10 @@ from toolgym.wrappers.base import Wrapper
 class RewriteObservations(Wrapper):
     """Replaces the new messages of each step, and of `reset`, by what a function makes of them.
 
-    Changes the messages and nothing else. The env inside goes on as if the policy had read the original ones.
+    Changes the messages and nothing else. The env inside goes on as if the policy had read the original ones. `Compact`
+    goes around this wrapper, and not inside of it.
 
     Args:
-        env: the env inside. `Compact` goes around this wrapper, and not inside of it.
         rewrite: from new messages to those that the policy reads. It gets copies, and is not called where there are
             none.
         prompt: whether the messages of `reset` are rewritten too.

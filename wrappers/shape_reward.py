@@ -18,7 +18,6 @@ class ShapeReward(Wrapper):
     step of its own.
 
     Args:
-        env: the env inside.
         shape: from a step's result to its reward.
 
     Raises:

@@ -25,7 +25,6 @@ class TimeLimit(Limit):
     wrote its turn shows at its next step, which is not taken.
 
     Args:
-        env: the env inside.
         seconds: wall seconds of an episode.
 
     Raises:
@@ -75,11 +74,7 @@ class TimeLimit(Limit):
             return await self.end(StepResult([], 0.0, False, {}), StopReason.EPISODE_TIMEOUT)
 
     async def _in_time(self, call: Callable[[], Coroutine[Any, Any, T]], deadline: float) -> T:
-        """Make a call and await it until the deadline.
-
-        Raises:
-            _TimeUpError: the deadline passed. The call was cancelled, or never made.
-        """
+        """Await a call until the deadline. `_TimeUpError`: it was cancelled, or never made."""
         left = deadline - time.monotonic()
         if left <= 0:
             raise _TimeUpError

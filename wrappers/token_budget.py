@@ -19,7 +19,6 @@ class TokenBudget(Limit):
     turn that uses up the budget is taken as any other; then the env inside scores the episode, see `Limit`.
 
     Args:
-        env: the env inside.
         max_tokens: tokens of an episode behind the task's messages, at least 1.
         tokenizer: a tokenizer, or a function from a text to its number of tokens.
 

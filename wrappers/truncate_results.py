@@ -19,7 +19,6 @@ class TruncateResults(Wrapper):
     Changes the observations of `step` and nothing else.
 
     Args:
-        env: the env inside.
         max_chars: characters that may remain of one result, the note not counted.
         max_tokens: tokens that may remain, in place of characters. The text is cut between two characters.
         tokenizer: counts them: a tokenizer, or a function from a text to its number of tokens.

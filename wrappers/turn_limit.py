@@ -15,7 +15,6 @@ class TurnLimit(Limit):
     results. Then the env inside scores the episode; see `Limit`.
 
     Args:
-        env: the env inside.
         max_turns: turns of an episode, at least 1.
 
     Raises:

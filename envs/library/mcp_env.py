@@ -14,6 +14,7 @@ from toolgym.envs.tasks.task import Task
 from toolgym.envs.tool_env import ToolEnv
 from toolgym.envs.types import ResetOptions, ResetResult
 from toolgym.tools.base import BaseTool, ToolResult
+from toolgym.tools.closeable import closed_on_error
 from toolgym.tools.concurrency.deadline import shielded
 from toolgym.tools.concurrency.event_loop_thread import EventLoopThread
 from toolgym.tools.errors import ConfigError, UnknownNameError, check_seconds, nearest
@@ -111,12 +112,9 @@ class McpEnv(ToolEnv):
         self._over = True
         await self._release()
         self._connection = await McpConnection.open(self.server, self.connect_timeout)
-        try:
+        async with closed_on_error(self._release):
             self._take(await self._connection.schemas(self.connect_timeout))
             return await self._begin(seed, options)
-        except BaseException:  # cancelled or not, the session is ended
-            await self._release()
-            raise
 
     async def _begin(self, seed: int | None, options: Mapping[str, Any] | None) -> ResetResult:
         connection, self._connection = self._connection, None  # the reset below ends what is under way

@@ -16,6 +16,7 @@ from toolgym.envs.types import ResetOptions, ResetResult, StepInfo, StopReason
 from toolgym.envs.users.base import User, UserReply, UserSession
 from toolgym.envs.users.function import FunctionUser
 from toolgym.tools.base import BaseTool
+from toolgym.tools.closeable import closed_on_error
 from toolgym.tools.concurrency.deadline import shielded, with_deadline
 from toolgym.tools.errors import ConfigError, UnknownNameError, check_seconds, nearest
 from toolgym.tools.function import ToolFunction
@@ -88,7 +89,7 @@ class UserSimEnv(ToolEnv):
     async def reset(self, *, seed: int | None = None, options: ResetOptions = None) -> ResetResult:
         messages, info = await super().reset(seed=seed, options=options)
         self._user_metrics, self.user_trace = {}, []
-        try:
+        async with closed_on_error(self._abandon):
             task = info["task"]
             kwargs = dict(task.extra_info.get("interaction_kwargs") or {})
             opening = self._chosen(task, kwargs.pop("name", None)).open(task, **kwargs)
@@ -99,10 +100,6 @@ class UserSimEnv(ToolEnv):
                     raise ConfigError(f"task {task.id!r}: the user begins, and says nothing")
                 self._messages.append(user(first.text))
                 messages = [*messages, user(first.text)]
-        except BaseException:  # cancelled or not, the tools and the user are freed
-            self._over = True
-            await self._release()
-            raise
         return messages, info
 
     async def respond(self, turn: ParsedTurn) -> Reply | End:
@@ -124,13 +121,10 @@ class UserSimEnv(ToolEnv):
         """
         twin = await super().fork()
         twin._session = None
-        try:
+        async with closed_on_error(twin.close):
             if self._session is not None:
                 forking = self._session.fork()
                 twin._session = await with_deadline(forking, self.user_timeout, queue=self.queue_timeout)
-        except BaseException:  # the twin's tools are freed, cancelled or not
-            await twin.close()
-            raise
         twin._user_metrics = {**self._user_metrics}
         return twin
 
@@ -157,6 +151,10 @@ class UserSimEnv(ToolEnv):
         trace = {"user_trace": self.user_trace} if reason is not None and self.user_trace else {}
         info["metrics"] |= {**self._user_metrics, **trace}
         return info
+
+    async def _abandon(self) -> None:
+        self._over = True
+        await self._release()
 
     async def _release(self) -> None:
         session, self._session = self._session, None

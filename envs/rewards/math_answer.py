@@ -16,11 +16,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 from toolgym.envs.rewards.answer import marked_answer, plain_choice, truth_texts
 from toolgym.envs.rewards.base import Outcome, Score
 from toolgym.envs.types import EpisodeFailedError, StopReason
+from toolgym.tools.closeable import closed_on_error
 from toolgym.tools.concurrency.blocking import in_thread
 from toolgym.tools.concurrency.deadline import DeadlineError, shielded, with_deadline
 from toolgym.tools.concurrency.rate_limit import LocalRateLimiter
@@ -124,6 +126,10 @@ class _Worker:
         return self._process.stdout.readline()
 
 
+def _ended_on_error(worker: _Worker) -> AbstractAsyncContextManager[None]:
+    return closed_on_error(lambda: shielded(in_thread(worker.end)))
+
+
 class _Workers:
     """The workers of this process, for all event loops."""
 
@@ -150,22 +156,16 @@ class _Workers:
             self._idle.pop().end()
 
     async def _ask(self, worker: _Worker, request: bytes, timeout: float) -> str:
-        try:
+        async with _ended_on_error(worker):  # with half a comparison it is of no more use
             verdict = await with_deadline(in_thread(worker.ask, request), timeout)
-        except BaseException:  # cancelled too: a worker with half a comparison is of no more use
-            await shielded(in_thread(worker.end))
-            raise
         self._idle.append(worker)
         return verdict
 
     async def _started(self) -> _Worker:
         try:
             worker = _Worker()
-            try:
+            async with _ended_on_error(worker):
                 await with_deadline(in_thread(worker.await_ready), START_TIMEOUT)
-            except BaseException:  # cancelled too: the worker is this call's to end
-                await shielded(in_thread(worker.end))
-                raise
         except (OSError, EOFError, DeadlineError) as error:
             text = f"the process that compares answers by math-verify cannot be started: {error}"
             raise EpisodeFailedError(StopReason.SCORE_FAILED, text) from error

@@ -25,6 +25,7 @@ from toolgym.envs.tool_env import ToolEnv
 from toolgym.envs.tool_instances import ToolInstances
 from toolgym.envs.types import StopReason, ToolCallRecord
 from toolgym.tools.base import BaseTool
+from toolgym.tools.closeable import closed_on_error
 from toolgym.tools.concurrency.blocking import in_thread
 from toolgym.tools.errors import ConfigError, UnknownNameError, nearest, require_whole_number
 from toolgym.tools.message import Message, MessageToolCall, assistant, tool_call, user
@@ -134,14 +135,11 @@ class BFCLEnv(ToolEnv):
         twin = await super().fork()
         assert self.task is not None
         assert self._apis is not None
-        try:
+        async with closed_on_error(twin.close):
             twin._bind(copy.deepcopy(self._apis))
             timeouts = self.tool_timeout, self.queue_timeout, self.score_timeout
             twin._instances = ToolInstances(twin.tools, self.task, twin._cut, *timeouts)
             await twin._instances.open()
-        except BaseException:  # cancelled or not, the twin is freed
-            await twin.close()
-            raise
         return twin
 
     def gold_actions(self) -> list[Action] | None:

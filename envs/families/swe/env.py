@@ -17,6 +17,7 @@ from toolgym.envs.tasks.task import Task
 from toolgym.envs.tool_env import ToolEnv
 from toolgym.envs.types import EpisodeFailedError, ResetOptions, ResetResult, StopReason
 from toolgym.tools.base import BaseTool
+from toolgym.tools.closeable import closed_on_error
 from toolgym.tools.concurrency.deadline import DeadlineError, shielded
 from toolgym.tools.errors import ConfigError, EpisodeError, SandboxError, check_seconds, error_text
 from toolgym.tools.function import ToolFunction, as_tool
@@ -115,13 +116,10 @@ class SWEDevEnv(ToolEnv):
             raise EpisodeError("fork needs an episode under way; call `await env.reset()` first")
         twin = await super().fork()
         twin._repository = None
-        try:
+        async with closed_on_error(twin.close):
             assert twin._instances is not None
             with tool_scope(twin._instances.scope):
                 twin._repository = await self._repository.fork()
-        except BaseException:  # the twin's tools are freed, cancelled or not
-            await twin.close()
-            raise
         if self._own_scorer:
             twin._scorer = outcome_scorer(twin._judge)
         return twin

@@ -10,7 +10,7 @@ import shlex
 import time
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -128,23 +128,12 @@ async def judge(task: RepositoryTask, session: Session, folder: str, tree: Tree,
     controls = {test: how for test, how in outcomes.items() if control in test}
     tampered = forged or "passed" in controls.values()
     counted = {test: how for test, how in outcomes.items() if test not in controls}
-    return _report(task, {} if tampered else counted, run.stderr, run.duration, tampered=tampered)
+    return report_of(task, {} if tampered else counted, run.stderr, run.duration, tampered=tampered)
 
 
 def no_verdict(task: RepositoryTask, why: str, run: ExecResult | None = None) -> TestReport:
     """Return the report of tests that could not be run, through no fault of the policy."""
-    output = run.stderr[-OUTPUT_CHARS:] if run is not None else ""
-    return TestReport(0, len(task.fail_to_pass), 0, len(task.pass_to_pass), output, infra_error=why)
-
-
-def no_repository(task: RepositoryTask, why: str) -> TestReport:
-    """Return the report of a repository that the policy left in a state in which no file of it can be read."""
-    return TestReport(0, len(task.fail_to_pass), 0, len(task.pass_to_pass), why)
-
-
-def tampered_report(task: RepositoryTask, report: TestReport) -> TestReport:
-    """Return the report without what passed."""
-    return _report(task, {}, report.output, report.seconds, tampered=True)
+    return replace(report_of(task, {}, "" if run is None else run.stderr, 0.0), infra_error=why)
 
 
 async def _run_each(task: RepositoryTask, session: Session, folder: str, timeout: float) -> TestReport:
@@ -162,12 +151,14 @@ async def _run_each(task: RepositoryTask, session: Session, folder: str, timeout
             return no_verdict(task, run.message or "the sandbox failed", run)
         outcomes[test] = "passed" if run.ok else "failed"
         output += [f"{test}: {run.status}\n", run.stdout, run.stderr]
-    return _report(task, outcomes, "".join(output), time.monotonic() - started)
+    return report_of(task, outcomes, "".join(output), time.monotonic() - started)
 
 
-def _report(
+def report_of(
     task: RepositoryTask, outcomes: Mapping[str, str], output: str, seconds: float, *, tampered: bool = False
 ) -> TestReport:
+    """Return the report of tests that ended like this."""
+
     def passed(tests: Sequence[str]) -> int:
         return sum(outcomes.get(test) == "passed" for test in tests)
 

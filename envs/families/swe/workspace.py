@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import Any, Self, cast
 
@@ -24,12 +25,11 @@ from toolgym.envs.families.swe.verdict import (
     SLACK,
     TestReport,
     judge,
-    no_repository,
     no_verdict,
+    report_of,
     repository_to_judge,
-    tampered_report,
 )
-from toolgym.tools.closeable import AsyncCloseable
+from toolgym.tools.closeable import AsyncCloseable, closed_on_error
 from toolgym.tools.concurrency.blocking import in_thread
 from toolgym.tools.concurrency.deadline import DeadlineError, shielded, with_deadline
 from toolgym.tools.errors import (
@@ -122,15 +122,12 @@ class RepositoryWorkspace(AsyncCloseable):
 
         async def opening() -> Self:
             session = await _open(sandbox, task.tree, options)
-            try:
+            async with _closed_on_error(session):
                 await _begin_history(session)
                 times = {file.name: file for file in await session.walk(FOLDER)}
                 workspace = cls(task, sandbox, session, times, options)
                 if snapshot is not None:
                     await workspace._apply(unpack(snapshot))
-            except BaseException:  # cancelled or not, the session is closed
-                await shielded(session.close())
-                raise
             return workspace
 
         return await with_deadline(opening(), OPEN_TIMEOUT)
@@ -183,7 +180,7 @@ class RepositoryWorkspace(AsyncCloseable):
             work = await with_deadline(self.changes(), OPEN_TIMEOUT)
             return await with_deadline(self._judge(work, timeout), OPEN_TIMEOUT + timeout + 2 * LEAST + SLACK)
         except SandboxFileError as error:  # the policy made it so
-            return no_repository(self.task, error_text(error))
+            return report_of(self.task, {}, error_text(error), 0.0)
         except (SandboxError, DeadlineError) as error:
             return no_verdict(self.task, error_text(error))
 
@@ -203,7 +200,9 @@ class RepositoryWorkspace(AsyncCloseable):
                 return untouched
             if untouched.passed == failing.passed:
                 return report
-        return tampered_report(self.task, report) if failing.passed or failing.tampered else report
+        if failing.passed or failing.tampered:
+            return report_of(self.task, {}, report.output, report.seconds, tampered=True)
+        return report
 
     async def _run_failing(self, tree: Tree, tests: set[str], timeout: float) -> TestReport:
         """Run the tests so that they must fail, and report those of `tests` alone that can be made to."""
@@ -317,14 +316,15 @@ async def _open(sandbox: Sandbox, tree: Tree, options: Mapping[str, Any]) -> Ses
     """Open a session with a repository in it."""
     plain = {f"{FOLDER}/{name}": node.data for name, node in tree.items() if not node.link}
     session = await sandbox.session(files=plain, **cast(Any, options))
-    try:
+    async with _closed_on_error(session):
         special = {name: node for name, node in tree.items() if node.link or node.mode != 0o644}
         if special:
             await session.write_rows(FOLDER, *_rows(special))
-    except BaseException:  # as above
-        await shielded(session.close())
-        raise
     return session
+
+
+def _closed_on_error(session: Session) -> AbstractAsyncContextManager[None]:
+    return closed_on_error(lambda: shielded(session.close()))
 
 
 async def _begin_history(session: Session) -> None:
