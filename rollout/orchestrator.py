@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from toolgym.envs.base import BaseEnv
 from toolgym.envs.tasks.sources import TaskList, TaskSource
+from toolgym.envs.tasks.task import Task
 from toolgym.rollout.engines.base import Engine
 from toolgym.rollout.episode.observer import EpisodeObserver
 from toolgym.rollout.recording.engine import JournaledEngine
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class RunOutput:
-    """What a run writes while it goes on.
+    """The files that a run writes while it goes on.
 
     Attributes:
         trajectories: gets each trajectory as soon as it has finished: a JSON Lines file, or a sink of yours.
@@ -154,7 +155,7 @@ async def rollout(
         config = earlier.seeded(runner.config)  # one seed for the tasks and for their episodes
         source = await runner.env.tasks() if tasks is None and num_tasks is not None else tasks
         observe = source.observe if isinstance(source, TaskSource) and not config.validate else None
-        drawn = draw_tasks(source, num_tasks, config)
+        drawn = _chosen(source, num_tasks, config)
         run_id = earlier.run_id if output is None else output.run_id or earlier.run_id
         scheduler = GroupScheduler(drawn, config, _checked_plan(plan), observe, run_id=run_id)
         if progress:
@@ -204,24 +205,27 @@ def _checked_plan(plan: GroupPlan | None) -> GroupPlan | None:
     return plan
 
 
-def draw_tasks(source: Tasks | TaskSource | None, num_tasks: int | None, config: RunConfig) -> Tasks:
-    """Return the tasks of a run, see `rollout`.
+def draw_tasks(source: TaskSource, num_tasks: int, config: RunConfig) -> Sequence[Task]:
+    """Return the tasks that a run draws from a source, see `rollout`.
 
     Raises:
-        ConfigError: `num_tasks` is missing for a source, out of range, or does not go with these tasks.
+        ConfigError: `num_tasks` is no whole number of at least 1.
     """
-    if num_tasks is not None:
-        require_whole_number("num_tasks", num_tasks, at_least=1)
-    training_step = 0 if config.validate else config.training_step
-    if source is not None and not isinstance(source, TaskSource):
-        if num_tasks is None:
-            return source
-        if not isinstance(source, Sequence):
-            raise ConfigError(f"num_tasks goes with a source or a list of tasks, and these are neither: {source!r}")
-        if not source:
-            return source
-        return TaskList(source).take(min(num_tasks, len(source)), training_step=training_step)
-    if source is None or num_tasks is None:
-        raise ConfigError("num_tasks must say how many tasks to draw from the source of tasks, got None")
+    require_whole_number("num_tasks", num_tasks, at_least=1)
     seed = stream_seed(config.seed, validate=config.validate)
-    return source.take(num_tasks, seed=seed, training_step=training_step)
+    return source.take(num_tasks, seed=seed, training_step=0 if config.validate else config.training_step)
+
+
+def _chosen(source: Tasks | TaskSource | None, num_tasks: int | None, config: RunConfig) -> Tasks:
+    if source is None or (num_tasks is None and isinstance(source, TaskSource)):
+        raise ConfigError("num_tasks must say how many tasks to draw from the source of tasks, got None")
+    if isinstance(source, TaskSource):
+        assert num_tasks is not None
+        return draw_tasks(source, num_tasks, config)
+    if num_tasks is None:
+        return source
+    require_whole_number("num_tasks", num_tasks, at_least=1)
+    if not isinstance(source, Sequence):
+        raise ConfigError(f"num_tasks goes with a source or a list of tasks, and these are neither: {source!r}")
+    training_step = 0 if config.validate else config.training_step
+    return TaskList(source).take(min(num_tasks, len(source)), training_step=training_step) if source else source

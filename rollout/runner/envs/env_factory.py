@@ -87,7 +87,7 @@ class EnvFactory:
         return replace(self, make=make_changed)
 
     async def tasks(self) -> TaskSource:
-        """Where the envs draw their tasks from by themselves.
+        """Return the source that the envs draw their tasks from by themselves.
 
         Raises:
             ConfigError: these envs have no tasks of their own.
@@ -98,7 +98,7 @@ class EnvFactory:
         finally:
             await close_env(env)
         if not isinstance(source, TaskSource):
-            raise ConfigError(f"env {self.env_id!r} has no tasks of its own: give some with tasks=...")
+            raise ConfigError(f"env {self.env_id!r} has no tasks of its own: give some (tasks=..., or --task-file)")
         return source
 
 

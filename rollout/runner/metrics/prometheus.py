@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from prometheus_client import CollectorRegistry, Metric, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
+from toolgym.rollout.runner.metrics import table
 from toolgym.rollout.runner.metrics.counts import EventCounts
 from toolgym.rollout.runner.metrics.run_metrics import RunMetrics
 from toolgym.rollout.runner.metrics.sketch import Sketch
 from toolgym.tools.errors import ConfigError
-from toolgym.tools.serving.metrics import BUCKETS
 
 PREFIX = "toolgym_rollout"
 
-SIZES = tuple(float(4**power) for power in range(2, 11))
-"""Upper bounds of the buckets of sizes: 16 to about a million."""
+C = TypeVar("C")
 
 
 class RunCollector(Collector):
@@ -84,38 +83,19 @@ class MetricsServer:
 
 
 def _run(counts: EventCounts) -> Iterator[Metric]:
-    episodes = CounterMetricFamily(f"{PREFIX}_episodes", "Episodes that are over, by why.", labels=["stop_reason"])
-    for reason, count in list(counts.stop_reasons.items()):
-        episodes.add_metric([reason.value], count)
-    yield episodes
-    yield _histogram("episode_seconds", "Wall seconds of an episode.", [((), counts.episode_seconds)], BUCKETS)
-    yield _histogram(
-        "queue_seconds", "Seconds that a turn waited for its place.", [((), counts.queue_seconds)], BUCKETS
-    )
-    yield _histogram("engine_seconds", "Wall seconds of a turn of the engine.", [((), counts.engine_seconds)], BUCKETS)
-    for name, text, value in (
-        ("turns", "Turns of the policy.", counts.turns),
-        ("env_steps", "Steps of the env.", counts.steps),
-        ("requests", "Requests to the engine.", counts.requests),
-        ("prefix_drift", "Requests that did not begin with what the episode had before. Must be 0.", counts.drifted),
-        ("context_rewritten", "Times that an episode's context began anew.", counts.rewritten),
-        ("prompt_tokens", "Tokens of the contexts that were sent.", counts.prompt_tokens),
-        ("cached_tokens", "Those of them that were in the engine's prefix cache.", counts.cached_tokens),
-        ("generated_tokens", "Tokens that the policy sampled.", counts.generated_tokens),
-        ("outside_seconds", "Wall seconds of finished episodes outside of the engine.", counts.outside_seconds),
-    ):
-        yield CounterMetricFamily(f"{PREFIX}_{name}", text, value=value)
-    calls = CounterMetricFamily(f"{PREFIX}_calls_not_run", "Malformed tool calls, by problem.", labels=["problem"])
-    for problem, count in list(counts.bad_calls.items()):
-        calls.add_metric([problem], count)
-    yield calls
+    yield _counter("episodes", "Episodes that are over, by why.", "stop_reason", list(counts.stop_reasons.items()))
+    yield from _histograms(table.RUN_DISTRIBUTIONS, [((), counts)])
+    for count in (*table.RUN, *table.REQUESTS):
+        if count.family is not None:
+            yield CounterMetricFamily(f"{PREFIX}_{count.family}", count.meaning, value=count.value(counts))
+    yield _counter("calls_not_run", "Malformed tool calls, by problem.", "problem", list(counts.bad_calls.items()))
     yield GaugeMetricFamily(f"{PREFIX}_reward_mean", "Mean reward of the episodes that count.", counts.rewards.mean)
 
 
 def _process(metrics: RunMetrics) -> Iterator[Metric]:
     wall, cpu = metrics.clock.read()
     yield CounterMetricFamily(f"{PREFIX}_seconds", "Wall seconds that runs went on.", value=wall)
-    yield CounterMetricFamily(f"{PREFIX}_cpu_seconds", "CPU seconds of this process meanwhile.", value=cpu)
+    yield CounterMetricFamily(f"{PREFIX}_cpu_seconds", "CPU seconds of this process in that time.", value=cpu)
     lag = metrics.lag
     if lag is not None:
         yield GaugeMetricFamily(
@@ -128,63 +108,66 @@ def _process(metrics: RunMetrics) -> Iterator[Metric]:
 
 
 def _tools(counts: EventCounts) -> Iterator[Metric]:
-    tools = sorted(counts.tools.items())
+    tools = [((name,), tool) for name, tool in sorted(counts.tools.items())]
     calls = CounterMetricFamily(f"{PREFIX}_tool_calls", "Calls, by tool and status.", labels=["tool", "status"])
-    retries = CounterMetricFamily(f"{PREFIX}_tool_retries", "Requests of a tool that were sent again.", labels=["tool"])
-    failures = CounterMetricFamily(
-        f"{PREFIX}_tool_infra_failures", "Calls that the tool's infrastructure failed.", labels=["tool"]
-    )
-    for name, tool in tools:
+    for (name,), tool in tools:
         for status, count in list(tool.statuses.items()):
             calls.add_metric([name, status], count)
-        retries.add_metric([name], tool.retries)
-        failures.add_metric([name], tool.infra_failures)
-    yield from (calls, retries, failures)
-    seconds = [((name,), tool.seconds) for name, tool in tools]
-    characters = [((name,), tool.characters) for name, tool in tools]
-    yield _histogram("tool_seconds", "Wall seconds of a call.", seconds, BUCKETS, ["tool"])
-    yield _histogram("tool_characters", "Characters of a call's result.", characters, SIZES, ["tool"])
+    yield calls
+    yield from _counters(table.TOOL, tools, "tool")
+    yield from _histograms(table.TOOL_DISTRIBUTIONS, tools, "tool")
 
 
 def _envs(counts: EventCounts) -> Iterator[Metric]:
-    envs = sorted(counts.envs.items())
+    envs = [((name,), env) for name, env in sorted(counts.envs.items())]
     failures = CounterMetricFamily(
         f"{PREFIX}_env_failures", "Episodes that failed, by env and why.", labels=["env", "stop_reason"]
     )
-    for name, env in envs:
+    for (name,), env in envs:
         for reason, count in list(env.failures.items()):
             failures.add_metric([name, reason.value], count)
     yield failures
-    for family, text, values in (
-        ("env_episodes", "Episodes that are over.", [env.episodes for _, env in envs]),
-        ("env_timeouts", "Steps, scorers and tool calls over their deadline.", [env.timeouts for _, env in envs]),
-        ("env_retries", "Requests of its tools that were sent again.", [env.retries for _, env in envs]),
-    ):
-        found = CounterMetricFamily(f"{PREFIX}_{family}", text, labels=["env"])
-        for (name, _), value in zip(envs, values, strict=True):
-            found.add_metric([name], value)
-        yield found
-    seconds = [((name,), env.seconds) for name, env in envs]
-    tokens = [((name,), env.observation_tokens) for name, env in envs]
-    yield _histogram("env_seconds", "Wall seconds of a step.", seconds, BUCKETS, ["env"])
-    yield _histogram("env_observation_tokens", "Tokens of an observation.", tokens, SIZES, ["env"])
+    yield from _counters(table.ENV, envs, "env")
+    yield from _histograms(table.ENV_DISTRIBUTIONS, envs, "env")
 
 
-def _histogram(
-    name: str,
-    text: str,
-    sketches: Iterable[tuple[tuple[str, ...], Sketch]],
-    bounds: tuple[float, ...],
-    labels: list[str] | None = None,
-) -> HistogramMetricFamily:
-    family = HistogramMetricFamily(f"{PREFIX}_{name}", text, labels=labels or [])
-    for values, sketch in sketches:
-        counts = dict.fromkeys(bounds, 0)
-        count = 0
-        for least, count in sketch.cumulated():
-            for bound in bounds:
-                if least <= bound:
-                    counts[bound] = count
-        buckets = [(str(bound), float(counts[bound])) for bound in bounds]
-        family.add_metric(list(values), [*buckets, ("+Inf", float(count))], sum_value=sketch.total)
+def _counter(name: str, text: str, label: str, counts: Sequence[tuple[str, int]]) -> Metric:
+    """Return a counter for each value of a label."""
+    family = CounterMetricFamily(f"{PREFIX}_{name}", text, labels=[label])
+    for value, count in counts:
+        family.add_metric([value], count)
     return family
+
+
+def _counters(
+    rows: Iterable[table.Count[C]], labelled: Sequence[tuple[tuple[str, ...], C]], label: str
+) -> Iterator[Metric]:
+    for row in rows:
+        if row.family is not None:
+            family = CounterMetricFamily(f"{PREFIX}_{row.family}", row.meaning, labels=[label])
+            for labels, counts in labelled:
+                family.add_metric(labels, row.value(counts))
+            yield family
+
+
+def _histograms(
+    rows: Iterable[table.Distribution[C]], labelled: Sequence[tuple[tuple[str, ...], C]], *labels: str
+) -> Iterator[Metric]:
+    for row in rows:
+        family = HistogramMetricFamily(f"{PREFIX}_{row.family}", row.meaning, labels=labels)
+        for values, counts in labelled:
+            _add_histogram(family, values, row.sketch(counts), row.bounds)
+        yield family
+
+
+def _add_histogram(
+    family: HistogramMetricFamily, labels: Sequence[str], sketch: Sketch, bounds: Sequence[float]
+) -> None:
+    below = dict.fromkeys(bounds, 0)
+    count = 0
+    for least, count in sketch.cumulated():
+        for bound in bounds:
+            if least <= bound:
+                below[bound] = count
+    buckets = [(str(bound), float(below[bound])) for bound in bounds]
+    family.add_metric(labels, [*buckets, ("+Inf", float(count))], sum_value=sketch.total)

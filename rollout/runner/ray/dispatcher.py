@@ -1,4 +1,4 @@
-"""Which worker plays which job: new jobs, and those whose worker died.
+"""`Dispatcher`: gives jobs to workers, new ones and those whose worker died.
 
 A job whose worker died is played again at once, by any worker. When a worker dies with it a second time, one of its
 jobs may be the reason, and nothing says which: each of them is then played alone by a worker that has nothing else.
@@ -38,7 +38,7 @@ class Entry:
 
 @dataclass(eq=False)
 class WorkerSlots:
-    """What one worker plays, and has room for.
+    """The jobs of one worker, and its room.
 
     Attributes:
         room: how many jobs it can take, those that it has included.
@@ -52,7 +52,7 @@ class WorkerSlots:
 
     @property
     def free(self) -> int:
-        """How many more jobs it may get."""
+        """Number of further jobs that it may get."""
         alone = self.reserved or any(entry.alone for entry in self.playing.values())
         return 0 if alone else self.room - len(self.playing)
 
@@ -78,7 +78,7 @@ class Dispatcher:
 
     @property
     def open(self) -> int:
-        """How many jobs are not finished."""
+        """Number of jobs that are not finished."""
         return len(self.waiting) + len(self.suspects) + sum(len(slots.playing) for slots in self.workers)
 
     def dispatch(self) -> Iterator[tuple[WorkerSlots, Entry]]:
@@ -91,7 +91,7 @@ class Dispatcher:
                 yield slots, entry
         self._reserve()
         while self.waiting:
-            roomiest = max(self.workers, key=lambda one: one.free, default=None)
+            roomiest = max(self.workers, key=lambda slots: slots.free, default=None)
             if roomiest is None or roomiest.free <= 0:
                 return
             entry = self.waiting.popleft()
@@ -120,7 +120,7 @@ class Dispatcher:
             for slots in self.workers:
                 slots.reserved = False
         elif self.workers and not any(slots.reserved or self._is_alone(slots) for slots in self.workers):
-            min(self.workers, key=lambda one: len(one.playing)).reserved = True
+            min(self.workers, key=lambda slots: len(slots.playing)).reserved = True
 
     def _is_alone(self, slots: WorkerSlots) -> bool:
         return any(entry.alone for entry in slots.playing.values())

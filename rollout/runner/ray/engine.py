@@ -134,7 +134,7 @@ class RayEngine(Engine):
             )
 
     async def _about(self) -> dict[str, Any]:
-        """What the first actor that answers says of itself."""
+        """Return the facts of the first actor that answers."""
         for actor in self._actors:
             try:
                 return dict(await self._control(actor, "about"))
@@ -217,7 +217,7 @@ class RayEngine(Engine):
         self._weight_version = version
 
     async def load(self) -> EngineLoad | None:
-        """How busy the engines of the actors that live are together; None where one cannot tell.
+        """Return the load of the engines of all living actors together; None if one cannot tell.
 
         Raises:
             EngineUnavailableError: no actor lives.
@@ -225,10 +225,10 @@ class RayEngine(Engine):
         """
         if not all(hasattr(actor, "load") for actor in self._actors):
             return None
-        loads = [one for one in await asyncio.gather(*map(self._load_of, self._actors)) if one is not _LOST]
+        loads = [load for load in await asyncio.gather(*map(self._load_of, self._actors)) if load is not _LOST]
         if not loads:
             raise EngineUnavailableError("no actor of the engine says how busy it is")
-        known = [one for one in loads if isinstance(one, EngineLoad)]
+        known = [load for load in loads if isinstance(load, EngineLoad)]
         return EngineLoad.of_replicas(known) if len(known) == len(loads) else None
 
     async def _load_of(self, actor: Any) -> object:
@@ -242,8 +242,8 @@ class RayEngine(Engine):
             raise EngineError(f"an actor of this RayEngine has no method {method!r}")
         calls = (self._control(actor, method, *args) for actor in self._actors)
         outcomes = await asyncio.gather(*calls, return_exceptions=True)
-        errors = [one for one in outcomes if isinstance(one, BaseException)]
-        of_the_living = [one for one in errors if not isinstance(one.__cause__, WorkerDiedError)]
+        errors = [error for error in outcomes if isinstance(error, BaseException)]
+        of_the_living = [error for error in errors if not isinstance(error.__cause__, WorkerDiedError)]
         if of_the_living:
             raise of_the_living[0]
         if len(errors) == len(outcomes):
@@ -268,7 +268,7 @@ class EngineActor:
         self._started: asyncio.Task[Engine] | None = None
 
     async def about(self) -> dict[str, Any]:
-        """What `RayEngine` asks first: `vocab_size`, `context_length`, `weight_version` and the pickled `tokenizer`."""
+        """Return what `RayEngine` asks first: `vocab_size`, `context_length`, `weight_version` and the pickled `tokenizer`."""
         engine = await self._engine()
         tokenizer = engine.tokenizer
         return {
@@ -284,17 +284,17 @@ class EngineActor:
         """Generate one turn, see `Engine.generate`."""
         engine = await self._engine()
         try:
-            made = await engine.generate(prompt_ids.tolist(), params, request_id=request_id, affinity=affinity)
+            generation = await engine.generate(prompt_ids.tolist(), params, request_id=request_id, affinity=affinity)
         except Exception as error:  # noqa: BLE001  raised anew, in a form that can be sent
             raise portable(error) from None
-        versions = made.weight_versions
+        versions = generation.weight_versions
         return {
-            "token_ids": np.asarray(made.token_ids, dtype=np.int32),
-            "logprobs": np.asarray(made.logprobs, dtype=np.float64),
-            "finish_reason": made.finish_reason.value,
+            "token_ids": np.asarray(generation.token_ids, dtype=np.int32),
+            "logprobs": np.asarray(generation.logprobs, dtype=np.float64),
+            "finish_reason": generation.finish_reason.value,
             "weight_versions": versions[0] if len(set(versions)) == 1 else list(versions),
-            "cached_tokens": made.cached_tokens,
-            "aligned": dict(made.aligned),
+            "cached_tokens": generation.cached_tokens,
+            "aligned": dict(generation.aligned),
         }
 
     async def abort(self, request_id: str) -> None:

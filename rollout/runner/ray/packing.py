@@ -66,22 +66,22 @@ def unpack(data: bytes, tools: Sequence[Tools], decode: Decode) -> Trajectory:
     for name in unread:
         last = sequences[-1] if sequences else None
         state[name] = partial(_text, decode, last, name == "_prompt_text") if last is not None else ""
-    made: Trajectory = object.__new__(Trajectory)
-    made.__dict__.update(state)
-    return made
+    trajectory: Trajectory = object.__new__(Trajectory)
+    trajectory.__dict__.update(state)
+    return trajectory
 
 
 def portable(error: BaseException) -> Exception:
     """An error that can be sent to another process: this one, or else one of its nearest base with the same text."""
     for kind in type(error).__mro__:
-        made = error if kind is type(error) else None
+        rebuilt = error if kind is type(error) else None
         try:
-            made = made or kind(str(error))
-            found = pickle.loads(pickle.dumps(made))
+            rebuilt = rebuilt or kind(str(error))
+            copied = pickle.loads(pickle.dumps(rebuilt))
         except Exception:  # noqa: BLE001  it cannot be sent, so its base is tried
             continue
-        if isinstance(found, Exception) and str(found) == str(error):
-            return found
+        if isinstance(copied, Exception) and str(copied) == str(error):
+            return copied
     return RuntimeError(f"{type(error).__name__}: {error}")
 
 

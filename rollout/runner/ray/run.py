@@ -141,17 +141,17 @@ class RayRun:
         for observer in self._observers:
             observer.ended(entry.job, trajectory)
         self.failures.add(trajectory)
-        given = self._scheduler.finished(entry.job, trajectory)
+        ready = self._scheduler.finished(entry.job, trajectory)
         if self._unfinished.get(entry.job.member) is entry:
             del self._unfinished[entry.job.member]
         self._cut()
-        await self._give(given)
+        await self._give(ready)
 
     async def _give(self, trajectories: Sequence[Trajectory]) -> None:
         """Hand trajectories to the consumer, one behind the other; then end the stream, if the scheduler says so."""
         async with self._giving:
-            for one in trajectories:
-                await self.finished.send(one)
+            for trajectory in trajectories:
+                await self.finished.send(trajectory)
             if self._scheduler.over:
                 self.finished.end()
 

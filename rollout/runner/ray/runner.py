@@ -72,9 +72,9 @@ class RayRunner(RunnerProtocol):
         ray_options: for each worker, as Ray's `.options(...)` takes them: `num_cpus` (1), `resources`,
             `scheduling_strategy` ("SPREAD"), `runtime_env`, and others.
         sandbox: "ray" starts a sandbox server on each machine of the cluster, and the workers' tools run code there
-            unless their configuration names a sandbox; the servers end with the workers. None: tools run code where
-            their configuration says.
-        sandbox_settings: of these servers, as `toolgym serve sandbox --config` takes them.
+            unless their configuration names a sandbox; the servers end with the workers. So does a mapping, with the
+            servers' settings, as `toolgym serve sandbox --config` takes them. None: tools run code where their
+            configuration says.
         address: of the cluster, as for `ray.init`; where this process is connected already, that connection is used.
 
     Attributes:
@@ -102,8 +102,7 @@ class RayRunner(RunnerProtocol):
         worker_observers: Callable[[], Sequence[EpisodeObserver]] | None = None,
         config: RunConfig | None = None,
         ray_options: Mapping[str, Any] | None = None,
-        sandbox: Literal["ray"] | None = None,
-        sandbox_settings: Mapping[str, Any] | None = None,
+        sandbox: Literal["ray"] | Mapping[str, Any] | None = None,
         address: str | None = None,
     ) -> None:
         if num_workers is not None:
@@ -122,11 +121,10 @@ class RayRunner(RunnerProtocol):
         self._options = check_options(ray_options)
         self._setup = WorkerSetup(self.env, _engine(engine, tokenizer), tokenizer, worker_observers)
         _ = self._packed_setup()  # raises where something cannot be sent
-        if sandbox not in ("ray", None):
-            raise ConfigError(f"sandbox must be 'ray' or None, got {sandbox!r}")
-        if sandbox is None and sandbox_settings is not None:
-            raise ConfigError("sandbox_settings go with sandbox='ray'")
-        self._servers = SandboxServers(sandbox_settings) if sandbox is not None else None
+        if sandbox not in ("ray", None) and not isinstance(sandbox, Mapping):
+            raise ConfigError(f"sandbox must be 'ray', settings of sandbox servers, or None, got {sandbox!r}")
+        settings = sandbox if isinstance(sandbox, Mapping) else None
+        self._servers = SandboxServers(settings) if sandbox is not None else None
         self._pool: WorkerPool | None = None
         self._keeps_workers = self._is_running = False
 
@@ -247,11 +245,11 @@ class RayRunner(RunnerProtocol):
 
 
 def _engine(engine: Any, tokenizer: Any) -> str | Path | MakeEngine:
-    """What a worker opens, or calls."""
+    """Return what a worker opens, or calls."""
     from ray.actor import ActorHandle
 
     actors = list(engine) if isinstance(engine, list | tuple) else [engine]
-    if actors and all(isinstance(one, ActorHandle) for one in actors):
+    if actors and all(isinstance(actor, ActorHandle) for actor in actors):
         return partial(_ray_engine, actors, tokenizer)
     if isinstance(engine, Engine):
         raise ConfigError(

@@ -59,8 +59,8 @@ class SandboxHost:
         process.stdin.flush()
         last = ""
         for line in process.stdout:
-            if (found := re.search(r" on (http://\S+)", line)) is not None:
-                return found[1]
+            if (match := re.search(r" on (http://\S+)", line)) is not None:
+                return match[1]
             last = line.strip() or last
         raise ClusterError(f"a sandbox server did not start: {last}")
 
@@ -88,7 +88,7 @@ class SandboxServers:
     def __init__(self, settings: Mapping[str, Any] | None = None) -> None:
         wrong = sorted(set(settings or {}) & set(OURS))
         if wrong:
-            raise ConfigError(f"sandbox_settings cannot have {', '.join(wrong)}: the runner sets that for its servers")
+            raise ConfigError(f"settings of sandbox servers cannot have {', '.join(wrong)}: the runner sets that for its servers")
         self._settings = {"drain_timeout": 5.0, "log_level": "warning", **(settings or {})}
         self._token = secrets.token_urlsafe(24)
         self._hosts: list[Any] = []
@@ -108,9 +108,9 @@ class SandboxServers:
             self._hosts.append(kind.options(num_cpus=0, scheduling_strategy=where).remote())
         settings = {**self._settings, "token": self._token}
         calls = (call(host, "start", settings, seconds=START_TIMEOUT) for host in self._hosts)
-        found = await asyncio.gather(*calls, return_exceptions=True)
-        urls = [one for one in found if isinstance(one, str)]
-        errors = [one for one in found if isinstance(one, Exception)]
+        outcomes = await asyncio.gather(*calls, return_exceptions=True)
+        urls = [outcome for outcome in outcomes if isinstance(outcome, str)]
+        errors = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
         for error in errors:
             _log.warning("a machine has no sandbox server: %s", error_text(error))
         if not urls:

@@ -55,7 +55,7 @@ MakeEngine = Callable[[], Engine | Awaitable[Engine]]
 
 @dataclass(frozen=True)
 class WorkerSetup:
-    """What a worker is made from, as its process gets it.
+    """The parts of a worker, as its process gets them.
 
     Attributes:
         env: makes the envs.
@@ -74,7 +74,7 @@ class WorkerSetup:
 
 @dataclass(frozen=True)
 class Reply:
-    """What a worker has for its driver.
+    """The news of a worker for its driver.
 
     Attributes:
         results: finished jobs in their order: the job's number, and its trajectory packed.
@@ -132,18 +132,21 @@ class RolloutWorker:
         """
         await self.end()
         wanted: RunConfig = cloudpickle.loads(config)
-        if self._runner is None or not _same_chat(self._runner.config, wanted):
-            assert self._engine is not None
-            given = self._setup.tokenizer
-            if isinstance(given, str | Path):
-                from toolgym.rollout.models.tokenizer import load_tokenizer  # needs transformers
-
-                given = load_tokenizer(given)
-            observers = tuple(self._setup.observers()) if self._setup.observers is not None else ()
-            self._runner = Runner(self._setup.env, self._engine, tokenizer=given, observers=observers, config=wanted)
-        self._runner.config = wanted
+        if self._runner is None:
+            self._runner = self._make_runner()
+        self._runner = self._runner.replaced(config=wanted)
         self._run = _WorkersRun(self._runner)
         return cloudpickle.dumps(self._runner.tokenizer) if send_tokenizer else None
+
+    def _make_runner(self) -> Runner:
+        assert self._engine is not None
+        tokenizer = self._setup.tokenizer
+        if isinstance(tokenizer, str | Path):
+            from toolgym.rollout.models.tokenizer import load_tokenizer  # needs transformers
+
+            tokenizer = load_tokenizer(tokenizer)
+        observers = tuple(self._setup.observers()) if self._setup.observers is not None else ()
+        return Runner(self._setup.env, self._engine, tokenizer=tokenizer, observers=observers)
 
     async def add(self, jobs: bytes, cuts: Sequence[int]) -> None:
         """Take jobs to play, and end episodes that play. What it has already is not taken twice.
@@ -158,7 +161,7 @@ class RolloutWorker:
         self._run.inbox.cut(cuts)
 
     async def collect(self, taken: int, tools: int, warnings: int = 0) -> Reply:
-        """What has finished since the driver took so many trajectories of this run; waits `PATIENCE` for the first.
+        """Return what has finished since the driver took so many trajectories of this run; wait `PATIENCE` for the first.
 
         A reply that is lost on its way is given again, until the driver says that it took it.
 
@@ -231,11 +234,11 @@ class _WorkersRun:
         return begun + max(4, begun // 8) if begun else most.start  # how many play at once follows the engine's load
 
     def _metrics(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"pid": os.getpid(), "cpu_seconds": time.process_time(), **self.inbox.figures}
+        merged: dict[str, Any] = {"pid": os.getpid(), "cpu_seconds": time.process_time(), **self.inbox.figures}
         for observer in self._runner.observers:
             if callable(figures := getattr(observer, "metrics", None)):
-                found.update(figures())
-        return found
+                merged.update(figures())
+        return merged
 
     def _broken(self) -> Exception | None:
         if not self._playing.done() or self._playing.cancelled():
@@ -277,7 +280,7 @@ class Inbox(Scheduler):
 
     @property
     def begun(self) -> int:
-        """How many jobs play, or wait in the outbox."""
+        """Number of jobs that play, or wait in the outbox."""
         return len(self._numbers) - self._jobs.qsize() + len(self.outbox)
 
     def put(self, number: int, job: Job) -> None:
@@ -321,11 +324,6 @@ class Inbox(Scheduler):
         return ()
 
 
-def _same_chat(one: RunConfig, other: RunConfig) -> bool:
-    """Whether both make the same renderers, which take a while to make."""
-    return one.template_kwargs == other.template_kwargs and one.parser == other.parser
-
-
 async def _engine(setup: WorkerSetup) -> Engine:
     if isinstance(setup.engine, str | Path):
         return await open_engine(setup.engine, tokenizer=setup.tokenizer)
@@ -339,8 +337,8 @@ async def started_engine(make: MakeEngine) -> Engine:
         ConfigError: the function made something else.
         ToolgymError: see `Engine.start`; the engine is closed then.
     """
-    made = make()
-    engine = await made if inspect.isawaitable(made) else made
+    result = make()
+    engine = await result if inspect.isawaitable(result) else result
     if not isinstance(engine, Engine):
         raise ConfigError(f"engine must be a function that makes an Engine, it made {engine!r}")
     try:

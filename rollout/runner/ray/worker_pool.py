@@ -53,8 +53,8 @@ class WorkerPool:
         self._setup = ray.put(setup)  # sent once to each machine
         defaults = {"num_cpus": 1, "scheduling_strategy": "SPREAD"}
         # Its methods wait for episodes, so many may be under way; a worker that dies is the runner's to replace.
-        own = {"max_restarts": 0, "max_task_retries": 0, "max_concurrency": 1000}
-        self._actors = ray.remote(RolloutWorker).options(**{**defaults, **options, **own})
+        required = {"max_restarts": 0, "max_task_retries": 0, "max_concurrency": 1000}
+        self._actors = ray.remote(RolloutWorker).options(**{**defaults, **options, **required})
         self._workers: dict[int, Worker] = {}
 
     async def worker(self, number: int) -> Worker:

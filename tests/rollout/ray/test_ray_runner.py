@@ -373,7 +373,6 @@ def test_sandbox_servers_serve_the_workers_and_end_with_them(nodes):
             ray_options=ANY_NODE,
             config=RunConfig(limits=EpisodeLimits(env_timeout=120)),
             sandbox="ray",
-            sandbox_settings={"preload": ["json"], "workers": 1},
         )
         async with runner:
             first = await runner.run([task(at) for at in range(6)])
