@@ -1,1 +1,1 @@
-"""What a run does, in figures: while it goes on and at its end."""
+"""Figures of a run: while it goes on and at its end."""

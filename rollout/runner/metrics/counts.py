@@ -1,4 +1,4 @@
-"""What `RunMetrics` has counted, as plain data that its views read: a dict of figures, and a page for Prometheus."""
+"""The counts of `RunMetrics`, as plain data that its views read: a dict of figures, and a page for Prometheus."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Spread:
 
 
 class ToolCounts:
-    """What became of the calls of one tool. Calls that were not run, because they were malformed, are not among them.
+    """The calls of one tool. Calls that were not run, because they were malformed, are not among them.
 
     Attributes:
         seconds: how long each took.
@@ -85,7 +85,7 @@ class ToolCounts:
 
 
 class EnvCounts:
-    """What became of the episodes of one env.
+    """The episodes of one env.
 
     Attributes:
         episodes: how many are over.
@@ -143,13 +143,13 @@ class GroupCounts:
     def figures(self) -> tuple[int, int, float]:
         """Groups with at least two members, those of them whose rewards are all the same, and the mean of the groups'
         standard deviations."""
-        each = [_group(one) for one in list(self._groups.values())]
+        each = [_group(rewards) for rewards in list(self._groups.values())]
         groups, equal, deviations = (sum(column) for column in zip(self._forgotten, *each, strict=True))
         return int(groups), int(equal), deviations / groups if groups else 0.0
 
 
-def _group(one: Spread) -> tuple[int, int, float]:
-    return (1, one.least == one.most, one.std) if one.count > 1 else (0, 0, 0.0)
+def _group(rewards: Spread) -> tuple[int, int, float]:
+    return (1, rewards.least == rewards.most, rewards.std) if rewards.count > 1 else (0, 0, 0.0)
 
 
 class EventCounts:

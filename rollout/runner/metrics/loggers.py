@@ -156,9 +156,9 @@ class MLflowLogger:
         self._metric, self._param = Metric, Param
         try:
             self._client = mlflow.MlflowClient(tracking_uri)
-            found = self._client.get_experiment_by_name(experiment)
-            made = self._client.create_experiment(experiment) if found is None else found.experiment_id
-            self._id = self._client.create_run(made, run_name=name).info.run_id
+            known = self._client.get_experiment_by_name(experiment)
+            experiment_id = self._client.create_experiment(experiment) if known is None else known.experiment_id
+            self._id = self._client.create_run(experiment_id, run_name=name).info.run_id
         except MlflowException as error:
             raise ConfigError(f"MLflow begins no run: {error}") from error
 
@@ -171,9 +171,9 @@ class MLflowLogger:
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         """Keep figures."""
         now = int(time.time() * 1000)
-        found = [self._metric(name, value, now, step) for name, value in metrics.items()]
-        for start in range(0, len(found), 1000):
-            self._client.log_batch(self._id, metrics=found[start : start + 1000])
+        rows = [self._metric(name, value, now, step) for name, value in metrics.items()]
+        for start in range(0, len(rows), 1000):
+            self._client.log_batch(self._id, metrics=rows[start : start + 1000])
 
     def examples(self, trajectories: Sequence[Trajectory], step: int) -> None:
         """Keep each trajectory as a file of the run."""
@@ -230,7 +230,9 @@ def opened(kind: LogTo | str, folder: Path, config: Mapping[str, Any]) -> Iterat
 
 def examples(trajectories: Sequence[Trajectory], most: int = 8) -> list[Trajectory]:
     """Up to so many trajectories for a person to read: those with the best and with the worst rewards."""
-    ordered = sorted(trajectories, key=lambda one: (-one.reward, one.task_index, one.sample_index))
+    ordered = sorted(
+        trajectories, key=lambda trajectory: (-trajectory.reward, trajectory.task_index, trajectory.sample_index)
+    )
     return ordered if len(ordered) <= most else ordered[: most - most // 2] + ordered[-(most // 2) :]
 
 
@@ -283,15 +285,15 @@ async def logged(
 
 
 def _rows(trajectories: Sequence[Trajectory]) -> Iterator[dict[str, Any]]:
-    for one in trajectories:
+    for trajectory in trajectories:
         values = (
-            one.id,
-            one.task_id or str(one.task_index),
-            one.reward,
-            one.stop_reason.value,
-            len(one.turns),
-            one.prompt_text,
-            one.response_text,
+            trajectory.id,
+            trajectory.task_id or str(trajectory.task_index),
+            trajectory.reward,
+            trajectory.stop_reason.value,
+            len(trajectory.turns),
+            trajectory.prompt_text,
+            trajectory.response_text,
         )
         yield dict(zip(COLUMNS, values, strict=True))
 

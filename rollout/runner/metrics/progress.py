@@ -113,7 +113,7 @@ class Progress(EpisodeObserver):
 
 @dataclass(frozen=True)
 class _Moment:
-    """How far a run is at one moment."""
+    """A run at one moment."""
 
     finished: int
     played: int
@@ -149,7 +149,7 @@ class _Moment:
 
     @property
     def waits(self) -> str:
-        """What the episodes wait for, the longest wait first; empty where none runs."""
+        """The waits of the episodes, the longest first; empty if none runs."""
         return ", ".join(map(_wait, self.waiting[:_MOST_PLACES]))
 
 

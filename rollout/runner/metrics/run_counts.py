@@ -35,5 +35,5 @@ class RunCounts:
         return {f"run/{name}": float(value) for name, value in dataclasses.asdict(self).items()}
 
     def __str__(self) -> str:
-        said = {name.replace("_", " "): value for name, value in dataclasses.asdict(self).items() if value}
-        return ", ".join(f"{name}: {value}" for name, value in said.items()) or "nothing"
+        counts = {name.replace("_", " "): value for name, value in dataclasses.asdict(self).items() if value}
+        return ", ".join(f"{name}: {value}" for name, value in counts.items()) or "nothing"

@@ -72,17 +72,17 @@ class RunMetrics(EpisodeObserver):
 
     @property
     def lag(self) -> Lag | None:
-        """How late the event loop of the present run was, or of the last one; None before the first."""
+        """Lateness of the event loop in the present run, or in the last one; None before the first."""
         return None if self._watch is None else self._watch.lag()
 
     @property
     def running(self) -> dict[Phase, int]:
-        """How many episodes are in each phase now."""
+        """Number of episodes in each phase now."""
         return self._waiting.phases()
 
     @property
     def waiting(self) -> list[Wait]:
-        """What the running episodes wait for, the longest wait first."""
+        """The waits of the running episodes, the longest first."""
         return self._waiting.waits()
 
     # ------------------------------------------------------------------ what is heard
@@ -100,7 +100,7 @@ class RunMetrics(EpisodeObserver):
             self.clock.stop()
             self._watching.close()
             self._waiting.end_run()
-            self._playing = {key: one for key, one in self._playing.items() if one.job in self._waiting}
+            self._playing = {key: played for key, played in self._playing.items() if played.job in self._waiting}
 
     def began(self, job: Job) -> None:
         self._observes = True

@@ -1,4 +1,7 @@
-"""`Sketch`: percentiles of as many numbers as you like, in little memory."""
+"""`Sketch`: a bounded-memory percentile sketch.
+
+It is written here, since it takes forty lines and a package would be a further dependency.
+"""
 
 from __future__ import annotations
 

@@ -66,11 +66,11 @@ class RunSpans(EpisodeObserver):
         self._run = self._tracer.start_span(f"rollout {self._env_id}", attributes={"rollout.env.id": self._env_id})
 
     def run_ended(self) -> None:
-        for key, one in list(self._episodes.items()):
-            if not one.suspended:  # another run may go on with it
-                one.end_turn()
-                self._fail(one.span, "cancelled", "the run ended before the episode")
-                one.span.end()
+        for key, spans in list(self._episodes.items()):
+            if not spans.suspended:  # another run may go on with it
+                spans.end_turn()
+                self._fail(spans.span, "cancelled", "the run ended before the episode")
+                spans.span.end()
                 del self._episodes[key]
         if self._run is not None:
             self._run.end()
@@ -90,13 +90,13 @@ class RunSpans(EpisodeObserver):
         self._make_current(span)
 
     def waits(self, job: Job, phase: Phase, what: str = "") -> None:
-        one = self._episodes[id(job)]
-        one.end_turn()
-        one.suspended = phase is Phase.SUSPENDED
+        spans = self._episodes[id(job)]
+        spans.end_turn()
+        spans.suspended = phase is Phase.SUSPENDED
         if phase is Phase.ENGINE:
-            one.turn = self._tracer.start_span(
+            spans.turn = self._tracer.start_span(
                 f"chat {self._model}".strip(),
-                context=self._trace.set_span_in_context(one.span),
+                context=self._trace.set_span_in_context(spans.span),
                 kind=self._trace.SpanKind.CLIENT,
                 attributes={
                     "gen_ai.operation.name": "chat",
@@ -104,16 +104,16 @@ class RunSpans(EpisodeObserver):
                     "gen_ai.request.model": self._model,
                 },
             )
-            one.requests = one.output_tokens = 0
+            spans.requests = spans.output_tokens = 0
         elif phase is Phase.ENV:
-            one.stepped_at = time.time_ns()
-        self._make_current(one.turn or one.span)
+            spans.stepped_at = time.time_ns()
+        self._make_current(spans.turn or spans.span)
 
     def asked(self, job: Job, prompt_ids: TokenIds, params: SamplingParams) -> None:
-        one = self._episodes[id(job)]
-        one.requests += 1
-        if one.turn is not None and one.requests == 1:
-            one.turn.set_attributes(
+        spans = self._episodes[id(job)]
+        spans.requests += 1
+        if spans.turn is not None and spans.requests == 1:
+            spans.turn.set_attributes(
                 {
                     "gen_ai.request.max_tokens": params.max_new_tokens,
                     "gen_ai.request.temperature": params.temperature,
@@ -124,35 +124,35 @@ class RunSpans(EpisodeObserver):
             )
 
     def generated(self, job: Job, generation: Generation) -> None:
-        one = self._episodes[id(job)]
-        one.output_tokens += len(generation.token_ids)
-        if one.turn is not None:
-            if one.requests == 1:
-                one.turn.set_attribute("gen_ai.usage.cache_read.input_tokens", generation.cached_tokens)
-            one.turn.set_attributes(
+        spans = self._episodes[id(job)]
+        spans.output_tokens += len(generation.token_ids)
+        if spans.turn is not None:
+            if spans.requests == 1:
+                spans.turn.set_attribute("gen_ai.usage.cache_read.input_tokens", generation.cached_tokens)
+            spans.turn.set_attributes(
                 {
-                    "gen_ai.usage.output_tokens": one.output_tokens,
+                    "gen_ai.usage.output_tokens": spans.output_tokens,
                     "gen_ai.response.finish_reasons": [generation.finish_reason.value],
-                    "rollout.turn.requests": one.requests,
+                    "rollout.turn.requests": spans.requests,
                 }
             )
 
     def turned(self, job: Job, turn: Turn, conversation: Conversation) -> None:
-        one = self._episodes[id(job)]
-        one.turns += 1
-        self._calls(one, turn)
+        spans = self._episodes[id(job)]
+        spans.turns += 1
+        self._calls(spans, turn)
 
     def ended(self, job: Job, trajectory: Trajectory) -> None:
-        one = self._episodes.pop(id(job), None)
-        if one is None:  # its env could not be made
+        spans = self._episodes.pop(id(job), None)
+        if spans is None:  # its env could not be made
             self.began(job)
-            one = self._episodes.pop(id(job))
-        for turn in trajectory.turns[one.turns :]:
-            self._calls(one, turn)
-        if one.turn is not None and trajectory.failed:
-            self._fail(one.turn, trajectory.stop_reason.value, "")
-        one.end_turn()
-        one.span.set_attributes(
+            spans = self._episodes.pop(id(job))
+        for turn in trajectory.turns[spans.turns :]:
+            self._calls(spans, turn)
+        if spans.turn is not None and trajectory.failed:
+            self._fail(spans.turn, trajectory.stop_reason.value, "")
+        spans.end_turn()
+        spans.span.set_attributes(
             {
                 "gen_ai.conversation.id": trajectory.id,
                 "rollout.stop_reason": trajectory.stop_reason.value,
@@ -161,22 +161,22 @@ class RunSpans(EpisodeObserver):
             }
         )
         if trajectory.error is not None:
-            self._fail(one.span, trajectory.stop_reason.value, trajectory.error.message)
-        one.span.end()
-        self._context.attach(one.outer)
+            self._fail(spans.span, trajectory.stop_reason.value, trajectory.error.message)
+        spans.span.end()
+        self._context.attach(spans.outer)
 
-    def _calls(self, one: _EpisodeSpans, turn: Turn) -> None:
+    def _calls(self, spans: _EpisodeSpans, turn: Turn) -> None:
         """The spans of a turn's calls. They were made at the same time, when the env was stepped."""
         for record in turn.tool_calls:
             span = self._tracer.start_span(
                 f"execute_tool {record.name}",
-                context=self._trace.set_span_in_context(one.span),
-                start_time=one.stepped_at,
+                context=self._trace.set_span_in_context(spans.span),
+                start_time=spans.stepped_at,
                 attributes=_call_attributes(record),
             )
             if record.status != "ok":
                 self._fail(span, record.status, "")
-            span.end(one.stepped_at + int(record.seconds * 1e9))
+            span.end(spans.stepped_at + int(record.seconds * 1e9))
 
     def _make_current(self, span: Span) -> None:
         """Make a span the current one of the episode's task, which has a context of its own."""

@@ -1,4 +1,4 @@
-"""`Waiting`: what the episodes of a run wait for, and for how long."""
+"""`Waiting`: the phases of the episodes of a run, and how long they wait."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from toolgym.rollout.job import Job
 
 
 class Wait(NamedTuple):
-    """What some episodes wait for.
+    """Episodes that wait for the same thing.
 
     Attributes:
         phase: the phase that they are in.
@@ -26,7 +26,7 @@ class Wait(NamedTuple):
 
 
 class Waiting:
-    """Where each running episode is. A change takes the same time however many there are."""
+    """The phase of each running episode. A change takes the same time however many there are."""
 
     def __init__(self) -> None:
         self._place: dict[int, tuple[Job, tuple[Phase, str]]] = {}  # the job too, so that its id stays its own
@@ -62,16 +62,16 @@ class Waiting:
                 self.leave(job)
 
     def phases(self) -> dict[Phase, int]:
-        """How many episodes are in each phase; without those that no episode is in. Any thread may ask."""
-        found: dict[Phase, int] = {}
+        """Return the number of episodes in each phase; without those that no episode is in. Any thread may ask."""
+        counts: dict[Phase, int] = {}
         for (phase, _), since in list(self._since.items()):
-            found[phase] = found.get(phase, 0) + len(since)
-        return found
+            counts[phase] = counts.get(phase, 0) + len(since)
+        return counts
 
     def waits(self) -> list[Wait]:
-        """What is waited for, the longest wait first."""
+        """Return the waits, the longest first."""
         now = time.monotonic()
-        found = [
+        waits = [
             Wait(*place, len(since), now - next(iter(since.values()))) for place, since in list(self._since.items())
         ]
-        return sorted(found, key=lambda one: one.longest, reverse=True)
+        return sorted(waits, key=lambda wait: wait.longest, reverse=True)
