@@ -81,5 +81,5 @@ class EnginePlayer:
         most = min(longest - len(ids), self._sampling.max_new_tokens)
         params = replace(self._sampling, max_new_tokens=most, stop_token_ids=stops)
         generation = await self._engine.generate(ids, params, request_id=f"player-{uuid.uuid4().hex}")
-        said = self._renderer.text(generation.token_ids)
-        return split_reasoning(said, starts_open="</think>" in said)[1].strip()
+        text_of_answer = self._renderer.text(generation.token_ids)
+        return split_reasoning(text_of_answer, starts_open="</think>" in text_of_answer)[1].strip()

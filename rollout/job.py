@@ -59,12 +59,12 @@ class Job:
 
     @property
     def member(self) -> tuple[str, int]:
-        """Which member of which group it is: names the episode across runs, whatever the attempt."""
+        """Its group and its place in it: names the episode across runs, whatever the attempt."""
         return self.group_id, self.key.sample_index
 
     @property
     def seed_parts(self) -> tuple[str | int, ...]:
-        """What its seeds derive from, besides the run's: its place, and the attempt if it is not the first."""
+        """The parts that its seeds derive from beside the run's: its place, and the attempt if it is not the first."""
         if self.seed_path:
             return self.seed_path
         return (*self.key, "attempt", self.attempt) if self.attempt else tuple(self.key)

@@ -1,4 +1,4 @@
-"""The rules of an episode: what it may cost, what the policy sees of its past, what happens to a turn that was cut."""
+"""The rules of an episode: its budgets and deadlines, the past that the policy sees, turns that were cut."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from toolgym.tools.errors import ConfigError, named_fields, require_whole_number
 
 
 class HistoryMode(enum.StrEnum):
-    """What the policy sees of its earlier turns."""
+    """The past that the policy sees."""
 
     APPEND = "append"
     """What it generated, token by token. One sequence, also where the template would rewrite history."""
@@ -18,7 +18,7 @@ class HistoryMode(enum.StrEnum):
 
 
 class TruncationPolicy(enum.StrEnum):
-    """What becomes of a turn that has no end: it reached its length, or was aborted and not resumed.
+    """The fate of a turn that has no end: it reached its length, or was aborted and not resumed.
 
     Either way it is marked (`Turn.truncated`). A turn that ended with a stop token of the caller's is not cut: it is
     closed like with `CLOSE`, and unmarked.

@@ -73,8 +73,8 @@ def check_env_command(
 
     results = asyncio.run(run())
     if as_json:
-        console.print_json(json.dumps([_as_json(one) for one in results]))
-    raise typer.Exit(1 if any(one.passed is False for one in results) else 0)
+        console.print_json(json.dumps([_as_json(result) for result in results]))
+    raise typer.Exit(1 if any(result.passed is False for result in results) else 0)
 
 
 def _as_json(result: Any) -> dict[str, Any]:

@@ -49,18 +49,18 @@ def check_template_command(
     from toolgym.rollout.tokens.template_check import check_template, tokenizer_for
 
     try:
-        given = json.loads(variables)
+        values = json.loads(variables)
     except ValueError as error:
         raise typer.BadParameter(
             f"expected a JSON object, got {variables!r}: {error}", param_hint="--variables"
         ) from error
-    if not isinstance(given, dict):
+    if not isinstance(values, dict):
         raise typer.BadParameter(f"expected a JSON object, got {variables!r}", param_hint="--variables")
     try:
         tokenizer, origin = tokenizer_for(model, special or ())
     except ConfigError as error:
         raise typer.BadParameter(str(error), param_hint="MODEL_OR_FOLDER") from error
-    report = check_template(tokenizer, template_kwargs=given, origin=origin)
+    report = check_template(tokenizer, template_kwargs=values, origin=origin)
     console = Console(highlight=False)
     if as_json:
         console.print_json(json.dumps(_as_json(report)))
@@ -95,7 +95,7 @@ def _table(report: TemplateReport, model: str) -> Table:
 
 
 def _notes(report: TemplateReport) -> list[str]:
-    """What else a person should know, and the verdict."""
+    """Return further notes for a person, and the verdict."""
     from toolgym.rollout.tokens.template_check import GUESSED
 
     facts = report.facts

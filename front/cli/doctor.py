@@ -45,15 +45,15 @@ async def _examine() -> dict[str, Any]:
     try:
         async with LocalSandbox(preload=(), templates=1) as sandbox:
             await sandbox.start()
-            found = sandbox.isolation
+            host = sandbox.isolation
             isolation = {
-                "level": found.level.value,
-                "landlock_abi": found.landlock,
-                "seccomp": found.seccomp,
-                "own_proc": found.fresh_proc,
-                "cgroup": found.cgroup,
-                "controllers": list(found.controllers),
-                "missing": list(found.missing),
+                "level": host.level.value,
+                "landlock_abi": host.landlock,
+                "seccomp": host.seccomp,
+                "own_proc": host.fresh_proc,
+                "cgroup": host.cgroup,
+                "controllers": list(host.controllers),
+                "missing": list(host.missing),
             }
             ran = await sandbox.run("print(6 * 7)", timeout=10)
             if ran.stdout != "42\n":

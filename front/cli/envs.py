@@ -35,13 +35,13 @@ def envs_command(
     from toolgym.envs.registry import registered
     from toolgym.tools.errors import ConfigError
 
-    own: dict[str, str] = {}
+    named: dict[str, str] = {}
     for text in env or ():
         module = text.partition(":")[0]  # of `module:Id`, as `toolgym rollout --env` takes it
         before = set(registered())
         import_module(module)
-        own |= dict.fromkeys(set(registered()) - before, module)
-    lines = {f"{own[id]}:{id}" if id in own else id: spec.description for id, spec in sorted(registered().items())}
+        named |= dict.fromkeys(set(registered()) - before, module)
+    lines = {f"{named[id]}:{id}" if id in named else id: spec.description for id, spec in sorted(registered().items())}
     if name is not None:
         lines = {id: about for id, about in lines.items() if fnmatch(id.lower(), f"*{name.lower()}*")}
         if not lines:

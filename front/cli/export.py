@@ -53,8 +53,8 @@ def openrlhf_command(
     Exit status: 0 written, 1 an error, 2 wrong usage.
     """
     load_env(env)  # here, where a mistake stops the command
-    given: dict[str, Any] = {"env_kwargs": read_env_kwargs(env_kwargs), "max_new_tokens": max_new_tokens}
-    arguments = [repr(env), *(f"{name}={value!r}" for name, value in given.items() if value)]
+    options: dict[str, Any] = {"env_kwargs": read_env_kwargs(env_kwargs), "max_new_tokens": max_new_tokens}
+    arguments = [repr(env), *(f"{name}={value!r}" for name, value in options.items() if value)]
     text = _AGENT.format(env=env, arguments=", ".join(arguments))
     if out is None:
         typer.echo(text, nl=False)

@@ -29,7 +29,7 @@ def prepare_command(
             autocompletion=_names,
         ),
     ],
-    given: Annotated[
+    source: Annotated[
         Path,
         typer.Option("--in", help="The file as downloaded (JSON Lines, also .gz, JSON, Parquet), or a folder of such."),
     ],
@@ -59,7 +59,7 @@ def prepare_command(
     from toolgym.envs.tasks.prepare.recipes import Preparation
     from toolgym.envs.tasks.writing import write_tasks
 
-    tasks = Preparation(name, given, split, system, agent_name, tools_kwargs)
+    tasks = Preparation(name, source, split, system, agent_name, tools_kwargs)
     if not overwrite:
         require_absent("--out", out)
     count = write_tasks(out, tasks)

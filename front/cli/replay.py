@@ -68,7 +68,7 @@ def _report(result: Replay, env: str, out: Path | None) -> int:
     if hidden > 0:
         console.print(f"... and {hidden} more episodes differ", markup=False)
     for difference in result.differences[:1]:
-        missed = next((one for one in result.misses if one.startswith(f"{difference.episode}:")), None)
+        missed = next((miss for miss in result.misses if miss.startswith(f"{difference.episode}:")), None)
         if missed is not None:
             console.print(f"not recorded: {missed}", style="red", markup=False)
     if result.unfinished:

@@ -1,4 +1,4 @@
-"""What `toolgym rollout` leaves at its end: the batch, and a summary in the terminal."""
+"""The end of `toolgym rollout`: the batch, and a summary in the terminal."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STOPPED_BY = 128
 
 
 def pad_token_id(tokenizer: PreTrainedTokenizerBase) -> int:
-    """What to pad a batch with. Any id will do: masks tell what is padding."""
+    """Return the id to pad a batch with. Any will do: masks tell what is padding."""
     return next(pad for pad in (tokenizer.pad_token_id, tokenizer.eos_token_id, 0) if pad is not None)
 
 
@@ -42,7 +42,7 @@ def _make_batch(trajectories: list[Trajectory], run: RunFile, out: Path) -> tupl
     from toolgym.rollout.batch.make import make_batch
     from toolgym.rollout.recording.run_folder import BATCH
 
-    trajectories = sorted(trajectories, key=lambda one: (one.task_index, one.sample_index))
+    trajectories = sorted(trajectories, key=lambda trajectory: (trajectory.task_index, trajectory.sample_index))
     try:
         batch = make_batch(trajectories, pad_token_id=run.pad_token_id)
         save_batch(batch, out / BATCH)
@@ -85,15 +85,15 @@ def report(
         if chosen is not None:
             console.print(conversation(chosen))
     failures = FailureLog()
-    for one in trajectories:
-        failures.add(one)
+    for trajectory in trajectories:
+        failures.add(trajectory)
     for line in failures.lines():
         console.print(line, style="red", markup=False, soft_wrap=True)
     _print_files(console, trajectories, run, batch, problem, out)
     if stopped_by is not None:
         left = run.episodes - len(trajectories)
-        said = f"interrupted: {left} episodes were not finished; go on with: toolgym rollout --resume {out}"
-        console.print(said, style="yellow", markup=False, soft_wrap=True)
+        text = f"interrupted: {left} episodes were not finished; go on with: toolgym rollout --resume {out}"
+        console.print(text, style="yellow", markup=False, soft_wrap=True)
         return STOPPED_BY + stopped_by
     require_one_that_played(trajectories)
     return 0 if batch is not None else 1

@@ -37,7 +37,7 @@ def take_options(ctx: typer.Context, folder: Path | None) -> Path | None:
         from toolgym.rollout.recording.run_folder import RunFile
 
         run = RunFile.read(folder)
-        known = {one.name for one in ctx.command.params}
+        known = {parameter.name for parameter in ctx.command.params}
         unknown = ", ".join(sorted(run.options.keys() - known))
         if unknown:
             raise ConfigError(
@@ -69,12 +69,12 @@ def resumed_run(ctx: typer.Context) -> RunFile | None:
         if name in OF_ONE_CALL or (name in ANEW and _is_given(ctx, name)):
             continue
         option = f"--{name.replace('_', '-')}"
-        there, given = run.options.get(name), now.get(name)
+        there, here = run.options.get(name), now.get(name)
         if not _is_given(ctx, name) and _is_redacted(there):
             raise ConfigError(f"{option} of the run in {folder} held a secret, which is not written: give it again")
-        if there != given and (name in run.options or _is_given(ctx, name)):
+        if there != here and (name in run.options or _is_given(ctx, name)):
             raise ConfigError(
-                f"{option} contradicts the run in {folder}: it was begun with {there!r}, and {given!r} is given. "
+                f"{option} contradicts the run in {folder}: it was begun with {there!r}, and {here!r} is given. "
                 "Leave the option out, or begin another run"
             )
     hashes = file_hashes(ctx)
@@ -109,7 +109,7 @@ def _kept(name: str, value: Any) -> Any:
 
 
 def engine_options(ctx: typer.Context) -> dict[str, Any]:
-    """How to open the engine. Where another one is given, what belonged to the one before does not hold for it."""
+    """Return the arguments to open the engine with. If another one is named, those of the one before do not hold."""
     names = ("tokenizer", "api_key", "device", "dtype")
     another = ctx.meta.get(_META) is not None and _is_given(ctx, "engine")
     return {name: ctx.params[name] if not another or _is_given(ctx, name) else None for name in names}

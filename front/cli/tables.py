@@ -1,4 +1,4 @@
-"""What a rollout looks like in a terminal: a table of figures, and one conversation in colour."""
+"""A rollout in a terminal: a table of figures, and one conversation in colour."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def summary_table(
     table.add_row("turns", f"{figures['turns/mean']:.2f} per episode")
     table.add_row("tool calls", f"{figures['tool_calls/mean']:.2f} per episode, {_counts(bad) or 'all ok'}")
     policy = figures["tokens/policy"]
-    rate = sum(one.policy_tokens for one in (trajectories if played is None else played)) / seconds
+    rate = sum(trajectory.policy_tokens for trajectory in (trajectories if played is None else played)) / seconds
     table.add_row("tokens", f"{policy:,.0f} by the policy, {policy / count:.1f} per episode, {rate:,.0f}/s")
     table.add_row("stop reasons", _counts(_counted(figures, "stop_reason/", count)))
     table.add_row("failed", f"{failed} of {count} episodes")
@@ -66,7 +66,11 @@ def pick_conversation(trajectories: Sequence[Trajectory]) -> Trajectory | None:
 
     return max(
         trajectories,
-        key=lambda one: (any(r.status == "ok" for r in one.tool_calls), succeeded(one), len(one.messages)),
+        key=lambda trajectory: (
+            any(r.status == "ok" for r in trajectory.tool_calls),
+            succeeded(trajectory),
+            len(trajectory.messages),
+        ),
         default=None,
     )
 
@@ -89,7 +93,7 @@ def conversation(trajectory: Trajectory) -> Panel:
 
 
 def _counted(figures: Mapping[str, float], prefix: str, count: int) -> Counter[str]:
-    """What the figures of a prefix count, those of 0 left out. `count` is what rates are of; 1 where there are none."""
+    """Return the figures of a prefix, those of 0 left out. Rates are multiplied by `count`, 1 if there are none."""
     return Counter(
         {
             name.removeprefix(prefix): round(value * count)

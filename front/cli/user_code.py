@@ -1,4 +1,4 @@
-"""What a command line says of the user's own: envs as `module:Id`, their arguments, tools that a tool file names."""
+"""The user's own code on a command line: envs as `module:Id`, their arguments, tools that a tool file names."""
 
 from __future__ import annotations
 

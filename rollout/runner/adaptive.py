@@ -40,7 +40,7 @@ _silent = LogThrottle(60.0)
 @named_fields
 @dataclass(frozen=True, kw_only=True)
 class Adaptive:
-    """How the number of running episodes follows the engine's KV-cache use, for an engine that tells it.
+    """Settings by which the number of running episodes follows the engine's KV-cache use, for an engine that tells it.
 
     Attributes:
         start: episodes at once in the beginning; for an engine that does not tell its load, also later.
@@ -70,7 +70,10 @@ class Adaptive:
         if self.most is not None:
             require_whole_number("most", self.most, at_least=self.start)
         shares = self.grow_below, self.trim_above, self.stop_above
-        if not all(isinstance(one, int | float) for one in shares) or not 0 < shares[0] < shares[1] < shares[2] <= 1:
+        if (
+            not all(isinstance(share, int | float) for share in shares)
+            or not 0 < shares[0] < shares[1] < shares[2] <= 1
+        ):
             raise ConfigError(
                 f"expected 0 < grow_below < trim_above < stop_above <= 1, got {', '.join(map(repr, shares))}"
             )
@@ -153,7 +156,7 @@ class LoadFollower:
 
     @property
     def _turnover(self) -> int:
-        """How many episodes have begun since the limit was changed last, without those that its change let in."""
+        """Number of episodes that have begun since the limit was changed last, without those that its change let in."""
         return self._episodes.granted - self._begun
 
     def _reopen(self, use: float) -> None:

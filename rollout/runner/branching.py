@@ -28,7 +28,7 @@ _warnings = LogThrottle(60.0)
 
 @dataclass(frozen=True)
 class BranchPoint:
-    """What is known of an episode that stands between two turns.
+    """An episode that stands between two turns.
 
     Attributes:
         job: the episode's. `job.parent` says whether it is a branch itself.
@@ -51,7 +51,7 @@ give the same number."""
 
 @dataclass(frozen=True)
 class Branching:
-    """Where the episodes of a run branch.
+    """Chooses the turns at which episodes of a run branch.
 
     Attributes:
         continuations: see `Continuations`; `at_turns`, `by_chance` and `where_unsure` make some.

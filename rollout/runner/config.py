@@ -1,4 +1,4 @@
-"""`RunConfig`: how a run is played."""
+"""`RunConfig`: the settings of a run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from toolgym.tools.parsers import Parser, get_parser
 @named_fields
 @dataclass(frozen=True, kw_only=True)
 class RunConfig(EpisodeConfig):
-    """How a run is played, beside what `EpisodeConfig` says of each of its episodes.
+    """The settings of a run, beside those of each of its episodes.
 
     Attributes:
         group_size: episodes per task.
@@ -54,17 +54,17 @@ class RunConfig(EpisodeConfig):
     parser: str | Parser | None = None
 
     def seeded(self) -> Self:
-        """This config with a seed: where it has none, with one that is drawn now."""
+        """Return this config with a seed: if it has none, with one that is drawn now."""
         return self if self.seed is not None else replace(self, seed=secrets.randbits(63))
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("sampling", "validation_sampling"):
-            given = getattr(self, name)
-            if given is not None and given.seed is not None:
+            sampling = getattr(self, name)
+            if sampling is not None and sampling.seed is not None:
                 raise ConfigError(
                     f"{name}.seed belongs to one request, and a run derives one for each from its own: give "
-                    f"RunConfig(seed={given.seed!r}) instead"
+                    f"RunConfig(seed={sampling.seed!r}) instead"
                 )
         require_whole_number("group_size", self.group_size, at_least=1)
         require_whole_number("refills", self.refills, at_least=0)

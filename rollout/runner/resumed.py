@@ -50,17 +50,18 @@ class EarlierRun:
     def __init__(self, path: str | Path | None) -> None:
         self.path = path
         self.trajectories: dict[EpisodeKey, Trajectory] = {}
-        for one in read_trajectories(path) if path is not None else ():
-            key = EpisodeKey(one.task_index, one.sample_index)
+        for trajectory in read_trajectories(path) if path is not None else ():
+            key = EpisodeKey(trajectory.task_index, trajectory.sample_index)
             if key in self.trajectories:
                 raise ConfigError(f"{path} holds {key} twice: it is not the file of one run")
-            self.trajectories[key] = one
-        played = [one for one in self.trajectories.values() if one.sampling]  # and not without an env
-        self.run_id = self._only("runs", (one.group_id.rpartition("-")[0] for one in self.trajectories.values()))
-        self.seed = self._only("seeds", (one.sampling["seed"] for one in played))
+            self.trajectories[key] = trajectory
+        finished = self.trajectories.values()
+        self.run_id = self._only("runs", (trajectory.group_id.rpartition("-")[0] for trajectory in finished))
+        # A trajectory without an env has no sampling.
+        self.seed = self._only("seeds", (each.sampling["seed"] for each in finished if each.sampling))
 
-    def _only(self, what: str, found: Iterable[Any]) -> Any:
-        different = set(found)
+    def _only(self, what: str, values: Iterable[Any]) -> Any:
+        different = set(values)
         if len(different) > 1:
             raise ConfigError(f"{self.path} holds trajectories of {len(different)} {what}: only one run can be resumed")
         return next(iter(different), None)
@@ -87,15 +88,15 @@ class EarlierRun:
                 "a run whose episodes branch cannot be resumed: where a branch stood is in no file. Leave resume out, "
                 "or branching"
             )
-        for key, one in self.trajectories.items():
+        for key, trajectory in self.trajectories.items():
             if run_id is not None:
                 _require_same(key, [("the run id", self.run_id, run_id)])
-            _require_same(key, _of_config(one, env_id, config))
+            _require_same(key, _of_config(trajectory, env_id, config))
             _require_same(key, [("a sample_index below", max(key.sample_index + 1, members), members)])
             if isinstance(tasks, Sequence):
                 count = len(tasks)
                 _require_same(key, [("a task_index below", max(key.task_index + 1, count), count)])
-                _require_same(key, _of_task(one, tasks[key.task_index]))
+                _require_same(key, _of_task(trajectory, tasks[key.task_index]))
 
     async def check_settings(self, runner: Runner, tasks: Tasks) -> None:
         """Check what takes an env, the tokenizer and its chat template to see.
@@ -110,18 +111,18 @@ class EarlierRun:
         Raises:
             ConfigError: an episode was played otherwise; says in what.
         """
-        played = {key: one for key, one in self.trajectories.items() if one.sequences}
+        played = {key: trajectory for key, trajectory in self.trajectories.items() if trajectory.sequences}
         if not played:
             return
         env = runner.env()
         try:
             now = runner.settings(env)
-            for key, one in played.items():
-                if one.settings:
-                    names = {**now, **one.settings}.keys() - {"task"}
-                    _require_same(key, ((name, one.settings.get(name), now.get(name)) for name in sorted(names)))
+            for key, trajectory in played.items():
+                if trajectory.settings:
+                    names = {**now, **trajectory.settings}.keys() - {"task"}
+                    _require_same(key, ((name, trajectory.settings.get(name), now.get(name)) for name in sorted(names)))
                 elif isinstance(env, ToolEnv) and type(env).reset is ToolEnv.reset:
-                    _require_same(key, _of_tool_env(one, env, tasks))
+                    _require_same(key, _of_tool_env(trajectory, env, tasks))
         finally:
             await close_env(env)
         first = min(played, key=lambda key: played[key].started_at)  # what a template says of the day is this one's
@@ -129,50 +130,50 @@ class EarlierRun:
             _require_same(first, _of_tokens(played[first], runner))
 
 
-def _of_tool_env(one: Trajectory, env: ToolEnv, tasks: Tasks) -> _Facts:
-    yield "the tools", _as_read(one.tools), _as_read([schema.to_openai() for schema in env.tool_schemas])
+def _of_tool_env(trajectory: Trajectory, env: ToolEnv, tasks: Tasks) -> _Facts:
+    yield "the tools", _as_read(trajectory.tools), _as_read([schema.to_openai() for schema in env.tool_schemas])
     if isinstance(tasks, Sequence):
-        prompt = _as_read(env.prepare(tasks[one.task_index]).messages)
-        yield "the prompt", _as_read(one.messages[: len(prompt)]), prompt
+        prompt = _as_read(env.prepare(tasks[trajectory.task_index]).messages)
+        yield "the prompt", _as_read(trajectory.messages[: len(prompt)]), prompt
 
 
-def _of_tokens(one: Trajectory, runner: Runner) -> _Facts:
+def _of_tokens(trajectory: Trajectory, runner: Runner) -> _Facts:
     """The first prompt as its messages give it now, and all texts as its ids do."""
-    began = datetime.fromtimestamp(one.started_at)
+    began = datetime.fromtimestamp(trajectory.started_at)
     renderer = ChatRenderer(
         runner.tokenizer,
-        [ToolSchema.from_openai(tool) for tool in one.tools],
+        [ToolSchema.from_openai(tool) for tool in trajectory.tools],
         runner.config.template_kwargs,
         parser=runner.config.parser,
         now=began,
     )
-    there, now = one.prompt_ids.tolist(), list[int]()
-    for count in range(1, len(one.messages) + 1):
+    there, now = trajectory.prompt_ids.tolist(), list[int]()
+    for count in range(1, len(trajectory.messages) + 1):
         with contextlib.suppress(TemplateError):  # some templates refuse a conversation that no user has begun
-            now = renderer.prompt(one.messages[:count])
+            now = renderer.prompt(trajectory.messages[:count])
         if len(now) >= len(there):
             break
     yield "the first prompt, as tokens,", there, now
-    texts = renderer.decode(there), renderer.decode(one.response_ids.tolist())
-    yield "the texts of its tokens", (one.prompt_text, one.response_text), texts
+    texts = renderer.decode(there), renderer.decode(trajectory.response_ids.tolist())
+    yield "the texts of its tokens", (trajectory.prompt_text, trajectory.response_text), texts
 
 
-def _of_config(one: Trajectory, env_id: str, config: RunConfig) -> _Facts:
-    yield "the env", one.env_id, env_id
-    yield "the training step", one.training_step, config.training_step
-    yield "validate", one.validate, config.validate
-    if one.sampling:
-        there, now = _as_read(one.sampling), _as_read({**asdict(config.sampling_in_use), "seed": config.seed})
+def _of_config(trajectory: Trajectory, env_id: str, config: RunConfig) -> _Facts:
+    yield "the env", trajectory.env_id, env_id
+    yield "the training step", trajectory.training_step, config.training_step
+    yield "validate", trajectory.validate, config.validate
+    if trajectory.sampling:
+        there, now = _as_read(trajectory.sampling), _as_read({**asdict(config.sampling_in_use), "seed": config.seed})
         for name in {**there, **now}:
             yield f"the sampling's {name}", there.get(name), now.get(name)
 
 
-def _of_task(one: Trajectory, task: Task) -> _Facts:
-    yield "the task", one.task_id, task.id
-    if one.settings:
-        yield "the task's messages and arguments of tools", one.settings.get("task"), task_label(task)
-    yield "the source", one.source, task.source
-    yield "the ground truth", _as_read(one.ground_truth), _as_read(task.ground_truth)
+def _of_task(trajectory: Trajectory, task: Task) -> _Facts:
+    yield "the task", trajectory.task_id, task.id
+    if trajectory.settings:
+        yield "the task's messages and arguments of tools", trajectory.settings.get("task"), task_label(task)
+    yield "the source", trajectory.source, task.source
+    yield "the ground truth", _as_read(trajectory.ground_truth), _as_read(task.ground_truth)
 
 
 def _require_same(key: EpisodeKey, facts: _Facts) -> None:
@@ -223,9 +224,9 @@ class Resumed(Scheduler):
             job = await self._inside.next()
             if job is None or job.key not in self._earlier:
                 return job
-            one = self._earlier[job.key]
-            _require_same(job.key, _of_task(one, job.task))
-            self._new(self._inside.finished(job, one))
+            trajectory = self._earlier[job.key]
+            _require_same(job.key, _of_task(trajectory, job.task))
+            self._new(self._inside.finished(job, trajectory))
         return None
 
     def finished(self, job: Job, trajectory: Trajectory) -> Sequence[Trajectory]:
@@ -234,9 +235,9 @@ class Resumed(Scheduler):
     def _new(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
         """Those that are played now; the others were on disk before."""
         new: list[Trajectory] = []
-        for one in trajectories:
-            known = self._earlier.get(EpisodeKey(one.task_index, one.sample_index)) is one
-            (self.skipped if known else new).append(one)
+        for trajectory in trajectories:
+            known = self._earlier.get(EpisodeKey(trajectory.task_index, trajectory.sample_index)) is trajectory
+            (self.skipped if known else new).append(trajectory)
         return new
 
     @property

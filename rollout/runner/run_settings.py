@@ -117,11 +117,11 @@ def _described(value: Any, depth: int) -> Any:
     if depth > _DEPTH:
         return type(value).__qualname__
     if isinstance(value, Mapping):
-        return [[str(key), inside(one)] for key, one in value.items()]
+        return [[str(key), inside(item)] for key, item in value.items()]
     if isinstance(value, list | tuple):
-        return [inside(one) for one in value]
+        return [inside(item) for item in value]
     if isinstance(value, functools.partial):
-        return [inside(one) for one in (value.func, value.args, value.keywords)]
+        return [inside(item) for item in (value.func, value.args, value.keywords)]
     if inspect.ismethod(value):
         return [value.__func__.__qualname__, inside(value.__self__)]
     if isinstance(value, type) or inspect.isroutine(value):
@@ -133,7 +133,9 @@ def _described(value: Any, depth: int) -> Any:
 def _closed_over(function: FunctionType) -> Iterator[Any]:
     """The plain values and functions that a function closes over and does not itself set."""
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-    assigned = {one.argval for one in dis.get_instructions(function) if one.opname == "STORE_DEREF"}
+    assigned = {
+        instruction.argval for instruction in dis.get_instructions(function) if instruction.opname == "STORE_DEREF"
+    }
     for name, cell in cells:
         try:
             held = cell.cell_contents

@@ -77,27 +77,27 @@ class EnvPool:
                 except Exception as caught:  # noqa: BLE001  the episode that waits gets it
                     error = caught
                 batch.given_up = True
-                for made in [*batch.made, *([error] if error is not None else [])]:
-                    self._hand_over(made)
+                for outcome in [*batch.made, *([error] if error is not None else [])]:
+                    self._hand_over(outcome)
                     await asyncio.sleep(0)  # one episode begins in a round of the event loop: no others are held up
         finally:
             self._making = self._batch = None
             while self._waiting:  # whatever ended this task, which they wait for
                 self._hand_over(EpisodeError("what makes the envs of the run was cancelled or broke"))
 
-    def _hand_over(self, made: BaseEnv | Exception) -> None:
+    def _hand_over(self, outcome: BaseEnv | Exception) -> None:
         while self._waiting and self._waiting[0].done():  # its caller was cancelled
             self._waiting.popleft()
-        if isinstance(made, Exception):
+        if isinstance(outcome, Exception):
             if self._waiting:
-                self._waiting.popleft().set_exception(made)
+                self._waiting.popleft().set_exception(outcome)
         elif self._waiting:
-            self._waiting.popleft().set_result(made)
+            self._waiting.popleft().set_result(outcome)
         else:
-            self._idle.append(made)
+            self._idle.append(outcome)
 
     def _own(self, loop: asyncio.AbstractEventLoop) -> Callable[[BaseEnv], None]:
-        """What takes an env when it is made, in the thread: the pool closes it, also one that is made too late."""
+        """Return a function that takes an env when it is made, in the thread. One that is made too late is closed."""
 
         def own(env: BaseEnv) -> None:
             self._open[id(env)] = env
@@ -199,8 +199,8 @@ class _Batch:
         own: gets each.
     """
 
-    def __init__(self, make: Callable[[], BaseEnv], count: int, own: Callable[[BaseEnv], None]) -> None:
-        self._make, self._count, self._own = make, count, own
+    def __init__(self, make: Callable[[], BaseEnv], count: int, take: Callable[[BaseEnv], None]) -> None:
+        self._make, self._count, self._own = make, count, take
         self.made: list[BaseEnv | Exception] = []
         self.given_up = False
 

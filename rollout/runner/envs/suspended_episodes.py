@@ -39,19 +39,19 @@ class SuspendedEpisodes:
     async def give(self, episodes: dict[tuple[str, int], Suspended], jobs: Iterable[Job]) -> None:
         """Take over the episodes of these jobs, and free the others."""
         wanted = {job.member for job in jobs}
-        self._episodes |= {member: one for member, one in episodes.items() if member in wanted}
-        await close_all([one.env for member, one in episodes.items() if member not in wanted])
+        self._episodes |= {member: suspended for member, suspended in episodes.items() if member in wanted}
+        await close_all([suspended.env for member, suspended in episodes.items() if member not in wanted])
 
     async def close(self) -> None:
         """Free all of them."""
         episodes, self._episodes = self._episodes, {}
-        await close_all([one.env for one in episodes.values()])
+        await close_all([suspended.env for suspended in episodes.values()])
 
     def __del__(self) -> None:
         if self._episodes:
-            said = (
+            message = (
                 f"{len(self._episodes)} episodes that a Runner carried over were left, and what their envs and tools "
                 "hold is not freed: use `async with Runner(...)`, or `await runner.close()` behind the last run"
             )
-            _log.warning(said)
-            warnings.warn(said, ResourceWarning, stacklevel=2, source=self)
+            _log.warning(message)
+            warnings.warn(message, ResourceWarning, stacklevel=2, source=self)

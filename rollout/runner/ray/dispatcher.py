@@ -18,7 +18,7 @@ DEATHS_TOGETHER = 2
 
 
 @dataclass(eq=False)
-class Entry:
+class PendingJob:
     """A job that is not finished.
 
     Attributes:
@@ -47,7 +47,7 @@ class WorkerSlots:
     """
 
     room: int
-    playing: dict[int, Entry] = field(default_factory=dict)
+    playing: dict[int, PendingJob] = field(default_factory=dict)
     reserved: bool = False
 
     @property
@@ -68,8 +68,8 @@ class Dispatcher:
 
     def __init__(self) -> None:
         self.workers: list[WorkerSlots] = []
-        self.waiting: deque[Entry] = deque()
-        self.suspects: deque[Entry] = deque()
+        self.waiting: deque[PendingJob] = deque()
+        self.suspects: deque[PendingJob] = deque()
 
     @property
     def wants_more(self) -> bool:
@@ -81,7 +81,7 @@ class Dispatcher:
         """Number of jobs that are not finished."""
         return len(self.waiting) + len(self.suspects) + sum(len(slots.playing) for slots in self.workers)
 
-    def dispatch(self) -> Iterator[tuple[WorkerSlots, Entry]]:
+    def dispatch(self) -> Iterator[tuple[WorkerSlots, PendingJob]]:
         """Give jobs that wait to workers with room, and tell which."""
         for slots in self.workers:
             if self.suspects and not slots.playing:
@@ -98,7 +98,7 @@ class Dispatcher:
             roomiest.playing[entry.number] = entry
             yield roomiest, entry
 
-    def worker_died(self, slots: WorkerSlots) -> list[Entry]:
+    def worker_died(self, slots: WorkerSlots) -> list[PendingJob]:
         """Take a worker away that died. Its jobs wait again, before new ones.
 
         Returns:

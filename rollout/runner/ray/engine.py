@@ -268,7 +268,7 @@ class EngineActor:
         self._started: asyncio.Task[Engine] | None = None
 
     async def about(self) -> dict[str, Any]:
-        """Return what `RayEngine` asks first: `vocab_size`, `context_length`, `weight_version` and the pickled `tokenizer`."""
+        """Return `vocab_size`, `context_length`, `weight_version` and the pickled `tokenizer`."""
         engine = await self._engine()
         tokenizer = engine.tokenizer
         return {

@@ -85,7 +85,7 @@ def portable(error: BaseException) -> Exception:
     return RuntimeError(f"{type(error).__name__}: {error}")
 
 
-class Decoder:
+class TextDecoder:
     """Decodes token ids to text in the driver, with the workers' tokenizer, which is loaded at the first text."""
 
     def __init__(self) -> None:

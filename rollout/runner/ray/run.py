@@ -18,10 +18,10 @@ from toolgym.rollout.episode.record import never_played
 from toolgym.rollout.job import Job
 from toolgym.rollout.runner.config import RunConfig
 from toolgym.rollout.runner.ray.cluster import WorkerLostError
-from toolgym.rollout.runner.ray.dispatcher import Dispatcher, Entry, WorkerSlots
-from toolgym.rollout.runner.ray.packing import Decoder, Tools, unpack
-from toolgym.rollout.runner.ray.worker import Reply
-from toolgym.rollout.runner.ray.worker_pool import START_TIMEOUT, Worker, WorkerPool
+from toolgym.rollout.runner.ray.dispatcher import Dispatcher, PendingJob, WorkerSlots
+from toolgym.rollout.runner.ray.packing import TextDecoder, Tools, unpack
+from toolgym.rollout.runner.ray.worker import WorkerReply
+from toolgym.rollout.runner.ray.worker_pool import START_TIMEOUT, WorkerHandle, WorkerPool
 from toolgym.rollout.runner.scheduling.scheduler import Scheduler, Stragglers
 from toolgym.rollout.runner.stream import BoundedStream
 from toolgym.rollout.trajectory.failures import FailureLog
@@ -70,7 +70,7 @@ class RayRun:
         *,
         env_id: str,
         observers: Sequence[EpisodeObserver],
-        decoder: Decoder,
+        decoder: TextDecoder,
         metrics: dict[int, dict[str, Any]],
     ) -> None:
         self._scheduler, self._pool, self._config = scheduler, pool, config
@@ -81,7 +81,7 @@ class RayRun:
         self._dispatcher = Dispatcher()
         self._senders: dict[WorkerSlots, _JobSender] = {}
         self._numbers = itertools.count()
-        self._unfinished: dict[tuple[str, int], Entry] = {}
+        self._unfinished: dict[tuple[str, int], PendingJob] = {}
         self._giving = asyncio.Lock()
         self._exhausted = False
         self._places = asyncio.Event()
@@ -115,7 +115,7 @@ class RayRun:
     async def _hand_out(self, ready: Sequence[Trajectory], job: Job | None) -> None:
         await self._give(ready)
         while job is not None and not self._exhausted:
-            entry = Entry(next(self._numbers), job)
+            entry = PendingJob(next(self._numbers), job)
             self._unfinished[job.member] = entry
             self._dispatcher.waiting.append(entry)
             for observer in self._observers:
@@ -136,7 +136,7 @@ class RayRun:
             self._senders[slots].send(entry)
         self._places.set()
 
-    async def _deliver(self, entry: Entry, trajectory: Trajectory) -> None:
+    async def _deliver(self, entry: PendingJob, trajectory: Trajectory) -> None:
         """Hand a trajectory to the scheduler, and what that gives to the consumer, when there is room for it."""
         for observer in self._observers:
             observer.ended(entry.job, trajectory)
@@ -206,7 +206,7 @@ class RayRun:
             raise ClusterError(f"no worker can be started; the last one: {error_text(error)}") from error
         _log.error("worker %d cannot be started, and the others go on without it", number)
 
-    async def _work(self, worker: Worker) -> WorkerLostError:
+    async def _work(self, worker: WorkerHandle) -> WorkerLostError:
         """Play on a worker until it is lost; its jobs then wait for another one."""
         slots = WorkerSlots(self._room)
         sender = self._senders[slots] = _JobSender(worker)
@@ -234,10 +234,10 @@ class RayRun:
         if not sending.cancelled() and (error := sending.exception()) is not None:
             self.finished.end(error)  # a job that cannot be sent would be waited for, for ever
 
-    async def _collect(self, worker: Worker, slots: WorkerSlots) -> None:
+    async def _collect(self, worker: WorkerHandle, slots: WorkerSlots) -> None:
         taken, tools, warnings = 0, list[Tools](), 0
         while True:
-            reply: Reply = await worker.call("collect", taken, len(tools), warnings, seconds=UNRESPONSIVE)
+            reply: WorkerReply = await worker.call("collect", taken, len(tools), warnings, seconds=UNRESPONSIVE)
             tools += reply.tools
             warnings += len(reply.warnings)
             for text in reply.warnings:
@@ -255,7 +255,7 @@ class RayRun:
             self._dispatch()
             self._end_if_done()
 
-    def _failed(self, entry: Entry, error: WorkerLostError) -> Trajectory:
+    def _failed(self, entry: PendingJob, error: WorkerLostError) -> Trajectory:
         cause = ClusterError(f"its worker died {entry.deaths} times, the last time with nothing else to do: {error}")
         never = never_played(entry.job, self._config, self._env_id, cause)
         name = f"{entry.job.group_id}-{entry.job.key.sample_index}-worker-died"
@@ -265,20 +265,20 @@ class RayRun:
 class _JobSender:
     """Sends a worker its jobs: those that came while the last call was under way go with the next one."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: WorkerHandle) -> None:
         self._worker = worker
-        self._entries: list[Entry] = []
+        self._entries: list[PendingJob] = []
         self._cuts: list[int] = []
         self._news = asyncio.Event()
 
-    def send(self, entry: Entry) -> None:
+    def send(self, entry: PendingJob) -> None:
         """Send a job soon."""
         self._entries.append(entry)
         if entry.cut:
             self._cuts.append(entry.number)
         self._news.set()
 
-    def cut(self, entry: Entry) -> None:
+    def cut(self, entry: PendingJob) -> None:
         """Say soon that the episode of a job is to end."""
         self._cuts.append(entry.number)
         self._news.set()

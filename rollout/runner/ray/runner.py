@@ -22,7 +22,7 @@ from toolgym.rollout.runner.config import RunConfig
 from toolgym.rollout.runner.envs.env_factory import EnvFactory
 from toolgym.rollout.runner.metrics.run_counts import RunCounts
 from toolgym.rollout.runner.ray.cluster import check_options, connect, nodes
-from toolgym.rollout.runner.ray.packing import Decoder
+from toolgym.rollout.runner.ray.packing import TextDecoder
 from toolgym.rollout.runner.ray.run import CANNOT_CARRY, RayRun
 from toolgym.rollout.runner.ray.sandboxes import SandboxServers
 from toolgym.rollout.runner.ray.worker import MakeEngine, WorkerSetup
@@ -116,7 +116,7 @@ class RayRunner(RunnerProtocol):
         self.sinks, self.observers = checked_sinks(sinks), checked_observers(observers)
         self.counts = RunCounts()
         self.worker_metrics: dict[int, dict[str, Any]] = {}
-        self._decoder = Decoder()
+        self._decoder = TextDecoder()
         self._num_workers, self._address = num_workers, address
         self._options = check_options(ray_options)
         self._setup = WorkerSetup(self.env, _engine(engine, tokenizer), tokenizer, worker_observers)

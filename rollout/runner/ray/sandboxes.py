@@ -88,7 +88,9 @@ class SandboxServers:
     def __init__(self, settings: Mapping[str, Any] | None = None) -> None:
         wrong = sorted(set(settings or {}) & set(OURS))
         if wrong:
-            raise ConfigError(f"settings of sandbox servers cannot have {', '.join(wrong)}: the runner sets that for its servers")
+            raise ConfigError(
+                f"settings of sandbox servers cannot have {', '.join(wrong)}: the runner sets that for its servers"
+            )
         self._settings = {"drain_timeout": 5.0, "log_level": "warning", **(settings or {})}
         self._token = secrets.token_urlsafe(24)
         self._hosts: list[Any] = []

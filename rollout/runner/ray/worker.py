@@ -73,7 +73,7 @@ class WorkerSetup:
 
 
 @dataclass(frozen=True)
-class Reply:
+class WorkerReply:
     """The news of a worker for its driver.
 
     Attributes:
@@ -160,8 +160,8 @@ class RolloutWorker:
             self._run.inbox.put(number, job)
         self._run.inbox.cut(cuts)
 
-    async def collect(self, taken: int, tools: int, warnings: int = 0) -> Reply:
-        """Return what has finished since the driver took so many trajectories of this run; wait `PATIENCE` for the first.
+    async def collect(self, taken: int, tools: int, warnings: int = 0) -> WorkerReply:
+        """Return what has finished since the driver took `taken` trajectories of this run; wait for the first.
 
         A reply that is lost on its way is given again, until the driver says that it took it.
 
@@ -201,7 +201,7 @@ class _WorkersRun:
             async for _ in stream:
                 pass  # the inbox gives everything to its outbox
 
-    async def collect(self, taken: int, tools: int, warnings: int) -> Reply:
+    async def collect(self, taken: int, tools: int, warnings: int) -> WorkerReply:
         inbox = self.inbox
         inbox.drop(taken)
         if not inbox.outbox and not self._playing.done():
@@ -217,7 +217,7 @@ class _WorkersRun:
             if size >= REPLY_BYTES:
                 break
         logged = self._warnings.texts[warnings:]
-        return Reply(results, self._packer.tools[tools:], self._room, self._metrics(), logged, self._broken())
+        return WorkerReply(results, self._packer.tools[tools:], self._room, self._metrics(), logged, self._broken())
 
     async def end(self) -> dict[str, Any]:
         self._playing.cancel()

@@ -23,7 +23,7 @@ _log = logging.getLogger("toolgym.rollout")
 
 
 @dataclass(eq=False)
-class Worker:
+class WorkerHandle:
     """One worker, alive as far as is known.
 
     Attributes:
@@ -55,9 +55,9 @@ class WorkerPool:
         # Its methods wait for episodes, so many may be under way; a worker that dies is the runner's to replace.
         required = {"max_restarts": 0, "max_task_retries": 0, "max_concurrency": 1000}
         self._actors = ray.remote(RolloutWorker).options(**{**defaults, **options, **required})
-        self._workers: dict[int, Worker] = {}
+        self._workers: dict[int, WorkerHandle] = {}
 
-    async def worker(self, number: int) -> Worker:
+    async def worker(self, number: int) -> WorkerHandle:
         """The worker of that number, started where there is none.
 
         Raises:
@@ -65,7 +65,7 @@ class WorkerPool:
             Exception: what its start raised, see `RolloutWorker.start`.
         """
         if number not in self._workers:
-            worker = Worker(number, self._actors.remote(self._setup))
+            worker = WorkerHandle(number, self._actors.remote(self._setup))
             try:
                 await worker.call("start", seconds=START_TIMEOUT)
             except BaseException:  # cancelled too: the actor is not among the pool's yet
@@ -93,7 +93,7 @@ class WorkerPool:
     async def _all(self, method: str) -> None:
         await asyncio.gather(*(self._ended(worker, method) for worker in self._workers.values()))
 
-    async def _ended(self, worker: Worker, method: str) -> None:
+    async def _ended(self, worker: WorkerHandle, method: str) -> None:
         try:
             await worker.call(method, seconds=CLOSE_TIMEOUT)
         except WorkerLostError as error:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from toolgym.envs import Task
 from toolgym.rollout import Job
 from toolgym.rollout.job import EpisodeKey
-from toolgym.rollout.runner.ray.dispatcher import Dispatcher, Entry, WorkerSlots
+from toolgym.rollout.runner.ray.dispatcher import Dispatcher, PendingJob, WorkerSlots
 from toolgym.tools.message import user
 
 
 def dispatcher(*rooms, jobs=0):
     made = Dispatcher()
     made.workers += [WorkerSlots(room) for room in rooms]
-    made.waiting += [Entry(at, Job(Task(messages=[user("?")]), EpisodeKey(at, 0), "")) for at in range(jobs)]
+    made.waiting += [PendingJob(at, Job(Task(messages=[user("?")]), EpisodeKey(at, 0), "")) for at in range(jobs)]
     return made
 
 
@@ -69,7 +69,7 @@ def test_others_go_on_while_suspects_are_played_alone():
         entry.deaths = 1
     die(one, 0)  # the second time for one of them
     assert [entry.number for entry in one.suspects] == [0]
-    one.waiting += [Entry(at, None) for at in (7, 8, 9)]
+    one.waiting += [PendingJob(at, None) for at in (7, 8, 9)]
     assert dispatch(one) == [(1, 0), (0, 7), (0, 8), (0, 9)]
     assert not one.workers[1].free
     one.workers[1].playing.clear()

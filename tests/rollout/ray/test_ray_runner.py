@@ -372,7 +372,7 @@ def test_sandbox_servers_serve_the_workers_and_end_with_them(nodes):
             num_workers=1,
             ray_options=ANY_NODE,
             config=RunConfig(limits=EpisodeLimits(env_timeout=120)),
-            sandbox="ray",
+            sandbox={"preload": ["json"], "workers": 1},
         )
         async with runner:
             first = await runner.run([task(at) for at in range(6)])
