@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from toolgym.envs.base import Action as Action
     from toolgym.envs.base import BaseEnv as BaseEnv
     from toolgym.envs.base import StepResult as StepResult
+    from toolgym.envs.foreign.options import WrapOptions as WrapOptions
     from toolgym.envs.foreign.seeds import SeedTasks as SeedTasks
     from toolgym.envs.foreign.seeds import seed_tasks as seed_tasks
     from toolgym.envs.foreign.wrap import wrap as wrap

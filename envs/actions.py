@@ -34,12 +34,12 @@ def read_action(action: Action, parse: Callable[[str], ParsedTurn], *, calls_see
     calls: list[ToolCall] = []
     if not isinstance(action["tool_calls"], Sequence):
         raise ConfigError(f"tool_calls of a message must be a list, got {action['tool_calls']!r}")
-    for index, one in enumerate(action["tool_calls"]):
-        function = one.get("function") if isinstance(one, Mapping) else None
+    for index, call in enumerate(action["tool_calls"]):
+        function = call.get("function") if isinstance(call, Mapping) else None
         if not isinstance(function, Mapping) or not (
             isinstance(function.get("name"), str) and isinstance(function.get("arguments"), dict)
         ):
-            raise ConfigError(f"a tool call of a message needs a function's name and arguments object, got {one!r}")
-        call_id = one.get("id") or f"call_{calls_seen + index}"
+            raise ConfigError(f"a tool call of a message needs a function's name and arguments object, got {call!r}")
+        call_id = call.get("id") or f"call_{calls_seen + index}"
         calls.append(ToolCall(call_id, function["name"], function["arguments"], index))
     return ParsedTurn(content, content, calls, [], action.get("reasoning_content"))

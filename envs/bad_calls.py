@@ -1,4 +1,4 @@
-"""What a malformed tool call costs."""
+"""`BadCallPolicy`: the cost of malformed tool calls."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from toolgym.tools.schema import CallProblem
 @named_fields
 @dataclass(frozen=True)
 class BadCallPolicy:
-    """What a tool call that could not be carried out costs, besides the turn that it took.
+    """The cost of a tool call that could not be carried out, besides the turn that it took.
 
     The model always reads what was wrong, at the call's place among the others. On top of that, a call may cost reward,
     and too many may end the episode.
@@ -57,7 +57,7 @@ class BadCallPolicy:
             raise ConfigError(f"counts must name kinds of malformed calls: {error}. Known: {known}") from error
 
     def reward(self, bad_calls: int) -> float:
-        """What this many malformed calls have cost an episode in all: 0 or less."""
+        """Return the cost of this many malformed calls in an episode: 0 or less."""
         cost = self.penalty * bad_calls
         return -min(cost, cost if self.max_penalty is None else self.max_penalty)
 

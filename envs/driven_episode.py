@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class EpisodeStage(enum.Enum):
-    """Where an episode stands."""
+    """Stage of an episode."""
 
     NEW = "it was not reset yet"
     UNDER_WAY = "it is under way"

@@ -28,8 +28,8 @@ class OwnTools:
         self.owners -= 1
         if not self.owners:
             async with AsyncExitStack() as stack:  # all are closed, also when one raises
-                for made in self.tools:
-                    stack.push_async_callback(made.close)
+                for owned in self.tools:
+                    stack.push_async_callback(owned.close)
 
 
 def tools_by_name(tools: Sequence[BaseTool | ToolFunction[..., Any]]) -> dict[str, BaseTool]:
@@ -38,13 +38,13 @@ def tools_by_name(tools: Sequence[BaseTool | ToolFunction[..., Any]]) -> dict[st
     Raises:
         ConfigError: one is no tool, or two have the same name.
     """
-    found: dict[str, BaseTool] = {}
-    for place, made in enumerate(map(as_tool, tools)):
-        if made.name in found:
-            first = list(found).index(made.name)
+    by_name: dict[str, BaseTool] = {}
+    for place, named in enumerate(map(as_tool, tools)):
+        if named.name in by_name:
+            first = list(by_name).index(named.name)
             raise ConfigError(
-                f"tools of one env need unique names, got two called {made.name!r}: tools {first} "
-                f"({type(found[made.name]).__name__}) and {place} ({type(made).__name__})"
+                f"tools of one env need unique names, got two called {named.name!r}: tools {first} "
+                f"({type(by_name[named.name]).__name__}) and {place} ({type(named).__name__})"
             )
-        found[made.name] = made
-    return found
+        by_name[named.name] = named
+    return by_name

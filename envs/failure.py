@@ -1,4 +1,4 @@
-"""How an episode ends if something in it fails: the one mapping from errors to reasons."""
+"""Ends of episodes in which something fails: the one mapping from errors to reasons."""
 
 from __future__ import annotations
 

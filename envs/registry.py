@@ -12,17 +12,16 @@ from __future__ import annotations
 import collections
 import importlib
 import importlib.metadata
-import inspect
 import re
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any
 
+from toolgym.envs.entry_points import import_module, is_entry_point, load, wrapped, wrapper_factories
 from toolgym.envs.ids import OWN_ENVS
 from toolgym.tools.after_import import after_import
 from toolgym.tools.errors import ConfigError, UnknownNameError, check_keywords, nearest
@@ -68,7 +67,7 @@ class EnvSpec:
         """
         if not isinstance(self.entry_point, str):
             return self.entry_point
-        return _load(self.entry_point, f"the env {self.id!r}")
+        return load(self.entry_point, f"the env {self.id!r}")
 
     def build(self, kwargs: Mapping[str, Any]) -> BaseEnv:
         """Make the env with these arguments and no others; `wrappers` go around it, see `make`.
@@ -96,7 +95,7 @@ class EnvSpec:
 
 
 _specs: dict[str, EnvSpec] = {
-    id: EnvSpec(id, own.entry_point, own.description, own.kwargs) for id, own in OWN_ENVS.items()
+    id: EnvSpec(id, row.entry_point, row.description, row.kwargs) for id, row in OWN_ENVS.items()
 }
 
 _ID = re.compile(r"(?:[\w-]+/)?[\w.-]+")
@@ -138,7 +137,7 @@ def register(
     """
     if not isinstance(kwargs, Mapping | None):
         raise ConfigError(f"env {id!r}: kwargs must map names to arguments, got {kwargs!r}")
-    if not callable(entry_point) and not _is_entry_point(entry_point):
+    if not callable(entry_point) and not is_entry_point(entry_point):
         raise ConfigError(
             f"env {id!r}: expected an entry point like 'package.module:name', or a callable, got {entry_point!r}"
         )
@@ -179,8 +178,8 @@ def make(id: str, **kwargs: Any) -> BaseEnv:
         >>> toolgym.make("CodeInterpreter-v0", max_turns=3).max_turns
         3
     """
-    found = spec(id)
-    return found.build({**found.kwargs, **kwargs})
+    env_spec = spec(id)
+    return env_spec.build({**env_spec.kwargs, **kwargs})
 
 
 def spec(id: str) -> EnvSpec:
@@ -242,7 +241,7 @@ def _check_id(id: object) -> None:
     if not isinstance(id, str) or not _ID.fullmatch(id):
         raise ConfigError(f"an env id is a text like 'MyEnv-v0' or 'lab/MyEnv-v0', without a colon, got {id!r}")
     name, versioned = _name(id)
-    other = next((one for one in _specs if one != id and _name(one) == (name, not versioned)), None)
+    other = next((known for known in _specs if known != id and _name(known) == (name, not versioned)), None)
     if other is not None:
         raise ConfigError(f"the env ids {other!r} and {id!r} cannot both exist: give each a version, or none")
 
@@ -276,125 +275,6 @@ def _tell_gymnasium_all(_: ModuleType) -> None:
             _tell_gymnasium(id)
         except ConfigError as error:  # Gymnasium's own import must go on
             warnings.warn(str(error), RuntimeWarning, stacklevel=2)
-
-
-Wrap = Callable[["BaseEnv"], "BaseEnv"]
-"""From an env to the one around it."""
-
-
-def wrapper_factories(wrappers: object) -> list[Wrap]:
-    """Return the functions that a value of `wrappers` stands for (see `make`); what can be checked without an env is.
-
-    Raises:
-        ConfigError: it is none, or a function takes further arguments.
-        UnknownNameError: there is no function of that name, or it takes no such argument; names the nearest one.
-    """
-    if wrappers is None:
-        return []
-    if callable(wrappers):
-        wrappers = [wrappers]
-    if isinstance(wrappers, str) or not isinstance(wrappers, Sequence):
-        raise ConfigError(f"wrappers must be a list of functions from an env to an env, got {wrappers!r}")
-    return [_wrapper_factory(one) for one in wrappers]
-
-
-def _wrapper_factory(setting: object) -> Wrap:
-    factory: Any = named_factory(setting, "a wrapper", "a function from an env to an env")
-    try:
-        inspect.signature(factory).bind(None)
-    except ValueError:  # it does not say what it takes
-        pass
-    except TypeError as error:
-        raise ConfigError(
-            f"a wrapper is called with the env alone, but for {setting!r} {error}: give what else it takes with "
-            "functools.partial(wrapper, ...), or as {'name': 'package.module:name', 'kwargs': {...}}"
-        ) from error
-    return factory  # type: ignore[no-any-return]  # `wrapped` checks what it gives
-
-
-def named_factory(setting: object, what: str, kind: str) -> Callable[..., Any]:
-    """Return the function that a value in a configuration stands for, with its keyword arguments bound to it.
-
-    Args:
-        setting: a function, where to find one (`"package.module:name"`), or a mapping with that `name` and its
-            `kwargs`.
-        what: what it is, for error messages, for example `"a wrapper"`.
-        kind: which functions are expected, for error messages.
-
-    Raises:
-        ConfigError: it is nothing of the kind.
-        UnknownNameError: there is no function of that name, or it takes no such argument; names the nearest one.
-    """
-    known = isinstance(setting, Mapping) and {"name"} <= set(setting) <= {"name", "kwargs"}
-    name, kwargs = (
-        (setting["name"], setting.get("kwargs") or {}) if isinstance(setting, Mapping) and known else (setting, {})
-    )
-    factory: Any = _load(name, what) if isinstance(name, str) and _is_entry_point(name) else name
-    if not callable(factory) or not isinstance(kwargs, Mapping):
-        raise ConfigError(
-            f"{what} is {kind}, where to find one ('package.module:name'), or a mapping with that 'name' and its "
-            f"'kwargs'; got {setting!r}"
-        )
-    check_keywords(factory, kwargs)
-    return partial(factory, **kwargs) if kwargs else factory
-
-
-def wrapped(env: BaseEnv, wrappers: Iterable[Wrap]) -> BaseEnv:
-    """Put wrappers around an env, the first innermost.
-
-    Raises:
-        ConfigError: one gave something that is not a `BaseEnv`.
-    """
-    from toolgym.envs.base import BaseEnv
-
-    for wrap in wrappers:
-        around: object = wrap(env)
-        if not isinstance(around, BaseEnv):
-            raise ConfigError(f"the wrapper {wrap!r} must give a toolgym BaseEnv, it gave {around!r}")
-        env = around
-    return env
-
-
-def _load(entry_point: str, what: str) -> Callable[..., Any]:
-    """Import what an entry point names.
-
-    Args:
-        entry_point: `"package.module:name"`.
-        what: what it is, for error messages.
-    """
-    module_name, _, path = entry_point.partition(":")
-    found: Any = import_module(module_name, f"{what} should be in {entry_point!r}")
-    for name in path.split("."):
-        if not hasattr(found, name):
-            raise UnknownNameError(
-                f"{what} should be in {entry_point!r}, but there is no {name!r}{nearest(name, dir(found))}"
-            )
-        found = getattr(found, name)
-    if not callable(found):
-        raise ConfigError(f"{what} should be in {entry_point!r}, which is not callable: {found!r}")
-    return found  # type: ignore[no-any-return]  # callers check what it gives
-
-
-def _is_entry_point(value: object) -> bool:
-    if not isinstance(value, str):
-        return False
-    module_name, _, path = value.partition(":")
-    return all(part.isidentifier() for part in [*module_name.split("."), *path.split(".")])
-
-
-def import_module(module_name: str, why: str) -> Any:
-    if not all(part.isidentifier() for part in module_name.split(".")):
-        raise ConfigError(f"{module_name!r} is not the name of a module; {why}")
-    try:
-        return importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        # A dependency that the module lacks is another matter, with its own message.
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise
-        import pkgutil
-
-        found = [] if "." in error.name else {one.name for one in pkgutil.iter_modules()} - sys.stdlib_module_names
-        raise UnknownNameError(f"there is no module {error.name!r}{nearest(error.name, found)}; {why}") from error
 
 
 after_import("gymnasium", _tell_gymnasium_all)

@@ -1,4 +1,4 @@
-"""What `ToolEnv.respond` returns: `End`, or a `Reply`."""
+"""Return values of `ToolEnv.respond`: `End`, or `Continue`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from toolgym.tools.message import Message
 
 
 class End(NamedTuple):
-    """What `ToolEnv.respond` returns to end the episode.
+    """Returned by `ToolEnv.respond` to end the episode.
 
     Attributes:
         stop_reason: why. The scorer sees it.
@@ -20,8 +20,8 @@ class End(NamedTuple):
     reward: float = 0.0
 
 
-class Reply(NamedTuple):
-    """What `ToolEnv.respond` may return to go on.
+class Continue(NamedTuple):
+    """Returned by `ToolEnv.respond` to go on.
 
     Attributes:
         messages: what the policy reads next; at least one.

@@ -1,4 +1,4 @@
-"""How the text of a tool's result is cut to a length."""
+"""Cutting of the text of a tool's result to a length."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def cut_tokens(text: str, max_tokens: int, side: Side, count: Callable[[str], in
 
 
 def _tail(most: int, side: Side) -> int:
-    """How much of what remains is the text's end."""
+    """Return the share of the text's end in the remaining length."""
     return {"left": 0, "middle": most // 2, "right": most}[side]
 
 

@@ -20,7 +20,7 @@ from toolgym.envs.actions import read_action
 from toolgym.envs.bad_calls import BadCallPolicy
 from toolgym.envs.base import Action, BaseEnv, StepResult
 from toolgym.envs.env_tools import OwnTools, tools_by_name
-from toolgym.envs.responses import End, Reply
+from toolgym.envs.responses import Continue, End
 from toolgym.envs.result_text import Side, check_cut, cut
 from toolgym.envs.rewards.base import Outcome, Score, Scorer, outcome_scorer
 from toolgym.envs.tasks.sources import TaskList, TaskSource, require_task
@@ -145,8 +145,8 @@ class ToolEnv(BaseEnv):
         self._starts_open = prompt_opens_thinking
         self._scorer = outcome_scorer(scorer) if scorer is not None else None
         owned = (tools if owns_tools else ()) if isinstance(owns_tools, bool) else owns_tools
-        self._own_tools = OwnTools([as_tool(one) for one in owned]) if owned else None
-        self._schemas = {name: made.tool_schema for name, made in self.tools.items()}
+        self._own_tools = OwnTools([as_tool(owned_tool) for owned_tool in owned]) if owned else None
+        self._schemas = {name: member.tool_schema for name, member in self.tools.items()}
         self._seed: int | None = None
         self._random: random.Random | None = None  # made when a task is drawn: it takes 2.5 kB
         self._task: Task | None = None
@@ -182,10 +182,10 @@ class ToolEnv(BaseEnv):
         """
         if not self._over:
             raise EpisodeError("decorate_tools was called while an episode was running; call it before `reset`")
-        decorated = {name: decorate(made) for name, made in self.tools.items()}
-        for name, made in decorated.items():
-            if made.name != name:
-                raise ConfigError(f"a decorated tool keeps its name: {name!r} came back as {made.name!r}")
+        decorated = {name: decorate(member) for name, member in self.tools.items()}
+        for name, member in decorated.items():
+            if member.name != name:
+                raise ConfigError(f"a decorated tool keeps its name: {name!r} came back as {member.name!r}")
         self.tools = decorated
 
     @property
@@ -275,7 +275,7 @@ class ToolEnv(BaseEnv):
         if self.bad_calls.ends(self._bad_calls):
             return await self._end(StopReason.TOO_MANY_BAD_CALLS, message, records, reward=reward)
         obs = [tool(record.text, tool_call_id=record.id, name=encodable(record.name)) for record in records]
-        self._messages += [one.copy() for one in obs]
+        self._messages += [message.copy() for message in obs]
         return StepResult(obs, reward, False, self._info(None, message, records, {}))
 
     async def _answers(
@@ -284,17 +284,17 @@ class ToolEnv(BaseEnv):
         """Answer all requests at the same time. Returns the records in the order of the requests."""
         async with asyncio.TaskGroup() as group:
             answers = [group.create_task(instances.answer(request)) for request in requests]
-        return [one.result() for one in answers]
+        return [answer.result() for answer in answers]
 
-    def respond(self, turn: ParsedTurn) -> list[Message] | Reply | End | Awaitable[list[Message] | Reply | End]:
+    def respond(self, turn: ParsedTurn) -> list[Message] | Continue | End | Awaitable[list[Message] | Continue | End]:
         """Decide what becomes of a turn without tool calls. Override it; it may be async.
 
         Args:
             turn: what the policy said.
 
         Returns:
-            The messages that the policy reads next (a user's reply, for example), also as a `Reply` with a reward for
-            the turn; or `End`. The default ends the episode with `ANSWERED`.
+            The messages that the policy reads next (a user's reply, for example), also as a `Continue` with a reward
+            for the turn; or `End`. The default ends the episode with `ANSWERED`.
         """
         return End()
 
@@ -348,17 +348,17 @@ class ToolEnv(BaseEnv):
     async def close(self) -> None:
         self._over = True
         await self._release()
-        own, self._own_tools = self._own_tools, None
-        if own is not None:
-            await own.drop()
+        tools, self._own_tools = self._own_tools, None
+        if tools is not None:
+            await tools.drop()
 
     # ------------------------------------------------------------------ one turn
 
     def _read(self, action: Action) -> tuple[ParsedTurn, list[ToolCall | ToolCallError]]:
         """Return the turn, and what it asks for in order, each checked against the tools and the limit."""
         turn = read_action(action, self._parse, calls_seen=self._calls_seen)
-        checked = [check_call(one, self._schemas) if isinstance(one, ToolCall) else one for one in turn.requests]
-        return turn, [self._limit(one) for one in checked]
+        checks = (check_call(call, self._schemas) if isinstance(call, ToolCall) else call for call in turn.requests)
+        return turn, [self._limit(request) for request in checks]
 
     def _parse(self, text: str) -> ParsedTurn:
         return self._parser(text, first_id=self._calls_seen, schemas=self._schemas, starts_open=self._starts_open)
@@ -383,8 +383,8 @@ class ToolEnv(BaseEnv):
             if inspect.isawaitable(answer):
                 answer = await self._deadline(_awaited(answer), self.tool_timeout)
             if isinstance(answer, list):
-                answer = Reply(answer)
-            if not isinstance(answer, End) and not (isinstance(answer, Reply) and answer.messages):
+                answer = Continue(answer)
+            if not isinstance(answer, End) and not (isinstance(answer, Continue) and answer.messages):
                 raise ConfigError(f"respond must return End or a list of messages that is not empty, got {answer!r}")
         except BaseException:
             self._over = True
@@ -395,7 +395,7 @@ class ToolEnv(BaseEnv):
         if self._turn >= self.max_turns:
             return await self._end(StopReason.MAX_TURNS, message, [], reward=answer.reward, final_text=text)
         self._messages += answer.messages
-        obs = [one.copy() for one in answer.messages]
+        obs = [message.copy() for message in answer.messages]
         return StepResult(obs, answer.reward, False, self._info(None, message, [], {}))
 
     # ------------------------------------------------------------------ the end

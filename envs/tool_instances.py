@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 import uuid
@@ -67,42 +68,43 @@ class ToolInstances:
 
     @property
     def sessions(self) -> dict[str, Any]:
-        """What the tools keep for the episode, by the tool's name; without those that keep nothing for a scorer."""
-        found = {name: self._tools[name].session_of(instance) for name, instance in self._ids.items()}
-        return {name: session for name, session in found.items() if session is not None}
+        """Sessions of the tools by the tool's name, without those that keep nothing for a scorer."""
+        sessions = {name: self._tools[name].session_of(instance) for name, instance in self._ids.items()}
+        return {name: session for name, session in sessions.items() if session is not None}
 
     async def open(self) -> None:
-        """Open every tool. Where one raises, or the caller is cancelled, none is left behind.
+        """Open every tool. If one raises, or the caller is cancelled, none is left behind.
 
         Raises:
             DeadlineError: a tool's `create` took too long. All else that it raises passes through.
         """
         try:
-            for name, made in self._tools.items():
-                if (loop := _own_loop(made)) is not None:
+            for name, opened in self._tools.items():
+                if (loop := _own_loop(opened)) is not None:
                     self._loops[name] = loop
-                opening = partial(made.create, **self._kwargs(name, "create_kwargs"))
-                if _is_default(made.create, BaseTool.create):
-                    self._ids[name] = await opening()
+                create = partial(opened.create, **self._kwargs(name, "create_kwargs"))
+                if _is_default(opened.create, BaseTool.create):
+                    self._ids[name] = await create()
                 else:
                     with tool_scope(self.scope):
-                        await self._keep(name, opening)
+                        await self._keep(name, create)
         except BaseException:
             await self.release()
             raise
 
     async def answer(self, request: ToolCall | ToolCallError) -> ToolCallRecord:
-        """Run a call that was checked, or say what was wrong with it. What a tool raises is in the record."""
+        """Run a call that was checked, or say what was wrong with it. The record holds what a tool raises."""
         if isinstance(request, ToolCallError):
             text = encodable(request.message)
             return ToolCallRecord(request.id, request.name, None, request.problem.value, text)
-        made, instance = self._tools[request.name], self._ids[request.name]
+        called, instance = self._tools[request.name], self._ids[request.name]
         kwargs = self._kwargs(request.name, "execute_kwargs")
         started = time.monotonic()
         status, failure, count = "ok", "", RetryCount()
         try:
-            call = self._admitted(request.name, partial(made.execute, instance, request.arguments, **kwargs))
+            execute = partial(called.execute, instance, request.arguments, **kwargs)
             with tool_scope(self.scope), counted_retries() as count:
+                call = self._run(request.name, execute, in_turn=True)
                 result = ToolResult.of(await self._in_time(request.name, call, self._timeout))
             status = str(result.metrics.get("status", "ok"))
             if result.metrics.get("infra_failure", False):
@@ -115,11 +117,11 @@ class ToolInstances:
                 result = ToolResult(f"[The tool {request.name!r} {error} and was stopped]")
         except Exception as error:  # noqa: BLE001  a tool's failure is the model's observation
             _log.debug("tool %r raised", request.name, exc_info=True)
-            status, said = "error", error_text(error)
+            status, text = "error", error_text(error)
             if is_infrastructure(error):
-                failure, result = said, _unavailable(request.name, said)
+                failure, result = text, _unavailable(request.name, text)
             else:
-                result = ToolResult(f"[The tool {request.name!r} failed: {said}]")
+                result = ToolResult(f"[The tool {request.name!r} failed: {text}]")
         if failure:
             _warn(request.name, failure)
         return ToolCallRecord(
@@ -141,15 +143,15 @@ class ToolInstances:
         Raises:
             DeadlineError: `calc_reward` took too long. All else that it raises passes through.
         """
-        made = self._tools[name]
-        call = partial(made.calc_reward, self._ids[name], **self._kwargs(name, "calc_reward_kwargs"))
-        if _is_default(made.calc_reward, BaseTool.calc_reward):
-            return await call()
+        asked = self._tools[name]
+        calc_reward = partial(asked.calc_reward, self._ids[name], **self._kwargs(name, "calc_reward_kwargs"))
+        if _is_default(asked.calc_reward, BaseTool.calc_reward):
+            return await calc_reward()
         with tool_scope(self.scope):
-            return float(await self._in_time(name, self._call(name, call)(), self._score_timeout))
+            return float(await self._in_time(name, self._run(name, calc_reward), self._score_timeout))
 
     async def fork(self) -> ToolInstances:
-        """Return copies of all instances, which are released on their own. Where one raises, none is left behind.
+        """Return copies of all instances, which are released on their own. If one raises, none is left behind.
 
         Raises:
             ForkNotSupportedError: a tool cannot be forked; names it.
@@ -173,21 +175,25 @@ class ToolInstances:
         self._released = True
         ids, self._ids = self._ids, {}
         # What a tool does not override never waits, and needs no task with a deadline.
-        ids = {name: one for name, one in ids.items() if not _is_default(self._tools[name].release, BaseTool.release)}
+        ids = {
+            name: instance
+            for name, instance in ids.items()
+            if not _is_default(self._tools[name].release, BaseTool.release)
+        }
         if ids:
             await shielded(self._release(ids))
 
-    async def _admitted(self, name: str, call: Callable[[], Awaitable[T]]) -> T:
-        """Call a tool, in its turn among the calls of the whole run. The task is the call's own."""
-        async with TOOL_CALLS.limiter.permit():
-            # What the tool calls in its turn goes with this permit: if it waited for one too, all might wait for ever.
-            TOOL_CALLS.lift()
-            return await self._call(name, call)()
-
-    def _call(self, name: str, call: Callable[[], Awaitable[T]]) -> Callable[[], Coroutine[Any, Any, T]]:
-        """A call of a tool, on the event loop that its instance belongs to."""
-        work, loop = partial(_work, self._tools[name], name, call), self._loops.get(name)
-        return work if loop is None else lambda: loop.call(work())
+    async def _run(self, name: str, call: Callable[[], Awaitable[T]], *, in_turn: bool = False) -> T:
+        """Await a call of a tool on its instance's event loop, if wanted in its turn among the calls of the run."""
+        called, loop = self._tools[name], self._loops.get(name)
+        async with TOOL_CALLS.limiter.permit() if in_turn else contextlib.nullcontext():
+            if in_turn:
+                # What the tool calls goes with this permit: if it waited for one too, all might wait for ever.
+                TOOL_CALLS.lift()
+            if loop is not None:
+                return await loop.call(_watched(called, name, call))
+            with tool_works(name, partial(_catch, called)):
+                return await call()
 
     def _in_time(self, name: str, call: Coroutine[Any, Any, T], seconds: float) -> Coroutine[Any, Any, T]:
         return with_deadline(call, seconds, queue=self._queue_timeout, name=f"the tool {name!r}")
@@ -196,7 +202,7 @@ class ToolInstances:
         """Await a tool's `create` or `fork` and keep the instance."""
 
         async def keep() -> None:
-            instance = await self._call(name, opening)()
+            instance = await self._run(name, opening)
             if self._released:
                 await self._release({name: instance})
             else:
@@ -206,10 +212,10 @@ class ToolInstances:
 
     async def _release(self, ids: Mapping[str, str]) -> None:
         for name, instance in ids.items():
-            call = partial(self._tools[name].release, instance, **self._kwargs(name, "release_kwargs"))
+            release = partial(self._tools[name].release, instance, **self._kwargs(name, "release_kwargs"))
             try:
                 with tool_scope(self.scope):
-                    await self._in_time(name, self._call(name, call)(), self._timeout)
+                    await self._in_time(name, self._run(name, release), self._timeout)
             except Exception as error:  # noqa: BLE001  the episode's result is worth more
                 _log.warning("releasing tool %r failed: %s: %s", name, type(error).__name__, error)
 
@@ -219,7 +225,7 @@ class ToolInstances:
         return kwargs
 
 
-async def _work(tool: BaseTool, name: str, call: Callable[[], Awaitable[T]]) -> T:
+async def _watched(tool: BaseTool, name: str, call: Callable[[], Awaitable[T]]) -> T:
     with tool_works(name, partial(_catch, tool)):
         return await call()
 
@@ -246,7 +252,7 @@ def _is_default(method: Callable[..., Any], default: Callable[..., Any]) -> bool
 
 
 def _unavailable(name: str, error: str) -> ToolResult:
-    """Return what the model reads where the infrastructure failed: no host, path or number of ours."""
+    """Return what the model reads if the infrastructure failed: no host, path or number of ours."""
     text = f"[The tool {name!r} is not available now; your call is not to blame]"
     return ToolResult(text, 0.0, {"infra_failure": True, "error": error})
 

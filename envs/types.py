@@ -17,7 +17,7 @@ from toolgym.tools.message import Message
 
 
 class Blame(enum.StrEnum):
-    """What an episode ended on."""
+    """The part that an episode ended on."""
 
     POLICY = "policy"
     """The policy's own doing, a good end included."""
@@ -106,7 +106,7 @@ class StopReason(enum.StrEnum):
 
     @property
     def blame(self) -> Blame:
-        """What the episode ended on."""
+        """The part that the episode ended on."""
         return self._blame
 
     @property
@@ -146,7 +146,7 @@ class EpisodeFailedError(ToolgymError, RuntimeError):
 
 @dataclass(frozen=True)
 class ToolCallRecord:
-    """What became of one tool call.
+    """Record of one tool call.
 
     Attributes:
         id: the call's id.
@@ -175,7 +175,7 @@ class ToolCallRecord:
 
 
 class ResetInfo(TypedDict, total=False):
-    """What `reset` tells besides the messages. An env may add keys of its own."""
+    """Info of `reset`, besides the messages. An env may add keys of its own."""
 
     task: Task
     """The task of the episode."""
@@ -191,7 +191,7 @@ ResetResult: TypeAlias = tuple[list[Message], ResetInfo]
 
 
 class StepInfo(TypedDict, total=False):
-    """What a step tells besides observation and reward. An env may add keys of its own."""
+    """Info of a step, besides observation and reward. An env may add keys of its own."""
 
     stop_reason: StopReason | None
     """Why the episode is over; None while it goes on. An env that leaves it out of its last step means `ANSWERED`."""

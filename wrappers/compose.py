@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from toolgym.envs.base import BaseEnv
-from toolgym.envs.registry import wrapped, wrapper_factories
+from toolgym.envs.entry_points import wrapped, wrapper_factories
 
 
 class Compose:

@@ -37,7 +37,7 @@ _SECTIONS = re.compile(r"\b(Args|Returns|Raises):")
 
 
 class Signature(NamedTuple):
-    """How a method is called, and what it says of itself.
+    """Signature and docstring of a method.
 
     Attributes:
         signature: with `self` first, then the tool's parameters, those without a default first.
@@ -58,20 +58,20 @@ def signature_of(schema: ToolSchema) -> Signature:
     required = set(schema.parameters.get("required") or ())
     definitions = schema.parameters.get("$defs") or {}
     parameters, lines = [], []
-    for name, given in sorted(properties.items(), key=lambda one: one[0] not in required):
+    for name, described in sorted(properties.items(), key=lambda item: item[0] not in required):
         if not name.isidentifier() or keyword.iskeyword(name) or name == "self":
             raise ConfigError(
                 f"tool {schema.name!r} has a parameter {name!r}, which cannot be the name of one in Python: give the "
                 "tool another schema, whose parameters are Python names"
             )
-        one = _resolved(given, definitions) if isinstance(given, Mapping) else {}
-        default = inspect.Parameter.empty if name in required else one.get("default")
+        resolved = _resolved(described, definitions) if isinstance(described, Mapping) else {}
+        default = inspect.Parameter.empty if name in required else resolved.get("default")
         parameters.append(
             inspect.Parameter(
-                name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=_hint(one, definitions)
+                name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=_hint(resolved, definitions)
             )
         )
-        lines.append(f"    {name}: {_described(name, one)}")
+        lines.append(f"    {name}: {_described(name, resolved)}")
     itself = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     text = _SECTIONS.sub(r"\1 -", inspect.cleandoc(schema.description)) or schema.name
     arguments = ["", "Args:", *lines] if lines else []
@@ -99,7 +99,7 @@ def _hint(schema: Any, definitions: Mapping[str, Any], depth: int = 0) -> Any:
     if not choices and isinstance(schema.get("type"), list):
         choices = [{**schema, "type": kind} for kind in schema["type"]]
     if choices:
-        hints = [_hint(one, definitions, depth + 1) for one in choices]
+        hints = [_hint(choice, definitions, depth + 1) for choice in choices]
         return Any if Any in hints else reduce(or_, hints[1:], hints[0])
     kind = schema.get("type")
     if kind == "array" and (items := _hint(schema.get("items"), definitions, depth + 1)) is not Any:
@@ -118,8 +118,8 @@ def _described(name: str, schema: Mapping[str, Any]) -> str:
 
 
 def _unsaid(schema: Mapping[str, Any]) -> dict[str, Any]:
-    said = _SAID | {"additionalProperties"} if isinstance(schema.get("additionalProperties"), Mapping) else _SAID
-    unsaid = {key: value for key, value in schema.items() if key not in said}
+    expressed = _SAID | {"additionalProperties"} if isinstance(schema.get("additionalProperties"), Mapping) else _SAID
+    unsaid = {key: value for key, value in schema.items() if key not in expressed}
     inner = schema.get("items")
     if isinstance(inner, Mapping) and ("$ref" in inner or _unsaid(inner)):
         unsaid["items"] = dict(inner)

@@ -46,7 +46,7 @@ class _Hidden:
 
 
 class ToolEnvironment:
-    """What the classes of `tool_class` have in common. Their instances may be reset any number of times.
+    """Base of the classes of `tool_class`. Their instances may be reset any number of times.
 
     Everything runs on one event loop in a thread of its own, which all instances of a class share; so methods may be
     called from any thread. In async code, call them in a thread (`asyncio.to_thread`), as they wait.
@@ -102,7 +102,7 @@ class ToolEnvironment:
 
     @property
     def failure(self) -> str | None:
-        """What broke the episode off, in words; None where nothing did."""
+        """The failure that broke the episode off, in words; None if nothing did."""
         return self._episode.failure
 
     def __enter__(self) -> Self:
@@ -198,8 +198,8 @@ def _made_anew(env: Any, answer_tool: str | None, own_reward: bool, kwargs: Mapp
     return tool_class(env, answer_tool=answer_tool, own_reward=own_reward, **kwargs)
 
 
-def _how_to_make(made: Any) -> Any:
-    return _made_anew, made._recipe
+def _how_to_make(kind: Any) -> Any:
+    return _made_anew, kind._recipe
 
 
 copyreg.pickle(ToolClass, _how_to_make)
@@ -218,16 +218,16 @@ def _add(members: dict[str, Any], name: str, method: Callable[..., str]) -> None
     members[name] = method
 
 
-def _calling(name: str, made: Signature) -> Callable[..., str]:
-    names = list(made.signature.parameters)[1:]
+def _calling(name: str, method: Signature) -> Callable[..., str]:
+    names = list(method.signature.parameters)[1:]
 
     def call(self: ToolEnvironment, *args: Any, **arguments: Any) -> str:
         if len(args) > len(names):
             raise TypeError(f"{name}() takes {len(names)} arguments, got {len(args)}")
-        given = {**dict(zip(names, args, strict=False)), **arguments}
-        return self._home.run(self._episode.call(name, given))
+        named = {**dict(zip(names, args, strict=False)), **arguments}
+        return self._home.run(self._episode.call(name, named))
 
-    return _dressed(call, name, made)
+    return _dressed(call, name, method)
 
 
 def _answering(name: str) -> Callable[..., str]:
@@ -249,21 +249,21 @@ def _answering(name: str) -> Callable[..., str]:
     return _dressed(call, name, signature_of(schema))
 
 
-def _dressed(call: Any, name: str, made: Signature) -> Callable[..., str]:
+def _dressed(call: Any, name: str, method: Signature) -> Callable[..., str]:
     """A function with the name, signature and docstring that it is to be known by.
 
     The return type stands in the signature alone: transformers would write it into the schema that the model reads.
     """
     call.__name__ = call.__qualname__ = name
-    call.__doc__, call.__signature__ = made.doc, made.signature
-    hints = {one.name: one.annotation for one in made.signature.parameters.values()}
+    call.__doc__, call.__signature__ = method.doc, method.signature
+    hints = {parameter.name: parameter.annotation for parameter in method.signature.parameters.values()}
     call.__annotations__ = {key: hint for key, hint in hints.items() if hint is not inspect.Parameter.empty}
     dressed: Callable[..., str] = call
     return dressed
 
 
 class _Home:
-    """What the instances of one class share: the event loop, and the episodes that are to be closed."""
+    """Shared parts of the instances of one class: the event loop, and the episodes that are to be closed."""
 
     def __init__(self, make_env: Callable[[], BaseEnv], first: BaseEnv) -> None:
         self._make_env = make_env
@@ -304,7 +304,7 @@ class _Home:
 
 
 async def _close_all(episodes: set[ToolEpisode]) -> None:
-    for result in await asyncio.gather(*(one.close() for one in episodes), return_exceptions=True):
+    for result in await asyncio.gather(*(episode.close() for episode in episodes), return_exceptions=True):
         if isinstance(result, Exception):
             _log.warning("closing an env failed: %s: %s", type(result).__name__, result)
 

@@ -190,4 +190,4 @@ def _block(message: Message) -> str:
     for call in message.get("tool_calls", []):
         function = call["function"]
         lines.append(f"-> {function['name']} {json.dumps(function['arguments'], ensure_ascii=False)}")
-    return _CONTROL.sub(lambda found: f"\\x{ord(found.group()):02x}", "\n".join(lines))
+    return _CONTROL.sub(lambda match: f"\\x{ord(match.group()):02x}", "\n".join(lines))

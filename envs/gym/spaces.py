@@ -1,4 +1,4 @@
-"""What the Gymnasium envs take and give, as Gymnasium spaces: `TextSpace` and `ChatSpace`.
+"""Actions and observations as Gymnasium spaces: `TextSpace` and `ChatSpace`.
 
 Gymnasium's own `Text` wants a finite set of characters; what a language model writes has none.
 
@@ -173,7 +173,7 @@ class ChatSpace(gymnasium.Space[tuple[Message, ...]]):
         """Whether `x` is a tuple or list of messages within the bounds."""
         if not isinstance(x, tuple | list) or (self.max_messages is not None and len(x) > self.max_messages):
             return False
-        return all(self._is_message(one) for one in x)
+        return all(self._is_message(message) for message in x)
 
     def _is_message(self, message: Any) -> bool:
         if not isinstance(message, dict) or message.get("role") not in _ROLES or not _is_text(message.get("content")):
@@ -248,9 +248,9 @@ def _is_tool_call(call: object) -> bool:
 
 def _is_json(value: object) -> bool:
     if isinstance(value, dict):
-        return all(isinstance(key, str) and _is_json(one) for key, one in value.items())
+        return all(isinstance(key, str) and _is_json(inner) for key, inner in value.items())
     if isinstance(value, list):
-        return all(_is_json(one) for one in value)
+        return all(_is_json(inner) for inner in value)
     return value is None or isinstance(value, str | int | float)
 
 

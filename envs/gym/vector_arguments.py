@@ -1,4 +1,4 @@
-"""What a caller gives a vector env, checked."""
+"""Checks of a vector env's arguments."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def seeds_of(seed: int | Sequence[int | None] | None, num_envs: int) -> Sequence
         return [None] * num_envs
     if isinstance(seed, int | np.integer):
         return [int(seed) + index for index in range(num_envs)]
-    given: object = seed
-    if isinstance(given, str) or not isinstance(given, Sequence):
+    value: object = seed
+    if isinstance(value, str) or not isinstance(value, Sequence):
         raise ConfigError(f"seed must be a whole number, a sequence of one per env, or None, got {seed!r}")
     if len(seed) != num_envs:
         raise ConfigError(f"expected one seed per env, {num_envs}, got {len(seed)}")

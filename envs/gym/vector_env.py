@@ -60,7 +60,7 @@ class VectorEnvError(ToolgymError, RuntimeError):
 
 @dataclass
 class _StepOutcome:
-    """What one env gave in one step, its reset under `SAME_STEP` included."""
+    """Outcome of a step of one env, with its reset under `SAME_STEP`."""
 
     obs: list[Message]
     reward: float
@@ -164,9 +164,9 @@ class ToolVectorEnv(VectorEnv[tuple[Observation, ...], Iterable[str], npt.NDArra
         """
         self._require_landed("reset")
         chosen, seeds, options = self._begin_resets(seed, options)
-        given = self._all("reset", {i: partial(self.envs[i].reset, seed=seeds[i], options=options) for i in chosen})
+        begun = self._all("reset", {i: partial(self.envs[i].reset, seed=seeds[i], options=options) for i in chosen})
         infos: dict[str, Any] = {}
-        for index, (messages, info) in given.items():
+        for index, (messages, info) in begun.items():
             self._obs[index] = observation(messages)
             self._conversations[index] = self._kept(messages)
             self._lost[index] = False
@@ -188,9 +188,9 @@ class ToolVectorEnv(VectorEnv[tuple[Observation, ...], Iterable[str], npt.NDArra
             VectorEnvError: some envs raised. The others took their step; the failed ones need a reset.
         """
         self._require_landed("step")
-        given = self._all("step", self._calls("step", actions, range(self.num_envs)), self._settle)
+        outcomes = self._all("step", self._calls("step", actions, range(self.num_envs)), self._settle)
         infos: dict[str, Any] = {}
-        for index, outcome in given.items():
+        for index, outcome in outcomes.items():
             infos = _add_outcome(self, infos, outcome, index)
         return (
             self._observations(),
@@ -263,13 +263,13 @@ class ToolVectorEnv(VectorEnv[tuple[Observation, ...], Iterable[str], npt.NDArra
             raise ConfigError(
                 f"recv({n}) would wait forever: {len(out)} envs are in flight; `send` or `async_reset` first"
             )
-        given, errors = self._flights.take(n, timeout)
-        self._settle(given, errors)
+        outcomes, errors = self._flights.take(n, timeout)
+        self._settle(outcomes, errors)
         if errors:
             raise VectorEnvError("send or async_reset", errors) from next(iter(errors.values()))
-        ids, rows = list(given), _Rows(n)
+        ids, rows = list(outcomes), _Rows(n)
         infos: dict[str, Any] = {}
-        for row, outcome in enumerate(given.values()):
+        for row, outcome in enumerate(outcomes.values()):
             infos = _add_outcome(rows, infos, outcome, row)
         infos["env_id"] = np.array(ids, dtype=np.int64)
         return (
@@ -321,9 +321,9 @@ class ToolVectorEnv(VectorEnv[tuple[Observation, ...], Iterable[str], npt.NDArra
             outcome.obs, outcome.info, outcome.conversation = fresh.obs, fresh.info, fresh.conversation
         return outcome
 
-    def _settle(self, given: Mapping[int, _StepOutcome], failed: Iterable[int]) -> None:
+    def _settle(self, outcomes: Mapping[int, _StepOutcome], failed: Iterable[int]) -> None:
         """Take over what the envs gave, also when some of them failed."""
-        for index, outcome in given.items():
+        for index, outcome in outcomes.items():
             self._obs[index] = tuple(outcome.obs)  # copied where they are given out
             self._conversations[index] = outcome.conversation
             self._rewards[index] = outcome.reward
@@ -361,7 +361,7 @@ class ToolVectorEnv(VectorEnv[tuple[Observation, ...], Iterable[str], npt.NDArra
     def _calls(
         self, doing: str, actions: Iterable[str], ids: Sequence[int]
     ) -> dict[int, Callable[[], Coroutine[Any, Any, _StepOutcome]]]:
-        """What some envs do with their actions, all of which are checked first."""
+        """Return the calls of some envs with their actions, all of which are checked first."""
         texts = actions_of(actions, len(ids))
         none = np.zeros_like(self._ended)
         resetting = self._ended if self.autoreset_mode is AutoresetMode.NEXT_STEP else none
@@ -401,12 +401,12 @@ class ToolVectorEnv(VectorEnv[tuple[Observation, ...], Iterable[str], npt.NDArra
                 self._lost[index] = True  # interrupted somewhere in the middle
             raise
         errors = {i: result for i, result in results.items() if isinstance(result, BaseException)}
-        given = {i: result for i, result in results.items() if not isinstance(result, BaseException)}
+        outcomes = {i: result for i, result in results.items() if not isinstance(result, BaseException)}
         if settle is not None:
-            settle(given, errors)
+            settle(outcomes, errors)
         if errors:
             raise VectorEnvError(doing, errors) from next(iter(errors.values()))
-        return given
+        return outcomes
 
     def _observations(self) -> tuple[Observation, ...]:
         return tuple(observation(messages) for messages in self._obs)
@@ -451,13 +451,13 @@ def make_vector_env(
     one, may change the arguments.
     """
     require_whole_number("num_envs", num_envs, at_least=1)
-    found = spec(env_id)
-    kwargs = {**found.kwargs, **({"wrappers": env_wrappers} if env_wrappers else {}), **kwargs}
-    adapt = getattr(found.load(), "vector_defaults", None)
+    env_spec = spec(env_id)
+    kwargs = {**env_spec.kwargs, **({"wrappers": env_wrappers} if env_wrappers else {}), **kwargs}
+    adapt = getattr(env_spec.load(), "vector_defaults", None)
     if adapt is not None:
         kwargs = dict(adapt(num_envs, kwargs))
     return ToolVectorEnv(
-        [partial(found.build, kwargs)] * num_envs,
+        [partial(env_spec.build, kwargs)] * num_envs,
         autoreset_mode=autoreset_mode,
         render_mode=render_mode,
         max_episode_steps=max_episode_steps,

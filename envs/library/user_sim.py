@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from toolgym.envs.base import Action
 from toolgym.envs.library.orders import OrderTasks, gold_turns, order_user, place_order, score_order
-from toolgym.envs.responses import End, Reply
+from toolgym.envs.responses import Continue, End
 from toolgym.envs.rewards.base import Scorer
 from toolgym.envs.tasks.sources import TaskSource
 from toolgym.envs.tasks.task import Task
@@ -102,12 +102,12 @@ class UserSimEnv(ToolEnv):
                 messages = [*messages, user(first.text)]
         return messages, info
 
-    async def respond(self, turn: ParsedTurn) -> Reply | End:
+    async def respond(self, turn: ParsedTurn) -> Continue | End:
         reply = await self._ask()
         if reply.done:
             return End(reward=reply.reward)
         assert reply.text is not None
-        return Reply([user(reply.text)], reply.reward)
+        return Continue([user(reply.text)], reply.reward)
 
     def gold_actions(self) -> list[Action] | None:
         """The questions, the order and the confirmation, for the embedded tasks."""

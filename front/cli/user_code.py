@@ -59,7 +59,7 @@ def import_module(name: str) -> None:
     Raises:
         ConfigError: there is no such module, or importing it failed.
     """
-    from toolgym.envs.registry import import_module as load
+    from toolgym.envs.entry_points import import_module as load
 
     try:
         load(name, "--env asks for it")

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from toolgym.envs.registry import named_factory
+from toolgym.envs.entry_points import named_factory
 from toolgym.rollout.tokens.chat_template import ROLES
 from toolgym.rollout.tokens.renderer import ChatRenderer
 from toolgym.rollout.tokens.safe_encoder import SafeEncoder

@@ -179,7 +179,7 @@ async def test_release_is_finished_even_when_the_close_is_cancelled():
             await go_on.wait()
             slow.append(self)
 
-    env = ToolEnv([Slow(), Slow(tool_schema=ToolSchema("second"))], [TASK])
+    env = ToolEnv([Slow(), Slow(tool_schema=ToolSchema("second", "", Recorder.default_schema.parameters))], [TASK])
     await env.reset()
     close = asyncio.create_task(env.close())
     await until(lambda: begun)
@@ -192,7 +192,10 @@ async def test_release_is_finished_even_when_the_close_is_cancelled():
 
 
 async def test_a_create_that_fails_releases_what_was_created():
-    good, bad = Recorder(), Recorder({"fail_create": True}, ToolSchema("second"))
+    good, bad = (
+        Recorder(),
+        Recorder({"fail_create": True}, ToolSchema("second", "", Recorder.default_schema.parameters)),
+    )
     env = ToolEnv([good, bad], [TASK])
     with pytest.raises(RuntimeError, match="no room"):
         await env.reset()
