@@ -20,7 +20,7 @@ from toolgym.tools.concurrency.log_throttle import LogThrottle
 from toolgym.tools.concurrency.loop_watch import tool_works
 from toolgym.tools.concurrency.run_limits import TOOL_CALLS
 from toolgym.tools.errors import error_text, is_infrastructure, shorten
-from toolgym.tools.http.retry_count import RetryCount, counted_retries
+from toolgym.tools.http.retries import RetryCount, counted_retries
 from toolgym.tools.schema import ToolCall, ToolCallError
 from toolgym.tools.sessions.tool_scope import tool_scope
 

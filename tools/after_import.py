@@ -1,4 +1,7 @@
-"""`after_import`: do something with a module of another package once it was imported, without importing it."""
+"""`after_import`: do something with a module of another package once it was imported, without importing it.
+
+Gymnasium and verl have registries that want our names, and importing them for that would cost every program seconds.
+"""
 
 from __future__ import annotations
 

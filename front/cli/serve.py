@@ -71,9 +71,7 @@ def _check_backend(config: Any) -> None:
 
 def _make_index(config: Any) -> None:
     """Make the index once for all workers."""
-    from toolgym.tools.search.server.open_retriever import open_retriever
-
-    asyncio.run(open_retriever(config).close())
+    asyncio.run(config.open_retriever().close())
 
 
 def _announce_start(config: Any) -> None:

@@ -6,6 +6,8 @@ import asyncio
 import math
 import random
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
+from contextvars import ContextVar, Token
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -14,7 +16,6 @@ from typing import TypeVar
 import tenacity
 
 from toolgym.tools.errors import ConfigError, ToolgymError
-from toolgym.tools.http.retry_count import count_retry
 
 T = TypeVar("T")
 
@@ -143,8 +144,8 @@ async def repeat(
 
     async def once() -> T:  # tenacity awaits what it recognises as a coroutine function
         nonlocal attempts_made
-        if attempts_made:
-            count_retry()
+        if attempts_made and (count := _count.get()) is not None:
+            count.retries += 1
         attempts_made += 1
         return await attempt()
 
@@ -184,3 +185,33 @@ def retry_after(value: str | None, now: datetime | None = None) -> float | None:
         except OverflowError:
             return None
     return max(0.0, seconds) if math.isfinite(seconds) else None
+
+
+class RetryCount:
+    """Counts within one call.
+
+    Attributes:
+        retries: requests that were sent again so far.
+    """
+
+    __slots__ = ("retries",)
+
+    def __init__(self) -> None:
+        self.retries = 0
+
+
+_count: ContextVar[RetryCount | None] = ContextVar("toolgym_retry_count", default=None)
+
+
+class counted_retries(AbstractContextManager[RetryCount]):
+    """Count the retries of the block, and of the tasks that begin in it. A class, as `set_contextvar` is."""
+
+    __slots__ = ("_token",)
+
+    def __enter__(self) -> RetryCount:
+        count = RetryCount()
+        self._token: Token[RetryCount | None] = _count.set(count)
+        return count
+
+    def __exit__(self, *_: object) -> None:
+        _count.reset(self._token)

@@ -24,33 +24,38 @@ URLS_VARIABLE = "TOOLGYM_SANDBOX_URLS"
 """Environment variable with addresses of servers, with commas between, where the configuration names none."""
 
 
-class SandboxOptions(pydantic.BaseModel):
-    """Options of a tool's sandbox. The names are those of verl's sandbox tool."""
+class SandboxTarget(pydantic.BaseModel):
+    """The sandbox of a tool: this machine or servers, and what each episode may use."""
 
     model_config = pydantic.ConfigDict(extra="forbid")
+
+    sandbox_url: str | None = None
+    """Run on this server instead of on this machine: `toolgym serve sandbox`, or one with SandboxFusion's API. The tool
+    asks it at the first episode which of the two it is."""
+    sandbox_urls: list[str] | None = None
+    """Run on these servers; each episode stays on one if it has a session. If no address is given, those of the
+    environment variable `TOOLGYM_SANDBOX_URLS`, with commas between."""
+    sandbox_token: pydantic.SecretStr | None = None
+    """Bearer token for these servers. Default: the environment variable `TOOLGYM_SANDBOX_TOKEN`."""
+    memory_limit_mb: int = -1
+    """Memory limit of one episode's programs in MiB; -1 leaves it to the sandbox."""
+    isolation: str | None = None
+    """Weakest isolation level of the local sandbox that is acceptable: `namespaces`, `uid` or `landlock` (without
+    programs beside the interpreter). Default: the strongest that the machine offers, and on machines that offer none a
+    plain process, which the log tells. A server's is set there."""
+
+
+class SandboxOptions(SandboxTarget):
+    """Options of the tools that run programs. The names are those of verl's sandbox tool."""
 
     num_workers: int | None = pydantic.Field(default=None, ge=1)
     """Executions that this tool object runs at once. Default: as many as the sandbox takes, see `LocalSandbox`
     (`max_running`) and `RemoteSandbox` (`max_connections`)."""
     default_language: str = "python"
     """Language of the code."""
-    sandbox_url: str | None = None
-    """Run on this server instead of on this machine: `toolgym serve sandbox`, or one with SandboxFusion's API. The tool
-    asks it at the first episode which of the two it is."""
-    sandbox_urls: list[str] | None = None
-    """Run on these servers; each episode stays on one where it has a session. Where no address is given, those of the
-    environment variable `TOOLGYM_SANDBOX_URLS`, with commas between."""
-    sandbox_token: pydantic.SecretStr | None = None
-    """Bearer token for these servers. Default: the environment variable `TOOLGYM_SANDBOX_TOKEN`."""
     sandbox_fusion_url: str | None = None
-    """Run on this server by SandboxFusion's `/run_code` alone, so without sessions. For verl's
-    files, and for gateways that let nothing else through."""
-    memory_limit_mb: int = -1
-    """Memory limit of one episode's programs in MiB; -1 leaves it to the sandbox."""
-    isolation: str | None = None
-    """Weakest isolation level of the local sandbox that is acceptable: `namespaces`, `uid` or `landlock`. Default:
-    the strongest that the machine offers, and on machines that offer none a plain process, said in the log. A server's
-    is set there."""
+    """Run on this server by SandboxFusion's `/run_code` only, so without sessions. For verl's files, and for gateways
+    that let nothing else through."""
 
 
 def open_sandbox(options: SandboxOptions, what: str) -> Sandbox:

@@ -133,6 +133,6 @@ def read_passages(corpus: Corpus, places: Sequence[int], hits: Sequence[tuple[in
     Args:
         corpus: the corpus.
         places: what `Corpus.scan` gave.
-        found: row, counted from 0, and score.
+        hits: row, counted from 0, and score.
     """
     return [corpus.read(int(places[row]), int(places[row + 1]))._replace(score=score) for row, score in hits]

@@ -65,7 +65,6 @@ class DenseRetriever(Retriever):
         require_whole_number("batch_size", batch_size, at_least=1)
         self._embed, self._prefix, self._batch_size = embed, query_prefix, batch_size
         self._threads = SearchThreads(self._find, timeout=timeout, max_threads=1)
-        self._closed = False
         self._corpus = Corpus(corpus)
         weakref.finalize(self, self._corpus.close)
         path = self._corpus.path
@@ -92,8 +91,7 @@ class DenseRetriever(Retriever):
         return await self._threads.search(queries, topk)
 
     async def close(self) -> None:
-        self._closed = True  # a thread may still read the file: it is closed once none refers to this retriever
-        self._threads.close()
+        self._threads.close()  # one may still read the file, which is closed once none refers to this retriever
 
     def _build(self, folder: Path, prefix: str) -> None:
         places = array("q")
@@ -113,8 +111,6 @@ class DenseRetriever(Retriever):
         return vectors
 
     def _find(self, queries: Sequence[str], topk: int) -> list[list[Passage]]:
-        if self._closed:
-            raise RetrievalError("the retriever is closed")
         try:
             asked = self._vectors_of([self._prefix + query for query in queries])
             best = _best(self._vectors, asked, topk)

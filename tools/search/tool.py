@@ -173,7 +173,7 @@ def render_passages(results: Sequence[Sequence[Passage]], max_chars: int = 16384
     """Say what was found, for a model to read, in the form of Search-R1: numbered passages, `---` between queries.
 
     Args:
-        found: the passages for each query.
+        results: the passages for each query.
         max_chars: longer text is cut at its end, and says so.
     """
     if not any(results):

@@ -25,13 +25,11 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import pydantic
-
 from toolgym.tools.concurrency.deadline import shielded
 from toolgym.tools.errors import SandboxUnsupportedError, SessionLostError
 from toolgym.tools.sandbox.base import CellResult, ExecResult, ExecutionResult, Sandbox, Session
 from toolgym.tools.sandbox.files import FileAction, FileInfo, FileRow
-from toolgym.tools.sandbox.open import SandboxOptions, open_sandbox
+from toolgym.tools.sandbox.open import SandboxOptions, SandboxTarget, open_sandbox
 from toolgym.tools.sandbox.options import RunRequest, SessionRequest
 from toolgym.tools.sandbox.processes import Command, Process
 from toolgym.tools.sessions.tool_scope import current_scope
@@ -39,35 +37,16 @@ from toolgym.tools.sessions.tool_scope import current_scope
 _by_options: weakref.WeakValueDictionary[str, Workspace] = weakref.WeakValueDictionary()
 
 
-class WorkspaceOptions(pydantic.BaseModel):
-    """Options for the session of a tool. Tools of one process with the same of these share their episodes' sessions."""
+class WorkspaceOptions(SandboxTarget):
+    """Options for the session of a tool. Tools of one process with the same sandbox share their episodes' sessions."""
 
-    model_config = pydantic.ConfigDict(extra="forbid")
-
-    sandbox_url: str | None = None
-    """Run on this server instead of on this machine: `toolgym serve sandbox`."""
-    sandbox_urls: list[str] | None = None
-    """Run on these servers; an episode stays on one."""
-    sandbox_token: pydantic.SecretStr | None = None
-    """Bearer token for these servers. Default: the environment variable `TOOLGYM_SANDBOX_TOKEN`."""
-    memory_limit_mb: int = -1
-    """Memory limit of one episode's programs in MiB; -1 leaves it to the sandbox."""
-    isolation: str | None = None
-    """Weakest isolation level that is acceptable: `namespaces` or `uid`; at `landlock` there are no programs."""
     folder: str = "."
     """The folder of the session that the tool begins in, and relative paths are relative to; it is made."""
 
     @property
     def sandbox(self) -> SandboxOptions:
         """The options of the sandbox."""
-        token = self.sandbox_token
-        return SandboxOptions(
-            sandbox_url=self.sandbox_url,
-            sandbox_urls=self.sandbox_urls,
-            sandbox_token=token,
-            memory_limit_mb=self.memory_limit_mb,
-            isolation=self.isolation,
-        )
+        return SandboxOptions(**self.model_dump(include=set(SandboxTarget.model_fields)))
 
 
 class _Shared:

@@ -11,6 +11,8 @@ from typing import Literal
 import pydantic
 from pydantic import Field
 
+from toolgym.tools.errors import ConfigError
+from toolgym.tools.search.retriever import Retriever
 from toolgym.tools.search.threads import processors
 from toolgym.tools.serving.config import ServerSpec, ServingConfig
 
@@ -72,3 +74,29 @@ class SearchServerConfig(ServingConfig):
     max_topk: int = Field(100, ge=1)
     max_queries: int = Field(4096, ge=1)
     search_timeout: pydantic.FiniteFloat = Field(60.0, gt=0)
+
+    def open_retriever(self) -> Retriever:
+        """Return the retriever over the corpus. Makes its index if there is none, which may take minutes.
+
+        Raises:
+            ConfigError: there is no corpus, or it, the index or the model cannot be used.
+            MissingExtraError: a package is not installed.
+        """
+        if self.corpus is None:
+            raise ConfigError("name the file of passages to serve: --corpus FILE.jsonl")
+        if self.model is None:
+            from toolgym.tools.search.bm25 import BM25Retriever
+
+            return BM25Retriever(self.corpus, index=self.index, timeout=self.search_timeout)
+        from toolgym.tools.search.dense import DenseRetriever
+        from toolgym.tools.search.embedding import load_embedding
+
+        return DenseRetriever(
+            self.corpus,
+            load_embedding(self.model, pooling=self.pooling, device=self.device),
+            version=f"{self.model.absolute()}, {self.pooling}",
+            index=self.index,
+            query_prefix=self.query_prefix,
+            passage_prefix=self.passage_prefix,
+            timeout=self.search_timeout,
+        )

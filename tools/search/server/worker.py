@@ -10,7 +10,6 @@ from pathlib import Path
 from toolgym.tools.concurrency.blocking import in_thread
 from toolgym.tools.search.server.app import SearchApp
 from toolgym.tools.search.server.config import SearchServerConfig
-from toolgym.tools.search.server.open_retriever import open_retriever
 from toolgym.tools.serving.app import HttpApp
 from toolgym.tools.serving.worker import run_worker
 
@@ -27,7 +26,7 @@ async def open_app(config: SearchServerConfig, number: int, folder: Path | None)
     Raises:
         ConfigError: the corpus, the index or the model cannot be used.
     """
-    async with await in_thread(open_retriever, config) as retriever:
+    async with await in_thread(config.open_retriever) as retriever:
         version = importlib.metadata.version("toolgym")
         yield SearchApp(retriever, config, version=version, worker=number, folder=folder), f"{config.corpus}"
 
