@@ -1,1 +1,1 @@
-"""What the processes of the local sandbox say to each other."""
+"""Messages between the processes of the local sandbox."""

@@ -33,7 +33,7 @@ def pack(answer: Mapping[str, Any]) -> bytes:
     """An answer's bytes.
 
     Args:
-        answer: a `child_messages.PackedAnswer`: JSON, except `data`, which may be bytes. Only `data`, `result`, and the
+        answer: see `child_messages`: JSON, except `data`, which may be bytes. Only `data`, `result`, and the
             parts of `error` and of the mappings of `display` may be long.
 
     Raises:
@@ -117,7 +117,7 @@ def unpack(packed: bytes) -> dict[str, Any]:
 
 
 def count(head: bytes) -> int:
-    """How many commas and brackets a head has."""
+    """Return the number of commas and brackets of a head."""
     return head.count(b",") + head.count(b"[") + head.count(b"{")
 
 
@@ -129,7 +129,7 @@ def cut(text: str, most: int) -> str:
 def _deeper(message: Any, depth: int) -> bool:
     layer = [message]
     for _ in range(depth):
-        inner = (part for one in layer for part in (one.values() if isinstance(one, Mapping) else one))
+        inner = (part for outer in layer for part in (outer.values() if isinstance(outer, Mapping) else outer))
         layer = [part for part in inner if isinstance(part, dict | list)]
         if not layer:
             return False

@@ -43,7 +43,7 @@ class Capture:
             del self._tail[:excess]
 
     def content(self) -> bytes:
-        """What was kept, with a note where the middle is missing."""
+        """Return the bytes that were kept, with a note where the middle is missing."""
         if not self.truncated:
             return bytes(self._head + self._tail)
         dropped = self.total - len(self._head) - len(self._tail)

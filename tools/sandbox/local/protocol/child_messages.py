@@ -1,15 +1,50 @@
 """The messages below the broker: those of the zygote, the children and the launchers; `messages` lists all.
 
+A child gets a `RunMessage`, a `CellMessage`, a file message or a `ForkMessage` as it came from the host, or
+
+| to a child | keys | |
+| --- | --- | --- |
+| become a session | `op="session"`, and the rest of an `OpenMessage` | |
+| fork a launcher | `op="launch"` | |
+| go on | `go` | after a note that the broker had to act on first |
+
+The first key of a child's note says what kind it is:
+
+| from a child | further keys | |
+| --- | --- | --- |
+| `broken`: why | | the sandbox failed in this child, before any user code ran |
+| `begins` | | user code runs: the broker trusts nothing that comes after this |
+| `folder`: the working folder | | files will be fetched from it; the child waits to go on |
+| `compiled`: the compiler's exit code | | the child waits to go on |
+| `done`: a program's exit code, negative for a signal | `cpu` (seconds), `rss_kb`, `why` (the limit it met) | |
+| `ready` | | the session, or the copy of one, takes requests |
+| `ends` | | a session wants descriptors for its copy, or for its launcher |
+| `forked`: the copy's process id, as the session sees it | | |
+| `done` | | a session goes on after a fork, or after it has made its launcher |
+| `failed`: why | | a fork failed, in the session or in its copy |
+
+| to a launcher | keys | |
+| --- | --- | --- |
+| start a program | `op="start"`, `number`, `argv`, `cwd`, `env`, `pty` (rows, columns) | with three descriptors |
+| send a signal to a program and its group | `op="signal"`, `number`, `signal` | to kill it means to kill its session |
+| set the size of its terminal | `op="size"`, `number`, `rows`, `cols` | |
+
+| from a launcher | further keys | |
+| --- | --- | --- |
+| `started`: the program's number | `pid` | |
+| `failed`: the program's number | `errno`, `folder` | `folder`: its working folder is to blame |
+| `exited`: the program's number | `code` | negative for a signal |
+
+The packed answer of a session to a request other than a cell has `data` (bytes of a file, a listing in JSON, or several
+files one after another, with their `sizes`, -1 for one that cannot be read), or nothing for what was written. A request
+that failed has `failed` instead, the reason; and `errno`, if it concerns a file.
+
 Template processes import this module for type checking only, as they do `messages`.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal, NotRequired, TypedDict
-
-from toolgym.tools.sandbox.local.protocol.messages import CellMessage, FileMessage, ForkMessage, RunMessage
-
-# ---------------------------------------------------------------------- broker and zygote
+from typing import Any, TypedDict
 
 
 class ZygoteReady(TypedDict):
@@ -17,166 +52,6 @@ class ZygoteReady(TypedDict):
 
     resident: int
     absent: str
-
-
-# ---------------------------------------------------------------------- broker to child
-
-
-class Launch(TypedDict):
-    """Fork a launcher."""
-
-    op: Literal["launch"]
-
-
-class BecomeSession(TypedDict):
-    """Become a session: an `OpenMessage` with another `op`."""
-
-    op: Literal["session"]
-    memory_mb: int
-    files: NotRequired[dict[str, bytes]]
-    env: NotRequired[dict[str, str]]
-
-
-class Go(TypedDict):
-    """Go on, after a note that the broker had to act on first."""
-
-    go: Literal[True]
-
-
-ChildRequest = RunMessage | BecomeSession | CellMessage | FileMessage | ForkMessage | Launch
-
-# ---------------------------------------------------------------------- child to broker
-
-NoteKind = Literal["broken", "begins", "folder", "compiled", "done", "ready", "ends", "forked", "failed"]
-"""A note's first key says what kind it is."""
-
-
-class Broken(TypedDict):
-    """The sandbox failed in this child, before any user code ran."""
-
-    broken: str
-
-
-class Begins(TypedDict):
-    """User code runs from here on: the broker trusts nothing that comes after this."""
-
-    begins: Literal[True]
-
-
-class Folder(TypedDict):
-    """The working folder; files will be fetched from it. The child waits for `Go`."""
-
-    folder: str
-
-
-class Compiled(TypedDict):
-    """The compiler's exit code. The child waits for `Go`."""
-
-    compiled: int
-
-
-class RunDone(TypedDict):
-    """How a program ended: its exit code (negative: a signal), the limit that it met, CPU seconds, and KiB resident."""
-
-    done: int
-    cpu: float
-    rss_kb: int
-    why: NotRequired[str]
-
-
-class SessionReady(TypedDict):
-    """The session, or the copy of one, takes requests."""
-
-    ready: Literal[True]
-
-
-class EndsWanted(TypedDict):
-    """A session that is to fork wants descriptors for its copy, or for its launcher."""
-
-    ends: Literal[True]
-
-
-class Forked(TypedDict):
-    """A session has forked; the copy's process id, as the session sees it."""
-
-    forked: int
-
-
-class ForkDone(TypedDict):
-    """A session goes on after a fork, or after it has made its launcher."""
-
-    done: Literal[True]
-
-
-class Failed(TypedDict):
-    """A fork failed in the session or in its copy, and why. In a packed answer: so did the request."""
-
-    failed: str
-
-
-ChildNote = (
-    Broken | Begins | Folder | Compiled | RunDone | SessionReady | EndsWanted | Forked | ForkDone | Failed
-)  # fmt: skip
-
-# ---------------------------------------------------------------------- broker and launcher
-
-
-class LaunchProgram(TypedDict):
-    """Start a program, and give it this number."""
-
-    op: Literal["start"]
-    number: int
-    argv: list[str] | str
-    cwd: str | None
-    env: dict[str, str]
-    pty: tuple[int, int] | None
-
-
-class SignalProgram(TypedDict):
-    """Send a signal to a program and its group; to kill it means to kill all of its session."""
-
-    op: Literal["signal"]
-    number: int
-    signal: int
-
-
-class SizeTerminal(TypedDict):
-    """Set the size of a program's terminal."""
-
-    op: Literal["size"]
-    number: int
-    rows: int
-    cols: int
-
-
-LauncherRequest = LaunchProgram | SignalProgram | SizeTerminal
-
-
-class ProgramStarted(TypedDict):
-    """A program runs; its number in the session."""
-
-    started: int
-    pid: int
-
-
-class ProgramFailed(TypedDict):
-    """A program cannot be started, and why; `folder`: its working folder is to blame."""
-
-    failed: int
-    errno: int
-    folder: bool
-
-
-class ProgramExited(TypedDict):
-    """A program ended: its exit code, negative for a signal."""
-
-    exited: int
-    code: int
-
-
-LauncherNote = ProgramStarted | ProgramFailed | ProgramExited
-
-# ---------------------------------------------------------------------- answers of a session, packed
 
 
 class CellErrorAnswer(TypedDict):
@@ -188,34 +63,9 @@ class CellErrorAnswer(TypedDict):
 
 
 class CellAnswer(TypedDict):
-    """What came of a cell: the echo of its last expression, its exception, the limit that it met, and rich output."""
+    """Result of a cell: the echo of its last expression, its exception, the limit that it met, and rich output."""
 
     result: str | None
     error: CellErrorAnswer | None
     why: str
     display: list[dict[str, Any]]
-
-
-class ReadAnswer(TypedDict):
-    """Bytes of a file, or a listing in JSON."""
-
-    data: bytes
-
-
-class PackAnswer(ReadAnswer):
-    """Several files: their sizes, -1 for one that cannot be read, and their contents one after another."""
-
-    sizes: list[int]
-
-
-class FileFailed(Failed):
-    """What concerns a file failed; the number of the error."""
-
-    errno: int
-
-
-class WriteAnswer(TypedDict):
-    """The bytes are written."""
-
-
-PackedAnswer = CellAnswer | ReadAnswer | PackAnswer | WriteAnswer | FileFailed | Failed

@@ -10,16 +10,16 @@
 | broker | host | `Ready` or `Refused`; then answers, each with its request's `id` | JSON frame; data chunks before |
 | broker | zygote | a slot's number, with three descriptors | one packet |
 | zygote | broker | `ZygoteReady` or `Refused`, as JSON; then a `ForkReply` for each slot | one packet |
-| broker | child | `ChildRequest`, and `Go` | marshal frame |
-| child | broker | `ChildNote`; a session's answers, packed by `answer_codec` | JSON frame; raw frame |
-| broker | launcher | `LauncherRequest`; with a `LaunchProgram`, three descriptors | marshal frame |
-| launcher | broker | `LauncherNote` | JSON frame |
+| broker | child | see `child_messages` | marshal frame |
+| child | broker | notes, see `child_messages`; a session's answers, packed by `answer_codec` | JSON frame; raw frame |
+| broker | launcher | see `child_messages` | marshal frame |
+| launcher | broker | notes, likewise | JSON frame |
 
 The bytes of a host's request, `data` and the values of `files`, go ahead of it in one raw frame (`encode_request`).
 
 Template processes import this module for type checking only, so that it takes no memory there: a message is a plain
 dict on both sides, except a `ForkReply`, which is in `frames`. `child_messages` has those below the broker. What a
-child sends is only of these types until user code runs in it; from then on the broker checks every part that it uses.
+child sends is only of these kinds until user code runs in it; from then on the broker checks every part that it uses.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Status = Literal[
 
 
 class Program(TypedDict):
-    """What a run needs to know of a program that is not Python.
+    """Program of a run that is not Python.
 
     `code` is written to `source`, compiled by `compile` (empty: not at all), and run by `argv`, both with `env`.
     """
@@ -233,7 +233,7 @@ HostMessage = RunMessage | OpenMessage | SessionMessage | CloseMessage | CancelM
 
 
 class Layers(TypedDict):
-    """What protects the host, as far as the broker could set it up."""
+    """Protection of the host, as far as the broker could set it up."""
 
     landlock: int
     seccomp: bool
@@ -260,7 +260,7 @@ class Refused(TypedDict):
 
 
 class Output(TypedDict):
-    """What was printed, and how many seconds it took."""
+    """Printed output, and the seconds that it took."""
 
     stdout: str
     stderr: str
@@ -270,13 +270,13 @@ class Output(TypedDict):
 
 
 class CompilerOutput(Output):
-    """How a compiler ended: its exit code, negative for a signal."""
+    """End of a compiler: its exit code, negative for a signal."""
 
     status: int
 
 
 class RunAnswer(Output):
-    """How a run ended. Fetched files come before it as data chunks, one after another; `files` has names and sizes.
+    """End of a run. Fetched files come before it as data chunks, one after another; `files` has names and sizes.
 
     `left_out` says of each file that exists and could not be fetched why.
     """
@@ -292,7 +292,7 @@ class RunAnswer(Output):
 
 
 class SessionAnswer(TypedDict):
-    """How a session's request ended. With `answered`, the session's own answer came before it as data chunks."""
+    """End of a session's request. With `answered`, the session's own answer came before it as data chunks."""
 
     status: Status
     alive: NotRequired[bool]
@@ -320,7 +320,7 @@ class StartAnswer(SessionAnswer, total=False):
 
 
 class ProcessAnswer(SessionAnswer):
-    """How a program is: whether it runs, its exit code (negative: a signal), and `why` it ended, if not by itself.
+    """State of a program: whether it runs, its exit code (negative: a signal), and `why` it ended, if not by itself.
 
     What was read came before it as data chunks: standard output and error, with these `sizes`, and whether the middle
     of each was dropped. `unwritten`: bytes that it has not taken from its standard input yet.
