@@ -23,8 +23,7 @@ from toolgym.tools.sandbox.local.broker.processes import Processes
 from toolgym.tools.sandbox.local.broker.reactor import Deadlines, Reactor
 from toolgym.tools.sandbox.local.broker.runs import Runs
 from toolgym.tools.sandbox.local.broker.session_fork import MAX_REASON, Forks
-from toolgym.tools.sandbox.local.broker.sleepers import Sleepers
-from toolgym.tools.sandbox.local.broker.watchdog import MonitorConfig, Watchdog
+from toolgym.tools.sandbox.local.broker.watchdog import MonitorConfig, Sleepers, Watchdog
 from toolgym.tools.sandbox.local.kernel import landlock, syscalls
 from toolgym.tools.sandbox.local.protocol import frames
 from toolgym.tools.sandbox.local.zygote.zygote import ChildSpec
@@ -227,7 +226,7 @@ class Broker:
             self._processes.ask(channel, request)
 
     def _session_of(self, request: dict[str, Any]) -> Channel | None:
-        """The channel of a request's session. Where there is none, the request is answered."""
+        """Return the channel of a request's session. If there is none, the request is answered."""
         channel = self._sessions.get(request["session"])
         if channel is None:
             status, detail = self._ended.pop(request["session"], ("sandbox_error", "no such session"))
@@ -235,7 +234,7 @@ class Broker:
         return channel
 
     def _is_free(self, channel: Channel, request: dict[str, Any]) -> bool:
-        """Whether a session has no request. Where it has one, the new one is answered."""
+        """Whether a session has no request. If it has one, the new one is answered."""
         if channel.request is not None:
             self._host.answer(request, {"status": "sandbox_error", "alive": True, "message": "the session is busy"})
         return channel.request is None
@@ -271,7 +270,7 @@ class Broker:
 
     def _find_asleep(self, request: dict[str, Any]) -> None:
         channels = (*self._runs.running.values(), *self._asked)
-        requests = [(one.request["id"], one) for one in channels if one.request is not None]
+        requests = [(channel.request["id"], channel) for channel in channels if channel.request is not None]
         self._host.answer(request, self._sleepers.look([*requests, *self._processes.waited_for()]))
 
     # ------------------------------------------------------------------ children
@@ -331,7 +330,7 @@ class Broker:
         return True
 
     def _on_answer_chunk(self, channel: Channel, chunk: frames.AnswerChunk) -> None:
-        """Forward answer bytes unparsed: parsing a long answer would block every other session."""
+        """Forward bytes of an answer unparsed: parsing a long one would block every other session."""
         request = channel.request
         if request is None or request["op"] not in PACKED or not channel.untrusted:
             raise ValueError("an answer to no request")
@@ -439,7 +438,7 @@ class Broker:
             return
         code, usage = exited
         self._reactor.unwatch(child.pidfd)
-        for channel in [one for one in child.channels if child.ended or one is child.first]:
+        for channel in [channel for channel in child.channels if child.ended or channel is child.first]:
             self._end_channel(channel, code, usage.ru_utime + usage.ru_stime, usage.ru_maxrss)
         if child.ended:
             self._pool.release(child)
@@ -449,10 +448,9 @@ class Broker:
             child.kill()
 
     def _on_fork_failed(self, child: Child, error: str) -> None:
-        """A child could not be forked: give its request to another child. After several tries, the sandbox has failed.
+        """Give the request of a child that could not be forked to another one. After several tries, the sandbox failed.
 
-        The first process of its namespace may have been killed, by a machine short of memory for example. No part of
-        the request has run yet.
+        No part of the request has run yet: the first process of its namespace may have been killed, for example.
         """
         self._fork_failures += 1
         again = None

@@ -1,4 +1,4 @@
-"""The broker's channel to an interpreter in a child, the child itself, and why the broker ended it."""
+"""The broker's channel to an interpreter in a child, the child itself, and the reasons to end it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ READS_PER_TURN = 32
 
 
 class KillReason(enum.Enum):
-    """Why the broker ended a child."""
+    """Reason why the broker ended a child."""
 
     TIMEOUT = "timeout"
     MEMORY_LIMIT = "memory_limit"
@@ -54,7 +54,7 @@ class KillReason(enum.Enum):
 
 @dataclass(frozen=True)
 class Kill:
-    """That the broker ended a child.
+    """Note that the broker ended a child.
 
     Attributes:
         reason: why.
@@ -67,7 +67,7 @@ class Kill:
 
 @dataclass
 class RequestProgress:
-    """How far the current request of a channel is.
+    """State of the current request of a channel.
 
     Attributes:
         started: when it began, in the time of `time.monotonic`.
@@ -84,12 +84,12 @@ class RequestProgress:
 
 @dataclass
 class RunState:
-    """What the broker knows of a run besides its output.
+    """State of a run, its output apart.
 
     Attributes:
         folder: descriptor of the folder that files are fetched from; -1: none. It belongs to the channel.
         home: the program's working folder, relative to that.
-        compiled: how its compiler ended, once it has.
+        compiled: the end of its compiler, once that has come.
     """
 
     folder: int = -1
@@ -99,7 +99,7 @@ class RunState:
 
 @dataclass
 class CopyState:
-    """What a session's channel holds for its forks.
+    """State of a session's channel that concerns its forks.
 
     Attributes:
         fork: the fork that is under way; this channel is its origin or its copy.
@@ -160,7 +160,7 @@ class Channel:
         self._is_blocked = False
 
     def begin(self, request: dict[str, Any]) -> None:
-        """Start on a request, or on the next step of one: the clock and the output start anew."""
+        """Start on a request, or on the next step of one: the clock and the output start again."""
         self.request = request
         self.output_bytes = request.get("output_bytes", self.output_bytes)
         self.progress = self._fresh_progress(time.monotonic())
@@ -267,7 +267,7 @@ class Channel:
                 pass
 
     def outputs(self) -> Output:
-        """The part of an answer that holds what was printed, and how long it took."""
+        """Return the part of an answer that holds what was printed, and how long it took."""
         out, err = self.progress.output[1], self.progress.output[2]
         return {
             "stdout": out.text(),
@@ -346,7 +346,7 @@ class Child:
         counting: seconds that this took.
         weighed: when its memory was measured exactly, likewise.
         weighing: seconds that this took.
-        weights: see `memory.own_bytes`.
+        weights: see `usage.own_bytes`.
         init_fd: a handle of the first process, once the child is dead; -1 before.
     """
 

@@ -71,7 +71,7 @@ class ChildPool:
 
     @property
     def warm(self) -> int:
-        """How many children wait for their first request, or will as soon as they are forked."""
+        """Number of children that wait for their first request, or will as soon as they are forked."""
         return len(self._warm)
 
     def spawn_warm(self) -> Channel:

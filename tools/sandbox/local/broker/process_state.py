@@ -1,13 +1,16 @@
-"""What the broker knows of the programs of a session, and of the launcher that starts them."""
+"""The broker's state of a session's programs, and of the launcher that starts them."""
 
 from __future__ import annotations
 
+import os
+import select
 import socket
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from toolgym.tools.sandbox.local.broker.reactor import Reactor
 from toolgym.tools.sandbox.local.protocol import frames
 from toolgym.tools.sandbox.local.protocol.capture import Capture
 
@@ -71,10 +74,57 @@ class RunningProgram:
 
 
 class LauncherLink:
-    """The broker's end of the socket to a launcher."""
+    """The broker's end of the socket to a launcher.
 
-    def __init__(self, channel: Channel, control: socket.socket) -> None:
+    Args:
+        channel: of the session.
+        control: the socket.
+        reactor: tells when there is room; whoever reads registers the socket there.
+        on_loss: called with this link when the launcher is gone.
+    """
+
+    def __init__(
+        self, channel: Channel, control: socket.socket, reactor: Reactor, on_loss: Callable[[LauncherLink], None]
+    ) -> None:
         self.channel, self.control = channel, control
         self.decoder = frames.ChildDecoder()
-        self.outbox: deque[tuple[memoryview, list[int]]] = deque()
         self.processes: dict[int, RunningProgram] = {}
+        self._reactor, self._on_loss = reactor, on_loss
+        self._outbox: deque[tuple[memoryview, list[int]]] = deque()
+
+    def send(self, message: Mapping[str, Any], descriptors: list[int] | None = None) -> None:
+        """Send a request, with descriptors that are closed here then."""
+        self._outbox.append((memoryview(frames.encode_for_child(message)), descriptors or []))
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what waits, as far as the socket takes it now; nothing if it is closed."""
+        if self.control.fileno() < 0:
+            self.close()
+            return
+        while self._outbox:
+            view, descriptors = self._outbox[0]
+            try:
+                sent = socket.send_fds(self.control, [view], descriptors)
+            except BlockingIOError:
+                break
+            except OSError:
+                self._on_loss(self)
+                return
+            for fd in descriptors:
+                os.close(fd)
+            self._outbox.popleft()
+            if sent < len(view):
+                self._outbox.appendleft((view[sent:], []))
+        events = select.EPOLLIN | (select.EPOLLOUT if self._outbox else 0)
+        self._reactor.change(self.control.fileno(), events)
+
+    def close(self) -> None:
+        """Close the socket, and the descriptors that were not sent. Closing twice is fine."""
+        if self.control.fileno() >= 0:
+            self._reactor.unwatch(self.control.fileno())
+            self.control.close()
+        for _, descriptors in self._outbox:
+            for fd in descriptors:
+                os.close(fd)
+        self._outbox.clear()

@@ -65,9 +65,9 @@ class Processes:
             channel: the session's. Without a launcher, it must have no request.
             request: a `StartMessage`.
         """
-        if sum(len(link.processes) for link in self._links.get(channel, ())) >= MAX_PROCESSES:
+        if self._count_of(channel) >= MAX_PROCESSES:
             self._make_room(channel)
-        if sum(len(link.processes) for link in self._links.get(channel, ())) >= MAX_PROCESSES:
+        if self._count_of(channel) >= MAX_PROCESSES:
             detail = f"{MAX_PROCESSES} programs of this session run or wait to be asked about: no more are started"
             self._host.answer(request, {"status": "error", "alive": True, "busy": True, "message": detail})
         elif channel in self._launchers:
@@ -76,12 +76,15 @@ class Processes:
             channel.begin(request)
             channel.send({"op": "launch"})
 
+    def _count_of(self, channel: Channel) -> int:
+        return sum(len(link.processes) for link in self._links.get(channel, ()))
+
     def can_start(self, channel: Channel) -> bool:
         """Whether a session has a launcher for its next program."""
         return channel in self._launchers
 
     def launchers(self, channel: Channel) -> int:
-        """How many launchers a session has."""
+        """Return the number of a session's launchers."""
         return len(self._links.get(channel, ()))
 
     def on_note(self, channel: Channel, request: dict[str, Any], note: Mapping[str, Any]) -> None:
@@ -96,7 +99,7 @@ class Processes:
             ours.setblocking(False)
             with theirs:
                 channel.send_descriptors(theirs.fileno())
-            link = self._launchers[channel] = LauncherLink(channel, ours)
+            link = self._launchers[channel] = LauncherLink(channel, ours, self._reactor, self._lose)
             self._links.setdefault(channel, []).append(link)
             self._reactor.watch(ours.fileno(), lambda event: self._on_launcher(link, event))
             return
@@ -137,10 +140,14 @@ class Processes:
         for process in self._named.values():
             for waiter in process.waiters:
                 if waiter.request["id"] == number:
-                    process.waiters.remove(waiter)
-                    waiter.deadline = 0
+                    self._drop_waiter(waiter)
                     return True
         return False
+
+    @staticmethod
+    def _drop_waiter(waiter: Waiter) -> None:
+        waiter.process.waiters.remove(waiter)
+        waiter.deadline = 0
 
     def retire_launcher(self, channel: Channel) -> None:
         """Have the session's next program started by a new launcher; those there are keep theirs.
@@ -151,7 +158,7 @@ class Processes:
         link = self._launchers.pop(channel, None)
         if link is not None and not link.processes:
             self._links[channel].remove(link)
-            self._close(link)
+            link.close()
 
     def end(self, channel: Channel, status: Status, detail: str) -> None:
         """End all programs of a session that ends."""
@@ -161,7 +168,7 @@ class Processes:
                 for request in self._waiting(process):
                     self._answer(process, request, status, detail, alive=False)
                 self._free(process)
-            self._close(link)
+            link.close()
         self._launchers.pop(channel, None)
 
     @property
@@ -210,7 +217,7 @@ class Processes:
         for stream in (1, 2):
             self._reactor.watch(process.pipes[stream], lambda _, stream=stream: self._read(process, stream))  # type: ignore[misc]
         message = {name: request[name] for name in ("argv", "cwd", "env", "pty")}
-        self._send(link, {"op": "start", "number": process.number, **message}, theirs)
+        link.send({"op": "start", "number": process.number, **message}, theirs)
         self._feed(process, request.get("data", b""), ends=bool(request.get("eof")))
         self._deadlines.arm(process, request["deadline"] or request["timeout"])
 
@@ -219,9 +226,9 @@ class Processes:
             self._feed(process, request.get("data", b""), ends=bool(request.get("eof")))
         if request.get("size"):
             rows, cols = request["size"]
-            self._send(process.launcher, {"op": "size", "number": process.number, "rows": rows, "cols": cols})
+            process.launcher.send({"op": "size", "number": process.number, "rows": rows, "cols": cols})
         if request.get("signal") and not process.ended:
-            self._send(process.launcher, {"op": "signal", "number": process.number, "signal": request["signal"]})
+            process.launcher.send({"op": "signal", "number": process.number, "signal": request["signal"]})
 
     def _feed(self, process: RunningProgram, data: bytes, *, ends: bool) -> None:
         """Add to a program's standard input."""
@@ -289,7 +296,7 @@ class Processes:
         for stream in (1, 2):
             if why == "output_limit":
                 self._close_pipe(process, stream)
-        self._send(process.launcher, {"op": "signal", "number": process.number, "signal": int(signal.SIGKILL)})
+        process.launcher.send({"op": "signal", "number": process.number, "signal": int(signal.SIGKILL)})
         self._deadlines.arm(process, KILL_GRACE)
 
     def _finish(self, process: RunningProgram, code: int | None, why: Status | None = None) -> None:
@@ -307,9 +314,8 @@ class Processes:
 
     def _tell(self, process: RunningProgram) -> None:
         """Answer the requests whose time has come."""
-        for waiter in [one for one in process.waiters if one.met]:
-            process.waiters.remove(waiter)
-            waiter.deadline = 0
+        for waiter in [waiter for waiter in process.waiters if waiter.met]:
+            self._drop_waiter(waiter)
             self._answer(process, waiter.request)
         if process.ended and process.forgotten and not process.waiters:
             self._free_if_silent(process)
@@ -347,14 +353,17 @@ class Processes:
 
     def _waiting(self, process: RunningProgram) -> list[Mapping[str, Any]]:
         """Take all requests that wait for something of a program."""
-        found = [waiter.request for waiter in process.waiters]
-        for waiter in process.waiters:
-            waiter.deadline = 0
-        process.waiters = []
-        if process.start_request is not None:
-            found.append(process.start_request)
-            process.start_request = None
-        return found
+        requests = [waiter.request for waiter in process.waiters]
+        for waiter in [*process.waiters]:
+            self._drop_waiter(waiter)
+        start = self._take_start_request(process)
+        return requests if start is None else [*requests, start]
+
+    @staticmethod
+    def _take_start_request(process: RunningProgram) -> Mapping[str, Any] | None:
+        """Return the request that the program's start is the answer to; None: it was answered already."""
+        request, process.start_request = process.start_request, None
+        return request
 
     def _forget(self, process: RunningProgram) -> None:
         process.forgotten = True
@@ -363,10 +372,11 @@ class Processes:
             self._free_if_silent(process)
 
     def _make_room(self, channel: Channel) -> None:
-        """Free what a session's programs have left behind, the oldest first, and programs that ended."""
+        """Free the programs of a session that ended and are forgotten, with all that they left behind."""
         for link in self._links[channel]:
-            for process in [one for one in link.processes.values() if one.ended and one.forgotten]:
-                self._free(process)
+            for process in [*link.processes.values()]:
+                if process.ended and process.forgotten:
+                    self._free(process)
 
     def _free_if_silent(self, process: RunningProgram) -> None:
         """Free a program that the host has forgotten, once nothing that it left behind holds its pipes.
@@ -395,33 +405,9 @@ class Processes:
 
     # ------------------------------------------------------------------ launchers
 
-    def _send(self, link: LauncherLink, message: Mapping[str, Any], descriptors: list[int] | None = None) -> None:
-        """Send a request, with descriptors that are closed here then."""
-        link.outbox.append((memoryview(frames.encode_for_child(message)), descriptors or []))
-        self._flush(link)
-
-    def _flush(self, link: LauncherLink) -> None:
-        while link.outbox and link.control.fileno() >= 0:
-            view, descriptors = link.outbox[0]
-            try:
-                send_fds, ends = socket.send_fds, descriptors
-                sent = send_fds(link.control, [view], ends) if ends else link.control.send(view)
-            except BlockingIOError:
-                break
-            except OSError:
-                self._lose(link)
-                return
-            for fd in descriptors:
-                os.close(fd)
-            link.outbox.popleft()
-            if sent < len(view):
-                link.outbox.appendleft((view[sent:], []))
-        events = select.EPOLLIN | (select.EPOLLOUT if link.outbox else 0)
-        self._reactor.change(link.control.fileno(), events)
-
     def _on_launcher(self, link: LauncherLink, event: int) -> None:
         if event & select.EPOLLOUT:
-            self._flush(link)
+            link.flush()
         if not event & (select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR) or link.control.fileno() < 0:
             return
         try:
@@ -443,7 +429,7 @@ class Processes:
     def _on_launcher_note(self, link: LauncherLink, note: Mapping[str, Any]) -> None:
         if "started" in note:
             process = link.processes[int(note["started"])]
-            request, process.start_request = process.start_request, None
+            request = self._take_start_request(process)
             if request is None:
                 raise ValueError("a program that was started twice")
             if not request["deadline"] and not process.killed:
@@ -451,7 +437,7 @@ class Processes:
             self._host.answer(request, {"status": "ok", "alive": True, "pid": frames.plausible(int(note["pid"]))})
         elif "failed" in note:
             process = link.processes[int(note["failed"])]
-            request, process.start_request = process.start_request, None
+            request = self._take_start_request(process)
             if request is None:
                 raise ValueError("a program that had started already")
             code, of_folder = frames.plausible(int(note["errno"])), bool(note.get("folder"))
@@ -473,10 +459,10 @@ class Processes:
             del self._launchers[channel]
         if link in self._links.get(channel, ()):
             self._links[channel].remove(link)
-        self._close(link)
+        link.close()
         for process in [*link.processes.values()]:
             self._finish(process, None, "killed")
-            request, process.start_request = process.start_request, None
+            request = self._take_start_request(process)
             if request is not None:
                 why = "the process that starts the session's programs ended"
                 self._host.answer(request, {"status": "error", "alive": True, "message": why})
@@ -486,12 +472,3 @@ class Processes:
             self._tell(process)
         if link.processes:
             self._links.setdefault(channel, []).append(link)  # until the host has asked about them
-
-    def _close(self, link: LauncherLink) -> None:
-        if link.control.fileno() >= 0:
-            self._reactor.unwatch(link.control.fileno())
-            link.control.close()
-        for _, descriptors in link.outbox:
-            for fd in descriptors:
-                os.close(fd)
-        link.outbox.clear()

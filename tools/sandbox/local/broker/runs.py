@@ -3,31 +3,34 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
-from collections.abc import Callable, Mapping
+import stat
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from toolgym.tools.sandbox.local.broker import memory
+from toolgym.tools.sandbox.local.broker import usage
 from toolgym.tools.sandbox.local.broker.channel import Channel, Kill, KillReason
 from toolgym.tools.sandbox.local.broker.child_pool import ChildPool
-from toolgym.tools.sandbox.local.broker.fetching import Fetch
 from toolgym.tools.sandbox.local.broker.host_link import HostLink
 from toolgym.tools.sandbox.local.broker.reactor import Deadlines
 from toolgym.tools.sandbox.local.broker.watchdog import MonitorConfig
+from toolgym.tools.sandbox.local.kernel import syscalls
 from toolgym.tools.sandbox.local.protocol import frames
 from toolgym.tools.sandbox.local.zygote.zygote import ChildSpec
 
 if TYPE_CHECKING:
-    from toolgym.tools.sandbox.local.protocol.child_messages import Go
     from toolgym.tools.sandbox.local.protocol.messages import RunAnswer, Status
 
-REPORTED_LIMITS = {
-    "memory_limit": KillReason.MEMORY_LIMIT,
-    "file_limit": KillReason.FILE_LIMIT,
-    "disk_limit": KillReason.DISK_LIMIT,
-}
-"""Limits that a program may report to have met; a lie would gain it nothing."""
+MAX_TOTAL = 256 * 1024 * 1024
+"""Bytes of all files together that one run fetches. How large one may be is a limit of the program that wrote it."""
+
+READ_SIZE = 4 * 1024 * 1024
+"""Bytes of one read."""
+
+MAX_REASONS = 100
+"""Files that are left out with a reason."""
 
 
 class Runs:
@@ -81,7 +84,7 @@ class Runs:
         path, place = channel.child.folder, None
         if self._spec.hardening.namespaces:
             self._pool.await_fork(channel.child)
-            path, place = f"{memory.number(self._monitor.proc, channel.child.pidfd)}/root/tmp", self._monitor.proc
+            path, place = f"{usage.number(self._monitor.proc, channel.child.pidfd)}/root/tmp", self._monitor.proc
         try:
             channel.run.folder = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=place)
         except (FileNotFoundError, ProcessLookupError):
@@ -92,7 +95,7 @@ class Runs:
             channel.child.kill()
             return
         channel.run.home = str(note["folder"])
-        self._send_go(channel)
+        channel.send({"go": True})
 
     def _on_compiled(self, channel: Channel, request: dict[str, Any], note: dict[str, Any]) -> None:
         if not request.get("compile") or channel.run.compiled is not None:
@@ -104,14 +107,13 @@ class Runs:
         if self._spec.cgroups is not None:
             with contextlib.suppress(OSError):  # what the compiler left may take more: then its limit stays
                 self._spec.cgroups.limit(channel.child.slot, request["memory_mb"])
-        self._send_go(channel)  # only now: the program's output must not mix with the compiler's
+        channel.send({"go": True})  # only now: the program's output must not mix with the compiler's
         self._deadlines.arm(channel, request["timeout"])
 
     def _on_done(self, channel: Channel, request: dict[str, Any], note: dict[str, Any]) -> None:
         channel.drain()
-        limit = REPORTED_LIMITS.get(str(note.get("why")))
-        if limit is not None:
-            channel.blame(limit)
+        if note.get("why") in frames.REPORTED_LIMITS:
+            channel.blame(KillReason(note["why"]))
         code = frames.plausible(int(note["done"]))
         cpu, rss_kb = frames.plausible(float(note["cpu"])), frames.plausible(int(note["rss_kb"]))
         self.finish(channel, code, cpu, rss_kb)
@@ -123,11 +125,6 @@ class Runs:
         "compiled": _on_compiled,
         "done": _on_done,
     }
-
-    @staticmethod
-    def _send_go(channel: Channel) -> None:
-        go: Go = {"go": True}
-        channel.send(go)
 
     # ------------------------------------------------------------------ answers
 
@@ -162,7 +159,7 @@ class Runs:
             "code": code,
             "message": killed.detail if killed is not None else "",
             "cpu": cpu,
-            "rss": max(0, rss_kb * 1024 - self._monitor.shared_pages * memory.PAGE),
+            "rss": max(0, rss_kb * 1024 - self._monitor.shared_pages * usage.PAGE),
             "compiled": compiled,
             "files": [],
             "left_out": [],
@@ -186,7 +183,7 @@ class Runs:
             self._host.forward(request["id"], data)
             return
         self._fetches.pop(0)
-        answer["files"], answer["left_out"] = fetch.found, fetch.left_out
+        answer["files"], answer["left_out"] = fetch.read_files, fetch.left_out
         self._host.answer(request, answer)
 
 
@@ -200,3 +197,71 @@ def _status_of(code: int | None, cpu: float, cpu_seconds: float | None) -> Statu
     if code is None or code < 0:
         return "killed"
     return "ok" if code == 0 else "error"
+
+
+class Fetch:
+    """Files of a child's folder that are being read. A program may have filled it with traps.
+
+    Those that are absent, too large, not plain files or behind a link are left out. All are opened at once, so that
+    later changes of the folder do not matter, and read in steps.
+
+    Args:
+        folder: a handle of the folder; -1: there is none.
+        home: the program's working folder, relative to the first.
+        names: relative to the working folder, or absolute below /tmp, which then is that folder.
+
+    Attributes:
+        read_files: names and sizes, in bytes, of those that have been read, in order.
+        left_out: why a file that exists is left out, a phrase each.
+    """
+
+    def __init__(self, folder: int, home: str, names: Sequence[str]) -> None:
+        self.read_files: list[tuple[str, int]] = []
+        self.left_out: list[str] = []
+        self._open: list[tuple[str, int, int]] = []
+        self._room = MAX_TOTAL
+        for name in dict.fromkeys(names) if folder >= 0 else ():
+            try:
+                inside = name.removeprefix("/tmp/")
+                fd = syscalls.open_beneath(folder, inside if inside != name else os.path.join(home, name))
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            except OSError as error:
+                linked = error.errno in (errno.ELOOP, errno.EXDEV)
+                self._leave_out(name, "is a link, or behind one" if linked else os.strerror(error.errno or 0))
+                continue
+            about = os.fstat(fd)
+            if why := self._why_not(about):
+                self._leave_out(name, why)
+                os.close(fd)
+                continue
+            self._room -= about.st_size
+            self._open.append((name, fd, about.st_size))
+        self._open.reverse()
+        self._size = 0
+
+    def _why_not(self, about: os.stat_result) -> str:
+        """Return what keeps a file from being fetched; empty: nothing."""
+        if not stat.S_ISREG(about.st_mode):
+            return "is not a plain file"
+        if about.st_size > self._room:
+            return f"has {about.st_size} bytes, and all files together may have {MAX_TOTAL}"
+        return ""
+
+    def _leave_out(self, name: str, why: str) -> None:
+        if len(self.left_out) < MAX_REASONS:
+            self.left_out.append(f"{name[:200]!r} {why}")
+
+    def read(self) -> bytes:
+        """Return the next bytes of the files; empty: there are no more, and all files are closed."""
+        while self._open:
+            name, fd, size = self._open[-1]
+            data = os.read(fd, min(READ_SIZE, size - self._size)) if size > self._size else b""
+            self._size += len(data)
+            if data:
+                return data
+            os.close(fd)
+            self._open.pop()
+            self.read_files.append((name, self._size))
+            self._size = 0
+        return b""

@@ -14,7 +14,7 @@ import select
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from toolgym.tools.sandbox.local.broker import memory
+from toolgym.tools.sandbox.local.broker import usage
 from toolgym.tools.sandbox.local.broker.channel import Channel, Fork, KillReason
 from toolgym.tools.sandbox.local.broker.host_link import HostLink
 from toolgym.tools.sandbox.local.broker.processes import Processes
@@ -75,7 +75,7 @@ class Forks:
         What runs already keeps its limit. `forks`: whether there is one more interpreter in a moment.
         """
         child = channel.child
-        others = [one for one in child.channels if one is not channel]
+        others = [other for other in child.channels if other is not channel]
         beside = forks + len(others) + sum(map(self._processes.launchers, others))
         if beside == channel.copying.beside:
             return
@@ -86,7 +86,7 @@ class Forks:
         with contextlib.suppress(OSError):  # it has ended, or the kernel does not allow it: then the limit stays
             if self._spec.cgroups is not None:
                 self._spec.cgroups.allow(child.slot, most)
-            pid = memory.number_here(self._proc, channel.pidfd) if self._proc >= 0 else 0
+            pid = usage.number_here(self._proc, channel.pidfd) if self._proc >= 0 else 0
             if pid:
                 hard = resource.prlimit(pid, resource.RLIMIT_NPROC)[1]
                 resource.prlimit(pid, resource.RLIMIT_NPROC, (most if hard < 0 else min(most, hard), hard))
@@ -150,9 +150,9 @@ class Forks:
         if fork.failure is not None:
             origin.close_pending_ends()  # then the copy ends
             return
-        here = memory.number(self._proc, origin.pidfd)
+        here = usage.number(self._proc, origin.pidfd)
         try:
-            handle = memory.child_handle(self._proc, here, claimed_pid)
+            handle = usage.child_handle(self._proc, here, claimed_pid)
         except (ProcessLookupError, FileNotFoundError):
             origin.close_pending_ends()
             self._fail(fork, "error", "no copy came of it")
@@ -168,12 +168,12 @@ class Forks:
         origin.child.channels.append(copy)
         self._adopt(copy)
         try:
-            made = fork_mounts.make_root(handle, self._own_mounts, self._hardening)
-            copy.copying.namespace = made.namespace
+            mounts = fork_mounts.make_root(handle, self._own_mounts, self._hardening)
+            copy.copying.namespace = mounts.namespace
             try:
-                copy.send_descriptors(made.root)
+                copy.send_descriptors(mounts.root)
             finally:
-                os.close(made.root)
+                os.close(mounts.root)
         except OSError as error:
             if not _has_ended(handle):  # if it has, its closed channel says so
                 self._fail(fork, "sandbox_error", f"no file system for the copy: {error}")

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from toolgym.tools.sandbox.local.broker import memory
+from toolgym.tools.sandbox.local.broker import usage
 from toolgym.tools.sandbox.local.broker.broker import Broker
 from toolgym.tools.sandbox.local.broker.watchdog import MonitorConfig
 from toolgym.tools.sandbox.local.child import program
@@ -65,25 +65,11 @@ def main(config: Mapping[str, Any]) -> NoReturn:
     os.set_inheritable(host.fileno(), False)
     _reset_signals()
     os.umask(0o022)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     _raise_descriptor_limit()
     cgroups = _cgroups(config)
     jailed = jail.Jailed(0, os.path.isdir("/proc/self"), -1, -1)
     if config["level"] == "namespaces":
-        syscalls.prctl(syscalls.PR_SET_PDEATHSIG, 9)
-        network = config["network"] == "host"
-        jailed = jail.enter(
-            config["read_only"],
-            network=network,
-            folders=config["folders"],
-            hidden=config["hidden"],
-            first_uid=config["first_uid"],
-        )
-        if jailed.pid:
-            host.close()
-            _wait_for(jailed.pid)
-        if jailed.host_proc >= 0:
-            jailed = replace(jailed, host_proc=high_descriptor(jailed.host_proc))
+        jailed = _enter_jail(config, host)
     _clean_environment(config)
     _count_processors(config["processors"])
     proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC) if jailed.fresh_proc else jailed.host_proc
@@ -96,18 +82,12 @@ def main(config: Mapping[str, Any]) -> NoReturn:
     )
     syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
     zygote_pid, zygote = _fork_zygote(host, config, spec, proc)
-    handshake: ZygoteReady | Refused | None = json.loads(zygote.recv(_MAX_HANDSHAKE) or "null")
-    if handshake is None:
-        os.waitpid(zygote_pid, 0)
-        os._exit(_FAILED)  # the zygote wrote to standard error why it died
-    if "refused" in handshake:
-        host.sendall(frames.encode(handshake))
-        os._exit(_FAILED)
+    ready = _await_zygote(host, zygote, zygote_pid)
     limits = config["limits"]
     monitor = MonitorConfig(
         proc=proc,
         same_numbers=jailed.fresh_proc,
-        shared_pages=handshake["resident"],
+        shared_pages=ready["resident"],
         cgroups=cgroups,
         first_uid=config["first_uid"],
         disk=None if config["level"] == "namespaces" else (limits["disk_mb"] << 20, limits["inodes"]),
@@ -121,19 +101,50 @@ def main(config: Mapping[str, Any]) -> NoReturn:
         warm=config["warm"],
         can_fork=config["level"] != "landlock",
         monitor=monitor,
-        ready=handshake,
+        ready=ready,
     )
     _filter_calls(namespaces=config["level"] == "namespaces")
     broker.serve()
 
 
+def _enter_jail(config: Mapping[str, Any], host: socket.socket) -> jail.Jailed:
+    """Go on in a jailed process. This one waits for it, and never returns."""
+    syscalls.prctl(syscalls.PR_SET_PDEATHSIG, 9)
+    jailed = jail.enter(
+        config["read_only"],
+        network=config["network"] == "host",
+        folders=config["folders"],
+        hidden=config["hidden"],
+        first_uid=config["first_uid"],
+    )
+    if jailed.pid:
+        host.close()
+        _wait_for(jailed.pid)
+    return replace(jailed, host_proc=high_descriptor(jailed.host_proc)) if jailed.host_proc >= 0 else jailed
+
+
+def _await_zygote(host: socket.socket, zygote: socket.socket, zygote_pid: int) -> ZygoteReady:
+    handshake: ZygoteReady | Refused | None = json.loads(zygote.recv(_MAX_HANDSHAKE) or "null")
+    if handshake is None:
+        os.waitpid(zygote_pid, 0)
+        os._exit(_FAILED)  # the zygote wrote to standard error why it died
+    if "refused" in handshake:
+        host.sendall(frames.encode(handshake))
+        os._exit(_FAILED)
+    return handshake
+
+
 def _reset_signals() -> None:
-    """Undo what was inherited: a host under `nohup`, or a launcher that ignores SIGCHLD, passes ignored signals on."""
+    """Undo what was inherited: a host under `nohup`, or a launcher that ignores SIGCHLD, passes ignored signals on.
+
+    SIGINT is ignored: it is for the host to heed.
+    """
     fixed, pythons = {signal.SIGKILL, signal.SIGSTOP}, {signal.SIGPIPE, signal.SIGXFSZ}  # Python itself ignores these
     for number in signal.valid_signals() - fixed - pythons:
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _fork_zygote(
@@ -173,7 +184,7 @@ def _become_zygote(broker: socket.socket, config: Mapping[str, Any], spec: Child
             absent.append(f"{name} ({type(error).__name__}: {error})"[:_MAX_REASON])
     if proc >= 0 and _threads(proc) != 1:
         _refuse(broker, "a preloaded module started a thread; a process with threads cannot be forked safely")
-    resident, private = memory.own_pages(proc) if proc >= 0 else (0, 0)
+    resident, private = usage.own_pages(proc) if proc >= 0 else (0, 0)
     zygote = Zygote(broker, replace(spec, hardening=replace(spec.hardening, data_pages=private)))
     program.prepare()
     _unload_ourselves()
@@ -191,7 +202,7 @@ def _refuse(broker: socket.socket, why: str) -> NoReturn:
 
 
 def _cgroups(config: Mapping[str, Any]) -> ChildCgroups | None:
-    """The control groups of the children. Must run before the process changes its user."""
+    """Return the control groups of the children. Must run before the process changes its user."""
     group = config["cgroup"]
     if group is None:
         return None
@@ -257,19 +268,16 @@ def _clean_environment(config: Mapping[str, Any]) -> None:
 
 
 def _count_processors(processors: int) -> None:
-    """Have Python report no more processors than programs may use (see the host's `reported_processors`).
-
-    Python before 3.13 has no variable for it."""
+    """Have Python report no more processors than programs may use: before 3.13 it has no variable for that."""
     for name in ("cpu_count", "process_cpu_count"):
         if (getattr(os, name, lambda: 0)() or 0) > processors:
             setattr(os, name, lambda: processors)
 
 
 def _hardening(config: Mapping[str, Any], jailed: jail.Jailed) -> Hardening:
-    """How every child hardens itself; opened and computed here, once."""
+    """Return the hardening of every child, opened and computed once."""
     namespaces = config["level"] == "namespaces"
-    network = config["network"]
-    limits = config["limits"]
+    network, limits = config["network"], config["limits"]
     ruleset = None
     if abi():
         readable, listed = ["/"], list[str]()
@@ -320,10 +328,8 @@ def _hardening(config: Mapping[str, Any], jailed: jail.Jailed) -> Hardening:
 
 
 def _proc_options() -> str | None:
-    """Options that let a /proc show only the processes that its reader may look into: no other forks of a session.
-
-    None: the kernel has no such option.
-    """
+    """Return options that let a /proc show only the processes that its reader may look into: no other forks of a
+    session. None: the kernel has no such option."""
     try:
         syscalls.mount("proc", "/w", "proc", syscalls.MS_NOSUID, _ONLY_OWN)
     except OSError:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from toolgym.tools.sandbox.local.broker import disk, memory
+from toolgym.tools.sandbox.local.broker import usage
 from toolgym.tools.sandbox.local.broker.channel import Channel, Child, Kill, KillReason
 from toolgym.tools.sandbox.local.kernel.child_cgroups import ChildCgroups
+
+if TYPE_CHECKING:
+    from toolgym.tools.sandbox.local.protocol.messages import AsleepAnswer
 
 WATCH_EVERY = 0.05
 """Seconds between two looks at children that work on a request."""
@@ -37,9 +41,13 @@ ALARM_SHARE = 0.25
 """The same while free space shrinks fast."""
 
 
+LOOKS = 2
+"""How many looks in a row must find a program asleep: one that computes may well wait for a moment."""
+
+
 @dataclass(frozen=True)
 class MonitorConfig:
-    """What a watchdog needs to measure children.
+    """The means to measure children.
 
     Attributes:
         proc: descriptor of a /proc that shows the children; -1: none does.
@@ -68,7 +76,7 @@ class Watchdog:
         self._next = self._next_thorough = self._next_idle = 0.0
         self._turn = 0
         self._free = self._free_files = 0
-        self._reserve = min(disk.RESERVE, disk.free(monitor.work)[0] // 2) if monitor.disk else 0
+        self._reserve = min(usage.RESERVE, usage.free_disk(monitor.work)[0] // 2) if monitor.disk else 0
 
     @property
     def watches(self) -> bool:
@@ -76,7 +84,7 @@ class Watchdog:
         return self._monitor.proc >= 0 or self._monitor.cgroups is not None
 
     def pace(self, busy: bool) -> float:
-        """Seconds between two looks, when something runs and when all sessions wait."""
+        """Return seconds between two looks, when something runs and when all sessions wait."""
         if self._monitor.disk is None:
             return WATCH_EVERY if busy else IDLE_EVERY
         return GLANCE_EVERY if busy else WATCH_EVERY
@@ -120,7 +128,7 @@ class Watchdog:
         """Whether free space shrinks fast, and whether it is nearly gone."""
         if self._monitor.disk is None:
             return False, False
-        (free, files), (most, most_files) = disk.free(self._monitor.work), self._monitor.disk
+        (free, files), (most, most_files) = usage.free_disk(self._monitor.work), self._monitor.disk
         alarm = free < self._free - most * FAST or files < self._free_files - most_files * FAST
         if alarm or time.monotonic() >= self._next_thorough:
             self._free, self._free_files = free, files
@@ -139,11 +147,11 @@ class Watchdog:
         pid = self.number(child)
         if not pid or began < child.weighed + child.weighing / ALARM_SHARE:
             return False
-        processes, most = memory.tree(self._monitor.proc, pid), child.memory_mb << 20
-        over = memory.used_bytes(self._monitor.proc, processes, self._monitor.shared_pages) > most
+        processes, most = usage.tree(self._monitor.proc, pid), child.memory_mb << 20
+        over = usage.used_bytes(self._monitor.proc, processes, self._monitor.shared_pages) > most
         if over and len(processes) > 1:  # they may share pages with each other too, as forks do
-            with contextlib.suppress(OSError, IndexError, ValueError):  # each counts alone where that is not to be seen
-                over = memory.own_bytes(self._monitor.proc, processes, child.weights) > most
+            with contextlib.suppress(OSError, IndexError, ValueError):  # not to be seen: then each counts by itself
+                over = usage.own_bytes(self._monitor.proc, processes, child.weights) > most
             child.weighed = time.monotonic()
             child.weighing = child.weighed - began
         else:
@@ -162,9 +170,9 @@ class Watchdog:
         if began < child.counted + child.counting / (ALARM_SHARE if alarm else DISK_SHARE):
             return False
         pid = self.number(child)
-        processes = memory.tree(self._monitor.proc, pid) if pid else []
+        processes = usage.tree(self._monitor.proc, pid) if pid else []
         owner = self._monitor.first_uid + child.slot if self._monitor.first_uid else 0
-        over = disk.over_limit(child.folder, most_bytes, most_files, self._monitor.proc, processes, owner=owner)
+        over = usage.over_disk_limit(child.folder, most_bytes, most_files, self._monitor.proc, processes, owner=owner)
         child.counted = time.monotonic()
         child.counting = child.counted - began
         return over
@@ -174,5 +182,43 @@ class Watchdog:
         if self._monitor.same_numbers:
             return child.pid
         if self._monitor.proc >= 0 and child.number == 0:
-            child.number = memory.number(self._monitor.proc, child.pidfd)
+            child.number = usage.number(self._monitor.proc, child.pidfd)
         return child.number
+
+
+class Sleepers:
+    """Remembers which programs were found asleep.
+
+    Args:
+        proc: descriptor of a /proc that shows the children; -1: none does, and no program counts as asleep.
+        watchdog: knows the children's numbers there.
+    """
+
+    def __init__(self, proc: int, watchdog: Watchdog) -> None:
+        self._proc, self._watchdog = proc, watchdog
+        self._looks: dict[int, int] = {}
+
+    def look(self, requests: Iterable[tuple[int, Channel]]) -> AsleepAnswer:
+        """Look at the programs behind some requests, and say which sleep.
+
+        Args:
+            requests: the id of each, and the channel to its child. A program of a session sleeps where all that runs in
+                the session does.
+        """
+        began = time.process_time()
+        looks: dict[int, int] = {}
+        asleep: dict[Channel, bool] = {}
+        for number, channel in requests:
+            if channel not in asleep:
+                asleep[channel] = self._asleep(channel)
+            if asleep[channel]:
+                looks[number] = self._looks.get(number, 0) + 1
+        self._looks = looks
+        asleep_ids = [number for number, count in looks.items() if count >= LOOKS]
+        return {"asleep": asleep_ids, "seconds": time.process_time() - began}
+
+    def _asleep(self, channel: Channel) -> bool:
+        if self._proc < 0 or not channel.child.pid or channel.child.dead:
+            return False
+        number = self._watchdog.number(channel.child)
+        return number > 0 and usage.asleep(self._proc, number)

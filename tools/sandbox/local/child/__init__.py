@@ -1,1 +1,1 @@
-"""What runs in a child: a program, or the cells of a session."""
+"""The child: a program, or the cells of a session."""

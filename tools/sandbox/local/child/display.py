@@ -126,17 +126,17 @@ def _has_any_name(value: Any) -> bool:
 
 def _method(value: Any, name: str) -> Callable[..., Any] | None:
     try:
-        found = getattr(value, name, None)
+        method = getattr(value, name, None)
     except Exception:  # noqa: BLE001  a `__getattr__` may raise anything
         return None
-    return found if callable(found) else None
+    return method if callable(method) else None
 
 
 # ---------------------------------------------------------------------- `display`
 
 
 class Display:
-    """What a cell shows, in order, and the functions for it.
+    """Rich output of a cell, in order, and the functions for it.
 
     Attributes:
         shown: a mapping from MIME types to data for each.
@@ -240,7 +240,7 @@ class Display:
 
 
 class DisplayHandle:
-    """What `display` returns where it was given a name for what it shows.
+    """Handle that `display` returns if it was given a name for what it shows.
 
     Attributes:
         display_id: the name.

@@ -157,12 +157,12 @@ def _file_id(about: os.stat_result) -> FileId:
 
 
 def _open_files() -> dict[int, os.stat_result]:
-    """The session's open descriptors, except its input, outputs and control socket."""
-    found = {}
+    """Return the session's open descriptors, except its input, outputs and control socket."""
+    files = {}
     for fd in range(harden.CONTROL_FD + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0]):
         with contextlib.suppress(OSError):
-            found[fd] = os.fstat(fd)
-    return found
+            files[fd] = os.fstat(fd)
+    return files
 
 
 def _name(fd: int) -> str:
@@ -259,15 +259,15 @@ def _renew_mappings(copied: dict[FileId, str]) -> None:
             mapped = file.readall()
     except FileNotFoundError:
         return  # see `Isolation.missing`
-    for found in _SHARED_MAPPING.finditer(mapped):
-        start, end, offset, major, minor = (int(found[one], 16) for one in (1, 2, 4, 5, 6))
-        path = copied.get((os.makedev(major, minor), int(found[7])))
-        access = sum(bit for letter, bit in zip(b"rwx", (_READ, _WRITE, _EXECUTE), strict=True) if letter in found[3])
+    for row in _SHARED_MAPPING.finditer(mapped):
+        start, end, offset, major, minor = (int(row[column], 16) for column in (1, 2, 4, 5, 6))
+        path = copied.get((os.makedev(major, minor), int(row[7])))
+        access = sum(bit for letter, bit in zip(b"rwx", (_READ, _WRITE, _EXECUTE), strict=True) if letter in row[3])
         if path is not None:
             fd = os.open(path, os.O_RDWR if access & _WRITE else os.O_RDONLY)
             _check(_libc.mmap(start, end - start, access, _SHARED | _FIXED, fd, offset))
             os.close(fd)
-        elif access & _READ and found[8].endswith(b"(deleted)"):
+        elif access & _READ and row[8].endswith(b"(deleted)"):
             size = end - start
             fresh = _libc.mmap(None, size, _READ | _WRITE, _SHARED | _ANONYMOUS, -1, 0)
             _check(fresh)

@@ -52,17 +52,17 @@ class _Program:
 
     def interests(self) -> list[tuple[int, int]]:
         """Return the descriptors to wait for, and for what."""
-        found = []
+        interests = []
         if self.master >= 0:
             reads = select.POLLIN if not self._to_broker else 0
             writes = select.POLLOUT if self._to_terminal else 0
             if reads or writes:
-                found.append((self.master, reads | writes))
+                interests.append((self.master, reads | writes))
             if self._to_broker:
-                found.append((self.target, select.POLLOUT))
+                interests.append((self.target, select.POLLOUT))
             if self.source >= 0 and not self._to_terminal:
-                found.append((self.source, select.POLLIN))
-        return found
+                interests.append((self.source, select.POLLIN))
+        return interests
 
     def relay(self) -> bool:
         """Pass on what can be passed on now. Returns whether the terminal's output is all passed on for now."""
@@ -183,7 +183,7 @@ class Launcher:
                 lent.callback(os.close, fd)
             argv = request["argv"]
             if isinstance(argv, str):
-                argv = [next((one for one in SHELLS if os.access(one, os.X_OK)), SHELLS[-1]), "-c", argv]
+                argv = [next((shell for shell in SHELLS if os.access(shell, os.X_OK)), SHELLS[-1]), "-c", argv]
             environment = {**self._environment, **request["env"]}
             cwd = self._folder(request)
             if request["pty"] is None:

@@ -93,10 +93,10 @@ class Notebook:
         loop: Any = self._loop
         if loop is None or loop.is_closed() or not hasattr(loop, "_selector"):
             return
-        watched, own = loop._selector, loop._ssock.fileno()
+        watched, wake_up = loop._selector, loop._ssock.fileno()
         loop._selector = type(watched)()
         for key in [*watched.get_map().values()]:
-            if key.fd != own:
+            if key.fd != wake_up:
                 with contextlib.suppress(OSError, ValueError):
                     loop._selector.register(key.fileobj, key.events, key.data)
         watched.close()
@@ -240,12 +240,13 @@ def _forget_our_frames(error: BaseException) -> None:
     left: list[BaseException | None] = [error]
     seen: set[int] = set()
     while left:
-        one = left.pop()
-        if one is None or id(one) in seen:
+        link = left.pop()
+        if link is None or id(link) in seen:
             continue
-        seen.add(id(one))
-        left += [one.__cause__, one.__context__, *(one.exceptions if isinstance(one, BaseExceptionGroup) else ())]
-        frame = one.__traceback__
+        seen.add(id(link))
+        members = link.exceptions if isinstance(link, BaseExceptionGroup) else ()
+        left += [link.__cause__, link.__context__, *members]
+        frame = link.__traceback__
         while frame is not None:
             inner = frame.tb_next
             while inner is not None and inner.tb_frame.f_code.co_filename.startswith(_OURS):

@@ -159,7 +159,7 @@ def _open_stream(fd: int, name: str, errors: str) -> io.TextIOWrapper:
 
 
 def _count_thread_exits() -> int:
-    """How many functions are registered to run when all threads end."""
+    """Return the number of functions that run when all threads have ended."""
     return len(getattr(threading, "_threading_atexits", ()))
 
 

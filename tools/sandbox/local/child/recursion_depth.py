@@ -25,7 +25,7 @@ def _known() -> bool:
 
 
 class RecursionDepth:
-    """Where the interpreter keeps the depth and the frame of this thread; in a forked process that is the same."""
+    """Finds where the interpreter keeps the depth and the frame of this thread. In a forked process it is the same."""
 
     def __init__(self) -> None:
         self._calls_left: ctypes.c_int | None = None
@@ -47,7 +47,7 @@ class RecursionDepth:
             self._calls_left.value = sys.getrecursionlimit() + _CALLS_BETWEEN - 1  # for leaving this one
 
     def frame_place(self) -> ctypes.c_void_p:
-        """Where the interpreter keeps the frame that is running.
+        """Return where the interpreter keeps the frame that is running.
 
         A caller that sets it to None, in a statement of its own, has the next code that it runs from C run without a
         caller. It must set it back before it calls anything of Python.
@@ -60,11 +60,11 @@ class RecursionDepth:
         return ctypes.c_void_p.from_address((at.value or 0) + self._inside)
 
     def _find_frame(self, limit_at: int) -> tuple[int, int]:
-        """The address of the frame's place; and, where that is of a structure, the offset in it. Zeros: not found."""
-        own = _address(sys._getframe())
+        """Return the address of the frame's place, and the offset if it is in a structure. Zeros: not found."""
+        frame = _address(sys._getframe())
         if sys.version_info >= (3, 13):
             words = (ctypes.c_size_t * (_INTS // 2)).from_address(self._state)
-            places = [place for place, word in enumerate(words) if word == own]
+            places = [place for place, word in enumerate(words) if word == frame]
             return (self._state + 8 * places[0], -1) if len(places) == 1 else (0, 0)
         if not limit_at or ctypes.sizeof(ctypes.c_void_p) != 8:
             return 0, 0
@@ -73,11 +73,11 @@ class RecursionDepth:
         chain = self._state + (4 * (limit_at + after) + 7) // 8 * 8
         structure = ctypes.c_size_t.from_address(chain).value
         noted = ctypes.c_size_t.from_address(structure + inside).value if structure else 0
-        return (chain, inside) if noted == own else (0, 0)
+        return (chain, inside) if noted == frame else (0, 0)
 
 
 def _changing(ints: ctypes.Array[ctypes.c_int]) -> int:
-    """Where the recursion limit is: at the number that changes with it, after the depth that is left. 0: not found."""
+    """Return where the limit is: at the number that changes with it, behind the depth that is left. 0: not found."""
     limit = sys.getrecursionlimit()
     places = set(range(1, len(ints)))
     try:

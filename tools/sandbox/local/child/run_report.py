@@ -1,4 +1,4 @@
-"""What a child reports of a run: where its files are, when user code begins, and how the program ended."""
+"""A child's reports of a run: where its files are, when user code begins, and how the program ended."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ class FileOperations:
 
 
 def _row(path: str, name: str) -> list[Any]:
-    """What `FileInfo` needs: name, kind, size, mode, time of change, and what a link points to."""
+    """Return the fields of a `FileInfo`."""
     about = os.lstat(path)
     kind = _KINDS.get(stat.S_IFMT(about.st_mode), "other")
     target = os.readlink(path) if kind == "link" else None

@@ -20,7 +20,7 @@ from toolgym.tools.sandbox.local.kernel import cgroup, landlock, seccomp, users
 
 
 class Level(enum.StrEnum):
-    """How strong the isolation is, strongest first."""
+    """Strength of the isolation, strongest first."""
 
     NAMESPACES = "namespaces"
     """Private root, processes, network, IPC, host name and users, with Landlock, seccomp and limits on top. Works as
@@ -36,7 +36,7 @@ ORDER = (Level.NAMESPACES, Level.UID, Level.LANDLOCK)
 
 @dataclass(frozen=True)
 class Isolation:
-    """What protects the host from a program.
+    """Protection of the host from a program.
 
     Attributes:
         level: the level in use.
@@ -121,8 +121,8 @@ def _groups() -> str:
     """Return version and controllers of the control groups that can be made, or why none can."""
     if sys.platform != "linux":
         return "not on this system"
-    place, why = cgroup.find()
-    return f"v{place.version}: {', '.join(place.folders)}" if place is not None else f"none ({why})"
+    parent, why = cgroup.find()
+    return f"v{parent.version}: {', '.join(parent.folders)}" if parent is not None else f"none ({why})"
 
 
 def missing(level: Level, layers: Mapping[str, Any], network: str) -> Iterator[str]:

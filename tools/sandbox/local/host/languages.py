@@ -1,4 +1,4 @@
-"""How programs of each language are compiled and run. The names are SandboxFusion's."""
+"""Languages: how programs of each are compiled and run. The names are SandboxFusion's."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Language:
 
     @property
     def absent(self) -> tuple[str, ...]:
-        """What it needs and lacks, a phrase each."""
+        """Phrases for what it needs and lacks."""
         return tuple(phrase for need in self.needs if (phrase := _lacks(need)))
 
     @property
@@ -105,15 +105,15 @@ class Language:
             OptionError: one of the files has the name that the language wants for the program itself.
         """
         source = self.source
-        if self.named_by_class and (found := _PUBLIC_CLASS.search(code)):
-            source = found[1] + os.path.splitext(source)[1]
+        if self.named_by_class and (public := _PUBLIC_CLASS.search(code)):
+            source = public[1] + os.path.splitext(source)[1]
         if self.begins.strip() not in code:
             head = re.match(self.head, code)
             at = head.end() if head else 0
             code = code[:at] + self.begins + code[at:]
         if files.get(source, code.encode("utf-8", "surrogatepass")) != code.encode("utf-8", "surrogatepass"):
-            said = f"the file {source!r} has the name that {self.name} wants for the program itself; give it another"
-            raise OptionError(said, "files", source)
+            why = f"the file {source!r} has the name that {self.name} wants for the program itself; give it another"
+            raise OptionError(why, "files", source)
         stem = unused_stem((source, *self.makes), files)
         names = {
             "go_module": packages.go_module(folder),
@@ -150,9 +150,9 @@ def _main_class(code: str) -> str:
     if app := _SCALA_APP.search(code):
         name = app[1]
     else:
-        before, found, _ = code.partition("def main(")
-        objects = _SCALA_OBJECT.findall(before if found else code)
-        name = objects[-1 if found else 0] if objects else "Main"
+        before, main, _ = code.partition("def main(")
+        objects = _SCALA_OBJECT.findall(before if main else code)
+        name = objects[-1 if main else 0] if objects else "Main"
     package = _SCALA_PACKAGE.search(code)
     return f"{package[1]}.{name}" if package else name
 

@@ -1,4 +1,4 @@
-"""Where an operator puts packages for the programs of a sandbox: one folder, with a subfolder for each language.
+"""An operator's packages for the programs of a sandbox: one folder, with a subfolder for each language.
 
 What each subfolder holds is in `docs/sandboxfusion.md`. Programs see the folder read-only, at its own path. Python's
 packages are those of the sandbox's interpreter.
@@ -34,10 +34,10 @@ def check(folder: str) -> str:
 def variables(folder: str | None) -> dict[str, str]:
     """Return the environment variables that let programs find packages; None: there is no such folder."""
     node = NODE_PATH if folder is None else (f"{folder}/node/node_modules", *NODE_PATH)
-    found = {"NODE_PATH": ":".join(node)}
+    environment = {"NODE_PATH": ":".join(node)}
     if folder is not None:
         lua = f"{folder}/lua/?"
-        found |= {
+        environment |= {
             "LUA_PATH": f"{lua}.lua;{lua}/init.lua;;",  # the two semicolons stand for the usual folders
             "LUA_CPATH": f"{lua}.so;;",
             "PERL5LIB": f"{folder}/perl/lib/perl5:{folder}/perl",
@@ -45,7 +45,7 @@ def variables(folder: str | None) -> dict[str, str]:
             "GEM_PATH": f"{folder}/ruby:",  # the colon at the end, for the usual ones
             "R_LIBS": f"{folder}/R",
         }
-    return found
+    return environment
 
 
 def jars(folder: str | None) -> str:

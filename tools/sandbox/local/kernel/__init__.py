@@ -1,1 +1,1 @@
-"""What the Linux kernel offers: system calls, namespaces, cgroups, Landlock, seccomp."""
+"""Offers of the Linux kernel: system calls, namespaces, cgroups, Landlock, seccomp."""

@@ -27,7 +27,6 @@ from toolgym.tools.sandbox.local.kernel.owner_tag import PATTERN, is_gone, owner
 
 CONTROLLERS = ("memory", "pids", "cpu")
 _NAME = re.compile(rf"toolgym-{PATTERN}-\d+")
-_LIMIT = {1: "memory.limit_in_bytes", 2: "memory.max"}
 REMOVE_TIMEOUT = 5.0
 """Seconds that the processes of a group may take to be gone."""
 
@@ -36,7 +35,7 @@ _numbers = itertools.count(1)
 
 @dataclass(frozen=True)
 class CgroupParent:
-    """Where groups may be made.
+    """Folders in which groups may be made.
 
     Attributes:
         version: of the control group interface, 1 or 2.
@@ -49,14 +48,14 @@ class CgroupParent:
 
 @functools.cache
 def find() -> tuple[CgroupParent | None, str]:
-    """Where this process may make groups that limit memory, and if nowhere, why. Stale groups there are removed."""
+    """Return where this process may make groups that limit memory, or why nowhere. Stale groups there are removed."""
     reasons = []
     for look in (_version_2, _version_1):
         try:
-            place = look()
-            for folder in set(place.folders.values()):
+            parent = look()
+            for folder in set(parent.folders.values()):
                 _sweep(folder)
-            return place, ""
+            return parent, ""
         except OSError as error:
             reasons.append(str(error))
     return None, "; ".join(reasons)
@@ -66,42 +65,44 @@ class ControlGroup:
     """The control group of one template process.
 
     Args:
-        place: where to make it.
+        parent: where to make it.
         owner: user and group id that may make groups in it.
 
     Raises:
         OSError: it cannot be made.
     """
 
-    def __init__(self, place: CgroupParent, owner: int | None) -> None:
-        self._place = place
+    def __init__(self, parent: CgroupParent, owner: int | None) -> None:
+        self._version = parent.version
         name = f"toolgym-{owner_tag(os.getpid())}-{next(_numbers)}"
-        self._folders = {controller: folder / name for controller, folder in place.folders.items()}
+        self._by_controller = {controller: folder / name for controller, folder in parent.folders.items()}
+        self._folders = list(dict.fromkeys(self._by_controller.values()))
         self._opened: list[int] = []
         try:
-            for folder in self._own():
+            for folder in self._folders:
                 folder.mkdir()
-            if place.version == 2:
-                (self._own()[0] / "cgroup.subtree_control").write_text(" ".join(f"+{name}" for name in self._folders))
-                (self._own()[0] / "main").mkdir()
+            if self._version == 2:
+                controllers = " ".join(f"+{controller}" for controller in self._by_controller)
+                (self._folders[0] / "cgroup.subtree_control").write_text(controllers)
+                (self._folders[0] / "main").mkdir()
             if owner is not None:
-                for folder in self._own():
+                for folder in self._folders:
                     os.chown(folder, owner, owner)
-                    if place.version == 2:
+                    if self._version == 2:
                         os.chown(folder / "cgroup.procs", owner, owner)
         except OSError:
             self._try_to_remove()
             raise
 
     def open(self) -> dict[str, object]:
-        """What `ChildCgroups` needs, with a descriptor for each controller; `close` them once they are inherited."""
-        fds = {name: os.open(path, os.O_RDONLY | os.O_DIRECTORY) for name, path in self._folders.items()}
+        """Return arguments for `ChildCgroups`, with a descriptor for each controller; `close` them once inherited."""
+        fds = {name: os.open(path, os.O_RDONLY | os.O_DIRECTORY) for name, path in self._by_controller.items()}
         self._opened = list(fds.values())
-        return {"version": self._place.version, "folders": fds}
+        return {"version": self._version, "folders": fds}
 
     @property
     def descriptors(self) -> list[int]:
-        """The descriptors that `open` returned."""
+        """Descriptors that `open` returned."""
         return self._opened
 
     def close(self) -> None:
@@ -120,16 +121,8 @@ class ControlGroup:
         while not self._try_to_remove() and time.monotonic() < deadline:
             yield 0.005
 
-    def remove(self) -> None:
-        """Do the same outside of a coroutine, and wait for it."""
-        for wait in self.removal():
-            time.sleep(wait)
-
-    def _own(self) -> list[Path]:
-        return list(dict.fromkeys(self._folders.values()))
-
     def _try_to_remove(self) -> bool:
-        return not [folder for folder in self._own() if not _remove(folder)]
+        return not [folder for folder in self._folders if not _remove(folder)]
 
 
 def _remove(folder: Path) -> bool:
@@ -250,11 +243,11 @@ def _controllers(folder: Path) -> list[str]:
             with contextlib.suppress(OSError):
                 (folder / "cgroup.subtree_control").write_text(f"+{name}")
     with _trial(folder) as group:
-        found = (group / "cgroup.controllers").read_text().split()
-        if "memory" not in found:
+        usable = (group / "cgroup.controllers").read_text().split()
+        if "memory" not in usable:
             raise OSError(f"{folder} passes no memory controller on")
         _move_something_into(group)
-    return [name for name in CONTROLLERS if name in found]
+    return [name for name in CONTROLLERS if name in usable]
 
 
 @contextlib.contextmanager

@@ -38,8 +38,8 @@ def sweep() -> None:
         for entry in entries:
             match = _NAME.fullmatch(entry.name)
             if match and is_gone(match):
-                found = entry.stat(follow_symlinks=False)
-                if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid():
+                about = entry.stat(follow_symlinks=False)
+                if stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid():
                     remove(entry.path)
 
 

@@ -20,7 +20,7 @@ BASE = "/w/new"
 
 @dataclass(frozen=True)
 class ForkRoot:
-    """What the copy of a session gets.
+    """The root of a session's copy.
 
     Attributes:
         root: descriptor of its root folder; the caller closes it.

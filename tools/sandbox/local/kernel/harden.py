@@ -1,4 +1,4 @@
-"""How a forked child hardens itself before any user code runs in it."""
+"""Hardening of a forked child, before any user code runs in it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _EMPTY_PATH = 0x1000
 
 @dataclass
 class Hardening:
-    """How children harden themselves; prepared once by the broker.
+    """Hardening of all children; prepared once by the broker.
 
     Attributes:
         namespaces: whether each child gets its own mount, ipc, uts, pid and user namespaces.
@@ -89,7 +89,7 @@ class Hardening:
     folders: tuple[str, ...] = ()
 
     def batches(self, slot: int, folder: str) -> list[SyscallBatch]:
-        """The calls that harden a child for good, prepared before the fork; to be made in this order.
+        """Return the calls that harden a child for good, prepared before the fork; to be made in this order.
 
         The process that makes them has its control socket as `CONTROL_FD`; they close all else above standard error. If
         one fails, the child must end: nothing may run in a child that is hardened in part.
@@ -171,7 +171,7 @@ class Hardening:
         return "/tmp/work" if self.below_tmp else "/tmp"
 
     def drop_capabilities(self) -> SyscallBatch:
-        """The calls that drop a run's last capability: only a session may have to change its root one day."""
+        """Return the calls that drop a run's last capability: only a session may have to change its root one day."""
         batch = SyscallBatch()
         if self.namespaces:
             _keep_capabilities(batch, 0)

@@ -48,7 +48,7 @@ _MOUNT_POINTS = ("/mnt", "/media", "/srv", "/run", "/tmp")
 
 @dataclass(frozen=True)
 class Jailed:
-    """What `enter` gave.
+    """The outcome of `enter`.
 
     Attributes:
         pid: in the calling process, the id of the jailed one; 0 in the jailed one itself.
@@ -132,15 +132,21 @@ def enter(
     else:
         # Mounts that came along are locked in a new user namespace; a root to pivot to must not be.
         syscalls.mount(root, root, None, syscalls.MS_BIND | syscalls.MS_REC)
+    fresh_proc = _change_root(root)
+    os.write(done, b"p" if fresh_proc else b"-")
+    os.close(done)
+    return Jailed(0, fresh_proc, pid_namespace, host_proc)
+
+
+def _change_root(root: str) -> bool:
+    """Make a folder the root, read-only, and leave the old one. Returns whether /proc is that of this namespace."""
     fresh_proc = _mount_proc(root)
     os.chdir(root)
     syscalls.pivot_root(".", ".")  # the old root now lies on top of the new one
     syscalls.detach(".")
     os.chdir("/")
     _remount("/", syscalls.MS_RDONLY | syscalls.MS_NOSUID | syscalls.MS_NODEV)
-    os.write(done, b"p" if fresh_proc else b"-")
-    os.close(done)
-    return Jailed(0, fresh_proc, pid_namespace, host_proc)
+    return fresh_proc
 
 
 def becomes_another() -> bool:
@@ -249,9 +255,9 @@ def part_of_world(folder: str, read_only: Iterable[str]) -> str | None:
         read_only: as for `enter`.
     """
     for path in (*outermost(read_only), *_OWN_FOLDERS):
-        own = f"/{path.split('/')[1]}" if path in _OWN_FOLDERS else path
-        if f"{folder}/".startswith(f"{own}/") or f"{own}/".startswith(f"{folder}/"):
-            return own
+        part = f"/{path.split('/')[1]}" if path in _OWN_FOLDERS else path
+        if f"{folder}/".startswith(f"{part}/") or f"{part}/".startswith(f"{folder}/"):
+            return part
     return None
 
 

@@ -258,7 +258,7 @@ def child_filter(
     else:
         parts.append(_when("socket", _DENY))
     ioctls = _IOCTLS if reserve else (*_IOCTLS, *_RESERVING)
-    parts.append(_when_arg("ioctl", _ARG1_AT, [(_EQUAL, one) for one in ioctls], deny_on_match=True))
+    parts.append(_when_arg("ioctl", _ARG1_AT, [(_EQUAL, command) for command in ioctls], deny_on_match=True))
     if not reserve:
         parts.append(_when("fallocate", _UNSUPPORTED))  # the C library then writes zeros, which takes time
     parts += [_when(name, _PRETEND) for name in frozen]
@@ -275,7 +275,8 @@ def child_filter(
         for name in _SIGNALLING:
             parts.append(_when_arg(name, _ARG0_AT, [(_EQUAL, _OWN_ID), (_EQUAL, 0)], deny_on_match=False))
         parts.append(_when("pidfd_send_signal", _DENY))
-        parts.append(_when_arg("fcntl", _ARG1_AT, [(_EQUAL, one) for one in _SIGNAL_OWNERS], deny_on_match=True))
+        tests = [(_EQUAL, command) for command in _SIGNAL_OWNERS]
+        parts.append(_when_arg("fcntl", _ARG1_AT, tests, deny_on_match=True))
     if own_only:
         parts += [_unless_own(name, arguments) for name, arguments in _OWN.items()]
     denied = [name for name in OUTER_NEEDS if not (chroot and name == "chroot")]
@@ -370,8 +371,8 @@ def _unless_own(name: str, arguments: Sequence[int]) -> bytes:
     return _instruction(_EQUAL, 0, len(body) // 8, _number(name)) + body
 
 
-def _keeping_limit(name: str, offset: int, given: int | None, kind: int, verdict: int) -> bytes:
-    """Do nothing, with this verdict, where a call would change a limit.
+def _keeping_limit(name: str, offset: int, new_value: int | None, kind: int, verdict: int) -> bytes:
+    """Do nothing, with this verdict, if a call would change a limit.
 
     That of core dumps, because with a lower one than `harden.NO_CORE`, a program that crashes would be handed to the
     machine's handler of cores. That of processes, because the hard one is higher, see `harden.MOST_FORKS`.
@@ -379,17 +380,17 @@ def _keeping_limit(name: str, offset: int, given: int | None, kind: int, verdict
     Args:
         name: of the call.
         offset: of the argument that names the limit.
-        given: offset of the argument that points to the new value; None: there always is one.
+        new_value: offset of the argument that points to the new value; None: there always is one.
         kind: of limit.
         verdict: what the call returns.
     """
     number = _number(name)
     if number < 0:
         return b""
-    ask = [_instruction(_LOAD, 0, 0, offset), _instruction(_EQUAL, 0, 1 if given is None else 5, kind)]
-    if given is not None:
-        ask += [_instruction(_LOAD, 0, 0, given), _instruction(_EQUAL, 0, 2, 0)]
-        ask += [_instruction(_LOAD, 0, 0, given + 4), _instruction(_EQUAL, 1, 0, 0)]
+    ask = [_instruction(_LOAD, 0, 0, offset), _instruction(_EQUAL, 0, 1 if new_value is None else 5, kind)]
+    if new_value is not None:
+        ask += [_instruction(_LOAD, 0, 0, new_value), _instruction(_EQUAL, 0, 2, 0)]
+        ask += [_instruction(_LOAD, 0, 0, new_value + 4), _instruction(_EQUAL, 1, 0, 0)]
     ask += [_instruction(_RETURN, 0, 0, verdict), _instruction(_LOAD, 0, 0, _NUMBER_AT)]
     return _instruction(_EQUAL, 0, len(ask), number) + b"".join(ask)
 

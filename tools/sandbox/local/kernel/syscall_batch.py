@@ -77,10 +77,10 @@ class SyscallBatch:
             expect: its result; see `ANY` and `IGNORE_ERRORS`.
             about: for the error's text.
         """
-        words = [_NUMBERS[name][_INDEX], *(self._word(one) for one in arguments)]
+        words = [_NUMBERS[name][_INDEX], *(self._word(argument) for argument in arguments)]
         words += [0] * (7 - len(words))
-        one, two, three, four, five, six, seven = words
-        self._calls.append((expect, one, two, three, four, five, six, seven))
+        number, a, b, c, d, e, f = words
+        self._calls.append((expect, number, a, b, c, d, e, f))
         self._names.append(f"{name} {about}".strip())
 
     def run(self) -> None:

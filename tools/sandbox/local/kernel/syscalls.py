@@ -112,22 +112,22 @@ def end_processes(*pids: int) -> None:
 
 
 def thread_id_address() -> int:
-    """Where the C library keeps the id of this process's only thread; a fork that it does not make has to set it.
+    """Return where the C library keeps the id of this process's only thread; a fork of our own has to set it.
 
-    The place is not public, so it is looked for: it lies in the thread's own structure, holds the id, and holds the new
-    id in a process that the library forks.
+    The place is not public, so it is looked for: it lies in the thread's structure, holds the id, and holds the new id
+    in a process that the library forks.
 
     Raises:
         OSError: it is not to be found, or the processor is unknown.
     """
     libc.pthread_self.restype = ctypes.c_void_p
     words = (ctypes.c_int * 255).from_address(libc.pthread_self())
-    own = threading.get_native_id()
-    places = [place for place, word in enumerate(words) if word == own]
+    thread = threading.get_native_id()
+    places = [place for place, word in enumerate(words) if word == thread]
     pid = os.fork()
     if pid == 0:
-        found = [place for place in places if words[place] == os.getpid()]
-        os._exit(found[0] if len(found) == 1 else 255)
+        places = [place for place in places if words[place] == os.getpid()]
+        os._exit(places[0] if len(places) == 1 else 255)
     place = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     if place not in places or _CLONE < 0:
         raise OSError(errno.ENOSYS, f"this C library's threads, on {MACHINE}, are unknown")

@@ -47,20 +47,20 @@ def known(first: int, count: int = 1) -> bool:
 
 
 def pool() -> range | None:
-    """The range of user ids for programs here; None: there is none."""
-    return next((one for one in POOLS if known(one.start, len(one))), None)
+    """Return the range of user ids for programs here; None: there is none."""
+    return next((ids for ids in POOLS if known(ids.start, len(ids))), None)
 
 
 def take() -> int:
-    """The first of `SPAN` user ids for one template process, which no other one of this process gets.
+    """Return the first of `SPAN` user ids for one template process, which no other one of this process gets.
 
     Raises:
         OSError: there is no range for them.
     """
-    found = pool()
-    if found is None:
+    ids = pool()
+    if ids is None:
         raise OSError("this user namespace knows too few users")
-    return found.start + next(_numbers(os.getpid())) % (len(found) // SPAN) * SPAN
+    return ids.start + next(_numbers(os.getpid())) % (len(ids) // SPAN) * SPAN
 
 
 def end(uid: int, first: int) -> None:

@@ -64,12 +64,12 @@ the pages that it has written to can be seen."""
 
 @dataclass(frozen=True)
 class ChildSpec:
-    """What all children of a template process have in common.
+    """Recipe for all children of a template process.
 
     Attributes:
-        hardening: how each hardens itself.
-        work: folder where each gets a working folder, where it has no file system of its own.
-        output_bytes: how much of each stream is kept.
+        hardening: of each.
+        work: folder where each gets a working folder, if it has no file system of its own.
+        output_bytes: bytes of each stream that are kept.
         pid_namespace: descriptor of the broker's own pid namespace, where each child gets one; -1: it gets none.
         cgroups: control groups for them; None: there are none.
     """

@@ -1,0 +1,296 @@
+"""Children's use of memory, processors and disk, read from a /proc that shows them and from their folders.
+
+Where the jail may mount no /proc of its own (parts of the host's are masked), the broker uses the host's: it kept a
+descriptor of it, and reads each child's number there from its own `fdinfo`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import stat
+from collections.abc import Iterable, Sequence
+
+from toolgym.tools.sandbox.local.kernel import syscalls
+
+PAGE = resource.getpagesize()
+
+MAX_DEPTH = 200
+"""A folder nested deeper than this counts as over the limit: it cannot be counted."""
+
+RESERVE = 1 << 30
+"""Bytes of the file system to leave free, whichever program fills it; half of what is free, where that is less."""
+
+_AWAKE = "RD"
+"""States of threads that run or wait for a processor, and of those that wait for a disk. Source: `proc_pid_stat(5)`."""
+
+# ---------------------------------------------------------------------- processes and memory
+
+
+def own_pages(proc: int) -> tuple[int, int]:
+    """Return pages of this process: resident, and private (data and stack)."""
+    words = _read(proc, "self/statm").split()
+    return int(words[1]), int(words[5])
+
+
+def number(proc: int, pidfd: int) -> int:
+    """Return the number in a /proc of the process behind a handle; 0: it is gone, or not visible there."""
+    try:
+        text = _read(proc, f"self/fdinfo/{pidfd}")
+    except OSError:
+        return 0
+    return max(0, int(text.partition("Pid:")[2].split()[0]))
+
+
+def number_here(proc: int, pidfd: int) -> int:
+    """Return the broker's number of the process behind a handle, which has another pid namespace; 0: it is gone."""
+    words = _read(proc, f"self/fdinfo/{pidfd}").partition("NSpid:")[2].split()
+    return int(words[-2]) if len(words) > 1 else 0
+
+
+def child_handle(proc: int, parent: int, claimed: int) -> int:
+    """Return a handle of a process's child, given the number that the process claims for it. The claim may be a lie.
+
+    Args:
+        proc: a /proc that shows both.
+        parent: the process's number in that /proc.
+        claimed: the child's number in the pid namespace of both, as the process says.
+
+    Raises:
+        ProcessLookupError: it has no such child.
+        OSError: likewise, or there are no more descriptors.
+    """
+    for child in _children(proc, parent):
+        # Its numbers from the namespace of that /proc down to its own; the last but one is valid in the broker's.
+        words = _read(proc, f"{child}/status").partition("NSpid:")[2].partition("\n")[0].split()
+        if len(words) > 1 and int(words[-1]) == claimed:
+            handle = os.pidfd_open(int(words[-2]))
+            # The number may have gone to another process: the handle is right only if it is of the child that was seen.
+            if number(proc, handle) == child and child in _children(proc, parent):
+                return handle
+            os.close(handle)
+    raise ProcessLookupError(f"no child {claimed}")
+
+
+def tree(proc: int, pid: int) -> list[int]:
+    """Return a process and all below it."""
+    pids = [pid]
+    for parent in pids:
+        pids += _children(proc, parent)
+    return pids
+
+
+def _children(proc: int, parent: int) -> list[int]:
+    children: list[int] = []
+    with contextlib.suppress(OSError):  # it is gone, or has ended
+        tasks = os.open(f"{parent}/task", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=proc)
+        try:
+            for task in os.listdir(tasks):
+                children += map(int, _read(tasks, f"{task}/children").split())
+        finally:
+            os.close(tasks)
+    return children
+
+
+def used_bytes(proc: int, pids: Iterable[int], shared_pages: int) -> int:
+    """Return resident bytes of processes, each less the pages that it shares with the zygote."""
+    return sum(max(0, _resident_pages(proc, pid) - shared_pages) for pid in pids) * PAGE
+
+
+def own_bytes(proc: int, pids: Sequence[int], known: dict[int, tuple[list[str], int]]) -> int:
+    """Return bytes of processes where a page that several share counts once, as the kernel divides it (`Pss`).
+
+    That takes milliseconds for each process: it is read only for those with page faults since the last time.
+
+    Args:
+        proc: a /proc that shows them.
+        pids: of all of them.
+        known: of each, its page faults and bytes the last time; is brought up to date.
+
+    Raises:
+        OSError: this process may not look into another's memory, or that one is gone.
+    """
+    last = dict(known) if set(known) <= set(pids) else {}  # where one has ended, the others' shares are larger now
+    known.clear()
+    for pid in pids:
+        words = _read(proc, f"{pid}/stat").rpartition(")")[2].split()
+        faults = [words[7], words[9]]
+        known[pid] = last.get(pid, ([], 0))
+        if known[pid][0] != faults:
+            text = _read(proc, f"{pid}/smaps_rollup")
+            known[pid] = faults, int(text.partition("\nPss:")[2].split()[0]) << 10
+    return sum(size for _, size in known.values())
+
+
+def _resident_pages(proc: int, pid: int) -> int:
+    try:
+        return int(_read(proc, f"{pid}/statm").split()[1])
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
+def _read(proc: int, name: str) -> str:
+    fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
+    try:
+        parts = []
+        while part := os.read(fd, 65536):
+            parts.append(part)
+            if len(part) < 4096:
+                break
+        return b"".join(parts).decode("ascii", "replace")
+    finally:
+        os.close(fd)
+
+
+# ---------------------------------------------------------------------- sleep
+
+
+def asleep(proc: int, pid: int) -> bool:
+    """Whether no thread of a process and of those below it runs, waits for a processor, or waits for a disk.
+
+    Args:
+        proc: descriptor of a /proc that shows them.
+        pid: the process's number there.
+    """
+    pending = [pid]
+    try:
+        for process in pending:
+            if _awake(proc, f"{process}/stat"):  # its first thread: if a program computes, it is nearly always that
+                return False
+            tasks = os.open(f"{process}/task", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=proc)
+            try:
+                for task in os.listdir(tasks):
+                    if _awake(tasks, f"{task}/stat"):
+                        return False
+                    pending += map(int, _read(tasks, f"{task}/children").split())
+            finally:
+                os.close(tasks)
+    except OSError:  # one ended a moment ago
+        return False
+    return True
+
+
+def _awake(folder: int, name: str) -> bool:
+    return _read(folder, name).rpartition(")")[2][1:2] in _AWAKE
+
+
+# ---------------------------------------------------------------------- disk
+
+
+class OverdrawnError(Exception):
+    """A program keeps more than its limit, or what it keeps cannot be counted."""
+
+
+class Account:
+    """Adds up blocks and files."""
+
+    def __init__(self, most_bytes: int, most_files: int) -> None:
+        self._most_bytes, self._most_files = most_bytes, most_files
+        self.bytes = self.files = 0
+        self._seen: set[tuple[int, int]] = set()
+
+    def add(self, about: os.stat_result) -> None:
+        """Count a file or folder, once however many names it has.
+
+        Raises:
+            OverdrawnError: that was too much.
+        """
+        if about.st_nlink != 1 and not stat.S_ISDIR(about.st_mode):
+            key = about.st_dev, about.st_ino
+            if key in self._seen:
+                return
+            self._seen.add(key)
+        self.files += 1
+        self.bytes += about.st_blocks * 512
+        if self.bytes > self._most_bytes or self.files > self._most_files:
+            raise OverdrawnError
+
+
+def over_disk_limit(
+    folder: str, most_bytes: int, most_files: int, proc: int, processes: Iterable[int], *, owner: int
+) -> bool:
+    """Whether a program keeps more than it may on a disk that it shares with the host.
+
+    Counted are the files in the program's folder, and those that the program deleted and still holds open. A count ends
+    as soon as it is over the limit, so it costs at most one `stat` per file allowed. A program can hide deleted files:
+    by mapping them into memory and closing them, or with a process that no other may look into. So the watchdog also
+    watches the free space of the file system.
+
+    Args:
+        folder: its working folder, which may change during the count.
+        most_bytes: allowed, counted in blocks as the disk does.
+        most_files: files and folders allowed.
+        proc: a /proc that shows its processes.
+        processes: their numbers there.
+        owner: their user id, which this process takes on to look into them; 0: they have its own.
+    """
+    account = Account(most_bytes, most_files)
+    try:
+        top = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        device = os.fstat(top).st_dev
+        _count(top, account, 0)
+        with syscalls.files_as(owner) if owner else contextlib.nullcontext():
+            for pid in processes:
+                _count_deleted(proc, pid, device, account)
+    except OverdrawnError:
+        return True
+    finally:
+        os.close(top)
+    return False
+
+
+def free_disk(folder: str) -> tuple[int, int]:
+    """Return bytes and files that the file system of a folder has room for; 0 files if it has no such number."""
+    about = os.statvfs(folder)
+    return about.f_bavail * about.f_frsize, about.f_favail
+
+
+def _count(folder: int, account: Account, depth: int) -> None:
+    if depth > MAX_DEPTH:
+        raise OverdrawnError
+    try:
+        entries = os.scandir(folder)
+    except OSError:
+        return
+    inner = []
+    with entries:
+        for entry in entries:
+            try:
+                about = entry.stat(follow_symlinks=False)
+            except OSError:
+                continue
+            account.add(about)
+            if stat.S_ISDIR(about.st_mode):
+                inner.append(entry.name)
+    for name in inner:
+        try:
+            fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+        except OSError:
+            continue
+        try:
+            _count(fd, account, depth + 1)
+        finally:
+            os.close(fd)
+
+
+def _count_deleted(proc: int, pid: int, device: int, account: Account) -> None:
+    try:
+        descriptors = os.open(f"{pid}/fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=proc)
+    except OSError:
+        return
+    try:
+        for name in os.listdir(descriptors):
+            try:
+                about = os.stat(name, dir_fd=descriptors)
+            except OSError:
+                continue
+            if about.st_nlink == 0 and about.st_dev == device and stat.S_ISREG(about.st_mode):
+                account.add(about)
+    except OSError:
+        return
+    finally:
+        os.close(descriptors)
