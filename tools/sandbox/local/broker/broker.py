@@ -58,12 +58,12 @@ class Broker:
     Args:
         host: the socket to the host.
         spec: how children are made.
-        zygote: a socket to the process that has the libraries loaded and forks the children.
+        zygote: a socket to the process that forks them.
         zygote_pid: its process id.
         warm: how many children wait, forked ahead.
         can_fork: whether programs may start processes.
         monitor: how children are watched.
-        ready: what the zygote said when it had its libraries loaded.
+        ready: the zygote's first message.
     """
 
     def __init__(

@@ -13,13 +13,9 @@ from toolgym.tools.sandbox.local.protocol import frames
 
 
 class HostLink:
-    """Takes requests and sends answers. When the host is gone, this process ends, and its children with it.
+    """Takes requests and sends answers. When the host is gone, this process calls `on_end`, and ends with its children.
 
-    Args:
-        end: the socket.
-        reactor: tells when there is something to read.
-        operations: what is called with each request, a `messages.HostMessage`, by its `op`.
-        on_end: called when the host is gone, before this process ends.
+    `operations` are called with each request, a `messages.HostMessage`, by its `op`.
     """
 
     def __init__(

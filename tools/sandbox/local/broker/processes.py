@@ -39,11 +39,7 @@ MAX_CODE = 1 << 31
 class Processes:
     """All programs of all sessions.
 
-    Args:
-        host: gets the answers.
-        reactor: tells when there is something to read.
-        output_bytes: bytes of each stream that are kept until the host asks for them.
-        drop: ends a session.
+    `output_bytes` of each stream are kept until the host asks for them; `drop` ends a session.
     """
 
     def __init__(

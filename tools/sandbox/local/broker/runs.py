@@ -36,13 +36,6 @@ MAX_REASONS = 100
 class Runs:
     """Takes the notes of children that run a program, and answers the host.
 
-    Args:
-        host: gets the answers.
-        pool: of the children.
-        deadlines: of their channels.
-        spec: how children are made.
-        monitor: how they are watched.
-
     Attributes:
         running: the channels of all runs, by the id of the request.
     """

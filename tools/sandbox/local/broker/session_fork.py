@@ -33,15 +33,8 @@ MAX_REASON = 1000
 class Forks:
     """Carries out forks.
 
-    Args:
-        host: gets the answers.
-        reactor: for the channels of copies.
-        spec: of all children.
-        proc: a /proc that shows them.
-        watchdog: knows how much memory is left.
-        processes: the programs of all sessions.
-        adopt: takes over a copy's channel, whose request is the fork's.
-        drop: ends a copy.
+    `proc` is a descriptor of a /proc that shows all children. `adopt` takes over a copy's channel, whose request is the
+    fork's, and `drop` ends a copy.
     """
 
     def __init__(

@@ -18,9 +18,6 @@ from toolgym.tools.sandbox.local.host.isolation import Level
 from toolgym.tools.sandbox.local.protocol import messages
 from toolgym.tools.sandbox.processes import MAX_INPUT, Command, Process, ProcessOutput, ProcessRequest, ProcessState
 
-START = 30.0
-"""Seconds that starting a program may take."""
-
 SLACK = 5.0
 """Seconds beyond a program's deadline until the broker has killed it, or its session."""
 
@@ -30,10 +27,6 @@ NO_PROGRAM, NOT_EXECUTABLE = 127, 126
 
 class ProgramOwner(Protocol):
     """The part of a session that its programs need."""
-
-    @property
-    def id(self) -> str:
-        """The session's name."""
 
     async def launch(self, request: messages.StartMessage) -> dict[str, Any]:
         """Return the broker's answer to starting a program."""
@@ -105,7 +98,6 @@ class Programs:
     def _request(self, command: Command, data: bytes, *, eof: bool, deadline: float | None) -> messages.StartMessage:
         return {
             "op": "start",
-            "session": self._owner.id,
             "process": uuid.uuid4().hex,
             "argv": command.argv,
             "cwd": command.cwd,
@@ -114,7 +106,6 @@ class Programs:
             "deadline": deadline,
             "data": data,
             "eof": eof,
-            "timeout": START,
         }
 
     async def _launch(self, request: messages.StartMessage) -> dict[str, Any]:
@@ -128,13 +119,13 @@ class Programs:
         """Feed a program that runs, and wait for its end. The broker kills it at its deadline."""
         until = time.monotonic() + timeout + SLACK
         for at in range(0, len(stdin), MAX_INPUT):
-            request = _message(self._owner, name, wait=max(0.0, until - time.monotonic()))
+            request = _message(name, wait=max(0.0, until - time.monotonic()))
             request["until"] = "stdin"
             request["data"], request["eof"] = stdin[at : at + MAX_INPUT], at + MAX_INPUT >= len(stdin)
             answer = await self._owner.request(request, slot=slot)
             if not answer.get("running"):
                 break
-        last = _message(self._owner, name, wait=max(0.0, until - time.monotonic()))
+        last = _message(name, wait=max(0.0, until - time.monotonic()))
         last["until"], last["read"], last["forget"] = "exit", True, True
         answer = await self._owner.request(last, slot=slot)
         output = _output(answer)
@@ -175,7 +166,7 @@ class LocalProcess(Process):
     async def ask(self, request: ProcessRequest) -> ProcessState:
         if self._closed:
             raise SandboxError("the handle of the process is closed")
-        message = _message(self._owner, self._name, wait=request.wait)
+        message = _message(self._name, wait=request.wait)
         message["read"], message["eof"], message["forget"] = request.read, request.close_stdin, request.forget
         if request.data:
             message["data"] = request.data
@@ -201,13 +192,13 @@ class LocalProcess(Process):
             _abandon(self._owner, self._name)
 
 
-def _message(owner: ProgramOwner, name: str, *, wait: float) -> messages.ProcessMessage:
-    return {"op": "process", "session": owner.id, "process": name, "wait": wait, "timeout": wait}
+def _message(name: str, *, wait: float) -> messages.ProcessMessage:
+    return {"op": "process", "process": name, "wait": wait, "timeout": wait}
 
 
 def _abandon(owner: ProgramOwner, name: str) -> None:
     """Have a program killed and forgotten."""
-    request = _message(owner, name, wait=0.0)
+    request = _message(name, wait=0.0)
     request["signal"], request["forget"] = int(signal.SIGKILL), True
     owner.send(request)
 

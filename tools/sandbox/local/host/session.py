@@ -136,9 +136,7 @@ class LocalSession(Session):
     async def run_cell(self, code: str, *, timeout: float = 30.0) -> CellResult:
         seconds = positive("timeout", timeout)
         async with self._lock, self._opened.cpu_slots.permit() as slot:
-            answer = await self.request(
-                {"op": "cell", "session": self._id, "code": code, "timeout": seconds}, slot=slot, settle=GRACE
-            )
+            answer = await self.request({"op": "cell", "code": code, "timeout": seconds}, slot=slot, settle=GRACE)
         cell = answer.get("answer") or {}
         error = _cell_error(cell.get("error"))
         status = ExecutionStatus(answer["status"])
@@ -189,6 +187,8 @@ class LocalSession(Session):
         """
         if self._user is not None:
             self._user.check_open()
+        request["session"] = self._id
+        request.setdefault("timeout", START_SESSION)
         answer: dict[str, Any] = {"status": "sandbox_error", "alive": False, "message": "the session is gone"}
         if self.alive:
             patience = request["timeout"] + GRACE
@@ -212,6 +212,7 @@ class LocalSession(Session):
     def send(self, request: SessionMessage) -> None:
         """Send a request without waiting for its answer."""
         if self.alive:
+            request["session"] = self._id
             self._template.send(request)
 
     async def write_file(self, name: str, data: bytes) -> None:
@@ -220,14 +221,7 @@ class LocalSession(Session):
             for at in range(0, max(len(data), 1), CHUNK):
                 await self._ask_files(
                     f"the file {name!r} cannot be written in the session",
-                    {
-                        "op": "write",
-                        "session": self._id,
-                        "name": name,
-                        "at": at,
-                        "data": bytes(data[at : at + CHUNK]),
-                        "timeout": START_SESSION,
-                    },
+                    {"op": "write", "name": name, "at": at, "data": bytes(data[at : at + CHUNK])},
                 )
 
     async def read_file(self, name: str) -> bytes:
@@ -237,17 +231,7 @@ class LocalSession(Session):
         async with self._lock:
             while True:
                 what = f"the file {name!r} cannot be read in the session"
-                answer = await self._ask_files(
-                    what,
-                    {
-                        "op": "read",
-                        "session": self._id,
-                        "name": name,
-                        "at": size,
-                        "most": CHUNK,
-                        "timeout": START_SESSION,
-                    },
-                )
+                answer = await self._ask_files(what, {"op": "read", "name": name, "at": size, "most": CHUNK})
                 data = answer.get("data")
                 if not isinstance(data, bytes):
                     raise SandboxError(f"{what}: its program answered in place of its interpreter")
@@ -262,14 +246,7 @@ class LocalSession(Session):
         async with self._lock:
             answer = await self._ask_files(
                 f"{action} {name!r} fails in the session",
-                {
-                    "op": "files",
-                    "session": self._id,
-                    "what": action,
-                    "name": name,
-                    "rest": dict(rest),
-                    "timeout": START_SESSION,
-                },
+                {"op": "files", "what": action, "name": name, "rest": dict(rest)},
             )
         try:
             return read_listing(json.loads(answer.get("data") or b"[]"))
@@ -280,14 +257,7 @@ class LocalSession(Session):
         async with self._lock:
             answer = await self._ask_files(
                 f"the folder {name!r} cannot be read in the session",
-                {
-                    "op": "pack",
-                    "session": self._id,
-                    "name": name,
-                    "names": list(names),
-                    "most": 2 * BATCH,
-                    "timeout": START_SESSION,
-                },
+                {"op": "pack", "name": name, "names": list(names), "most": 2 * BATCH},
             )
         return split(answer.get("sizes"), answer.get("data"), len(names))
 
@@ -295,14 +265,7 @@ class LocalSession(Session):
         async with self._lock:
             await self._ask_files(
                 f"the folder {name!r} cannot be written in the session",
-                {
-                    "op": "unpack",
-                    "session": self._id,
-                    "name": name,
-                    "rows": [*rows],
-                    "data": data,
-                    "timeout": START_SESSION,
-                },
+                {"op": "unpack", "name": name, "rows": [*rows], "data": data},
             )
 
     async def _ask_files(self, what: str, request: FileMessage) -> dict[str, Any]:
@@ -352,9 +315,7 @@ class LocalSession(Session):
         into = uuid.uuid4().hex
         self._has_launcher = False  # its next program is for a new launcher
         try:
-            answer = await self.request(
-                {"op": "fork", "session": self._id, "into": into, "timeout": START_SESSION}, settle=GRACE
-            )
+            answer = await self.request({"op": "fork", "into": into}, settle=GRACE)
         except (asyncio.CancelledError, SandboxClosedError):
             self._template.send(CloseMessage(op="close", session=into))  # it may be there already
             raise

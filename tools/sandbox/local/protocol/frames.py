@@ -33,29 +33,20 @@ REPORTED_LIMITS = ("memory_limit", "file_limit", "disk_limit")
 """Statuses of limits that a program or cell may report to have met; a lie would gain it nothing."""
 
 _READ_SIZE = 64 * 1024
+_MAX_READ = 1 << 20
 
 _to_json = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class AnswerChunk(NamedTuple):
-    """Some bytes of a child's answer.
-
-    Attributes:
-        data: the bytes.
-        last: whether the answer ends with them.
-    """
+    """Some bytes of a child's answer, and whether the answer ends with them."""
 
     data: bytes
     last: bool
 
 
 class DataChunk(NamedTuple):
-    """Some bytes that belong to an answer of the broker.
-
-    Attributes:
-        number: id of the request.
-        data: the bytes.
-    """
+    """Some bytes that belong to the answer of the broker to the request with this id."""
 
     number: int
     data: bytes
@@ -234,18 +225,14 @@ def receive(fd: int) -> dict[str, Any] | None:
 
     The broker sends the next frame only when this one is answered, so there is never more than one to read.
     """
-    data = os.read(fd, _READ_SIZE)
-    if len(data) < HEADER.size:
-        more = _read_exactly(fd, HEADER.size - len(data)) if data else None
-        if more is None:
+    data, missing = bytearray(), HEADER.size
+    while missing:
+        part = os.read(fd, min(max(missing, _READ_SIZE), _MAX_READ))
+        if not part:
             return None
-        data += more
-    missing = HEADER.size + HEADER.unpack_from(data)[0] - len(data)
-    if missing:
-        more = _read_exactly(fd, missing)
-        if more is None:
-            return None
-        data += more
+        data += part
+        size = HEADER.unpack_from(data)[0] if len(data) >= HEADER.size else 0
+        missing = HEADER.size + size - len(data)
     message: dict[str, Any] = marshal.loads(memoryview(data)[HEADER.size :])
     return message
 
@@ -259,14 +246,3 @@ def requests(inbox: bytearray) -> Iterator[dict[str, Any]]:
         message: dict[str, Any] = marshal.loads(inbox[HEADER.size : end])
         del inbox[:end]
         yield message
-
-
-def _read_exactly(fd: int, count: int) -> bytes | None:
-    parts = []
-    while count:
-        part = os.read(fd, min(count, 1 << 20))
-        if not part:
-            return None
-        parts.append(part)
-        count -= len(part)
-    return b"".join(parts)

@@ -92,22 +92,23 @@ class OpenMessage(TypedDict):
     tries: NotRequired[int]
 
 
-class _SessionRequest(TypedDict):
+class _SessionMessage(TypedDict):
     id: NotRequired[int]
-    session: str
-    timeout: float
+    session: NotRequired[str]
+    """Its name; set by `LocalSession`, and so is `timeout`, in seconds, unless the message has one."""
+    timeout: NotRequired[float]
     cancelled: NotRequired[bool]
     """Whether the host has given the request up; set by the broker."""
 
 
-class CellMessage(_SessionRequest):
+class CellMessage(_SessionMessage):
     """Run a cell."""
 
     op: Literal["cell"]
     code: str
 
 
-class StartMessage(_SessionRequest):
+class StartMessage(_SessionMessage):
     """Start a program beside the interpreter, and give it the name `process`, which the host chose.
 
     Its standard input gets `data`, and ends with it where `eof` is true. `argv` that is one text is for a shell. `pty`:
@@ -125,7 +126,7 @@ class StartMessage(_SessionRequest):
     eof: bool
 
 
-class ProcessMessage(_SessionRequest):
+class ProcessMessage(_SessionMessage):
     """Do something with a program, in the order of these fields.
 
     Write `data` to its standard input, close that (`eof`), set its terminal's `size` (rows and columns), send it a
@@ -146,7 +147,7 @@ class ProcessMessage(_SessionRequest):
     forget: NotRequired[bool]
 
 
-class FilesMessage(_SessionRequest):
+class FilesMessage(_SessionMessage):
     """Do `what` with a file or folder; `rest` has further arguments."""
 
     op: Literal["files"]
@@ -155,7 +156,7 @@ class FilesMessage(_SessionRequest):
     rest: dict[str, Any]
 
 
-class ReadMessage(_SessionRequest):
+class ReadMessage(_SessionMessage):
     """Read at most `most` bytes of a file, from position `at`."""
 
     op: Literal["read"]
@@ -164,7 +165,7 @@ class ReadMessage(_SessionRequest):
     most: int
 
 
-class WriteMessage(_SessionRequest):
+class WriteMessage(_SessionMessage):
     """Write data into a file at position `at`; at 0 the file is made anew."""
 
     op: Literal["write"]
@@ -173,7 +174,7 @@ class WriteMessage(_SessionRequest):
     data: bytes
 
 
-class PackMessage(_SessionRequest):
+class PackMessage(_SessionMessage):
     """Read several files below the folder `name`, at most `most` bytes together."""
 
     op: Literal["pack"]
@@ -182,7 +183,7 @@ class PackMessage(_SessionRequest):
     most: int
 
 
-class UnpackMessage(_SessionRequest):
+class UnpackMessage(_SessionMessage):
     """Make folders, links and files below the folder `name`.
 
     A row is a name, a kind (`folder`, `link`, `file`, or `mode` to set no more than that), a mode, and what a link
@@ -195,7 +196,7 @@ class UnpackMessage(_SessionRequest):
     data: bytes
 
 
-class ForkMessage(_SessionRequest):
+class ForkMessage(_SessionMessage):
     """Fork the session into another one with the name `into`."""
 
     op: Literal["fork"]
