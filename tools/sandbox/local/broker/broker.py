@@ -249,8 +249,7 @@ class Broker:
     def _cancel(self, request: dict[str, Any]) -> None:
         channel = self._runs.running.get(request["of"])
         if channel is not None:
-            channel.killed = Kill(KillReason.CANCELLED)
-            channel.child.kill()
+            channel.kill_child(KillReason.CANCELLED)
             return
         if self._processes.cancel(request["of"]):
             return
@@ -324,8 +323,7 @@ class Broker:
             # User code wrote these bytes. Its request still has to be answered.
             if request is not None and request["op"] == "run":
                 channel.request = request
-            channel.killed = Kill(KillReason.PROTOCOL)
-            channel.child.kill()
+            channel.kill_child(KillReason.PROTOCOL)
             return False
         return True
 
@@ -345,8 +343,7 @@ class Broker:
         if "broken" in note:
             if channel.untrusted:
                 raise ValueError("a program that calls its own failure the sandbox's")
-            channel.killed = Kill(KillReason.SANDBOX_FAILURE, str(note["broken"])[:MAX_REASON])
-            channel.child.kill()
+            channel.kill_child(KillReason.SANDBOX_FAILURE, str(note["broken"])[:MAX_REASON])
         elif request is None:
             raise ValueError("a note without a request")
         elif request["op"] == "run":
@@ -374,12 +371,9 @@ class Broker:
 
     def _settle(self, channel: Channel, answer: SessionAnswer) -> None:
         """Answer a session's request, once."""
-        request = channel.request
-        if request is None:
-            return
-        channel.request = None
-        channel.deadline = 0
-        self._host.answer(request, {**answer, **channel.outputs()})
+        request = channel.take_request()
+        if request is not None:
+            self._host.answer(request, {**answer, **channel.outputs()})
 
     def _on_deadline(self, channel: Channel) -> None:
         channel.deadline = 0
@@ -459,8 +453,7 @@ class Broker:
             tries = 1 if request is None else request.get("tries", 1)
             if request is not None and channel.killed is None and tries < MAX_FORK_FAILURES:
                 again = {**request, "tries": tries + 1}
-                channel.request = None
-                channel.deadline = 0
+                channel.take_request()
                 self._runs.running.pop(request["id"], None)
                 self._sessions.pop(channel.session, None)
                 channel.session = ""

@@ -168,10 +168,20 @@ class Channel:
     def _fresh_progress(self, now: float) -> RequestProgress:
         return RequestProgress(now, {1: Capture(self.output_bytes), 2: Capture(self.output_bytes)})
 
+    def take_request(self) -> dict[str, Any] | None:
+        """Return the request, which has its answer then and no deadline any more."""
+        request, self.request, self.deadline = self.request, None, 0
+        return request
+
     def blame(self, reason: KillReason, detail: str = "") -> None:
         """Note why the child is about to be killed, unless there is a reason already."""
         if self.killed is None:
             self.killed = Kill(reason, detail)
+
+    def kill_child(self, reason: KillReason, detail: str = "") -> None:
+        """Kill the child for this reason, whatever was noted before."""
+        self.killed = Kill(reason, detail)
+        self.child.kill()
 
     # ------------------------------------------------------------------ control
 
@@ -253,8 +263,7 @@ class Channel:
                 return False
             capture.add(data)
             if capture.flooded and self.killed is None:
-                self.killed = Kill(KillReason.OUTPUT_LIMIT)
-                self.child.kill()
+                self.kill_child(KillReason.OUTPUT_LIMIT)
                 return False
             if len(data) < READ_SIZE:
                 return False

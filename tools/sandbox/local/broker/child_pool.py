@@ -109,9 +109,12 @@ class ChildPool:
 
     def await_fork(self, child: Child) -> None:
         """Wait for the zygote to say which process a child is. The child's first message may come before that."""
+        self._read_replies_while(lambda: not child.pid and not child.dead)
+
+    def _read_replies_while(self, waits: Callable[[], bool]) -> None:
         poll = select.poll()
         poll.register(self._zygote.fileno(), select.POLLIN)
-        while not child.pid and not child.dead:
+        while waits():
             if not poll.poll(ZYGOTE_TIMEOUT * 1000):
                 os._exit(_ZYGOTE_LOST)
             self.read_replies()
@@ -182,7 +185,7 @@ class ChildPool:
             users.end(user, first)  # before anything else: they may fork as fast as they can
         # No forks during the sweep: a child forked now would be mistaken for an orphan.
         waiting, self._to_ask = self._to_ask, deque()
-        self._await_forks()
+        self._read_replies_while(lambda: bool(self._asked))
         known = {self._zygote_pid, *(child.pid for child in self._children if not child.dead)}
         left = True
         while left:
@@ -196,14 +199,6 @@ class ChildPool:
                     os.waitpid(pid, 0 if ours else os.WNOHANG)
         self._to_ask.extendleft(reversed(waiting))
         self._ask()
-
-    def _await_forks(self) -> None:
-        poll = select.poll()
-        poll.register(self._zygote.fileno(), select.POLLIN)
-        while self._asked:
-            if not poll.poll(ZYGOTE_TIMEOUT * 1000):
-                os._exit(_ZYGOTE_LOST)
-            self.read_replies()
 
     def _spawn(self) -> Channel:
         slot = self._free_slots.pop() if self._free_slots else self._next_slot

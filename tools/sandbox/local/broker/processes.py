@@ -101,8 +101,7 @@ class Processes:
             return
         if "done" not in note and "failed" not in note:
             raise ValueError("a note that belongs to no launcher")
-        channel.request = None
-        channel.deadline = 0
+        channel.take_request()
         if launcher is not None and "done" in note:
             self._launch(launcher, request)
             return

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from toolgym.tools.sandbox.local.broker import usage
-from toolgym.tools.sandbox.local.broker.channel import Channel, Kill, KillReason
+from toolgym.tools.sandbox.local.broker.channel import Channel, KillReason
 from toolgym.tools.sandbox.local.broker.child_pool import ChildPool
 from toolgym.tools.sandbox.local.broker.host_link import HostLink
 from toolgym.tools.sandbox.local.broker.reactor import Deadlines
@@ -84,8 +84,7 @@ class Runs:
             channel.child.kill()  # it was killed from outside: its end is the answer
             return
         except OSError as error:
-            channel.killed = Kill(KillReason.SANDBOX_FAILURE, f"the program's folder cannot be opened: {error}")
-            channel.child.kill()
+            channel.kill_child(KillReason.SANDBOX_FAILURE, f"the program's folder cannot be opened: {error}")
             return
         channel.run.home = str(note["folder"])
         channel.send({"go": True})
@@ -130,11 +129,9 @@ class Runs:
             cpu: seconds of processor time.
             rss_kb: KiB resident at most.
         """
-        request = channel.request
+        request = channel.take_request()
         if request is None:
             return
-        channel.request = None
-        channel.deadline = 0
         self.running.pop(request["id"], None)
         killed, compiled = channel.killed, channel.run.compiled
         if killed is not None and killed.reason is KillReason.CANCELLED:

@@ -100,8 +100,8 @@ class Forks:
         elif "done" in note or "failed" in note:
             channel.drain()
             channel.close_pending_ends()
-            channel.request = channel.copying.fork = None
-            channel.deadline = 0
+            channel.take_request()
+            channel.copying.fork = None
             fork.parted = True
             if "failed" in note:
                 self._fail(fork, "error", str(note["failed"])[:MAX_REASON])
@@ -128,8 +128,8 @@ class Forks:
     def _on_copy_note(self, fork: Fork, channel: Channel, note: Mapping[str, Any]) -> None:
         if "ready" in note and not fork.ready:
             fork.ready = True
-            channel.request = channel.copying.fork = None
-            channel.deadline = 0
+            channel.take_request()
+            channel.copying.fork = None
             self._finish(fork)
         elif "failed" in note:
             self._fail(fork, "error", str(note["failed"])[:MAX_REASON])

@@ -46,11 +46,7 @@ class Repl:
         self._operations: Mapping[str, Callable[[Any], Mapping[str, Any]]] = {
             "cell": self._notebook.run,
             "launch": self._launch,
-            "files": files.act,
-            "read": files.read,
-            "write": files.write,
-            "pack": files.pack,
-            "unpack": files.unpack,
+            **dict.fromkeys(("files", "read", "write", "pack", "unpack"), files.carry_out),
             "fork": self._fork,
         }
 

@@ -17,7 +17,7 @@ _KINDS = {stat.S_IFREG: "file", stat.S_IFDIR: "folder", stat.S_IFLNK: "link"}
 
 
 class FileOperations:
-    """Carries out requests that name files.
+    """Carries out messages that name files.
 
     Args:
         home: folder that relative names belong to.
@@ -25,6 +25,13 @@ class FileOperations:
 
     def __init__(self, home: str) -> None:
         self._home = home
+        self._operations: Mapping[str, Callable[[Mapping[str, Any]], Mapping[str, Any]]] = {
+            "files": self._act,
+            "read": self._read,
+            "write": self._write,
+            "pack": self._pack,
+            "unpack": self._unpack,
+        }
         self._actions: Mapping[str, Callable[..., Any]] = {
             "list": self._list,
             "stat": lambda path: [_row(path, path)],
@@ -34,25 +41,14 @@ class FileOperations:
             "remove": self._remove,
         }
 
-    def act(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Carry out a `FilesMessage`."""
-        return _answered(lambda: self._act(request))
-
-    def read(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Carry out a `ReadMessage`."""
-        return _answered(lambda: {"data": self._read(request)})
-
-    def write(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Carry out a `WriteMessage`."""
-        return _answered(lambda: self._write(request))
-
-    def pack(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Carry out a `PackMessage`."""
-        return _answered(lambda: self._pack(request))
-
-    def unpack(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Carry out an `UnpackMessage`."""
-        return _answered(lambda: self._unpack(request))
+    def carry_out(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the answer to a message about files."""
+        try:
+            return self._operations[request["op"]](request)
+        except OSError as error:
+            return {"failed": f"{error.strerror or error}"[:1000], "errno": error.errno or errno.EIO}
+        except UnicodeError as error:  # a file's name that is no text
+            return {"failed": f"a name is not valid UTF-8: {error}"[:1000], "errno": errno.EILSEQ}
 
     def _path(self, name: str) -> str:
         return os.path.join(self._home, name)
@@ -98,10 +94,10 @@ class FileOperations:
         else:
             os.rmdir(path)
 
-    def _read(self, request: Mapping[str, Any]) -> bytes:
+    def _read(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
         with open(_open_regular(self._path(request["name"]), os.O_RDONLY), "rb") as file:
             file.seek(request["at"])
-            return file.read(request["most"])
+            return {"data": file.read(request["most"])}
 
     def _write(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
         path = self._path(request["name"])
@@ -131,7 +127,7 @@ class FileOperations:
         return {"sizes": sizes, "data": b"".join(parts)}
 
     def _unpack(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Make folders, links and files, in the order given."""
+        """Make folders, links and files, in their order."""
         root, at = self._path(request["name"]), 0
         data = memoryview(request["data"])
         for name, kind, mode, rest in request["rows"]:
@@ -183,12 +179,3 @@ def _open_regular(path: str, flags: int) -> int:
     if kind == stat.S_IFDIR:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
     raise OSError(errno.EINVAL, "not a regular file", path)
-
-
-def _answered(action: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
-    try:
-        return action()
-    except OSError as error:
-        return {"failed": f"{error.strerror or error}"[:1000], "errno": error.errno or errno.EIO}
-    except UnicodeError as error:  # a file's name that is no text
-        return {"failed": f"a name is not valid UTF-8: {error}"[:1000], "errno": errno.EILSEQ}

@@ -365,17 +365,7 @@ LANGUAGES = _table(
     Language(
         "junit",
         "MainTest.java",
-        (
-            "java",
-            *_JAVA_FLAGS,
-            "-ea",
-            "-jar",
-            _JUNIT,
-            "--class-path",
-            ".:*",
-            "--scan-class-path",
-            "--disable-banner",
-        ),
+        ("java", *_JAVA_FLAGS, "-ea", "-jar", _JUNIT, "--class-path", ".:*", "--scan-class-path", "--disable-banner"),
         _shell(f"exec javac {' '.join(_JAVAC_FLAGS)} -cp '{_CLASSES[1]}:{_JUNIT}' *.java"),
         ("java", "javac", _JUNIT),
         named_by_class=True,

@@ -40,7 +40,7 @@ _ETC = {
 }
 _OWN_FOLDERS = ("/dev/shm", "/dev/pts", "/tmp", "/w/new", "/proc", "/etc")
 
-_EMPTY = syscalls.MS_RDONLY | syscalls.MS_NOSUID | syscalls.MS_NODEV
+_READ_ONLY = syscalls.MS_RDONLY | syscalls.MS_NOSUID | syscalls.MS_NODEV
 
 _MOUNT_POINTS = ("/mnt", "/media", "/srv", "/run", "/tmp")
 """Folders to build the new root on. Any will do: the mount hides it from this process alone."""
@@ -145,7 +145,7 @@ def _change_root(root: str) -> bool:
     syscalls.pivot_root(".", ".")  # the old root now lies on top of the new one
     syscalls.detach(".")
     os.chdir("/")
-    _remount("/", syscalls.MS_RDONLY | syscalls.MS_NOSUID | syscalls.MS_NODEV)
+    _remount("/", _READ_ONLY)
     return fresh_proc
 
 
@@ -231,7 +231,7 @@ def _build(root: str, handles: Mapping[str, int], folders: Iterable[str], hidden
         os.close(handle)
     for folder in hidden:
         if os.path.isdir(root + folder):
-            syscalls.mount("tmpfs", root + folder, "tmpfs", _EMPTY, "size=4k,mode=755")
+            syscalls.mount("tmpfs", root + folder, "tmpfs", _READ_ONLY, "size=4k,mode=755")
     for folder in (*_OWN_FOLDERS, *folders):
         os.makedirs(f"{root}{folder}", exist_ok=True)
     for name in (*DEVICES, "tty"):
@@ -282,7 +282,7 @@ def _bind(handle: int, target: str) -> None:
         with open(target, "a"):
             pass
     syscalls.mount(f"/proc/self/fd/{handle}", target, None, syscalls.MS_BIND | syscalls.MS_REC)
-    _remount(target, syscalls.MS_RDONLY | syscalls.MS_NOSUID | syscalls.MS_NODEV)
+    _remount(target, _READ_ONLY)
 
 
 def _remount(target: str, flags: int) -> None:

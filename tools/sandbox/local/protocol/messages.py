@@ -112,7 +112,8 @@ class StartMessage(_SessionMessage):
     """Start a program beside the interpreter, and give it the name `process`, which the host chose.
 
     Its standard input gets `data`, and ends with it where `eof` is true. `argv` that is one text is for a shell. `pty`:
-    rows and columns of its terminal; None: it has none. After `deadline` seconds it is killed.
+    rows and columns of its terminal; None: it has none. After `deadline` seconds it is killed. The answer has its `pid`
+    in the session; or the `errno`, and whether the `folder` is to blame for it; or `busy`: there are too many programs.
     """
 
     op: Literal["start"]
@@ -306,18 +307,6 @@ class AsleepAnswer(TypedDict):
 
     asleep: list[int]
     seconds: float
-
-
-class StartAnswer(SessionAnswer, total=False):
-    """Whether a program was started: its number in the session; or the `errno`, and whether `cwd` is to blame for it.
-
-    `busy`: there are too many programs.
-    """
-
-    pid: int
-    errno: int
-    folder: bool
-    busy: bool
 
 
 class ProcessAnswer(SessionAnswer):
