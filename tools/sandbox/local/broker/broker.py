@@ -209,7 +209,6 @@ class Broker:
         self._deadlines.arm(channel, request["timeout"])
 
     def _start(self, request: dict[str, Any]) -> None:
-        """Start a program in a session."""
         channel = self._session_of(request)
         if channel is None or (not self._processes.can_start(channel) and not self._is_free(channel, request)):
             return

@@ -104,7 +104,7 @@ class CopyState:
     Attributes:
         fork: the fork that is under way; this channel is its origin or its copy.
         pending_ends: descriptors for the copy to be: its control socket, standard output and standard error.
-        handle: pidfd of the interpreter, where that is a copy; -1: it is the child itself.
+        handle: pidfd of the interpreter, if that is a copy; -1: it is the child itself.
         namespace: descriptor of the namespace that holds a copy's mounts; -1: it has none of its own.
         beside: how many other interpreters its limit of processes allows for.
     """
@@ -191,7 +191,6 @@ class Channel:
         self.flush()
 
     def flush(self) -> None:
-        """Send what waits."""
         if self.control.fileno() < 0:
             return
         while self._outbox:
@@ -294,14 +293,12 @@ class Channel:
         return self.copying.handle if self.copying.handle >= 0 else self.child.pidfd
 
     def signal(self, number: int) -> None:
-        """Send a signal to the interpreter at the other end."""
         if self.control.fileno() < 0:
             return  # the channel was freed, and its handle closed
         with contextlib.suppress(OSError):
             signal.pidfd_send_signal(self.pidfd, number)
 
     def free(self) -> None:
-        """Close everything."""
         self.deadline = 0
         self.close_pending_ends()
         for stream in (1, 2):

@@ -158,7 +158,7 @@ class ChildPool:
     def kill_all(self) -> None:
         """Kill and reap all children, all that they started, and the zygote. The last thing that this process does.
 
-        Children die with their parent, but what they started does not, where no namespace ends with it. And unreaped
+        Children die with their parent, but what they started does not, unless a namespace ends with it. And unreaped
         children would go to the next parent, which in a container is a program that never reaps them.
         """
         if self._namespaces:

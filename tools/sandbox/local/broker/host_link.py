@@ -56,7 +56,6 @@ class HostLink:
             self.flush()
 
     def answer(self, request: Mapping[str, Any], message: Mapping[str, Any]) -> None:
-        """Answer a request."""
         self.send({"id": request.get("id"), **message})
 
     def _on_event(self, event: int) -> None:

@@ -79,7 +79,7 @@ class LauncherLink:
     Args:
         channel: of the session.
         control: the socket.
-        reactor: tells when there is room; whoever reads registers the socket there.
+        reactor: tells when there is room; the reader of the socket registers it there.
         on_loss: called with this link when the launcher is gone.
     """
 

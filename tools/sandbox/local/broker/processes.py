@@ -76,11 +76,9 @@ class Processes:
         return sum(len(link.processes) for link in self._links.get(channel, ()))
 
     def can_start(self, channel: Channel) -> bool:
-        """Whether a session has a launcher for its next program."""
         return channel in self._launchers
 
     def launchers(self, channel: Channel) -> int:
-        """Return the number of a session's launchers."""
         return len(self._links.get(channel, ()))
 
     def on_note(self, channel: Channel, request: dict[str, Any], note: Mapping[str, Any]) -> None:
@@ -226,7 +224,6 @@ class Processes:
             process.launcher.send({"op": "signal", "number": process.number, "signal": request["signal"]})
 
     def _feed(self, process: RunningProgram, data: bytes, *, ends: bool) -> None:
-        """Add to a program's standard input."""
         if process.closes_input or 0 not in process.pipes:
             return
         process.outbox += data

@@ -72,7 +72,7 @@ class Reactor:
         self._handlers: dict[int, Callable[[int], object]] = {}
         self._waits = self._guarded = False
         signal.signal(signal.SIGALRM, self._on_alarm)
-        signal.siginterrupt(signal.SIGALRM, False)  # system calls that have done nothing yet begin anew
+        signal.siginterrupt(signal.SIGALRM, False)  # system calls that have done nothing yet begin again
 
     def watch(self, fd: int, handler: Callable[[int], object], events: int = select.EPOLLIN) -> None:
         """Call `handler(events)` from now on."""
@@ -80,7 +80,7 @@ class Reactor:
         self._poll.register(fd, events)
 
     def change(self, fd: int, events: int) -> None:
-        """Wait for other events on a descriptor that is watched; one that is not, or is closed, is left alone."""
+        """Wait for other events on a descriptor that is watched; nothing happens to one that is not, or is closed."""
         with contextlib.suppress(OSError):
             self._poll.modify(fd, events)
 

@@ -259,9 +259,9 @@ def _clean_environment(config: Mapping[str, Any]) -> None:
         PYTHON_CPU_COUNT=str(config["processors"]),
         POLARS_MAX_THREADS=str(config["processors"]),
         RAYON_NUM_THREADS=str(config["processors"]),
-        JE_ARROW_MALLOC_CONF="background_thread:false",  # pyarrow, which pandas loads where it is installed
+        JE_ARROW_MALLOC_CONF="background_thread:false",  # pyarrow, which pandas loads if it is installed
         PYTHONDONTWRITEBYTECODE="1",
-        OPENSSL_CONF="/dev/null",  # Node and git end where they may not read the system's settings
+        OPENSSL_CONF="/dev/null",  # Node and git end if they may not read the system's settings
         GIT_CONFIG_NOSYSTEM="1",
         **config["variables"],
     )

@@ -20,7 +20,7 @@ MAX_DEPTH = 200
 """A folder nested deeper than this counts as over the limit: it cannot be counted."""
 
 RESERVE = 1 << 30
-"""Bytes of the file system to leave free, whichever program fills it; half of what is free, where that is less."""
+"""Bytes of the file system to leave free, whichever program fills it; half of what is free, if that is less."""
 
 _AWAKE = "RD"
 """States of threads that run or wait for a processor, and of those that wait for a disk. Source: `proc_pid_stat(5)`."""
@@ -74,7 +74,6 @@ def child_handle(proc: int, parent: int, claimed: int) -> int:
 
 
 def tree(proc: int, pid: int) -> list[int]:
-    """Return a process and all below it."""
     pids = [pid]
     for parent in pids:
         pids += _children(proc, parent)
@@ -111,7 +110,7 @@ def own_bytes(proc: int, pids: Sequence[int], known: dict[int, tuple[list[str], 
     Raises:
         OSError: this process may not look into another's memory, or that one is gone.
     """
-    last = dict(known) if set(known) <= set(pids) else {}  # where one has ended, the others' shares are larger now
+    last = dict(known) if set(known) <= set(pids) else {}  # if one has ended, the others' shares are larger now
     known.clear()
     for pid in pids:
         words = _read(proc, f"{pid}/stat").rpartition(")")[2].split()

@@ -80,7 +80,6 @@ class Watchdog:
 
     @property
     def watches(self) -> bool:
-        """Whether there is anything to look at."""
         return self._monitor.proc >= 0 or self._monitor.cgroups is not None
 
     def pace(self, busy: bool) -> float:
@@ -90,7 +89,6 @@ class Watchdog:
         return GLANCE_EVERY if busy else WATCH_EVERY
 
     def is_due(self) -> bool:
-        """Whether it is time for another look."""
         return time.monotonic() >= self._next
 
     def look(self, busy: Collection[Child], sessions: Mapping[str, Channel]) -> Iterator[tuple[Child, Kill]]:

@@ -70,7 +70,7 @@ def plain(code: str) -> str:
 def run_shell(command: str, catch: bool = False) -> list[str] | None:
     """Run `!command` for a cell.
 
-    `{expression}` and `$name` are replaced by the cell's values, where it has them; otherwise the shell gets them.
+    `{expression}` and `$name` are replaced by the cell's values, if it has them; otherwise the shell gets them.
 
     Args:
         command: for the shell.

@@ -22,7 +22,7 @@ MAX_ECHO = 64 * 1024
 """Characters of a last expression's `repr` that are echoed, and of one line of a traceback."""
 
 MAX_STRUCTURE = 50_000
-"""Commas and brackets that the JSON of one rich form may have, where it is not a text."""
+"""Commas and brackets that the JSON of one rich form may have, if it is not a text."""
 
 _MIME_METHODS = {
     "text/html": "_repr_html_",
@@ -93,7 +93,7 @@ def picture(figure: Any) -> bytes | None:
 
 
 def _rich(value: Any) -> dict[Any, Any]:
-    """The forms that a value's methods offer; its text only where one method offers several forms."""
+    """Return the forms that a value's methods offer; its text only if one method offers several forms."""
     if _has_any_name(value):
         return {}
     shown: dict[Any, Any] = {}
@@ -148,7 +148,6 @@ class Display:
         self._clear_first = False
 
     def begin(self) -> None:
-        """Begin a new cell."""
         self.shown = []
         self._named = {}
         self._clear_first = False
@@ -225,7 +224,6 @@ class Display:
         sys.meta_path.insert(0, _Finder(self))
 
     def change(self, module: types.ModuleType) -> None:
-        """Change one of these modules."""
 
         def show(*_: Any, **__: Any) -> None:  # a function, because pyplot sets attributes on it
             self.show_figures()
@@ -258,7 +256,7 @@ class DisplayHandle:
         self._shows.display(value, display_id=self.display_id, **options)
 
     def update(self, value: Any, **options: Any) -> None:
-        """Show a value in place of the one that this cell showed by the name; in a later cell, show it anew."""
+        """Show a value in place of the one that this cell showed by the name; in a later cell, show it again."""
         self._shows.display(value, display_id=self.display_id, update=True, **options)
 
 

@@ -9,7 +9,7 @@ Each is replaced by a copy in its current state:
   origin is closed in the copy: the program stays with the origin;
 - sockets, which would connect all forks: they stay with the origin, and in the copy their other end is closed;
 - `eventfd`s, with their count;
-- numpy's global generator, which is seeded anew, as Python does with its own.
+- numpy's global generator, which is seeded again, as Python does with its own.
 
 Other objects of the kernel that have a descriptor stay shared, see SECURITY.md. Locks on files stay with the origin, as
 do all threads but the one that runs cells.
@@ -212,7 +212,7 @@ def _reopen(fd: int, path: str) -> None:
 
 
 def _renew_pipe(ends: list[int]) -> None:
-    """Replace the ends of a pipe that this process has by those of a new one; where it has both, with the content."""
+    """Replace the ends of a pipe that this process has by those of a new one; if it has both, with the content."""
     modes = {fd: fcntl.fcntl(fd, fcntl.F_GETFL) for fd in ends}
     sides = {mode & os.O_ACCMODE for mode in modes.values()}
     if os.O_RDWR in sides:

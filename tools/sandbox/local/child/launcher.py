@@ -90,7 +90,6 @@ class _Program:
             self._to_broker = data
 
     def close(self) -> None:
-        """Close what this process holds of it."""
         for fd in (self.master, self.source, self.target):
             if fd >= 0:
                 os.close(fd)

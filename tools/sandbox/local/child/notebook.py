@@ -148,7 +148,7 @@ class Notebook:
         return value
 
     def _complete(self, parts: list[types.CodeType]) -> Any:
-        """Run code with a top-level await, all of it in one task. Tasks of earlier cells run meanwhile."""
+        """Run code with a top-level await, all of it in one task. Tasks of earlier cells run beside it."""
         import asyncio
         import contextvars
 

@@ -129,7 +129,7 @@ def prepare() -> None:
     linecache.clearcache()  # from 3.13 on it holds the code that the process was started with, as "<string>"
     atexit.unregister(
         logging.shutdown
-    )  # most programs have no handlers to shut down; `_finish` calls it where there are some
+    )  # most programs have no handlers to shut down; `_finish` calls it if there are some
     _thread_exits, _exits, _handlers = _count_thread_exits(), atexit._ncallbacks(), len(logging._handlerList)  # type: ignore[attr-defined]
     kept = {fd: os.dup(fd) for fd in (1, 2)}
     ends = os.pipe()  # streams query their files now, and not in every child
@@ -297,7 +297,7 @@ def _end_of(raised: BaseException | None) -> tuple[int, str]:
 
 
 def _say(text: str) -> None:
-    """Write to standard error, where there is one."""
+    """Write to standard error, if there is one."""
     with suppress(BaseException):  # it may be the program's own object
         sys.stderr.write(text)
 
@@ -414,7 +414,7 @@ def _spawn(argv: list[str]) -> tuple[int, resource.struct_rusage]:
     """Run a program to its end.
 
     Returns:
-        Its exit code, negative for a signal, 127 where it does not exist; and what it and its children used. A compiler
+        Its exit code, negative for a signal, 127 if it does not exist; and what it and its children used. A compiler
         that ran before it is not counted.
     """
     try:

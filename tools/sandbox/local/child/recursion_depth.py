@@ -2,7 +2,7 @@
 
 A dozen functions of the sandbox call a program. Without this module they would appear in every stack that the program
 looks at, and count towards its recursion limit. The interpreter keeps both, the running frame and the remaining depth,
-in places that are not public, so this module searches for them. Where it does not find one, and in an interpreter of
+in places that are not public, so this module searches for them. If it does not find one, and in an interpreter of
 another version, the program sees a few frames of the sandbox, and everything else works the same.
 """
 

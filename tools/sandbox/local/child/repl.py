@@ -100,7 +100,7 @@ class Repl:
     def _fork(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
         """Fork this interpreter. The copy gets a control socket, pipes and a root of its own.
 
-        The ends of the first three come over this session's control socket. The root goes to the copy alone, over its
+        The ends of the first three come over this session's control socket. The root goes only to the copy, over its
         own control socket, see `fork_mounts`. The session never sends a descriptor.
         """
         sys.stdout.flush()

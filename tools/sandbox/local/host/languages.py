@@ -33,22 +33,22 @@ class Language:
     In commands and variables, `{heap}`, `{start}` and `{stack}` stand for MiB: what a garbage collector may use, what
     it begins with, and a thread's stack, all in proportion to the memory that the program may have. `{processors}` is
     the number that is reported to the program. `{main}`, which names of files may hold too, is `main`, or another word
-    where one of the caller's files has such a name. `{main_class}` is the program's main class or object, `Main` where
+    if one of the caller's files has such a name. `{main_class}` is the program's main class or object, `Main` where
     none is found. `{jars}`, `{go_module}` and `{node_project}` come from `packages`.
 
     Attributes:
         name: as callers give it.
         source: name of the file that holds the program.
         run: the command that runs it.
-        compile: the command that compiles it first, where there is one.
+        compile: the command that compiles it first, if there is one.
         needs: programs that must be installed, or other files by their full names.
-        alone: instead of both commands, one that compiles and runs in a single process, where no more are allowed.
-        level: the weakest isolation level that it runs at: `landlock`; `uid` where it takes several processes; or
-            `namespaces` where it does not start without a /proc.
+        alone: instead of both commands, one that compiles and runs in a single process, if no more are allowed.
+        level: the weakest isolation level that it runs at: `landlock`; `uid` if it takes several processes; or
+            `namespaces` if it does not start without a /proc.
         env: variables for the commands.
         begins: text that is put in front of a program without it, and behind its first lines that match `head`.
         head: pattern of lines that must stay first.
-        named_by_class: whether the file has the name of the program's public class, where it has one.
+        named_by_class: whether the file has the name of the program's public class, if it has one.
         makes: names of what the commands put beside it.
     """
 
@@ -197,7 +197,7 @@ _JUNIT = "/usr/share/java/junit-platform-console-standalone.jar"
 
 
 _CRYPTO = ("-Wl,--as-needed", "-lcrypto", "-lssl") if glob.glob("/usr/lib/*/libcrypto.so") else ()
-"""OpenSSL, where it is installed: some benchmarks' C++ programs need it."""
+"""OpenSSL, if it is installed: some benchmarks' C++ programs need it."""
 
 
 def _shell(script: str) -> tuple[str, ...]:

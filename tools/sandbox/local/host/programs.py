@@ -52,7 +52,6 @@ class Programs:
         self._owner, self._level, self._terminals, self._cpu_slots = owner, level, terminals, cpu_slots
 
     async def exec(self, command: Command, stdin: bytes, timeout: float) -> ExecResult:
-        """See `Session.exec`."""
         self._check(command)
         request = self._request(command, stdin[:MAX_INPUT], eof=len(stdin) <= MAX_INPUT, deadline=timeout)
         async with self._cpu_slots.permit() as slot:
@@ -66,7 +65,6 @@ class Programs:
                 raise
 
     async def start(self, command: Command) -> LocalProcess:
-        """See `Session.start`."""
         self._check(command)
         request = self._request(command, b"", eof=False, deadline=None)
         async with self._cpu_slots.permit():

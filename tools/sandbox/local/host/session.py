@@ -210,7 +210,6 @@ class LocalSession(Session):
         return answer
 
     def send(self, request: SessionMessage) -> None:
-        """Send a request without waiting for its answer."""
         if self.alive:
             request["session"] = self._id
             self._template.send(request)

@@ -119,7 +119,6 @@ class TemplatePool:
 
     @property
     def closed(self) -> bool:
-        """Whether it is closed."""
         return self._closed
 
     @property

@@ -215,7 +215,7 @@ class TemplateProcess:
         try:
             message["id"] = number
             self._outbox.write_soon(b"".join(frames.encode_request(number, message)))
-            if not self.alive:  # lost meanwhile: nothing fails this future any more
+            if not self.alive:  # it was lost: nothing fails this future any more
                 raise TemplateLostError
             return await future
         except asyncio.CancelledError:
@@ -249,7 +249,7 @@ class TemplateProcess:
             return 0.0
         answer = await self.request(LookMessage(op="look"), patience=GRACE)
         asleep = frozenset(answer["asleep"])
-        for number, slot in [*self._slots.items()]:  # sessions of other loops come and go meanwhile
+        for number, slot in [*self._slots.items()]:  # sessions of other loops may come and go
             slot.note(asleep=number in asleep)
         return float(answer["seconds"])
 
@@ -323,7 +323,7 @@ class TemplateProcess:
             self._deliver(message)
 
     def _deliver(self, message: dict[str, Any]) -> None:
-        """Give an answer to what waits for it, on its own loop. Meanwhile it may have gone."""
+        """Give an answer to what waits for it, on its own loop, unless that has gone."""
         future = self._waiting.get(message["id"])
         if future is not None and not future.done():
             future.set_result(message)

@@ -3,7 +3,7 @@ process.
 
 A template process gets the group `toolgym-<pid>-<start>-<namespace>-<number>`, below the group of this process (version
 1, and the root group of version 2) or beside it (version 2 elsewhere, where a group with processes in it may have no
-limited ones below). In it, `child_cgroups` makes a group per child. The process that made a group removes it; where it
+limited ones below). In it, `child_cgroups` makes a group per child. The process that made a group removes it; if it
 was killed first, the next one that starts recognises the group by its name and removes it.
 
 Source: the kernel's `Documentation/admin-guide/cgroup-v2.rst` and `cgroup-v1/`.
@@ -106,7 +106,6 @@ class ControlGroup:
         return self._opened
 
     def close(self) -> None:
-        """Close the descriptors."""
         for fd in self._opened:
             os.close(fd)
         self._opened = []

@@ -32,7 +32,7 @@ class ForkRoot:
 
 
 def make_root(pidfd: int, home: int, hardening: Hardening) -> ForkRoot:
-    """Make a root. This process changes its mount namespace meanwhile, so it must have one thread.
+    """Make a root. This process changes its mount namespace for it, so it must have one thread.
 
     Args:
         pidfd: handle of a process of the session.

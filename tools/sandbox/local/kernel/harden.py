@@ -30,10 +30,10 @@ PENDING_SIGNALS = 1024
 
 MOST_FORKS = 4096
 """Forks of a session, checkpoints included, that can be live at once. Their interpreters do not count as its processes:
-the broker raises the limit by one for each. Only the broker can, where there are system-call filters."""
+the broker raises the limit by one for each. Only the broker can, if there are system-call filters."""
 
 USER_LIMITS = {"max_inotify_instances": 8, "max_inotify_watches": 4096}
-"""What a child may have where the kernel has quotas for each user: with that of its namespace alone."""
+"""Quotas of a child where the kernel has them for each user: of the user of its namespace only."""
 
 _FREE = CONTROL_FD + 1
 """The lowest descriptor that is free, when all others are closed."""
@@ -96,7 +96,7 @@ class Hardening:
 
         Args:
             slot: the child's number, unique among those alive.
-            folder: its working folder, where it has no file system of its own.
+            folder: its working folder, if it has no file system of its own.
         """
         if not self.namespaces:
             batch = SyscallBatch()
@@ -227,7 +227,7 @@ class Hardening:
             batch.add("close", _FREE)
 
     def _enter_user_namespace(self, batch: SyscallBatch, uid: int) -> None:
-        """Enter one, which makes the limit on processes count this child alone; `uid` is user and group outside."""
+        """Enter one, which makes the limit on processes count only this child; `uid` is user and group outside."""
         batch.add("unshare", syscalls.CLONE_NEWUSER, about="user")
         ids = (uid, uid) if uid else (os.geteuid(), os.getegid())
         for name, text in (("setgroups", "deny"), ("uid_map", f"1000 {ids[0]} 1"), ("gid_map", f"1000 {ids[1]} 1")):
@@ -257,7 +257,7 @@ class Hardening:
 
 
 def _allowed(kind: int, value: int) -> int:
-    """A limit, or this process's own hard limit where that is lower."""
+    """Return a limit, or this process's own hard limit if that is lower."""
     hard = resource.getrlimit(kind)[1]
     return value if hard == resource.RLIM_INFINITY else min(value, hard)
 

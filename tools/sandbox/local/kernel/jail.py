@@ -28,7 +28,7 @@ SYSTEM_PATHS = (
     *glob.glob("/etc/php/*/cli"), *glob.glob("/etc/php/*/mods-available"), "/etc/ldc2.conf", "/etc/racket",
     "/opt/go",
 )  # fmt: skip
-"""The parts of the system that programs need, where they exist. None is secret: the rest of /etc stays outside."""
+"""The parts of the system that programs need, if they exist. None is secret: the rest of /etc stays outside."""
 
 DEVICES = ("null", "zero", "full", "random", "urandom")
 
@@ -43,7 +43,7 @@ _OWN_FOLDERS = ("/dev/shm", "/dev/pts", "/tmp", "/w/new", "/proc", "/etc")
 _READ_ONLY = syscalls.MS_RDONLY | syscalls.MS_NOSUID | syscalls.MS_NODEV
 
 _MOUNT_POINTS = ("/mnt", "/media", "/srv", "/run", "/tmp")
-"""Folders to build the new root on. Any will do: the mount hides it from this process alone."""
+"""Folders to build the new root on. Any will do: the mount hides it only from this process."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def enter(
         folders: absolute names of further folders that children mount something on; see `part_of_world`.
         hidden: folders below those of `read_only` that are empty inside.
         first_uid: first of `users.SPAN` user ids outside that are `users.FIRST_INSIDE` and following in the jail, where
-            root starts it; 0: the jail knows one user alone.
+            root starts it; 0: the jail knows only one user.
 
     Returns:
         In both processes; the jailed one is pid 1 of its namespace and has all capabilities in it, and only there.
@@ -150,7 +150,7 @@ def _change_root(root: str) -> bool:
 
 
 def becomes_another() -> bool:
-    """Whether a template process that this one starts becomes `SANDBOX_UID`: root's does, where that user exists."""
+    """Whether a template process that this one starts becomes `SANDBOX_UID`: root's does, if that user exists."""
     return os.geteuid() == 0 and users.known(SANDBOX_UID)
 
 

@@ -30,7 +30,7 @@ SCOPED_SINCE = 6
 
 
 def abi() -> int:
-    """The kernel's Landlock ABI; 0 where it has none."""
+    """Return the kernel's Landlock ABI; 0 if it has none."""
     return max(0, int(syscalls.syscall(_CREATE, None, ctypes.c_size_t(0), ctypes.c_uint(1))))
 
 
@@ -56,7 +56,7 @@ def around(read_only: Iterable[str], hidden: Iterable[str]) -> tuple[list[str], 
     """Split what may be read so that it leaves hidden folders out: a rule holds for all that is below its path.
 
     Returns:
-        What may be read, and the folders above the hidden ones, which may be listed alone.
+        What may be read, and the folders above the hidden ones, which may only be listed.
     """
     readable, listed = [os.path.realpath(path) for path in read_only], list[str]()
     for folder in filter(os.path.isdir, map(os.path.realpath, hidden)):

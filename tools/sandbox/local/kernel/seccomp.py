@@ -206,7 +206,6 @@ _RESERVING = (0x40305828, 0x4030582A, 0x40305839)
 
 
 def supported() -> bool:
-    """Whether there are numbers for this machine's architecture."""
     return syscalls.MACHINE in _AUDIT_ARCH
 
 

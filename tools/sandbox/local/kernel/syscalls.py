@@ -140,7 +140,6 @@ def unshare(flags: int) -> None:
 
 
 def setns(fd: int, kind: int) -> None:
-    """Enter the namespace behind a descriptor."""
     check(libc.setns(fd, kind), "setns")
 
 
@@ -165,19 +164,16 @@ def prctl(option: int, value: int = 0) -> None:
 
 
 def mount(source: str, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
-    """`mount(2)`."""
     encoded = [text.encode() if text is not None else None for text in (source, target, kind, data)]
     result = libc.mount(encoded[0], encoded[1], encoded[2], ctypes.c_ulong(flags), encoded[3])
     check(result, f"mount {source} {target} {kind}")
 
 
 def detach(target: str) -> None:
-    """Unmount lazily."""
     check(libc.umount2(target.encode(), MNT_DETACH), f"umount {target}")
 
 
 def pivot_root(new: str, old: str) -> None:
-    """`pivot_root(2)`."""
     if _PIVOT_ROOT < 0:
         raise OSError(errno.ENOSYS, f"pivot_root on {MACHINE}")
     check(syscall(_PIVOT_ROOT, new.encode(), old.encode()), "pivot_root")
@@ -185,7 +181,7 @@ def pivot_root(new: str, old: str) -> None:
 
 @contextlib.contextmanager
 def files_as(uid: int) -> Iterator[None]:
-    """Meanwhile be another user, and the group of that number, in what concerns files, /proc included. For root."""
+    """In the block, be another user, and the group of that number, for files, /proc included. For root."""
     libc.setfsgid(uid)
     libc.setfsuid(uid)
     try:

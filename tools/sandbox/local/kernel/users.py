@@ -66,7 +66,7 @@ def take() -> int:
 def end(uid: int, first: int) -> None:
     """Kill all processes of a user at once, so that none can fork another one in between; for root.
 
-    Does nothing where no process can be started for it; the caller tries again.
+    Does nothing if no process can be started for it; the caller tries again.
 
     Args:
         uid: the user id of a template process's child.

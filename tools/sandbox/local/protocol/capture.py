@@ -22,7 +22,6 @@ class Capture:
 
     @property
     def truncated(self) -> bool:
-        """Whether something was dropped."""
         return self.total > len(self._head) + len(self._tail)
 
     @property
@@ -31,7 +30,6 @@ class Capture:
         return self.total > self._cap * FLOOD_FACTOR
 
     def add(self, chunk: bytes) -> None:
-        """Add bytes that were read."""
         self.total += len(chunk)
         room = self._half - len(self._head)
         if room > 0:

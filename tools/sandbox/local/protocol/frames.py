@@ -77,7 +77,6 @@ class ForkReply(NamedTuple):
 
 
 def encode(message: Mapping[str, Any]) -> bytes:
-    """One frame."""
     body = _to_json(message).encode("ascii")
     return HEADER.pack(len(body)) + body
 
@@ -115,7 +114,6 @@ def put_data(request: dict[str, Any], data: bytes) -> None:
 
 
 def encode_for_child(message: Mapping[str, Any]) -> bytes:
-    """One frame from the broker to a child."""
     body = marshal.dumps(dict(message))
     return HEADER.pack(len(body)) + body
 

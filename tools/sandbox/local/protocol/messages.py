@@ -74,7 +74,7 @@ class RunMessage(TypedDict):
     compile_timeout: NotRequired[float]
     compile_memory_mb: NotRequired[int]
     tries: NotRequired[int]
-    """How often a child for it could not be forked; set by the broker alone."""
+    """How often a child for it could not be forked; set by the broker only."""
     fork: NotRequired[bool]
     """Whether programs may start processes; set by the broker for the child."""
 
@@ -167,7 +167,7 @@ class ReadMessage(_SessionMessage):
 
 
 class WriteMessage(_SessionMessage):
-    """Write data into a file at position `at`; at 0 the file is made anew."""
+    """Write data into a file at position `at`; at 0 the file is made again."""
 
     op: Literal["write"]
     name: str

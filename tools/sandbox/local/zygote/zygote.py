@@ -197,7 +197,6 @@ class Zygote:
         self._owned.append(os.pidfd_open(pid))
 
     def _fork(self, slot: int, control: int, out: int, err: int, *, sibling: bool = True) -> ForkReply:
-        """Fork a child, as this process's sibling or not."""
         init = pid = 0
         error = ""
         try:
