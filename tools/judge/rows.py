@@ -11,9 +11,13 @@
 from __future__ import annotations
 
 import ast
+import base64
+import binascii
 import gzip
 import itertools
 import json
+import pickletools
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +26,6 @@ from typing import Any
 from toolgym.tools.errors import ConfigError, missing_file, missing_package, shorten
 from toolgym.tools.judge.cases import AssertTest, FunctionTest, Problem, StdioTest, Test
 from toolgym.tools.judge.comparing import TOLERANCE
-from toolgym.tools.judge.packed_tests import packed_text
 
 STDIN_HINT = "Write a Python program that reads standard input and prints the answer to standard output."
 
@@ -246,6 +249,12 @@ def _defined(source: str) -> set[str]:
 
 # ---------------------------------------------------------------------- LiveCodeBench
 
+MAX_PACKED_BYTES = 512 * 1024 * 1024
+"""Bytes that a packed text may have; the largest of LiveCodeBench have some 100 MB."""
+
+_TEXT = frozenset({"UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"})
+_HARMLESS = frozenset({"PROTO", "FRAME", "MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT", "STOP"})
+
 
 def _livecodebench(row: Mapping[str, Any]) -> Problem:
     metadata = _json("metadata", row.get("metadata") or "{}")
@@ -271,6 +280,35 @@ def _private(packed: Any) -> Any:
         return json.loads(packed)
     except ValueError:
         return _json("private_test_cases", packed_text(packed))
+
+
+def packed_text(packed: str) -> str:
+    """Return the text that `base64(zlib(pickle(text)))` holds, as LiveCodeBench packs its private tests.
+
+    A pickle is a program, which may call any function of the machine that reads it. So nothing is unpickled here: the
+    pickle is taken apart, and must hold one text and nothing else.
+
+    Raises:
+        ConfigError: it is no such thing, or holds anything but one text.
+    """
+    try:
+        opener = zlib.decompressobj()
+        data = opener.decompress(base64.b64decode(packed, validate=True), MAX_PACKED_BYTES)
+        if opener.unconsumed_tail:
+            raise ConfigError(f"packed tests unpack to more than {MAX_PACKED_BYTES} bytes")
+        texts = []
+        for opcode, argument, _ in pickletools.genops(data):
+            if opcode.name in _TEXT:
+                texts.append(str(argument))
+            elif opcode.name not in _HARMLESS:
+                raise ConfigError(f"packed tests must hold one text; their pickle has {opcode.name}, which is not read")
+    except (binascii.Error, zlib.error, ValueError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"packed tests must be base64 of zlib of a pickled text: {error}") from error
+    if len(texts) != 1:
+        raise ConfigError(f"packed tests must hold one text, got {len(texts)}")
+    return texts[0]
 
 
 def _cases(cases: Any, name: str | None) -> tuple[Test, ...]:

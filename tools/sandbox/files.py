@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import stat
 from abc import ABC, abstractmethod
@@ -160,12 +161,15 @@ class SessionFiles(ABC):
         """Read files below a folder that `walk` listed, many at once; by name. One that cannot be read is left out."""
         read: dict[str, bytes] = {}
         for batch in _groups(files):
-            if len(batch) == 1 and batch[0].size > BATCH:
-                contents: Sequence[bytes | None] = [await self.read_file(f"{path.rstrip('/')}/{batch[0].name}")]
-            else:
-                contents = await self._pack(check_path(path), [info.name for info in batch])
+            contents = await self._read_group(path, batch)
             read |= {info.name: data for info, data in zip(batch, contents, strict=True) if data is not None}
         return read
+
+    async def _read_group(self, path: str, group: Sequence[FileInfo]) -> Sequence[bytes | None]:
+        """Read files of `_groups` below a folder."""
+        if len(group) == 1 and group[0].size > BATCH:
+            return [await self.read_file(f"{path.rstrip('/')}/{group[0].name}")]
+        return await self._pack(check_path(path), [info.name for info in group])
 
     async def write_rows(self, path: str, rows: Sequence[FileRow], contents: Sequence[bytes]) -> None:
         """Make what the rows say below a folder, in their order, many at once.
@@ -267,10 +271,7 @@ class SessionFiles(ABC):
         await in_thread(_make_folders, root, [info for info in infos if info.kind == "folder"])
         left = max_bytes
         for batch in _groups([info for info in infos if info.kind == "file"]):
-            if len(batch) == 1 and batch[0].size > BATCH:
-                contents: Sequence[bytes | None] = [await self.read_file(f"{path.rstrip('/')}/{batch[0].name}")]
-            else:
-                contents = await self._pack(path, [info.name for info in batch])
+            contents = await self._read_group(path, batch)
             left -= sum(len(content) for content in contents if content is not None)
             if left < 0:
                 raise SandboxError(f"the folder {path!r} in the session has more than {max_bytes} bytes")
@@ -322,17 +323,9 @@ def stays_inside(link: FileInfo) -> bool:
     """
     target = PurePosixPath(link.target or "/")
     parts = [part for part in target.parts if part != "."]
-    ups = len(parts) - len([*_without_ups(parts)])
+    ups = len([*itertools.takewhile(lambda part: part == "..", parts)])
     depth = len(PurePosixPath(link.name).parts) - 1
     return not target.is_absolute() and ups <= depth and ".." not in parts[ups:] and "\0" not in str(target)
-
-
-def _without_ups(parts: Sequence[str]) -> Iterator[str]:
-    ups = True
-    for part in parts:
-        ups = ups and part == ".."
-        if not ups:
-            yield part
 
 
 def _check_below(name: str) -> None:

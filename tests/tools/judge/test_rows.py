@@ -14,7 +14,7 @@ import pytest
 from toolgym.tools.errors import ConfigError, UnknownNameError
 from toolgym.tools.judge import AssertTest, FunctionTest, StdioTest, problem_of, read_rows, read_tests
 from toolgym.tools.judge.comparing import TOLERANCE
-from toolgym.tools.judge.packed_tests import packed_text
+from toolgym.tools.judge.rows import packed_text
 
 HUMANEVAL = {
     "task_id": "own/1",

@@ -24,8 +24,7 @@ from toolgym.tools.sandbox.base import ExecutionResult, ExecutionStatus, Sandbox
 from toolgym.tools.sandbox.names import positive
 from toolgym.tools.sandbox.options import RunRequest, SessionRequest
 from toolgym.tools.sandbox.protocol.messages import SessionInfo, encode_base64
-from toolgym.tools.sandbox.remote.caller import Caller, SandboxReplica
-from toolgym.tools.sandbox.remote.kinds import ServerKind
+from toolgym.tools.sandbox.remote.caller import Caller, SandboxReplica, ServerKind
 from toolgym.tools.sandbox.remote.response_parsing import CellsResult, read_run_code, read_run_jupyter, read_sessions
 from toolgym.tools.sandbox.remote.session import OPENING, RemoteSession, error_for
 

@@ -15,7 +15,7 @@ from toolgym.tools.sandbox.local.host.isolation import Level
 from toolgym.tools.sandbox.local.host.languages import LANGUAGES
 from toolgym.tools.sandbox.local.host.packages import check
 from toolgym.tools.sandbox.local.host.resources import available_processors
-from toolgym.tools.sandbox.local.host.sandbox import PRELOAD
+from toolgym.tools.sandbox.local.host.sandbox import PRELOAD, LocalSandbox
 from toolgym.tools.sandbox.options import Network
 from toolgym.tools.serving.config import ServerSpec, ServingConfig, StrictSettings
 
@@ -127,7 +127,27 @@ class ServerConfig(ServingConfig):
                 raise ValueError(f"unknown language {name!r}{nearest(name, known) or '.'} Known: {', '.join(known)}.")
         return names
 
-    @property
-    def sandbox_limits(self) -> Limits:
-        """The limits as the sandbox takes them."""
-        return Limits(**self.limits.model_dump())
+    def sandbox(self) -> LocalSandbox:
+        """Return the sandbox of one worker. The server's `Gate` bounds how many executions there are.
+
+        Raises:
+            SandboxError: the machine cannot give the isolation that is asked for.
+        """
+        return LocalSandbox(
+            require=self.isolation,
+            limits=Limits(**self.limits.model_dump()),
+            network=self.network,
+            allow_host_network=self.max_network == "host",
+            preload=self.preload,
+            python=self.python,
+            packages=self.packages,
+            max_running="unlimited",
+            max_computing=self.share(self.max_computing),
+            templates=max(1, available_processors() // 2 // self.workers),
+        )
+
+    def offered_languages(self, level: Level) -> frozenset[str]:
+        """Return the languages that requests can use: installed, possible at that isolation level, and not left out."""
+        able = {name for name, language in LANGUAGES.items() if language.available and language.possible(level)}
+        able.add("python")
+        return frozenset(able if self.languages is None else able & set(self.languages))

@@ -177,16 +177,10 @@ class SessionApi:
             raise _bad_name(str(error)) from None
         except UnknownNameError as error:
             raise RequestRefusedError(404, str(error), reason="no_checkpoint") from None
-        except SandboxUnsupportedError as error:
-            raise RequestRefusedError(409, str(error), reason="unsupported") from None
-        except SandboxBusyError as error:
-            raise RequestRefusedError(409, str(error), reason="no_room") from None
         except SandboxError as error:
-            raise RequestRefusedError(409, str(error)) from None
+            raise _refusal(error) from None
         except (OSError, TimeoutError) as error:
-            raise RequestRefusedError(
-                503, str(error) or "a fork did not come about in time", {"Retry-After": "1"}
-            ) from None
+            raise _try_again(str(error) or "a fork did not come about in time") from None
 
     async def _add(
         self, opening: Callable[[], Awaitable[Sequence[Session]]], n: int = 1, cells: int = 0
@@ -197,11 +191,9 @@ class SessionApi:
         except ConfigError as error:
             raise refused(error) from None
         except SandboxUnsupportedError as error:
-            raise RequestRefusedError(409, str(error), reason="unsupported") from None
+            raise _refusal(error) from None
         except (SandboxError, OSError, TimeoutError) as error:
-            raise RequestRefusedError(
-                503, str(error) or "a session did not open in time", {"Retry-After": "1"}
-            ) from None
+            raise _try_again(str(error) or "a session did not open in time") from None
         patience = self._config.queue_timeout
         return [self._sessions.add(ServedSession(self._worker, session, patience, cells)) for session in sessions]
 
@@ -307,10 +299,8 @@ class SessionApi:
             error: what happened.
             of_file: whether the call was about a file: if the session goes on, the file is to blame.
         """
-        if isinstance(error, SandboxUnsupportedError):
-            return RequestRefusedError(409, str(error), reason="unsupported")
-        if isinstance(error, SandboxBusyError):
-            return RequestRefusedError(409, str(error), reason="no_room")
+        if isinstance(error, SandboxUnsupportedError | SandboxBusyError):
+            return _refusal(error)
         if isinstance(error, SessionLostError):
             return RequestRefusedError(404, str(error), reason="no_session")
         if isinstance(error, TimeoutError):
@@ -320,6 +310,17 @@ class SessionApi:
             return RequestRefusedError(409, str(error))
         detail = f"{type(error).__name__}: {error}"
         return RequestRefusedError(404, detail, reason="no_session") if of_file else RequestRefusedError(500, detail)
+
+
+def _refusal(error: SandboxError) -> RequestRefusedError:
+    """Return the answer for what the sandbox cannot do, or not now."""
+    reasons = {SandboxUnsupportedError: "unsupported", SandboxBusyError: "no_room"}
+    reason = next((reason for kind, reason in reasons.items() if isinstance(error, kind)), None)
+    return RequestRefusedError(409, str(error), reason=reason)
+
+
+def _try_again(detail: str) -> RequestRefusedError:
+    return RequestRefusedError(503, detail, {"Retry-After": "1"})
 
 
 def made_sessions(response: web.Response) -> list[str]:

@@ -12,7 +12,6 @@ from pathlib import Path
 from toolgym.tools.errors import SandboxError
 from toolgym.tools.sandbox.server.app import SandboxApp
 from toolgym.tools.sandbox.server.config import ServerConfig
-from toolgym.tools.sandbox.server.factory import make_sandbox, offered_languages
 from toolgym.tools.serving.worker import START_DEADLINE, run_worker
 
 
@@ -28,7 +27,7 @@ async def open_app(config: ServerConfig, number: int, folder: Path | None) -> As
     Raises:
         SandboxError: the sandbox cannot start.
     """
-    sandbox = make_sandbox(config)
+    sandbox = config.sandbox()
     try:
         try:
             async with asyncio.timeout(START_DEADLINE):
@@ -40,7 +39,7 @@ async def open_app(config: ServerConfig, number: int, folder: Path | None) -> As
         app = SandboxApp(
             sandbox,
             config,
-            languages=offered_languages(config, sandbox.level),
+            languages=config.offered_languages(sandbox.level),
             version=importlib.metadata.version("toolgym"),
             about={"isolation": asdict(sandbox.isolation)},
             worker=number,

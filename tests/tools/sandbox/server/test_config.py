@@ -17,7 +17,7 @@ def test_flags_win_over_the_file(tmp_path):
     file.write_text("port: 1234\nmax_queue: 7\nlimits: {memory_mb: 100}\nlanguages: [python, bash]\n")
     config = ServerConfig.load(file, {"port": 4321, "host": None})
     assert (config.port, config.max_queue, config.host, config.languages) == (4321, 7, "127.0.0.1", ("python", "bash"))
-    assert config.sandbox_limits == Limits(memory_mb=100)
+    assert Limits(**config.limits.model_dump()) == Limits(memory_mb=100)
 
 
 def test_the_printed_settings_are_taken_back(tmp_path):
