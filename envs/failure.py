@@ -19,9 +19,10 @@ class failing:
         failed: the reason, unless the error knows a better one: a `SandboxError` means `SANDBOX_FAILED`.
         timed_out: the reason if a deadline passed; None: `failed`.
         unless: errors that pass through.
+        what: what failed, for the error's text, such as `"the scorer failed:"`.
     """
 
-    __slots__ = ("_failed", "_passing", "_timed_out")
+    __slots__ = ("_failed", "_passing", "_timed_out", "_what")
 
     def __init__(
         self,
@@ -29,7 +30,9 @@ class failing:
         timed_out: StopReason | None = None,
         *,
         unless: type[Exception] | tuple[type[Exception], ...] = (),
+        what: str = "",
     ) -> None:
+        self._what = what
         self._failed, self._timed_out = failed, timed_out or failed
         passing = unless if isinstance(unless, tuple) else (unless,)
         self._passing: tuple[type[Exception], ...] = (EpisodeFailedError, *passing)
@@ -45,6 +48,8 @@ class failing:
             reason = self._timed_out
         elif isinstance(cause, SandboxError):
             reason = StopReason.SANDBOX_FAILED
+        if self._what:
+            raise EpisodeFailedError(reason, f"{self._what} {error_text(cause)}") from cause
         raise EpisodeFailedError(reason, error_text(cause), cause) from cause
 
 

@@ -20,21 +20,20 @@ from toolgym.envs.actions import read_action
 from toolgym.envs.bad_calls import BadCallPolicy
 from toolgym.envs.base import Action, BaseEnv, StepResult
 from toolgym.envs.env_tools import OwnTools, tools_by_name
+from toolgym.envs.failure import failing
 from toolgym.envs.responses import Continue, End
 from toolgym.envs.result_text import Side, check_cut, cut
 from toolgym.envs.rewards.base import Outcome, Score, Scorer, outcome_scorer
 from toolgym.envs.tasks.sources import TaskList, TaskSource, require_task
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.tool_instances import ToolInstances, encodable
-from toolgym.envs.types import EpisodeFailedError, ResetInfo, StepInfo, StopReason, ToolCallRecord
+from toolgym.envs.types import ResetInfo, StepInfo, StopReason, ToolCallRecord
 from toolgym.tools.base import BaseTool
-from toolgym.tools.concurrency.deadline import DeadlineError, own_deadline, with_deadline
+from toolgym.tools.concurrency.deadline import own_deadline, with_deadline
 from toolgym.tools.errors import (
     ConfigError,
     EpisodeError,
-    SandboxError,
     check_seconds,
-    error_text,
     named_keywords,
     require_seed,
     require_whole_number,
@@ -421,7 +420,8 @@ class ToolEnv(BaseEnv):
                     metrics["score"] = score.value
                     metrics |= {f"score/{name}": value for name, value in score.components.items()}
                 for name in self._instances.names:
-                    metrics[f"reward/{name}"] = await self._tool_reward(self._instances, name)
+                    with failing(StopReason.TOOL_FAILED, what=f"calc_reward of the tool {name!r} failed:"):
+                        metrics[f"reward/{name}"] = await self._instances.reward(name)
                     reward += metrics[f"reward/{name}"]
         finally:
             await self._release()
@@ -433,22 +433,12 @@ class ToolEnv(BaseEnv):
         assert self._task is not None
         records = tuple(self._records)
         outcome = Outcome(self._task, self.messages, self._turn, records, final_text, reason, instances.sessions)
-        try:
+        with failing(StopReason.SCORE_FAILED, StopReason.SCORE_TIMEOUT, what="the scorer failed:"):
             score = self._scorer(outcome)
             if inspect.isawaitable(score):
                 with tool_scope(instances.scope):
                     score = await self._deadline(_awaited(score), self.score_timeout)
             return None if score is None else Score.of(score)
-        except DeadlineError as error:
-            raise _failed(StopReason.SCORE_TIMEOUT, "the scorer", error) from error
-        except Exception as error:
-            raise _failed(StopReason.SCORE_FAILED, "the scorer failed:", error) from error
-
-    async def _tool_reward(self, instances: ToolInstances, name: str) -> float:
-        try:
-            return await instances.reward(name)
-        except Exception as error:
-            raise _failed(StopReason.TOOL_FAILED, f"calc_reward of the tool {name!r} failed:", error) from error
 
     def _info(
         self,
@@ -479,15 +469,6 @@ class ToolEnv(BaseEnv):
     async def _release(self) -> None:
         if self._instances is not None:
             await self._instances.release()
-
-
-def _failed(reason: StopReason, what: str, error: Exception) -> EpisodeFailedError:
-    """Return the error to raise for a failure at the end of an episode. Its cause may know the reason better."""
-    if isinstance(error, EpisodeFailedError):
-        return error
-    if isinstance(error, SandboxError):
-        reason = StopReason.SANDBOX_FAILED
-    return EpisodeFailedError(reason, f"{what} {error_text(error)}")
 
 
 async def _awaited(value: Awaitable[T]) -> T:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from toolgym.envs.actions import read_action
 from toolgym.envs.base import Action, BaseEnv, StepResult
+from toolgym.envs.failure import failing
 from toolgym.envs.foreign.base import Adapter, InvalidActionError, Start, Stepped
 from toolgym.envs.foreign.options import WrapOptions
 from toolgym.envs.foreign.projects import adapter_for
@@ -22,7 +23,7 @@ from toolgym.envs.tasks.sources import TaskList, TaskSource, require_task
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.tool_instances import encodable
 from toolgym.envs.types import EpisodeFailedError, ResetInfo, StepInfo, StopReason, ToolCallRecord
-from toolgym.tools.concurrency.deadline import DeadlineError, shielded, with_deadline
+from toolgym.tools.concurrency.deadline import shielded, with_deadline
 from toolgym.tools.errors import ConfigError, EpisodeError, error_text, require_seed
 from toolgym.tools.message import Message, assistant, tool, user
 from toolgym.tools.parsers import ParsedTurn
@@ -282,21 +283,13 @@ class ForeignEnv(BaseEnv):
 
     async def _deadline(self, coroutine: Coroutine[Any, Any, T], failed: StopReason, what: str) -> T:
         """Await what the env does. Whatever it raises ends the episode, with the env to blame."""
-        options = self._options
+        options, passing = self._options, (InvalidActionError, ConfigError)
         try:
-            return await with_deadline(coroutine, options.timeout, queue=options.queue_timeout)
+            with failing(failed, StopReason.ENV_TIMEOUT, unless=passing, what=f"{what} raised"):
+                return await with_deadline(coroutine, options.timeout, queue=options.queue_timeout)
         except InvalidActionError:
             raise
-        except DeadlineError as error:
-            self._break()
-            raise EpisodeFailedError(StopReason.ENV_TIMEOUT, f"{what} {error}") from error
-        except (EpisodeFailedError, ConfigError):
-            self._break()
-            raise
-        except Exception as error:
-            self._break()
-            raise EpisodeFailedError(failed, f"{what} raised {error_text(error)}") from error
-        except BaseException:  # the caller was cancelled: the env may be in the middle of something
+        except BaseException:  # cancelled too: the env may be in the middle of something
             self._break()
             raise
 

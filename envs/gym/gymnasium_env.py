@@ -11,6 +11,7 @@ from typing import Any, cast
 import gymnasium
 
 from toolgym.envs.base import BaseEnv, StepResult
+from toolgym.envs.failure import finite_reward
 from toolgym.envs.gym.spaces import ChatSpace, TextSpace
 from toolgym.envs.registry import make
 from toolgym.envs.types import ResetInfo, StepInfo
@@ -95,13 +96,14 @@ class GymnasiumEnv(gymnasium.Env[tuple[Message, ...], str]):
         Raises:
             ConfigError: the action is not text.
             EpisodeError: called before `reset`, or after the episode ended.
+            EpisodeFailedError: the reward is not finite.
         """
         check_action(action)
         result = self._bridge.run(self.base_env.step(action))
         if self.render_mode is not None:
             self._conversation += turn(action, result)
         obs, info = observation(result.obs), plain_info(result.info)
-        return obs, float(result.reward), result.terminated, result.truncated, info
+        return obs, float(finite_reward(result.reward)), result.terminated, result.truncated, info
 
     def render(self) -> str | None:
         """Return the conversation so far with `render_mode="ansi"`; otherwise warn, as Gymnasium's envs do."""

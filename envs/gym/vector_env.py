@@ -19,6 +19,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from toolgym.envs.base import BaseEnv
+from toolgym.envs.failure import finite_reward
 from toolgym.envs.gym.gymnasium_env import (
     GymnasiumEnv,
     check_action,
@@ -314,7 +315,8 @@ class ToolVectorEnv(VectorEnv[tuple[Observation, ...], Iterable[str], npt.NDArra
         conversation = self._conversations[index]
         if self.render_mode is not None:
             conversation = [*conversation, *turn(action, result)]
-        outcome = _StepOutcome(result.obs, float(result.reward), result.terminated, truncated, info, conversation)
+        reward = float(finite_reward(result.reward))
+        outcome = _StepOutcome(result.obs, reward, result.terminated, truncated, info, conversation)
         if (result.terminated or truncated) and self.autoreset_mode is AutoresetMode.SAME_STEP:
             outcome.final_obs, outcome.final_info = observation(result.obs), info
             fresh = await self._begin(index)

@@ -17,6 +17,8 @@ from gymnasium.utils.env_checker import check_env
 
 import toolgym
 from toolgym.envs.gym.gymnasium_env import GymnasiumEnv, render_conversation
+from toolgym.envs.gym.vector_env import ToolVectorEnv, VectorEnvError
+from toolgym.envs.types import EpisodeFailedError
 from toolgym.tools.errors import ConfigError, EpisodeError, UnknownNameError
 
 CALL = '<tool_call>{"name": "code_interpreter", "arguments": {"code": "print(6 * 7)"}}</tool_call>'
@@ -365,3 +367,20 @@ def test_toolgym_make_gives_the_env_that_gymnasium_wraps(toy_id, toy_env):
     env = gymnasium.make(toy_id)
     assert type(env.unwrapped.base_env) is type(toolgym.make(toy_id)) is toy_env
     env.close()
+
+
+def test_a_reward_that_is_not_finite_is_a_failure(toy_env):
+    class Odd(toy_env):
+        async def step(self, action):
+            return (await super().step(action))._replace(reward=float("nan"))
+
+    env = GymnasiumEnv(Odd())
+    env.reset(seed=1)
+    with pytest.raises(EpisodeFailedError, match="not finite: nan"):
+        env.step("hello")
+    env.close()
+    envs = ToolVectorEnv([Odd, toy_env])
+    envs.reset(seed=1)
+    with pytest.raises(VectorEnvError, match="step failed in env 0; .*not finite: nan"):
+        envs.step(("hello", "hello"))
+    envs.close()

@@ -18,7 +18,7 @@ def step_metadata(session: EnvSession, result: StepResult) -> dict[str, Any]:
     metadata: dict[str, Any] = {
         "step_reward": float(result.reward),
         "episode_reward": session.episode.reward if session.episode is not None else float(result.reward),
-        "tool_calls": [_record(one) for one in info.get("tool_calls") or ()],
+        "tool_calls": [_record(record) for record in info.get("tool_calls") or ()],
         "metrics": {name: value for name, value in (info.get("metrics") or {}).items() if _is_plain(value)},
     }
     if reason is not None:

@@ -56,7 +56,7 @@ MAX_DELAY = 2.0
 
 
 class Reward(NamedTuple):
-    """What an episode is worth.
+    """Reward of an episode.
 
     Attributes:
         value: the reward, see `read_reward`.
@@ -106,10 +106,10 @@ class SessionClient(AsyncCloseable):
         patience: float = 120.0,
         max_connections: int = 1024,
     ) -> None:
-        given = [base_url] if isinstance(base_url, str) else base_url
-        if not isinstance(given, Sequence) or not given:
+        addresses = [base_url] if isinstance(base_url, str) else base_url
+        if not isinstance(addresses, Sequence) or not addresses:
             raise ConfigError(f"base_url must be the address of a session server, or of several, got {base_url!r}")
-        self.urls = tuple(dict.fromkeys(check_address(url, "a session server") for url in given))
+        self.urls = tuple(dict.fromkeys(check_address(url, "a session server") for url in addresses))
         check_seconds(
             start_timeout=start_timeout, action_timeout=action_timeout, reward_timeout=reward_timeout, patience=patience
         )
@@ -136,8 +136,10 @@ class SessionClient(AsyncCloseable):
         def read(reply: http.HttpResponse) -> StartResponse:
             return _answer(StartResponse, reply)
 
-        found, replica = await self._call("/start_instance", body, self.start_timeout, read, repeatable=True)
-        return OpenSession(self, replica, found.sid, found.content, heeds_ids=found.request_id == body["request_id"])
+        started, replica = await self._call("/start_instance", body, self.start_timeout, read, repeatable=True)
+        return OpenSession(
+            self, replica, started.sid, started.content, heeds_ids=started.request_id == body["request_id"]
+        )
 
     async def reward(self, sid: str | int) -> Reward:
         """Return what a session is worth, by its id alone: each server is asked whether the session is there.
@@ -172,8 +174,8 @@ class SessionClient(AsyncCloseable):
         """Return what a session of this server is worth. Raises CallError."""
         body = json_body({"sid": sid})
         request = HttpRequest("POST", "/compute_reward", body, self.reward_timeout)
-        found, _ = await self._connected().call(request, _reward, replica, attempts=attempts or self._attempts)
-        return found
+        reward, _ = await self._connected().call(request, _reward, replica, attempts=attempts or self._attempts)
+        return reward
 
     async def call(
         self,
@@ -186,8 +188,8 @@ class SessionClient(AsyncCloseable):
         repeatable: bool,
     ) -> T:
         """Call the server of a session."""
-        found, _ = await self._call(path, body, seconds, read, at=replica, repeatable=repeatable)
-        return found
+        answer, _ = await self._call(path, body, seconds, read, at=replica, repeatable=repeatable)
+        return answer
 
     async def _call(
         self,
@@ -256,10 +258,10 @@ class OpenSession:
             return _answer(ActionResponse, reply)
 
         seconds = self._client.action_timeout
-        found = await self._client.call(
+        answered = await self._client.call(
             self._replica, "/process_action", body, seconds, read, repeatable=self._heeds_ids
         )
-        return ActionReply(found.content, found.done)
+        return ActionReply(answered.content, answered.done)
 
     async def postprocess(self) -> None:
         """End the episode: the session takes no more actions, and its reward stays."""
@@ -313,16 +315,18 @@ def _nothing(reply: http.HttpResponse) -> None:
 def _object(reply: http.HttpResponse) -> dict[str, Any]:
     """Return the JSON object of a proper answer."""
     try:
-        found = json.loads(reply.body)
+        decoded = json.loads(reply.body)
     except (ValueError, RecursionError):
-        found = None
+        decoded = None
     if reply.status == 200:
-        if not isinstance(found, dict):
+        if not isinstance(decoded, dict):
             raise GarbledError(f"expected a JSON object, got {excerpt(reply.body)}")
-        return found
-    reason = found.get("reason") if isinstance(found, dict) else None
-    detail = shorten(str(found["detail"])) if isinstance(found, dict) and "detail" in found else excerpt(reply.body)
-    said = f"the session server answered {reply.status}: {detail}"
+        return decoded
+    reason = decoded.get("reason") if isinstance(decoded, dict) else None
+    detail = (
+        shorten(str(decoded["detail"])) if isinstance(decoded, dict) and "detail" in decoded else excerpt(reply.body)
+    )
+    text = f"the session server answered {reply.status}: {detail}"
     if reason == "no_session":
         raise _NoSessionError("the server does not know the session: it has expired, or it is another client's")
     if reason == "finished":
@@ -330,7 +334,7 @@ def _object(reply: http.HttpResponse) -> dict[str, Any]:
     if reason == "no_task":
         raise UnknownNameError(f"the session server has no such task: {detail}")
     if reply.status == 404:
-        raise ConfigError(f"{said}. Is that the address of a session server?")
+        raise ConfigError(f"{text}. Is that the address of a session server?")
     if 400 <= reply.status < 500:
-        raise ConfigError(said)
-    raise CallError(said)
+        raise ConfigError(text)
+    raise CallError(text)

@@ -109,18 +109,20 @@ def read_clients(config: SessionServerConfig) -> dict[str, str]:
         UnknownNameError: there is no `clients_file`.
         ConfigError: it is no mapping of names to tokens, two clients have the same one, or there is no `token`.
     """
-    found = {config.secret: "default"} if config.secret is not None else {}
+    clients = {config.secret: "default"} if config.secret is not None else {}
     if config.clients_file is None:
-        return found
-    if not found:
+        return clients
+    if not clients:
         raise ConfigError("clients_file: set a token too, or every client without one would be let in")
-    given = read_yaml("clients_file", config.clients_file)
-    if not isinstance(given, dict) or not all(isinstance(one, str) and one for pair in given.items() for one in pair):
+    names = read_yaml("clients_file", config.clients_file)
+    if not isinstance(names, dict) or not all(
+        isinstance(text, str) and text for pair in names.items() for text in pair
+    ):
         raise ConfigError(f"{config.clients_file}: expected names of clients and their tokens, as texts")
-    for name, token in given.items():
-        if found.setdefault(token, name) != name:
-            raise ConfigError(f"{config.clients_file}: the clients {found[token]!r} and {name!r} have the same token")
-    return found
+    for name, token in names.items():
+        if clients.setdefault(token, name) != name:
+            raise ConfigError(f"{config.clients_file}: the clients {clients[token]!r} and {name!r} have the same token")
+    return clients
 
 
 def make_backend(name: str, kwargs: Mapping[str, Any]) -> SessionBackend:

@@ -104,8 +104,8 @@ class RemoteSessionEnv(BaseEnv):
         await self._abandon()
         if seed is not None:
             self._rng = random.Random(seed)
-        given = (options or {}).get("task")
-        self.task = task = require_task(given if given is not None else self.tasks.sample(self._rng))
+        task = (options or {}).get("task")
+        self.task = task = require_task(task if task is not None else self.tasks.sample(self._rng))
         self._turn = self._calls = 0
         try:
             self._session = await self.client.start(instance_hash(task))
@@ -114,7 +114,7 @@ class RemoteSessionEnv(BaseEnv):
         self._begun = True
         return [message.copy() for message in task.messages], {
             "task": task,
-            "tools": [one.to_openai() for one in self._tools],
+            "tools": [schema.to_openai() for schema in self._tools],
         }
 
     async def step(self, action: Action) -> StepResult:
@@ -130,7 +130,7 @@ class RemoteSessionEnv(BaseEnv):
             return await self._end(StopReason.ANSWERED, turn)
         try:
             if self._tools:
-                obs = [await self._answer(session, one) for one in turn.requests]
+                obs = [await self._answer(session, request) for request in turn.requests]
             else:
                 reply = await session.act(turn.text)
                 obs = [user(self._cut(reply.content))]
@@ -231,10 +231,10 @@ def instance_hash(task: Task) -> str:
         ConfigError: the task has no id at all.
     """
     extra = task.extra_info
-    found = extra.get("instance_hash") or extra.get("instance_id") or task.id
-    if not found:
+    name = extra.get("instance_hash") or extra.get("instance_id") or task.id
+    if not name:
         raise ConfigError("a task for a session server needs extra_info.instance_hash or extra_info.instance_id")
-    return str(found)
+    return str(name)
 
 
 def swe_dev_env(base_url: str | Sequence[str] | SessionClient | None = None, **kwargs: Any) -> BaseEnv:

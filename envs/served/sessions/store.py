@@ -119,13 +119,13 @@ class Store:
 
     async def started(self, client: str, start_id: str) -> str | None:
         """Return the session that a client's `/start_instance` with this `request_id` gave."""
-        found = await self._one("SELECT sid FROM sessions WHERE client = ? AND start_id = ?", (client, start_id))
-        return found[0] if found else None
+        row = await self._one("SELECT sid FROM sessions WHERE client = ? AND start_id = ?", (client, start_id))
+        return row[0] if row else None
 
     async def state(self, sid: str) -> bytes | None:
         """Return the state after the last acknowledged call; None where it is freed."""
-        found = await self._one("SELECT state FROM sessions WHERE sid = ?", (sid,))
-        return found[0] if found else None
+        row = await self._one("SELECT state FROM sessions WHERE sid = ?", (sid,))
+        return row[0] if row else None
 
     async def answer(self, sid: str, request_id: str) -> tuple[str, bool] | None:
         """Return what was answered to an action."""
@@ -181,8 +181,8 @@ class Store:
 
     async def _one(self, statement: str, values: tuple[Any, ...]) -> tuple[Any, ...] | None:
         def read(database: sqlite3.Connection) -> tuple[Any, ...] | None:
-            found: tuple[Any, ...] | None = database.execute(statement, values).fetchone()
-            return found
+            row: tuple[Any, ...] | None = database.execute(statement, values).fetchone()
+            return row
 
         return await self._do(read)
 

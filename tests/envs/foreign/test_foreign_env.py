@@ -18,7 +18,7 @@ from toolgym.envs.foreign.own_random import OwnRandom
 from toolgym.envs.types import EpisodeFailedError
 from toolgym.rollout import RunConfig, SamplingParams, open_engine, rollout
 from toolgym.testing import EnvSuite
-from toolgym.tools.errors import ConfigError, EpisodeError, UnknownNameError
+from toolgym.tools.errors import ConfigError, EpisodeError, SandboxError, UnknownNameError
 from toolgym.tools.parsers import ParsedTurn
 
 
@@ -475,3 +475,15 @@ def test_a_generator_that_is_never_given_back_is_no_hang():
     finally:
         let_go.set()
         thread.join()
+
+
+async def test_a_sandbox_that_fails_below_an_env_is_named(caplog):
+    class Broken(GuessEnv):
+        def step(self, action):
+            raise SandboxError("no host")
+
+    async with wrap(Broken) as env:
+        await env.reset(seed=0)
+        with pytest.raises(EpisodeFailedError, match="SandboxError: no host") as raised:
+            await env.step("5")
+    assert raised.value.stop_reason is StopReason.SANDBOX_FAILED

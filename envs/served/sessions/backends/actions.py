@@ -1,4 +1,4 @@
-"""How a turn's text is read as actions in a repository: commands, programs and patches, in the order of the turn.
+"""Reading of a turn's text as actions in a repository: commands, programs and patches, in the order of the turn.
 
 | in the turn | what is done |
 | --- | --- |
@@ -81,18 +81,18 @@ _PATCH_SCHEMA = ToolSchema(
     "Change files of the repository.",
     {"type": "object", "properties": {"patch": {"type": "string"}}, "required": ["patch"]},
 )
-_SCHEMAS = {one.name: one for one in (*TOOLS, _PATCH_SCHEMA)}
+_SCHEMAS = {schema.name: schema for schema in (*TOOLS, _PATCH_SCHEMA)}
 
 
 def read_actions(content: str) -> list[RepositoryAction]:
     """Return what a turn asks for, in its order; nothing where it asks for nothing. No text makes this raise."""
     requests = parse_hermes(content).requests
     if requests:
-        return [_of_call(one) for one in requests]
+        return [_of_call(request) for request in requests]
     # Turns come with or without their opening tag: the prompt may have held it.
     text = _THINKING.sub("", content) if "<think>" in content else content.rpartition("</think>")[2]
-    found = [_of_block(kind, block) for kind, block in fenced_blocks(text)]
-    actions = [one for one in found if one is not None]
+    blocks = [_of_block(kind, block) for kind, block in fenced_blocks(text)]
+    actions = [block for block in blocks if block is not None]
     if actions:
         return actions
     plain = [block for kind, block in fenced_blocks(text) if not kind and block.strip()]
@@ -116,7 +116,7 @@ def bare_program(text: str) -> str | None:
         return None
     # Words may be Python too: `Done`, `not yet`, `Answer: 42`.
     code = any(
-        isinstance(one, _CODE) or (isinstance(one, ast.Expr) and isinstance(one.value, ast.Call)) for one in body
+        isinstance(node, _CODE) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)) for node in body
     )
     return program if code else None
 
@@ -131,7 +131,7 @@ def _of_text(text: str) -> RepositoryAction | None:
 
 def fenced_blocks(text: str) -> list[tuple[str, str]]:
     """Return the kind (in lower case) and the text of each fenced block of Markdown; one that is not closed is none."""
-    found = []
+    blocks = []
     fence, kind = "", ""
     block: list[str] = []
     for line in text.splitlines(keepends=True):
@@ -141,11 +141,11 @@ def fenced_blocks(text: str) -> list[tuple[str, str]]:
             if opened is not None:
                 fence, kind, block = opened["fence"], opened["kind"].lower(), []
         elif len(bare) >= len(fence) and set(bare) == {fence[0]}:
-            found.append((kind, "".join(block)))
+            blocks.append((kind, "".join(block)))
             fence = ""
         else:
             block.append(line)
-    return found
+    return blocks
 
 
 def _of_call(request: ToolCall | ToolCallError) -> RepositoryAction:

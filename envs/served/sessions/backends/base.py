@@ -1,4 +1,4 @@
-"""What a session server's sessions are made of: a `SessionBackend` opens an `Instance` for each."""
+"""The contract of a kind of session: a `SessionBackend` opens an `Instance` for each session."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from toolgym.tools.closeable import AsyncCloseable
 
 
 class ActionReply(NamedTuple):
-    """What an instance answers to a turn.
+    """Answer of an instance to a turn.
 
     Attributes:
         content: what the policy reads.

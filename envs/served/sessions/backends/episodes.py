@@ -82,7 +82,7 @@ class EnvBackend(SessionBackend):
             source = getattr(env, "tasks", None)
             size = source.size if isinstance(source, TaskSource) else None
             tasks = [source.task(place) for place in range(size)] if source is not None and size is not None else []
-            self._tasks[id] = {one.id: one for one in tasks}
+            self._tasks[id] = {task.id: task for task in tasks}
         return self._tasks[id]
 
 

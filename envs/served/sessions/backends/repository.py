@@ -75,8 +75,8 @@ class RepositoryBackend(SessionBackend):
         self.command_timeout, self.turn_timeout, self.test_timeout = command_timeout, turn_timeout, test_timeout
         self.strict = strict
         self._session_options = dict(session_options or {})
-        self._tasks = {one.instance_id: one for one in load_repository_tasks(tasks)}
-        self._by_number = {number_of(id): one for id, one in self._tasks.items()}
+        self._tasks = {task.instance_id: task for task in load_repository_tasks(tasks)}
+        self._by_number = {number_of(id): task for id, task in self._tasks.items()}
         self._remote, self._token, self._options = sandbox_url, sandbox_token, dict(sandbox_options or {})
         self._sandbox: Sandbox | None = None
         self.tools: dict[str, BashTool | EditorTool] = {}
@@ -128,19 +128,19 @@ class _Repository(Instance):
         if self._snapshot is None:
             self._snapshot = await self._workspace.snapshot()
         ends = time.monotonic() + self._backend.turn_timeout
-        said = []
+        answers = []
         try:
             for action in actions[:MAX_ACTIONS]:
-                said.append(await self._carry_out(action, ends - time.monotonic()))
+                answers.append(await self._carry_out(action, ends - time.monotonic()))
             self._snapshot = await self._workspace.snapshot()
         except SessionLostError:
             await self._workspace.close()
             self._workspace = await self._backend.workspace(self._task, self._snapshot)
             self._tools.clear()
-            said.append(SESSION_LOST)
+            answers.append(SESSION_LOST)
         if len(actions) > MAX_ACTIONS:
-            said.append(f"[Only the first {MAX_ACTIONS} actions of a turn are carried out]")
-        return ActionReply("\n\n".join(said))
+            answers.append(f"[Only the first {MAX_ACTIONS} actions of a turn are carried out]")
+        return ActionReply("\n\n".join(answers))
 
     async def state(self) -> bytes:
         if self._snapshot is None:

@@ -75,7 +75,9 @@ class SandboxFusionBackend(SessionBackend):
         check_seconds(run_timeout=run_timeout, submit_timeout=submit_timeout, patience=patience)
         self.run_timeout, self.submit_timeout = run_timeout, submit_timeout
         self.config = dict(config or {})
-        self._urls = [check_address(one, "a SandboxFusion server") for one in ([url] if isinstance(url, str) else url)]
+        self._urls = [
+            check_address(address, "a SandboxFusion server") for address in ([url] if isinstance(url, str) else url)
+        ]
         self._token = token
         self._retries = Retries(patience=patience)
         self._sandbox: RemoteSandbox | None = None
@@ -117,10 +119,10 @@ class SandboxFusionBackend(SessionBackend):
         body = {"dataset": dataset, "id": id, "completion": completion, "config": self.config}
         request = HttpRequest("POST", "/submit", json_body(body), self.submit_timeout)
         try:
-            found, _ = await self._client.call(request, _verdict)
+            verdict, _ = await self._client.call(request, _verdict)
         except CallError as error:
             raise RemoteSessionError(f"/submit: {error}") from error
-        return found
+        return verdict
 
 
 class _Problem(Instance):
@@ -157,8 +159,8 @@ class _Problem(Instance):
         if not self._solution:
             return {"reward": 0.0}
         verdict = await self._backend.submit(self._dataset, self._id, self._solution)
-        tests = [one for one in verdict.get("tests") or () if isinstance(one, Mapping)]
-        counts = {"f2p_count": sum(one.get("passed") is True for one in tests), "f2p_total": len(tests)}
+        tests = [test for test in verdict.get("tests") or () if isinstance(test, Mapping)]
+        counts = {"f2p_count": sum(test.get("passed") is True for test in tests), "f2p_total": len(tests)}
         return {"reward": float(verdict["accepted"] is True), **(counts if tests else {})}
 
     async def close(self) -> None:
@@ -169,9 +171,9 @@ def _verdict(reply: http.HttpResponse) -> Mapping[str, Any]:
     if reply.status != 200:
         raise CallError(f"the server answered {reply.status}: {excerpt(reply.body)}")
     try:
-        found = json.loads(reply.body)
+        verdict = json.loads(reply.body)
     except ValueError as error:
         raise GarbledError(f"the answer is no JSON: {error}") from None
-    if not isinstance(found, dict) or not isinstance(found.get("accepted"), bool):
+    if not isinstance(verdict, dict) or not isinstance(verdict.get("accepted"), bool):
         raise GarbledError(f"expected a verdict with 'accepted', got {excerpt(reply.body)}")
-    return found
+    return verdict
