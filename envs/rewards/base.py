@@ -63,17 +63,13 @@ class Outcome:
         return [message for message in self.messages[len(self.task.messages) :] if message["role"] == "assistant"]
 
     def session(self, tool: str) -> Any:
-        """Return what a tool keeps for the episode: the `ToolSession` of a `StatefulTool`.
+        """Return what a tool keeps for the episode, by the tool's name: the `ToolSession` of a `StatefulTool`.
 
         It is open until all scorers are done. A code interpreter's has `sandbox_session`, to run a program and read
         files where the policy's programs ran.
 
-        Args:
-            tool: the tool's name.
-
         Raises:
-            ConfigError: the env has no such tool, or the tool keeps nothing for a scorer. A tool that answers from a
-                recording keeps nothing.
+            ConfigError: there is no such tool, or it keeps nothing, as one that answers from a recording.
         """
         if tool not in self.sessions:
             names = ", ".join(self.sessions) or "none"

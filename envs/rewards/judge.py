@@ -131,16 +131,10 @@ class LLMJudge(AsyncCloseable):
         return await self._verdict(prompt)
 
     async def compare(self, question: str, first: str, second: str) -> float:
-        """Return how much better the first answer is than the second: 1 better, 0 worse, 0.5 equally good.
-
-        Raises:
-            EpisodeFailedError: there is no verdict; says why.
-            ConfigError: the server refused the request, or another event loop uses the judge.
-        """
+        """Return 1 for a first answer that is better, 0 for a worse one, 0.5 for equal ones. Raises as a score does."""
         return await self._verdict(self._comparison.format(question=question, first=first, second=second))
 
     async def close(self) -> None:
-        """Close its connections."""
         await self._model.close()
 
     async def _verdict(self, prompt: str) -> float:

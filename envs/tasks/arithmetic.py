@@ -1,11 +1,8 @@
 """`ArithmeticTasks`: word problems with numbers too large to guess, generated when they are drawn.
 
-Every problem is one short English question whose answer is one expression over two or three numbers of two
-or three digits: `a+b`, `a-b`, `a*b`, `a+b-c`, `a*b+c`, `a*b-c`, `(a+b)*c` or `(a-b)*c`. Answers are integers,
-never negative. Nothing is downloaded, and there are many millions of different problems. About a tenth of the
-expressions are kept for testing, in whatever question they stand, so that training sees no answer of a test.
-
-Not covered: division, negative numbers, and questions that need knowledge beyond what they say.
+A problem is a short English question whose answer is an expression over two or three numbers of two or three digits;
+the value is never negative. There are many millions of problems. About a tenth of the expressions are kept for testing,
+in whatever question they stand, so that training sees no answer of a test. Not covered: division and negative numbers.
 """
 
 from __future__ import annotations
@@ -72,10 +69,6 @@ class ArithmeticProblem:
 class ArithmeticTasks(TaskSource):
     """An endless source of arithmetic word problems.
 
-        tasks = ArithmeticTasks(split="train")
-        task = tasks.sample(random.Random(0))
-        task.messages[-1]["content"], task.ground_truth
-
     Args:
         split: `"train"`, or `"test"` for the tenth of all expressions that training never shows.
 
@@ -98,11 +91,7 @@ class ArithmeticTasks(TaskSource):
         return {"train": ArithmeticTasks("train"), "test": ArithmeticTasks("test")}
 
     def problem(self, rng: random.Random) -> ArithmeticProblem:
-        """Draw one problem with its expression, which is what a scripted policy needs to solve it.
-
-        Args:
-            rng: the only source of chance; the same state gives the same problem.
-        """
+        """Draw a problem with its expression, by which a scripted policy solves it; the same state gives the same."""
         while True:
             problem = _draw(rng)
             if problem.split == self.split:

@@ -77,7 +77,7 @@ class ByLevel(TaskSource):
 
         Args:
             source: the tasks.
-            column: of `extra_info`, a whole number or a text in each; sorted, they go from the easiest to the hardest.
+            column: of `extra_info`: whole numbers or texts, which are sorted from the easiest to the hardest.
             options: the other arguments.
 
         Raises:

@@ -79,12 +79,7 @@ class TaskEpochs(TaskSource):
         return {"position": self.position, "seed": self._seed, "size": self._source.size}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a position that `state_dict` gave.
-
-        Raises:
-            ConfigError: it is none, or was saved with another seed or another number of tasks: the order would be
-                another one.
-        """
+        """Go on from a state of `state_dict`. Raises ConfigError: it has another form, seed or number of tasks."""
         present = self.state_dict()
         if not isinstance(state, Mapping) or state.keys() != present.keys():
             raise ConfigError(f"expected a state with {', '.join(present)}, got {shorten(repr(state))}")

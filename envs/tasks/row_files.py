@@ -65,12 +65,7 @@ class Rows(ABC):
 
 
 class JsonLinesRows(Rows):
-    """The lines of a JSON Lines file that are not blank. 8 bytes for each are kept: the offset of its begin.
-
-    Raises:
-        UnknownNameError: there is no such file; names the nearest one.
-        ConfigError: it cannot be read, or is of another format.
-    """
+    """The lines of a JSON Lines file that are not blank; 8 bytes for each are kept. Raises what `opened` raises."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -132,10 +127,7 @@ def json_line(line: bytes, where: str) -> object:
 class ParquetRows(Rows):
     """The rows of a Parquet file. A row group is decoded when one of its rows is asked for, and kept as Arrow's table.
 
-    Raises:
-        UnknownNameError: there is no such file; names the nearest one.
-        ConfigError: it cannot be read.
-        MissingExtraError: pyarrow is not installed.
+    Raises what `opened` raises, and MissingExtraError: pyarrow is not installed.
     """
 
     from_arrow = True

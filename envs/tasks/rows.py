@@ -15,12 +15,7 @@ COLUMNS = ("prompt", "ground_truth", "id", "source")
 
 
 def check_columns(columns: Mapping[str, str] | None) -> None:
-    """Check the argument `columns` of a loader.
-
-    Raises:
-        UnknownNameError: a task has no such part; names the nearest one.
-        ConfigError: it is of the wrong kind, or does not say where the prompt is.
-    """
+    """Check the argument `columns` of a loader: parts of a task, the prompt among them, to names of columns."""
     if columns is None:
         return
     if not isinstance(columns, Mapping) or not all(isinstance(name, str) for name in columns.values()):
@@ -38,10 +33,10 @@ def read_task(row: object, columns: Mapping[str, str] | None, *, where: str, id:
     """Return the task of a row.
 
     Args:
-        row: in verl's shape, or in another one with `columns`.
-        columns: which column holds what; None for verl's shape.
+        row: in verl's shape, or in another one with `columns`, as in `load_tasks`.
+        columns: the column of each part; None for verl's shape.
         where: the row's place for errors, such as `tasks.jsonl, line 3`.
-        id: the task's, where the row has none.
+        id: the task's, if the row has none.
         from_arrow: as in `Task.from_row`.
 
     Raises:

@@ -43,13 +43,7 @@ class TaskSource(ABC):
         return {"train": self}
 
     def take(self, count: int, *, seed: int | None = None, training_step: int = 0) -> list[Task]:
-        """Draw `count` tasks.
-
-        Args:
-            count: how many.
-            seed: the same seed and training step give the same tasks; None draws afresh.
-            training_step: another step gives other tasks.
-        """
+        """Draw a number of tasks: the same for the same seed and training step; by chance for the seed None."""
         require_whole_number("count", count, at_least=0)
         rng = random.Random(f"{seed}, step {training_step}" if seed is not None and training_step else seed)
         return [self.sample(rng) for _ in range(count)]
@@ -57,12 +51,9 @@ class TaskSource(ABC):
     def observe(self, task: Task, rewards: Sequence[float]) -> None:
         """Learn what a policy made of a task that was drawn here; a curriculum draws the next ones by it.
 
-        `rollout` calls this for each group of a run that trains, in the order of the tasks, whichever ends first.
-
-        Args:
-            task: the task.
-            rewards: those of the group's episodes, in the order of the samples. Episodes that the infrastructure broke
-                off are left out, and a group that has no other is not reported.
+        `rollout` calls this for each group of a run that trains, in the order of the tasks, with the rewards of its
+        episodes in the order of the samples. Episodes that the infrastructure broke off are left out, and a group that
+        has no other is not reported.
         """
 
 

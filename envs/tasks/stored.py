@@ -21,16 +21,8 @@ Paths = str | Path | Sequence[str | Path]
 class StoredTasks(CountedTasks):
     """Tasks at their places in one or more files or data sets, read when they are drawn.
 
-    A row that is not valid is an error when it is drawn, and not before. The same seed draws the same tasks as from
-    `load_tasks`.
-
-    Args:
-        parts: rows, one behind the other.
-        columns: for rows of another shape than verl's, as in `load_tasks`.
-
-    Raises:
-        UnknownNameError: a task has no part that `columns` names.
-        ConfigError: `columns` are of the wrong kind, or there are no rows.
+    A row that is not valid is an error when it is drawn. The same seed draws the same tasks as from `load_tasks`, whose
+    `columns` these are. Raises ConfigError: there are no rows, or `columns` cannot be used.
     """
 
     def __init__(self, parts: Sequence[Rows], columns: Mapping[str, str] | None = None) -> None:
@@ -88,17 +80,12 @@ def from_parquet(
     """Return the tasks of Parquet files; a row group is read when one of its rows is drawn.
 
     A random draw reads a whole row group unless that is in the cache, so row groups should be small; `write_tasks`
-    writes such ones.
+    writes such ones. Errors are those of `load_tasks`.
 
     Args:
         path: a file, or several.
         columns: for rows of another shape than verl's, as in `load_tasks`.
-        cache_bytes: of decoded row groups that are kept, for each file.
-
-    Raises:
-        UnknownNameError: there is no such file; names the nearest one.
-        ConfigError: a file cannot be read, or there are no rows.
-        MissingExtraError: pyarrow is not installed.
+        cache_bytes: bytes of decoded row groups that are kept for each file.
     """
     require_whole_number("cache_bytes", cache_bytes, at_least=0)
     return StoredTasks([ParquetRows(file, cache_bytes) for file in _paths(path)], columns)
@@ -107,15 +94,12 @@ def from_parquet(
 def from_jsonl(path: Paths, *, columns: Mapping[str, str] | None = None) -> StoredTasks:
     """Return the tasks of JSON Lines files, each read when it is drawn.
 
-    A file is read once when it is opened, to find where its lines begin: 8 bytes for each stay in memory.
+    A file is read once when it is opened, to find where its lines begin: 8 bytes for each stay in memory. Errors are
+    those of `load_tasks`.
 
     Args:
         path: a file in UTF-8, or several.
         columns: for rows of another shape than verl's, as in `load_tasks`.
-
-    Raises:
-        UnknownNameError: there is no such file; names the nearest one.
-        ConfigError: a file is of another format, or there are no rows.
     """
     return StoredTasks([JsonLinesRows(file) for file in _paths(path)], columns)
 
@@ -124,11 +108,8 @@ def from_hf(dataset: Any, *, columns: Mapping[str, str] | None = None) -> Stored
     """Return the tasks of a split of the library `datasets`, each read when it is drawn.
 
     Args:
-        dataset: a `datasets.Dataset`.
+        dataset: a `datasets.Dataset`; a `DatasetDict` or an `IterableDataset`, which has no places, is a `ConfigError`.
         columns: for rows of another shape than verl's, as in `load_tasks`.
-
-    Raises:
-        ConfigError: it has no rows at places, such as a `DatasetDict` or an `IterableDataset`, or no rows at all.
     """
     if isinstance(dataset, Mapping):
         names = ", ".join(repr(name) for name in dataset)

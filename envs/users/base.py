@@ -59,11 +59,9 @@ class UserSession(ABC):
 
     @abstractmethod
     async def reply(self, messages: Sequence[Message]) -> UserReply:
-        """Reply to the policy's last turn.
+        """Reply to the policy's last turn, the last of `messages`, which are the conversation as the policy sees it.
 
-        Args:
-            messages: the conversation as the policy sees it, its last turn included. Before the policy's first turn,
-                where the user begins: the task's messages. Do not change it.
+        A user that begins gets the task's messages. Do not change them.
         """
 
     @property

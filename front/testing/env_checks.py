@@ -51,12 +51,13 @@ class EnvSubject:
     Attributes:
         env: the env, freshly made.
         actions: of one episode, in order; the last is repeated until the episode is over. Texts are also given as
-            parsed turns and as messages.
-        repeatable: whether the same actions lead to the same observations and rewards.
+            parsed turns and as messages, with tool calls read as Hermes writes them.
+        repeatable: whether the same seed and actions lead to the same observations and rewards. The tasks that a seed
+            draws must be the same in any case.
         max_steps: steps after which an episode that is not over is an error.
-        full_reward: what the known solution earns.
+        full_reward: what the known solution (`gold_actions`) earns, and no attack.
         silent_reward: the most that an empty answer earns.
-        hidden: further texts that the policy must not read, besides those of the task's ground truth.
+        hidden: further texts that the policy must not be able to read, such as those of hidden tests.
         make: makes another such env; None where there is only this one.
     """
 

@@ -78,20 +78,14 @@ class CheckResult:
 
 class _PlayOptions(TypedDict, total=False):
     repeatable: bool
-    """Whether the same seed and actions lead to the same observations and rewards [True]. The tasks that a seed draws
-    must be the same in any case."""
     max_steps: int
-    """Steps after which an episode that is not over is an error [64]."""
     full_reward: float
-    """What the known solution earns [1]."""
     silent_reward: float
-    """The most that an empty answer earns [0]."""
     hidden: Sequence[str]
-    """Further texts that the policy must not be able to read, such as those of hidden tests."""
 
 
 class CheckOptions(_PlayOptions, total=False):
-    """The way that an env is played, and what its rewards should be."""
+    """The way that an env is played, and what its rewards should be: see `EnvSubject`, also for the defaults."""
 
     forks: bool | None
     """Whether the env can be forked [None: either will do]."""
@@ -114,9 +108,7 @@ async def check_env(
     Args:
         env: an id, or a function that makes the env anew; or an env, which is closed, and of which leaks are not
             looked for, since that takes several.
-        actions: of one episode, in order; the last is repeated until the episode is over. Texts are given as parsed
-            turns and as messages too, with tool calls read as Hermes writes them. None: the known solution of the
-            first task, or one turn of text.
+        actions: of one episode, see `EnvSubject`. None: the known solution of the first task, or one turn of text.
         options: see `CheckOptions`.
 
     Returns:

@@ -31,12 +31,7 @@ class ToolSuite(Suite):
             def tool(self):
                 return NotesTool()
 
-    Attributes:
-        arguments: of a call that the tool can carry out, any number of times.
-        create_kwargs: what a task would give to `create`.
-        execute_kwargs: what a task would give to `execute`.
-        repeatable: whether fresh instances answer the same calls with the same texts.
-        forks: whether the tool can be forked; otherwise it must say that it cannot.
+    Its attributes are those of `ToolSubject`, and `forks`: whether the tool can be forked; if not, it must say so.
     """
 
     arguments: Mapping[str, Any] = {}
@@ -78,15 +73,7 @@ class EnvSuite(Suite):
             def env(self):
                 return LettersEnv()
 
-    Attributes:
-        actions: of one episode, in order; the last is repeated until the episode is over. Texts are given as parsed
-            turns and as messages too, with tool calls read as Hermes writes them.
-        repeatable: whether the same seed and actions lead to the same observations and rewards.
-        forks: whether the env can be forked; otherwise it must say that it cannot.
-        max_steps: steps after which an episode that is not over is an error.
-        full_reward: what the known solution (`gold_actions`) earns, and no attack.
-        silent_reward: the most that an empty answer earns.
-        hidden: further texts that the policy must not read, besides those of the task's ground truth.
+    Its attributes are those of `EnvSubject`, and `forks`: whether the env can be forked; if not, it must say so.
     """
 
     actions: Sequence[Action] = ("I do not know.",)

@@ -32,7 +32,8 @@ class ToolSubject:
         arguments: of a call that it can carry out, any number of times.
         create_kwargs: what a task would give to `create`.
         execute_kwargs: what a task would give to `execute`.
-        repeatable: whether fresh instances answer the same calls with the same texts.
+        repeatable: whether fresh instances answer the same calls with the same texts. If they do not, a check cannot
+            tell one episode's state from another's, and leaves it out.
     """
 
     tool: BaseTool
@@ -89,11 +90,10 @@ async def check_tool(
 
     Args:
         tool: the tool, or a function with `@tool`.
-        arguments: of a call that it can carry out, any number of times. Default: none.
-        create_kwargs: what a task would give to `create`.
-        execute_kwargs: what a task would give to `execute`.
-        repeatable: whether fresh instances answer the same calls with the same texts. If they do not, the check cannot
-            tell one episode's state from another's, and leaves it out.
+        arguments: see `ToolSubject` for these and the next three. Default: none.
+        create_kwargs: see there.
+        execute_kwargs: see there.
+        repeatable: see there.
         forks: whether the tool can be forked. None: either will do.
 
     Raises:
