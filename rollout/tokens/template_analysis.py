@@ -63,17 +63,10 @@ class Plan:
 class TemplateFacts:
     """Proven facts about a template with its tools and variables.
 
-    `append_only_*`: rendering the longer conversation changes nothing of what it showed up to the end of the last turn.
-    None where the template cannot render such a conversation. `thinking`: the turns carry reasoning.
+    Whether rendering again changes what was there before, `check_template` tells case by case.
 
     Attributes:
-        append_only_tool_cycle: results follow a call.
-        append_only_second_tool_cycle: another call and its results follow.
-        append_only_user_turn: a user message follows an answer.
-        append_only_thinking_tool_cycle: the first, with thinking.
-        append_only_thinking_user_turn: a user message follows a tool cycle with thinking and its answer.
         generation_prompt: what the template writes for the policy to go on from.
-        generation_prompt_is_prefix: whether a rendered turn begins with that text.
         ends_of_turn: the tokens that end the policy's turns.
         end_of_turn_in_history: what the template writes there once the conversation goes on.
         end_of_turn_is_marker: turns have no end of their own; the next role's marker ends them.
@@ -90,13 +83,7 @@ class TemplateFacts:
         unsupported: the other kinds, and why.
     """
 
-    append_only_tool_cycle: bool | None
-    append_only_second_tool_cycle: bool | None
-    append_only_user_turn: bool | None
-    append_only_thinking_tool_cycle: bool | None
-    append_only_thinking_user_turn: bool | None
     generation_prompt: str
-    generation_prompt_is_prefix: bool
     ends_of_turn: tuple[str, ...]
     end_of_turn_in_history: str
     end_of_turn_is_marker: bool
@@ -356,22 +343,8 @@ class _Analyzer:
     # ------------------------------------------------------------------ facts
 
     def _facts(self, plans: Mapping[DeltaKind, Plan], unsupported: Mapping[DeltaKind, str]) -> TemplateFacts:
-        few, mark = self.few, self.mark
-        question, cycle = [user("Hello?")], self._cycle(1, "6")
-        pair = called(mark, [self.name] * 2)
-        call = called(mark, [self.name])
-        result, final = self._results("7"), assistant(f"Done. {mark}")
-        thought = {"reasoning_content": "Hm.\nLet me think."}
-        thought_call: Message = {**call, **thought}  # type: ignore[typeddict-item]
-        thought_cycle: list[Message] = [{**cycle[0], **thought}, *cycle[1:]]  # type: ignore[typeddict-item]
-        thought_final: Message = {**final, **thought}  # type: ignore[typeddict-item]
-        asked = self.template.render(question, tools=few)
+        few, question = self.few, [user("Hello?")]
         prompt = self._generation_prompt()
-
-        def keeps(head: Sequence[Message], turn: Message, new: Sequence[Message]) -> bool | None:
-            if "tool_calls" in turn and not self.ends.renders_calls:
-                turn = assistant(turn["content"] + mark)
-            return self._keeps(head, turn, new, prompt)
 
         def shown(text: Callable[[], str]) -> str | None:
             try:
@@ -379,47 +352,27 @@ class _Analyzer:
             except TemplateError:
                 return None
 
-        begun = shown(lambda: self.template.render([*question, assistant(mark)], tools=few, generation_prompt=False))
-        single, pair_of = self._results("7"), self._results("7", "8")
+        single, pair = self._results("7"), self._results("7", "8")
         alone = shown(lambda: self._real(question, self._turns(single)[0], single, few)[1])
-        two = shown(lambda: self._real(question, self._turns(pair_of)[0], pair_of, few)[1])
-        merged = None if alone is None or two is None else not two.startswith(alone.removesuffix(prompt))
+        both = shown(lambda: self._real(question, self._turns(pair)[0], pair, few)[1])
+        calls = shown(lambda: self.template.render([*question, called(self.mark, [self.name] * 2)], tools=few))
         return TemplateFacts(
-            append_only_tool_cycle=keeps(question, call, result),
-            append_only_second_tool_cycle=keeps([*question, *cycle], call, result),
-            append_only_user_turn=keeps(question, final, [user("And?")]),
-            append_only_thinking_tool_cycle=keeps(question, thought_call, result),
-            append_only_thinking_user_turn=keeps([*question, *thought_cycle], thought_final, [user("And?")]),
             generation_prompt=prompt,
-            generation_prompt_is_prefix=begun is not None and begun.startswith(asked),
             ends_of_turn=self.ends.sampled,
             end_of_turn_in_history=self.ends.history.text,
             end_of_turn_is_marker=self.ends.ends_with_next_role,
-            merged_results=merged,
-            parallel_calls=(shown(lambda: self.template.render([*question, pair], tools=few)) or "").count(mark) == 2,
+            merged_results=None if alone is None or both is None else not both.startswith(alone.removesuffix(prompt)),
+            parallel_calls=(calls or "").count(self.mark) == 2,
             tool_calls_rendered=self.ends.renders_calls,
             results_rendered=self._shows_results(),
             end_of_thinking=self._end_of_thinking(),
-            tools_rendered=self.name in asked if self.template.tools else None,
+            tools_rendered=self.name in self.template.render(question, tools=few) if self.template.tools else None,
             json_arguments=self.ends.json_arguments,
             default_system=self._has_default_system(),
             uses_date=self.template.uses_date,
             plans=dict(plans),
             unsupported=dict(unsupported),
         )
-
-    def _keeps(self, head: Sequence[Message], turn: Message, new: Sequence[Message], prompt: str) -> bool | None:
-        try:
-            before = self.template.render(head, tools=self.few)
-            alone = self.template.render([*head, turn], tools=self.few, generation_prompt=False)
-            whole = self.template.render([*head, turn, *new], tools=self.few)
-            after = self.ends.cut(self.encoder, whole, self.mark, turn)[1]
-        except TemplateError:
-            return None
-        grown = whole[: len(whole) - len(after)]
-        if self.ends.ends_with_next_role:  # the marker belongs to the next message
-            grown = grown[: grown.rindex(self.mark)]
-        return grown.startswith(before.removesuffix(prompt)) and alone.startswith(grown)
 
     def _shows_results(self) -> bool:
         """False where the template takes a tool result and leaves it out."""

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from tokenizers import processors
 
 from toolgym.rollout.tokens.renderer import ChatRenderer
-from toolgym.rollout.tokens.template_check import byte_tokenizer
+from toolgym.rollout.tokens.template_check import Status, byte_tokenizer, check_template
 from toolgym.tools.errors import TemplateError
 from toolgym.tools.library.code_interpreter import CodeInterpreterTool
 from toolgym.tools.message import assistant, system, tool, user
@@ -322,6 +322,11 @@ def test_the_date_stays_that_of_the_start(name):
     assert not renderer_of("qwen3").facts.uses_date
 
 
+def cases_of(name):
+    report = check_template(byte_tokenizer((FOLDER / f"{name}.jinja").read_text()))
+    return {case.name: case for case in report.cases}
+
+
 def test_facts_are_those_of_the_survey():
     """Columns: a tool cycle; a user turn; the same two with thinking; merged results; a default system prompt."""
     known = {
@@ -339,18 +344,14 @@ def test_facts_are_those_of_the_survey():
         "muse_glimmer": (True, True, True, True, False, True),
     }
     for name, row in known.items():
-        facts = renderer_of(name).facts
-        found = (
-            facts.append_only_tool_cycle,
-            facts.append_only_user_turn,
-            facts.append_only_thinking_tool_cycle,
-            facts.append_only_thinking_user_turn,
-            facts.merged_results,
-            facts.default_system,
-        )
-        assert found == row, name
-    assert renderer_of("deepseekv3").facts.append_only_second_tool_cycle is False
-    assert not renderer_of("deepseekv3").facts.generation_prompt_is_prefix
+        facts, cases = renderer_of(name).facts, cases_of(name)
+        kept = [
+            case.status is Status.APPEND_ONLY or "begin with its generation prompt" in case.why
+            for case in map(cases.get, ("single call", "new user turn", "thinking", "thinking, then the user"))
+        ]
+        assert (*kept, facts.merged_results, facts.default_system) == row, name
+    assert cases_of("deepseekv3")["second tool cycle"].status is Status.EXACT
+    assert "begin with its generation prompt" in cases_of("deepseekv3")["single call"].why
     assert renderer_of("deepseekv3").facts.json_arguments
     assert renderer_of("qwen3_5_think").facts.generation_prompt == "<|im_start|>assistant\n<think>\n"
     assert renderer_of("gptoss").facts.end_of_turn_in_history == "<|end|>"
