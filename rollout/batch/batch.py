@@ -61,7 +61,7 @@ class Batch:
     Attributes:
         the tensors that `FIELDS` lists.
         pad_token_id: the id that padding holds.
-        ids: the rows' ids: the trajectory's id where it is one sequence, else that id, a slash and the sequence's
+        ids: the rows' ids: the trajectory's id if it is one sequence, else that id, a slash and the sequence's
             number in the trajectory.
         groups: the ids of the groups, see `Trajectory.group_id`; `group_ids` are places in it.
         dropped: trajectories that were left out, and why.
@@ -183,7 +183,7 @@ class Batch:
         Args:
             max_tokens: of a part.
             count: see above.
-            min_parts: at least so many parts. Processes that train together need equally many: each passes the
+            min_parts: at least this many parts. Processes that train together need equally many: each passes the
                 largest number that one of them found.
 
         Raises:

@@ -48,11 +48,11 @@ class Field:
         name: the attribute of `Batch`.
         dtype: of the tensor.
         place: where it has values; its shape follows (see `SHAPES`).
-        padding: what it holds elsewhere: a number, `pad_token_id`, or None where it has values everywhere.
+        padding: what it holds elsewhere: a number, `pad_token_id`, or None if it has values everywhere.
         doc: what it is.
         values: a row's values.
         invariants: what is checked.
-        column: its name in the rows of a data set (see `toolgym.rollout.batch.arrow`); None where it follows from
+        column: its name in the rows of a data set (see `toolgym.rollout.batch.arrow`); None if it follows from
             others.
     """
 

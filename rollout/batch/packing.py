@@ -48,7 +48,7 @@ class Packed:
         cu_seqlens: int32 `[rows + 1]`, where each row begins, and the number of tokens.
         prompt_lengths: int64 `[rows]`, in tokens.
         widths: of prompt and response in the batch, in tokens.
-        advantages: float32 `[tokens]`, on the policy's tokens; 0 elsewhere. None where none were given.
+        advantages: float32 `[tokens]`, on the policy's tokens; 0 elsewhere. None if none were given.
         aligned: payloads by name, `[tokens, ...]`; elsewhere as in `Batch`.
     """
 

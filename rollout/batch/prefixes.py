@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from toolgym.tools.errors import ConfigError
 
 READ_BY_MODELS = ("routed_experts",)
-"""Payloads that a model may be given back: where they differ, it computes something else from the same ids."""
+"""Payloads that a model may be given back: if they differ, it computes something else from the same ids."""
 
 
 def shared_prefixes(rows: Sequence[NDArray[np.int64]]) -> tuple[list[int], list[int]]:

@@ -53,7 +53,7 @@ class RowSource:
 
     @functools.cached_property
     def logprobs(self) -> NDArray[np.float64]:
-        """float64, the log-probabilities of the policy's tokens alone."""
+        """float64, the log-probabilities of the policy's tokens only."""
         return np.concatenate([np.zeros(0), *(segment.logprobs for segment in self.sequence.policy_segments)])
 
     @functools.cached_property

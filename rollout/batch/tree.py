@@ -48,7 +48,7 @@ class Tree:
             `packed.aligned[name][first]`.
         counts: int64 `[nodes]`, in how many rows the policy sampled each token.
         weights: float32 `[nodes]`, the sum of these rows' advantages at each token, for a loss that is linear in the
-            log-probabilities; None where no advantages were given.
+            log-probabilities; None if no advantages were given.
         nodes: int64 `[tokens]`, the node of each token in `packed`.
         packed: the rows, with all that a loss takes.
     """
@@ -106,7 +106,7 @@ def pack_tree(batch: Batch, advantages: Tensor | None = None, *, split_by: Seque
     """Put the rows of a batch into one tree, where each prefix that rows share stands once.
 
     The tree is made on the CPU and returned on the batch's device. Its attention takes memory with the square of its
-    nodes: `batch.micro_batches(max_tokens=..., count="tree")` makes parts whose trees have at most so many.
+    nodes: `batch.micro_batches(max_tokens=..., count="tree")` makes parts whose trees have at most that many.
 
     Args:
         batch: the batch, or a part of one.

@@ -1,6 +1,6 @@
 """The contract of an engine: tokens in, tokens out.
 
-An engine of one's own says how large its vocabulary and its context are and writes `_generate`; everything else has a
+An engine of yours says how large its vocabulary and its context are and writes `_generate`; everything else has a
 default. `examples/own_engine.py` is a complete one.
 """
 
@@ -55,7 +55,7 @@ class PauseMode(enum.StrEnum):
     IN_PLACE = "in_place"
     """They keep their ids, and their keys and values. After `resume` they go on under the weights of that moment."""
     RETRACT = "retract"
-    """They keep their ids and give up their keys and values, which are computed anew (under the new weights) when
+    """They keep their ids and give up their keys and values, which are computed again (under the new weights) when
     they go on after `resume`."""
     ABORT = "abort"
     """They end at once with `FinishReason.ABORT` and what they have; the caller may send prompt and partial again."""
@@ -77,7 +77,7 @@ class SamplingParams:
         top_k: keep the k most probable tokens; -1 keeps all.
         min_p: drop tokens less probable than this share of the most probable one's; 0 keeps all.
         stop_token_ids: generation ends after any of these; the stop token is part of the result.
-        seed: makes the request reproducible where the engine can; None draws afresh.
+        seed: makes the request reproducible if the engine can; None draws afresh.
 
     Raises:
         ConfigError: a value is of the wrong kind or out of range.
@@ -201,7 +201,7 @@ class EngineLoad:
             that of the fullest.
         running: requests that are generated now, of all replicas together.
         queued: requests that wait inside of the engine for their turn, of all replicas together.
-        max_running: most requests that it generates at once, all replicas together; None where it does not say.
+        max_running: most requests that it generates at once, all replicas together; None if it does not say.
     """
 
     kv_cache_use: float
@@ -227,7 +227,7 @@ class Engine(ABC):
     `start` before the first request and `close` after the last, or use it as an async context manager.
 
     A subclass writes `vocab_size`, `context_length` and `_generate`. It replaces `weight_version`, `abort`, `pause`,
-    `resume`, `update_weights` and `load` where it can do these, `start` and `close` where it has something to get ready
+    `resume`, `update_weights` and `load` if it can do these, `start` and `close` if it has something to get ready
     or to free. `generate` is not to be replaced: it checks each request before `_generate` sees it, and each answer
     before a caller does.
     """
@@ -263,7 +263,7 @@ class Engine(ABC):
 
     @property
     def weight_version(self) -> str:
-        """Version of the weights that the next token will be sampled with; "0" where they never change.
+        """Version of the weights that the next token will be sampled with; "0" if they never change.
 
         Raises:
             EngineError: the engine knows it only once it has started.
@@ -272,7 +272,7 @@ class Engine(ABC):
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase | None:
-        """The tokenizer of the engine's model; None where the engine has none and does not know where one is.
+        """The tokenizer of the engine's model; None if the engine has none and does not know where one is.
 
         An engine that knows where its model lies loads it at the first use; `open_engine` has loaded it. Set it to use
         another.
@@ -292,11 +292,11 @@ class Engine(ABC):
         self._tokenizer = tokenizer
 
     def _tokenizer_source(self) -> str | Path | None:
-        """Folder or hub name of the tokenizer; None where the engine does not know it."""
+        """Folder or hub name of the tokenizer; None if the engine does not know it."""
         return None
 
     async def check_tokenizer(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Refuse a tokenizer that is not the model's, where the engine can tell. Runners ask before the first episode.
+        """Refuse a tokenizer that is not the model's, if the engine can tell. Runners ask before the first episode.
 
         Raises:
             ConfigError: ids mean another text to the engine's own tokenizer.

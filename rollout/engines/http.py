@@ -14,7 +14,7 @@ from toolgym.tools.http.retries import AttemptError, Retries, repeat
 T = TypeVar("T")
 
 RETRIES = Retries(attempts=4, max_delay=2.0)
-"""How often a request is sent that its server refuses for the moment. The engines have deadlines of their own."""
+"""How often a request is sent that its server refuses for the moment. The engines have their own deadlines."""
 
 TINY_TOP_P = 1e-9
 """A top-p that only the most probable token passes."""
@@ -24,7 +24,7 @@ class NotTakenError(AttemptError):
     """A server did not take a request, which may be sent again.
 
     Args:
-        final: what to raise where no attempt is left.
+        final: what to raise if no attempt is left.
         after: as in `AttemptError`.
         counts: as in `AttemptError`.
     """

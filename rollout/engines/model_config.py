@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 
 class ModelConfig(NamedTuple):
-    """Sizes of a model; None where its files do not tell them, or are not on this machine.
+    """Sizes of a model; None if its files do not tell them, or are not on this machine.
 
     Attributes:
         vocab_size: number of token ids.
@@ -24,23 +24,16 @@ class ModelConfig(NamedTuple):
 
 def read_model_config(folder: str | Path | None) -> ModelConfig:
     """Read the sizes of a model from its folder. Never raises: a hub name or a folder elsewhere tells nothing."""
-    if folder is None:
-        return ModelConfig()
     try:
-        config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
+        config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8")) if folder else {}
     except (OSError, ValueError):
-        return ModelConfig()
-    inner = config.get("text_config") if isinstance(config, Mapping) else None
-    return ModelConfig(
-        vocab_size=_size(config, inner, "vocab_size"),
-        layers=_size(config, inner, "num_hidden_layers"),
-        experts_per_token=_size(config, inner, "num_experts_per_tok"),
-    )
+        config = {}
+    config = config if isinstance(config, Mapping) else {}
+    inner = config.get("text_config")
+    inner = inner if isinstance(inner, Mapping) else {}
 
+    def size(name: str) -> int | None:
+        values = (config.get(name), inner.get(name))
+        return next((value for value in values if isinstance(value, int) and value > 0), None)
 
-def _size(config: Any, inner: Any, name: str) -> int | None:
-    for sizes in (config, inner):
-        value = sizes.get(name) if isinstance(sizes, Mapping) else None
-        if isinstance(value, int) and value > 0:
-            return value
-    return None
+    return ModelConfig(size("vocab_size"), size("num_hidden_layers"), size("num_experts_per_tok"))

@@ -1,4 +1,4 @@
-"""`TokenIds`: ids that are known to be ids, so that a context that grows is neither checked nor copied anew at every
+"""`TokenIds`: ids that are known to be ids, so that a context that grows is neither checked nor copied again at every
 turn."""
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class TokenIds(Sequence[int]):
     context grows, only the latter are copied, and the episodes of a group share the ids of their prompt.
 
     Attributes:
-        least: the least id; 0 where there is none.
-        greatest: the greatest id; 0 where there is none.
+        least: the least id; 0 if there is none.
+        greatest: the greatest id; 0 if there is none.
 
     Raises:
         ConfigError: one is no whole number.
@@ -44,7 +44,7 @@ class TokenIds(Sequence[int]):
             self._first = tuple(array.tolist())
 
     def followed_by(self, ids: Iterable[int]) -> TokenIds:
-        """These ids and others behind them. Only those are looked at, and only where they are not `TokenIds` already.
+        """These ids and others behind them. Only those are looked at, and only if they are not `TokenIds` already.
 
         Raises:
             ConfigError: one is no whole number.
@@ -60,7 +60,7 @@ class TokenIds(Sequence[int]):
         return copy
 
     def as_tuple(self) -> tuple[int, ...]:
-        """The ids as a tuple, made anew at each call where they have grown."""
+        """The ids as a tuple, made again at each call if they have grown."""
         return self._first + self._rest
 
     def begins_with(self, other: TokenIds) -> bool:
@@ -118,7 +118,7 @@ class TokenIds(Sequence[int]):
 
 
 def _whole_numbers(ids: Iterable[int]) -> NDArray[Any]:
-    """The ids as an array `[tokens]` of whole numbers; of Python's own where one is too great for another dtype.
+    """The ids as an array `[tokens]` of whole numbers; of Python's own if one is too great for another dtype.
 
     NumPy looks at all of them in half of the time that Python needs for the type of each.
 

@@ -18,6 +18,7 @@ from toolgym.rollout.recording.lines import (
     FORMAT_VERSION,
     LastPrompts,
     Line,
+    RecordedCall,
     check_header,
     episode_of,
     generation_from_json,
@@ -230,13 +231,15 @@ class Cassette:
             self.ended = True
         elif kind in ("generate", "tool"):
             episode = episode_of(line)
-            asked: dict[str, Any]
+            asked: Mapping[str, object]
             if kind == "generate":
                 request = read_request(line, prompts)
                 key, asked = request.key, {"prompt_ids": request.prompt_ids, "params": request.params}
             else:
-                asked = {name: line[name] for name in ("tool", "call", "arguments", "kwargs")}
-                key = tool_key(episode, **asked)
+                call = RecordedCall(
+                    tool=line["tool"], call=line["call"], arguments=line["arguments"], kwargs=line["kwargs"]
+                )
+                key, asked = tool_key(episode, call), call
             outcome: dict[str, Any] = {name: line[name] for name in ("reply", "error", "ended") if name in line}
             if len(outcome) != 1:
                 raise ValueError("one of reply, error and ended must be there")

@@ -31,7 +31,7 @@ import json
 import logging
 import re
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -41,7 +41,9 @@ import numpy as np
 
 from toolgym.rollout.engines.base import FinishReason, Generation, SamplingParams
 from toolgym.rollout.job import EpisodeKey
+from toolgym.rollout.recording.secrets import redacted
 from toolgym.rollout.trajectory.token_sequence import ArrayJson, array_from_json, array_to_json
+from toolgym.rollout.trajectory.trajectory import plain
 from toolgym.tools.errors import ConfigError, missing_file
 
 FORMAT = "toolgym-cassette"
@@ -182,9 +184,23 @@ def generate_key(episode: EpisodeKey | None, prompt_ids: Sequence[int], params: 
     return _key(["generate", episode, sampling], array("q", prompt_ids).tobytes())
 
 
-def tool_key(episode: EpisodeKey | None, tool: str, call: str, arguments: Any, kwargs: Any) -> str:
-    """Return the key of a tool's call, made of its episode, the tool, the method and the arguments."""
-    return _key(["tool", episode, tool, call, arguments, kwargs])
+class RecordedCall(TypedDict):
+    """A call of a tool's method, its arguments as plain JSON without secrets."""
+
+    tool: str
+    call: str
+    arguments: Any
+    kwargs: Any
+
+
+def tool_request(tool: str, call: str, arguments: object, kwargs: Mapping[str, object]) -> RecordedCall:
+    """Return a call as a line holds it."""
+    return {"tool": tool, "call": call, "arguments": plain(arguments), "kwargs": redacted(kwargs)}
+
+
+def tool_key(episode: EpisodeKey | None, request: RecordedCall) -> str:
+    """Return the key of a tool's call, made of its episode and the request."""
+    return _key(["tool", episode, request["tool"], request["call"], request["arguments"], request["kwargs"]])
 
 
 def _key(value: Any, further: bytes = b"") -> str:

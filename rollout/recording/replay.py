@@ -105,7 +105,7 @@ async def replay(
 ) -> Replay:
     """Play a recorded run again, and compare each trajectory with the recorded one.
 
-    Envs are made anew, with tools that answer from the recording. An env that is no `ToolEnv` does its own work again,
+    Envs are made again, with tools that answer from the recording. An env that is no `ToolEnv` does its own work again,
     and so do context policies of yours. Nothing waits for recorded times, but for an episode that its own deadline
     ended: it waits for the deadline again.
 

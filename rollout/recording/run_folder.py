@@ -118,7 +118,7 @@ class RunFolder:
     """The folder of a run, locked for it.
 
     Args:
-        path: the folder; made where it is not there. What is in it stays as it is, except for a line of
+        path: the folder; made if it is not there. What is in it stays as it is, except for a line of
             `0.jsonl` that was cut off.
 
     Attributes:

@@ -10,9 +10,8 @@ from toolgym.envs.base import BaseEnv
 from toolgym.envs.tool_env import ToolEnv
 from toolgym.rollout.job import current_episode
 from toolgym.rollout.recording.cassette import Cassette, CassetteWriter
-from toolgym.rollout.recording.lines import described, tool_key
+from toolgym.rollout.recording.lines import described, tool_key, tool_request
 from toolgym.rollout.recording.outcome import record_outcome, replay_outcome
-from toolgym.rollout.recording.secrets import redacted
 from toolgym.rollout.trajectory.trajectory import plain
 from toolgym.tools.base import BaseTool, ToolResult
 from toolgym.tools.errors import shorten
@@ -71,14 +70,14 @@ class RecordedTool(BaseTool):
     async def _record(
         self,
         name: str,
-        arguments: Any,
-        kwargs: Mapping[str, Any],
+        arguments: object,
+        kwargs: Mapping[str, object],
         call: Coroutine[Any, Any, T],
         to_json: Callable[[T], Any],
     ) -> T:
         episode = current_episode()
-        asked = {"tool": self.name, "call": name, "arguments": plain(arguments), "kwargs": redacted(kwargs)}
-        number = self._cassette.count(tool_key(episode, **asked))
+        asked = tool_request(self.name, name, arguments, kwargs)
+        number = self._cassette.count(tool_key(episode, asked))
 
         def record(**outcome: Any) -> None:
             self._cassette.write("tool", episode=episode, number=number, **asked, **outcome)
@@ -116,10 +115,10 @@ class ReplayedTool(BaseTool):
         await self._replay("fork", None, {})
         return uuid.uuid4().hex
 
-    async def _replay(self, name: str, arguments: Any, kwargs: Mapping[str, Any]) -> Any:
+    async def _replay(self, name: str, arguments: object, kwargs: Mapping[str, object]) -> Any:
         episode = current_episode()
-        asked = {"tool": self.name, "call": name, "arguments": plain(arguments), "kwargs": redacted(kwargs)}
-        recorded = self._cassette.find(tool_key(episode, **asked))
+        asked = tool_request(self.name, name, arguments, kwargs)
+        recorded = self._cassette.find(tool_key(episode, asked))
         if recorded is None:
             known = [
                 f"line {other.line}: {shorten(other.asked['arguments'], 200)}"

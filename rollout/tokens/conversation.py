@@ -3,10 +3,10 @@
 The tokens of a conversation are one sequence as long as each turn only adds to it. With `history="append"` that is
 always so: what was generated stays, and the renderer's delta is put after it. With `history="template"` the chat
 template renders the whole conversation before every turn, as an inference server would, with thinking and tool calls
-taken out of the text. As long as that rendering begins with the ids that are there, the sequence goes on. Where it does
+taken out of the text. As long as that rendering begins with the ids that are there, the sequence goes on. If it does
 not (templates drop earlier thinking; what a policy spelled in unusual tokens is encoded in the usual ones), the
 sequence is over and a new one begins with that rendering as its prompt. A turn that the template refuses (some refuse
-two calls at once) stays text. Where it refuses the whole (a result after a call that could not be read), an inference
+two calls at once) stays text. If it refuses the whole (a result after a call that could not be read), an inference
 server could send nothing at all, and the sequence goes on by the delta.
 
 Context policies, and envs that begin the context anew, change the messages and go the same way. A sequence that has
@@ -37,9 +37,9 @@ class Extension:
 
     Attributes:
         messages: the conversation as the policy is to see it.
-        added: ids to append to the present sequence; None where a new one begins.
-        prompt: the new sequence's prompt; None where the present one goes on.
-        start_reason: why a new sequence begins; empty where the present one goes on.
+        added: ids to append to the present sequence; None if a new one begins.
+        prompt: the new sequence's prompt; None if the present one goes on.
+        start_reason: why a new sequence begins; empty if the present one goes on.
         tokens: tokens of the whole context with the extension.
     """
 

@@ -43,7 +43,7 @@ class EndOfTurn:
 
     Attributes:
         answer: after an answer; what the policy samples first, then other forms that the template gives it later.
-        call: after tool calls; empty where the template does not render them.
+        call: after tool calls; empty if the template does not render them.
         ends_with_next_role: no token ends a turn, the next role's marker does.
         call_text: where `ends_with_next_role`: what the template writes after the arguments of the last call.
         markers: where `ends_with_next_role`: the markers, the user's first.
@@ -202,7 +202,7 @@ class _Closing(NamedTuple):
     openers: Set[str]
 
     def of(self, run: Sequence[Terminator]) -> Terminator | None:
-        """The last of the own ends, or the last token before an opener; None where there is neither."""
+        """The last of the own ends, or the last token before an opener; None if there is neither."""
         known = [terminator for terminator in run if terminator.end in self.own_ends]
         before = list(itertools.takewhile(lambda terminator: terminator.end not in self.openers, run))
         chosen = known or before

@@ -75,7 +75,7 @@ class ChatRenderer:
 
     Attributes:
         tools: the tools in the OpenAI shape.
-        parser: reads turns. None where there are tools and the chat template does not show how to call them. Without
+        parser: reads turns. None if there are tools and the chat template does not show how to call them. Without
             tools, such a template's turns are content.
         opens_thinking: the generation prompt ends with `<think>`, so that turns begin inside of thinking.
         facts: what was proven about the template.

@@ -31,11 +31,11 @@ except ImportError as error:
     raise missing_extra("rollout", "Exact tokens", error) from error
 
 LONG = 16_384
-"""A text of so many characters or more is encoded without the interpreter's lock. It takes some 10 ms, and no other
-thread could run meanwhile."""
+"""A text of this many characters or more is encoded without the interpreter's lock. It takes some 10 ms, and no other
+thread could run."""
 
 _BEGINNING = 1_000
-"""From so many characters on, the beginning of a prompt is kept for others that share it. It takes 0.3 ms to encode."""
+"""From this many characters on, the beginning of a prompt is kept for others that share it. It takes 0.3 ms."""
 
 _BEGINNINGS = 8
 """How many of them are kept."""

@@ -375,7 +375,7 @@ class _Analyzer:
         )
 
     def _shows_results(self) -> bool:
-        """False where the template takes a tool result and leaves it out."""
+        """False if the template takes a tool result and leaves it out."""
         try:
             return self.mark in self.template.render([user("x"), self._called("y"), *self._results(self.mark)])
         except TemplateError:  # which says so

@@ -85,7 +85,7 @@ class TemplateReport:
 
     Attributes:
         cases: see `Case`.
-        facts: what was proven; None where the template cannot be used at all.
+        facts: what was proven; None if the template cannot be used at all.
         tokenizer: where the tokenizer came from, in words.
     """
 
@@ -187,7 +187,7 @@ class _Checker:
         return text
 
     def refusal(self, messages: Sequence[Message]) -> str:
-        """Why the template does not take the messages; empty where it does."""
+        """Why the template does not take the messages; empty if it does."""
         try:
             self.render(messages)
         except TemplateError as error:

@@ -32,7 +32,7 @@ class TooManyTokensError(ToolgymError, ValueError):
 def longest_token(state: Mapping[str, Any]) -> int | None:
     """Return the most characters of normalised text that one token stands for; None: there is no such number.
 
-    There is none where a tokenizer may drop characters, or make one token of any number of them: of unknown ones, or of
+    There is none if a tokenizer may drop characters, or make one token of any number of them: of unknown ones, or of
     white space beside an added token.
     """
     model = state["model"]

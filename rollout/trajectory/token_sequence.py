@@ -268,7 +268,7 @@ def joined_payload(name: str, segments: Sequence[Segment], width: int = 0) -> ND
 
     Args:
         name: its name.
-        segments: where it is from.
+        segments: the segments that have it.
         width: see `filled_up`; at least that of the widest segment's.
 
     Raises:

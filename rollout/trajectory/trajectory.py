@@ -46,7 +46,7 @@ class Turn:
         cached_tokens: tokens of the context that the engine had in its prefix cache.
         observation_tokens: tokens that the env appended afterwards; 0 where a new sequence began instead.
         tool_calls: what became of each call, in order.
-        reward: reward of the env's step; None where the env was not stepped, as after a turn that was cut.
+        reward: reward of the env's step; None if the env was not stepped, as after a turn that was cut.
         engine_seconds: wall seconds until the engine had answered, resumes included, without `queue_seconds`.
         env_seconds: wall seconds of the env's step, tools included.
         sequence: number of the sequence that it was sampled in, counted from 0.
@@ -54,7 +54,7 @@ class Turn:
         truncated: it ended without an end, by its length or by an abort that was not resumed.
         closing_tokens: tokens that were appended, as the env's, to end a turn that had not sampled its end-of-turn
             token.
-        seed: the sampling seed that the engine was sent with the turn's first part; None where it had none.
+        seed: the sampling seed that the engine was sent with the turn's first part; None if it had none.
         queue_seconds: wall seconds that the turn waited for its place among those that the engine works for; see
             `RunConfig.max_generations`.
     """
@@ -137,7 +137,7 @@ class Trajectory:
         messages: the whole conversation, whatever a context policy took away from the policy's view later. With one
             sequence, the chat template renders it to that sequence's ids.
         tools: the tools' schemas in the OpenAI shape, as the template got them.
-        sequences: the exact tokens, in order; empty where the episode failed before it had a prompt.
+        sequences: the exact tokens, in order; empty if the episode failed before it had a prompt.
         reward: sum of the rewards of all steps.
         stop_reason: why it ended.
         turns: turn by turn.
@@ -153,7 +153,7 @@ class Trajectory:
         training_step: the training step it belongs to, where the caller says so.
         validate: whether it was played to validate a policy, not to train it.
         role: which of the env's roles the policy played.
-        parent: id of the trajectory that it was branched from; None where it began with `reset`.
+        parent: id of the trajectory that it was branched from; None if it began with `reset`.
         branch_turn: number of the parent's turn, counted from 0, before which it was branched; None without a parent.
         settings: what its run was beside the sampling (limits, chat template, tools, the env's arguments, ...), as
             short texts by name; see `run_settings`. Empty where it was not played in a run.
@@ -213,7 +213,7 @@ class Trajectory:
 
     @property
     def sequence(self) -> TokenSequence:
-        """The only sequence; an empty one where there is none.
+        """The only sequence; an empty one if there is none.
 
         Raises:
             ConfigError: there are several. `prompt_ids`, `segments` and all that derives from them raise it too.

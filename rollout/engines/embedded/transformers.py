@@ -181,7 +181,7 @@ class TransformersEngine(Engine):
         return self._weight_version
 
     async def start(self) -> None:
-        """Load the model where it is named, try it, and start the thread. Starting twice is fine.
+        """Load the model if it is named, try it, and start the thread. Starting twice is fine.
 
         Cancelling the first start closes the engine: its caller has no started engine to close.
 
@@ -251,7 +251,7 @@ class TransformersEngine(Engine):
 
         Requests in flight go on with the new weights: they keep the keys and values that the old ones computed, and
         record the version of each token. So their later logprobs are those of a mixture, not of the new weights
-        alone. Where that matters, pause with `PauseMode.RETRACT` or `PauseMode.ABORT` first.
+        only. Where that matters, pause with `PauseMode.RETRACT` or `PauseMode.ABORT` first.
 
         Args:
             source: a folder with a checkpoint; or all parameters and persistent buffers by the names of `state_dict`
@@ -328,7 +328,7 @@ class TransformersEngine(Engine):
             if not isinstance(self._source, nn.Module):
                 self._adopt(load_model(self._source, self._wanted_dtype, self._wanted_device))
             check_model(self.model, self._device)
-            self._refuse_closed()  # `start` may have been cancelled meanwhile
+            self._refuse_closed()  # `start` may have been cancelled in between
             self._thread = threading.Thread(target=self._run, name="toolgym-engine", daemon=True)
             self._thread.start()
             # A program that forgets `close` must still be able to exit cleanly.
@@ -339,7 +339,7 @@ class TransformersEngine(Engine):
             raise EngineError("the engine was closed; make a new one")
 
     def _require_open(self) -> None:
-        """Raise where the thread would not answer. Needs the lock."""
+        """Raise if the thread would not answer. Needs the lock."""
         if self._failure is not None:
             raise self._failed()
         if self._closing:

@@ -66,7 +66,7 @@ class OpenAICompatible(Engine):
     The prompt is sent as ids, the answer is streamed, and its ids and log-probabilities are kept as they come. A
     server that returns text only is refused: at `start`, by a probe of one token, and with every answer, whose parts
     must agree (ids and log-probabilities, the prompt that the server saw, the counts in `usage`, the last id with
-    what it says it stopped on). Use `SGLangServer` for an SGLang server where you can: it has a control plane.
+    what it says it stopped on). Use `SGLangServer` for an SGLang server if you can: it has a control plane.
 
     Log-probabilities: `start` finds out by three requests of one token which distribution they are of (see
     `LogprobsMode`), and `generate` refuses parameters under which they would not be what `Generation` promises. vLLM
@@ -82,11 +82,11 @@ class OpenAICompatible(Engine):
     without the pause.) `PauseMode.IN_PLACE` is refused. The server sees closed connections, and may take some seconds
     to drop their requests.
 
-    Seeds: vLLM honours them; SGLang only where it was started with `--enable-deterministic-inference`.
+    Seeds: vLLM honours them; SGLang only if it was started with `--enable-deterministic-inference`.
 
     Stopping: an SGLang server also stops at the model's own end-of-sequence ids when `stop_token_ids` is not empty.
 
-    A request is sent again only where it is safe: when the connection was refused before anything was sent, and when
+    A request is sent again only if it is safe: when the connection was refused before anything was sent, and when
     the server says 429 or 503 with `Retry-After`; at most 4 times.
 
     One engine belongs to the event loop that called `start`.
@@ -95,7 +95,7 @@ class OpenAICompatible(Engine):
         url: the server, for example "http://127.0.0.1:8000", with or without "/v1".
         model: the served model's name; None takes the only one.
         api_key: sent as a bearer token.
-        vocab_size: number of token ids; None reads the model's `config.json` where its folder is on this machine.
+        vocab_size: number of token ids; None reads the model's `config.json` if its folder is on this machine.
         context_length: most tokens of prompt and generation together; None takes the server's.
         weight_version: version of the weights that the server has now.
         logprobs_mode: what the server's log-probabilities are of; None finds out.
@@ -389,7 +389,7 @@ def _keep(flight: _InFlight, answer: Answer, version: str) -> None:
 
 
 async def _end(tasks: Sequence[asyncio.Task[Any] | None]) -> None:
-    """Cancel tasks and wait until they have closed their connections, also when cancelled meanwhile."""
+    """Cancel tasks and wait until they have closed their connections, also when cancelled in between."""
     alive = [task for task in tasks if task is not None and not task.done()]
     for task in alive:
         task.cancel()

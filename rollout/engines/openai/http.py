@@ -1,10 +1,11 @@
-"""The HTTP side of `OpenAICompatible`: one pooled session, retries where they are safe, answers as they stream in."""
+"""The HTTP side of `OpenAICompatible`: one pooled session, retries if they are safe, answers as they stream in."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import aiohttp
@@ -61,25 +62,23 @@ class CompletionsClient:
     async def _send(
         self, body: dict[str, Any], answer: Answer, headers: dict[str, str], progress: Callable[[], None]
     ) -> None:
-        """Send a request once. Raises `NotTakenError` where it may be sent again."""
+        """Send a request once. Raises `NotTakenError` if it may be sent again."""
         assert self._session is not None
         limit = aiohttp.ClientTimeout(total=None, sock_connect=self._connect_timeout)
-        path = f"{self.url}/v1/completions"
+        url = f"{self.url}/v1/completions"
         try:
-            async with self._session.post(path, json=body, headers=headers, timeout=limit) as response:
-                if response.status == 200:
-                    await self._read(response, answer, progress)
-                    return
-                refused = _refusal(path, response.status, await response.text(errors="replace"))
-                named = response.headers.get("Retry-After")
-                if response.status in (429, 503) and named is not None:
-                    raise NotTakenError(refused, retry_after(named))
-                raise refused
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            raise NotTakenError(self._unavailable(error)) from error
-        except (aiohttp.ClientError, OSError) as error:
-            got = f" after {len(answer.token_ids)} tokens" if answer.token_ids else ""
-            raise EngineError(f"{path} broke off{got}: {type(error).__name__}: {error}") from error
+            with self._answering(url, answer.token_ids):
+                async with self._session.post(url, json=body, headers=headers, timeout=limit) as response:
+                    if response.status == 200:
+                        await self._read(response, answer, progress)
+                        return
+                    refused = _refusal(url, response.status, await response.text(errors="replace"))
+                    named = response.headers.get("Retry-After")
+                    if response.status in (429, 503) and named is not None:
+                        raise NotTakenError(refused, retry_after(named))
+                    raise refused
+        except EngineUnavailableError as error:
+            raise NotTakenError(error) from error
 
     async def _read(self, response: aiohttp.ClientResponse, answer: Answer, progress: Callable[[], None]) -> None:
         reader = EventReader()
@@ -103,33 +102,37 @@ class CompletionsClient:
                 response.close()  # the server must stop generating, and the connection is not reused
 
     async def ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
-        """Return a JSON document; the answer to a POST, where there is a body.
+        """Return a JSON document; the answer to a POST, if there is a body.
 
         Raises:
             ConfigError, EngineUnavailableError, EngineError: as `complete`.
         """
         assert self._session is not None
         limit = aiohttp.ClientTimeout(total=self._control_timeout, sock_connect=self._connect_timeout)
-        try:
-            method = "GET" if body is None else "POST"
-            async with self._session.request(method, f"{self.url}{path}", json=body, timeout=limit) as response:
+        method, url = "GET" if body is None else "POST", f"{self.url}{path}"
+        with self._answering(url):
+            async with self._session.request(method, url, json=body, timeout=limit) as response:
                 text = await response.text(errors="replace")
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            raise self._unavailable(error) from error
-        except (aiohttp.ClientError, OSError) as error:
-            raise EngineError(f"{self.url}{path} broke off: {type(error).__name__}: {error}") from error
         if response.status != 200:
-            raise _refusal(f"{self.url}{path}", response.status, text)
+            raise _refusal(url, response.status, text)
         try:
             return json.loads(text)
         except ValueError as error:
-            raise EngineError(f"{self.url}{path} must answer with JSON, got {shorten(text)!r}") from error
+            raise EngineError(f"{url} must answer with JSON, got {shorten(text)!r}") from error
 
-    def _unavailable(self, error: Exception) -> EngineUnavailableError:
-        return EngineUnavailableError(
-            f"nothing answers at {self.url} ({error}). Start a server there (vllm serve MODEL, or python -m "
-            "sglang.launch_server --model-path MODEL), wait until it is ready, or correct the url"
-        )
+    @contextlib.contextmanager
+    def _answering(self, url: str, token_ids: Sequence[int] = ()) -> Iterator[None]:
+        """Raise what breaks off in the block, after some tokens perhaps, as the errors of an engine."""
+        try:
+            yield
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            raise EngineUnavailableError(
+                f"nothing answers at {self.url} ({error}). Start a server there (vllm serve MODEL, or python -m "
+                "sglang.launch_server --model-path MODEL), wait until it is ready, or correct the url"
+            ) from error
+        except (aiohttp.ClientError, OSError) as error:
+            got = f" after {len(token_ids)} tokens" if token_ids else ""
+            raise EngineError(f"{url} broke off{got}: {type(error).__name__}: {error}") from error
 
 
 async def _drain(response: aiohttp.ClientResponse) -> bool:

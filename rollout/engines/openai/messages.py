@@ -333,7 +333,7 @@ class Answer:
 
 
 def _ids(token_ids: Any, tokens: Any) -> list[int] | None:
-    """Read the ids of one event from either place; None where neither has them."""
+    """Read the ids of one event from either place; None if neither has them."""
     written: list[int] | None = None
     if isinstance(tokens, list) and tokens and all(str(token).startswith(ID_PREFIX) for token in tokens):
         try:

@@ -235,7 +235,7 @@ class SGLangClient(Engine):
         return read_load(loads) if self.paused is None else None
 
     async def close(self) -> None:
-        """Abort what runs, and free the connections, or SGLang's processes where it runs in this one."""
+        """Abort what runs, and free the connections, or SGLang's processes if it runs in this one."""
         if self._closed:
             return
         self._closed = True
@@ -245,7 +245,7 @@ class SGLangClient(Engine):
     # ---- the cache and memory
 
     async def flush_cache(self) -> None:
-        """Empty the prefix cache. Raises EngineError where requests are running or waiting."""
+        """Empty the prefix cache. Raises EngineError if requests are running or waiting."""
         await self._command("/flush_cache", {})
 
     async def release_memory_occupation(self, tags: Sequence[str] | None = None) -> None:
@@ -298,7 +298,7 @@ class SGLangClient(Engine):
         Raises:
             ConfigError: these are no named tensors.
             MissingExtraError: torch is absent here.
-            EngineError: a server refused; the message names it. Where it has some buckets, tokens say "... in part".
+            EngineError: a server refused; the message names it. If it has some buckets, tokens say "... in part".
         """
         from toolgym.rollout.engines.sglang.weights import payload, tensor_buckets  # needs torch
 
@@ -442,7 +442,7 @@ class SGLangClient(Engine):
 
     @contextlib.asynccontextmanager
     async def _held(self, needed: bool) -> AsyncIterator[None]:
-        """Pause SGLang for a block, where that is needed and it is not paused."""
+        """Pause SGLang for a block, if that is needed and it is not paused."""
         if not needed or self.paused is not None:
             yield
             return
@@ -454,7 +454,7 @@ class SGLangClient(Engine):
 
     @contextlib.asynccontextmanager
     async def _new_weights(self, version: str) -> AsyncIterator[str]:
-        """Count an update, and give its label. No replica comes back meanwhile; those that miss it are suspended."""
+        """Count an update, and give its label. No replica comes back in between; those that miss it are suspended."""
         self._require_open()
         label = label_of(checked_version(version), flushed=self._flushes)
         state = self._state

@@ -15,7 +15,7 @@ from toolgym.tools.http.retries import AttemptError
 from toolgym.tools.http.session import BrokenError, HttpSession, NotSentError, OverdueError
 
 LARGE_PROMPT = 50_000
-"""A prompt of so many tokens or more is encoded in a thread."""
+"""A prompt of this many tokens or more is encoded in a thread."""
 
 
 class ServerLostError(AttemptError, EngineUnavailableError):
@@ -71,7 +71,7 @@ class SGLangReplica(Replica):
             EngineError: a generation was answered with something that is not JSON.
         """
         encoded = None
-        if body is not None:  # a large one is encoded in a thread, so that the event loop goes on meanwhile
+        if body is not None:  # a large one is encoded in a thread, so that the event loop goes on
             encoded = await in_thread(json_body, body) if _is_large(body) else json_body(body)
         try:
             reply = await self._session.exchange(method, f"{self.url}{path}", encoded, timeout, headers=headers)

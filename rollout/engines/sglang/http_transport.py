@@ -38,7 +38,7 @@ FIRST_ANSWER = 10.0
 ROUTING_KEY = "x-smg-routing-key"
 """`sglang-router --policy manual` keeps a trajectory on one worker by this header."""
 MAX_ROUTING_KEYS = 65_536
-"""Most trajectories remembered that a router had to place anew."""
+"""Most trajectories remembered that a router had to place again."""
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ class HttpTransport:
     # ---- getting to know the servers
 
     async def _workers_of(self, entries: list[SGLangReplica], session: HttpSession) -> list[SGLangReplica]:
-        """Return the workers of a router, or the entries themselves where these are servers."""
+        """Return the workers of a router, or the entries themselves if these are servers."""
         first = min(FIRST_ANSWER, self._control_timeout)
         if self._given_workers:
             await entries[0].call("GET", "/health", timeout=first)
@@ -291,7 +291,7 @@ class HttpTransport:
         return await repeat_request(attempt)
 
     async def _attempt(self, request: InFlightRequest, body: dict[str, Any], affinity: str | None) -> Any:
-        """Send a request once. Raises `AttemptError` where it may be sent again."""
+        """Send a request once. Raises `AttemptError` if it may be sent again."""
         assert self._routes is not None
         try:
             replica = await self._routes.wait(self._options.unavailable_timeout, affinity=affinity)

@@ -40,10 +40,10 @@ class ServerInfo:
         context_length: most tokens of prompt and generation together that it serves without cutting.
         weight_version: version of its weights.
         deterministic: whether it honours seeds (`--enable-deterministic-inference`).
-        sglang_version: version of SGLang; None where the server does not say.
-        returns_routed_experts: whether it was started with `--enable-return-routed-experts`; None where it does not
+        sglang_version: version of SGLang; None if the server does not say.
+        returns_routed_experts: whether it was started with `--enable-return-routed-experts`; None if it does not
             say.
-        routing_shape: layers, and experts per token, of a mixture of experts; None where they are not known.
+        routing_shape: layers, and experts per token, of a mixture of experts; None if they are not known.
     """
 
     model_path: str
@@ -105,7 +105,7 @@ def read_info(
 def label_of(version: str, *, flushed: bool) -> str:
     """Return the label under which SGLang knows new weights.
 
-    It is the version, where the prefix cache was flushed. Where it was not, it is like no label before: a version's
+    It is the version, if the prefix cache was flushed. If it was not, it is like no label before: a version's
     name may come twice, and what the cache holds under the first one is not of the second one's weights.
     """
     return version if flushed else f"{version}{_KEPT}{uuid.uuid4().hex}"

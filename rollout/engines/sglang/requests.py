@@ -42,7 +42,7 @@ class InFlightRequests:
 
         Raises:
             ConfigError: the id is running already.
-            EngineError: the engine was closed meanwhile, or no answer came in time; or what `read` and
+            EngineError: the engine was closed, or no answer came in time; or what `read` and
                 `SGLangTransport.dispatch` raise.
         """
         request_id = wanted.request_id
@@ -147,7 +147,7 @@ class InFlightRequests:
             await self._transport.abort(request)
 
     async def _withdraw(self, request: InFlightRequest) -> None:
-        """End a request in every case, also where the caller is cancelled again meanwhile."""
+        """End a request in every case, also where the caller is cancelled again."""
 
         async def withdraw() -> None:
             try:

@@ -134,7 +134,7 @@ class SGLangTransport(Protocol):
         ...
 
     async def dispatch(self, request: InFlightRequest, body: dict[str, Any], affinity: str | None) -> Any:
-        """Have one request generated, sending it again where that is safe.
+        """Have one request generated, sending it again if that is safe.
 
         Args:
             request: its `rid`, `sent` and `carrier` are kept current here; `ClientState.admit` comes before each send.
@@ -142,7 +142,7 @@ class SGLangTransport(Protocol):
             affinity: see `GenerationRequest`.
 
         Returns:
-            SGLang's answer, decoded; None where the request was aborted while nothing of it was out.
+            SGLang's answer, decoded; None if the request was aborted while nothing of it was out.
 
         Raises:
             ConfigError: SGLang refused the request.
@@ -152,7 +152,7 @@ class SGLangTransport(Protocol):
         ...
 
     async def abort(self, request: InFlightRequest) -> None:
-        """Ask SGLang once to end a request. Raises EngineError where it does not answer."""
+        """Ask SGLang once to end a request. Raises EngineError if it does not answer."""
         ...
 
     async def command(self, path: str, body: Body, *, timeout: float, all_required: bool = False) -> dict[str, Any]:
