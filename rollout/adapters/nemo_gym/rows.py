@@ -14,7 +14,7 @@ from toolgym.tools.errors import ConfigError, named_keywords
 def to_rows(
     env: str, tasks: Iterable[Task | Mapping[str, Any]], *, env_kwargs: Mapping[str, Any] | None = None
 ) -> list[dict[str, Any]]:
-    """The rows of tasks: the messages and the env's tools in `responses_create_params`, and the whole task.
+    """Return the rows of tasks: the messages and the env's tools in `responses_create_params`, and the whole task.
 
     Args:
         env: the env's id.
@@ -24,11 +24,11 @@ def to_rows(
     Raises:
         ConfigError: the env cannot be made, something is no task, or a task begins in the middle of tool calls.
     """
-    functions = [one.to_openai()["function"] for one in tools_of(env, env_kwargs)]
-    tools = [{"type": "function", "strict": False, **one} for one in functions]
+    functions = [schema.to_openai()["function"] for schema in tools_of(env, env_kwargs)]
+    tools = [{"type": "function", "strict": False, **function} for function in functions]
     rows = []
-    for number, given in enumerate(tasks):
-        task = given if isinstance(given, Task) else Task.from_row(given)
+    for number, row in enumerate(tasks):
+        task = row if isinstance(row, Task) else Task.from_row(row)
         if any(message["role"] == "tool" or "tool_calls" in message for message in task.messages):
             raise ConfigError(
                 f"task {number} begins in the middle of tool calls, for which NeMo-Gym's rows have no place"

@@ -6,19 +6,18 @@ is the answer, which `/verify` finds at the end of the response.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
-from toolgym.envs.served.environments.catalog import ServedEnv, TaskPlace, load_env
 from toolgym.envs.served.environments.session import EnvSession, EnvSessions, Timeouts
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import EpisodeFailedError, StopReason
+from toolgym.rollout.adapters.served_episodes import ServedEpisodes
 from toolgym.rollout.adapters.versions import needs
 from toolgym.tools.errors import ConfigError, EpisodeError, NoSessionError, shorten
 from toolgym.tools.parsers.base import ParsedTurn
-from toolgym.tools.serving.admission import BusyError, Gate
+from toolgym.tools.serving.admission import BusyError
 
 with needs("nemo-gym", "A resources server of NeMo-Gym"):
     from fastapi import FastAPI, HTTPException, Request
@@ -106,17 +105,24 @@ class ToolgymServer(SimpleResourcesServer):  # type: ignore[misc]
 
     ray_enabled = False
     config: ToolgymServerConfig
-    _sessions: EnvSessions = PrivateAttr()
-    _served: ServedEnv | None = PrivateAttr(default=None)
-    _opening: asyncio.Lock = PrivateAttr(default_factory=asyncio.Lock)
+    _episodes: ServedEpisodes = PrivateAttr()
     _closed: dict[str, None] = PrivateAttr(default_factory=dict)
+
+    @property
+    def _sessions(self) -> EnvSessions:
+        return self._episodes.sessions
 
     def setup_webserver(self) -> FastAPI:
         """Make the app. NeMo-Gym calls it."""
         config = self.config
-        timeouts = Timeouts(config.reset_timeout, config.step_timeout, config.queue_timeout)
-        gate = Gate(config.max_concurrent, config.max_sessions, config.queue_timeout)
-        self._sessions = EnvSessions(config.max_sessions, config.idle_timeout, timeouts, gate)
+        self._episodes = ServedEpisodes(
+            config.env,
+            config.env_kwargs,
+            max_sessions=config.max_sessions,
+            max_concurrent=config.max_concurrent,
+            timeouts=Timeouts(config.reset_timeout, config.step_timeout, config.queue_timeout),
+            idle_timeout=config.idle_timeout,
+        )
         app = super().setup_webserver()
         app.post("/{tool}")(self.call_tool)  # behind the routes of NeMo-Gym
         inner = app.router.lifespan_context
@@ -208,43 +214,27 @@ class ToolgymServer(SimpleResourcesServer):  # type: ignore[misc]
     async def _begin(self, name: str, row: Mapping[str, Any]) -> None:
         if name in self._closed:
             raise HTTPException(409, f"the session {name!r} was closed")
-        served = await self._open()
+        await self._episodes.served()
         with contextlib.suppress(NoSessionError):
             self._sessions.find(name)
             return  # a seed that is repeated
         try:
-            task = Task.from_row(row)
-            session = self._sessions.open(served, name)
+            await self._episodes.begin(Task.from_row(row), name)
+        except EpisodeFailedError:
+            return  # logged; `verify` masks it
         except ConfigError as error:
             raise HTTPException(422, str(error)) from error
         except BusyError as error:
             raise HTTPException(429, str(error)) from error
-        try:
-            state = await session.reset(place=TaskPlace("train", 0, task))
-        except EpisodeFailedError:
-            return  # logged; `verify` masks it
-        if state.messages != list(task.messages):
-            await self._sessions.discard(name)
-            raise HTTPException(
-                422,
-                f"{served.id} begins with other messages than its task's, which the row shows: "
-                f"{shorten(repr(state.messages))} instead of {shorten(repr(list(task.messages)))}",
-            )
-
-    async def _open(self) -> ServedEnv:
-        async with self._opening:
-            if self._served is None:
-                self._served = await load_env(self.config.env, self.config.env_kwargs, answer_tool=None, endless=1)
-                self._sessions.start()
-            return self._served
 
 
 def answer_of(response: Any) -> str | None:
-    """The text of the response's last message; None where it ends otherwise."""
-    said = [one for one in response.output if one.type in ("message", "function_call", "function_call_output")]
-    if not said or said[-1].type != "message" or said[-1].role != "assistant":
+    """Return the text of the response's last message; None if it ends otherwise."""
+    kinds = ("message", "function_call", "function_call_output")
+    last = next((item for item in reversed(response.output) if item.type in kinds), None)
+    if last is None or last.type != "message" or last.role != "assistant":
         return None
-    content = said[-1].content
+    content = last.content
     return content if isinstance(content, str) else "".join(getattr(part, "text", "") for part in content)
 
 

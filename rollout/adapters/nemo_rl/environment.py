@@ -10,20 +10,19 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-from toolgym.envs.served.environments.catalog import ServedEnv, TaskPlace, load_env
-from toolgym.envs.served.environments.session import EnvSession, EnvSessions, Timeouts
+from toolgym.envs.served.environments.session import EnvSession, Timeouts
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import EpisodeFailedError
+from toolgym.rollout.adapters.served_episodes import ServedEpisodes
 from toolgym.rollout.models.tokenizer import load_tokenizer
 from toolgym.rollout.tokens.renderer import ChatRenderer
-from toolgym.tools.errors import ConfigError, MissingExtraError, named_fields, shorten
+from toolgym.tools.errors import ConfigError, MissingExtraError, named_fields
 from toolgym.tools.message import Message, user
 from toolgym.tools.parsers.base import ParsedTurn
-from toolgym.tools.schema import ToolCall
-from toolgym.tools.serving.admission import Gate
+from toolgym.tools.schema import ToolCall, ToolSchema
 
 try:
     import ray
@@ -33,9 +32,6 @@ except ImportError as error:
     raise MissingExtraError(  # the package of that name in the index is empty
         f"an environment for NeMo-RL needs NeMo-RL itself (github.com/NVIDIA-NeMo/RL); it cannot be imported: {error}"
     ) from error
-
-if TYPE_CHECKING:
-    from toolgym.tools.schema import ToolSchema
 
 log = logging.getLogger("toolgym.rollout.adapters.nemo_rl")
 """Gets one warning for each episode that failed and is counted all the same."""
@@ -55,7 +51,7 @@ INVISIBLE = "\u200b"
 
 @named_fields
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class NemoRlSettings:
     """NeMo-RL's `env` settings of this environment.
 
     Attributes:
@@ -94,11 +90,16 @@ class _Turn(NamedTuple):
     done: bool
 
 
+class _Conversation(NamedTuple):
+    renderer: ChatRenderer
+    messages: list[Message]
+
+
 class Environment(EnvironmentInterface):  # type: ignore[misc]  # NeMo-RL has no types
     """Plays the episodes of one env. Its steps run on one event loop, all of a batch at once.
 
     Args:
-        cfg: see `Settings`.
+        cfg: see `NemoRlSettings`.
 
     Raises:
         ConfigError: a setting is wrong, or the model writes its tool calls with special tokens, which NeMo-RL leaves
@@ -106,15 +107,18 @@ class Environment(EnvironmentInterface):  # type: ignore[misc]  # NeMo-RL has no
     """
 
     def __init__(self, cfg: Mapping[str, Any]) -> None:
-        self._settings = settings = Settings(**cfg)
+        self._settings = settings = NemoRlSettings(**cfg)
         self._tokenizer = load_tokenizer(settings.tokenizer)
-        timeouts = Timeouts(settings.reset_timeout, settings.step_timeout, QUEUE_TIMEOUT)
-        gate = Gate(settings.max_concurrent, settings.max_sessions, QUEUE_TIMEOUT)
-        self._sessions = EnvSessions(settings.max_sessions, settings.idle_timeout, timeouts, gate)
-        self._opening = asyncio.Lock()
-        self._served: ServedEnv | None = None
-        self._renderers: dict[tuple[str, ...], ChatRenderer] = {}
-        self._conversations: WeakKeyDictionary[EnvSession, list[Message]] = WeakKeyDictionary()
+        self._episodes = ServedEpisodes(
+            settings.env,
+            settings.env_kwargs,
+            max_sessions=settings.max_sessions,
+            max_concurrent=settings.max_concurrent,
+            timeouts=Timeouts(settings.reset_timeout, settings.step_timeout, QUEUE_TIMEOUT),
+            idle_timeout=settings.idle_timeout,
+        )
+        self._checked = False
+        self._conversations: WeakKeyDictionary[EnvSession, _Conversation] = WeakKeyDictionary()
 
     async def step(
         self, message_log_batch: Sequence[list[dict[str, Any]]], metadata: Sequence[Mapping[str, Any]]
@@ -129,19 +133,22 @@ class Environment(EnvironmentInterface):  # type: ignore[misc]  # NeMo-RL has no
             EpisodeFailedError: an episode failed, and there is no `failure_reward`.
             ConfigError: the metadata is of something else, or the env does not begin with the task's messages.
         """
-        await self._open()
+        served = await self._episodes.served()
+        if not self._checked:
+            require_readable_calls(self._renderer(served.tools))
+            self._checked = True
         pairs = zip(message_log_batch, metadata, strict=True)
-        turns = await asyncio.gather(*(self._turn(*pair) for pair in pairs), return_exceptions=True)
-        for one in turns:
-            if isinstance(one, BaseException):
-                raise one
-        done: list[_Turn] = [one for one in turns if isinstance(one, _Turn)]
+        results = await asyncio.gather(*(self._turn(*pair) for pair in pairs), return_exceptions=True)
+        for error in results:
+            if isinstance(error, BaseException):
+                raise error
+        turns: list[_Turn] = [turn for turn in results if isinstance(turn, _Turn)]
         return EnvironmentReturn(
-            observations=[{"role": "environment", "content": one.observation} for one in done],
-            metadata=[{SESSION: one.session} for one in done],
-            next_stop_strings=[None] * len(done),
-            rewards=torch.tensor([one.reward for one in done], dtype=torch.float32),
-            terminateds=torch.tensor([one.done for one in done], dtype=torch.bool),
+            observations=[{"role": "environment", "content": turn.observation} for turn in turns],
+            metadata=[{SESSION: turn.session} for turn in turns],
+            next_stop_strings=[None] * len(turns),
+            rewards=torch.tensor([turn.reward for turn in turns], dtype=torch.float32),
+            terminateds=torch.tensor([turn.done for turn in turns], dtype=torch.bool),
             answers=None,
         )
 
@@ -151,15 +158,7 @@ class Environment(EnvironmentInterface):  # type: ignore[misc]  # NeMo-RL has no
 
     async def shutdown(self) -> None:
         """Close all episodes."""
-        await self._sessions.close()
-
-    async def _open(self) -> None:
-        async with self._opening:
-            if self._served is None:
-                given = self._settings
-                self._served = await load_env(given.env, given.env_kwargs, answer_tool=None, endless=1)
-                require_readable_calls(self._renderer(self._served.tools))
-                self._sessions.start()
+        await self._episodes.sessions.close()
 
     async def _turn(self, conversation: list[dict[str, Any]], metadata: Mapping[str, Any]) -> _Turn:
         last = conversation[-1] if conversation else {}
@@ -167,7 +166,7 @@ class Environment(EnvironmentInterface):  # type: ignore[misc]  # NeMo-RL has no
             raise ConfigError(f"a conversation must end with the assistant's turn, got {last!r}")
         name = metadata.get(SESSION)
         try:
-            session = await self._begin(metadata) if name is None else self._sessions.find(name)
+            session = await self._begin(metadata) if name is None else self._episodes.sessions.find(name)
             return await self._played(session, last["content"])
         except EpisodeFailedError as error:
             if self._settings.failure_reward is None:
@@ -177,25 +176,16 @@ class Environment(EnvironmentInterface):  # type: ignore[misc]  # NeMo-RL has no
 
     async def _begin(self, metadata: Mapping[str, Any]) -> EnvSession:
         task = Task.from_row(metadata)
-        assert self._served is not None
-        session = self._sessions.open(self._served)
-        try:
-            state = await session.reset(place=TaskPlace("train", 0, task))
-            if state.messages != list(task.messages):
-                raise ConfigError(
-                    f"{self._served.id} begins with other messages than its task's, so the prompt was another one: "
-                    f"{shorten(repr(state.messages))} instead of {shorten(repr(list(task.messages)))}"
-                )
-        except BaseException:  # cancelled too: the session is this call's to close
-            await self._sessions.discard(session.name)
-            raise
-        self._conversations[session] = list(state.messages)
+        session = await self._episodes.begin(task)
+        assert session.episode is not None
+        renderer = self._renderer(session.episode.tools)
+        self._conversations[session] = _Conversation(renderer, list(task.messages))
         return session
 
     async def _played(self, session: EnvSession, text: str) -> _Turn:
-        """Step an episode, which is closed where that ends it."""
+        """Step an episode, which is closed if that ends it."""
         assert session.episode is not None
-        renderer, messages = self._renderer(session.episode.tools), self._conversations[session]
+        renderer, messages = self._conversations[session]
         turn = renderer.parse_text(text, first_id=session.episode.calls)
         done = True
         try:
@@ -210,16 +200,13 @@ class Environment(EnvironmentInterface):  # type: ignore[misc]  # NeMo-RL has no
             return _Turn(renderer.decode(ids), session.name, result.reward, False)
         finally:
             if done:
-                await self._sessions.discard(session.name)
+                await self._episodes.sessions.discard(session.name)
 
     def _renderer(self, tools: Sequence[ToolSchema]) -> ChatRenderer:
-        key = tuple(sorted(repr(one.to_openai()) for one in tools))
-        if key not in self._renderers:
-            given = self._settings
-            made = ChatRenderer(self._tokenizer, tools, given.template_kwargs, parser=given.parser)
-            made.require_parser()
-            self._renderers[key] = made
-        return self._renderers[key]
+        settings = self._settings
+        renderer = ChatRenderer(self._tokenizer, tools, settings.template_kwargs, parser=settings.parser)
+        renderer.require_parser()
+        return renderer
 
 
 ToolgymEnvironment = ray.remote(Environment)

@@ -9,6 +9,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from toolgym.rollout.adapters.trainer_row import TrainerRow
+from toolgym.rollout.trajectory.token_sequence import TokenSequence
 from toolgym.rollout.trajectory.trajectory import Trajectory, require_trajectories
 from toolgym.tools.errors import BatchError, named_keywords
 
@@ -20,7 +22,7 @@ _ENV = "environment"
 
 
 def to_message_log(trajectory: Trajectory, tokenizer: PreTrainedTokenizerBase) -> list[dict[str, Any]]:
-    """The message log of a trajectory: its prompt, then a message for each span of the policy's or the env's tokens.
+    """Return the message log of a trajectory: its prompt, then one for each span of the policy's or env's tokens.
 
     Args:
         trajectory: with one token sequence.
@@ -34,20 +36,20 @@ def to_message_log(trajectory: Trajectory, tokenizer: PreTrainedTokenizerBase) -
         ConfigError: something else than a trajectory was given.
         BatchError: there is not exactly one token sequence in which the policy sampled something.
     """
+    rows = TrainerRow.all_of(trajectory, "NeMo-RL", several=False)
+    if not rows:
+        raise BatchError(f"trajectory {trajectory.id} ({trajectory.stop_reason.value}) has no tokens to train on")
+    return _messages(rows[0].sequence, tokenizer)
+
+
+def _messages(sequence: TokenSequence, tokenizer: PreTrainedTokenizerBase) -> list[dict[str, Any]]:
     import torch
 
-    [trajectory] = require_trajectories([trajectory])
-    sequences = [one for one in trajectory.sequences if one.policy_tokens]
-    if len(sequences) != 1:
-        raise BatchError(
-            f"trajectory {trajectory.id} has {len(sequences)} token sequences with tokens that the policy sampled, and "
-            "a message log is exactly one: play with history='append' and no context policy that revises messages"
-        )
-    [sequence] = sequences
     spans: list[tuple[str, Any, Any]] = [("user", sequence.prompt_ids, None)]
-    for one in sequence.segments:
-        if len(one):
-            spans.append(("assistant", one.token_ids, one.logprobs) if one.is_policy else (_ENV, one.token_ids, None))
+    for segment in sequence.segments:
+        if len(segment):
+            policy = segment.is_policy
+            spans.append(("assistant" if policy else _ENV, segment.token_ids, segment.logprobs if policy else None))
     log: list[dict[str, Any]] = []
     for role, ids, logprobs in spans:
         text = tokenizer.decode(ids.tolist(), skip_special_tokens=False)
@@ -61,11 +63,10 @@ def to_message_log(trajectory: Trajectory, tokenizer: PreTrainedTokenizerBase) -
 def to_batch(
     trajectories: Iterable[Trajectory], *, tokenizer: PreTrainedTokenizerBase, task_name: str = "toolgym"
 ) -> dict[str, Any]:
-    """What NeMo-RL's rollouts return for such episodes; give it to `BatchedDataDict`.
+    """Return what NeMo-RL's rollouts return for such episodes; give it to `BatchedDataDict`.
 
-    A trajectory that may not be trained on, does not count, or in which the policy sampled nothing keeps its place with
-    the `loss_multiplier` 0. NeMo-RL takes the mean of a group over all of its rows; so such a one has the mean reward
-    of those of its group that count, which changes nothing about that mean.
+    A trajectory that is not usable keeps its place with the `loss_multiplier` 0. NeMo-RL takes the mean of a group over
+    all of its rows; so such a one has the mean reward of the usable ones of its group, which keeps that mean.
 
     Args:
         trajectories: of whole groups, in order.
@@ -82,27 +83,26 @@ def to_batch(
     """
     import torch
 
-    given = require_trajectories(trajectories)
-    usable = [one.usable for one in given]
+    episodes = require_trajectories(trajectories)
     rewards = defaultdict(list)
-    for one, use in zip(given, usable, strict=True):
-        if use:
-            rewards[one.group_id].append(float(one.reward))
+    for episode in episodes:
+        if episode.usable:
+            rewards[episode.group_id].append(float(episode.reward))
     means = {name: sum(values) / len(values) for name, values in rewards.items()}
-    logs = [
-        to_message_log(one, tokenizer) if use else _masked(tokenizer) for one, use in zip(given, usable, strict=True)
-    ]
+    logs = [to_message_log(episode, tokenizer) if episode.usable else _masked(tokenizer) for episode in episodes]
     return {
         "message_log": logs,
         "length": torch.tensor([sum(len(message["token_ids"]) for message in log) for log in logs]),
-        "loss_multiplier": torch.tensor([float(use) for use in usable]),
+        "loss_multiplier": torch.tensor([float(episode.usable) for episode in episodes]),
         "total_reward": torch.tensor(
-            [float(one.reward) if use else means.get(one.group_id, 0.0) for one, use in zip(given, usable, strict=True)]
+            [float(episode.reward) if episode.usable else means.get(episode.group_id, 0.0) for episode in episodes]
         ),
-        "truncated": torch.tensor([one.stop_reason.truncated for one in given], dtype=torch.bool),
-        "extra_env_info": [{"trajectory_id": one.id, "stop_reason": one.stop_reason.value} for one in given],
-        "task_name": [task_name] * len(given),
-        "idx": list(range(len(given))),
+        "truncated": torch.tensor([episode.stop_reason.truncated for episode in episodes], dtype=torch.bool),
+        "extra_env_info": [
+            {"trajectory_id": episode.id, "stop_reason": episode.stop_reason.value} for episode in episodes
+        ],
+        "task_name": [task_name] * len(episodes),
+        "idx": list(range(len(episodes))),
     }
 
 

@@ -10,7 +10,6 @@ from toolgym.envs.tasks.task import Task
 from toolgym.rollout.adapters.task_rows import task_column, tools_of
 from toolgym.rollout.tokens.renderer import ChatRenderer
 from toolgym.tools.errors import named_keywords
-from toolgym.tools.schema import ToolSchema
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -44,13 +43,9 @@ class TaskProcessor:
         template_kwargs: Mapping[str, Any] | None = None,
         task_name: str = "toolgym",
     ) -> None:
-        self._tools = [one.to_openai() for one in tools_of(env, env_kwargs)]
+        self._tools = tools_of(env, env_kwargs)
         self._template_kwargs = dict(template_kwargs or {})
         self._task_name = task_name
-        self._renderer: ChatRenderer | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_renderer": None}  # it belongs to one tokenizer, and is made anew
 
     def __call__(
         self,
@@ -76,16 +71,13 @@ class TaskProcessor:
         import torch
 
         task = Task.from_row(datum_dict)
-        if self._renderer is None or self._renderer.tokenizer is not tokenizer:
-            self._renderer = ChatRenderer(
-                tokenizer, list(map(ToolSchema.from_openai, self._tools)), self._template_kwargs
-            )
-        ids = self._renderer.prompt(task.messages)
+        renderer = ChatRenderer(tokenizer, self._tools, self._template_kwargs)
+        ids = renderer.prompt(task.messages)
         fits = max_seq_length is None or len(ids) <= max_seq_length
         if not fits:
             log.warning("row %s is masked: its prompt has %s tokens, of at most %s", idx, len(ids), max_seq_length)
             ids = ids[:CUT]
-        text = self._renderer.decode(ids)
+        text = renderer.decode(ids)
         return {
             "message_log": [{"role": "user", "content": text, "token_ids": torch.tensor(ids, dtype=torch.int64)}],
             "length": len(ids),

@@ -11,8 +11,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from toolgym.rollout.adapters.skyrl.generator import ToolgymGenerator
-from toolgym.rollout.adapters.skyrl.text_env import register_envs, tools_of
+from toolgym.rollout.adapters.skyrl.text_env import register_envs
 from toolgym.rollout.adapters.skyrl.trainer import CountedEpisodes
+from toolgym.rollout.adapters.task_rows import tools_of
 from toolgym.rollout.adapters.versions import needs
 from toolgym.tools.errors import ConfigError
 
@@ -70,7 +71,7 @@ class ToolgymExp(BasePPOExp):  # type: ignore[misc]
         if kind == "skyrl_gym":
             env_id = cfg.environment.env_class
             register_envs(env_id, env_kwargs=cfg.toolgym.env_kwargs)
-            tools = tools_of(env_id, cfg.toolgym.env_kwargs)
+            tools = [schema.to_openai() for schema in tools_of(env_id, cfg.toolgym.env_kwargs)]
             cfg.generator.chat_template_kwargs = {"tools": tools, **cfg.generator.chat_template_kwargs}
             return super().get_generator(cfg, tokenizer, inference_engine_client)
         if kind != "toolgym":

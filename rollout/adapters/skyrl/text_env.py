@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from toolgym.envs.base import require_growing_context
+from toolgym.envs.driven_episode import DrivenEpisode
 from toolgym.envs.registry import make, spec
-from toolgym.envs.types import EpisodeFailedError
 from toolgym.rollout.adapters.task_rows import task_of_row
 from toolgym.rollout.adapters.versions import needs
 from toolgym.tools.concurrency.event_loop_thread import EventLoopThread
@@ -21,9 +21,6 @@ from toolgym.tools.errors import ConfigError, named_keywords
 with needs("skyrl-gym", "An env for skyrl-gym"):
     import skyrl_gym
     from skyrl_gym.envs.base_text_env import BaseTextEnv, BaseTextEnvStepOutput
-
-TIMEOUT = 600.0
-"""Seconds for one call of an env that has no clocks of its own."""
 
 
 @functools.cache
@@ -56,8 +53,9 @@ class ToolgymTextEnv(BaseTextEnv):  # type: ignore[misc]  # skyrl-gym has no typ
         super().__init__()
         self._row = dict(extras or {})
         turns = self._row.pop("max_turns", 1)
-        self._env = make(env_id, **{**({"max_turns": turns} if turns > 1 else {}), **(env_kwargs or {})})
-        require_growing_context(self._env, "SkyRL's loop")
+        env = make(env_id, **{**({"max_turns": turns} if turns > 1 else {}), **(env_kwargs or {})})
+        require_growing_context(env, "SkyRL's loop")
+        self._episode = DrivenEpisode(env)
         self._metrics: dict[str, Any] = {"turns": 0, "tool_calls": 0, "tool_errors": 0}
 
     def init(self, prompt: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
@@ -68,7 +66,7 @@ class ToolgymTextEnv(BaseTextEnv):  # type: ignore[misc]  # skyrl-gym has no typ
             EpisodeFailedError: the episode cannot begin.
         """
         task = task_of_row({**self._row, "raw_prompt": prompt})
-        messages, _ = _loop().run(self._env.reset(options={"task": task}), TIMEOUT)
+        messages, _ = _loop().run(self._episode.reset(options={"task": task}))
         return [dict(message) for message in messages], {}
 
     def step(self, action: str) -> BaseTextEnvStepOutput:
@@ -78,11 +76,9 @@ class ToolgymTextEnv(BaseTextEnv):  # type: ignore[misc]  # skyrl-gym has no typ
             EpisodeFailedError: the infrastructure broke the episode off. SkyRL's own generator has no place for that:
                 it stops, where a reward of 0 would blame the model.
         """
-        result = _loop().run(self._env.step(action), TIMEOUT)
-        reason = result.stop_reason
-        if reason is not None and reason.failed:
-            raise EpisodeFailedError(reason, f"the episode was broken off: {reason.value}")
+        result = _loop().run(self._episode.step(action))
         calls = result.info.get("tool_calls") or []
+        reason = result.stop_reason
         self._metrics["turns"] += 1
         self._metrics["tool_calls"] += len(calls)
         self._metrics["tool_errors"] += sum(record.status != "ok" for record in calls)
@@ -97,7 +93,7 @@ class ToolgymTextEnv(BaseTextEnv):  # type: ignore[misc]  # skyrl-gym has no typ
         return dict(self._metrics)
 
     def close(self) -> None:
-        _loop().run(self._env.close(), TIMEOUT)
+        _loop().run(self._episode.close())
 
 
 @named_keywords
@@ -120,16 +116,3 @@ def register_envs(*env_ids: str, env_kwargs: Mapping[str, Any] | None = None) ->
             raise ConfigError(f"skyrl-gym has another env called {env_id!r}: {known.entry_point}")
         skyrl_gym.registry.pop(env_id, None)
         skyrl_gym.register(env_id, entry_point, {"env_id": env_id, "env_kwargs": dict(env_kwargs or {})})
-
-
-def tools_of(env_id: str, env_kwargs: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
-    """The tools of an env, as chat templates take them: SkyRL's `generator.chat_template_kwargs` is the place for them.
-
-    Raises:
-        UnknownNameError: no env has that id; names the nearest one.
-    """
-    env = make(env_id, **(env_kwargs or {}))
-    try:
-        return [schema.to_openai() for schema in env.tool_schemas]
-    finally:
-        _loop().run(env.close(), TIMEOUT)

@@ -72,7 +72,7 @@ async def test_an_episode_has_the_tokens_that_our_runner_gives_it(environment, p
             assert one["token_ids"].tolist() == other["token_ids"].tolist()
         assert log[-1]["token_ids"].dtype == torch.int64
         assert log[-1]["content"] == "[The episode is over: answered]"
-    assert len(env._sessions) == 0
+    assert len(env._episodes.sessions) == 0
 
 
 async def test_what_reads_like_a_control_token_is_none(environment, processor, tokenizer):
@@ -95,7 +95,7 @@ async def test_a_failed_episode_stops_the_training_or_has_the_reward_that_was_se
     [log], rewards = await nemo_rl_shape.rollout(env, data, tokenizer, slow)
     assert rewards == [-1.0]
     assert log[-1]["content"] == "[The episode is over: env_timeout]"
-    assert len(env._sessions) == 0
+    assert len(env._episodes.sessions) == 0
 
 
 async def test_what_does_not_fit_is_refused(environment, processor, tokenizer, nemo_rl):
@@ -111,9 +111,8 @@ async def test_what_does_not_fit_is_refused(environment, processor, tokenizer, n
 def test_a_model_whose_calls_nemo_rl_cuts_out_is_refused(nemo_rl, processor, tokenizer):
     from toolgym.rollout.adapters.nemo_rl.environment import require_readable_calls
     from toolgym.rollout.tokens.renderer import ChatRenderer
-    from toolgym.tools.schema import ToolSchema
 
-    tools = [ToolSchema.from_openai(one) for one in processor._tools]
+    tools = processor._tools
     require_readable_calls(ChatRenderer(tokenizer, tools))
     special = load_tokenizer(tiny_policy_path())
     special.add_special_tokens({"additional_special_tokens": ["<tool_call>", "</tool_call>"]})

@@ -1,0 +1,85 @@
+"""`ServedEpisodes`: the episodes of one env, for trainers that own the turns and keep no tokens."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from toolgym.envs.served.environments.catalog import ServedEnv, TaskPlace, load_env
+from toolgym.envs.served.environments.session import EnvSession, EnvSessions, Timeouts
+from toolgym.envs.tasks.task import Task
+from toolgym.envs.types import EpisodeFailedError
+from toolgym.tools.errors import ConfigError, shorten
+from toolgym.tools.serving.admission import Gate
+
+
+class ServedEpisodes:
+    """Begins episodes of an env, each in a session of its own.
+
+    Args:
+        env: the env's id.
+        env_kwargs: for `toolgym.make`.
+        max_sessions: most episodes at once.
+        max_concurrent: most resets and steps at once.
+        timeouts: seconds for a reset, for a step, and for the wait for a turn and for permits.
+        idle_timeout: seconds after which a session is closed that nothing asks for.
+
+    Attributes:
+        sessions: the sessions.
+    """
+
+    def __init__(
+        self,
+        env: str,
+        env_kwargs: Mapping[str, Any],
+        *,
+        max_sessions: int,
+        max_concurrent: int,
+        timeouts: Timeouts,
+        idle_timeout: float,
+    ) -> None:
+        self._env, self._env_kwargs = env, dict(env_kwargs)
+        gate = Gate(max_concurrent, max_sessions, timeouts.queue)
+        self.sessions = EnvSessions(max_sessions, idle_timeout, timeouts, gate)
+        self._opening = asyncio.Lock()
+        self._served: ServedEnv | None = None
+
+    async def served(self) -> ServedEnv:
+        """Return the env, which the first call makes once.
+
+        Raises:
+            ConfigError: the env cannot be made.
+        """
+        async with self._opening:
+            if self._served is None:
+                self._served = await load_env(self._env, self._env_kwargs, answer_tool=None, endless=1)
+                self.sessions.start()
+            return self._served
+
+    async def begin(self, task: Task, name: str | None = None) -> EnvSession:
+        """Begin the episode of a task, whose messages the trainer has rendered already.
+
+        Args:
+            task: the task.
+            name: the session's; None: a new one.
+
+        Raises:
+            BusyError: there are too many sessions.
+            EpisodeFailedError: the env failed; the session stays, for a caller that named it.
+            ConfigError: the env begins with other messages than the task's.
+        """
+        served = await self.served()
+        session = self.sessions.open(served, name)
+        try:
+            state = await session.reset(place=TaskPlace("train", 0, task))
+            if state.messages != list(task.messages):
+                raise ConfigError(
+                    f"{served.id} begins with other messages than its task's, which the trainer shows: "
+                    f"{shorten(repr(state.messages))} instead of {shorten(repr(list(task.messages)))}"
+                )
+        except BaseException as error:  # cancelled too
+            if name is None or not isinstance(error, EpisodeFailedError):
+                await self.sessions.discard(session.name)
+            raise
+        return session
