@@ -1,1 +1,1 @@
-"""What trainers take, made from our envs and trajectories: a file or a folder for each trainer."""
+"""Adapters of trainers, a file or a folder for each, and the pieces that they share."""

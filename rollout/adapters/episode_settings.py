@@ -20,7 +20,7 @@ _ALL_TOKENS = 10**8
 @named_fields
 @dataclass(frozen=True, kw_only=True)
 class EpisodeSettings:
-    """How to play episodes, for trainers whose settings are plain data.
+    """Settings of episodes, for trainers whose settings are plain data.
 
     Attributes:
         env: the env's id; `"package.module:MyEnv-v0"` imports the module that registers it.
@@ -110,8 +110,8 @@ def sampling_from(values: object, max_new_tokens: int) -> SamplingParams:
     """
 
     def value(name: str, default: Any) -> Any:
-        found = values.get(name) if isinstance(values, Mapping) else getattr(values, name, None)
-        return default if found is None else found
+        setting = values.get(name) if isinstance(values, Mapping) else getattr(values, name, None)
+        return default if setting is None else setting
 
     if value("stop", None):
         raise ConfigError(

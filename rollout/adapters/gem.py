@@ -64,9 +64,9 @@ class ToolgymGemEnv(gem.Env):  # type: ignore[misc]  # GEM may be missing
     ) -> None:
         if instructions is None and kwargs.get("parser", "hermes") != "hermes":
             raise ConfigError(f"say with instructions=... how calls are written for the parser {kwargs['parser']!r}")
-        made = make(env, **kwargs)
-        require_growing_context(made, "GEM's loop")
-        self._env = GymnasiumEnv(made)
+        inner = make(env, **kwargs)
+        require_growing_context(inner, "GEM's loop")
+        self._env = GymnasiumEnv(inner)
         self._instructions, self._end, self._seed = instructions, end_of_turn, seed
 
     def reset(self, seed: int | None = None) -> tuple[str, dict[str, Any]]:
@@ -108,12 +108,12 @@ class ToolgymGemEnv(gem.Env):  # type: ignore[misc]  # GEM may be missing
         if reason.failed:
             raise EpisodeFailedError(reason, "the env ended the episode with this reason")
         metrics = {name: value for name, value in info.get("metrics", {}).items() if isinstance(value, int | float)}
-        own: dict[str, Any] = {"suffix": "", "metrics": metrics, "metrics_agg_mode": dict.fromkeys(metrics, "last")}
-        own["use_tool"] = any(message["role"] == "tool" for message in obs)
+        facts: dict[str, Any] = {"suffix": "", "metrics": metrics, "metrics_agg_mode": dict.fromkeys(metrics, "last")}
+        facts["use_tool"] = any(message["role"] == "tool" for message in obs)
         done = terminated or truncated
         if done:
-            own["stop_reason"] = str(reason)
-        return TERMINAL_STATE if done else _text(obs), reward, done, truncated, own
+            facts["stop_reason"] = str(reason)
+        return TERMINAL_STATE if done else _text(obs), reward, done, truncated, facts
 
     def close(self) -> None:
         """End the episode and free what it holds."""
@@ -121,8 +121,8 @@ class ToolgymGemEnv(gem.Env):  # type: ignore[misc]  # GEM may be missing
 
 
 def describe_tools(tools: Iterable[ToolSchema]) -> str:
-    """What a model reads about tools where no chat template tells of them; empty without any."""
-    lines = [json.dumps(one.to_openai()["function"], ensure_ascii=False) for one in tools]
+    """Describe tools for a model whose chat template does not; empty without any."""
+    lines = [json.dumps(schema.to_openai()["function"], ensure_ascii=False) for schema in tools]
     if not lines:
         return ""
     return "\n".join(

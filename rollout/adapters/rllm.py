@@ -89,7 +89,7 @@ class ToolgymAgent:
         )
         if rewards:  # what the end of a context that is full added
             rewards[-1] += reward - sum(rewards)
-        steps = [Step(reward=one, done=number == len(rewards)) for number, one in enumerate(rewards, start=1)]
+        steps = [Step(reward=earned, done=number == len(rewards)) for number, earned in enumerate(rewards, start=1)]
         trajectory = Trajectory(name=self.name, task=task.metadata, steps=steps, reward=reward)
         return Episode(id=config.session_uid, task=task.metadata, trajectories=[trajectory])
 
@@ -116,11 +116,12 @@ class ToolgymEvaluator:
             from rllm.eval.types import EvalOutput, Signal
         except ImportError as error:
             raise _missing("An evaluator", error) from error
-        rewards = [one.reward for one in episode.trajectories if one.name == ToolgymAgent.name]
+        rewards = [played.reward for played in episode.trajectories if played.name == ToolgymAgent.name]
         if len(rewards) != 1 or rewards[0] is None:
+            names = [(played.name, played.reward) for played in episode.trajectories]
             raise ConfigError(
                 "the evaluator 'toolgym' reads the reward that the agent 'toolgym' left in its one trajectory, got "
-                f"{shorten(repr([(one.name, one.reward) for one in episode.trajectories]))}: give --agent toolgym"
+                f"{shorten(repr(names))}: give --agent toolgym"
             )
         [reward] = rewards
         return EvalOutput(reward=reward, is_correct=reward >= FULL_MARKS, signals=[Signal("reward", reward)])

@@ -18,7 +18,7 @@ with needs("torchrl", "A batch for TorchRL"):
 
 
 def to_tensordict(batch: Batch, advantages: torch.Tensor) -> TensorDict:
-    """The batch for `GRPOLoss(TransformersWrapper(..., input_mode="tokens", generate=False, pad_output=True), ...)`.
+    """Batch for `GRPOLoss(TransformersWrapper(..., input_mode="tokens", generate=False, pad_output=True), ...)`.
 
     Args:
         batch: made of all that the advantages were computed for; parts of it (`Batch.select`) may go in one by one.
@@ -50,9 +50,9 @@ def to_tensordict(batch: Batch, advantages: torch.Tensor) -> TensorDict:
     flat = batch.flattener()
 
     def left(values: torch.Tensor, padding: int = 0) -> torch.Tensor:
-        made = values.new_full(places.shape, padding)
-        made[places] = values
-        return made
+        padded = values.new_full(places.shape, padding)
+        padded[places] = values
+        return padded
 
     each = advantages if advantages.dim() == 2 else advantages[:, None].expand_as(batch.responses)
     return TensorDict(

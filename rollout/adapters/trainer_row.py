@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -114,3 +116,31 @@ class TrainerRow:
     def oldest_version(self) -> int:
         """The least version that sampled a token; see `versions`."""
         return int(self.versions[self.sequence.response_mask.astype(bool)].min(initial=2**62))
+
+
+def check_values(row: int, ids: str, mask: tuple[str, Sequence[int]], logprobs: tuple[str, Sequence[float]]) -> None:
+    """Check mask and log-probabilities of a trainer's row, which it would take silently.
+
+    Args:
+        row: its number.
+        ids: what the values belong to, as `7 ids of the response`.
+        mask: name and values.
+        logprobs: name and values.
+
+    Raises:
+        BatchError: a mask holds something else than 0 and 1, a trained token has no finite log-probability, or another
+            one has one; names the field and the row.
+    """
+    count = int(ids.split()[0])
+    for name, values in (mask, logprobs):
+        if values is None or len(values) != count:
+            length = "none" if values is None else len(values)
+            raise BatchError(f"{name} of row {row} has {length} values for {ids}")
+    if any(value not in (0, 1) for value in mask[1]):
+        raise BatchError(f"{mask[0]} of row {row} must hold 0 (the env's) and 1 (the policy's)")
+    for place, (trained, value) in enumerate(zip(mask[1], logprobs[1], strict=True)):
+        if not isinstance(value, float | int | np.floating) or not math.isfinite(value) or (not trained and value):
+            raise BatchError(
+                f"{logprobs[0]} of row {row} has {value!r} at {place}, which "
+                + ("the policy sampled: it must be finite" if trained else "the env put there: it must be 0")
+            )

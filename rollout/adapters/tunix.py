@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 
 from toolgym.envs.types import StopReason
+from toolgym.rollout.adapters.trainer_row import TrainerRow
 from toolgym.rollout.adapters.versions import needs
-from toolgym.rollout.advantages.advantages import by_group
-from toolgym.rollout.trajectory.trajectory import Trajectory, require_trajectories
+from toolgym.rollout.advantages.advantages import grouped
+from toolgym.rollout.trajectory.trajectory import Trajectory
 from toolgym.tools.errors import BatchError, require_whole_number
 
 with needs("google-tunix", "The adapter for Tunix"):
@@ -42,10 +43,10 @@ def to_items(
     max_response_length: int,
     first_group: int = 0,
 ) -> list[TrajectoryItem]:
-    """The items of whole groups, group by group, for `GroupQueueManager.put`.
+    """Return the items of whole groups, group by group, for `GroupQueueManager.put`.
 
-    Tunix takes groups of one size only, and each reward counts in its group. So a group of which a trajectory does not
-    count (see `Trajectory.usable`) is left out as a whole, and a warning says so.
+    Tunix takes groups of one size only, and each reward counts in its group. So a group of which a trajectory is not
+    usable is left out as a whole, and a warning says so.
 
     Args:
         trajectories: whole groups, in any order; those of one run, one task and one role are a group.
@@ -68,38 +69,41 @@ def to_items(
         ("first_group", first_group, 0),
     ):
         require_whole_number(name, value, at_least=least)
-    groups: dict[object, list[Trajectory]] = {}
-    for one in require_trajectories(trajectories):
-        groups.setdefault(by_group(one), []).append(one)
-    for members in groups.values():
+    groups = grouped(trajectories)
+    for members in groups:
         if len(members) != group_size:
             raise BatchError(
                 f"group {members[0].group_id} has {len(members)} trajectories, and Tunix waits for "
                 f"group_size={group_size}"
             )
-    whole = [members for members in groups.values() if all(one.usable for one in members)]
-    broken = [one for members in groups.values() for one in members if not one.usable]
+    whole = [members for members in groups if all(member.usable for member in members)]
+    reasons = ", ".join(sorted({m.stop_reason.value for members in groups for m in members if not m.usable}))
     if not whole:
-        reasons = ", ".join(sorted({one.stop_reason.value for one in broken}))
         raise BatchError(f"no group is left of {len(groups)}: each has a trajectory that does not count ({reasons})")
-    if broken:
+    if reasons:
         log.warning(
             "%d of %d groups were left out, since a trajectory of theirs does not count (%s)",
-            len(groups) - len(whole), len(groups), ", ".join(sorted({one.stop_reason.value for one in broken})),
+            len(groups) - len(whole), len(groups), reasons,
         )  # fmt: skip
     items = []
     for number, members in enumerate(whole, start=first_group):
-        for pair, one in enumerate(sorted(members, key=lambda one: one.sample_index)):
-            _check(one, pad_token_id, max_prompt_length, max_response_length)
-            ids = {"generation_id": pair, "trajectory_id": one.id}
+        for pair, trajectory in enumerate(sorted(members, key=lambda member: member.sample_index)):
+            [row] = TrainerRow.all_of(trajectory, "Tunix", several=False)
+            _check(row, pad_token_id, max_prompt_length, max_response_length)
             items.append(
-                TrajectoryItem(pair_index=pair, group_id=number, start_step=0, traj=_fields(one, number), metadata=ids)
+                TrajectoryItem(
+                    pair_index=pair,
+                    group_id=number,
+                    start_step=0,
+                    traj=_fields(row, number),
+                    metadata={"generation_id": pair, "trajectory_id": trajectory.id},
+                )
             )
     return items
 
 
-def _fields(trajectory: Trajectory, group: int) -> dict[str, Any]:
-    sequence = trajectory.sequence
+def _fields(row: TrainerRow, group: int) -> dict[str, Any]:
+    trajectory, sequence = row.trajectory, row.sequence
     return {
         "conversation_text": [dict(message) for message in trajectory.messages],
         "prompt_tokens": sequence.prompt_ids.astype(np.int32),
@@ -110,31 +114,14 @@ def _fields(trajectory: Trajectory, group: int) -> dict[str, Any]:
         "env_time": {"step": trajectory.env_seconds},
         "reward_time": {},
         "old_logprobs": sequence.logprobs.astype(np.float32),
-        "policy_version": _version(trajectory),
+        "policy_version": row.oldest_version,
         "original_input": {"prompts": [trajectory.prompt_text], "task_id": [trajectory.task_id]},
         "group_id": group,
     }
 
 
-def _version(trajectory: Trajectory) -> int:
-    """The oldest version that sampled a token; -1, which Tunix never takes for outdated, where none was sampled."""
-    names = {name for one in trajectory.sequence.policy_segments for name, _ in one.version_runs}
-    try:
-        return min(map(int, names), default=-1)
-    except ValueError:
-        raise BatchError(
-            f"field policy_version: trajectory {trajectory.id} has the weight versions {sorted(names)}; Tunix's are "
-            "whole numbers"
-        ) from None
-
-
-def _check(trajectory: Trajectory, pad_token_id: int, max_prompt_length: int, max_response_length: int) -> None:
-    if len(trajectory.sequences) > 1:
-        raise BatchError(
-            f"trajectory {trajectory.id} has {len(trajectory.sequences)} token sequences, and Tunix takes one item for "
-            "each: play with history='append' and without a context policy that revises messages"
-        )
-    sequence = trajectory.sequence
+def _check(row: TrainerRow, pad_token_id: int, max_prompt_length: int, max_response_length: int) -> None:
+    trajectory, sequence = row.trajectory, row.sequence
     for name, length, most in (
         ("max_prompt_length", len(sequence.prompt_ids), max_prompt_length),
         ("max_response_length", sequence.response_tokens, max_response_length),

@@ -22,8 +22,20 @@ log = logging.getLogger("toolgym.rollout.advantages.advantages")
 
 
 def by_group(trajectory: Trajectory) -> Hashable:
-    """What trajectories have in common that one run sampled from one task for one role."""
+    """Return the key of trajectories that one run sampled from one task for one role."""
     return trajectory.group_id, trajectory.role
+
+
+def grouped(trajectories: Iterable[Trajectory]) -> list[list[Trajectory]]:
+    """Return the groups of trajectories, in the order of their first members; see `by_group`.
+
+    Raises:
+        ConfigError: something else than trajectories was given.
+    """
+    groups: dict[Hashable, list[Trajectory]] = {}
+    for trajectory in require_trajectories(trajectories):
+        groups.setdefault(by_group(trajectory), []).append(trajectory)
+    return list(groups.values())
 
 
 @named_keywords
@@ -59,7 +71,7 @@ def group_advantages(
         trajectories: whole groups, in any order.
         form: see above.
         per: what the trajectories of a group have in common. By default group and role: the policies of two roles are
-            never compared. `lambda one: (one.source, one.task_id, one.role)` pools the runs of a task.
+            never compared. `lambda member: (member.source, member.task_id, member.role)` pools the runs of a task.
         epsilon: see `grpo`; without effect on the other forms.
 
     Raises:
@@ -67,25 +79,27 @@ def group_advantages(
     """
     if form not in FORMS:
         raise ConfigError(f"the form of advantages is one of {', '.join(FORMS)}, got {form!r}")
-    given = require_trajectories(trajectories)
+    episodes = require_trajectories(trajectories)
     groups: dict[Hashable, list[int]] = {}
-    for index, one in enumerate(given):
-        if one.usable:
-            if not math.isfinite(one.reward):
-                raise ConfigError(f"trajectory {one.id} has the reward {one.reward!r}, which is not finite")
-            groups.setdefault(per(one), []).append(index)
+    for index, trajectory in enumerate(episodes):
+        if trajectory.usable:
+            if not math.isfinite(trajectory.reward):
+                raise ConfigError(
+                    f"trajectory {trajectory.id} has the reward {trajectory.reward!r}, which is not finite"
+                )
+            groups.setdefault(per(trajectory), []).append(index)
     if groups and max(map(len, groups.values())) == 1:
         log.warning(
             "all %d groups have one trajectory that counts, so all advantages are 0: sample more than one of a task "
             "(group_size)", len(groups),
         )  # fmt: skip
-    advantages: list[float | None] = [None] * len(given)
+    advantages: list[float | None] = [None] * len(episodes)
     for places in groups.values():
-        members = [given[index] for index in places]
-        known = {one.id for one in members}
-        peers = {peer.id: peer.reward for one in members if per is by_group for peer in one.peers}
+        members = [episodes[index] for index in places]
+        known = {member.id for member in members}
+        peers = {peer.id: peer.reward for member in members if per is by_group for peer in member.peers}
         others = [reward for id, reward in peers.items() if id not in known]
-        rewards = np.array([*(one.reward for one in members), *others], dtype=np.float64)
+        rewards = np.array([*(member.reward for member in members), *others], dtype=np.float64)
         for index, advantage in zip(places, _advantages(rewards, form, epsilon).tolist(), strict=False):
             advantages[index] = advantage
     return advantages

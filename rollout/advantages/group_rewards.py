@@ -59,20 +59,20 @@ async def add_group_reward(
         ConfigError: an argument is of the wrong kind, or the function gave something else than a finite number for each
             trajectory.
     """
-    given = require_trajectories(trajectories)
+    episodes = require_trajectories(trajectories)
     if not callable(reward):
         raise ConfigError(f"a group's reward is a function of its trajectories, got {reward!r}")
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
         raise ConfigError(f"weight must be a finite number, got {weight!r}")
     check_seconds(timeout=timeout)
     groups: dict[Hashable, list[int]] = {}
-    for index, one in enumerate(given):
-        if one.in_group_statistics:
-            groups.setdefault(per(one), []).append(index)
-    found = list(given)
+    for index, episode in enumerate(episodes):
+        if episode.in_group_statistics:
+            groups.setdefault(per(episode), []).append(index)
+    rewarded = list(episodes)
 
     async def add(places: list[int]) -> None:
-        members = [given[index] for index in places]
+        members = [episodes[index] for index in places]
         try:
             rewards = await with_deadline(_rewards(reward, members), timeout)
         except ConfigError:
@@ -81,8 +81,8 @@ async def add_group_reward(
             members = _failures(members, error)
         else:
             members = [_rewarded(*pair, weight, name) for pair in zip(members, rewards, strict=True)]
-        for index, one in zip(places, members, strict=True):
-            found[index] = one
+        for index, member in zip(places, members, strict=True):
+            rewarded[index] = member
 
     try:
         async with asyncio.TaskGroup() as tasks:
@@ -90,7 +90,7 @@ async def add_group_reward(
                 tasks.create_task(add(places))
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from errors
-    return found
+    return rewarded
 
 
 def pairwise_reward(compare: Comparison, *, both_orders: bool = True) -> GroupReward:
@@ -120,7 +120,7 @@ def pairwise_reward(compare: Comparison, *, both_orders: bool = True) -> GroupRe
         count = len(group)
         if count == 1:
             return [0.5]
-        question, answers = _question(group[0]), [answer_of(one) for one in group]
+        question, answers = _question(group[0]), [answer_of(member) for member in group]
         pairs = [
             (first, second)
             for first in range(count)
@@ -133,11 +133,11 @@ def pairwise_reward(compare: Comparison, *, both_orders: bool = True) -> GroupRe
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from errors
         wins = [0.0] * count
-        for (first, second), one in asking.items():
-            wins[first] += one.result()
-            wins[second] += 1 - one.result()
+        for (first, second), comparison in asking.items():
+            wins[first] += comparison.result()
+            wins[second] += 1 - comparison.result()
         rounds = (count - 1) * (2 if both_orders else 1)
-        return [one / rounds for one in wins]
+        return [won / rounds for won in wins]
 
     return reward
 
@@ -160,7 +160,7 @@ def diversity_reward(*, words: int = 3, text: Callable[[Trajectory], str] | None
     read = text or _written
 
     def reward(group: Sequence[Trajectory]) -> list[float]:
-        runs = [_runs(read(one).split(), words) for one in group]
+        runs = [_runs(read(member).split(), words) for member in group]
         return [
             math.fsum(1 - _similarity(mine, other) for at, other in enumerate(runs) if at != place)
             / max(1, len(runs) - 1)
@@ -171,15 +171,15 @@ def diversity_reward(*, words: int = 3, text: Callable[[Trajectory], str] | None
 
 
 def answer_of(trajectory: Trajectory) -> str:
-    """Return the last message of the policy, without its thinking; empty where it wrote none."""
-    said = (one["content"] for one in reversed(trajectory.messages) if one["role"] == "assistant")
-    return without_thinking(next(said, "")).strip()
+    """Return the last message of the policy, without its thinking; empty if it wrote none."""
+    texts = (message["content"] for message in reversed(trajectory.messages) if message["role"] == "assistant")
+    return without_thinking(next(texts, "")).strip()
 
 
 def _question(trajectory: Trajectory) -> str:
     """Return the last user's message before the policy's first turn."""
-    said = [place for place, one in enumerate(trajectory.messages) if one["role"] == "assistant"]
-    first = said[-len(trajectory.turns) :][:1] if trajectory.turns else []
+    places = [place for place, message in enumerate(trajectory.messages) if message["role"] == "assistant"]
+    first = places[-len(trajectory.turns) :][:1] if trajectory.turns else []
     return question_of(trajectory.messages[: first[0]] if first else trajectory.messages)
 
 
@@ -191,19 +191,19 @@ def _runs(words: Sequence[str], length: int) -> set[tuple[str, ...]]:
     return {tuple(words[at : at + length]) for at in range(max(1, len(words) - length + 1))}
 
 
-def _similarity(one: set[Any], other: set[Any]) -> float:
-    return len(one & other) / len(one | other)
+def _similarity(runs: set[Any], others: set[Any]) -> float:
+    return len(runs & others) / len(runs | others)
 
 
 async def _rewards(reward: GroupReward, members: Sequence[Trajectory]) -> list[float]:
-    given = reward(members)
-    given = await given if inspect.isawaitable(given) else given
+    answer = reward(members)
+    answer = await answer if inspect.isawaitable(answer) else answer
     try:
-        rewards = [float(one) for one in given]
+        rewards = [float(value) for value in answer]
     except (TypeError, ValueError):
-        raise ConfigError(f"a group's reward gives a number for each trajectory, got {given!r}") from None
+        raise ConfigError(f"a group's reward gives a number for each trajectory, got {answer!r}") from None
     if len(rewards) != len(members) or not all(map(math.isfinite, rewards)):
-        raise ConfigError(f"a group's reward gives a finite number for each of {len(members)}, got {given!r}")
+        raise ConfigError(f"a group's reward gives a finite number for each of {len(members)}, got {answer!r}")
     return rewards
 
 
@@ -218,4 +218,6 @@ def _failures(members: Sequence[Trajectory], error: Exception) -> list[Trajector
         reason = error.stop_reason
     log.warning("the reward of group %s failed: %s", members[0].group_id, error_text(error))
     message = f"the reward of the group: {error_text(error)}"
-    return [replace(one, stop_reason=reason, error=Failure(message, max(0, len(one.turns) - 1))) for one in members]
+    return [
+        replace(member, stop_reason=reason, error=Failure(message, max(0, len(member.turns) - 1))) for member in members
+    ]

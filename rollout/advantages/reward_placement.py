@@ -71,7 +71,7 @@ def _turn_ends(trajectory: Trajectory, sampled: Sequence[int]) -> Iterator[tuple
 
 
 def _place(sequence: TokenSequence, token: int) -> int:
-    """Where in the response the policy's token with this number stands."""
+    """Return where in the response the policy's token with this number stands."""
     place = 0
     for segment in sequence.segments:
         if segment.is_policy:

@@ -110,10 +110,10 @@ async def run_episode(
     envs = EnvPool(factory, config.limits.env_timeout)
     try:
         try:
-            made = await envs.take()
+            inner = await envs.take()
         except Exception as error:  # noqa: BLE001  a trainer's step goes on without this episode
             return never_played(job, config, factory.env_id, error)
-        return await _played(Episode(job, config, made, engine, make_renderer, env_id=factory.env_id))
+        return await _played(Episode(job, config, inner, engine, make_renderer, env_id=factory.env_id))
     finally:
         await envs.close()
 
@@ -140,11 +140,11 @@ def _engine(
 def _renderers(tokenizer: PreTrainedTokenizerBase | None, config: EpisodeConfig) -> RendererFactory:
     if tokenizer is None:
         raise ConfigError("the engine knows no tokenizer: give the model's with tokenizer=load_tokenizer(...)")
-    own = config if isinstance(config, RunConfig) else RunConfig()
-    return partial(_renderer, tokenizer, own)
+    settings = config if isinstance(config, RunConfig) else RunConfig()
+    return partial(_renderer, tokenizer, settings)
 
 
 def _renderer(tokenizer: PreTrainedTokenizerBase, config: RunConfig, tools: list[ToolSchema]) -> ChatRenderer:
-    made = ChatRenderer(tokenizer, tools, config.template_kwargs, parser=config.parser)
-    made.require_parser()
-    return made
+    renderer = ChatRenderer(tokenizer, tools, config.template_kwargs, parser=config.parser)
+    renderer.require_parser()
+    return renderer

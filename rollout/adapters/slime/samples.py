@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from toolgym.rollout.adapters.slime.payloads import Payloads, top_p_of
-from toolgym.rollout.adapters.trainer_row import TrainerRow
+from toolgym.rollout.adapters.trainer_row import TrainerRow, check_values
 from toolgym.rollout.engines.sglang.aligned import ROUTED_EXPERTS
 from toolgym.rollout.trajectory.trajectory import Trajectory, require_trajectories
 from toolgym.tools.errors import BatchError, MissingExtraError, named_keywords, require_whole_number
@@ -209,21 +209,8 @@ def _check_tokens(sample: Sample, row: int) -> None:
         raise BatchError(f"response_length of row {row} is {length}, and tokens has {len(sample.tokens)} ids")
     if not all(isinstance(token, int) and token >= 0 for token in sample.tokens):
         raise BatchError(f"tokens of row {row} holds something else than token ids")
-    for name in ("loss_mask", "rollout_log_probs"):
-        values = getattr(sample, name)
-        if values is None or len(values) != length:
-            count = "none" if values is None else len(values)
-            raise BatchError(f"{name} of row {row} has {count} values for {length} ids of the response")
-    assert sample.loss_mask is not None
-    assert sample.rollout_log_probs is not None
-    if any(value not in (0, 1) for value in sample.loss_mask):
-        raise BatchError(f"loss_mask of row {row} must hold 0 (the env's) and 1 (the policy's)")
-    for place, (trained, logprob) in enumerate(zip(sample.loss_mask, sample.rollout_log_probs, strict=True)):
-        if not isinstance(logprob, float | int) or not math.isfinite(logprob) or (not trained and logprob):
-            raise BatchError(
-                f"rollout_log_probs of row {row} has {logprob!r} at {place}, which "
-                + ("the policy sampled: it must be finite" if trained else "the env put there: it must be 0")
-            )
+    mask, logprobs = ("loss_mask", sample.loss_mask), ("rollout_log_probs", sample.rollout_log_probs)
+    check_values(row, f"{length} ids of the response", mask, logprobs)
     if not isinstance(sample.reward, float | int) or not math.isfinite(sample.reward):
         raise BatchError(f"reward of row {row} must be a finite number, got {sample.reward!r}")
 

@@ -1,4 +1,4 @@
-"""What the adapter uses of tinker-cookbook, and the error where that is not installed."""
+"""Names of tinker-cookbook, and the error if it is not installed."""
 
 from __future__ import annotations
 

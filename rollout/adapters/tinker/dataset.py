@@ -51,10 +51,10 @@ class ToolgymGroupBuilder(types.EnvGroupBuilder):  # type: ignore[misc]  # tinke
     task_index: int = 0
 
     def __post_init__(self) -> None:
-        self._made: list[ToolgymEnv] = []
+        self._envs: list[ToolgymEnv] = []
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_made": []}
+        return {**self.__dict__, "_envs": []}
 
     async def make_envs(self) -> list[ToolgymEnv]:
         """Make the envs of one group. Nothing starts before `initial_observation`.
@@ -65,7 +65,7 @@ class ToolgymGroupBuilder(types.EnvGroupBuilder):  # type: ignore[misc]  # tinke
         """
         factory = EnvFactory.of(self.env, self.env_kwargs or None)
         tokenizer = await in_thread(_tokenizer, self.tokenizer)
-        made = [
+        envs = [
             ToolgymEnv(
                 factory,
                 self.task,
@@ -77,13 +77,13 @@ class ToolgymGroupBuilder(types.EnvGroupBuilder):  # type: ignore[misc]  # tinke
             )
             for number in range(self.group_size)
         ]
-        self._made += made
-        return made
+        self._envs += envs
+        return envs
 
     async def cleanup(self) -> None:
         """End the episodes that still play. tinker-cookbook calls it when the group is over, whatever happened."""
-        made, self._made = self._made, []
-        await asyncio.gather(*(env.close() for env in made))
+        envs, self._envs = self._envs, []
+        await asyncio.gather(*(env.close() for env in envs))
 
     def logging_tags(self) -> list[str]:
         """The env's name."""

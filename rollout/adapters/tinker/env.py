@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any
 from toolgym.envs.base import Action, BaseEnv, StepResult
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import StopReason
+from toolgym.rollout.adapters.episode_settings import run_config_of
 from toolgym.rollout.adapters.tinker.contract import RolloutLimits, tinker, types
 from toolgym.rollout.engines.base import GenerationRequest, SamplingParams
-from toolgym.rollout.engines.callable import CallableEngine
-from toolgym.rollout.engines.model_config import read_model_config
 from toolgym.rollout.runner.config import RunConfig
 from toolgym.rollout.runner.envs.env_factory import EnvFactory
 from toolgym.rollout.runner.run_episode import run_episode
@@ -41,7 +40,7 @@ _REASONS = {
 
 
 def stop_metric(trajectory: Trajectory) -> dict[str, float]:
-    """How tinker-cookbook's metrics say why an episode ended."""
+    """Return the metric by which tinker-cookbook says why an episode ended."""
     reason = _REASONS.get(trajectory.stop_reason, trajectory.stop_reason)
     return {f"{types.STOP_METRIC_PREFIX}{reason.value}": 1.0}
 
@@ -163,15 +162,15 @@ class ToolgymEnv(types.Env):  # type: ignore[misc]  # tinker-cookbook may be mis
             await shielded(asyncio.wait([self._playing]))
 
     async def _play(self) -> Trajectory:
-        engine = CallableEngine(
+        watched = EnvFactory(self._factory.env_id, lambda: _Watched(self._factory(), self))
+        return await run_episode(
+            watched,
+            self._task,
             self._generate,
             tokenizer=self._tokenizer,
             context_length=self._most,
-            vocab_size=read_model_config(self._tokenizer.name_or_path).vocab_size or len(self._tokenizer),
-        )
-        watched = EnvFactory(self._factory.env_id, lambda: _Watched(self._factory(), self))
-        return await run_episode(
-            watched, self._task, engine, config=_all_tokens(self._config, self._most), **self._place
+            config=replace(self._config, sampling=SamplingParams(max_new_tokens=self._most)),  # tinker bounds a turn
+            **self._place,
         )
 
     async def _generate(self, request: GenerationRequest) -> dict[str, Any]:
@@ -195,7 +194,7 @@ class ToolgymEnv(types.Env):  # type: ignore[misc]  # tinker-cookbook may be mis
         self._earned += reward
 
     def _pay(self, total: float) -> float:
-        """What is to be paid now, so that all that was paid is the total."""
+        """Return the part of the total that was not paid yet."""
         reward, self._paid = total - self._paid, total
         return reward
 
@@ -220,15 +219,8 @@ def require_usable(config: RunConfig, max_trajectory_tokens: int) -> None:
         ConfigError: an argument is of the wrong kind, or the limits have a bound that tinker-cookbook does not keep.
     """
     require_whole_number("max_trajectory_tokens", max_trajectory_tokens, at_least=2)
-    if not isinstance(config, RunConfig):
-        raise ConfigError(f"config must be a RunConfig, got {config!r}")
-    if config.limits.max_response_tokens is not None:
+    if run_config_of(config).limits.max_response_tokens is not None:
         raise ConfigError(
             "limits.max_response_tokens must be None: tinker-cookbook bounds prompt and response together, with "
             "max_trajectory_tokens"
         )
-
-
-def _all_tokens(config: RunConfig, most: int) -> RunConfig:
-    """The config with a sampling that leaves the bound of a turn to tinker-cookbook's `max_tokens`."""
-    return replace(config, sampling=SamplingParams(max_new_tokens=most))

@@ -11,19 +11,19 @@ from collections.abc import Iterable, Iterator
 
 from toolgym.rollout.adapters.tinker.contract import TokensWithLogprobs, tinker, types
 from toolgym.rollout.adapters.tinker.env import stop_metric
-from toolgym.rollout.advantages.advantages import by_group
+from toolgym.rollout.advantages.advantages import grouped
 from toolgym.rollout.trajectory.token_sequence import TokenSequence
-from toolgym.rollout.trajectory.trajectory import Trajectory, require_trajectories
+from toolgym.rollout.trajectory.trajectory import Trajectory
 
 
 def to_groups(trajectories: Iterable[Trajectory]) -> list[types.TrajectoryGroup]:
-    """The groups of trajectories, for `compute_advantages` and `assemble_training_data` of tinker-cookbook.
+    """Return the groups of trajectories, for `compute_advantages` and `assemble_training_data` of tinker-cookbook.
 
         groups = to_groups(trajectories)
         data, _ = assemble_training_data(groups, compute_advantages(groups))
 
-    A trajectory that does not count (see `Trajectory.usable`) is among its group's `rollout_errors`, not among its
-    trajectories. A group without any that counts is left out.
+    A trajectory that is not usable is among its group's `rollout_errors`, not among its trajectories. A group without
+    any usable one is left out.
 
     Args:
         trajectories: whole groups, in any order; those of one run, one task and one role are a group.
@@ -31,28 +31,26 @@ def to_groups(trajectories: Iterable[Trajectory]) -> list[types.TrajectoryGroup]
     Raises:
         ConfigError: something else than trajectories was given.
     """
-    groups: dict[object, list[Trajectory]] = {}
-    for one in require_trajectories(trajectories):
-        groups.setdefault(by_group(one), []).append(one)
-    return [_group(members) for members in groups.values() if any(one.usable for one in members)]
+    groups = grouped(trajectories)
+    return [_group(members) for members in groups if any(member.usable for member in members)]
 
 
 def _group(members: list[Trajectory]) -> types.TrajectoryGroup:
-    counting = [one for one in members if one.usable]
+    usable = [member for member in members if member.usable]
     return types.TrajectoryGroup(
-        trajectories_G=[_trajectory(one) for one in counting],
-        final_rewards_G=[float(one.reward) for one in counting],
-        metrics_G=[{} for _ in counting],
+        trajectories_G=[_trajectory(member) for member in usable],
+        final_rewards_G=[float(member.reward) for member in usable],
+        metrics_G=[{} for _ in usable],
         rollout_errors=[
-            types.RolloutError(one.stop_reason.value, "" if one.error is None else one.error.message)
-            for one in members
-            if not one.usable
+            types.RolloutError(member.stop_reason.value, "" if member.error is None else member.error.message)
+            for member in members
+            if not member.usable
         ],
     )
 
 
 def _trajectory(trajectory: Trajectory) -> types.Trajectory:
-    turns = [turn for sequence in trajectory.sequences for turn in _turns(sequence)] or [([], [], [])]
+    turns = [turn for sequence in trajectory.sequences for turn in _turns(sequence)]
     transitions = [
         types.Transition(
             ob=tinker.ModelInput.from_ints(context) if context else tinker.ModelInput.empty(),

@@ -6,12 +6,12 @@ The format is that of `GRPOTrainer._generate` (TRL 1.16): lists without padding,
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from toolgym.rollout.adapters.trainer_row import TrainerRow, check_values
 from toolgym.rollout.trajectory.trajectory import Trajectory, require_trajectories
 from toolgym.tools.errors import BatchError
 
@@ -26,11 +26,10 @@ _PER_TOKEN = ("logprobs", "env_mask")
 
 
 def to_output(trajectories: Sequence[Trajectory], *, filler_id: int) -> dict[str, Any]:
-    """What `rollout_func` returns for these trajectories, in their order.
+    """Return what `rollout_func` returns for these trajectories, in their order.
 
-    A trajectory that may not be trained on or does not count, or in which the policy sampled nothing, keeps its place
-    with a mask of 0 and a reward of None: TRL wants a row for each prompt, and leaves one without a reward out of its
-    group's mean and deviation.
+    A trajectory that is not usable keeps its place with a mask of 0 and a reward of None: TRL wants a row for each
+    prompt, and leaves one without a reward out of its group's mean and deviation.
 
     Args:
         trajectories: one for each prompt.
@@ -38,30 +37,17 @@ def to_output(trajectories: Sequence[Trajectory], *, filler_id: int) -> dict[str
 
     Raises:
         ConfigError: something else than trajectories was given.
-        BatchError: a trajectory that may be trained on has several token sequences, and TRL has one row for it.
+        BatchError: a usable trajectory has several token sequences, and TRL has one row for it.
     """
     output: dict[str, Any] = {name: [] for name in (*_IDS, *_PER_TOKEN, REWARD, STOP_REASON)}
+    advice = ", or train with the async trainer, which takes a row for each sequence (`to_rollout_samples`)"
     for trajectory in require_trajectories(trajectories):
-        usable = trajectory.usable
-        if usable and len(trajectory.sequences) > 1:
-            raise BatchError(
-                f"trajectory {trajectory.id} has {len(trajectory.sequences)} token sequences, and TRL takes one row "
-                "for each prompt: play with history='append' and without a context policy that revises messages, or "
-                "train with the async trainer, which takes a row for each sequence (`to_rollout_samples`)"
-            )
-        prompt, completion = [filler_id], [filler_id]
-        logprobs, mask = [0.0], [0]
-        if trajectory.sequences:
-            sequence = trajectory.sequences[-1]
-            prompt = sequence.prompt_ids.tolist()
-            if sequence.response_tokens:
-                completion = sequence.response_ids.tolist()
-                logprobs, mask = [0.0] * len(completion), [0] * len(completion)
-                if usable:
-                    logprobs, mask = sequence.logprobs.tolist(), sequence.response_mask.tolist()
-        reward = trajectory.reward if usable else None
-        row = (prompt, completion, logprobs, mask, reward, trajectory.stop_reason.value)
-        for name, value in zip(output, row, strict=True):
+        rows = TrainerRow.all_of(trajectory, "TRL", several=False, advice=advice)
+        [row] = rows or [TrainerRow.masked(trajectory, filler_id, keep_tokens=True)]
+        arrays = row.sequence.prompt_ids, row.sequence.response_ids, row.sequence.logprobs, row.sequence.response_mask
+        reward = trajectory.reward if rows else None
+        values = (*(array.tolist() for array in arrays), reward, trajectory.stop_reason.value)
+        for name, value in zip(output, values, strict=True):
             output[name].append(value)
     return output
 
@@ -104,21 +90,10 @@ def _check_row(output: Mapping[str, Any], row: int, most: int | None) -> None:
         ids = output[name][row]
         if len(ids) == 0:
             raise BatchError(f"{name} of row {row} is empty")
-        if not all(isinstance(one, int | np.integer) and one >= 0 for one in ids):
+        if not all(isinstance(token, int | np.integer) and token >= 0 for token in ids):
             raise BatchError(f"{name} of row {row} holds something else than token ids")
     count = len(output["completion_ids"][row])
     if most is not None and count > most:
         raise BatchError(f"completion_ids of row {row} has {count} ids, more than max_completion_length={most}")
-    for name in _PER_TOKEN:
-        if len(output[name][row]) != count:
-            raise BatchError(
-                f"{name} of row {row} has {len(output[name][row])} values for {count} ids of the completion"
-            )
-    mask, logprobs = output["env_mask"][row], output["logprobs"][row]
-    if any(one not in (0, 1) for one in mask):
-        raise BatchError(f"env_mask of row {row} must hold 0 (the env's) and 1 (the policy's)")
-    for place, (trained, logprob) in enumerate(zip(mask, logprobs, strict=True)):
-        if not isinstance(logprob, float | int | np.floating) or not math.isfinite(logprob):
-            raise BatchError(f"logprobs of row {row} has {logprob!r} at {place}")
-        if not trained and logprob:
-            raise BatchError(f"logprobs of row {row} has {logprob!r} at {place}, which the env put there: it must be 0")
+    mask, logprobs = (("env_mask", output["env_mask"][row]), ("logprobs", output["logprobs"][row]))
+    check_values(row, f"{count} ids of the completion", mask, logprobs)

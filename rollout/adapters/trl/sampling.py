@@ -1,11 +1,13 @@
-"""What a `GRPOTrainer` says of its sampling, and what of it cannot go with `rollout_func`."""
+"""Sampling of a `GRPOTrainer`, and checks of what cannot go with `rollout_func`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from toolgym.envs.tasks.task import Task
+from toolgym.rollout.adapters.episode_settings import sampling_from
 from toolgym.rollout.adapters.trl.vllm import require_usable_vllm
 from toolgym.rollout.engines.base import SamplingParams
 from toolgym.tools.errors import ConfigError, shorten
@@ -17,17 +19,10 @@ if TYPE_CHECKING:
 _PROBE = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call> 12345 \u00e9 #### 6.5'
 
 
-def sampling_of(trainer: GRPOTrainer, own: SamplingParams) -> SamplingParams:
-    """How the trainer samples, with `max_new_tokens` for one turn from the spec's own."""
-    args = trainer.args
-    return SamplingParams(
-        max_new_tokens=min(own.max_new_tokens, trainer.max_completion_length or own.max_new_tokens),
-        temperature=args.temperature,
-        top_p=args.top_p,
-        top_k=args.top_k if args.top_k else -1,
-        min_p=args.min_p or 0.0,
-        stop_token_ids=own.stop_token_ids,
-    )
+def sampling_of(trainer: GRPOTrainer, sampling: SamplingParams) -> SamplingParams:
+    """Return the trainer's sampling, with the spec's `max_new_tokens` for one turn and its stop tokens."""
+    most = min(sampling.max_new_tokens, trainer.max_completion_length or sampling.max_new_tokens)
+    return replace(sampling_from(trainer.args, most), stop_token_ids=sampling.stop_token_ids)
 
 
 def require_usable(trainer: GRPOTrainer, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -62,7 +57,7 @@ def require_usable(trainer: GRPOTrainer, tokenizer: PreTrainedTokenizerBase) -> 
 
 
 def prompts_of(prompts: Sequence[Any], tasks: Sequence[Task]) -> list[int]:
-    """The numbers of the tasks that prompts belong to.
+    """Return the numbers of the tasks that prompts belong to.
 
     Raises:
         ConfigError: a prompt is none of a data set that the spec made.

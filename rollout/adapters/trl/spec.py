@@ -21,6 +21,7 @@ from toolgym.envs.base import BaseEnv
 from toolgym.envs.tasks.row_fields import TASK_COLUMN
 from toolgym.envs.tasks.sources import TaskList, TaskSource
 from toolgym.envs.tasks.task import Task
+from toolgym.rollout.adapters.episode_settings import run_config_of
 from toolgym.rollout.adapters.trl.rows import REWARD, STOP_REASON, check_output, to_output
 from toolgym.rollout.adapters.trl.sampling import prompts_of, require_usable, sampling_of
 from toolgym.rollout.adapters.trl.vllm import Colocated, server_engine
@@ -29,7 +30,6 @@ from toolgym.rollout.engines.base import Engine
 from toolgym.rollout.engines.callable import CallableEngine
 from toolgym.rollout.engines.embedded.transformers import TransformersEngine
 from toolgym.rollout.engines.openai.engine import OpenAICompatible
-from toolgym.rollout.episode.config import require_one_sequence
 from toolgym.rollout.job import EpisodeKey, Job
 from toolgym.rollout.models.tiny import tiny_policy_path
 from toolgym.rollout.models.tokenizer import load_tokenizer
@@ -106,13 +106,10 @@ class Spec:
             import trl  # noqa: F401
         require_whole_number("num_tasks", num_tasks, at_least=1)
         require_whole_number("seed", seed, at_least=0)
-        if not isinstance(config, RunConfig | None):
-            raise ConfigError(f"config must be a RunConfig, got {config!r}")
         if not isinstance(policy, str | Path):
             raise ConfigError(f"policy must be a folder or a name on the hub, got {policy!r}")
         self.policy = str(tiny_policy_path()) if policy == "tiny" else str(policy)
-        self.config = config or RunConfig()
-        require_one_sequence(self.config, "TRL")
+        self.config = run_config_of(config, "TRL")
         self._seed, self._sinks = seed, tuple(sinks)
         self._factory = EnvFactory.of(env, env_kwargs)
         self._engines: list[tuple[Any, _SamplingEngine]] = []
@@ -127,11 +124,11 @@ class Spec:
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The policy's tokenizer as TRL wants it: padded on the left, with a padding token."""
-        made = load_tokenizer(self.policy)
-        made.padding_side = "left"
-        if made.pad_token is None:
-            made.pad_token = made.eos_token
-        return made
+        tokenizer = load_tokenizer(self.policy)
+        tokenizer.padding_side = "left"
+        if tokenizer.pad_token is None:
+            tokenizer.pad_token = tokenizer.eos_token
+        return tokenizer
 
     @cached_property
     def train_dataset(self) -> Dataset:
@@ -151,7 +148,9 @@ class Spec:
 
         rows = []
         for task in TaskList(tasks).tasks:
-            prompt: list[dict[str, Any]] = [{"role": one["role"], "content": one["content"]} for one in task.messages]
+            prompt: list[dict[str, Any]] = [
+                {"role": message["role"], "content": message["content"]} for message in task.messages
+            ]
             prompt[-1]["toolgym_index"] = len(self._tasks)
             self._tasks.append(task)
             rows.append(
@@ -286,7 +285,7 @@ class Spec:
         )
         runner = Runner(self._factory, engine, tokenizer=self.tokenizer, sinks=self._sinks, config=config)
         done = await runner.run(_Given(jobs))
-        by_key = {(one.task_index, one.sample_index): one for one in done}
+        by_key = {(trajectory.task_index, trajectory.sample_index): trajectory for trajectory in done}
         return [by_key[job.key] for job in jobs]
 
     async def _engine_of(self, sampler: Any, trainer: GRPOTrainer) -> _SamplingEngine:
@@ -351,7 +350,7 @@ class EnvReward:
             rewards: list[float | None] = list(columns[REWARD])
             for reason in sorted(set(columns[STOP_REASON])):
                 log_metric(f"toolgym/{reason}", columns[STOP_REASON].count(reason) / len(rewards))
-        elif environments is not None and all(isinstance(one, ToolEnvironment) for one in environments):
+        elif environments is not None and all(isinstance(environment, ToolEnvironment) for environment in environments):
             whole = [ids[-1] in self.end_ids for ids in completion_ids]
             rewards = finish_all(environments, list(map(_answer, completions)), whole)
         else:

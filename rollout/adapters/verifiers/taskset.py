@@ -67,7 +67,7 @@ class ToolgymData(vf.TaskData):
         """The task, under the system prompt that verifiers may have set."""
         messages = list(self.row["prompt"])
         if self.system_prompt is not None:
-            messages = [one for one in messages if one["role"] != "system"]
+            messages = [message for message in messages if message["role"] != "system"]
             messages.insert(0, {"role": "system", "content": self.system_prompt})
         return Task.from_row({**self.row, "prompt": messages}, id=self.id or "")
 
@@ -77,7 +77,7 @@ class ToolgymTask(vf.Task[ToolgymData, vf.State, vf.TaskConfig]):
 
     @vf.reward
     async def reward(self, trace: vf.Trace) -> float:
-        """What the env gave.
+        """Return what the env gave.
 
         Raises:
             ConfigError: the episode was not played to its end, so that verifiers drops it.

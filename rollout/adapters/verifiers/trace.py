@@ -33,7 +33,7 @@ _STOPS = {StopReason.MAX_TURNS: "max_turns", StopReason.BUDGET: "max_total_token
 
 
 def to_trace(trajectory: Trajectory) -> vf.Trace:
-    """The trace of one trajectory, with a branch for each token sequence in which the policy sampled.
+    """Return the trace of one trajectory, with a branch for each token sequence in which the policy sampled.
 
     A turn's node has the tokens since the turn before, with the mask False, and then the turn's own, with the mask
     True and a log-probability each. The messages between turns are nodes without tokens, as verifiers has them for
@@ -42,7 +42,7 @@ def to_trace(trajectory: Trajectory) -> vf.Trace:
     payloads have no place in a trace.
 
     Args:
-        trajectory: for one that may not be trained on or does not count, `ok` is False, so that prime-rl leaves it out.
+        trajectory: for one that is not usable, `ok` is False, so that prime-rl leaves it out.
 
     Raises:
         ConfigError: something else than a trajectory was given.
@@ -84,8 +84,8 @@ def _task(trajectory: Trajectory) -> vf.TraceTask:
     places = trajectory.turn_places
     messages = trajectory.messages[: places[0]] if places else trajectory.messages
     task = Task(messages, trajectory.ground_truth, source=trajectory.source, id=trajectory.task_id)
-    made = ToolgymTask(ToolgymData.of(task, trajectory.env_id))
-    return vf.TraceTask(type=ToolgymTask.__name__, data=made.data, key=made.key, hash=made.hash)
+    typed = ToolgymTask(ToolgymData.of(task, trajectory.env_id))
+    return vf.TraceTask(type=ToolgymTask.__name__, data=typed.data, key=typed.key, hash=typed.hash)
 
 
 # ------------------------------------------------------------------ the graph
@@ -96,8 +96,12 @@ def _add_branches(trace: vf.Trace, trajectory: Trajectory) -> None:
     seen = 0
     for number, sequence in enumerate(trajectory.sequences):
         *runs, (rest, _) = _runs(sequence)
-        turns = [(n, one) for n, one in enumerate(trajectory.turns) if one.sequence == number and one.generated_tokens]
-        counted, held = [turn.generated_tokens for _, turn in turns], [len(own) for _, own in runs]
+        turns = [
+            (place, turn)
+            for place, turn in enumerate(trajectory.turns)
+            if turn.sequence == number and turn.generated_tokens
+        ]
+        counted, held = [turn.generated_tokens for _, turn in turns], [len(sampled) for _, sampled in runs]
         if counted != held:
             raise BatchError(
                 f"trajectory {trajectory.id}: its turns count {counted} sampled tokens in sequence {number}, not "
@@ -108,12 +112,12 @@ def _add_branches(trace: vf.Trace, trajectory: Trajectory) -> None:
         branch = _Branch(trace)
         if sequence.start_reason in ("start", "template"):
             seen = 0  # its prompt is the conversation from its beginning
-        for (before, own), (place, turn) in zip(runs, turns, strict=True):
-            said: Any = {"role": "assistant", "content": turn.text}
+        for (before, sampled), (place, turn) in zip(runs, turns, strict=True):
+            message: Any = {"role": "assistant", "content": turn.text}
             if places:
                 branch.add_messages(messages[seen : places[place]])
-                said, seen = messages[places[place]], places[place] + 1
-            branch.add_turn(said, before, own, turn)
+                message, seen = messages[places[place]], places[place] + 1
+            branch.add_turn(message, before, sampled, turn)
         if places and turns[-1][0] == len(trajectory.turns) - 1:
             branch.add_messages(messages[seen:])
         branch.add_tokens(rest)
@@ -144,15 +148,15 @@ class _Branch:
         for message in messages:
             self._add(message=typed_message(message))
 
-    def add_turn(self, message: Any, before: list[int], own: Segment, turn: Turn) -> None:
-        context, count = self._tokens + len(before), len(own)
+    def add_turn(self, message: Any, before: list[int], sampled: Segment, turn: Turn) -> None:
+        context, count = self._tokens + len(before), len(sampled)
         self._add(
             message=typed_message(message),
             sampled=True,
-            token_ids=before + own.token_ids.tolist(),
+            token_ids=before + sampled.token_ids.tolist(),
             mask=[False] * len(before) + [True] * count,
-            logprobs=own.logprobs.tolist(),
-            sampling_mask=_sampling_mask(own),
+            logprobs=sampled.logprobs.tolist(),
+            sampling_mask=_sampling_mask(sampled),
         )
         self._tokens = context + count
         self._trace.calls.append(
@@ -175,10 +179,10 @@ class _Branch:
         self._last = len(self._trace.nodes) - 1
 
 
-def _sampling_mask(own: Segment) -> vf.SamplingMask | None:
-    if SAMPLING_MASK not in own.aligned:
+def _sampling_mask(sampled: Segment) -> vf.SamplingMask | None:
+    if SAMPLING_MASK not in sampled.aligned:
         return None
-    rows = joined_payload(SAMPLING_MASK, [own])
+    rows = joined_payload(SAMPLING_MASK, [sampled])
     return vf.SamplingMask(ids=rows[rows >= 0].astype(np.int32), counts=(rows >= 0).sum(axis=1, dtype=np.int32))
 
 

@@ -201,7 +201,7 @@ def test_several_envs_by_the_column_environment(spec, make_env, tmp_path):
     trainer.train()
     other.close()
     assert [type(one) for one in trainer.environments] == [classes["one"]] * 4 + [classes["other"]] * 4
-    tasks = [one._episode.env.task.id for one in trainer.environments]
+    tasks = [one._episode._episode.env.task.id for one in trainer.environments]
     assert tasks == [spec._train_tasks[0].id] * 4 + [other._train_tasks[0].id] * 4
     assert next(one for one in trainer.state.log_history if "reward" in one)["toolgym/without_reward"] == 0.0
 

@@ -130,7 +130,7 @@ def test_refused(to_items):
     with pytest.raises(BatchError, match="trajectory one has 2 token sequences"):
         to_items([two, OTHER])
     named = dataclasses.replace(ONE, sequences=(TokenSequence(np.array([5]), (policy(1, version="step-4"),)),))
-    with pytest.raises(BatchError, match="field policy_version"):
+    with pytest.raises(BatchError, match="has the weight version 'step-4'"):
         to_items([named, OTHER])
 
 
