@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Literal
 
+from toolgym.tools.concurrency.deadline import queue_clock
 from toolgym.tools.concurrency.rate_limit import LocalRateLimiter, RateLimiter, global_limiter
 from toolgym.tools.concurrency.set_contextvar import set_contextvar
 
@@ -61,3 +64,13 @@ def named_limiter(name: str, limit: int, scope: LimitScope) -> RateLimiter:
     from toolgym.tools.concurrency.cluster.rate_limit import RayRateLimiter
 
     return RayRateLimiter(name, limit)
+
+
+@contextlib.asynccontextmanager
+async def hold_permits(limiters: Sequence[RateLimiter]) -> AsyncIterator[Callable[[], float]]:
+    """Hold a permit of each limiter, taken in this order. Gives a function that returns the seconds spent queueing."""
+    async with contextlib.AsyncExitStack() as held:
+        queued = held.enter_context(queue_clock())
+        for limiter in limiters:
+            await held.enter_async_context(limiter.permit())
+        yield queued

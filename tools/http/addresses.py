@@ -1,7 +1,8 @@
-"""The one check of a server's URL."""
+"""Checks of servers' URLs."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from urllib.parse import urlsplit
 
 from yarl import URL
@@ -42,3 +43,20 @@ def check_address(url: object, what: str = "a server") -> str:
     if parsed.query_string or parsed.fragment:
         raise ConfigError(f"the address of {what} must be a scheme, a host and maybe a path, got {url!r}")
     return str(parsed).rstrip("/")
+
+
+def check_addresses(urls: object, owner: str, check: Callable[[object], str]) -> tuple[str, ...]:
+    """Return one address or several as a tuple, each once.
+
+    Args:
+        urls: a URL, or several.
+        owner: the object that needs them, in error messages, with its article.
+        check: checks one, as `check_address` does.
+
+    Raises:
+        ConfigError: there is none, or one cannot be used.
+    """
+    addresses = [urls] if isinstance(urls, str) else urls
+    if not isinstance(addresses, Sequence) or not addresses:
+        raise ConfigError(f"{owner} needs at least one address, got {urls!r}")
+    return tuple(dict.fromkeys(map(check, addresses)))

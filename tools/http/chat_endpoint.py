@@ -8,7 +8,7 @@ from typing import Any
 
 from toolgym.tools.closeable import AsyncCloseable
 from toolgym.tools.errors import ConfigError, check_seconds, require_whole_number
-from toolgym.tools.http.addresses import check_address
+from toolgym.tools.http.addresses import check_address, check_addresses
 from toolgym.tools.http.client import (
     GarbledError,
     HttpRequest,
@@ -52,10 +52,7 @@ class ChatEndpoint(AsyncCloseable):
         patience: float = 100.0,
         max_connections: int = 120,
     ) -> None:
-        addresses = [urls] if isinstance(urls, str) else urls
-        if not isinstance(addresses, Sequence) or not addresses:
-            raise ConfigError(f"a chat endpoint needs at least one address, got {urls!r}")
-        self.urls = tuple(dict.fromkeys(check_address(url, "a chat server") for url in addresses))
+        self.urls = check_addresses(urls, "a chat endpoint", lambda url: check_address(url, "a chat server"))
         if not isinstance(model, str) or not model:
             raise ConfigError(f"a chat endpoint needs the model's name, got {model!r}")
         if not isinstance(request, Mapping | None):

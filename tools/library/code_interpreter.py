@@ -14,15 +14,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from contextlib import AsyncExitStack
 from typing import Any
 
 import pydantic
 
 from toolgym.tools.base import ToolResult
-from toolgym.tools.concurrency.deadline import queue_clock
 from toolgym.tools.concurrency.rate_limit import LocalRateLimiter, RateLimiter
-from toolgym.tools.concurrency.run_limits import LimitScope, named_limiter
+from toolgym.tools.concurrency.run_limits import LimitScope, hold_permits, named_limiter
 from toolgym.tools.errors import ConfigError, SandboxError, SandboxUnsupportedError
 from toolgym.tools.library.outcome import ENDINGS, cut_middle, render_outcome
 from toolgym.tools.library.sandbox_tool import SandboxTool, SandboxToolSession
@@ -82,10 +80,7 @@ class _Interpreter(SandboxToolSession):
         most = options.max_output_chars
         return_code: int | None = None
         failure = ""
-        async with AsyncExitStack() as held:
-            queued = held.enter_context(queue_clock())
-            for limiter in self._tool.limiters:
-                await held.enter_async_context(limiter.permit())
+        async with hold_permits(self._tool.limiters) as queued:
             try:
                 if await self._tool.has_sessions() and not stdin:
                     session, lost = await self._session.get()

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeVar, get_args
 
 from toolgym.tools.errors import ConfigError, RetrievalError, check_seconds, shorten
-from toolgym.tools.http.addresses import check_address
+from toolgym.tools.http.addresses import check_address, check_addresses
 from toolgym.tools.http.client import (
     CallError,
     ClientClosedError,
@@ -72,10 +72,7 @@ class RetrievalService(Retriever):
         if protocol not in get_args(Protocol):
             raise ConfigError(f"protocol must be one of {', '.join(get_args(Protocol))}, got {protocol!r}")
         self.protocol = protocol
-        addresses = [urls] if isinstance(urls, str) else urls
-        if not isinstance(addresses, Sequence) or not addresses:
-            raise ConfigError(f"a RetrievalService needs at least one address, got {urls!r}")
-        self.urls = tuple(dict.fromkeys(map(_address, addresses)))
+        self.urls = check_addresses(urls, "a RetrievalService", _address)
         check_seconds(timeout=timeout, patience=patience)
         # A health check asks the same address: any answer to a GET will do, also that it takes none.
         self._client = LazyClient(

@@ -11,15 +11,13 @@ or without a server, `config: {corpus: passages.jsonl, topk: 3}`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
 from typing import Any
 
 import pydantic
 
 from toolgym.tools.base import BaseTool, ToolResult
-from toolgym.tools.concurrency.deadline import queue_clock
 from toolgym.tools.concurrency.rate_limit import LocalRateLimiter, RateLimiter
-from toolgym.tools.concurrency.run_limits import LimitScope, named_limiter
+from toolgym.tools.concurrency.run_limits import LimitScope, hold_permits, named_limiter
 from toolgym.tools.config import read_options
 from toolgym.tools.errors import ConfigError, RetrievalError
 from toolgym.tools.schema import ToolSchema
@@ -120,8 +118,6 @@ class SearchTool(BaseTool):
     ) -> None:
         super().__init__(config, tool_schema)
         self.options = options = read_options(SearchConfig, self.config, "search")
-        if "query_list" not in self.tool_schema.parameters.get("properties", {}):
-            raise ConfigError(f"the schema of {type(self).__name__} must have the argument 'query_list'")
         self._owns_retriever = retriever is None
         self.retriever = retriever if retriever is not None else _retriever(options)
         self._limiters: list[RateLimiter] = [LocalRateLimiter(options.num_workers)]
@@ -138,10 +134,7 @@ class SearchTool(BaseTool):
         ):
             return ToolResult(NO_QUERIES, 0.0, {"status": "wrong_arguments"})
         metrics: dict[str, Any] = {"status": "ok", "query_count": len(queries), "total_results": 0}
-        async with AsyncExitStack() as held:
-            queued = held.enter_context(queue_clock())
-            for limiter in self._limiters:
-                await held.enter_async_context(limiter.permit())
+        async with hold_permits(self._limiters) as queued:
             metrics["queue_seconds"] = queued()
             try:
                 passages = await self.retriever.search(queries, int(execute_kwargs.get("topk", self.options.topk)))

@@ -16,7 +16,7 @@ from toolgym.tools.errors import (
     SandboxUnsupportedError,
     named_keywords,
 )
-from toolgym.tools.http.addresses import check_address
+from toolgym.tools.http.addresses import check_address, check_addresses
 from toolgym.tools.http.client import CallError, HttpRequest, json_body
 from toolgym.tools.http.retries import Retries
 from toolgym.tools.http.session import HttpResponse, HttpSession
@@ -84,10 +84,7 @@ class RemoteSandbox(Sandbox):
         max_connections: int = MAX_CONNECTIONS,
         retries: Retries | None = None,
     ) -> None:
-        addresses = [urls] if isinstance(urls, str) else urls
-        if not isinstance(addresses, Sequence) or not addresses:
-            raise ConfigError(f"a RemoteSandbox needs at least one address, got {urls!r}")
-        self.urls = tuple(dict.fromkeys(check_url(url) for url in addresses))
+        self.urls = check_addresses(urls, "a RemoteSandbox", check_url)
         if token is not None and (not token or not token.isascii() or not token.isprintable() or " " in token):
             raise ConfigError("a sandbox token must be printable ASCII without spaces, and not empty")
         try:
@@ -328,7 +325,7 @@ class RemoteSandbox(Sandbox):
         return ServerKind.TOOLGYM if ServerKind.TOOLGYM in kinds else ServerKind.SANDBOXFUSION
 
 
-def check_url(url: str) -> str:
+def check_url(url: object) -> str:
     """Return a server's address without `/run_code` at its end. Raises ConfigError for what is none."""
     return check_address(url, "a sandbox server").removesuffix("/run_code").rstrip("/")
 
