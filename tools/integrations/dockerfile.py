@@ -39,7 +39,7 @@ class FileCopy:
 
     Attributes:
         sources: files and folders of this machine.
-        target: absolute name there. A folder's content goes into it; so does a file where `into` is true, or where a
+        target: absolute name there. A folder's content goes into it; so does a file if `into` is true, or if a
             folder of that name exists.
         into: whether it is a folder for sure.
     """

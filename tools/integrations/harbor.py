@@ -7,7 +7,7 @@ There are no images. Programs see the machine's own system, read-only, and write
 `HarborSettings.folders`, at their absolute names. Of a Dockerfile the session takes ENV, WORKDIR and COPY, see
 `toolgym.tools.integrations.dockerfile`; a task whose image would have more is refused, unless `without_image` says that
 the machine has it. They run as the session's only user, root's commands included, which therefore install nothing. A
-session reaches no network but its own, or the machine's where `public_network` is `host`.
+session reaches no network but its own, or the machine's if `public_network` is `host`.
 
 Source: `harbor.environments.base.BaseEnvironment` and `harbor.trial`, of Harbor 0.25.0.
 """
@@ -163,7 +163,7 @@ class ToolgymEnvironment(BaseEnvironment):
         return self.task_env_config.workdir or self._dockerfile.workdir or "/app"
 
     def _validate_definition(self) -> None:
-        """See `BaseEnvironment`. Raises ConfigError where the task needs an image or several containers."""
+        """See `BaseEnvironment`. Raises ConfigError if the task needs an image or several containers."""
         image = self.task_env_config.docker_image
         require_agent_environment_definition(self.environment_dir, docker_image=image)
         if (self.environment_dir / COMPOSE_FILE_NAME).exists():
@@ -192,7 +192,7 @@ class ToolgymEnvironment(BaseEnvironment):
     async def start(self, force_build: bool) -> None:
         """Open the session, with the folders, variables and files of the task.
 
-        Where there is no room, it waits for other trials to end, at most `build_timeout_sec`.
+        If there is no room, it waits for other trials to end, at most `build_timeout_sec`.
 
         Raises:
             SandboxError: the sandbox cannot be had here, or not with such folders.
@@ -330,6 +330,5 @@ def _result(done: base.ExecResult, seconds: float) -> ExecResult:
         raise RuntimeError(f"Command timed out after {seconds:g} seconds")
     if done.status is ExecutionStatus.SANDBOX_ERROR:
         raise SandboxError(done.message)
-    code = done.return_code if done.return_code is not None else 137
     stderr = "\n".join(text for text in (done.stderr, done.message) if text)
-    return ExecResult(stdout=done.stdout, stderr=stderr, return_code=code if code >= 0 else 128 - code)
+    return ExecResult(stdout=done.stdout, stderr=stderr, return_code=done.shell_code)

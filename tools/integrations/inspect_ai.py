@@ -40,7 +40,7 @@ except ImportError as error:
     raise missing_extra("inspect", "The provider for Inspect AI", error) from error
 
 LONGEST = 3600.0
-"""Seconds that a command may take where the caller gives no time: the most that a server allows by default."""
+"""Seconds that a command may take if the caller gives no time: the most that a server allows by default."""
 
 OWN_USERS = ("user", "1000")
 """Name and number of the user that programs of a session run as."""
@@ -224,5 +224,4 @@ def _result(cmd: list[str], done: ExecResult, seconds: float) -> InspectResult[s
         raise OutputLimitExceededError(SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE_STR, longest)
     if done.return_code == 126 and "Permission denied" in done.stderr:
         raise PermissionError(done.stderr.strip())
-    code = done.return_code if done.return_code is not None else 137
-    return InspectResult(done.ok, code if code >= 0 else 128 - code, done.stdout, done.stderr or done.message)
+    return InspectResult(done.ok, done.shell_code, done.stdout, done.stderr or done.message)

@@ -60,7 +60,7 @@ class Limits:
             not count. Programs count at most one processor for eight of them, so that a
             pool with a process for each does not reach the limit on a large machine.
         cores: processors' worth of time that all its processes together may use, for example 0.5; None: no limit. A
-            local sandbox needs control groups for it, and refuses where there are none.
+            local sandbox needs control groups for it, and refuses if there are none.
         file_mb: size of one file, in MiB.
         disk_mb: everything written to its folders together, in MiB.
         inodes: files and folders at once.
@@ -94,15 +94,15 @@ class ExecutionResult:
 
     Attributes:
         status: how it ended.
-        stdout: standard output, invalid UTF-8 replaced; partial where the program did not end by itself.
+        stdout: standard output, invalid UTF-8 replaced; partial if the program did not end by itself.
         stderr: standard error, likewise.
         return_code: the process's code, negative for a signal; None when it never ran or was killed by the sandbox.
         duration: wall seconds from the start of the program to its end.
         stdout_truncated: true when the middle of `stdout` was dropped to stay under the cap.
         stderr_truncated: likewise for `stderr`.
         message: the sandbox's explanation, above all for `SANDBOX_ERROR`, and which files could not be fetched.
-        cpu_seconds: CPU seconds of the program, where measured.
-        memory_bytes: peak resident memory of the program, where measured.
+        cpu_seconds: CPU seconds of the program, if measured.
+        memory_bytes: peak resident memory of the program, if measured.
         files: contents of the files that were asked for and exist, by the name asked.
         compile: the compiler's run, for languages that have one.
     """
@@ -139,12 +139,18 @@ class ExecResult(ExecutionResult):
     `subprocess` has it.
 
     Attributes:
-        stdout_bytes: standard output as it came, the middle dropped where `stdout_truncated`.
+        stdout_bytes: standard output as it came, the middle dropped if `stdout_truncated`.
         stderr_bytes: standard error, likewise.
     """
 
     stdout_bytes: bytes = b""
     stderr_bytes: bytes = b""
+
+    @property
+    def shell_code(self) -> int:
+        """The return code as a shell has it: 128 and the signal's number; 137 for what the sandbox killed."""
+        code = -9 if self.return_code is None else self.return_code
+        return code if code >= 0 else 128 - code
 
 
 @dataclass(frozen=True)
@@ -167,12 +173,12 @@ class CellResult:
     """The result of one cell of a session.
 
     Attributes:
-        status: `OK`, `ERROR` where it raised, or the limit that ended it. `alive` is whether the session lives on.
+        status: `OK`, `ERROR` if it raised, or the limit that ended it. `alive` is whether the session lives on.
         stdout: what it printed.
         stderr: likewise.
-        result: `repr` of the last expression, as Jupyter echoes it; None where there is none.
+        result: `repr` of the last expression, as Jupyter echoes it; None if there is none.
         display: rich output in order, each a mapping from MIME type to data (text, or base64 for images).
-        error: the exception, where it raised.
+        error: the exception, if it raised.
         duration: wall seconds.
         alive: whether the session still lives and keeps its state.
         stdout_truncated: true when the middle of `stdout` was dropped.
@@ -262,7 +268,7 @@ class Session(SessionFiles, AsyncCloseable):
         running goes on until the session ends, and what that prints goes nowhere.
 
         Args:
-            command: the program and its arguments; or one text, which a shell runs (`bash -c` where there is a bash,
+            command: the program and its arguments; or one text, which a shell runs (`bash -c` if there is a bash,
                 otherwise `sh -c`).
             cwd: folder to start in, relative to the session's or absolute. Default: the session's folder.
             env: further environment variables, beside the session's.
@@ -300,7 +306,7 @@ class Session(SessionFiles, AsyncCloseable):
         Raises:
             SandboxFileError: the program cannot be started, for example because there is none (FileNotFoundError).
             SessionLostError: the session is gone.
-            ConfigError: as `exec`; and likewise SandboxUnsupportedError (also where there are no terminals),
+            ConfigError: as `exec`; and likewise SandboxUnsupportedError (also if there are no terminals),
                 SandboxBusyError, SandboxClosedError.
         """
         return await self._start(Command.of(command, cwd, env, user, pty))
@@ -328,7 +334,7 @@ class Session(SessionFiles, AsyncCloseable):
             n: how many. Default: one.
 
         Returns:
-            The fork; a list of `n` forks where `n` is given, all of them or none.
+            The fork; a list of `n` forks if `n` is given, all of them or none.
 
         Raises:
             ConfigError: `n` is not at least 1.
@@ -373,7 +379,7 @@ class Session(SessionFiles, AsyncCloseable):
 
     @abstractmethod
     async def _fork(self, name: str | None, n: int) -> list[Session]:
-        """As `fork`, with arguments that were checked. Where one of the forks fails, none is left behind."""
+        """As `fork`, with arguments that were checked. If one of the forks fails, none is left behind."""
 
     @abstractmethod
     async def _checkpoint(self, name: str) -> None:

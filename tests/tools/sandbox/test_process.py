@@ -11,6 +11,7 @@ import pytest
 
 from toolgym.tools.errors import ConfigError
 from toolgym.tools.sandbox import ExecutionStatus, ProcessSandbox
+from toolgym.tools.sandbox.base import ExecResult
 from toolgym.tools.sandbox.local.host.resources import available_processors
 
 
@@ -267,3 +268,8 @@ async def test_folders_that_are_hard_to_remove_are_removed(sandbox, tmp_path, mo
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     assert (await sandbox.run(code)).status is ExecutionStatus.OK
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("code", "shell_code"), [(0, 0), (3, 3), (-15, 143), (None, 137)])
+def test_a_return_code_as_a_shell_has_it(code, shell_code):
+    assert ExecResult(ExecutionStatus.ERROR, return_code=code).shell_code == shell_code

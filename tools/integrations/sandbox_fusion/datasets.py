@@ -23,7 +23,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from toolgym.tools.integrations.sandbox_fusion.extract_logic import custom_program
 from toolgym.tools.integrations.sandbox_fusion.messages import (
     EvalResult,
     EvalTestCase,
@@ -38,10 +37,33 @@ from toolgym.tools.judge.judge import Judge
 from toolgym.tools.judge.rows import mbpp_tests, prompt_helpers
 from toolgym.tools.sandbox.base import ExecutionResult, ExecutionStatus, Sandbox
 from toolgym.tools.sandbox.protocol.fusion import RunCodeResponse
+from toolgym.tools.serving.json_bodies import problem
 from toolgym.tools.serving.transport import RequestRefusedError
 
 TIMEOUT = 20.0
-"""Seconds for a test where the request says none, as in SandboxFusion."""
+"""Seconds for a test if the request says none, as in SandboxFusion."""
+
+EXTRACTION_TIMEOUT = 10.0
+"""Seconds that `custom_extract_logic` may take."""
+
+_DRIVER = """
+import dataclasses, json, re, sys
+@dataclasses.dataclass
+class CodeBlock:
+    priority: int
+    code: str
+    language: str = ""
+completion = sys.stdin.read()
+_blocks = []
+def submit_code_blocks(blocks):
+    _blocks.extend([int(one.priority), str(one.code), str(one.language)] for one in blocks)
+def extract_fenced_code(text):
+    found = re.findall(r"```([^\\n]*)\\n(.*?)\\n\\s*```", text, re.S)
+    return [CodeBlock(30, code, tag.strip().lower()) for tag, code in found]
+exec(compile(LOGIC, "<custom_extract_logic>", "exec"))
+print("\\n" + WORD + json.dumps(_blocks))
+"""
+"""Runs a client's logic with SandboxFusion's names: `CodeBlock`, `completion`, `submit_code_blocks` and so on."""
 
 Row = Mapping[str, Any]
 
@@ -150,7 +172,7 @@ class CommonOJ(CodeDataset):
 
 
 class AutoEval(CodeDataset):
-    """`AutoEvalDataset`: a program and test code in one file; it is accepted where that ends with 0 and at its end.
+    """`AutoEvalDataset`: a program and test code in one file; it is accepted if that ends with 0 and at its end.
 
     Program and tests share a process, so that a program can cheat here; the other formats are safe from that.
     """
@@ -202,7 +224,7 @@ FORMATS: dict[str, CodeDataset] = {
 
 
 def format_of(row: Row) -> str | None:
-    """Return the name of the format that a row has; None where it has none."""
+    """Return the name of the format that a row has; None if it has none."""
     if "prompt" in row and ("entry_point" in row or "tests" in row):
         return "HumanEvalDataset"
     if "test_list" in row:
@@ -221,10 +243,30 @@ def format_of(row: Row) -> str | None:
 # ---------------------------------------------------------------------- judging
 
 
+async def _custom_program(sandbox: Sandbox, logic: str, completion: str, language: str) -> str | None:
+    """Return the program that a client's logic finds: of the blocks with the highest priority the first one in the
+    language, or else the first one; None if it submits none.
+
+    Raises:
+        InvalidRequestError: the logic fails, or takes too long.
+    """
+    word = secrets.token_hex(16)
+    code = f"LOGIC = {logic!r}\nWORD = {word!r}\n{_DRIVER}"
+    run = await sandbox.run(code, stdin=completion, timeout=EXTRACTION_TIMEOUT)
+    lines = [line for line in run.stdout.split("\n") if line.startswith(word)]
+    if not lines:
+        problem_text = run.stderr.strip().split("\n")[-1] or run.message or run.status.value
+        raise problem(("config", "custom_extract_logic"), f"it did not end well: {problem_text[:300]}")
+    blocks = json.loads(lines[-1].removeprefix(word))
+    best = [block for block in blocks if block[0] == max(other[0] for other in blocks)]
+    chosen = [block for block in best if block[2] == language] or best
+    return str(chosen[0][1]) if chosen else None
+
+
 async def _extract(sandbox: Sandbox, request: SubmitRequest, language: str) -> Extracted:
     logic = request.config.custom_extract_logic
     if logic is not None:
-        code = await custom_program(sandbox, logic, request.completion, language)
+        code = await _custom_program(sandbox, logic, request.completion, language)
         if code is not None:
             return Extracted(code, "fenced")
     return extract_program(request.completion, language, which="first")
