@@ -18,7 +18,7 @@ class StdioTest:
     Attributes:
         stdin: what the program reads.
         expected: what it should print; several texts: any of them is right.
-        tolerance: numbers may differ by this much, relative to the expected one where that is above 1, as AtCoder's
+        tolerance: numbers may differ by this much, relative to the expected one if that is above 1, as AtCoder's
             judge has it, but not two whole numbers; None: they must be equal, as in LiveCodeBench.
         ignore_case: whether letters may differ in case, as SandboxFusion has it.
     """
@@ -37,7 +37,7 @@ class FunctionTest:
     """A function of the program is called; what it returns is compared outside of its sandbox.
 
     Attributes:
-        function: its name; where the program has a class `Solution` with a method of that name, that one is called, as
+        function: its name; if the program has a class `Solution` with a method of that name, that one is called, as
             LiveCodeBench and LeetCode have it.
         args: arguments, as JSON holds them.
         expected: what it should return, as JSON holds it; tuples count as lists.
@@ -102,9 +102,9 @@ class Verdict:
 
     Attributes:
         status: passed, or why not.
-        detail: for a reader: the error, or what came and what was expected; empty where the test passed. It tells what
+        detail: for a reader: the error, or what came and what was expected; empty if the test passed. It tells what
             the test expects: do not show it for hidden tests.
-        run: the run; None where there was none.
+        run: the run; None if there was none.
     """
 
     status: VerdictStatus
@@ -141,6 +141,6 @@ class Problem:
 
 
 def check_tolerance(tolerance: float | None) -> None:
-    """Raise ConfigError where it is none."""
+    """Raise ConfigError for what is no tolerance."""
     if tolerance is not None and not (isinstance(tolerance, int | float) and 0 <= tolerance < 1):
         raise ConfigError(f"tolerance must be a number from 0 to below 1, or None, got {tolerance!r}")

@@ -7,7 +7,7 @@ from decimal import Decimal, InvalidOperation
 from typing import Any
 
 TOLERANCE = 1e-5
-"""How much numbers may differ where a data set's own judge lets them, as those of APPS, TACO and SandboxFusion do."""
+"""How much numbers may differ if a data set's own judge lets them, as those of APPS, TACO and SandboxFusion do."""
 
 
 def same_output(actual: str, expected: str, *, tolerance: float | None = None, ignore_case: bool = False) -> bool:

@@ -31,7 +31,7 @@ class Extracted(NamedTuple):
     """A program that was found in a text.
 
     Attributes:
-        code: its source; empty where there is none.
+        code: its source; empty if there is none.
         kind: how it was found.
     """
 
@@ -49,7 +49,7 @@ def extract_program(text: str, language: str = "python", *, which: Literal["firs
     """Return the program in a model's text.
 
     Blocks with the language's tag go before those without a tag, and these before others; of equals the first or the
-    last. A block that is not closed counts where no block is. Without any fence, a text that reads as a Python program
+    last. A block that is not closed counts if no block is. Without any fence, a text that reads as a Python program
     is taken whole, or from its first line that begins one.
 
     Args:

@@ -15,7 +15,7 @@ What the program could do to its verdict, and what stands against it:
 
 What is left: the process that becomes the program's has received the run's request, so bytes of the assertions,
 compressed, may lie in its memory. No object leads there; a program that searches its own raw memory could find them.
-Where tests are to be kept from such a program too, use tests whose expected values stay outside. In a `ProcessSandbox`,
+If tests are to be kept from such a program too, use tests whose expected values stay outside. In a `ProcessSandbox`,
 which isolates nothing, a program of root can read the memory of the tests' process as well.
 """
 

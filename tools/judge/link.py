@@ -283,7 +283,7 @@ class Link:
         return id
 
     def decode(self, value: Any) -> Any:
-        """Return the value that `encode` gave at the other end. Raises where it is none."""
+        """Return the value that `encode` gave at the other end. Raises if it is none."""
         if isinstance(value, list):
             return [self.decode(item) for item in value]
         if not isinstance(value, dict):

@@ -30,7 +30,7 @@ from toolgym.tools.judge.comparing import TOLERANCE
 STDIN_HINT = "Write a Python program that reads standard input and prints the answer to standard output."
 
 VISIBLE = 2
-"""Tests of an APPS or TACO row that its writer may see: the first ones, where there are more."""
+"""Tests of an APPS or TACO row that its writer may see: the first ones, if there are more."""
 
 
 def problem_of(row: Mapping[str, Any]) -> Problem:

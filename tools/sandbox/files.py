@@ -109,7 +109,7 @@ class SessionFiles(ABC):
 
     A name is relative to the session's folder, or absolute: then it is any place in the world that its programs see. A
     link means what it means to them, too. Every call raises `ConfigError` for what cannot be a name, `SessionLostError`
-    where the session is gone, and `SandboxFileError`, or a subclass that is Python's own error too, where it cannot be
+    if the session is gone, and `SandboxFileError`, or a subclass that is Python's own error too, if it cannot be
     done: FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError.
     """
 

@@ -105,7 +105,7 @@ def fetchable(names: Iterable[str], *, absolute: bool) -> tuple[list[str], list[
 
 
 def not_fetched(why: Sequence[str]) -> str:
-    """Return a message about files that could not be fetched, for reasons; empty where there are none."""
+    """Return a message about files that could not be fetched, for reasons; empty if there are none."""
     shown = [*why[:MAX_REASONS], *([f"and {len(why) - MAX_REASONS} more"] if len(why) > MAX_REASONS else [])]
     return f"not fetched: {'; '.join(shown)}" if shown else ""
 
@@ -205,7 +205,7 @@ def check_label(name: str) -> str:
 
 
 def positive(name: str, value: float) -> float:
-    """Return a number. Raises OptionError where it is not a positive one."""
+    """Return a number. Raises OptionError if it is not positive."""
     if not isinstance(value, int | float) or not value > 0:
         raise OptionError(f"{name} must be a positive number, got {value!r}", name)
     return value

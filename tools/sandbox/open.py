@@ -18,10 +18,10 @@ from toolgym.tools.sandbox.shared import SharedSandbox
 _log = logging.getLogger("toolgym.tools")
 
 TOKEN_VARIABLE = "TOOLGYM_SANDBOX_TOKEN"
-"""Environment variable whose content is the token where the configuration has none, as for the server."""
+"""Environment variable whose content is the token if the configuration has none, as for the server."""
 
 URLS_VARIABLE = "TOOLGYM_SANDBOX_URLS"
-"""Environment variable with addresses of servers, with commas between, where the configuration names none."""
+"""Environment variable with addresses of servers, with commas between, if the configuration names none."""
 
 
 class SandboxTarget(pydantic.BaseModel):

@@ -23,11 +23,11 @@ class RunOptions(TypedDict, total=False):
         compile_timeout: wall seconds for the compiler of languages that have one. Default: `timeout`.
         memory_mb: memory of all its processes together in MiB. Default: the sandbox's own limit. A `ProcessSandbox`
             refuses it.
-        output_bytes: how much of stdout and of stderr is kept, where that is more than the sandbox's own limit. A
+        output_bytes: how much of stdout and of stderr is kept, if that is more than the sandbox's own limit. A
             server keeps what its settings say.
         stdin: what the program can read from standard input.
         files: files to put into its folder first, by relative name. The program's own source is `main.py` (or as its
-            language calls it), and `main_1.py` where that is one of these.
+            language calls it), and `main_1.py` if that is one of these.
         fetch_files: names of files to bring back afterwards, however the run ended; `/tmp/…` is fine too. The result's
             `message` says which of those that exist could not be fetched, and why.
         env: further environment variables. SandboxFusion's API has none, and refuses them.
@@ -60,7 +60,7 @@ class SessionOptions(TypedDict, total=False):
             Default: as the sandbox.
         folders: further folders to write to, by absolute names that its world does not have yet: `("/app", "/logs")`.
             They are empty, are forked with it, and count like the others. Needs the level `namespaces`.
-        hint: code that will run in it, where all of it is known. A sandbox may use it to open the session sooner, or
+        hint: code that will run in it, if all of it is known. A sandbox may use it to open the session sooner, or
             ignore it; what the session can do is the same.
     """
 

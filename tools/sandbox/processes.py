@@ -122,7 +122,7 @@ class ProcessOutput:
 class Process(AsyncCloseable):
     """A program that runs beside the interpreter of a session. Made by `Session.start`.
 
-    Every method raises `SessionLostError` where the session is gone, and `SandboxError` where this handle is closed.
+    Every method raises `SessionLostError` if the session is gone, and `SandboxError` if this handle is closed.
     """
 
     @property
@@ -146,7 +146,7 @@ class Process(AsyncCloseable):
         """Return what it has printed since the last call.
 
         Args:
-            wait: seconds to wait where there is nothing yet; fewer if it prints something or ends.
+            wait: seconds to wait if there is nothing yet; fewer if it prints something or ends.
         """
         until: Literal["output"] | None = None
         if wait != 0:
@@ -157,7 +157,7 @@ class Process(AsyncCloseable):
     async def write_stdin(self, data: bytes | str, *, timeout: float = 30.0) -> None:
         """Write to its standard input, and wait until it has taken all of it into its pipe. A text is sent as UTF-8.
 
-        Where it has ended, or has closed its standard input, the data is dropped.
+        If it has ended, or has closed its standard input, the data is dropped.
 
         Raises:
             SandboxError: it did not take all in `timeout` seconds.
@@ -190,7 +190,7 @@ class Process(AsyncCloseable):
 
 
 def check_size(size: tuple[int, int]) -> tuple[int, int]:
-    """Return rows and columns of a terminal. Raises OptionError where they are none."""
+    """Return rows and columns of a terminal. Raises OptionError if they cannot be one."""
     is_pair = isinstance(size, tuple | list) and len(size) == 2
     if not is_pair or not all(type(number) is int and 0 < number < 65536 for number in size):
         raise OptionError(f"a terminal's size must be (rows, columns), each from 1 to 65535, got {size!r}", "pty")

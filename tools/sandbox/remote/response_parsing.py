@@ -59,7 +59,7 @@ class CellsResult:
     """The results of several cells that ran in one fresh interpreter.
 
     Attributes:
-        status: `OK` where all cells ran, even if some raised; else what ended it before.
+        status: `OK` if all cells ran, even if some raised; else what ended it before.
         cells: results of the cells that ran, in order. The value of a last expression is among `display`.
         duration: wall seconds, all together.
         message: the sandbox's message.

@@ -304,7 +304,7 @@ class RemoteSandbox(Sandbox):
         return -1 if asked is None else int(asked)
 
     async def _known_kind(self) -> ServerKind | None:
-        """Return the better of the servers' kinds; None where they cannot be asked now."""
+        """Return the better of the servers' kinds; None if they cannot be asked now."""
         try:
             return await self._any_kind()
         except SandboxUnavailableError:

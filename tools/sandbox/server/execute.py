@@ -78,7 +78,7 @@ class Executor:
     async def run_code(self, call: Call) -> web.Response:
         """Answer `/run_code`.
 
-        A language that is not offered is answered as SandboxFusion answers where the toolchain is missing: the program
+        A language that is not offered is answered as SandboxFusion answers if the toolchain is missing: the program
         failed with return code 127. A time-out of 0 or less is exceeded at once, as there.
 
         Raises:

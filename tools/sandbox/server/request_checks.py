@@ -67,7 +67,7 @@ def session_request(asked: CreateSessionRequest | RunJupyterRequest, config: Ser
 
 
 def refused(error: ConfigError) -> InvalidRequestError:
-    """Return the error for what the sandbox itself refuses; it names the field of the body where that is known."""
+    """Return the error for what the sandbox itself refuses; it names the field of the body if that is known."""
     return problem(error.field if isinstance(error, OptionError) else (), str(error))
 
 
