@@ -32,8 +32,9 @@ import verl_turns
 
 from toolgym.envs import Task
 from toolgym.envs.tool_env import ToolEnv
-from toolgym.rollout import EngineActor, RayRunner, RunConfig, Runner, SamplingParams
+from toolgym.rollout import RayRunner, RunConfig, Runner, SamplingParams
 from toolgym.rollout.models.tiny import tiny_policy_path
+from toolgym.rollout.runner.ray import EngineActor
 from toolgym.rollout.runner.ray.packing import Packer
 from toolgym.tools.message import user
 

@@ -5,15 +5,8 @@ import asyncio
 import torch
 from transformers import AutoModelForCausalLM
 
-from toolgym.rollout import (
-    RunConfig,
-    TransformersEngine,
-    group_advantages,
-    load_tokenizer,
-    make_batch,
-    rollout,
-    tiny_policy_path,
-)
+from toolgym.rollout import RunConfig, group_advantages, load_tokenizer, make_batch, rollout, tiny_policy_path
+from toolgym.rollout.engines import TransformersEngine
 
 
 def log_probs(model, batch):

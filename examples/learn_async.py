@@ -23,13 +23,13 @@ from toolgym.rollout import (
     RunConfig,
     Runner,
     SamplingParams,
-    TransformersEngine,
     group_advantages,
     load_tokenizer,
     make_batch,
-    pack_tree,
     tiny_policy_path,
 )
+from toolgym.rollout.batch import pack_tree
+from toolgym.rollout.engines import TransformersEngine
 
 
 def learn(model, optimizer, batch, advantages, clip=0.2):

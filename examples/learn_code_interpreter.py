@@ -36,15 +36,9 @@ from transformers import PrinterCallback, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from toolgym.envs import ArithmeticTasks
-from toolgym.rollout import (
-    RunConfig,
-    SamplingParams,
-    TransformersEngine,
-    load_tokenizer,
-    rollout,
-    tiny_policy_path,
-)
+from toolgym.rollout import RunConfig, SamplingParams, load_tokenizer, rollout, tiny_policy_path
 from toolgym.rollout.adapters.trl import Spec
+from toolgym.rollout.engines import TransformersEngine
 
 ENV = "CodeInterpreter-v0"
 

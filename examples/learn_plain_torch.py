@@ -18,14 +18,14 @@ from toolgym.envs import ArithmeticTasks
 from toolgym.rollout import (
     RunConfig,
     SamplingParams,
-    TransformersEngine,
     group_advantages,
     load_tokenizer,
     make_batch,
-    pack_tree,
     rollout,
     tiny_policy_path,
 )
+from toolgym.rollout.batch import pack_tree
+from toolgym.rollout.engines import TransformersEngine
 
 ENV = "CodeInterpreter-v0"
 

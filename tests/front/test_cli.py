@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from toolgym.cli.app import main
-from toolgym.rollout import load_batch, read_trajectories
+from toolgym.rollout import read_trajectories
+from toolgym.rollout.batch import load_batch
 from toolgym.version import __version__
 
 COMMAND = [sys.executable, "-m", "toolgym"]
@@ -418,7 +419,7 @@ def test_failures_are_one_line_for_each_kind_and_told_once(tmp_path, run_here, m
 
 
 def test_a_full_disk_costs_no_episode_that_has_finished(tmp_path, run_here, monkeypatch):
-    from toolgym.rollout import TrajectoryWriter
+    from toolgym.rollout.trajectory import TrajectoryWriter
     from toolgym.tools.errors import ConfigError
 
     write = TrajectoryWriter.write
@@ -442,7 +443,7 @@ def test_a_full_disk_costs_no_episode_that_has_finished(tmp_path, run_here, monk
 def test_a_model_of_ones_own_takes_a_dtype(tmp_path, run_here, monkeypatch):
     import torch
 
-    from toolgym.rollout import TransformersEngine
+    from toolgym.rollout.engines import TransformersEngine
 
     opened = []
     generate = TransformersEngine._generate

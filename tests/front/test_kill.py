@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from tests.processes import end_with_the_tests
-from toolgym.rollout import load_batch, read_trajectories
+from toolgym.rollout import read_trajectories
+from toolgym.rollout.batch import load_batch
 from toolgym.rollout.recording.cassette import Cassette
 from toolgym.rollout.recording.replay import first_difference
 

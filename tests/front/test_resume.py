@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from toolgym.cli.app import main
-from toolgym.rollout import load_batch, read_trajectories
+from toolgym.rollout import read_trajectories
+from toolgym.rollout.batch import load_batch
 from toolgym.rollout.recording.cassette import Cassette
 from toolgym.rollout.trajectory import locked_file
 

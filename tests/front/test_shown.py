@@ -11,7 +11,8 @@ import toolgym
 from toolgym.envs import StepResult, ToolEnv
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import StopReason
-from toolgym.rollout import Segment, TokenSequence, Trajectory, make_batch
+from toolgym.rollout import Trajectory, make_batch
+from toolgym.rollout.trajectory import Segment, TokenSequence
 from toolgym.rollout.trajectory.trajectory import Failure
 from toolgym.tools import ToolResult, tool
 from toolgym.tools.html_view import MAX_CHARS

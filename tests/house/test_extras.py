@@ -37,18 +37,19 @@ def test_the_command_names_the_extra_that_it_needs(hidden):
     assert "[cli]'" in done.stderr
 
 
-@pytest.mark.parametrize("name", ["make_batch", "TransformersEngine", "ChatRenderer"])
+@pytest.mark.parametrize("name", ["make_batch", "engines.TransformersEngine", "tokens.ChatRenderer"])
 def test_what_needs_torch_names_the_extra(name):
-    done = run(["torch", "transformers", "safetensors"], f"import toolgym.rollout\ntoolgym.rollout.{name}")
+    imports = "import toolgym.rollout.engines, toolgym.rollout.tokens"
+    done = run(["torch", "transformers", "safetensors"], f"{imports}\ntoolgym.rollout.{name}")
     assert done.returncode == 1
     assert f"{sys.executable} -m pip install " in done.stderr
     assert "[rollout]'" in done.stderr
 
 
 def test_what_needs_ray_names_the_extra():
-    names = ("RayRunner", "RayEngine", "RayRateLimiter")
+    names = ("RayRunner", "runner.ray.RayEngine", "runner.ray.RayRateLimiter")
     tries = "\n".join(f"try: toolgym.rollout.{name}\nexcept ImportError as error: print(error)" for name in names)
-    done = run(["ray"], f"import toolgym.rollout\n{tries}")
+    done = run(["ray"], f"import toolgym.rollout.runner.ray\n{tries}")
     assert done.stdout.count("needs 'ray', which is not installed") == done.stdout.count("[ray]'") == len(names)
 
 

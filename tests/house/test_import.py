@@ -14,7 +14,16 @@ import pytest
 import toolgym
 import toolgym.envs
 import toolgym.rollout
+import toolgym.rollout.advantages
 import toolgym.rollout.engines
+import toolgym.rollout.episode
+import toolgym.rollout.models
+import toolgym.rollout.recording
+import toolgym.rollout.runner
+import toolgym.rollout.runner.metrics
+import toolgym.rollout.runner.ray
+import toolgym.rollout.tokens
+import toolgym.rollout.trajectory
 import toolgym.testing
 import toolgym.tools
 import toolgym.tools.sandbox
@@ -48,7 +57,16 @@ LAYERS = [
     toolgym,
     toolgym.envs,
     toolgym.rollout,
+    toolgym.rollout.advantages,
     toolgym.rollout.engines,
+    toolgym.rollout.episode,
+    toolgym.rollout.models,
+    toolgym.rollout.recording,
+    toolgym.rollout.runner,
+    toolgym.rollout.runner.metrics,
+    toolgym.rollout.runner.ray,
+    toolgym.rollout.tokens,
+    toolgym.rollout.trajectory,
     toolgym.testing,
     toolgym.tools,
     toolgym.tools.sandbox,
@@ -133,7 +151,7 @@ OPTIONAL = (
 
 @pytest.mark.parametrize(
     ("layer", "blocked"),
-    [*((layer, OPTIONAL) for layer in LAYERS), (toolgym.rollout, ("ray",))],
+    [*((layer, OPTIONAL) for layer in LAYERS), (toolgym.rollout, ("ray",)), (toolgym.rollout.runner.ray, ("ray",))],
     ids=lambda value: value[0] if isinstance(value, tuple) else value.__name__,
 )
 def test_a_star_import_works_without_optional_packages(layer, blocked):

@@ -8,8 +8,9 @@ import logging
 import pytest
 
 from toolgym.envs import Task, ToolEnv
-from toolgym.rollout import Adaptive, EngineLoad, RunConfig, Runner, SamplingParams
-from toolgym.rollout.runner import adaptive
+from toolgym.rollout import RunConfig, Runner, SamplingParams
+from toolgym.rollout.engines import EngineLoad
+from toolgym.rollout.runner import Adaptive, adaptive
 from toolgym.rollout.runner.adaptive import LoadFollower, ask_load
 from toolgym.tools.concurrency.rate_limit import LocalRateLimiter
 from toolgym.tools.errors import ConfigError, EngineError

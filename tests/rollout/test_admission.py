@@ -10,7 +10,8 @@ import pytest
 
 from toolgym.envs import Task, ToolEnv
 from toolgym.envs.types import StopReason
-from toolgym.rollout import EngineLoad, EpisodeLimits, RunConfig, Runner, SamplingParams, Trajectory
+from toolgym.rollout import EpisodeLimits, RunConfig, Runner, SamplingParams, Trajectory
+from toolgym.rollout.engines import EngineLoad
 from toolgym.rollout.runner.adaptive import Adaptive
 from toolgym.rollout.runner.admission import TOOL_CALLS_EACH, Admission
 from toolgym.tools import BaseTool, ToolResult, ToolSchema

@@ -12,22 +12,11 @@ import pytest
 import torch
 
 from toolgym.envs import BaseEnv, CodeInterpreterEnv, Task, ToolEnv
-from toolgym.rollout import (
-    Branching,
-    GroupPlan,
-    RunConfig,
-    Runner,
-    SamplingParams,
-    at_turns,
-    by_chance,
-    group_advantages,
-    make_batch,
-    pack,
-    pack_tree,
-    recorded,
-    where_unsure,
-)
+from toolgym.rollout import GroupPlan, RunConfig, Runner, SamplingParams, group_advantages, make_batch
+from toolgym.rollout.batch import pack, pack_tree
 from toolgym.rollout.episode import turn_sampling
+from toolgym.rollout.recording import recorded
+from toolgym.rollout.runner import Branching, at_turns, by_chance, where_unsure
 from toolgym.rollout.runner import branching as branching_room
 from toolgym.tools import StatefulTool, ToolSchema, ToolSession
 from toolgym.tools.concurrency.log_throttle import LogThrottle

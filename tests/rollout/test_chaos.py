@@ -18,17 +18,11 @@ import pytest
 from tests.rollout.held_engine import others, tasks
 from tests.rollout.test_random_runs import CALL, random_plan
 from toolgym.envs import ToolEnv
-from toolgym.rollout import (
-    Adaptive,
-    EpisodeLimits,
-    RunConfig,
-    RunMetrics,
-    Runner,
-    SamplingParams,
-)
+from toolgym.rollout import EpisodeLimits, RunConfig, RunMetrics, Runner, SamplingParams
 from toolgym.rollout.engines.base import EngineLoad, FinishReason, Generation
 from toolgym.rollout.episode import env_lifecycle, turn_sampling
 from toolgym.rollout.episode.observer import EpisodeObserver
+from toolgym.rollout.runner import Adaptive
 from toolgym.rollout.runner.branching import Branching, by_chance
 from toolgym.tools import tool
 from toolgym.tools.concurrency import deadline, tool_loops

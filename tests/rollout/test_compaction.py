@@ -12,17 +12,9 @@ from toolgym.envs import ToolEnv
 from toolgym.envs.base import BaseEnv, StepResult
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import StopReason
-from toolgym.rollout import (
-    ContextPolicy,
-    EpisodeLimits,
-    KeepToolResults,
-    RunConfig,
-    Runner,
-    SamplingParams,
-    make_batch,
-    run_episode,
-)
+from toolgym.rollout import EpisodeLimits, RunConfig, Runner, SamplingParams, make_batch, run_episode
 from toolgym.rollout.endpoint import run
+from toolgym.rollout.tokens import ContextPolicy, KeepToolResults
 from toolgym.tools import tool
 from toolgym.tools.parsers import ParsedTurn
 from toolgym.wrappers import Compact, TurnLimit

@@ -8,8 +8,9 @@ import random
 import pytest
 
 from tests.rollout.held_engine import Envs, config, tasks
-from toolgym.rollout import GroupPlan, Runner, has_signal
+from toolgym.rollout import GroupPlan, Runner
 from toolgym.rollout.engines.base import FinishReason, Generation
+from toolgym.rollout.runner import has_signal
 from toolgym.tools import tool
 from toolgym.tools.errors import EngineError
 

@@ -10,8 +10,10 @@ import pytest
 from tests.rollout.held_engine import Envs, config, endless, held_engine, others, tasks, until
 from toolgym.envs import TaskList
 from toolgym.envs.types import Blame, EpisodeFailedError, StopReason
-from toolgym.rollout import GroupPlan, RunConfig, Runner, has_signal, make_batch, recorded, replay, rollout
+from toolgym.rollout import GroupPlan, RunConfig, Runner, make_batch, replay, rollout
 from toolgym.rollout.episode.observer import EpisodeObserver
+from toolgym.rollout.recording import recorded
+from toolgym.rollout.runner import has_signal
 from toolgym.tools.errors import ConfigError, EngineError, EpisodeError
 
 

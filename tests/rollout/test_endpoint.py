@@ -14,8 +14,8 @@ from tests.rollout.engines.http_server import serving
 from toolgym.envs import ToolEnv
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import EpisodeFailedError, StopReason
-from toolgym.rollout import EpisodeLimits, make_run
-from toolgym.rollout.endpoint import run
+from toolgym.rollout import EpisodeLimits
+from toolgym.rollout.endpoint import make_run, run
 from toolgym.tools import tool
 from toolgym.tools.errors import ConfigError, SandboxUnavailableError, UnknownArgumentError, UnknownNameError
 

@@ -13,8 +13,8 @@ import pytest
 from tests.rollout.answering_server import answering
 from toolgym.envs import Task, ToolEnv
 from toolgym.envs.types import StopReason
-from toolgym.rollout import EpisodeLimits, RunConfig, Runner, SamplingParams, SGLangServer
-from toolgym.rollout.engines import HttpOptions
+from toolgym.rollout import EpisodeLimits, RunConfig, Runner, SamplingParams
+from toolgym.rollout.engines import HttpOptions, SGLangServer
 from toolgym.rollout.episode.observer import EpisodeObserver, Phase
 from toolgym.tools import StatefulTool, ToolSchema, ToolSession
 from toolgym.tools.concurrency import deadline, loop_watch, tool_loops

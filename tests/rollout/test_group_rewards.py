@@ -12,18 +12,9 @@ from tests.rollout.engines.http_server import serving
 from tests.rollout.trajectories import played
 from toolgym.envs import EpisodeFailedError, StopReason, Task, ToolEnv
 from toolgym.envs.rewards import LLMJudge
-from toolgym.rollout import (
-    Failure,
-    RunConfig,
-    Runner,
-    SamplingParams,
-    add_group_reward,
-    diversity_reward,
-    group_advantages,
-    make_batch,
-    pairwise_reward,
-    token_rewards,
-)
+from toolgym.rollout import RunConfig, Runner, SamplingParams, group_advantages, make_batch
+from toolgym.rollout.advantages import add_group_reward, diversity_reward, pairwise_reward, token_rewards
+from toolgym.rollout.trajectory import Failure
 from toolgym.tools.errors import ConfigError, UnknownArgumentError
 
 TASKS = [Task(({"role": "user", "content": f"Question {n}?"},), id=str(n)) for n in range(2)]

@@ -10,7 +10,8 @@ import pytest
 
 from toolgym.envs import Task, ToolEnv
 from toolgym.envs.types import StopReason
-from toolgym.rollout import CutToolResults, KeepToolResults, RunConfig, Runner, SamplingParams, Summarize
+from toolgym.rollout import RunConfig, Runner, SamplingParams
+from toolgym.rollout.tokens import CutToolResults, KeepToolResults, Summarize
 from toolgym.rollout.tokens.safe_encoder import LONG, SafeEncoder
 from toolgym.tools import tool
 from toolgym.tools.message import user

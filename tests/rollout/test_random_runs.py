@@ -10,9 +10,10 @@ from contextlib import aclosing
 import pytest
 
 from tests.rollout.held_engine import Envs, config, others, tasks
-from toolgym.rollout import GroupPlan, Runner, SamplingParams, has_signal
+from toolgym.rollout import GroupPlan, Runner, SamplingParams
 from toolgym.rollout.engines.base import FinishReason, Generation
 from toolgym.rollout.episode import turn_sampling
+from toolgym.rollout.runner import has_signal
 from toolgym.rollout.runner.branching import Branching, at_turns
 from toolgym.tools import tool
 from toolgym.tools.errors import EngineError

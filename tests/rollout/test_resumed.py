@@ -12,21 +12,12 @@ import pytest
 
 from toolgym.envs import ArithmeticTasks, BadCallPolicy, TaskList, ToolEnv
 from toolgym.envs.tasks.task import Task
-from toolgym.rollout import (
-    Branching,
-    EpisodeLimits,
-    GroupPlan,
-    GroupScheduler,
-    KeepToolResults,
-    RunConfig,
-    SamplingParams,
-    at_turns,
-    read_trajectories,
-    rollout,
-)
+from toolgym.rollout import EpisodeLimits, GroupPlan, RunConfig, SamplingParams, read_trajectories, rollout
 from toolgym.rollout.job import EpisodeKey
 from toolgym.rollout.recording.replay import first_difference
+from toolgym.rollout.runner import Branching, GroupScheduler, at_turns
 from toolgym.rollout.runner.resumed import EarlierRun, Resumed
+from toolgym.rollout.tokens import KeepToolResults
 from toolgym.tools import tool
 from toolgym.tools.errors import ConfigError
 from toolgym.wrappers import TimeLimit

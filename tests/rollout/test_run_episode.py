@@ -12,9 +12,7 @@ from toolgym.envs.library.code_interpreter import CodeInterpreterEnv
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import StopReason
 from toolgym.rollout import (
-    CallableEngine,
     EpisodeLimits,
-    Generation,
     RunConfig,
     Runner,
     SamplingParams,
@@ -22,7 +20,7 @@ from toolgym.rollout import (
     run_episode,
     tiny_policy_path,
 )
-from toolgym.rollout.engines import FinishReason
+from toolgym.rollout.engines import CallableEngine, FinishReason, Generation
 from toolgym.rollout.episode.config import EpisodeConfig
 from toolgym.tools.errors import ConfigError, UnknownNameError
 

@@ -8,19 +8,13 @@ import pytest
 
 from toolgym.envs import ToolEnv
 from toolgym.envs.tasks.task import Task
-from toolgym.rollout import (
-    EnvFactory,
-    RunConfig,
-    Runner,
-    SamplingParams,
-    Scheduler,
-    TrajectoryWriter,
-    read_trajectories,
-)
+from toolgym.rollout import RunConfig, Runner, SamplingParams, read_trajectories
 from toolgym.rollout.job import EpisodeKey, Job
+from toolgym.rollout.runner import EnvFactory, Scheduler
 from toolgym.rollout.runner.admission import Admission
 from toolgym.rollout.runner.scheduling.group_scheduler import GroupScheduler
 from toolgym.rollout.runner.stream import BoundedStream
+from toolgym.rollout.trajectory import TrajectoryWriter
 from toolgym.tools.errors import ConfigError, EngineError
 
 

@@ -8,7 +8,8 @@ import pytest
 
 from toolgym.envs import ArithmeticTasks, TaskList, ToolEnv
 from toolgym.envs.tasks.task import Task
-from toolgym.rollout import RunConfig, Runner, SamplingParams, recorded, replay, rollout
+from toolgym.rollout import RunConfig, Runner, SamplingParams, replay, rollout
+from toolgym.rollout.recording import recorded
 from toolgym.tools.errors import ConfigError
 
 

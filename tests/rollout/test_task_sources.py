@@ -13,7 +13,8 @@ from toolgym.envs.tasks.sources import TaskList, from_generator
 from toolgym.envs.tasks.stored import from_jsonl, from_parquet
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.tasks.writing import write_tasks
-from toolgym.rollout import GroupScheduler, RunConfig, Runner, SamplingParams, rollout
+from toolgym.rollout import RunConfig, Runner, SamplingParams, rollout
+from toolgym.rollout.runner import GroupScheduler
 from toolgym.tools.errors import EngineError
 
 

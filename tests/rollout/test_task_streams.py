@@ -8,7 +8,8 @@ from contextlib import aclosing
 import pytest
 
 from tests.rollout.held_engine import Envs, config, endless, held_engine, others, tasks, until
-from toolgym.rollout import GroupPlan, Runner, Scheduler
+from toolgym.rollout import GroupPlan, Runner
+from toolgym.rollout.runner import Scheduler
 from toolgym.tools.concurrency.deadline import SelfCancelledError
 from toolgym.tools.errors import ConfigError
 

@@ -13,14 +13,14 @@ from dataclasses import replace
 import pytest
 
 from tests.rollout.trajectories import played
-from toolgym.rollout import TrajectoryWriter, read_trajectories
+from toolgym.rollout import read_trajectories
+from toolgym.rollout.trajectory import TrajectoryWriter, locked_file
 from toolgym.rollout.trajectory import file as trajectory_file
-from toolgym.rollout.trajectory import locked_file
 from toolgym.tools.errors import ConfigError
 
 HOLDER = """
 import sys, time
-from toolgym.rollout import TrajectoryWriter
+from toolgym.rollout.trajectory import TrajectoryWriter
 writer = TrajectoryWriter(sys.argv[1], append=True)
 print("locked", flush=True)
 time.sleep(60)

@@ -17,16 +17,15 @@ from toolgym.rollout import (
     RunMetrics,
     Runner,
     SamplingParams,
-    SGLangServer,
     Trajectory,
-    TransformersEngine,
     make_batch,
     open_engine,
     rollout,
-    save_batch,
     summarize,
     tiny_policy_path,
 )
+from toolgym.rollout.batch import save_batch
+from toolgym.rollout.engines import SGLangServer, TransformersEngine
 from toolgym.rollout.episode.observer import checked_observers
 from toolgym.rollout.runner.base import checked_sinks
 from toolgym.tools import ToolResult, tool

@@ -11,25 +11,14 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from toolgym.envs import ArithmeticTasks
-from toolgym.rollout import (
-    CutToolResults,
-    KeepToolResults,
-    RunConfig,
-    SamplingParams,
-    TrajectoryWriter,
-    TransformersEngine,
-    check_batch,
-    load_batch,
-    make_batch,
-    pack_tree,
-    read_trajectories,
-    rollout,
-    save_batch,
-    tiny_policy_path,
-    token_rewards,
-)
+from toolgym.rollout import RunConfig, SamplingParams, make_batch, read_trajectories, rollout, tiny_policy_path
+from toolgym.rollout.advantages import token_rewards
+from toolgym.rollout.batch import check_batch, load_batch, pack_tree, save_batch
+from toolgym.rollout.engines import TransformersEngine
 from toolgym.rollout.engines.base import PauseMode
 from toolgym.rollout.models.tokenizer import load_tokenizer
+from toolgym.rollout.tokens import CutToolResults, KeepToolResults
+from toolgym.rollout.trajectory import TrajectoryWriter
 
 
 class Listening(TransformersEngine):

@@ -18,12 +18,12 @@ from toolgym.rollout import (
     SamplingParams,
     load_tokenizer,
     open_engine,
-    recorded,
     replay,
     rollout,
     run_episode,
     tiny_policy_path,
 )
+from toolgym.rollout.recording import recorded
 from toolgym.rollout.runner.local import Runner
 from toolgym.tools.errors import ConfigError, UnknownArgumentError, UnknownNameError
 from toolgym.wrappers import Compact, Compose, TruncateResults, TurnLimit

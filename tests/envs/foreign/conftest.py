@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from toolgym.rollout import EpisodeLimits, RunConfig, SamplingParams, TransformersEngine, rollout, tiny_policy_path
+from toolgym.rollout import EpisodeLimits, RunConfig, SamplingParams, rollout, tiny_policy_path
+from toolgym.rollout.engines import TransformersEngine
 from toolgym.rollout.models.tokenizer import load_tokenizer
 
 

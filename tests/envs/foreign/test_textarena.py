@@ -12,7 +12,8 @@ import pytest
 from tests.envs.foreign.shapes import class_of, contents
 from toolgym.envs import StopReason, wrap
 from toolgym.envs.types import EpisodeFailedError
-from toolgym.rollout import EnginePlayer, SamplingParams, open_engine
+from toolgym.rollout import SamplingParams, open_engine
+from toolgym.rollout.engine_player import EnginePlayer
 from toolgym.tools.errors import ConfigError
 
 

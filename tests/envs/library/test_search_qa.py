@@ -11,7 +11,8 @@ import pytest
 import toolgym
 from toolgym.envs import StopReason, Task, load_tasks
 from toolgym.envs.library.search_qa import CORPUS, INSTRUCTIONS, SearchQAEnv, load_questions
-from toolgym.rollout import CallableEngine, RunConfig, Runner, SamplingParams, open_engine
+from toolgym.rollout import RunConfig, Runner, SamplingParams, open_engine
+from toolgym.rollout.engines import CallableEngine
 from toolgym.testing import check_env
 from toolgym.tools import BM25Retriever
 from toolgym.tools.errors import ConfigError, UnknownNameError

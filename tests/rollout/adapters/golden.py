@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from toolgym.envs.types import StopReason, ToolCallRecord
-from toolgym.rollout import Failure, Segment, TokenSequence, Trajectory, Turn
+from toolgym.rollout import Trajectory, Turn
+from toolgym.rollout.trajectory import Failure, Segment, TokenSequence
 
 
 class Row(NamedTuple):

@@ -18,9 +18,10 @@ from tests.rollout.adapters import areal_shape
 from tests.rollout.adapters.golden import assert_golden, whole_row
 from tests.rollout.adapters.slime_server import CALL, call_then_answer
 from toolgym.envs.types import EpisodeFailedError, StopReason
-from toolgym.rollout import EpisodeLimits, RunConfig, Segment, TokenSequence, Trajectory
+from toolgym.rollout import EpisodeLimits, RunConfig, Trajectory
 from toolgym.rollout.adapters.areal import to_tensors
 from toolgym.rollout.tokens.context_policies import KeepToolResults
+from toolgym.rollout.trajectory import Segment, TokenSequence
 from toolgym.tools.errors import BatchError, ConfigError
 
 ROW = {"messages": [{"role": "user", "content": "What is 2*3?"}], "answer": "6"}

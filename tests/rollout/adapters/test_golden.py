@@ -11,7 +11,8 @@ import pyarrow.parquet
 import pytest
 
 from tests.rollout.adapters.golden import CASES, Row, assert_golden, env, policy, response_row, trajectory, whole_row
-from toolgym.rollout import from_parquet, group_advantages, make_batch, pack, pack_tree, to_parquet
+from toolgym.rollout import group_advantages, make_batch
+from toolgym.rollout.batch import from_parquet, pack, pack_tree, to_parquet
 
 PAD = 99
 

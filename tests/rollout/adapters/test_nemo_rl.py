@@ -14,8 +14,9 @@ import torch
 from tests.rollout.adapters import nemo_rl_shape
 from tests.rollout.adapters.slime_server import CALL, call_then_answer
 from toolgym.envs.types import StopReason
-from toolgym.rollout import Segment, TokenSequence, Trajectory, load_tokenizer, run_episode, tiny_policy_path
+from toolgym.rollout import Trajectory, load_tokenizer, run_episode, tiny_policy_path
 from toolgym.rollout.adapters.nemo_rl import TaskProcessor, to_batch, to_message_log
+from toolgym.rollout.trajectory import Segment, TokenSequence
 from toolgym.tools.errors import BatchError, ConfigError, MissingExtraError, UnknownArgumentError
 
 ROW = {"prompt": [{"role": "user", "content": "What is 2*3?"}], "reward_model": {"ground_truth": "6"}}

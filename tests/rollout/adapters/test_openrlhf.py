@@ -17,9 +17,10 @@ from tests.rollout.adapters.slime_server import CALL, call_then_answer
 from toolgym.cli.app import main
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import EpisodeFailedError, StopReason
-from toolgym.rollout import RunConfig, Segment, TokenSequence, Trajectory
+from toolgym.rollout import RunConfig, Trajectory
 from toolgym.rollout.adapters.openrlhf import agent_executor, task_of, to_response
 from toolgym.rollout.tokens.context_policies import CutToolResults, KeepToolResults
+from toolgym.rollout.trajectory import Segment, TokenSequence
 from toolgym.tools.errors import BatchError, ConfigError, MissingExtraError
 
 PROMPT = "What is 2*3?"

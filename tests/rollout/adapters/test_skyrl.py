@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from toolgym.envs.types import StopReason
-from toolgym.rollout import Segment, TokenSequence, Trajectory
+from toolgym.rollout import Trajectory
 from toolgym.rollout.adapters.skyrl import to_generator_output
+from toolgym.rollout.trajectory import Segment, TokenSequence
 from toolgym.tools.errors import BatchError, MissingExtraError
 
 

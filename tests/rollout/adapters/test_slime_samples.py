@@ -14,8 +14,9 @@ import torch
 from tests.rollout.adapters import slime_shape
 from tests.rollout.adapters.golden import assert_golden, assert_grouped, response_row
 from toolgym.envs.types import StopReason
-from toolgym.rollout import Failure, Segment, TokenSequence, Trajectory, Turn
+from toolgym.rollout import Trajectory, Turn
 from toolgym.rollout.adapters.slime import check_samples, post_process_rewards, to_samples
+from toolgym.rollout.trajectory import Failure, Segment, TokenSequence
 from toolgym.tools.errors import BatchError, ConfigError, MissingExtraError
 
 EOS = 2

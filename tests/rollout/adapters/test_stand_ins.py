@@ -18,7 +18,8 @@ import torch
 from tests.rollout.adapters.slime_server import call_then_answer
 from toolgym.envs import ArithmeticTasks
 from toolgym.envs.types import EpisodeFailedError, StopReason
-from toolgym.rollout import Segment, TokenSequence, Trajectory, make_batch, tiny_policy_path
+from toolgym.rollout import Trajectory, make_batch, tiny_policy_path
+from toolgym.rollout.trajectory import Segment, TokenSequence
 
 PACKAGE = "toolgym.rollout.adapters"
 

@@ -14,7 +14,8 @@ from tests.rollout.adapters.page import program
 from tests.rollout.adapters.slime_server import CALL, call_then_answer
 from toolgym.envs import ArithmeticTasks
 from toolgym.envs.types import EpisodeFailedError, StopReason
-from toolgym.rollout import EpisodeLimits, RunConfig, Segment, TokenSequence, Trajectory, tiny_policy_path
+from toolgym.rollout import EpisodeLimits, RunConfig, Trajectory, tiny_policy_path
+from toolgym.rollout.trajectory import Segment, TokenSequence
 from toolgym.tools.errors import ConfigError, EpisodeError, MissingExtraError
 
 pytest.importorskip("tinker_cookbook", reason="tinker-cookbook is not installed")

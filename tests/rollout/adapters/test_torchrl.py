@@ -8,7 +8,8 @@ import torch
 
 from tests.rollout.adapters.page import program
 from toolgym.envs.types import StopReason
-from toolgym.rollout import Segment, TokenSequence, Trajectory, make_batch, tiny_policy_path
+from toolgym.rollout import Trajectory, make_batch, tiny_policy_path
+from toolgym.rollout.trajectory import Segment, TokenSequence
 from toolgym.tools.errors import BatchError, ConfigError, MissingExtraError
 
 pytest.importorskip("torchrl", reason="TorchRL is not installed")

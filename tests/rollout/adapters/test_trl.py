@@ -163,7 +163,7 @@ def test_an_evaluation_plays_validation_episodes_of_its_own_tasks(make_env, tmp_
 
 @pytest.mark.long
 def test_steps_with_environment_factory_shows_the_policy_the_same_prompt(spec, tmp_path):
-    from toolgym.rollout import ChatRenderer
+    from toolgym.rollout.tokens import ChatRenderer
 
     trainer = trainer_of(spec, tmp_path, "environment_factory")
     trainer.train()

@@ -10,8 +10,9 @@ import pytest
 
 from tests.rollout.adapters.golden import assert_golden, response_row, whole_row
 from toolgym.envs.types import StopReason
-from toolgym.rollout import Failure, Segment, TokenSequence, Trajectory, Turn, group_advantages
+from toolgym.rollout import Trajectory, Turn, group_advantages
 from toolgym.rollout.adapters.trl import check_output, to_output, to_rollout_samples
+from toolgym.rollout.trajectory import Failure, Segment, TokenSequence
 from toolgym.tools.errors import BatchError, ConfigError
 
 EOS = 2

@@ -16,7 +16,8 @@ import pytest
 
 from tests.rollout.adapters.golden import assert_golden, response_row
 from toolgym.envs.types import StopReason
-from toolgym.rollout import Segment, TokenSequence, Trajectory
+from toolgym.rollout import Trajectory
+from toolgym.rollout.trajectory import Segment, TokenSequence
 from toolgym.tools.errors import BatchError, ConfigError, MissingExtraError
 
 found = importlib.util.find_spec("tunix")

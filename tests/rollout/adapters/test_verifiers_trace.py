@@ -10,17 +10,10 @@ import pytest
 from tests.rollout.adapters import sums  # noqa: F401  which registers tests/Sums-v0
 from tests.rollout.adapters.slime_server import call_then_answer
 from toolgym.envs.types import StopReason
-from toolgym.rollout import (
-    Failure,
-    KeepToolResults,
-    SamplingParams,
-    Segment,
-    TokenSequence,
-    Trajectory,
-    Turn,
-    run_episode,
-)
+from toolgym.rollout import SamplingParams, Trajectory, Turn, run_episode
 from toolgym.rollout.episode.config import EpisodeConfig
+from toolgym.rollout.tokens import KeepToolResults
+from toolgym.rollout.trajectory import Failure, Segment, TokenSequence
 from toolgym.tools.errors import BatchError, ConfigError
 
 vf = pytest.importorskip("verifiers.v1", reason="verifiers is not installed")

@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM
 
 from tests.rollout.engines.completions_server import Server
 from tests.rollout.engines.http_server import serving
-from toolgym.rollout import TransformersEngine
+from toolgym.rollout.engines import TransformersEngine
 from toolgym.tools.concurrency.event_loop_thread import EventLoopThread
 
 VLLM_MODULES = ("trl.generation.vllm_client", "trl.generation.vllm_generation")

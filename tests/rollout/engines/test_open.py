@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from toolgym.rollout import RecordingEngine, load_tokenizer, open_engine, tiny_policy_path
+from toolgym.rollout import load_tokenizer, open_engine, tiny_policy_path
 from toolgym.rollout.engines import SamplingParams, SGLangServer, TransformersEngine
+from toolgym.rollout.recording import RecordingEngine
 from toolgym.tools.errors import ConfigError, EngineError, EngineUnavailableError, UnknownNameError
 
 SHORT = SamplingParams(max_new_tokens=4)

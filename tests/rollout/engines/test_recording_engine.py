@@ -12,8 +12,15 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from toolgym.rollout import CassetteEngine, Generation, RecordingEngine, TransformersEngine
-from toolgym.rollout.engines import Engine, FinishReason, GenerationRequest, SamplingParams
+from toolgym.rollout.engines import (
+    Engine,
+    FinishReason,
+    Generation,
+    GenerationRequest,
+    SamplingParams,
+    TransformersEngine,
+)
+from toolgym.rollout.recording import CassetteEngine, RecordingEngine
 from toolgym.rollout.recording.cassette import Cassette
 from toolgym.rollout.recording.lines import generate_key
 from toolgym.testing import EngineSubject, EngineSuite

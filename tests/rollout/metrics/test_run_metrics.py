@@ -14,21 +14,15 @@ import pytest
 
 from toolgym.envs import Task, ToolEnv
 from toolgym.envs.types import StopReason
-from toolgym.rollout import (
-    Branching,
-    ChatRenderer,
-    Episode,
-    Job,
-    MetricsServer,
-    RunConfig,
-    RunMetrics,
-    Runner,
-    at_turns,
-)
+from toolgym.rollout import RunConfig, RunMetrics, Runner
 from toolgym.rollout.engines.base import FinishReason
+from toolgym.rollout.episode import Episode
 from toolgym.rollout.episode.observer import EpisodeObserver, Phase, observed_run
-from toolgym.rollout.job import EpisodeKey
+from toolgym.rollout.job import EpisodeKey, Job
 from toolgym.rollout.models.token_ids import TokenIds
+from toolgym.rollout.runner import Branching, at_turns
+from toolgym.rollout.runner.metrics import MetricsServer
+from toolgym.rollout.tokens import ChatRenderer
 from toolgym.tools import tool
 from toolgym.tools.concurrency.deadline import own_deadline
 from toolgym.tools.errors import ConfigError
@@ -201,7 +195,7 @@ async def test_drift_is_seen_in_what_is_sent(scripted, monkeypatch):
 
 
 async def test_a_context_that_begins_anew_is_no_drift(scripted):
-    from toolgym.rollout import KeepToolResults
+    from toolgym.rollout.tokens import KeepToolResults
 
     metrics = RunMetrics()
     config = RunConfig(seed=0, context=[KeepToolResults(1)])

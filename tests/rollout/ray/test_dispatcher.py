@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from toolgym.envs import Task
-from toolgym.rollout import Job
-from toolgym.rollout.job import EpisodeKey
+from toolgym.rollout.job import EpisodeKey, Job
 from toolgym.rollout.runner.ray.dispatcher import Dispatcher, PendingJob, WorkerSlots
 from toolgym.tools.message import user
 

@@ -8,8 +8,9 @@ import pickle
 import numpy as np
 
 from tests.rollout.ray.parts import Instant, make_env, task
-from toolgym.rollout import RunConfig, Runner, Segment, TokenSequence
+from toolgym.rollout import RunConfig, Runner
 from toolgym.rollout.runner.ray.packing import Packer, portable, unpack
+from toolgym.rollout.trajectory import Segment, TokenSequence
 from toolgym.tools.errors import EngineError, EngineUnavailableError
 
 

@@ -237,7 +237,7 @@ def restarted_host(make):
     """An actor of an engine that Ray restarts, and that says which process it is."""
     import ray
 
-    from toolgym.rollout import EngineActor
+    from toolgym.rollout.runner.ray import EngineActor
 
     class Host(EngineActor):
         async def pid(self):
@@ -250,7 +250,8 @@ def restarted_host(make):
 def test_an_actor_that_ray_restarts_is_waited_for(nodes, caplog, others):
     import ray
 
-    from toolgym.rollout import EngineActor, RayRunner
+    from toolgym.rollout import RayRunner
+    from toolgym.rollout.runner.ray import EngineActor
 
     make = partial(Slow, 3)
     host = restarted_host(make)
@@ -275,7 +276,7 @@ def test_an_actor_that_ray_restarts_is_waited_for(nodes, caplog, others):
 
 
 def test_an_actor_that_stays_away_is_given_up(nodes):
-    from toolgym.rollout import RayEngine
+    from toolgym.rollout.runner.ray import RayEngine
 
     host = restarted_host(partial(Slow, 1))
     engine = RayEngine(host, unavailable_timeout=0.01)
@@ -295,7 +296,8 @@ def test_an_actor_that_stays_away_is_given_up(nodes):
 def test_an_engine_is_an_actor_and_another_one_takes_over_when_it_dies(nodes):
     import ray
 
-    from toolgym.rollout import EngineActor, RayEngine, RayRunner
+    from toolgym.rollout import RayRunner
+    from toolgym.rollout.runner.ray import EngineActor, RayEngine
 
     hosts = [ray.remote(EngineActor).options(num_cpus=0, max_restarts=0).remote(partial(Instant, 3)) for _ in range(2)]
     config = RunConfig(seed=2, limits=EpisodeLimits(engine_timeout=60))
@@ -337,7 +339,7 @@ def test_an_engine_is_an_actor_and_another_one_takes_over_when_it_dies(nodes):
 def test_an_actor_that_cannot_pause_leaves_the_others_going(nodes):
     import ray
 
-    from toolgym.rollout import EngineActor, RayEngine
+    from toolgym.rollout.runner.ray import EngineActor, RayEngine
 
     makes = partial(Instant, 1), partial(Instant, 1, pauses=False)
     hosts = [ray.remote(EngineActor).options(num_cpus=0, max_restarts=0).remote(make) for make in makes]

@@ -10,8 +10,9 @@ import cloudpickle
 import pytest
 
 from tests.rollout.ray.parts import Instant, make_env, task
-from toolgym.rollout import EnvFactory, Job, RunConfig
-from toolgym.rollout.job import EpisodeKey
+from toolgym.rollout import RunConfig
+from toolgym.rollout.job import EpisodeKey, Job
+from toolgym.rollout.runner import EnvFactory
 from toolgym.rollout.runner.ray.engine import EngineActor
 from toolgym.rollout.runner.ray.packing import unpack
 from toolgym.rollout.runner.ray.worker import RolloutWorker, WorkerSetup

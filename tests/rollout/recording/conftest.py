@@ -8,7 +8,9 @@ import json
 import pytest
 
 from toolgym.envs import ArithmeticTasks
-from toolgym.rollout import RunConfig, Runner, SamplingParams, TransformersEngine, recorded, tiny_policy_path
+from toolgym.rollout import RunConfig, Runner, SamplingParams, tiny_policy_path
+from toolgym.rollout.engines import TransformersEngine
+from toolgym.rollout.recording import recorded
 
 
 @pytest.fixture(scope="session")

@@ -9,10 +9,11 @@ import random
 
 import pytest
 
-from toolgym.rollout import CassetteEngine, RecordingEngine, SamplingParams
+from toolgym.rollout import SamplingParams
 from toolgym.rollout.engines import FinishReason, Generation, PauseMode
 from toolgym.rollout.engines.base import Engine
 from toolgym.rollout.job import EpisodeKey, current_episode, episode_scope
+from toolgym.rollout.recording import CassetteEngine, RecordingEngine
 from toolgym.rollout.recording.cassette import Cassette, CassetteMissError, CassetteWriter
 from toolgym.tools.concurrency.deadline import DeadlineError
 from toolgym.tools.errors import ConfigError, EngineError, EngineUnavailableError

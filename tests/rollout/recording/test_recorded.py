@@ -10,23 +10,15 @@ import numpy as np
 import pytest
 
 from toolgym.envs import CodeInterpreterEnv, Task, ToolEnv
-from toolgym.rollout import (
-    CutToolResults,
-    EpisodeLimits,
-    KeepToolResults,
-    RunConfig,
-    Runner,
-    SamplingParams,
-    Summarize,
-    recorded,
-    replay,
-)
+from toolgym.rollout import EpisodeLimits, RunConfig, Runner, SamplingParams, replay
 from toolgym.rollout.engines import FinishReason
 from toolgym.rollout.job import EpisodeKey, episode_scope
+from toolgym.rollout.recording import recorded
 from toolgym.rollout.recording.cassette import Cassette, CassetteMissError
 from toolgym.rollout.recording.recorder import config_from_json
 from toolgym.rollout.recording.secrets import scrub
 from toolgym.rollout.recording.tools import ReplayedTool
+from toolgym.rollout.tokens import CutToolResults, KeepToolResults, Summarize
 from toolgym.tools import BaseTool, ToolResult
 from toolgym.tools.errors import ConfigError, EngineError, EngineUnavailableError, ForkNotSupportedError
 from toolgym.tools.parsers import get_parser

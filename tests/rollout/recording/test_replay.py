@@ -6,8 +6,9 @@ import json
 
 import pytest
 
-from toolgym.rollout import RecordingEngine, RunConfig, SamplingParams, replay, tiny_policy_path
+from toolgym.rollout import RunConfig, SamplingParams, replay, tiny_policy_path
 from toolgym.rollout.models.tokenizer import load_tokenizer
+from toolgym.rollout.recording import RecordingEngine
 from toolgym.rollout.recording.cassette import Cassette
 from toolgym.rollout.recording.recorder import tokenizer_fingerprint
 from toolgym.rollout.recording.replay import first_difference

@@ -7,8 +7,9 @@ import pytest
 from toolgym.envs import ToolEnv
 from toolgym.envs.base import StopReason
 from toolgym.envs.tasks.task import Task
-from toolgym.rollout import ContextPolicy, KeepToolResults, RunConfig, SamplingParams, rollout
+from toolgym.rollout import RunConfig, SamplingParams, rollout
 from toolgym.rollout.engines.base import FinishReason
+from toolgym.rollout.tokens import ContextPolicy, KeepToolResults
 from toolgym.rollout.tokens.template_check import byte_tokenizer
 from toolgym.tools import tool
 

@@ -14,20 +14,10 @@ from hypothesis import strategies as st
 from toolgym.envs import ToolEnv
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import StopReason
-from toolgym.rollout import (
-    ChatRenderer,
-    ContextPolicy,
-    CutToolResults,
-    EpisodeLimits,
-    KeepToolResults,
-    RunConfig,
-    Runner,
-    SamplingParams,
-    Summarize,
-    make_batch,
-)
+from toolgym.rollout import EpisodeLimits, RunConfig, Runner, SamplingParams, make_batch
 from toolgym.rollout.engines.base import FinishReason
 from toolgym.rollout.episode import turn_sampling
+from toolgym.rollout.tokens import ChatRenderer, ContextPolicy, CutToolResults, KeepToolResults, Summarize
 from toolgym.rollout.tokens.context_policies import read_context
 from toolgym.rollout.tokens.safe_encoder import SafeEncoder
 from toolgym.rollout.tokens.template_check import byte_tokenizer

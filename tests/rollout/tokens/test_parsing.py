@@ -10,8 +10,9 @@ import trl
 from toolgym.envs import BaseEnv, StepResult, ToolEnv
 from toolgym.envs.base import StopReason
 from toolgym.envs.tasks.task import Task
-from toolgym.rollout import ChatRenderer, RunConfig, Runner, SamplingParams, rollout
+from toolgym.rollout import RunConfig, Runner, SamplingParams, rollout
 from toolgym.rollout.engines.base import FinishReason
+from toolgym.rollout.tokens import ChatRenderer
 from toolgym.rollout.tokens.template_check import byte_tokenizer
 from toolgym.tools import tool
 from toolgym.tools.errors import TemplateError, UnknownNameError

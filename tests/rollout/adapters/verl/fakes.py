@@ -5,7 +5,7 @@ from __future__ import annotations
 import toolgym
 from toolgym.envs import ToolEnv
 from toolgym.envs.tasks.task import Task
-from toolgym.rollout import ContextPolicy
+from toolgym.rollout.tokens import ContextPolicy
 from toolgym.tools import StatefulTool, ToolSchema, ToolSession
 from toolgym.tools.library.final_answer import score_final_answer
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from toolgym.rollout import ContextPolicy
+from toolgym.rollout.tokens import ContextPolicy
 
 
 class Forgetful(ContextPolicy):
