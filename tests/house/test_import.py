@@ -157,7 +157,8 @@ OPTIONAL = (
 def test_a_star_import_works_without_optional_packages(layer, blocked):
     count, *lost = python(WITHOUT.format(blocked=blocked, layer=layer.__name__)).split()
     assert lost == []
-    assert 0 < int(count) <= len(layer.__all__)
+    assert 0 <= int(count) <= len(layer.__all__)
+    assert int(count) or layer in (toolgym.rollout.runner.ray, toolgym.rollout.tokens)  # these are for their extra
 
 
 @layers
