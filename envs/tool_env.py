@@ -22,7 +22,7 @@ from toolgym.envs.base import Action, BaseEnv, StepResult
 from toolgym.envs.env_tools import OwnTools, tools_by_name
 from toolgym.envs.failure import failing
 from toolgym.envs.responses import Continue, End
-from toolgym.envs.result_text import Side, check_cut, cut
+from toolgym.envs.result_text import check_cut, cut
 from toolgym.envs.rewards.base import Outcome, Score, Scorer, outcome_scorer
 from toolgym.envs.tasks.sources import TaskList, TaskSource, require_task
 from toolgym.envs.tasks.task import Task
@@ -59,10 +59,9 @@ class ToolEnv(BaseEnv):
         tasks: where tasks come from; a sequence is drawn from at random. It is shared and not copied: do not change it.
         parser: for actions that are text: how calls are written, by name (`hermes`, see
             `toolgym.tools.parsers.get_parser`) or as a function. A runner parses the turns itself, as the chat template
-            of the model or its `RunConfig.parser` says, so this one is for users of Gymnasium.
-        prompt_opens_thinking: for actions that are text: the generation prompt ends with `<think>`, so that turns begin
-            inside of thinking. A closing tag tells as much; this is for turns that never close it, whose calls are then
-            not run.
+            of the model or its `RunConfig.parser` says, so this one is for users of Gymnasium. If their generation
+            prompt ends with `<think>`, give `functools.partial(get_parser("hermes"), starts_open=True)`: calls in a
+            turn that never closes its thinking are then not run.
         scorer: what the episode is worth; see `toolgym.envs.Scorer`. None scores 0, so that only the tools' rewards
             count.
         max_turns: turns of the policy until the episode is truncated.
@@ -75,8 +74,8 @@ class ToolEnv(BaseEnv):
             deadline of a step; see `EpisodeLimits.score_grace` for that of an episode. The tools are released after
             them, so a scorer can look at what the policy left in their sessions (`Outcome.session`).
         max_result_chars: characters that may remain of one tool's result, a note on what was left out not counted. A
-            longer one would hold up every episode of the process while it is tokenised. None: all.
-        result_side: what remains of a longer result: `left` its beginning, `right` its end, `middle` both.
+            longer one would hold up every episode of the process while it is tokenised. Its middle is left out; see
+            the wrapper `TruncateResults` for its beginning or end. None: all.
         owns_tools: whether `close` closes the tools too; or those of them that it closes. The others stay the caller's
             to close.
 
@@ -108,7 +107,6 @@ class ToolEnv(BaseEnv):
         tasks: TaskSource | Sequence[Task],
         *,
         parser: str | Parser = "hermes",
-        prompt_opens_thinking: bool = False,
         scorer: Scorer | None = None,
         max_turns: int = 8,
         max_parallel_calls: int = 8,
@@ -117,7 +115,6 @@ class ToolEnv(BaseEnv):
         queue_timeout: float = 600.0,
         score_timeout: float = 120.0,
         max_result_chars: int | None = MAX_RESULT_CHARS,
-        result_side: Side = "middle",
         owns_tools: bool | Sequence[BaseTool | ToolFunction[..., Any]] = False,
     ) -> None:
         if not isinstance(tools, Sequence):
@@ -126,7 +123,7 @@ class ToolEnv(BaseEnv):
         require_whole_number("max_turns", max_turns, at_least=1)
         require_whole_number("max_parallel_calls", max_parallel_calls, at_least=1)
         check_seconds(tool_timeout=tool_timeout, queue_timeout=queue_timeout, score_timeout=score_timeout)
-        check_cut("max_result_chars", 1 if max_result_chars is None else max_result_chars, result_side)
+        check_cut("max_result_chars", 1 if max_result_chars is None else max_result_chars, "middle")
         if not isinstance(bad_calls, BadCallPolicy):
             raise ConfigError(f"bad_calls must be a BadCallPolicy, got {bad_calls!r}")
         self.tasks = tasks if isinstance(tasks, TaskSource) else TaskList(tasks)
@@ -137,11 +134,9 @@ class ToolEnv(BaseEnv):
         self.queue_timeout = queue_timeout
         self.score_timeout = score_timeout
         self.max_result_chars = max_result_chars
-        self.result_side: Side = result_side
         if not isinstance(parser, str) and not callable(parser):
             raise ConfigError(f"parser must be a parser's name or a function, got {parser!r}")
         self._parser = get_parser(parser) if isinstance(parser, str) else parser
-        self._starts_open = prompt_opens_thinking
         self._scorer = outcome_scorer(scorer) if scorer is not None else None
         owned = (tools if owns_tools else ()) if isinstance(owns_tools, bool) else owns_tools
         self._own_tools = OwnTools([as_tool(owned_tool) for owned_tool in owned]) if owned else None
@@ -360,7 +355,7 @@ class ToolEnv(BaseEnv):
         return turn, [self._limit(request) for request in checks]
 
     def _parse(self, text: str) -> ParsedTurn:
-        return self._parser(text, first_id=self._calls_seen, schemas=self._schemas, starts_open=self._starts_open)
+        return self._parser(text, first_id=self._calls_seen, schemas=self._schemas)
 
     def _limit(self, request: ToolCall | ToolCallError) -> ToolCall | ToolCallError:
         if isinstance(request, ToolCallError) or request.index < self.max_parallel_calls:
@@ -372,7 +367,7 @@ class ToolEnv(BaseEnv):
         return ToolCallError(CallProblem.TOO_MANY_CALLS, message, "", request.id, request.index, request.name)
 
     def _cut(self, text: str) -> str:
-        return text if self.max_result_chars is None else cut(text, self.max_result_chars, self.result_side)
+        return text if self.max_result_chars is None else cut(text, self.max_result_chars, "middle")
 
     async def _respond(self, turn: ParsedTurn) -> StepResult:
         """Carry out what `respond` says about a turn without calls."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import pytest
 
 from toolgym.envs import BadCallPolicy, StopReason, Task, ToolEnv
 from toolgym.tools import tool
 from toolgym.tools.errors import ConfigError
+from toolgym.tools.parsers.hermes import parse_hermes
 from toolgym.tools.schema import CallProblem
 
 TASK = Task(({"role": "user", "content": "go"},), ground_truth="1", id="t")
@@ -164,7 +166,7 @@ async def test_analysis_is_kept_apart_from_the_answer_that_is_scored():
 
 @pytest.mark.parametrize("known", [True, False])
 async def test_turns_that_begin_inside_of_thinking(known):
-    async with make(prompt_opens_thinking=known) as env:
+    async with make(parser=partial(parse_hermes, starts_open=known)) as env:
         await env.reset()
         result = await env.step(f"I could {GOOD}")
         assert [record.status for record in result.info["tool_calls"]] == ["open_thinking" if known else "ok"]

@@ -11,6 +11,7 @@ import pytest
 
 from toolgym.envs.bad_calls import BadCallPolicy
 from toolgym.envs.library.code_interpreter import CodeInterpreterEnv
+from toolgym.envs.result_text import cut
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.tool_env import ToolEnv
 from toolgym.envs.types import StopReason
@@ -619,26 +620,31 @@ async def test_a_result_that_would_stall_every_episode_is_cut_and_says_so(execut
 
 
 @pytest.mark.parametrize(
-    ("side", "said"),
+    ("side", "shortened"),
     [
         ("left", "x1 x1  [... 3 characters left out ...]"),
         ("right", "[... 3 characters left out ...] x1 x1 "),
         ("middle", "x1  [... 3 characters left out ...] x1 "),
     ],
 )
-async def test_the_length_and_the_side_are_the_users(side, said):
-    async with loud_env(max_result_chars=6, result_side=side) as env:
+def test_a_text_is_cut_on_either_side(side, shortened):
+    assert cut("x1 x1 x1 ", 6, side) == shortened
+
+
+async def test_the_length_of_a_result_is_the_users():
+    async with loud_env(max_result_chars=6) as env:
         await env.reset()
-        assert (await env.step(call("loud", count=3))).obs[0]["content"] == said
+        text = (await env.step(call("loud", count=3))).obs[0]["content"]
+        assert text == "x1  [... 3 characters left out ...] x1 "
     async with loud_env(max_result_chars=None) as env:
         await env.reset()
         assert len((await env.step(call("loud", count=100_000))).obs[0]["content"]) == 300_000
 
 
-@pytest.mark.parametrize("wrong", [{"max_result_chars": 0}, {"max_result_chars": "9"}, {"result_side": "top"}])
-def test_a_length_or_side_that_is_none(wrong):
-    with pytest.raises(ConfigError, match="max_result_chars must be a whole|side must be"):
-        loud_env(**wrong)
+@pytest.mark.parametrize("wrong", [0, "9"])
+def test_a_length_that_is_none(wrong):
+    with pytest.raises(ConfigError, match="max_result_chars must be a whole"):
+        loud_env(max_result_chars=wrong)
 
 
 async def test_what_a_tool_does_not_override_takes_no_task():
