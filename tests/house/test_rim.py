@@ -80,7 +80,7 @@ asyncio.run(main())
     ("room", "table", "program", "printed"),
     [
         ("envs/families/sql", "envs/ids.py", PLAY, "1.0 False True\n"),
-        ("rollout/adapters/gem.py", None, ROLL_OUT, "2\n"),
+        ("rollout/adapters/skyrl", None, ROLL_OUT, "2\n"),
     ],
 )
 def test_a_room_of_the_rim_can_be_deleted(tmp_path, room, table, program, printed):
@@ -88,9 +88,8 @@ def test_a_room_of_the_rim_can_be_deleted(tmp_path, room, table, program, printe
     shutil.copytree(ROOT / "front", library, ignore=ignored)
     for layer in LAYERS[:-1]:
         shutil.copytree(ROOT / layer, library / layer, ignore=ignored)
-    path = library / room
-    shutil.rmtree(path) if path.is_dir() else path.unlink()
-    gone = "toolgym." + room.removesuffix(".py").replace("/", ".")
+    shutil.rmtree(library / room)
+    gone = "toolgym." + room.replace("/", ".")
     if table is not None:
         lines = (library / table).read_text().splitlines(keepends=True)
         kept = [line for line in lines if f'"{gone}.' not in line]
