@@ -99,23 +99,27 @@ def _short(monkeypatch):
 
 def undisturbed(done):
     """Whether no tool was too slow but the one that hangs."""
-    return not any(one.failed or one.tool_calls[0].status != "ok" for one in done if one.task_index != HANGS)
+    return not any(
+        trajectory.failed or trajectory.tool_calls[0].status != "ok"
+        for trajectory in done
+        if trajectory.task_index != HANGS
+    )
 
 
 def check(done, caplog, timeout):
     """255 of 256, or all; each fault concerned its own episode alone, and the log says whose it was."""
     assert len(done) == EPISODES
-    assert [one for one in done if one.failed] == []
-    assert {one.stop_reason for one in done} == {StopReason.ANSWERED}
-    statuses = {one.task_index: one.tool_calls[0].status for one in done}
+    assert [trajectory for trajectory in done if trajectory.failed] == []
+    assert {trajectory.stop_reason for trajectory in done} == {StopReason.ANSWERED}
+    statuses = {trajectory.task_index: trajectory.tool_calls[0].status for trajectory in done}
     assert {index for index, status in statuses.items() if status != "ok"} == {HANGS}
     [hung] = done[HANGS].tool_calls
     assert hung.status == "timeout"
     assert hung.seconds < timeout + GRACE + 60.0  # on a machine that does much else, too
-    said = [record.getMessage() for record in caplog.records]
-    assert any("the tool 'look', which ignores cancellation" in line for line in said)
-    assert any("releasing tool 'look' failed" in line for line in said)
-    assert any("the tool 'look' has blocked the event loop" in line for line in said)
+    messages = [record.getMessage() for record in caplog.records]
+    assert any("the tool 'look', which ignores cancellation" in line for line in messages)
+    assert any("releasing tool 'look' failed" in line for line in messages)
+    assert any("the tool 'look' has blocked the event loop" in line for line in messages)
 
 
 @pytest.mark.usefixtures("_short")

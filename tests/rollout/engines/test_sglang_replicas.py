@@ -153,34 +153,34 @@ async def ask(engine: SGLangServer, name: str, affinity: str | None = None, ids:
 
 
 async def test_a_trajectory_sticks_and_new_ones_spread() -> None:
-    one, two = Fake(), Fake()
-    async with fakes(one, two), client(one, two) as engine:
+    left, right = Fake(), Fake()
+    async with fakes(left, right), client(left, right) as engine:
         for turn in range(3):
             for trajectory in range(8):
                 await ask(engine, f"{trajectory}-{turn}", f"t{trajectory}", [trajectory, turn])
-        homes = [{body["input_ids"][0] for body in server.seen} for server in (one, two)]
+        homes = [{body["input_ids"][0] for body in server.seen} for server in (left, right)]
     assert homes[0].isdisjoint(homes[1])
     assert [len(home) for home in homes] == [4, 4]
 
 
 async def test_requests_without_affinity_go_to_the_least_loaded() -> None:
-    one, two = Fake(), Fake()
-    async with fakes(one, two), client(one, two) as engine:
-        one.go.clear()
-        two.go.clear()
+    left, right = Fake(), Fake()
+    async with fakes(left, right), client(left, right) as engine:
+        left.go.clear()
+        right.go.clear()
         tasks = [asyncio.create_task(ask(engine, str(n))) for n in range(6)]
-        await until(lambda: len(one.seen) + len(two.seen) == 6)
-        assert len(one.seen) == len(two.seen) == 3
-        one.go.set()
-        two.go.set()
+        await until(lambda: len(left.seen) + len(right.seen) == 6)
+        assert len(left.seen) == len(right.seen) == 3
+        left.go.set()
+        right.go.set()
         await asyncio.gather(*tasks)
 
 
 async def test_an_overloaded_server_gives_trajectories_away() -> None:
-    one, two = Fake(), Fake()
-    async with fakes(one, two), client(one, two, balance_abs_threshold=2, balance_rel_threshold=1.5) as engine:
+    left, right = Fake(), Fake()
+    async with fakes(left, right), client(left, right, balance_abs_threshold=2, balance_rel_threshold=1.5) as engine:
         await ask(engine, "first", "t")
-        home, other = (one, two) if one.seen else (two, one)
+        home, other = (left, right) if left.seen else (right, left)
         home.go.clear()
         tasks = [asyncio.create_task(ask(engine, f"busy{n}", "t")) for n in range(3)]
         await until(lambda: len(home.seen) == 4)
@@ -194,10 +194,10 @@ async def test_an_overloaded_server_gives_trajectories_away() -> None:
 
 
 async def test_a_request_continues_elsewhere_when_its_server_dies() -> None:
-    one, two = Fake(), Fake()
-    async with fakes(one, two), client(one, two) as engine:
+    left, right = Fake(), Fake()
+    async with fakes(left, right), client(left, right) as engine:
         await ask(engine, "first", "t", [7, 8])
-        home, other = (one, two) if one.seen else (two, one)
+        home, other = (left, right) if left.seen else (right, left)
         home.go.clear()
         task = asyncio.create_task(ask(engine, "second", "t", [7, 8, 5, 6, 9]))
         await until(lambda: len(home.seen) == 2)
@@ -212,13 +212,13 @@ async def test_a_request_continues_elsewhere_when_its_server_dies() -> None:
 
 
 async def test_a_server_that_hangs_is_given_up_by_its_health() -> None:
-    one, two = Fake(), Fake()
-    async with fakes(one, two), client(one, two) as engine:
-        one.go.clear()
-        two.go.clear()
+    left, right = Fake(), Fake()
+    async with fakes(left, right), client(left, right) as engine:
+        left.go.clear()
+        right.go.clear()
         task = asyncio.create_task(ask(engine, "a"))
-        await until(lambda: len(one.seen) + len(two.seen) == 1)
-        home, other = (one, two) if one.seen else (two, one)
+        await until(lambda: len(left.seen) + len(right.seen) == 1)
+        home, other = (left, right) if left.seen else (right, left)
         other.go.set()
         home.healthy = False
         assert (await asyncio.wait_for(task, 60)).token_ids == (5, 6)
@@ -228,16 +228,16 @@ async def test_a_server_that_hangs_is_given_up_by_its_health() -> None:
 
 
 async def test_the_last_server_is_not_given_up_for_being_slow() -> None:
-    one = Fake()
-    async with fakes(one), client(one, health_interval=0.02) as engine:
-        one.go.clear()
-        one.healthy = False
+    left = Fake()
+    async with fakes(left), client(left, health_interval=0.02) as engine:
+        left.go.clear()
+        left.healthy = False
         task = asyncio.create_task(ask(engine, "a"))
-        await until(lambda: one.checks > 4 * BAD_CHECKS)
-        assert engine.replicas[one.url] is ReplicaState.HEALTHY
-        one.go.set()
+        await until(lambda: left.checks > 4 * BAD_CHECKS)
+        assert engine.replicas[left.url] is ReplicaState.HEALTHY
+        left.go.set()
         assert (await task).token_ids == (5, 6)
-        assert len(one.seen) == 1
+        assert len(left.seen) == 1
 
 
 async def test_a_request_that_kills_its_servers_is_not_sent_for_ever() -> None:
@@ -260,10 +260,10 @@ async def test_a_request_that_kills_its_servers_is_not_sent_for_ever() -> None:
 
 
 async def test_when_all_are_dead_a_request_waits_as_long_as_it_says() -> None:
-    one, two = Fake(), Fake()
-    async with fakes(one, two), client(one, two, unavailable_timeout=0.6) as engine:
-        await one.stop()
-        await two.stop()
+    left, right = Fake(), Fake()
+    async with fakes(left, right), client(left, right, unavailable_timeout=0.6) as engine:
+        await left.stop()
+        await right.stop()
         began = time.monotonic()
         with pytest.raises(EngineUnavailableError, match=r"within 0\.6 seconds.*nothing answers"):
             await ask(engine, "a")
@@ -273,15 +273,15 @@ async def test_when_all_are_dead_a_request_waits_as_long_as_it_says() -> None:
 
 
 async def test_a_cancelled_wait_for_a_server_leaves_nothing() -> None:
-    one = Fake()
-    async with fakes(one), client(one) as engine:
-        await one.stop()
+    left = Fake()
+    async with fakes(left), client(left) as engine:
+        await left.stop()
         task = asyncio.create_task(ask(engine, "a"))
-        await until(lambda: engine.replicas[one.url] is ReplicaState.UNHEALTHY)
+        await until(lambda: engine.replicas[left.url] is ReplicaState.UNHEALTHY)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        await one.start()
+        await left.start()
         assert (await ask(engine, "a")).token_ids == (5, 6)
 
 
@@ -289,34 +289,34 @@ async def test_a_cancelled_wait_for_a_server_leaves_nothing() -> None:
 
 
 async def test_a_server_comes_back_and_who_waits_is_served() -> None:
-    one = Fake()
-    async with fakes(one), client(one) as engine:
-        await one.stop()
+    left = Fake()
+    async with fakes(left), client(left) as engine:
+        await left.stop()
         task = asyncio.create_task(ask(engine, "a"))
         await asyncio.sleep(0.3)
         assert not task.done()
-        await one.start()
+        await left.start()
         assert (await asyncio.wait_for(task, 60)).token_ids == (5, 6)
-        assert "continue_generation" in one.control  # it may have missed the end of a pause
+        assert "continue_generation" in left.control  # it may have missed the end of a pause
 
 
 async def test_a_server_with_other_weights_waits_for_the_next_update() -> None:
-    one, two = Fake(), Fake()
-    async with fakes(one, two), client(one, two) as engine:
+    left, right = Fake(), Fake()
+    async with fakes(left, right), client(left, right) as engine:
         await engine.update_weight_version("1")
-        await two.stop()
-        await until(lambda: engine.replicas[two.url] is ReplicaState.UNHEALTHY)
-        two.version = "default"  # it was started again
-        await two.start()
-        await until(lambda: engine.replicas[two.url] is ReplicaState.SUSPENDED)
+        await right.stop()
+        await until(lambda: engine.replicas[right.url] is ReplicaState.UNHEALTHY)
+        right.version = "default"  # it was started again
+        await right.start()
+        await until(lambda: engine.replicas[right.url] is ReplicaState.SUSPENDED)
         for number in range(4):
             assert (await ask(engine, str(number))).weight_versions == ("1", "1")
-        assert not two.seen
+        assert not right.seen
         await engine.update_weight_version("2")
-        assert two.version == "2"
-        await until(lambda: engine.replicas[two.url] is ReplicaState.HEALTHY)
+        assert right.version == "2"
+        await until(lambda: engine.replicas[right.url] is ReplicaState.HEALTHY)
         await asyncio.gather(*(ask(engine, str(number)) for number in range(4)))
-        assert two.seen
+        assert right.seen
 
 
 async def test_a_server_that_comes_back_during_an_update_has_missed_it() -> None:
@@ -328,39 +328,39 @@ async def test_a_server_that_comes_back_during_an_update_has_missed_it() -> None
             await self.go.wait()
             return await super()._control(request)
 
-    one, two = Fake("1"), Slow("1")
-    async with fakes(one, two), client(one, two) as engine:
-        await two.stop()
-        await until(lambda: engine.replicas[two.url] is ReplicaState.UNHEALTHY)
-        two.go.clear()
-        await two.start()
-        await until(lambda: two.held == 1)  # it is about to come back, with the weights that the others have
+    left, right = Fake("1"), Slow("1")
+    async with fakes(left, right), client(left, right) as engine:
+        await right.stop()
+        await until(lambda: engine.replicas[right.url] is ReplicaState.UNHEALTHY)
+        right.go.clear()
+        await right.start()
+        await until(lambda: right.held == 1)  # it is about to come back, with the weights that the others have
         await engine.update_weight_version("2")
-        two.go.set()
-        await until(lambda: engine.replicas[two.url] is not ReplicaState.UNHEALTHY)
-        assert engine.replicas[two.url] is ReplicaState.SUSPENDED
+        right.go.set()
+        await until(lambda: engine.replicas[right.url] is not ReplicaState.UNHEALTHY)
+        assert engine.replicas[right.url] is ReplicaState.SUSPENDED
         for number in range(4):
             assert (await ask(engine, str(number))).weight_versions == ("2", "2")
 
 
 async def test_a_server_that_misses_an_update_is_named_and_left_out() -> None:
-    one, two = Fake(), Fake()
-    async with fakes(one, two), client(one, two) as engine:
-        two.refuse = "update_weights_from_disk"
-        with pytest.raises(EngineError, match=rf"failed on 1 of 2 servers: {two.url}.*no luck"):
+    left, right = Fake(), Fake()
+    async with fakes(left, right), client(left, right) as engine:
+        right.refuse = "update_weights_from_disk"
+        with pytest.raises(EngineError, match=rf"failed on 1 of 2 servers: {right.url}.*no luck"):
             await engine.update_weights_from_disk("m2", version="2")
-        one.version = "2"
+        left.version = "2"
         assert engine.weight_version == "2"
-        assert engine.replicas == {one.url: ReplicaState.HEALTHY, two.url: ReplicaState.SUSPENDED}
+        assert engine.replicas == {left.url: ReplicaState.HEALTHY, right.url: ReplicaState.SUSPENDED}
         for number in range(4):
             await ask(engine, str(number))
-        assert not two.seen
+        assert not right.seen
 
 
 async def test_an_update_that_no_server_takes_changes_nothing() -> None:
-    one, two = Fake(), Fake()
-    async with fakes(one, two), client(one, two) as engine:
-        one.refuse = two.refuse = "update_weights_from_disk"
+    left, right = Fake(), Fake()
+    async with fakes(left, right), client(left, right) as engine:
+        left.refuse = right.refuse = "update_weights_from_disk"
         with pytest.raises(EngineError, match="failed on 2 of 2 servers"):
             await engine.update_weights_from_disk("m2", version="2")
         assert engine.weight_version == "default"
@@ -368,44 +368,44 @@ async def test_an_update_that_no_server_takes_changes_nothing() -> None:
 
 
 async def test_a_pause_that_fails_somewhere_leaves_no_server_paused() -> None:
-    one, two = Fake(), Fake()
-    async with fakes(one, two), client(one, two) as engine:
-        two.refuse = "pause_generation"
+    left, right = Fake(), Fake()
+    async with fakes(left, right), client(left, right) as engine:
+        right.refuse = "pause_generation"
         with pytest.raises(EngineError, match="no luck"):
             await engine.pause(PauseMode.RETRACT)
-        assert one.control == ["pause_generation", "continue_generation"]
+        assert left.control == ["pause_generation", "continue_generation"]
         assert engine.paused is None
         assert (await ask(engine, "a")).token_ids == (5, 6)
 
 
 async def test_a_group_for_weights_needs_every_server() -> None:
-    one, two = Fake(), Fake()
-    async with fakes(one, two), client(one, two) as engine:
+    left, right = Fake(), Fake()
+    async with fakes(left, right), client(left, right) as engine:
         assert engine.weights_world_size == 3
-        await two.stop()
-        await until(lambda: engine.replicas[two.url] is ReplicaState.UNHEALTHY)
-        with pytest.raises(EngineUnavailableError, match=two.url):
+        await right.stop()
+        await until(lambda: engine.replicas[right.url] is ReplicaState.UNHEALTHY)
+        with pytest.raises(EngineUnavailableError, match=right.url):
             await engine.init_weights_update_group("127.0.0.1", 1, backend="gloo")
         await engine.flush_cache()  # which the others can do without it
-        assert one.control == ["flush_cache"]
+        assert left.control == ["flush_cache"]
 
 
 # ---- arguments
 
 
 async def test_servers_that_differ_are_refused() -> None:
-    one, two = Fake("1"), Fake("2")
-    async with fakes(one, two):
+    left, right = Fake("1"), Fake("2")
+    async with fakes(left, right):
         with pytest.raises(ConfigError, match=r"weight_version '1'.*'2'.*Load the same weights into each alone"):
-            await client(one, two).start()
+            await client(left, right).start()
 
 
 async def test_one_dead_server_is_told_at_the_start() -> None:
-    one, two = Fake(), Fake()
-    async with fakes(one, two):
-        await two.stop()
-        with pytest.raises(EngineUnavailableError, match=two.url):
-            await client(one, two).start()
+    left, right = Fake(), Fake()
+    async with fakes(left, right):
+        await right.stop()
+        with pytest.raises(EngineUnavailableError, match=right.url):
+            await client(left, right).start()
 
 
 @pytest.mark.parametrize(
@@ -485,30 +485,30 @@ async def routed(router: FakeRouter, *workers: Fake) -> AsyncIterator[None]:
 
 
 async def test_a_router_gets_the_requests_and_its_workers_the_control_calls() -> None:
-    one, two = Fake(), Fake()
-    router = FakeRouter(one, two)
-    async with routed(router, one, two), client(router) as engine:
-        assert list(engine.replicas) == [one.url, two.url]
+    left, right = Fake(), Fake()
+    router = FakeRouter(left, right)
+    async with routed(router, left, right), client(router) as engine:
+        assert list(engine.replicas) == [left.url, right.url]
         await ask(engine, "a", "t1")
         await ask(engine, "b", "t1")
         await ask(engine, "c")
         assert router.keys == ["t1", "t1", None]
         await engine.pause()
         await engine.resume()
-        assert one.control == two.control == ["pause_generation", "continue_generation"]
+        assert left.control == right.control == ["pause_generation", "continue_generation"]
         router.go.clear()
         task = asyncio.create_task(ask(engine, "d", "t1"))
         await until(lambda: len(router.seen) == 4)
         aborting = asyncio.create_task(engine.abort("d"))
-        await until(lambda: "abort_request" in one.control and "abort_request" in two.control)
+        await until(lambda: "abort_request" in left.control and "abort_request" in right.control)
         router.go.set()
         await asyncio.wait_for(asyncio.gather(task, aborting), 60)
 
 
 async def test_a_trajectory_whose_worker_is_gone_gets_another_key() -> None:
-    one = Fake()
-    router = FakeRouter(one)
-    async with routed(router, one), client(router) as engine:
+    left = Fake()
+    router = FakeRouter(left)
+    async with routed(router, left), client(router) as engine:
         await ask(engine, "a", "t1")
         router.lost.add("t1")
         assert (await ask(engine, "b", "t1")).token_ids == (5, 6)
@@ -519,18 +519,18 @@ async def test_a_trajectory_whose_worker_is_gone_gets_another_key() -> None:
 
 
 async def test_the_workers_can_be_given() -> None:
-    one = Fake()
+    left = Fake()
     router = FakeRouter()
-    async with fakes(one), routed(router), client(router, workers=[one.url]) as engine:
+    async with fakes(left), routed(router), client(router, workers=[left.url]) as engine:
         await ask(engine, "a")
         await engine.flush_cache()
         assert len(router.seen) == 1
-        assert one.control == ["flush_cache"]
+        assert left.control == ["flush_cache"]
 
 
 async def test_a_router_is_given_alone() -> None:
-    one, other = Fake(), Fake()
-    router = FakeRouter(one)
-    async with routed(router, one), fakes(other):
+    left, other = Fake(), Fake()
+    router = FakeRouter(left)
+    async with routed(router, left), fakes(other):
         with pytest.raises(ConfigError, match="is a router: give it alone"):
             await client(router, other).start()

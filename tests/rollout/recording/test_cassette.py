@@ -20,7 +20,7 @@ from toolgym.tools.errors import ConfigError, EngineUnavailableError, UnknownNam
 def test_an_edit_is_noticed_and_the_line_named(recording, edited, edit):
     copy = edited(recording[0], edit)
     lines, changed = (file.read_text().split("\n") for file in (recording[0], copy))
-    first = next(n for n, (one, other) in enumerate(zip(lines, changed, strict=False), start=1) if one != other)
+    first = next(n for n, (before, other) in enumerate(zip(lines, changed, strict=False), start=1) if before != other)
     with pytest.raises(ConfigError, match=rf"line {first}: .*changed or removed.*allow_edited"):
         Cassette.load(copy)
 
@@ -36,7 +36,7 @@ async def test_an_edited_result_shows_where_it_first_makes_a_difference(recordin
     assert missed.startswith(f"{difference.episode}: ")
     assert "Nearest is line" in missed
     assert "prompt ids, of which the first" in missed
-    broken = next(one for one in result.trajectories if one.failed)
+    broken = next(trajectory for trajectory in result.trajectories if trajectory.failed)
     assert broken.stop_reason == "engine_failed"
     assert "CassetteMissError" in broken.error.message
 
@@ -44,7 +44,7 @@ async def test_an_edited_result_shows_where_it_first_makes_a_difference(recordin
 async def test_an_edited_trajectory_differs(recording, tokenizer, edited):
     copy = edited(recording[0], "a trajectory")
     result = await replay(Cassette.load(copy, allow_edited=True), tokenizer)
-    assert [one.where for one in result.differences] == ["score"]
+    assert [difference.where for difference in result.differences] == ["score"]
     assert result.misses == []
 
 
@@ -59,9 +59,9 @@ async def test_a_recording_that_was_cut_off_is_used_as_far_as_it_goes(recording,
         assert not Cassette.load(copy).ended
         assert result.compared + len(result.unfinished) == 18
         assert result.unfinished
-        for one in result.trajectories:
-            if (one.task_index, one.sample_index) in result.unfinished and one.failed:
-                assert "CassetteMissError" in one.error.message
+        for trajectory in result.trajectories:
+            if (trajectory.task_index, trajectory.sample_index) in result.unfinished and trajectory.failed:
+                assert "CassetteMissError" in trajectory.error.message
     assert "was cut off" in caplog.text
 
 
@@ -100,7 +100,7 @@ def test_a_missing_file_names_the_nearest(tmp_path):
 async def test_recordings_with_trajectories_of_version_2_are_replayed(tokenizer):
     result = await replay(Path(__file__).parents[1] / "stored" / "recording.v1.jsonl", tokenizer)
     assert (result.compared, result.differences, result.misses) == (2, [], [])
-    assert {one.training_step for one in result.trajectories} == {4}
+    assert {trajectory.training_step for trajectory in result.trajectories} == {4}
 
 
 @pytest.mark.parametrize(
@@ -129,9 +129,9 @@ async def test_whatever_was_edited_is_a_clear_error(recording, tokenizer, tmp_pa
 
 
 def test_a_deadline_is_remade_with_its_seconds():
-    made = make_error(describe_error(DeadlineError(1.5, stuck=True)))
-    assert isinstance(made, DeadlineError)
-    assert (made.seconds, made.stuck, str(made)) == (1.5, True, str(DeadlineError(1.5, stuck=True)))
+    error = make_error(describe_error(DeadlineError(1.5, stuck=True)))
+    assert isinstance(error, DeadlineError)
+    assert (error.seconds, error.stuck, str(error)) == (1.5, True, str(DeadlineError(1.5, stuck=True)))
 
 
 async def test_an_engines_key_is_not_written(tmp_path):

@@ -85,21 +85,23 @@ def expected(counter, tmp_path):
 
 def difference(trajectories, others):
     pairs = zip(trajectories, others, strict=True)
-    return [found for one, other in pairs if (found := first_difference(one.to_json(), other.to_json()))]
+    return [
+        difference for before, other in pairs if (difference := first_difference(before.to_json(), other.to_json()))
+    ]
 
 
 @pytest.mark.parametrize("stops", [(1,), (7,), (23,), (3, 6, 9)])
 def test_interrupted_episodes_go_on_from_their_last_finished_turn(counter, expected, tmp_path, stops):
     path, answered = tmp_path / "turns.jsonl", 0
     for stop_after in stops:
-        one = counter(stop_after=stop_after)
-        asyncio.run(one.run(path))
-        answered += one.asked
+        interrupted = counter(stop_after=stop_after)
+        asyncio.run(interrupted.run(path))
+        answered += interrupted.asked
     last = counter()
     assert difference(asyncio.run(last.run(path)), expected) == []
     assert last.journal.answered == answered
     assert answered + last.asked == 6 * TURNS
-    assert all(len(one.turns) == TURNS for one in expected)
+    assert all(len(trajectory.turns) == TURNS for trajectory in expected)
 
 
 def test_a_torn_line_is_an_answer_that_never_came(counter, expected, tmp_path):
@@ -133,8 +135,8 @@ def test_what_has_finished_is_removed_and_what_has_not_is_kept(counter, expected
     assert set(finished) <= before
     JournaledEngine(counter().engine, path, finished=finished).close_journal()
     lines = [json.loads(line) for line in path.read_bytes().splitlines()[1:]]
-    assert {tuple(one["episode"]) for one in lines} == before - set(finished)
-    assert [one.name for one in tmp_path.iterdir() if ".new" in one.name] == []
+    assert {tuple(line["episode"]) for line in lines} == before - set(finished)
+    assert [file.name for file in tmp_path.iterdir() if ".new" in file.name] == []
     assert difference(asyncio.run(counter().run(path)), expected) == []
 
 
@@ -177,17 +179,17 @@ def test_a_full_disk_ends_the_journal_and_not_the_run(counter, expected, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ('{"messages": []}\n', "journal cannot be gone on with: .* is not a recording"),
         ("not JSON\n", "is not a recording"),
         ('{"kind": "header", "format": "toolgym-cassette", "version": 99}\n', "version 99 of the format"),
     ],
 )
-def test_another_file_is_refused_and_left_alone(counter, tmp_path, text, said):
+def test_another_file_is_refused_and_left_alone(counter, tmp_path, text, message):
     path = tmp_path / "turns.jsonl"
     path.write_text(text)
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         JournaledEngine(counter().engine, path)
     assert path.read_text() == text
     assert list(tmp_path.iterdir()) == [path]
@@ -205,14 +207,14 @@ def test_a_broken_line_is_left_out_and_told(counter, expected, tmp_path, caplog)
 
 
 def test_requests_outside_of_episodes_pass(counter, tmp_path):
-    made = counter()
+    actor = counter()
 
     async def ask():
-        async with JournaledEngine(made.engine, tmp_path / "turns.jsonl") as engine:
-            one = await engine.generate([5, 6], SamplingParams(max_new_tokens=90, seed=1), request_id="a")
-            return one, engine.vocab_size, engine.context_length, engine.weight_version, engine.tokenizer
+        async with JournaledEngine(actor.engine, tmp_path / "turns.jsonl") as engine:
+            generation = await engine.generate([5, 6], SamplingParams(max_new_tokens=90, seed=1), request_id="a")
+            return generation, engine.vocab_size, engine.context_length, engine.weight_version, engine.tokenizer
 
     generation, *facts = asyncio.run(ask())
     assert generation.token_ids
-    assert facts == [made.engine.vocab_size, 4096, "7", made.engine.tokenizer]
+    assert facts == [actor.engine.vocab_size, 4096, "7", actor.engine.tokenizer]
     assert len(Path(tmp_path / "turns.jsonl").read_bytes().splitlines()) == 1
