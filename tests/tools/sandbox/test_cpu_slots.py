@@ -14,7 +14,7 @@ from toolgym.tools.sandbox.local import LocalSandbox, probe
 from toolgym.tools.sandbox.local.host import resources
 from toolgym.tools.sandbox.local.host.cpu_slots import CpuSlots
 
-LEVELS = [one for one in probe()["levels"] if one != "uid"]  # whose users may not enter the interpreter's folder
+LEVELS = [level for level in probe()["levels"] if level != "uid"]  # whose users may not enter the interpreter's folder
 
 NAP = "import time\ntime.sleep({})\nprint('slept')"
 
@@ -113,12 +113,12 @@ async def test_programs_that_sleep_hold_no_slots_of_programs_that_do_not(level):
     async with LocalSandbox(level=level, preload=(), max_computing=1) as sandbox:
         await sandbox.run("pass")
         results = await asyncio.gather(*(sandbox.run(NAP.format(0.2)) for _ in range(6)))
-        assert [one.stdout for one in results] == ["slept\n"] * 6
+        assert [result.stdout for result in results] == ["slept\n"] * 6
         sleeping = [asyncio.create_task(sandbox.run(NAP.format(300), timeout=300)) for _ in range(5)]
         last = asyncio.create_task(sandbox.run("print('there')"))
         async with asyncio.timeout(60):
             assert (await last).stdout == "there\n"  # it came behind the five
-        assert not any(one.done() for one in sleeping)
+        assert not any(task.done() for task in sleeping)
     await asyncio.gather(*sleeping, return_exceptions=True)
 
 
@@ -127,13 +127,13 @@ async def test_cells_and_programs_below_programs_sleep_too():
     threads = "import threading, time\nt = threading.Thread(target=time.sleep, args=(300,))\nt.start()\nt.join()"
     async with LocalSandbox(preload=(), max_computing=1) as sandbox:
         sessions = [await sandbox.session() for _ in range(6)]
-        await asyncio.gather(*(one.run_cell("import subprocess, threading") for one in sessions))
+        await asyncio.gather(*(session.run_cell("import subprocess, threading") for session in sessions))
         cells = zip(sessions[:5], [below, threads, below, threads, below], strict=True)
-        sleeping = [asyncio.create_task(one.run_cell(code, timeout=300)) for one, code in cells]
+        sleeping = [asyncio.create_task(session.run_cell(code, timeout=300)) for session, code in cells]
         last = asyncio.create_task(sessions[-1].run_cell("6 * 7"))
         async with asyncio.timeout(60):
             assert (await last).result == "42"  # it came behind the five
-        assert not any(one.done() for one in sleeping)
+        assert not any(task.done() for task in sleeping)
     await asyncio.gather(*sleeping, return_exceptions=True)
 
 
@@ -166,7 +166,7 @@ async def test_programs_that_compute_keep_their_slots_to_their_end(spin):
     async with LocalSandbox(preload=(), max_computing=1) as sandbox:
         await sandbox.run("pass")
         results = await asyncio.gather(*(sandbox.run(code) for _ in range(4)))
-    spans = sorted(tuple(map(float, one.stdout.split())) for one in results)
+    spans = sorted(tuple(map(float, result.stdout.split())) for result in results)
     assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(spans)), spans
 
 

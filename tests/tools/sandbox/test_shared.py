@@ -51,12 +51,12 @@ def running_below(pid):
 
 async def test_the_last_user_ends_it():
     before = ours()
-    one, two = SharedSandbox(preload=(), linger=0), SharedSandbox(preload=(), linger=0)
-    assert one.local is two.local
-    assert (await one.run("print(1)")).stdout == "1\n"
-    await one.close()
-    assert (await two.run("print(2)")).stdout == "2\n"
-    await two.close()
+    first, second = SharedSandbox(preload=(), linger=0), SharedSandbox(preload=(), linger=0)
+    assert first.local is second.local
+    assert (await first.run("print(1)")).stdout == "1\n"
+    await first.close()
+    assert (await second.run("print(2)")).stdout == "2\n"
+    await second.close()
     assert not new_since(before)
 
 
@@ -115,7 +115,7 @@ async def test_what_runs_ends_with_its_own_user():
     sleep = "import time; time.sleep(200)"
     session, kept = await mine.session(), await other.session()
     calls = [mine.run(sleep, timeout=200), session.run_cell(sleep, timeout=200)]
-    calls = [asyncio.create_task(one) for one in calls]
+    calls = [asyncio.create_task(call) for call in calls]
     others = asyncio.create_task(other.run("import time; time.sleep(3); print(1)"))
     while mine.local.cpu_slots.executions.in_use < 3:
         await asyncio.sleep(0.01)
@@ -140,12 +140,12 @@ async def test_what_runs_ends_with_its_own_user():
 
 
 async def test_a_session_outlives_other_users_but_not_its_own():
-    one, two = SharedSandbox(preload=()), SharedSandbox(preload=())
-    session = await one.session()
-    local = one.local
-    await two.close()
+    first, second = SharedSandbox(preload=()), SharedSandbox(preload=())
+    session = await first.session()
+    local = first.local
+    await second.close()
     assert (await session.run_cell("1 + 1")).result == "2"
-    await one.close()
+    await first.close()
     assert local.open_sessions == 0
     assert not session.alive
 

@@ -33,7 +33,7 @@ def printed(program: str) -> str:
 
 
 def test_a_sibling_has_the_same_parent_and_its_thread_knows_its_number():
-    said = printed("""
+    output = printed("""
         import ctypes, os
         from toolgym.tools.sandbox.local.kernel import syscalls
         parent = os.getpid()
@@ -53,11 +53,11 @@ def test_a_sibling_has_the_same_parent_and_its_thread_knows_its_number():
         ends = sorted(os.waitstatus_to_exitcode(os.wait()[1]) for _ in range(2))
         print(ends)
     """)
-    assert said == "[3, 7]"
+    assert output == "[3, 7]"
 
 
 def test_a_snapshot_shows_what_either_side_of_a_fork_wrote_to():
-    said = printed("""
+    output = printed("""
         import ctypes, mmap, os, signal
         from toolgym.tools.sandbox.local.zygote import huge_pages
         room = mmap.mmap(-1, 4 * mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -79,7 +79,7 @@ def test_a_snapshot_shows_what_either_side_of_a_fork_wrote_to():
         os.waitpid(child, 0)
         print([page in alone for page in range(first, first + 4)])
     """)
-    assert said == "[False, True, False, True]"
+    assert output == "[False, True, False, True]"
 
 
 async def test_a_template_process_without_its_zygote_is_replaced():
@@ -89,13 +89,13 @@ async def test_a_template_process_without_its_zygote_is_replaced():
         (template,) = sandbox.template_ids
         # The zygote's parent is the jail's first process, or the template process itself where there is no jail.
         family = [template]
-        for one in family:
-            family += _children(one)
-        zygotes = [one for one in family if one != template and _looks_like_a_zygote(one, family)]
+        for process in family:
+            family += _children(process)
+        zygotes = [process for process in family if process != template and _looks_like_a_zygote(process, family)]
         os.kill(zygotes[0], signal.SIGKILL)
         results = await asyncio.gather(*(sandbox.run(f"print({number})") for number in range(20)))
-        assert [one.status for one in results] == [ExecutionStatus.OK] * 20, results
-        assert [one.stdout for one in results] == [f"{number}\n" for number in range(20)]
+        assert [result.status for result in results] == [ExecutionStatus.OK] * 20, results
+        assert [result.stdout for result in results] == [f"{number}\n" for number in range(20)]
         assert sandbox.template_ids != [template]
         cell = await session.run_cell("1")
         assert (cell.status, cell.alive) == (ExecutionStatus.SANDBOX_ERROR, False)
@@ -113,11 +113,11 @@ async def test_a_child_that_is_killed_while_it_is_forked_costs_no_call():
         def kill_some() -> int:
             killed = 0
             while not over.is_set():
-                for one in set(_children(parent)) - known:
-                    known.add(one)
+                for child in set(_children(parent)) - known:
+                    known.add(child)
                     if len(known) % 7 == 0:
                         with contextlib.suppress(ProcessLookupError):
-                            os.kill(one, signal.SIGKILL)
+                            os.kill(child, signal.SIGKILL)
                             killed += 1
             return killed
 
@@ -127,11 +127,11 @@ async def test_a_child_that_is_killed_while_it_is_forked_costs_no_call():
         finally:
             over.set()
         assert await killing > 0
-        statuses = {one.status for one in results}
-        assert statuses <= {ExecutionStatus.OK, ExecutionStatus.KILLED}, [one for one in results if not one.ok][:3]
+        statuses = {result.status for result in results}
+        assert statuses <= {ExecutionStatus.OK, ExecutionStatus.KILLED}
         # Children that were killed while they waited for a run cost those runs, and no others.
         later = [await sandbox.run("print(2)") for _ in range(16)]
-        assert {one.status for one in later} <= {ExecutionStatus.OK, ExecutionStatus.KILLED}, later
+        assert {result.status for result in later} <= {ExecutionStatus.OK, ExecutionStatus.KILLED}, later
         assert later[-1].stdout == "2\n"
 
 
@@ -140,10 +140,10 @@ async def _parent_of_children(template: int) -> int:
     async with asyncio.timeout(60):
         while True:
             family = [template]
-            for one in family:
-                children = _children(one)
+            for process in family:
+                children = _children(process)
                 if len(children) > 1:
-                    return one
+                    return process
                 family += children
             await asyncio.sleep(0.01)
 
