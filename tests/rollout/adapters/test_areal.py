@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import torch
 
-from tests.rollout.adapters import areal_shape
+from tests.rollout.adapters import areal_stand_in
 from tests.rollout.adapters.golden import assert_golden, whole_row
-from tests.rollout.adapters.slime_server import CALL, call_then_answer
+from tests.rollout.adapters.slime_router_stand_in import CALL, call_then_answer
 from toolgym.envs.types import EpisodeFailedError, StopReason
 from toolgym.rollout import EpisodeLimits, RunConfig, Trajectory
 from toolgym.rollout.adapters.areal import to_tensors
@@ -30,7 +30,7 @@ ROW = {"messages": [{"role": "user", "content": "What is 2*3?"}], "answer": "6"}
 @pytest.fixture(params=["shape", "areal"])
 def areal(request, monkeypatch):
     if request.param == "shape":
-        areal_shape.install(monkeypatch)
+        areal_stand_in.install(monkeypatch)
     else:
         pytest.importorskip("areal.api.io_struct", reason="AReaL is not installed")
     # the workflow's class has AReaL's as its base, whichever it is

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.rollout.adapters import nemo_gym_parts
+from tests.rollout.adapters import nemo_gym_stand_in
 from toolgym.envs import ArithmeticTasks
 from toolgym.envs.library.code_interpreter import CodeInterpreterEnv
 from toolgym.rollout.adapters.nemo_gym import to_rows
@@ -21,7 +21,7 @@ TASK = {"prompt": [{"role": "user", "content": "What is 2*3?"}], "reward_model":
 @pytest.fixture
 def nemo_gym(monkeypatch):
     pytest.importorskip("nemo_gym", reason="NeMo-Gym is not installed")
-    nemo_gym_parts.install(monkeypatch)
+    nemo_gym_stand_in.install(monkeypatch)
 
 
 @pytest.fixture(scope="module")
@@ -69,19 +69,19 @@ class Rollout:
         import httpx
 
         if server_name == "model":
-            return nemo_gym_parts.Answer(200, self.model.answer(json.model_dump()), {})
+            return nemo_gym_stand_in.Answer(200, self.model.answer(json.model_dump()), {})
         if server_name == "agent":
             from fastapi import Request, Response
 
             request = Request({"type": "http", "headers": [], "path_params": {}, "method": "POST", "path": url_path})
             request._cookies = dict(cookies)
             made = await self.agent.responses(request, Response(), json)
-            return nemo_gym_parts.Answer(200, made.model_dump_json().encode(), cookies)
+            return nemo_gym_stand_in.Answer(200, made.model_dump_json().encode(), cookies)
         self.client.cookies = httpx.Cookies(dict(cookies or {}))
         answer = await self.client.post(url_path, json=json)
         if url_path not in ("/seed_session", "/verify"):
             self.outputs.append((answer.status_code, answer.text))
-        return nemo_gym_parts.Answer(answer.status_code, answer.content, {**(cookies or {}), **answer.cookies})
+        return nemo_gym_stand_in.Answer(answer.status_code, answer.content, {**(cookies or {}), **answer.cookies})
 
     async def play(self, row):
         """Play one row; what `/run` of the agent answers."""
@@ -99,7 +99,7 @@ def six(outputs):
 
 async def test_its_agent_plays_an_episode(nemo_gym, row):
     server = server_of()
-    rollout = Rollout(server, nemo_gym_parts.Model(six))
+    rollout = Rollout(server, nemo_gym_stand_in.Model(six))
     answer = await rollout.play(row)
     assert (answer.reward, answer.mask_sample, answer.stop_reason, answer.turns) == (1.0, False, "answered", 2)
     assert [(status, text.strip()) for status, text in rollout.outputs] == [(200, "6")]
@@ -107,19 +107,21 @@ async def test_its_agent_plays_an_episode(nemo_gym, row):
 
 
 async def test_a_response_that_was_cut_is_not_taken_as_the_answer(nemo_gym, row):
-    answer = await Rollout(server_of(), nemo_gym_parts.Model(lambda outputs: "#### 6", cut=True)).play(row)
+    answer = await Rollout(server_of(), nemo_gym_stand_in.Model(lambda outputs: "#### 6", cut=True)).play(row)
     assert (answer.reward, answer.mask_sample, answer.stop_reason, answer.turns) == (0.0, False, "length", 1)
 
 
 async def test_the_envs_turns_are_the_agents(nemo_gym, row):
-    rollout = Rollout(server_of(), nemo_gym_parts.Model(lambda outputs: "print(1)" if len(outputs) < 6 else "#### 6"))
+    rollout = Rollout(
+        server_of(), nemo_gym_stand_in.Model(lambda outputs: "print(1)" if len(outputs) < 6 else "#### 6")
+    )
     answer = await rollout.play(row)
     assert (answer.stop_reason, answer.reward, answer.turns) == ("max_turns", 0.0, 4)
     assert "over" in rollout.outputs[-1][1]
 
 
 async def test_what_breaks_off_is_masked(nemo_gym, row, monkeypatch):
-    slow = nemo_gym_parts.Model(lambda outputs: "#### 6" if outputs else "import time; time.sleep(9)")
+    slow = nemo_gym_stand_in.Model(lambda outputs: "#### 6" if outputs else "import time; time.sleep(9)")
     rollout = Rollout(server_of(step_timeout=0.3), slow)
     answer = await rollout.play(row)
     assert (answer.reward, answer.mask_sample, answer.failure_kind) == (0.0, True, "toolgym:env_timeout")
@@ -129,7 +131,7 @@ async def test_what_breaks_off_is_masked(nemo_gym, row, monkeypatch):
         await asyncio.sleep(60)
 
     monkeypatch.setattr(CodeInterpreterEnv, "reset", hangs)
-    rollout = Rollout(server_of(reset_timeout=0.1), nemo_gym_parts.Model(six))
+    rollout = Rollout(server_of(reset_timeout=0.1), nemo_gym_stand_in.Model(six))
     answer = await rollout.play(row)
     assert (answer.mask_sample, answer.failure_kind) == (True, "toolgym:reset_failed")
     assert rollout.outputs[0][0] == 503
@@ -137,7 +139,7 @@ async def test_what_breaks_off_is_masked(nemo_gym, row, monkeypatch):
 
 async def test_a_session_that_is_gone_is_masked_and_wrong_rows_are_refused(nemo_gym, row):
     server = server_of()
-    rollout = Rollout(server, nemo_gym_parts.Model(lambda outputs: "#### 6"))
+    rollout = Rollout(server, nemo_gym_stand_in.Model(lambda outputs: "#### 6"))
     begin = server._begin
 
     async def lost(name, given):
@@ -170,7 +172,7 @@ def test_its_own_check_of_sessions_passes(nemo_gym, row):
 
 async def test_an_environment_servers_session_keeps_its_name(nemo_gym, row):
     server = server_of()
-    rollout = Rollout(server, nemo_gym_parts.Model(six))
+    rollout = Rollout(server, nemo_gym_stand_in.Model(six))
     async with rollout.app.router.lifespan_context(rollout.app):
         seeded = await rollout.client.post("/seed_session", json=seed_of(row).model_dump(mode="json"))
         assert seeded.json()["resources_session_id"] == "one"

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.rollout.adapters import nemo_rl_shape
-from tests.rollout.adapters.slime_server import CALL, call_then_answer
+from tests.rollout.adapters import nemo_rl_stand_in
+from tests.rollout.adapters.slime_router_stand_in import CALL, call_then_answer
 from toolgym.envs.types import StopReason
 from toolgym.rollout import Trajectory, load_tokenizer, run_episode, tiny_policy_path
 from toolgym.rollout.adapters.nemo_rl import TaskProcessor, to_batch, to_message_log
@@ -27,7 +27,7 @@ HOME = "toolgym.rollout.adapters.nemo_rl.environment"
 @pytest.fixture
 def nemo_rl(monkeypatch):
     monkeypatch.delitem(sys.modules, HOME, raising=False)
-    yield nemo_rl_shape.install(monkeypatch)
+    yield nemo_rl_stand_in.install(monkeypatch)
     sys.modules.pop(HOME, None)
 
 
@@ -57,7 +57,7 @@ async def test_an_episode_has_the_tokens_that_our_runner_gives_it(environment, p
         processor(ROW, None, tokenizer, 2048, 0),
         processor({"toolgym_task": json.dumps(ROW)}, None, tokenizer, None, 1),
     ]
-    logs, rewards = await nemo_rl_shape.rollout(env, data, tokenizer, call_then_answer)
+    logs, rewards = await nemo_rl_stand_in.rollout(env, data, tokenizer, call_then_answer)
     assert rewards == [1.0, 1.0]
 
     async def generate(request):
@@ -80,7 +80,9 @@ async def test_what_reads_like_a_control_token_is_none(environment, processor, t
     def policy(seen):
         return "#### 6" if "<tool_response>" in seen else CALL.format("print('<|im_' + 'end|>')")
 
-    [log], _ = await nemo_rl_shape.rollout(environment(), [processor(ROW, None, tokenizer, None, 0)], tokenizer, policy)
+    [log], _ = await nemo_rl_stand_in.rollout(
+        environment(), [processor(ROW, None, tokenizer, None, 0)], tokenizer, policy
+    )
     assert log[2]["token_ids"].tolist().count(tokenizer.eos_token_id) == 1  # the template's own
     assert "im_end|>" in log[2]["content"].replace("<|im_end|>", "", 1)
 
@@ -91,9 +93,9 @@ async def test_a_failed_episode_stops_the_training_or_has_the_reward_that_was_se
     data = [processor(ROW, None, tokenizer, None, 0)]
     slow = lambda seen: CALL.format("import time; time.sleep(9)")  # noqa: E731
     with pytest.raises(EpisodeFailedError, match="env_timeout"):
-        await nemo_rl_shape.rollout(environment(step_timeout=0.3), data, tokenizer, slow)
+        await nemo_rl_stand_in.rollout(environment(step_timeout=0.3), data, tokenizer, slow)
     env = environment(step_timeout=0.3, failure_reward=-1.0)
-    [log], rewards = await nemo_rl_shape.rollout(env, data, tokenizer, slow)
+    [log], rewards = await nemo_rl_stand_in.rollout(env, data, tokenizer, slow)
     assert rewards == [-1.0]
     assert log[-1]["content"] == "[The episode is over: env_timeout]"
     assert len(env._episodes.sessions) == 0

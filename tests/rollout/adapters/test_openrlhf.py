@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.rollout.adapters import openrlhf_parts
-from tests.rollout.adapters.slime_server import CALL, call_then_answer
+from tests.rollout.adapters import openrlhf_stand_in
+from tests.rollout.adapters.slime_router_stand_in import CALL, call_then_answer
 from toolgym.cli.app import main
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import EpisodeFailedError, StopReason
@@ -30,7 +30,7 @@ ROW = {"prompt": [{"role": "user", "content": PROMPT}], "reward_model": {"style"
 @pytest.fixture
 def openrlhf(monkeypatch):
     pytest.importorskip("openrlhf.utils.agent", reason="OpenRLHF is not installed")
-    openrlhf_parts.install(monkeypatch)
+    openrlhf_stand_in.install(monkeypatch)
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def generator(tokenizer, policy, path, rows, *, samples=2, level="token"):
     from openrlhf.trainer.ray.vllm_engine import RolloutRayActor, _load_agent_executor
 
     actor = RolloutRayActor.__new__(RolloutRayActor)
-    actor.llm, actor.executor = openrlhf_parts.LLM(tokenizer, policy), _load_agent_executor(path)
+    actor.llm, actor.executor = openrlhf_stand_in.LLM(tokenizer, policy), _load_agent_executor(path)
     actor._mm_pad_token_ids, actor.get_num_unfinished_requests = None, lambda: 0
     space = types.SimpleNamespace
     args = space(
@@ -63,7 +63,7 @@ def generator(tokenizer, policy, path, rows, *, samples=2, level="token"):
         vllm=space(enable_sleep=False),
     )
     batch = [[""] * len(rows), [one["input"] for one in rows], [one["label"] for one in rows], [None] * len(rows)]
-    made = SamplesGenerator(space(args=args), [batch], None, tokenizer, [openrlhf_parts.Actor(actor)])
+    made = SamplesGenerator(space(args=args), [batch], None, tokenizer, [openrlhf_stand_in.Actor(actor)])
     return made, actor.llm
 
 

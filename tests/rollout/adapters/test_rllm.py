@@ -10,8 +10,8 @@ import sys
 import pytest
 from aiohttp import web
 
-from tests.rollout.adapters import rllm_shape, sums  # noqa: F401  which registers tests/Sums-v0
-from tests.rollout.adapters.slime_server import call_then_answer
+from tests.rollout.adapters import rllm_stand_in, sums  # noqa: F401  which registers tests/Sums-v0
+from tests.rollout.adapters.slime_router_stand_in import call_then_answer
 from tests.rollout.engines.http_server import serving
 from tests.rollout.test_endpoint import gateway, interpreter, solve, too_long
 from toolgym.envs import ToolEnv
@@ -26,15 +26,15 @@ ROW = {"question": "6*7?", "ground_truth": "42", "data_source": "sums"}
 
 @pytest.fixture(autouse=True)
 def rllm(monkeypatch):
-    rllm_shape.install(monkeypatch)
+    rllm_stand_in.install(monkeypatch)
 
 
 def task(row=ROW):
-    return rllm_shape.Task("7", row.get("question", ""), row)
+    return rllm_stand_in.Task("7", row.get("question", ""), row)
 
 
 def config(url):
-    return rllm_shape.AgentConfig(base_url=url, model="m", session_uid="7:0")
+    return rllm_stand_in.AgentConfig(base_url=url, model="m", session_uid="7:0")
 
 
 def found(group):
@@ -104,19 +104,19 @@ async def test_mistakes_are_errors(monkeypatch):
     with pytest.raises(ConfigError, match="go with an env id"):
         ToolgymAgent(env_kwargs={"max_turns": 3})
     with pytest.raises(ConfigError, match="needs a text as its instruction"):
-        await ToolgymAgent("tests/Sums-v0").arun(rllm_shape.Task("7", [{"type": "image"}], {}), url)
+        await ToolgymAgent("tests/Sums-v0").arun(rllm_stand_in.Task("7", [{"type": "image"}], {}), url)
     with pytest.raises(ConfigError, match="row in metadata"):
         await ToolgymAgent("tests/Sums-v0").arun(ROW, url)
     with pytest.raises(ConfigError, match="give --agent toolgym"):
         ToolgymEvaluator().evaluate(
-            task(), rllm_shape.Episode(trajectories=[rllm_shape.Trajectory(name="react", reward=1.0)])
+            task(), rllm_stand_in.Episode(trajectories=[rllm_stand_in.Trajectory(name="react", reward=1.0)])
         )
     for name in ("rllm.types", "rllm.eval.types"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(MissingExtraError, match="rllm"):
         await ToolgymAgent("tests/Sums-v0").arun(task(), url)
     with pytest.raises(MissingExtraError, match="rllm"):
-        ToolgymEvaluator().evaluate(task(), rllm_shape.Episode())
+        ToolgymEvaluator().evaluate(task(), rllm_stand_in.Episode())
 
 
 # ------------------------------------------------------------------ rLLM's own gateway

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from tests.rollout.adapters.golden import assert_grouped
-from tests.rollout.adapters.skyrl_server import Router, support
-from tests.rollout.adapters.slime_server import CALL, routing
+from tests.rollout.adapters.skyrl_stand_in import Router, support
+from tests.rollout.adapters.slime_router_stand_in import CALL, routing
 from toolgym.tools.errors import ConfigError, UnknownNameError
 from toolgym.wrappers import Compact
 

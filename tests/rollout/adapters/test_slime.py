@@ -12,8 +12,8 @@ from argparse import Namespace
 import pytest
 from aiohttp import web
 
-from tests.rollout.adapters import slime_shape
-from tests.rollout.adapters.slime_server import CALL, LAYERS, TOP_K, Router, routing
+from tests.rollout.adapters import slime_stand_in
+from tests.rollout.adapters.slime_router_stand_in import CALL, LAYERS, TOP_K, Router, routing
 from toolgym.rollout import tiny_policy_path
 from toolgym.rollout.adapters.slime import generate, log_eval_rollout, post_process_rewards
 from toolgym.tools.errors import ConfigError, UnknownNameError
@@ -28,7 +28,7 @@ HOOKS = "toolgym.rollout.adapters.slime"
 @pytest.fixture(params=["shape", "slime"])
 async def state(request, monkeypatch, tokenizer):
     if request.param == "shape":
-        yield slime_shape.install(monkeypatch, tokenizer)
+        yield slime_stand_in.install(monkeypatch, tokenizer)
         return
     pytest.importorskip("slime.rollout.sglang_rollout", reason="slime is not on the path")
     from slime.rollout.sglang_rollout import GenerateState
@@ -130,7 +130,7 @@ async def test_groups_of_episodes_with_one_and_several_sequences_are_flat_for_sl
     group = [
         await play(Router(tokenizer, said), sample_of(index=n), toolgym=settings) for n, said in enumerate(policies)
     ]
-    flat = slime_shape.flatten([group, group[::-1]])
+    flat = slime_stand_in.flatten([group, group[::-1]])
     assert [one.index for one in flat] == [0, 1, 1, 2, 3, 3, 2, 1, 1, 0]
     raw, rewards = post_process_rewards(arguments(), flat[:5])
     assert raw == [1.0, 1.0, 1.0, 1.0, 1.0]

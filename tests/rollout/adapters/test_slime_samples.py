@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.rollout.adapters import slime_shape
+from tests.rollout.adapters import slime_stand_in
 from tests.rollout.adapters.golden import assert_golden, assert_grouped, response_row
 from toolgym.envs.types import StopReason
 from toolgym.rollout import Trajectory, Turn
@@ -25,7 +25,7 @@ EOS = 2
 @pytest.fixture(params=["shape", "slime"], autouse=True)
 def slime(request, monkeypatch, tokenizer):
     if request.param == "shape":
-        slime_shape.install(monkeypatch, tokenizer)
+        slime_stand_in.install(monkeypatch, tokenizer)
     else:
         pytest.importorskip("slime.utils.types", reason="slime is not on the path")
 
@@ -62,7 +62,7 @@ def test_the_golden_set(tokenizer):
 
     def read(trajectories):
         rows = {one.id: [] for one in trajectories}
-        for one in slime_shape.flatten(to_samples(trajectories, tokenizer=tokenizer)):
+        for one in slime_stand_in.flatten(to_samples(trajectories, tokenizer=tokenizer)):
             if not one.remove_sample:
                 rows[one.metadata["toolgym"]["trajectory_id"]].append(row_of(one))
         return list(rows.values())
@@ -76,7 +76,7 @@ def test_a_group_is_made_of_episodes(tokenizer):
     )
 
     def read(trajectories):
-        samples = slime_shape.flatten(to_samples(trajectories, tokenizer=tokenizer))
+        samples = slime_stand_in.flatten(to_samples(trajectories, tokenizer=tokenizer))
         _, rewards = post_process_rewards(args, samples)
         rows = {one.id: [] for one in trajectories}
         for sample, reward in zip(samples, rewards, strict=True):

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.rollout.adapters.slime_server import call_then_answer
+from tests.rollout.adapters.slime_router_stand_in import call_then_answer
 from toolgym.envs import ArithmeticTasks
 from toolgym.envs.types import EpisodeFailedError, StopReason
 from toolgym.rollout import Trajectory, make_batch, tiny_policy_path

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.rollout.adapters.page import program
-from tests.rollout.adapters.slime_server import CALL, call_then_answer
+from tests.rollout.adapters.slime_router_stand_in import CALL, call_then_answer
 from toolgym.envs import ArithmeticTasks
 from toolgym.envs.types import EpisodeFailedError, StopReason
 from toolgym.rollout import EpisodeLimits, RunConfig, Trajectory, tiny_policy_path

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.rollout.adapters.slime_server import call_then_answer
+from tests.rollout.adapters.slime_router_stand_in import call_then_answer
 from tests.rollout.adapters.sums import Sums, code_interpreter
 from toolgym import register
 from toolgym.envs import ArithmeticTasks, ToolEnv
@@ -191,7 +191,7 @@ class Server:
 async def serving(policy=call_then_answer, env="tests/Sums-v0", agent=""):
     from renderers.base import load_tokenizer
 
-    from tests.rollout.adapters.verifiers_server import Engine
+    from tests.rollout.adapters.verifiers_stand_in import Engine
 
     engine = Engine(load_tokenizer(str(tiny_policy_path())), policy)
     async with engine.serve() as url:

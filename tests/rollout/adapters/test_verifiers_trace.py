@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.rollout.adapters import sums  # noqa: F401  which registers tests/Sums-v0
-from tests.rollout.adapters.slime_server import call_then_answer
+from tests.rollout.adapters.slime_router_stand_in import call_then_answer
 from toolgym.envs.types import StopReason
 from toolgym.rollout import SamplingParams, Trajectory, Turn, run_episode
 from toolgym.rollout.episode.config import EpisodeConfig

@@ -7,7 +7,7 @@ import json
 import numpy as np
 from aiohttp import web
 
-from tests.rollout.adapters.slime_server import LAYERS, TOP_K, call_then_answer, routing
+from tests.rollout.adapters.slime_router_stand_in import LAYERS, TOP_K, call_then_answer, routing
 from tests.rollout.engines.http_server import serving
 
 WIDTH = 3
