@@ -12,8 +12,18 @@ import pytest
 
 from toolgym.envs import ArithmeticTasks, BadCallPolicy, TaskList, ToolEnv
 from toolgym.envs.tasks.task import Task
-from toolgym.rollout import EpisodeLimits, GroupPlan, RunConfig, SamplingParams, read_trajectories, rollout
+from toolgym.rollout import (
+    EpisodeLimits,
+    GroupPlan,
+    RunConfig,
+    Runner,
+    RunOutput,
+    SamplingParams,
+    read_trajectories,
+    rollout,
+)
 from toolgym.rollout.job import EpisodeKey
+from toolgym.rollout.recording.cassette import Cassette
 from toolgym.rollout.recording.replay import first_difference
 from toolgym.rollout.runner import Branching, GroupScheduler, at_turns
 from toolgym.rollout.runner.resumed import EarlierRun, Resumed
@@ -83,6 +93,28 @@ def test_a_run_that_is_complete_plays_nothing(scripted, whole):
     assert asyncio.run(rollout(env, engine, TASKS, config=CONFIG, out=path, resume=True)) == expected
     assert engine.asked == []
     assert path.read_bytes() == before
+
+
+def test_a_run_has_a_journal_and_a_recording_also_when_it_is_resumed(scripted, whole, tmp_path):
+    expected, _ = whole
+    path, journal, record = (tmp_path / name for name in ("mine.jsonl", "turns.journal", "recording"))
+    output = RunOutput(trajectories=path, journal=journal, record=record)
+    assert_same(asyncio.run(rollout(env, by_seed(scripted(None)), TASKS, config=CONFIG, out=output)), expected)
+    assert journal.is_file()
+    assert len(Cassette.load(record).trajectories) == 12
+    cut(path, 5)
+    engine = by_seed(scripted(None))
+    assert_same(asyncio.run(rollout(env, engine, TASKS, config=CONFIG, out=output, resume=True)), expected)
+    assert len(Cassette.load(record).trajectories) == 12
+    again = replace(output, trajectories=tmp_path / "other.jsonl")
+    with pytest.raises(ConfigError, match="a recording holds the tasks of its run"):
+        asyncio.run(rollout(env, engine, iter(TASKS), config=CONFIG, out=again))
+
+
+async def test_whole_groups_need_a_scheduler_that_gives_them(scripted):
+    runner = Runner(env, by_seed(scripted(None)), config=CONFIG)
+    with pytest.raises(ConfigError, match="a scheduler of whole groups"):
+        await anext(runner.stream_groups(GroupScheduler(TASKS, CONFIG)))
 
 
 def test_a_run_without_a_seed_goes_on_with_the_seed_it_had_drawn(scripted, tmp_path):

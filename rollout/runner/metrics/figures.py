@@ -12,7 +12,7 @@ from toolgym.rollout.runner.metrics.table import Count, Distribution
 from toolgym.tools.concurrency.loop_watch import Lag
 
 if TYPE_CHECKING:
-    from toolgym.rollout.runner.metrics.clock import RunClock
+    from toolgym.rollout.runner.metrics.counts import RunClock
     from toolgym.rollout.runner.metrics.waiting import Waiting
 
 PERCENTILES = (50, 90, 99)

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from toolgym.rollout.episode.observer import EpisodeObserver, Phase
 from toolgym.rollout.job import Job
-from toolgym.rollout.runner.metrics.clock import RunClock
-from toolgym.rollout.runner.metrics.counts import EventCounts
+from toolgym.rollout.runner.metrics.counts import EventCounts, RunClock
 from toolgym.rollout.runner.metrics.figures import figures
 from toolgym.rollout.runner.metrics.waiting import Wait, Waiting
 from toolgym.tools.concurrency.loop_watch import Lag, LoopWatch, watch_loop
