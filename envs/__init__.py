@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from toolgym.envs.registry import make as make
     from toolgym.envs.registry import register as register
     from toolgym.envs.registry import registered as registered
-    from toolgym.envs.responses import End as End
     from toolgym.envs.rewards.base import Outcome as Outcome
     from toolgym.envs.rewards.base import Score as Score
     from toolgym.envs.rewards.base import Scorer as Scorer
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
     from toolgym.envs.tasks.writing import write_tasks as write_tasks
     from toolgym.envs.tool_env import ToolEnv as ToolEnv
     from toolgym.envs.types import Blame as Blame
+    from toolgym.envs.types import End as End
     from toolgym.envs.types import EpisodeFailedError as EpisodeFailedError
     from toolgym.envs.types import ResetInfo as ResetInfo
     from toolgym.envs.types import StepInfo as StepInfo

@@ -19,15 +19,13 @@ from typing import Any, Self, TypeVar
 from toolgym.envs.actions import read_action
 from toolgym.envs.bad_calls import BadCallPolicy
 from toolgym.envs.base import Action, BaseEnv, StepResult
-from toolgym.envs.env_tools import OwnTools, tools_by_name
 from toolgym.envs.failure import failing
-from toolgym.envs.responses import Continue, End
 from toolgym.envs.result_text import check_cut, cut
 from toolgym.envs.rewards.base import Outcome, Score, Scorer, outcome_scorer
 from toolgym.envs.tasks.sources import TaskList, TaskSource, require_task
 from toolgym.envs.tasks.task import Task
-from toolgym.envs.tool_instances import ToolInstances, encodable
-from toolgym.envs.types import ResetInfo, StepInfo, StopReason, ToolCallRecord
+from toolgym.envs.tool_instances import OwnTools, ToolInstances, encodable, tools_by_name
+from toolgym.envs.types import Continue, End, ResetInfo, StepInfo, StopReason, ToolCallRecord
 from toolgym.tools.base import BaseTool
 from toolgym.tools.concurrency.deadline import own_deadline, with_deadline
 from toolgym.tools.errors import (

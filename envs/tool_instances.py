@@ -1,4 +1,4 @@
-"""`ToolInstances`: the tool instances of one episode, and every call of a tool in it."""
+"""`ToolInstances`: the tool instances of one episode, and every call of a tool in it; and the tools of an env."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import logging
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -19,7 +19,8 @@ from toolgym.tools.concurrency.event_loop_thread import EventLoopThread
 from toolgym.tools.concurrency.log_throttle import LogThrottle
 from toolgym.tools.concurrency.loop_watch import tool_works
 from toolgym.tools.concurrency.run_limits import TOOL_CALLS
-from toolgym.tools.errors import error_text, is_infrastructure, shorten
+from toolgym.tools.errors import ConfigError, error_text, is_infrastructure, shorten
+from toolgym.tools.function import ToolFunction, as_tool
 from toolgym.tools.http.retries import RetryCount, counted_retries
 from toolgym.tools.schema import ToolCall, ToolCallError
 from toolgym.tools.sessions.tool_scope import tool_scope
@@ -268,3 +269,42 @@ def _warn(name: str, failure: str) -> None:
 def encodable(text: str) -> str:
     """Replace lone surrogates, which a model can write as JSON escapes and no tokenizer takes."""
     return text if text.isascii() else text.encode("utf-8", errors="replace").decode("utf-8")
+
+
+class OwnTools:
+    """Tools that an env and its forks own together: the last of them to close closes the tools.
+
+    Attributes:
+        tools: the tools.
+        owners: how many envs own them; a fork adds itself.
+    """
+
+    def __init__(self, tools: Sequence[BaseTool]) -> None:
+        self.tools = tools
+        self.owners = 1
+
+    async def drop(self) -> None:
+        """Give up one env's part. Raises what closing a tool raised; the others are closed nevertheless."""
+        self.owners -= 1
+        if not self.owners:
+            async with contextlib.AsyncExitStack() as stack:  # all are closed, also when one raises
+                for owned in self.tools:
+                    stack.push_async_callback(owned.close)
+
+
+def tools_by_name(tools: Sequence[BaseTool | ToolFunction[..., Any]]) -> dict[str, BaseTool]:
+    """Return the tools by name, in their order.
+
+    Raises:
+        ConfigError: one is no tool, or two have the same name.
+    """
+    by_name: dict[str, BaseTool] = {}
+    for place, named in enumerate(map(as_tool, tools)):
+        if named.name in by_name:
+            first = list(by_name).index(named.name)
+            raise ConfigError(
+                f"tools of one env need unique names, got two called {named.name!r}: tools {first} "
+                f"({type(by_name[named.name]).__name__}) and {place} ({type(named).__name__})"
+            )
+        by_name[named.name] = named
+    return by_name

@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias, TypedDict
+from typing import Any, NamedTuple, TypeAlias, TypedDict
 
 from toolgym.envs.tasks.task import Task
 from toolgym.tools.errors import ToolgymError
@@ -204,3 +204,27 @@ class StepInfo(TypedDict, total=False):
     """What became of each tool call of the turn, in order."""
     metrics: dict[str, Any]
     """Numbers about the episode so far, by name."""
+
+
+class End(NamedTuple):
+    """Returned by `ToolEnv.respond` to end the episode.
+
+    Attributes:
+        stop_reason: why. The scorer sees it.
+        reward: added to the reward of the step, besides the score.
+    """
+
+    stop_reason: StopReason = StopReason.ANSWERED
+    reward: float = 0.0
+
+
+class Continue(NamedTuple):
+    """Returned by `ToolEnv.respond` to go on.
+
+    Attributes:
+        messages: what the policy reads next; at least one.
+        reward: the reward of the turn.
+    """
+
+    messages: list[Message]
+    reward: float = 0.0

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from toolgym.envs.base import BaseEnv as BaseEnv
     from toolgym.envs.base import StepResult as StepResult
     from toolgym.envs.library.code_interpreter import CodeInterpreterEnv as CodeInterpreterEnv
-    from toolgym.envs.responses import End as End
     from toolgym.envs.rewards.base import Outcome as Outcome
     from toolgym.envs.rewards.base import Score as Score
     from toolgym.envs.tasks.loading import load_tasks as load_tasks
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from toolgym.envs.tasks.sources import TaskSource as TaskSource
     from toolgym.envs.tasks.task import Task as Task
     from toolgym.envs.tool_env import ToolEnv as ToolEnv
+    from toolgym.envs.types import End as End
     from toolgym.envs.types import StopReason as StopReason
     from toolgym.rollout.batch.batch import Batch as Batch
     from toolgym.rollout.batch.make import make_batch as make_batch

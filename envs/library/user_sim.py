@@ -7,12 +7,11 @@ from typing import Any, Self
 
 from toolgym.envs.base import Action
 from toolgym.envs.library.orders import OrderTasks, gold_turns, order_user, place_order, score_order
-from toolgym.envs.responses import Continue, End
 from toolgym.envs.rewards.base import Scorer
 from toolgym.envs.tasks.sources import TaskSource
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.tool_env import ToolEnv
-from toolgym.envs.types import ResetOptions, ResetResult, StepInfo, StopReason
+from toolgym.envs.types import Continue, End, ResetOptions, ResetResult, StepInfo, StopReason
 from toolgym.envs.users.base import User, UserReply, UserSession
 from toolgym.envs.users.function import FunctionUser
 from toolgym.tools.base import BaseTool

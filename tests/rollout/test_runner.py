@@ -16,9 +16,8 @@ import pytest
 
 from tests.rollout.held_engine import held_engine
 from toolgym.envs.library.code_interpreter import CodeInterpreterEnv
-from toolgym.envs.responses import End
 from toolgym.envs.tasks.task import Task
-from toolgym.envs.types import EpisodeFailedError, StopReason
+from toolgym.envs.types import End, EpisodeFailedError, StopReason
 from toolgym.rollout import EpisodeLimits, RunConfig, Runner, SamplingParams, make_batch, rollout
 from toolgym.rollout.engines.base import FinishReason
 from toolgym.rollout.seeds import derive_seed

@@ -16,14 +16,13 @@ from toolgym.envs.base import Action
 from toolgym.envs.families.bfcl import package
 from toolgym.envs.families.bfcl.apis import ApiFunction, Apis
 from toolgym.envs.families.bfcl.check import calls_by_turn, check
-from toolgym.envs.responses import End
 from toolgym.envs.rewards.base import Outcome, Score
 from toolgym.envs.tasks.row_fields import verl_row
 from toolgym.envs.tasks.sources import TaskSource
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.tool_env import ToolEnv
 from toolgym.envs.tool_instances import ToolInstances
-from toolgym.envs.types import StopReason, ToolCallRecord
+from toolgym.envs.types import End, StopReason, ToolCallRecord
 from toolgym.tools.base import BaseTool
 from toolgym.tools.closeable import closed_on_error
 from toolgym.tools.concurrency.blocking import in_thread

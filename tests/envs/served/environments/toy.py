@@ -9,13 +9,12 @@ import dataclasses
 from aiohttp import web
 
 from toolgym.envs.registry import register
-from toolgym.envs.responses import End
 from toolgym.envs.served.environments.app import EnvApp
 from toolgym.envs.served.environments.catalog import Catalog, load_env
 from toolgym.envs.served.environments.config import EnvServerConfig
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.tool_env import ToolEnv
-from toolgym.envs.types import StopReason
+from toolgym.envs.types import End, StopReason
 from toolgym.tools.errors import SandboxError
 from toolgym.tools.function import tool
 from toolgym.tools.message import system, user

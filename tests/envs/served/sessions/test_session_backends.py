@@ -11,7 +11,6 @@ from aiohttp import web
 from tests.envs.served.sessions.counting import serving
 from toolgym.envs.families.swe.task import load_repository_tasks
 from toolgym.envs.registry import register
-from toolgym.envs.responses import End
 from toolgym.envs.served.sessions.backends.actions import NO_ACTION, read_actions
 from toolgym.envs.served.sessions.backends.base import number_of
 from toolgym.envs.served.sessions.backends.episodes import EnvBackend
@@ -21,6 +20,7 @@ from toolgym.envs.served.sessions.client import SessionClient
 from toolgym.envs.served.sessions.config import SessionServerConfig, make_backend
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.tool_env import ToolEnv
+from toolgym.envs.types import End
 from toolgym.tools.errors import ConfigError, RemoteSessionError, UnknownNameError
 from toolgym.tools.message import user
 
