@@ -43,7 +43,7 @@ class EventLoopThread:
     """Runs coroutines for callers on any thread, synchronous or on an event loop of their own.
 
     Args:
-        name: of the thread, as lists of threads show it.
+        name: of the thread.
         on_close: a coroutine function that runs on the loop last, also when this object is forgotten instead of
             closed. It must not refer to the owner of this object, or nothing would ever be forgotten.
         close_timeout: seconds that `on_close` may take.
