@@ -171,7 +171,7 @@ async def test_an_episode_that_does_not_count_is_dropped_though_nothing_failed(l
     assert await aborted.run(SAMPLING, **ROW, uid="abc", session_id=1, global_steps=7) == []
 
 
-KEEP = {"name": "toolgym.rollout:KeepToolResults", "kwargs": {"last": 1}}
+KEEP = {"name": "toolgym.rollout.tokens.context_policies:KeepToolResults", "kwargs": {"last": 1}}
 
 
 async def test_a_context_policy_is_named_in_the_options(loop, tokenizer):
@@ -183,9 +183,9 @@ async def test_a_context_policy_is_named_in_the_options(loop, tokenizer):
     assert len(outputs) == 2
     assert "[An earlier tool result was left out here.]" in tokenizer.decode(outputs[1].prompt_ids)
     with pytest.raises(hydra.errors.InstantiationException, match="'KeepToolResult'.*did you mean 'KeepToolResults'"):
-        loop(context={"name": "toolgym.rollout:KeepToolResult"})
+        loop(context={"name": "toolgym.rollout.tokens.context_policies:KeepToolResult"})
     with pytest.raises(hydra.errors.InstantiationException, match="missing 1 required positional argument: 'last'"):
-        loop(context="toolgym.rollout:KeepToolResults")
+        loop(context="toolgym.rollout.tokens.context_policies:KeepToolResults")
 
 
 @pytest.mark.parametrize("options", [{"history": "template"}, {"context": KEEP}])
