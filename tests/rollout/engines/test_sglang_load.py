@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from toolgym.rollout.engines import EngineLoad, PauseMode, SamplingParams, SGLangServer
-from toolgym.rollout.engines.sglang import client, load
+from toolgym.rollout.engines.sglang import client, messages
 from toolgym.tools.errors import EngineError
 from toolgym.tools.http.replicas import ReplicaState
 
@@ -33,7 +33,7 @@ def entry(use: float, running: int, queued: int, most: int, rank: int = 0) -> di
 
 @pytest.fixture
 async def two(stand_in_of: Any, tiny_model_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Any]:
-    monkeypatch.setattr(client, "TIMEOUT", 60.0)
+    monkeypatch.setattr(client, "LOAD_TIMEOUT", 60.0)
     async with (
         stand_in_of(tiny_model_path) as one,
         stand_in_of(tiny_model_path) as other,
@@ -61,7 +61,7 @@ async def test_a_pause_is_no_sign_of_what_it_can_take(two: Any) -> None:
 async def test_a_replica_that_hangs_is_an_error_and_still_takes_requests(
     two: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "TIMEOUT", 0.1)
+    monkeypatch.setattr(client, "LOAD_TIMEOUT", 0.1)
     engine, one, _ = two
     one.loads = [entry(0.25, 3, 0, 128)]
     with pytest.raises(EngineError, match="no answer within"):
@@ -72,7 +72,7 @@ async def test_a_replica_that_hangs_is_an_error_and_still_takes_requests(
 async def test_a_replica_that_says_nothing_is_in_the_log_once(
     two: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(load, "_silent", load.LogThrottle(60.0))
+    monkeypatch.setattr(messages, "_silent", messages.LogThrottle(60.0))
     engine, one, other = two
     one.loads, other.loads = [entry(0.25, 3, 0, 128)], []
     with caplog.at_level(logging.WARNING):
