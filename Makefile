@@ -17,7 +17,7 @@ export TOKENIZERS_PARALLELISM ?= false
 # Thousands of processes import the library, and each would compile it anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-rest test-further test-ray test-sglang test-trainers test-mcp test-lowest test-all lint size types notebooks bench install sglang-cpu clean
+.PHONY: help demo test test-rest test-further test-ray test-sglang test-trainers test-mcp test-lowest test-all lint size walks types notebooks bench install sglang-cpu clean
 
 help:  ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -87,6 +87,9 @@ lint: $(VENV)/.dev  ## Check style.
 
 size:  ## Show lines and files of each room of the library beside its budget; fail above it.
 	@$(PYTHON) scripts/size.py
+
+walks: $(VENV)/.dev  ## Compare the ways of a call in docs/architecture.md with those that calls take.
+	$(BIN)/python scripts/walks.py --check
 
 types: $(VENV)/.dev  ## Type-check a plain copy of the library (mypy does not see through an editable install).
 	rm -rf build
