@@ -12,7 +12,7 @@ import functools
 import json
 import pickle
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from toolgym.tools.errors import ConfigError, nearest
@@ -150,6 +150,10 @@ class ToolSchema:
         import jsonschema
 
         return jsonschema.Draft202012Validator(dict(self.parameters))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The fields only: what is cached is made again, and jsonschema's validator cannot be pickled."""
+        return {item.name: getattr(self, item.name) for item in fields(self)}
 
 
 @dataclass(frozen=True)

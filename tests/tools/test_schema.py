@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 
 import pytest
 
@@ -126,3 +127,12 @@ def test_check_call_answers_with_a_call_or_an_error():
 def test_a_bad_schema_is_the_users_error(value):
     with pytest.raises(ConfigError):
         ToolSchema.from_openai(value)
+
+
+def test_a_schema_that_has_checked_arguments_can_be_pickled():
+    """What is cached stays behind: jsonschema's validator, which a nested schema needs, cannot be pickled."""
+    schema = ToolSchema("f", parameters={"type": "object", "properties": {"x": {"type": "array", "minItems": 1}}})
+    assert schema.problems({"x": []})
+    copy = pickle.loads(pickle.dumps(schema))
+    assert copy == schema
+    assert copy.problems({"x": []}) == schema.problems({"x": []})
