@@ -155,11 +155,19 @@ def _json(path: Path, file: BinaryIO) -> Iterator[Record]:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: expected a JSON list of rows, or a JSON object in each line: {error}") from error
+        wanted = "a JSON list of rows, or a JSON object in each line"
+        if not text.strip():
+            raise ConfigError(f"{path} holds no tasks: expected {wanted}") from error
+        if not text.startswith(("[", "{")):
+            got = shorten(repr(text.partition("\n")[0]))
+            raise ConfigError(
+                f"{path}, line 1: expected a JSON object, got {got}; the file must hold {wanted}"
+            ) from error
+        raise ConfigError(f"{path}: expected {wanted}: {error}") from error
     if isinstance(value, list):
         yield from ((f"{path}, row {number}", number, row) for number, row in enumerate(value, start=1))
     else:
-        yield str(path), 1, value
+        yield f"{path}, line 1", 1, value
 
 
 def _is_object(line: bytes) -> bool:

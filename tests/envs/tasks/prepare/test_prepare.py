@@ -320,7 +320,7 @@ def test_a_record_of_another_shape_names_file_line_and_field(file, name, record,
         ("a.jsonl.gz", lines(GSM8K), "cannot unpack"),
         ("a.jsonl.gz", gzip.compress(lines(GSM8K) * 99, mtime=0)[:-30], "cannot unpack|line"),
         ("a.parquet", b"PAR1", "cannot read the Parquet file"),
-        ("a.json", b"3", r"a\.json: expected a JSON object, got 3"),
+        ("a.json", b"3", r"a\.json, line 1: expected a JSON object, got 3"),
     ],
 )
 def test_a_file_of_another_format_is_said(file, name, data, said):
