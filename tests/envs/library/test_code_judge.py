@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import AsyncExitStack
 
 import aiohttp
 import pytest
@@ -13,6 +14,8 @@ from toolgym.envs.rewards.base import Outcome
 from toolgym.envs.rewards.unit_tests import UnitTests
 from toolgym.envs.types import EpisodeFailedError, StopReason
 from toolgym.tools.errors import ConfigError, UnknownNameError
+from toolgym.tools.integrations.sandbox_fusion.api import EvaluationApi
+from toolgym.tools.integrations.sandbox_fusion.config import EvaluatingServerConfig
 from toolgym.tools.judge import Judge, read_tests
 from toolgym.tools.message import user
 from toolgym.tools.sandbox import LocalSandbox, SharedSandbox
@@ -135,7 +138,11 @@ CALLING = [
 @pytest.fixture
 async def verdicts():
     """Asks env, `/submit` and scorer for their verdict on one program: a set, of one if they agree."""
-    async with LocalSandbox(preload=()) as sandbox, serving(sandbox) as server, aiohttp.ClientSession() as client:
+    async with AsyncExitStack() as stack:
+        sandbox = await stack.enter_async_context(LocalSandbox(preload=()))
+        routes = {"routes_of": lambda app, config: EvaluationApi(app, config).routes()}
+        server = await stack.enter_async_context(serving(sandbox, config_class=EvaluatingServerConfig, **routes))
+        client = await stack.enter_async_context(aiohttp.ClientSession())
 
         async def ask(program, truth, format, row):
             answer = f"```python\n{program}\n```"
