@@ -81,9 +81,10 @@ test-lowest: $(VENV)/.dev  ## Run tests of the library and its command with the 
 
 test-all: test test-lowest test-rest test-trainers  ## Run all tests.
 
-lint: $(VENV)/.dev  ## Check style.
+lint: $(VENV)/.dev size  ## Check style, words and size.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python scripts/words.py
 
 size:  ## Show lines and files of each room of the library beside its budget; fail above it.
 	@$(PYTHON) scripts/size.py
