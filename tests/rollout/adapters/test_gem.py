@@ -154,7 +154,7 @@ def test_a_reward_that_is_no_number_is_a_failed_episode(made, monkeypatch):
         return (await step(self, action))._replace(reward=float("nan"))
 
     monkeypatch.setattr(ToolEnv, "step", unbounded)
-    with pytest.raises(EpisodeFailedError, match="reward nan"):
+    with pytest.raises(EpisodeFailedError, match="a reward that is not finite: nan"):
         env.step("#### 1")
 
 
