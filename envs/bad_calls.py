@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from toolgym.tools.errors import ConfigError, named_fields
+from toolgym.tools.errors import ConfigError
+from toolgym.tools.keywords import named_fields
 from toolgym.tools.schema import CallProblem
 
 

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from toolgym.tools.errors import ConfigError, UnknownNameError, check_keywords, nearest
+from toolgym.tools.errors import ConfigError, UnknownNameError, nearest
+from toolgym.tools.keywords import check_keywords
 
 if TYPE_CHECKING:
     from toolgym.envs.base import BaseEnv

@@ -23,8 +23,9 @@ from typing import TYPE_CHECKING, Any
 
 from toolgym.envs.entry_points import import_module, is_entry_point, load, wrapped, wrapper_factories
 from toolgym.envs.ids import OWN_ENVS
-from toolgym.tools.after_import import after_import
-from toolgym.tools.errors import ConfigError, UnknownNameError, check_keywords, nearest
+from toolgym.tools.errors import ConfigError, UnknownNameError, nearest
+from toolgym.tools.keywords import check_keywords
+from toolgym.tools.lazy import after_import
 
 if TYPE_CHECKING:
     from toolgym.envs.base import BaseEnv

@@ -28,15 +28,9 @@ from toolgym.envs.tool_instances import OwnTools, ToolInstances, encodable, tool
 from toolgym.envs.types import Continue, End, ResetInfo, StepInfo, StopReason, ToolCallRecord
 from toolgym.tools.base import BaseTool
 from toolgym.tools.concurrency.deadline import own_deadline, with_deadline
-from toolgym.tools.errors import (
-    ConfigError,
-    EpisodeError,
-    check_seconds,
-    named_keywords,
-    require_seed,
-    require_whole_number,
-)
+from toolgym.tools.errors import ConfigError, EpisodeError, check_seconds, require_seed, require_whole_number
 from toolgym.tools.function import ToolFunction, as_tool
+from toolgym.tools.keywords import named_keywords
 from toolgym.tools.message import Message, assistant, tool
 from toolgym.tools.parsers import ParsedTurn, Parser, get_parser
 from toolgym.tools.schema import CallProblem, ToolCall, ToolCallError, ToolSchema, check_call

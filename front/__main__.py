@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from toolgym.tools.errors import missing_extra
+from toolgym.tools.lazy import missing_extra
 
 
 def main() -> None:

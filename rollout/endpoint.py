@@ -23,7 +23,8 @@ from toolgym.rollout.limits import EpisodeLimits
 from toolgym.rollout.runner.envs.env_factory import EnvFactory
 from toolgym.rollout.runner.envs.env_pool import EnvPool
 from toolgym.tools.concurrency.deadline import with_deadline
-from toolgym.tools.errors import ConfigError, error_text, named_keywords
+from toolgym.tools.errors import ConfigError, error_text
+from toolgym.tools.keywords import named_keywords
 
 ENV_COLUMN = "env_id"
 """Column of a row that names its env, where `run` is given none."""

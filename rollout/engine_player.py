@@ -11,7 +11,8 @@ from toolgym.envs.types import EpisodeFailedError, StopReason
 from toolgym.rollout.engines.base import Engine, SamplingParams
 from toolgym.rollout.tokens.renderer import ChatRenderer
 from toolgym.tools.concurrency.deadline import DeadlineError, with_deadline
-from toolgym.tools.errors import ConfigError, check_seconds, error_text, named_keywords
+from toolgym.tools.errors import ConfigError, check_seconds, error_text
+from toolgym.tools.keywords import named_keywords
 from toolgym.tools.message import system, user
 from toolgym.tools.parsers import split_reasoning
 

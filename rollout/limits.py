@@ -5,7 +5,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from toolgym.tools.errors import ConfigError, named_fields, require_whole_number
+from toolgym.tools.errors import ConfigError, require_whole_number
+from toolgym.tools.keywords import named_fields
 
 
 class HistoryMode(enum.StrEnum):

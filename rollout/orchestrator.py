@@ -28,7 +28,8 @@ from toolgym.rollout.seeds import stream_seed
 from toolgym.rollout.trajectory.failures import require_one_that_played
 from toolgym.rollout.trajectory.file import TrajectoryWriter
 from toolgym.rollout.trajectory.trajectory import Trajectory
-from toolgym.tools.errors import ConfigError, named_keywords, require_whole_number
+from toolgym.tools.errors import ConfigError, require_whole_number
+from toolgym.tools.keywords import named_keywords
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -8,17 +8,8 @@ from __future__ import annotations
 
 import ast
 import difflib
-import functools
-import inspect
-import json
-import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
-from typing import ParamSpec, TypeVar
-from urllib.parse import unquote, urlsplit
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
 class ToolgymError(Exception):
@@ -179,80 +170,6 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f", did you mean {matches[0]!r}?" if matches else ""
 
 
-def missing_extra(extra: str, feature: str, cause: ImportError) -> MissingExtraError:
-    """Build the error for a feature whose optional dependency is absent.
-
-    Args:
-        extra: the extra's name in the project's metadata, for example `"rollout"`.
-        feature: what the user wanted, for example `"The embedded engine"`.
-        cause: the import error; its `name` tells which module is absent.
-    """
-    if not isinstance(cause, ModuleNotFoundError):  # it is there, but broken, or of another version
-        return MissingExtraError(
-            f"{feature} needs the extra {extra!r}, which is broken here: {cause}. Install it again with: "
-            f"{_pip_install(extra, '--force-reinstall ')}",
-            name=cause.name,
-        )
-    module = cause.name or "a package"
-    return MissingExtraError(
-        f"{feature} needs {module!r}, which is not installed. Install it with: {_pip_install(extra)}", name=cause.name
-    )
-
-
-def missing_package(package: str, feature: str, cause: ImportError) -> MissingExtraError:
-    """Build the error for a feature that needs a package of no extra.
-
-    Args:
-        package: its name for pip, which may say its version.
-        feature: what the user wanted, for example `"Reading a Parquet file"`.
-        cause: the import error.
-    """
-    return MissingExtraError(
-        f"{feature} needs the package {package!r} ({cause}). Install it with: {_pip(package)}", name=cause.name
-    )
-
-
-def outdated_package(package: str, feature: str, least: str, version: str) -> MissingExtraError:
-    """Build the error for a feature that needs a newer version of a package than is installed.
-
-    Args:
-        package: its name for pip.
-        feature: what the user wanted, for example `"The adapter for TRL"`.
-        least: the first version that will do.
-        version: the version that is installed.
-    """
-    needed = f"{package}>={least}"
-    return MissingExtraError(
-        f"{feature} needs {needed}, found {version}. Install it with: {_pip(needed)}", name=package.partition("[")[0]
-    )
-
-
-def _pip(*what: str) -> str:
-    import shlex
-
-    return shlex.join([sys.executable, "-m", "pip", "install", *what])
-
-
-def _pip_install(extra: str, options: str = "") -> str:
-    """The command that installs an extra into this Python, from where the library was installed.
-
-    Installers note that (https://packaging.python.org/en/latest/specifications/direct-url/).
-    """
-    import importlib.metadata
-    import shlex
-
-    try:
-        noted = importlib.metadata.distribution("toolgym").read_text("direct_url.json")
-    except importlib.metadata.PackageNotFoundError:
-        noted = None
-    origin = json.loads(noted or "{}")
-    folder = Path(unquote(urlsplit(origin.get("url", "")).path))
-    if "dir_info" not in origin or not folder.is_dir():
-        return f"{_pip()} {options}'.[{extra}]' in a checkout of toolgym"
-    editable = "-e " if origin["dir_info"].get("editable") else ""
-    return f"{_pip()} {options}{editable}{shlex.quote(f'{folder}[{extra}]')}"
-
-
 def missing_file(what: str, path: Path) -> UnknownNameError:
     """Build the error for a file or folder that is not there; it names the nearest one beside it.
 
@@ -293,66 +210,6 @@ def require_seed(seed: object) -> None:
     """
     if seed is not None:
         require_whole_number("seed", seed, at_least=0)
-
-
-def named_keywords(call: Callable[P, T]) -> Callable[P, T]:
-    """Let a misspelt keyword argument of a function, or of `__init__`, be an error that names the nearest one.
-
-    The error is an `UnknownArgumentError`. Where `__init__` is inherited or called from that of a subclass, the names
-    that the subclass takes are known as well.
-    """
-    names = set(_keywords(call))
-
-    @functools.wraps(call)
-    def checked(*args: P.args, **kwargs: P.kwargs) -> T:
-        for name in kwargs:
-            if name not in names:
-                raise _unknown_keyword(name, type(args[0]) if call.__name__ == "__init__" else call)
-        return call(*args, **kwargs)
-
-    return checked
-
-
-def named_fields(dataclass: type[T]) -> type[T]:
-    """`named_keywords` for the `__init__` of a dataclass."""
-    dataclass.__init__ = named_keywords(dataclass.__init__)  # type: ignore[method-assign]
-    return dataclass
-
-
-def check_keywords(call: Callable[..., object], keywords: Iterable[str]) -> None:
-    """Check the names of keyword arguments before a call.
-
-    Raises:
-        UnknownArgumentError: `call` takes no argument of such a name; names the nearest one.
-    """
-    try:
-        parameters = inspect.signature(call).parameters.values()
-    except (TypeError, ValueError):  # it does not say what it takes
-        return
-    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        names = _keywords(call)
-        for name in keywords:
-            if name not in names:
-                raise _unknown_keyword(name, call)
-
-
-def _unknown_keyword(name: str, call: Callable[..., object]) -> UnknownArgumentError:
-    calls = [call]
-    if isinstance(call, type):  # what it does not take itself it may pass on
-        calls = [vars(base)["__init__"] for base in call.__mro__ if "__init__" in vars(base)]
-    known = dict.fromkeys(keyword for each in calls for keyword in _keywords(each))
-    what = getattr(call, "__name__", repr(call))
-    return UnknownArgumentError(f"{what} takes no argument {name!r}{nearest(name, known) or '.'}")
-
-
-def _keywords(call: Callable[..., object]) -> list[str]:
-    """The names of the arguments that may be given by name."""
-    parameters = inspect.signature(call).parameters.values()
-    return [
-        parameter.name
-        for parameter in parameters
-        if parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-    ]
 
 
 def error_text(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""Public names of a package that load their modules when they are first used.
+"""Imports that happen late: a package's public names, errors for packages that are not installed, `after_import`.
 
 A package lists each name once, in the block that type checkers read:
 
@@ -15,10 +15,15 @@ from __future__ import annotations
 import ast
 import functools
 import importlib
+import importlib.machinery
 import inspect
+import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from toolgym.tools.errors import MissingExtraError
 
@@ -68,3 +73,123 @@ def _re_exports(source: str) -> dict[str, str]:
         for alias in line.names
         if alias.asname == alias.name
     }
+
+
+def missing_extra(extra: str, feature: str, cause: ImportError) -> MissingExtraError:
+    """Build the error for a feature whose optional dependency is absent.
+
+    Args:
+        extra: the extra's name in the project's metadata, for example `"rollout"`.
+        feature: what the user wanted, for example `"The embedded engine"`.
+        cause: the import error; its `name` tells which module is absent.
+    """
+    if not isinstance(cause, ModuleNotFoundError):  # it is there, but broken, or of another version
+        return MissingExtraError(
+            f"{feature} needs the extra {extra!r}, which is broken here: {cause}. Install it again with: "
+            f"{_pip_install(extra, '--force-reinstall ')}",
+            name=cause.name,
+        )
+    module = cause.name or "a package"
+    return MissingExtraError(
+        f"{feature} needs {module!r}, which is not installed. Install it with: {_pip_install(extra)}", name=cause.name
+    )
+
+
+def missing_package(package: str, feature: str, cause: ImportError) -> MissingExtraError:
+    """Build the error for a feature that needs a package of no extra.
+
+    Args:
+        package: its name for pip, which may say its version.
+        feature: what the user wanted, for example `"Reading a Parquet file"`.
+        cause: the import error.
+    """
+    return MissingExtraError(
+        f"{feature} needs the package {package!r} ({cause}). Install it with: {_pip(package)}", name=cause.name
+    )
+
+
+def outdated_package(package: str, feature: str, least: str, version: str) -> MissingExtraError:
+    """Build the error for a feature that needs a newer version of a package than is installed.
+
+    Args:
+        package: its name for pip.
+        feature: what the user wanted, for example `"The adapter for TRL"`.
+        least: the first version that will do.
+        version: the version that is installed.
+    """
+    needed = f"{package}>={least}"
+    return MissingExtraError(
+        f"{feature} needs {needed}, found {version}. Install it with: {_pip(needed)}", name=package.partition("[")[0]
+    )
+
+
+def _pip(*what: str) -> str:
+    import shlex
+
+    return shlex.join([sys.executable, "-m", "pip", "install", *what])
+
+
+def _pip_install(extra: str, options: str = "") -> str:
+    """The command that installs an extra into this Python, from where the library was installed.
+
+    Installers note that (https://packaging.python.org/en/latest/specifications/direct-url/).
+    """
+    import importlib.metadata
+    import shlex
+
+    try:
+        noted = importlib.metadata.distribution("toolgym").read_text("direct_url.json")
+    except importlib.metadata.PackageNotFoundError:
+        noted = None
+    origin = json.loads(noted or "{}")
+    folder = Path(unquote(urlsplit(origin.get("url", "")).path))
+    if "dir_info" not in origin or not folder.is_dir():
+        return f"{_pip()} {options}'.[{extra}]' in a checkout of toolgym"
+    editable = "-e " if origin["dir_info"].get("editable") else ""
+    return f"{_pip()} {options}{editable}{shlex.quote(f'{folder}[{extra}]')}"
+
+
+Action = Callable[[ModuleType], None]
+
+
+def after_import(name: str, action: Action) -> None:
+    """Call `action` with the module of this name: now where it was imported already, else each time that it has run.
+
+    Args:
+        name: absolute name of a module; it need not be installed.
+        action: what it raises comes out of the import.
+    """
+    finder = next((entry for entry in sys.meta_path if isinstance(entry, _Finder)), None)
+    if finder is None:
+        sys.meta_path.insert(0, finder := _Finder())
+    finder.actions.setdefault(name, []).append(action)
+    if sys.modules.get(name) is not None:
+        action(importlib.import_module(name))  # waits, where another thread is importing it
+
+
+class _Finder:
+    """Finds the modules of `actions` as the other finders do, and calls the actions after each ran."""
+
+    def __init__(self) -> None:
+        self.actions: dict[str, list[Action]] = {}
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname not in self.actions:
+            return None
+        for finder in sys.meta_path:
+            find = getattr(finder, "find_spec", None) if finder is not self else None
+            spec: importlib.machinery.ModuleSpec | None = find(fullname, path, target) if find is not None else None
+            if spec is not None:
+                if spec.loader is not None:
+                    run = functools.partial(_run, spec.loader.exec_module, self.actions[fullname])
+                    spec.loader.exec_module = run  # type: ignore[method-assign]
+                return spec
+        return None
+
+
+def _run(run: Action, actions: Sequence[Action], module: ModuleType) -> None:
+    run(module)
+    for action in actions:
+        action(module)

@@ -10,7 +10,8 @@ from toolgym.envs.result_text import check_cut
 from toolgym.envs.tasks.sources import TaskSource
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.tool_env import MAX_RESULT_CHARS
-from toolgym.tools.errors import ConfigError, check_seconds, named_fields, require_whole_number
+from toolgym.tools.errors import ConfigError, check_seconds, require_whole_number
+from toolgym.tools.keywords import named_fields
 from toolgym.tools.message import Message
 from toolgym.tools.parsers import ParsedTurn, Parser, get_parser
 from toolgym.tools.schema import ToolCall, ToolSchema

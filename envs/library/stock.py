@@ -8,7 +8,7 @@ from typing import Any
 from toolgym.envs.base import Action
 from toolgym.envs.tasks.sources import TaskSource
 from toolgym.envs.tasks.task import Task
-from toolgym.tools.errors import missing_extra
+from toolgym.tools.lazy import missing_extra
 from toolgym.tools.message import Message, assistant, system, tool_call, user
 
 KINDS = ("chair", "table", "lamp", "shelf", "clock", "mirror", "vase")

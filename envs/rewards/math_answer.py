@@ -26,7 +26,8 @@ from toolgym.tools.closeable import closed_on_error
 from toolgym.tools.concurrency.blocking import in_thread
 from toolgym.tools.concurrency.deadline import DeadlineError, shielded, with_deadline
 from toolgym.tools.concurrency.rate_limit import LocalRateLimiter
-from toolgym.tools.errors import ConfigError, check_seconds, missing_extra, shorten
+from toolgym.tools.errors import ConfigError, check_seconds, shorten
+from toolgym.tools.lazy import missing_extra
 from toolgym.tools.library.final_answer import without_thinking
 
 START_TIMEOUT = 120.0

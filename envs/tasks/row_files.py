@@ -21,7 +21,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from toolgym.tools.errors import ConfigError, missing_file, missing_package
+from toolgym.tools.errors import ConfigError, missing_file
+from toolgym.tools.lazy import missing_package
 
 if TYPE_CHECKING:
     import pyarrow

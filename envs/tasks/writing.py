@@ -14,7 +14,8 @@ from typing import IO, Any
 from toolgym.envs.tasks.arrow_shape import Shape
 from toolgym.envs.tasks.row_fields import TASK_COLUMN
 from toolgym.envs.tasks.task import Task
-from toolgym.tools.errors import ConfigError, missing_package, shorten
+from toolgym.tools.errors import ConfigError, shorten
+from toolgym.tools.lazy import missing_package
 
 GROUP_ROWS = 256
 GROUP_BYTES = 8 * 2**20

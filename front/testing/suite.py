@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Coroutine
 from typing import Any, ClassVar, Concatenate, ParamSpec, TypeAlias, TypeVar
 
-from toolgym.tools.errors import missing_extra
+from toolgym.tools.lazy import missing_extra
 
 try:
     import pytest

@@ -11,7 +11,8 @@ from toolgym.rollout.episode.config import require_one_sequence
 from toolgym.rollout.limits import EpisodeLimits
 from toolgym.rollout.runner.config import RunConfig
 from toolgym.rollout.tokens.context_policies import read_context
-from toolgym.tools.errors import ConfigError, named_fields, require_whole_number
+from toolgym.tools.errors import ConfigError, require_whole_number
+from toolgym.tools.keywords import named_fields
 
 _ALL_TOKENS = 10**8
 """From this on AReaL's `top_k` keeps all tokens."""

@@ -28,7 +28,8 @@ from toolgym.rollout.runner.run_episode import run_episode
 from toolgym.rollout.trajectory.failures import not_trainable_error
 from toolgym.rollout.trajectory.trajectory import Trajectory
 from toolgym.tools.concurrency.blocking import in_thread
-from toolgym.tools.errors import BatchError, ConfigError, named_keywords, require_whole_number, shorten
+from toolgym.tools.errors import BatchError, ConfigError, require_whole_number, shorten
+from toolgym.tools.keywords import named_keywords
 
 if TYPE_CHECKING:
     from openrlhf.utils.agent import AgentExecutorBase

@@ -16,7 +16,8 @@ from toolgym.rollout.endpoint import run
 from toolgym.rollout.limits import EpisodeLimits
 from toolgym.rollout.runner.envs.env_factory import EnvFactory
 from toolgym.tools.concurrency.event_loop_thread import EventLoopThread
-from toolgym.tools.errors import ConfigError, MissingExtraError, named_keywords, shorten
+from toolgym.tools.errors import ConfigError, MissingExtraError, shorten
+from toolgym.tools.keywords import named_keywords
 
 if TYPE_CHECKING:
     from rllm.eval.types import EvalOutput

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from toolgym.tools.errors import missing_extra, missing_package, outdated_package
+from toolgym.tools.lazy import missing_extra, missing_package, outdated_package
 
 LEAST = {
     "agentlightning": "1.0.2",

@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toolgym.rollout.trajectory.trajectory import Trajectory, require_trajectories
-from toolgym.tools.errors import ConfigError, named_keywords
+from toolgym.tools.errors import ConfigError
+from toolgym.tools.keywords import named_keywords
 
 AdvantageForm = Literal["grpo", "rloo", "dr_grpo"]
 """How a group's rewards become advantages, see `group_advantages`."""

@@ -15,7 +15,8 @@ from toolgym.envs.types import EpisodeFailedError, StopReason
 from toolgym.rollout.advantages.advantages import by_group
 from toolgym.rollout.trajectory.trajectory import Failure, Trajectory, require_trajectories
 from toolgym.tools.concurrency.deadline import DeadlineError, with_deadline
-from toolgym.tools.errors import ConfigError, check_seconds, error_text, named_keywords, require_whole_number
+from toolgym.tools.errors import ConfigError, check_seconds, error_text, require_whole_number
+from toolgym.tools.keywords import named_keywords
 from toolgym.tools.library.final_answer import without_thinking
 
 GroupReward = Callable[[Sequence[Trajectory]], Sequence[float] | Awaitable[Sequence[float]]]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from toolgym.tools.errors import missing_extra
-from toolgym.tools.lazy import lazy_names
+from toolgym.tools.lazy import lazy_names, missing_extra
 
 try:
     import safetensors as _safetensors  # noqa: F401

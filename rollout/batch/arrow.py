@@ -35,7 +35,8 @@ from toolgym.rollout.batch.check import check_batch
 from toolgym.rollout.batch.fields import FIELDS, aligned_field, payload_padding
 from toolgym.rollout.batch.io import PREFIX, batch_of, metadata_of
 from toolgym.rollout.trajectory.trajectory import Trajectory, plain
-from toolgym.tools.errors import ConfigError, missing_file, missing_package
+from toolgym.tools.errors import ConfigError, missing_file
+from toolgym.tools.lazy import missing_package
 
 if TYPE_CHECKING:
     import datasets

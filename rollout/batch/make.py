@@ -18,7 +18,8 @@ from toolgym.rollout.batch.row import RowSource, rows_of
 from toolgym.rollout.trajectory.failures import log
 from toolgym.rollout.trajectory.token_sequence import filled_up
 from toolgym.rollout.trajectory.trajectory import Trajectory, require_trajectories
-from toolgym.tools.errors import BatchError, named_keywords, shorten
+from toolgym.tools.errors import BatchError, shorten
+from toolgym.tools.keywords import named_keywords
 
 
 @named_keywords

@@ -21,7 +21,8 @@ import numpy as np
 
 from toolgym.rollout.engines.tokenizer_probe import probe_ids, require_same_text
 from toolgym.rollout.models.token_ids import TokenIds
-from toolgym.tools.errors import ConfigError, EngineError, named_fields, require_whole_number
+from toolgym.tools.errors import ConfigError, EngineError, require_whole_number
+from toolgym.tools.keywords import named_fields
 
 if TYPE_CHECKING:
     import torch

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from toolgym.rollout.engines.base import Engine
 from toolgym.tools.concurrency.blocking import in_thread
-from toolgym.tools.errors import ConfigError, UnknownNameError, named_keywords, nearest
+from toolgym.tools.errors import ConfigError, UnknownNameError, nearest
+from toolgym.tools.keywords import named_keywords
 
 if TYPE_CHECKING:
     import torch

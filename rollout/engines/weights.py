@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from toolgym.tools.errors import ConfigError, missing_extra, nearest
+from toolgym.tools.errors import ConfigError, nearest
+from toolgym.tools.lazy import missing_extra
 
 try:
     import torch

@@ -9,7 +9,8 @@ from typing import Literal
 from toolgym.rollout.engines.base import SamplingParams
 from toolgym.rollout.limits import EpisodeLimits, HistoryMode, TruncationPolicy
 from toolgym.rollout.tokens.context_policies import ContextPolicy
-from toolgym.tools.errors import ConfigError, named_fields, require_whole_number
+from toolgym.tools.errors import ConfigError, require_whole_number
+from toolgym.tools.keywords import named_fields
 
 
 @named_fields

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from toolgym.tools.errors import ConfigError, missing_extra, nearest
+from toolgym.tools.errors import ConfigError, nearest
+from toolgym.tools.lazy import missing_extra
 
 try:
     from huggingface_hub import HfApi, constants, try_to_load_from_cache

@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 
 from toolgym.rollout.models.hub import require_on_hub, why_not_loaded
-from toolgym.tools.errors import ConfigError, missing_extra, missing_file
+from toolgym.tools.errors import ConfigError, missing_file
+from toolgym.tools.lazy import missing_extra
 
 try:
     from huggingface_hub import try_to_load_from_cache

@@ -16,7 +16,8 @@ from toolgym.rollout.engines.base import Engine, EngineLoad
 from toolgym.tools.concurrency.deadline import with_deadline
 from toolgym.tools.concurrency.log_throttle import LogThrottle
 from toolgym.tools.concurrency.rate_limit import LocalRateLimiter
-from toolgym.tools.errors import ConfigError, check_seconds, error_text, named_fields, require_whole_number
+from toolgym.tools.errors import ConfigError, check_seconds, error_text, require_whole_number
+from toolgym.tools.keywords import named_fields
 from toolgym.tools.sandbox.local.host.resources import available_processors
 
 LOAD_TIMEOUT = 10.0

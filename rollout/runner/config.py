@@ -10,7 +10,8 @@ from typing import Any, Self
 from toolgym.rollout.episode.config import EpisodeConfig
 from toolgym.rollout.runner.adaptive import Adaptive
 from toolgym.rollout.runner.branching import Branching
-from toolgym.tools.errors import ConfigError, named_fields, require_whole_number
+from toolgym.tools.errors import ConfigError, require_whole_number
+from toolgym.tools.keywords import named_fields
 from toolgym.tools.parsers import Parser, get_parser
 
 

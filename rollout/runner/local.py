@@ -38,7 +38,8 @@ from toolgym.rollout.trajectory.trajectory import Trajectory
 from toolgym.tools.concurrency.gc_freeze import freeze_heap
 from toolgym.tools.concurrency.loop_watch import watch_loop
 from toolgym.tools.concurrency.rate_limit import Lease
-from toolgym.tools.errors import ConfigError, EngineError, EpisodeError, named_keywords
+from toolgym.tools.errors import ConfigError, EngineError, EpisodeError
+from toolgym.tools.keywords import named_keywords
 from toolgym.tools.schema import ToolSchema
 
 if TYPE_CHECKING:

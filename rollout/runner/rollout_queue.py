@@ -23,7 +23,8 @@ from toolgym.rollout.runner.weight_versions import WeightVersions
 from toolgym.rollout.trajectory.failures import require_one_that_played
 from toolgym.rollout.trajectory.trajectory import Trajectory
 from toolgym.tools.concurrency.deadline import DeadlineError, shielded, with_deadline
-from toolgym.tools.errors import ConfigError, EngineError, named_keywords, require_whole_number
+from toolgym.tools.errors import ConfigError, EngineError, require_whole_number
+from toolgym.tools.keywords import named_keywords
 
 T = TypeVar("T")
 

@@ -25,7 +25,8 @@ from toolgym.rollout.runner.envs.env_factory import EnvFactory
 from toolgym.rollout.runner.envs.env_pool import EnvPool
 from toolgym.rollout.tokens.renderer import ChatRenderer
 from toolgym.rollout.trajectory.trajectory import Trajectory
-from toolgym.tools.errors import ConfigError, named_keywords, require_whole_number
+from toolgym.tools.errors import ConfigError, require_whole_number
+from toolgym.tools.keywords import named_keywords
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -14,7 +14,8 @@ from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
-from toolgym.tools.errors import TemplateError, missing_extra
+from toolgym.tools.errors import TemplateError
+from toolgym.tools.lazy import missing_extra
 from toolgym.tools.message import Message
 
 try:

@@ -20,7 +20,8 @@ from toolgym.rollout.tokens.chat_template import ROLES
 from toolgym.rollout.tokens.renderer import ChatRenderer
 from toolgym.rollout.tokens.safe_encoder import SafeEncoder
 from toolgym.rollout.tokens.token_bounds import TooManyTokensError
-from toolgym.tools.errors import ConfigError, UnknownNameError, missing_extra, nearest
+from toolgym.tools.errors import ConfigError, UnknownNameError, nearest
+from toolgym.tools.lazy import missing_extra
 from toolgym.tools.message import Message
 
 try:

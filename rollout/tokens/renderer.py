@@ -25,7 +25,8 @@ from toolgym.rollout.models.tokenizer import end_token_ids
 from toolgym.rollout.tokens.chat_template import ChatTemplate, check_message
 from toolgym.rollout.tokens.safe_encoder import SafeEncoder
 from toolgym.rollout.tokens.template_analysis import TemplateFacts, analyze, delta_kind, probe_conversation
-from toolgym.tools.errors import TemplateError, missing_extra
+from toolgym.tools.errors import TemplateError
+from toolgym.tools.lazy import missing_extra
 from toolgym.tools.message import Message, assistant, user
 from toolgym.tools.parsers import ParsedTurn, Parser, get_parser, parser_for_template, parser_names
 from toolgym.tools.schema import ToolSchema

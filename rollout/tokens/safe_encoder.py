@@ -22,7 +22,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from toolgym.rollout.tokens.token_bounds import COMPOSED, TooManyTokensError, composes, longest_token
-from toolgym.tools.errors import TemplateError, missing_extra
+from toolgym.tools.errors import TemplateError
+from toolgym.tools.lazy import missing_extra
 
 try:
     from tokenizers import Encoding, Tokenizer

@@ -21,7 +21,8 @@ from toolgym.rollout.tokens.end_of_turn import PROBE_IDS, called
 from toolgym.rollout.tokens.renderer import ChatRenderer
 from toolgym.rollout.tokens.safe_encoder import SafeEncoder
 from toolgym.rollout.tokens.template_analysis import TemplateFacts
-from toolgym.tools.errors import ConfigError, TemplateError, missing_extra
+from toolgym.tools.errors import ConfigError, TemplateError
+from toolgym.tools.lazy import missing_extra
 from toolgym.tools.message import Message, assistant, system, tool, user
 from toolgym.tools.schema import ToolSchema
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from toolgym.tools.errors import ToolgymError, missing_extra
+from toolgym.tools.errors import ToolgymError
+from toolgym.tools.lazy import missing_extra
 
 try:
     from tokenizers.pre_tokenizers import ByteLevel

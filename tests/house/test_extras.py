@@ -66,7 +66,7 @@ def test_what_needs_ray_names_the_extra():
 def test_the_command_installs_from_where_the_library_came_from(tmp_path, monkeypatch, noted, command):
     import importlib.metadata
 
-    from toolgym.tools.errors import missing_extra
+    from toolgym.tools.lazy import missing_extra
 
     text = None if noted is None else json.dumps(noted).replace("{folder}", str(tmp_path))
     monkeypatch.setattr(importlib.metadata.PathDistribution, "read_text", lambda self, name: text)

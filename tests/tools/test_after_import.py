@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from toolgym.tools.after_import import after_import
+from toolgym.tools.lazy import after_import
 
 
 @pytest.fixture

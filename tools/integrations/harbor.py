@@ -30,10 +30,10 @@ from toolgym.tools.errors import (
     SandboxError,
     SandboxUnsupportedError,
     UnknownNameError,
-    missing_extra,
     nearest,
 )
 from toolgym.tools.integrations.dockerfile import Dockerfile, read_dockerfile
+from toolgym.tools.lazy import missing_extra
 from toolgym.tools.sandbox import base
 from toolgym.tools.sandbox.base import ExecutionStatus, Limits, Sandbox, Session
 from toolgym.tools.sandbox.open import TOKEN_VARIABLE

@@ -19,7 +19,8 @@ from typing import Any, Literal, overload
 
 import pydantic
 
-from toolgym.tools.errors import ConfigError, SandboxError, SandboxFileError, missing_extra
+from toolgym.tools.errors import ConfigError, SandboxError, SandboxFileError
+from toolgym.tools.lazy import missing_extra
 from toolgym.tools.sandbox.base import ExecResult, ExecutionStatus, Limits, Sandbox, Session
 from toolgym.tools.sandbox.options import Network
 from toolgym.tools.sandbox.remote import RemoteSandbox

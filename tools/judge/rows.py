@@ -23,9 +23,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from toolgym.tools.errors import ConfigError, missing_file, missing_package, shorten
+from toolgym.tools.errors import ConfigError, missing_file, shorten
 from toolgym.tools.judge.cases import AssertTest, FunctionTest, Problem, StdioTest, Test
 from toolgym.tools.judge.comparing import TOLERANCE
+from toolgym.tools.lazy import missing_package
 
 STDIN_HINT = "Write a Python program that reads standard input and prints the answer to standard output."
 

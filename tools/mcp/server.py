@@ -10,8 +10,9 @@ from typing import Any, TypeAlias
 import pydantic
 
 from toolgym.tools.config import read_options
-from toolgym.tools.errors import ConfigError, missing_extra
+from toolgym.tools.errors import ConfigError
 from toolgym.tools.http.addresses import check_address
+from toolgym.tools.lazy import missing_extra
 
 MAX_EVENT = 64 * 1024 * 1024
 """Most bytes of one event of a server with a URL; a longer one breaks the call off."""

@@ -17,7 +17,8 @@ import importlib
 from collections.abc import Mapping
 from typing import Any
 
-from toolgym.tools.errors import ConfigError, UnknownNameError, missing_extra, nearest
+from toolgym.tools.errors import ConfigError, UnknownNameError, nearest
+from toolgym.tools.lazy import missing_extra
 from toolgym.tools.parsers.base import ParsedTurn, Parser
 from toolgym.tools.parsers.reasoning import split_reasoning
 from toolgym.tools.parsers.scan import TurnBuilder

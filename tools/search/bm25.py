@@ -14,7 +14,8 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from toolgym.tools.errors import ConfigError, RetrievalError, missing_extra
+from toolgym.tools.errors import ConfigError, RetrievalError
+from toolgym.tools.lazy import missing_extra
 from toolgym.tools.search.corpus import Corpus, read_passages
 from toolgym.tools.search.index_folder import index_folder
 from toolgym.tools.search.retriever import Passage, Retriever

@@ -12,7 +12,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from toolgym.tools.errors import ConfigError, UnknownNameError, missing_extra, missing_package
+from toolgym.tools.errors import ConfigError, UnknownNameError
+from toolgym.tools.lazy import missing_extra, missing_package
 from toolgym.tools.search.dense import Embed
 
 Pooling = Literal["mean", "cls"]

@@ -17,7 +17,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from toolgym.tools.errors import ConfigError, MissingExtraError, missing_file, missing_package
+from toolgym.tools.errors import ConfigError, MissingExtraError, missing_file
+from toolgym.tools.lazy import missing_package
 from toolgym.tools.schema import ToolSchema
 
 VERSION = "2026.3.23"

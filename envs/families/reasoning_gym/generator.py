@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from toolgym.envs.families.reasoning_gym.ids import COMPOSITE, GENERATORS
-from toolgym.tools.errors import ConfigError, UnknownNameError, missing_extra, nearest, require_whole_number
+from toolgym.tools.errors import ConfigError, UnknownNameError, nearest, require_whole_number
+from toolgym.tools.lazy import missing_extra
 
 KEPT_ENTRIES = 4096
 """Entries that a process keeps, since scoring needs the one that its task was made of."""

@@ -7,7 +7,8 @@ from typing import Any
 from toolgym.envs.families.textarena.ids import GAMES
 from toolgym.envs.foreign.env import ForeignEnv
 from toolgym.envs.foreign.wrap import wrap
-from toolgym.tools.errors import UnknownNameError, missing_extra, nearest
+from toolgym.tools.errors import UnknownNameError, nearest
+from toolgym.tools.lazy import missing_extra
 
 
 def textarena_env(game: str, **wrap_kwargs: Any) -> ForeignEnv:

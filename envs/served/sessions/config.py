@@ -14,7 +14,8 @@ import pydantic
 from pydantic import Field
 
 from toolgym.envs.served.sessions.backends.base import SessionBackend
-from toolgym.tools.errors import ConfigError, UnknownNameError, check_keywords, nearest
+from toolgym.tools.errors import ConfigError, UnknownNameError, nearest
+from toolgym.tools.keywords import check_keywords
 from toolgym.tools.serving.config import ServerSpec, ServingConfig
 from toolgym.tools.yaml_file import read_yaml
 

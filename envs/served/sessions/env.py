@@ -21,14 +21,8 @@ from toolgym.envs.tool_env import MAX_RESULT_CHARS
 from toolgym.envs.tool_instances import encodable
 from toolgym.envs.types import EpisodeFailedError, ResetInfo, StepInfo, StopReason
 from toolgym.tools.concurrency.deadline import own_deadline, shielded
-from toolgym.tools.errors import (
-    ConfigError,
-    EpisodeError,
-    RemoteSessionError,
-    named_keywords,
-    require_seed,
-    require_whole_number,
-)
+from toolgym.tools.errors import ConfigError, EpisodeError, RemoteSessionError, require_seed, require_whole_number
+from toolgym.tools.keywords import named_keywords
 from toolgym.tools.message import Message, tool, user
 from toolgym.tools.parsers import ParsedTurn
 from toolgym.tools.parsers.hermes import parse_hermes

@@ -22,7 +22,8 @@ from toolgym.rollout.runner.run_episode import run_episode
 from toolgym.rollout.trajectory.failures import not_trainable_error
 from toolgym.rollout.trajectory.trajectory import Trajectory
 from toolgym.tools.concurrency.blocking import in_thread
-from toolgym.tools.errors import ConfigError, named_keywords, shorten
+from toolgym.tools.errors import ConfigError, shorten
+from toolgym.tools.keywords import named_keywords
 
 with needs("areal", "A workflow of AReaL"):
     from areal import workflow_context

@@ -7,7 +7,8 @@ from typing import Any
 
 from toolgym.envs.tasks.task import Task
 from toolgym.rollout.adapters.task_rows import task_column, tools_of
-from toolgym.tools.errors import ConfigError, named_keywords
+from toolgym.tools.errors import ConfigError
+from toolgym.tools.keywords import named_keywords
 
 
 @named_keywords

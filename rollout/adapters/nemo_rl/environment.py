@@ -19,7 +19,8 @@ from toolgym.envs.types import EpisodeFailedError
 from toolgym.rollout.adapters.served_episodes import ServedEpisodes
 from toolgym.rollout.models.tokenizer import load_tokenizer
 from toolgym.rollout.tokens.renderer import ChatRenderer
-from toolgym.tools.errors import ConfigError, MissingExtraError, named_fields
+from toolgym.tools.errors import ConfigError, MissingExtraError
+from toolgym.tools.keywords import named_fields
 from toolgym.tools.message import Message, user
 from toolgym.tools.parsers.base import ParsedTurn
 from toolgym.tools.schema import ToolCall, ToolSchema

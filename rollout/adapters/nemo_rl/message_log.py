@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from toolgym.rollout.adapters.trainer_row import TrainerRow
 from toolgym.rollout.trajectory.token_sequence import TokenSequence
 from toolgym.rollout.trajectory.trajectory import Trajectory, require_trajectories
-from toolgym.tools.errors import BatchError, named_keywords
+from toolgym.tools.errors import BatchError
+from toolgym.tools.keywords import named_keywords
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from toolgym.envs.tasks.task import Task
 from toolgym.rollout.adapters.task_rows import task_column, tools_of
 from toolgym.rollout.tokens.renderer import ChatRenderer
-from toolgym.tools.errors import named_keywords
+from toolgym.tools.keywords import named_keywords
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

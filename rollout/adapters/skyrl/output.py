@@ -21,7 +21,8 @@ from toolgym.rollout.engines.sglang.aligned import ROUTED_EXPERTS, SAMPLING_MASK
 from toolgym.rollout.trajectory.context_routing import ContextRouting
 from toolgym.rollout.trajectory.token_sequence import joined_payload
 from toolgym.rollout.trajectory.trajectory import Trajectory, require_trajectories
-from toolgym.tools.errors import BatchError, named_keywords
+from toolgym.tools.errors import BatchError
+from toolgym.tools.keywords import named_keywords
 
 if TYPE_CHECKING:
     from skyrl.train.generators.base import GeneratorOutput, TrajectoryID

@@ -16,7 +16,8 @@ from toolgym.envs.registry import make, spec
 from toolgym.rollout.adapters.task_rows import task_of_row
 from toolgym.rollout.adapters.versions import needs
 from toolgym.tools.concurrency.event_loop_thread import EventLoopThread
-from toolgym.tools.errors import ConfigError, named_keywords
+from toolgym.tools.errors import ConfigError
+from toolgym.tools.keywords import named_keywords
 
 with needs("skyrl-gym", "An env for skyrl-gym"):
     import skyrl_gym

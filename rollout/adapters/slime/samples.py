@@ -15,7 +15,8 @@ from toolgym.rollout.adapters.slime.payloads import Payloads, top_p_of
 from toolgym.rollout.adapters.trainer_row import TrainerRow, check_values
 from toolgym.rollout.engines.sglang.aligned import ROUTED_EXPERTS
 from toolgym.rollout.trajectory.trajectory import Trajectory, require_trajectories
-from toolgym.tools.errors import BatchError, MissingExtraError, named_keywords, require_whole_number
+from toolgym.tools.errors import BatchError, MissingExtraError, require_whole_number
+from toolgym.tools.keywords import named_keywords
 
 if TYPE_CHECKING:
     from slime.utils.types import Sample

@@ -43,7 +43,8 @@ from toolgym.rollout.tokens.renderer import ChatRenderer
 from toolgym.rollout.trajectory.failures import require_one_that_played
 from toolgym.rollout.trajectory.trajectory import Trajectory
 from toolgym.tools.concurrency.event_loop_thread import EventLoopThread
-from toolgym.tools.errors import BatchError, ConfigError, named_keywords, require_whole_number
+from toolgym.tools.errors import BatchError, ConfigError, require_whole_number
+from toolgym.tools.keywords import named_keywords
 from toolgym.tools.parsers import parser_for_template
 
 if TYPE_CHECKING:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from toolgym.rollout.adapters.episode_settings import EpisodeSettings
-from toolgym.tools.errors import ConfigError, named_fields, require_whole_number
+from toolgym.tools.errors import ConfigError, require_whole_number
+from toolgym.tools.keywords import named_fields
 
 
 @named_fields

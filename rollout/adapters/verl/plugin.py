@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import Any
 
 from toolgym.rollout.adapters.versions import require_version
-from toolgym.tools.after_import import after_import
+from toolgym.tools.lazy import after_import
 
 AGENT_NAME = "toolgym_agent"
 """Name of the agent loop: for a row's `agent_name`, or for `rollout.agent.default_agent_loop`."""

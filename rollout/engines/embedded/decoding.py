@@ -15,7 +15,8 @@ from typing import Any, Protocol
 
 from toolgym.rollout.engines.base import SamplingParams
 from toolgym.rollout.engines.embedded.sampling import SamplingColumns, sample
-from toolgym.tools.errors import ConfigError, EngineError, missing_extra
+from toolgym.tools.errors import ConfigError, EngineError
+from toolgym.tools.lazy import missing_extra
 
 try:
     import torch

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from toolgym.rollout.models.hub import require_on_hub, why_not_loaded
-from toolgym.tools.errors import ConfigError, missing_extra, nearest
+from toolgym.tools.errors import ConfigError, nearest
+from toolgym.tools.lazy import missing_extra
 
 try:
     import torch

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from toolgym.rollout.engines.base import SamplingParams
-from toolgym.tools.errors import missing_extra
+from toolgym.tools.lazy import missing_extra
 
 try:
     import torch

@@ -31,7 +31,9 @@ from toolgym.rollout.engines.embedded.loading import inspect_model, load_model, 
 from toolgym.rollout.engines.embedded.sampling import generator_of
 from toolgym.rollout.engines.weights import check_weights, collect_weights, load_weights
 from toolgym.tools.concurrency.blocking import contained, in_thread
-from toolgym.tools.errors import ConfigError, EngineError, missing_extra, named_keywords, require_whole_number
+from toolgym.tools.errors import ConfigError, EngineError, require_whole_number
+from toolgym.tools.keywords import named_keywords
+from toolgym.tools.lazy import missing_extra
 
 try:
     import torch

@@ -15,7 +15,8 @@ from concurrent.futures import Future
 from typing import Any, NamedTuple, TypeVar
 
 from toolgym.tools.concurrency.blocking import in_thread
-from toolgym.tools.errors import ConfigError, EngineError, EngineUnavailableError, missing_extra
+from toolgym.tools.errors import ConfigError, EngineError, EngineUnavailableError
+from toolgym.tools.lazy import missing_extra
 
 T = TypeVar("T")
 

@@ -17,7 +17,8 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 from toolgym.rollout.engines.weights import collect_weights
-from toolgym.tools.errors import ConfigError, missing_extra
+from toolgym.tools.errors import ConfigError
+from toolgym.tools.lazy import missing_extra
 
 try:
     import torch

@@ -19,7 +19,8 @@ from toolgym.rollout.runner.metrics.run_metrics import RunMetrics
 from toolgym.rollout.trajectory.trajectory import Trajectory, plain
 from toolgym.tools.concurrency.blocking import in_thread
 from toolgym.tools.concurrency.deadline import with_deadline
-from toolgym.tools.errors import ConfigError, error_text, missing_package
+from toolgym.tools.errors import ConfigError, error_text
+from toolgym.tools.lazy import missing_package
 
 PROJECT = "toolgym"
 """Name of the project, or of the experiment, where none is given."""

@@ -13,7 +13,8 @@ from typing import Any
 from toolgym.rollout.episode.observer import EpisodeObserver, Phase
 from toolgym.rollout.runner.metrics.run_metrics import RunMetrics
 from toolgym.rollout.runner.metrics.waiting import Wait
-from toolgym.tools.errors import missing_extra, shorten
+from toolgym.tools.errors import shorten
+from toolgym.tools.lazy import missing_extra
 
 try:
     from rich.console import Console, Group

@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from toolgym.tools.errors import ClusterError, ConfigError, missing_extra, shorten
+from toolgym.tools.errors import ClusterError, ConfigError, shorten
+from toolgym.tools.lazy import missing_extra
 
 try:
     import ray

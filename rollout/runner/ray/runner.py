@@ -32,7 +32,8 @@ from toolgym.rollout.runner.scheduling.scheduler import Scheduler, Stragglers
 from toolgym.rollout.runner.scheduling.tasks import Tasks
 from toolgym.rollout.trajectory.trajectory import Trajectory
 from toolgym.tools.concurrency.deadline import shielded
-from toolgym.tools.errors import ConfigError, named_keywords, require_whole_number
+from toolgym.tools.errors import ConfigError, require_whole_number
+from toolgym.tools.keywords import named_keywords
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

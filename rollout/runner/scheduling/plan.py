@@ -8,7 +8,8 @@ from typing import Literal
 
 from toolgym.rollout.runner.scheduling.scheduler import Stragglers
 from toolgym.rollout.trajectory.trajectory import Trajectory
-from toolgym.tools.errors import ConfigError, named_fields, require_whole_number
+from toolgym.tools.errors import ConfigError, require_whole_number
+from toolgym.tools.keywords import named_fields
 
 Keep = Callable[[Sequence[Trajectory]], bool]
 """From a whole group, ordered by sample, to whether the consumer gets it."""

@@ -18,7 +18,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from toolgym.tools.concurrency.event_loop_thread import EventLoopThread
-from toolgym.tools.errors import ClusterError, ConfigError, missing_extra
+from toolgym.tools.errors import ClusterError, ConfigError
+from toolgym.tools.lazy import missing_extra
 
 try:
     import ray

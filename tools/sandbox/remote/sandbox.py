@@ -9,17 +9,12 @@ from typing import Any, TypeVar
 
 from toolgym.tools.concurrency.deadline import shielded
 from toolgym.tools.concurrency.rate_limit import LocalRateLimiter
-from toolgym.tools.errors import (
-    ConfigError,
-    SandboxClosedError,
-    SandboxUnavailableError,
-    SandboxUnsupportedError,
-    named_keywords,
-)
+from toolgym.tools.errors import ConfigError, SandboxClosedError, SandboxUnavailableError, SandboxUnsupportedError
 from toolgym.tools.http.addresses import check_address, check_addresses
 from toolgym.tools.http.client import CallError, HttpRequest, json_body
 from toolgym.tools.http.retries import Retries
 from toolgym.tools.http.session import HttpResponse, HttpSession
+from toolgym.tools.keywords import named_keywords
 from toolgym.tools.sandbox.base import ExecutionResult, ExecutionStatus, Sandbox, Session
 from toolgym.tools.sandbox.names import positive
 from toolgym.tools.sandbox.options import RunRequest, SessionRequest

@@ -19,8 +19,8 @@ from toolgym.tools.errors import (
     SandboxClosedError,
     SandboxUnavailableError,
     SandboxUnsupportedError,
-    named_keywords,
 )
+from toolgym.tools.keywords import named_keywords
 from toolgym.tools.sandbox.base import ExecutionResult, ExecutionStatus, Limits, Sandbox
 from toolgym.tools.sandbox.local.host import languages
 from toolgym.tools.sandbox.local.host.cpu_slots import COMPUTING_EACH, CpuSlots, most_executions

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from verl.plugin.platform import platform_base, platform_manager
 
-from toolgym.tools.after_import import after_import
+from toolgym.tools.lazy import after_import
 
 FOLDER = Path(os.environ["VERL_ON_CPU"])
 """Gets the micro batches and the server's requests."""
