@@ -102,7 +102,7 @@ class Episode:
         self._open_turn: OpenTurn | None = None  # it is being sampled
         self._asked: Asked | None = None
         self._branches = 0
-        self._began = False  # the observers were told
+        self._began = False  # the observers heard of the beginning
         self._started: float | None = None  # while it runs
         self._end_now: Callable[[], None] | None = None  # while it runs
         self._patience: asyncio.TimerHandle | None = None

@@ -61,7 +61,7 @@ _log = logging.getLogger("toolgym.rollout")
 
 
 class LastPrompts(dict[EpisodeKey | None, list[int]]):
-    """The last prompt of each episode, from which the next one is told by what it adds."""
+    """The last prompt of each episode; of the next prompt only what it adds is written."""
 
     def shortened(self, episode: EpisodeKey | None, prompt_ids: Sequence[int]) -> tuple[int, list[int]]:
         """Return how many ids the prompt shares with the last one, and the others."""

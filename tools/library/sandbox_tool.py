@@ -101,7 +101,7 @@ class WorkspaceTool(SandboxTool[FolderOptions]):
         return self.begin(EpisodeSession(self.sandbox, self.options.folder))
 
     def on(self, session: Session) -> ToolSession:
-        """FolderOptions an episode on a session that stays the caller's. It must have the tool's folder."""
+        """Begin an episode on a session that stays the caller's. It must have the tool's folder."""
         return self.begin(GivenSession(session, self.sandbox))
 
 

@@ -42,7 +42,7 @@ class GroupScheduler(Scheduler):
         count: how many trajectories there will be in all, without branches, if the tasks suffice; None if that is not
             known.
         whole_groups: whether there is a plan.
-        sizes: the number of trajectories of each group that the plan gave out, in order, until somebody takes it away.
+        sizes: the number of trajectories of each group that the plan gave out, in order, until taken.
 
     Raises:
         ConfigError: `tasks` is nothing to iterate over, or a list of something else than tasks; or the plan does not

@@ -40,13 +40,13 @@ def test_only_what_the_block_made_is_collected_in_it_and_the_rest_after_it():
 
 
 def test_blocks_at_the_same_time_end_with_the_last_of_them():
-    one, other = freeze_heap(), freeze_heap()
-    one.__enter__()
-    other.__enter__()
+    first, second = freeze_heap(), freeze_heap()
+    first.__enter__()
+    second.__enter__()
     with contextlib.suppress(ValueError):
-        one.__exit__(ValueError, ValueError("a run breaks"), None)
+        first.__exit__(ValueError, ValueError("a run breaks"), None)
     assert gc.get_freeze_count()
-    other.__exit__(None, None, None)
+    second.__exit__(None, None, None)
     assert not gc.get_freeze_count()
 
 
