@@ -123,7 +123,7 @@ attempt("kill_a_group", lambda: os.killpg(os.getpgid(parent), 0))
 attempt("pidfd", lambda: signal.pidfd_send_signal(os.pidfd_open(parent), 0))
 attempt("own", lambda: fcntl.fcntl(0, fcntl.F_SETOWN, parent))
 for name in ("tgkill", "rt_tgsigqueueinfo", "tkill", "rt_sigqueueinfo"):
-    attempt(name, lambda: call(seccomp._number(name), parent, parent, 0, 0))
+    attempt(name, lambda: call(syscalls.number(name), parent, parent, 0, 0))
 sys.stdout.flush()
 os.abort()
 """

@@ -161,12 +161,11 @@ class Forks:
         origin.child.channels.append(copy)
         self._adopt(copy)
         try:
-            mounts = fork_mounts.make_root(handle, self._own_mounts, self._hardening)
-            copy.copying.namespace = mounts.namespace
+            root, copy.copying.namespace = fork_mounts.make_root(handle, self._own_mounts, self._hardening)
             try:
-                copy.send_descriptors(mounts.root)
+                copy.send_descriptors(root)
             finally:
-                os.close(mounts.root)
+                os.close(root)
         except OSError as error:
             if not _has_ended(handle):  # if it has, its closed channel says so
                 self._fail(fork, "sandbox_error", f"no file system for the copy: {error}")

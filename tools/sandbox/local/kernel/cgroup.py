@@ -1,10 +1,9 @@
-"""Control groups (versions 1 and 2): the host finds where it may make them, and makes and removes one per template
-process.
+"""Control groups (versions 1 and 2): the host finds where it may make them, and makes one per template process.
 
-A template process gets the group `toolgym-<pid>-<start>-<namespace>-<number>`, below the group of this process (version
-1, and the root group of version 2) or beside it (version 2 elsewhere, where a group with processes in it may have no
-limited ones below). In it, `child_cgroups` makes a group per child. The process that made a group removes it; if it
-was killed first, the next one that starts recognises the group by its name and removes it.
+It gets the group `toolgym-<pid>-<start>-<namespace>-<number>`, below the group of this process (version 1, and the root
+group of version 2) or beside it (version 2 elsewhere, where a group with processes in it may have no limited ones
+below). In it, `child_cgroups` makes a group per child. The process that made a group removes it; if it was killed
+first, the next one that starts recognises the group by its name and removes it.
 
 Source: the kernel's `Documentation/admin-guide/cgroup-v2.rst` and `cgroup-v1/`.
 """
@@ -35,12 +34,7 @@ _numbers = itertools.count(1)
 
 @dataclass(frozen=True)
 class CgroupParent:
-    """Folders in which groups may be made.
-
-    Attributes:
-        version: of the control group interface, 1 or 2.
-        folders: controller to folder; with version 2 always the same one.
-    """
+    """Folders in which groups may be made, by controller; with version 2 it is always the same one."""
 
     version: int
     folders: Mapping[str, Path]
@@ -48,7 +42,7 @@ class CgroupParent:
 
 @functools.cache
 def find() -> tuple[CgroupParent | None, str]:
-    """Return where this process may make groups that limit memory, or why nowhere. Stale groups there are removed."""
+    """Folders where this process may make groups that limit memory, or why nowhere. Removes stale groups there."""
     reasons = []
     for look in (_version_2, _version_1):
         try:
@@ -62,15 +56,7 @@ def find() -> tuple[CgroupParent | None, str]:
 
 
 class ControlGroup:
-    """The control group of one template process.
-
-    Args:
-        parent: where to make it.
-        owner: user and group id that may make groups in it.
-
-    Raises:
-        OSError: it cannot be made.
-    """
+    """The control group of one template process, in which the user and group `owner` may make others."""
 
     def __init__(self, parent: CgroupParent, owner: int | None) -> None:
         self._version = parent.version
@@ -95,14 +81,13 @@ class ControlGroup:
             raise
 
     def open(self) -> dict[str, object]:
-        """Return arguments for `ChildCgroups`, with a descriptor for each controller; `close` them once inherited."""
+        """Arguments for `ChildCgroups`, with a descriptor for each controller; `close` them once inherited."""
         fds = {name: os.open(path, os.O_RDONLY | os.O_DIRECTORY) for name, path in self._by_controller.items()}
         self._opened = list(fds.values())
         return {"version": self._version, "folders": fds}
 
     @property
     def descriptors(self) -> list[int]:
-        """Descriptors that `open` returned."""
         return self._opened
 
     def close(self) -> None:
@@ -125,7 +110,7 @@ class ControlGroup:
 
 
 def _remove(folder: Path) -> bool:
-    """Remove a group and those below it; kill the processes in them. Returns whether the group is gone."""
+    """Remove a group and those below it, and kill the processes in them. Returns whether the group is gone."""
     groups = [Path(path) for path, _, _ in os.walk(folder, topdown=False)]
     try:
         for group in groups:
@@ -153,7 +138,7 @@ def _sweep(folder: Path) -> None:
 
 
 def mounts(kind: str) -> list[tuple[str, str, Path]]:
-    """Return options, root and mount point of each mounted file system of that kind."""
+    """Options, root and mount point of each mounted file system of that kind."""
     mounted = []
     with open("/proc/self/mountinfo") as file:
         for line in file:
@@ -166,7 +151,7 @@ def mounts(kind: str) -> list[tuple[str, str, Path]]:
 
 
 def own_groups() -> dict[str, str]:
-    """Return this process's group by controller; that of version 2 has no name."""
+    """This process's group by controller; that of version 2 has no name."""
     groups: dict[str, str] = {}
     with open("/proc/self/cgroup") as file:
         for line in file:
@@ -176,11 +161,7 @@ def own_groups() -> dict[str, str]:
 
 
 def below(point: Path, root: str, group: str) -> Path:
-    """Return a group's folder in the file system; `root` is the group that is mounted at `point`.
-
-    Raises:
-        OSError: the group is not below that one.
-    """
+    """A group's folder in the file system; `root` is the group that is mounted at `point`."""
     relative = os.path.relpath(group, root)
     if relative.startswith(".."):
         raise OSError(f"the group {group} of this process is not below {root}, which is mounted at {point}")
@@ -227,7 +208,7 @@ def _version_2() -> CgroupParent:
 
 
 def _is_root(folder: Path) -> bool:
-    """Whether a group is the root of all, which alone may have both processes and limited groups."""
+    """Whether a group is the root of all, the only one that may have both processes and limited groups."""
     return not (folder / "cgroup.type").exists()
 
 

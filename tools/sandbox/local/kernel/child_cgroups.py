@@ -1,8 +1,4 @@
-"""The children's control groups: one for each child, which the kernel limits as a whole.
-
-A group belongs to a slot and not to a child: it is made when the slot is first used, and serves every later child in
-it, which costs a child one write per controller.
-"""
+"""The children's control groups: one for each slot, which serves all children in it one after another."""
 
 from __future__ import annotations
 
@@ -47,7 +43,6 @@ class ChildCgroups:
 
     @property
     def layers(self) -> dict[str, Any]:
-        """Version and controllers, for `messages.Layers`."""
         return {"version": self._version, "controllers": sorted(self._folders)}
 
     def prepare(self, slot: int) -> None:

@@ -1,4 +1,4 @@
-"""Makes and removes the folders that programs work in where they have no file system of their own."""
+"""Folders that programs work in if they have no file system of their own."""
 
 from __future__ import annotations
 
@@ -17,15 +17,10 @@ _PREFIX = "toolgym-sandbox-"
 _NAME = re.compile(rf"{_PREFIX}{PATTERN}-.+")
 
 REMOVE_TIMEOUT = 60.0
-"""Seconds for the removal of one folder."""
 
 
 def make() -> str:
-    """Make a folder for all programs of a sandbox, which other users may pass through. The caller removes it.
-
-    Raises:
-        OSError: it cannot be made.
-    """
+    """Make a folder for all programs of a sandbox, which other users may pass through. The caller removes it."""
     folder = tempfile.mkdtemp(prefix=f"{_PREFIX}{owner_tag(os.getpid())}-")
     os.chmod(folder, 0o711)
     return folder

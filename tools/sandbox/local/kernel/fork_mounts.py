@@ -9,7 +9,6 @@ sessions keep). All of it lies below /w, where Landlock lets a session write, an
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 
 from toolgym.tools.sandbox.local.kernel import syscalls
 from toolgym.tools.sandbox.local.kernel.harden import TERMINALS, Hardening
@@ -18,26 +17,16 @@ BASE = "/w/new"
 """Where the file system of a fork is mounted, in its copy of the namespace."""
 
 
-@dataclass(frozen=True)
-class ForkRoot:
-    """The root of a session's copy.
-
-    Attributes:
-        root: descriptor of its root folder; the caller closes it.
-        namespace: descriptor of the namespace that holds its mounts; they end when it is closed.
-    """
-
-    root: int
-    namespace: int
-
-
-def make_root(pidfd: int, home: int, hardening: Hardening) -> ForkRoot:
+def make_root(pidfd: int, home: int, hardening: Hardening) -> tuple[int, int]:
     """Make a root. This process changes its mount namespace for it, so it must have one thread.
 
     Args:
         pidfd: handle of a process of the session.
         home: descriptor of this process's own mount namespace.
         hardening: sizes, and the runtime's folders below /tmp.
+
+    Returns:
+        Descriptors of the root folder, and of the namespace that holds its mounts: they end when that is closed.
     """
     safe = syscalls.MS_NOSUID | syscalls.MS_NODEV
     bind = syscalls.MS_BIND | syscalls.MS_REC
@@ -67,7 +56,7 @@ def make_root(pidfd: int, home: int, hardening: Hardening) -> ForkRoot:
             syscalls.mount("devpts", f"{BASE}/root/dev/pts", "devpts", options, TERMINALS)
         root = os.open(f"{BASE}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         namespace = os.open("self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC, dir_fd=hardening.proc)
-        return ForkRoot(root, namespace)
+        return root, namespace
     except OSError:
         if root >= 0:
             os.close(root)

@@ -19,7 +19,6 @@ TERMINALS = "newinstance,ptmxmode=666,mode=620,max=64"
 """Options of a child's own file system of terminals: no other child can open these."""
 
 CONTROL_FD = 3
-"""Where a child finds its control socket."""
 
 NO_CORE = 1
 """Bytes of a core dump. The kernel runs a handler that cores are piped to for every limit but this one, 0 included; and
@@ -48,20 +47,14 @@ class Hardening:
 
     Attributes:
         namespaces: whether each child gets its own mount, ipc, uts, pid and user namespaces.
-        own_network: whether it also gets a network of its own, with only a loopback device.
-        loopback: whether that device is up.
-        fresh_proc: whether to mount a /proc of its own.
-        landlock: rules for files, or None where the kernel has none.
-        filter: the child's seccomp filter, or None where seccomp is missing.
+        own_network: whether it also gets a network of its own, with only a loopback device; `loopback`: whether that is
+            up.
+        fresh_proc: whether to mount a /proc of its own, with `proc_options`.
         network: whether internet sockets are allowed at all.
         first_uid: user id of the first slot, as this process names it; 0: children run as this process's user.
-        disk_mb: size of the child's file system.
-        inodes: files in it.
-        file_mb: size of one file.
+        disk_mb: size of the child's file system, with `inodes` files, each of at most `file_mb`.
         processes: processes and threads.
-        open_files: descriptors.
         data_pages: pages of private memory that the zygote has; children's limits come on top.
-        proc_options: mount options of its /proc; None: the default ones.
         terminals: whether each gets terminals of its own (at the level `namespaces`).
         below_tmp: folders below /tmp that the interpreter needs.
         folders: further folders that a child can write to, which its root has already.
@@ -89,14 +82,11 @@ class Hardening:
     folders: tuple[str, ...] = ()
 
     def batches(self, slot: int, folder: str) -> list[SyscallBatch]:
-        """Return the calls that harden a child for good, prepared before the fork; to be made in this order.
+        """The calls that harden a child for good, prepared before the fork; to be made in this order.
 
         The process that makes them has its control socket as `CONTROL_FD`; they close all else above standard error. If
-        one fails, the child must end: nothing may run in a child that is hardened in part.
-
-        Args:
-            slot: the child's number, unique among those alive.
-            folder: its working folder, if it has no file system of its own.
+        one fails, the child must end: nothing may run in a child that is hardened in part. `folder` is its working
+        folder, if it has no file system of its own.
         """
         if not self.namespaces:
             batch = SyscallBatch()
@@ -171,7 +161,7 @@ class Hardening:
         return "/tmp/work" if self.below_tmp else "/tmp"
 
     def drop_capabilities(self) -> SyscallBatch:
-        """Return the calls that drop a run's last capability: only a session may have to change its root one day."""
+        """The calls that drop a run's last capability: only a session may have to change its root one day."""
         batch = SyscallBatch()
         if self.namespaces:
             _keep_capabilities(batch, 0)
@@ -189,7 +179,8 @@ class Hardening:
     @property
     def above_runtime(self) -> list[str]:
         """The folders between /tmp and the runtime below it. They are the child's, as its other folders: a fork gives
-        its own the same times and permissions, which takes their owner."""
+        its own the same times and permissions, which takes their owner.
+        """
         parents = {str(above) for path in self.below_tmp for above in PurePosixPath(path).parents}
         return sorted(path for path in parents if path.startswith("/tmp/"))
 
@@ -257,7 +248,6 @@ class Hardening:
 
 
 def _allowed(kind: int, value: int) -> int:
-    """Return a limit, or this process's own hard limit if that is lower."""
     hard = resource.getrlimit(kind)[1]
     return value if hard == resource.RLIM_INFINITY else min(value, hard)
 

@@ -54,8 +54,8 @@ class Jailed:
         pid: in the calling process, the id of the jailed one; 0 in the jailed one itself.
         fresh_proc: whether /proc shows the jail's processes (some containers forbid mounting one).
         pid_namespace: descriptor of the jail's pid namespace, in the jailed process; -1 in the other.
-        host_proc: descriptor of the host's /proc, likewise. Processes write their own user ids through it; it
-            is closed before any user code runs.
+        host_proc: descriptor of the host's /proc, likewise. Processes write their own user ids through it; it is closed
+            before any user code runs.
     """
 
     pid: int
@@ -72,7 +72,9 @@ def enter(
     hidden: Iterable[str] = (),
     first_uid: int = 0,
 ) -> Jailed:
-    """Fork a process into new namespaces with a private root. Must be called single-threaded.
+    """Fork a process into new namespaces with a private root; for a process with one thread.
+
+    Returns in both processes; the jailed one is pid 1 of its namespace and has all capabilities in it, and only there.
 
     Args:
         read_only: files and folders to bind, and nothing else; see `SYSTEM_PATHS`.
@@ -81,12 +83,6 @@ def enter(
         hidden: folders below those of `read_only` that are empty inside.
         first_uid: first of `users.SPAN` user ids outside that are `users.FIRST_INSIDE` and following in the jail, where
             root starts it; 0: the jail knows only one user.
-
-    Returns:
-        In both processes; the jailed one is pid 1 of its namespace and has all capabilities in it, and only there.
-
-    Raises:
-        OSError: the machine does not allow it.
     """
     paths = outermost(read_only)
     root = _mount_point(paths)
@@ -171,13 +167,10 @@ def _may_mount() -> bool:
 
 
 def _enter_as_another(flags: int, paths: Iterable[str], first_uid: int) -> dict[str, int]:
-    """Enter new namespaces as root, and become `SANDBOX_UID` in them.
+    """Enter new namespaces as root, and become `SANDBOX_UID` in them. Returns handles of the paths.
 
     In between, this process still owns root's folders, but the map of ids is already the other user's. A helper that
     stays outside writes the map, because that takes root's capabilities there.
-
-    Returns:
-        Handles of the paths, opened while root's folders could be traversed.
     """
     ids = f"0 {SANDBOX_UID} 1"
     if first_uid:
@@ -248,12 +241,7 @@ def _build(root: str, handles: Mapping[str, int], folders: Iterable[str], hidden
 
 
 def part_of_world(folder: str, read_only: Iterable[str]) -> str | None:
-    """Return the part of the world inside that a further folder would hide, or lie in. None: there is none.
-
-    Args:
-        folder: its absolute name.
-        read_only: as for `enter`.
-    """
+    """The part of the world inside that a further folder would hide, or lie in. None: there is none."""
     for path in (*outermost(read_only), *_OWN_FOLDERS):
         part = f"/{path.split('/')[1]}" if path in _OWN_FOLDERS else path
         if f"{folder}/".startswith(f"{part}/") or f"{part}/".startswith(f"{folder}/"):
@@ -292,10 +280,10 @@ def _remount(target: str, flags: int) -> None:
         (os.ST_NOEXEC, syscalls.MS_NOEXEC),
         (os.ST_NODEV, syscalls.MS_NODEV),
         (os.ST_NOSUID, syscalls.MS_NOSUID),
+        (os.ST_NOATIME, 1024),
+        (os.ST_NODIRATIME, 2048),
+        (os.ST_RELATIME, 1 << 21),
     ):
-        if status & option:
-            flags |= flag
-    for option, flag in ((os.ST_NOATIME, 1024), (os.ST_NODIRATIME, 2048), (os.ST_RELATIME, 1 << 21)):
         if status & option:
             flags |= flag
     syscalls.mount("none", target, None, syscalls.MS_BIND | syscalls.MS_REMOUNT | flags)

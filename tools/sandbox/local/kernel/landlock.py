@@ -13,7 +13,6 @@ from collections.abc import Iterable
 from toolgym.tools.sandbox.local.kernel import syscalls
 from toolgym.tools.sandbox.local.kernel.syscall_batch import AT_FDCWD, SyscallBatch, high_descriptor
 
-_CREATE, _RESTRICT_SELF = 444, 446
 _PATH_BENEATH = 1
 
 EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1, 2, 4, 8
@@ -30,24 +29,28 @@ SCOPED_SINCE = 6
 
 
 def abi() -> int:
-    """Return the kernel's Landlock ABI; 0 if it has none."""
-    return max(0, int(syscalls.syscall(_CREATE, None, ctypes.c_size_t(0), ctypes.c_uint(1))))
+    """The kernel's Landlock ABI; 0: it has none."""
+    return max(
+        0, int(syscalls.syscall(syscalls.number("landlock_create_ruleset"), None, ctypes.c_size_t(0), ctypes.c_uint(1)))
+    )
 
 
 def separate() -> None:
     """Confine signals and abstract sockets of this process, and of all that it starts, to these processes for good.
 
-    A process that stays in the domain that this one leaves may still signal it, unless it does the same.
-
-    Raises:
-        OSError: the kernel's Landlock is too old (before ABI 6), or there are too many layers (16) already.
+    A process that stays in the domain that this one leaves may still signal it, unless it does the same. Raises
+    `OSError` before ABI 6, and if there are too many layers (16) already.
     """
     attributes = struct.pack("QQQ", 0, 0, _SCOPE_ABSTRACT_UNIX_AND_SIGNALS)
     ruleset = syscalls.check(
-        syscalls.syscall(_CREATE, attributes, ctypes.c_size_t(24), ctypes.c_uint(0)), "landlock_create_ruleset"
+        syscalls.syscall(syscalls.number("landlock_create_ruleset"), attributes, ctypes.c_size_t(24), ctypes.c_uint(0)),
+        "landlock_create_ruleset",
     )
     try:
-        syscalls.check(syscalls.syscall(_RESTRICT_SELF, ruleset, ctypes.c_uint(0)), "landlock_restrict_self")
+        syscalls.check(
+            syscalls.syscall(syscalls.number("landlock_restrict_self"), ruleset, ctypes.c_uint(0)),
+            "landlock_restrict_self",
+        )
     finally:
         os.close(ruleset)
 
@@ -55,8 +58,7 @@ def separate() -> None:
 def around(read_only: Iterable[str], hidden: Iterable[str]) -> tuple[list[str], list[str]]:
     """Split what may be read so that it leaves hidden folders out: a rule holds for all that is below its path.
 
-    Returns:
-        What may be read, and the folders above the hidden ones, which may only be listed.
+    Returns what may be read, and the folders above the hidden ones, which may only be listed.
     """
     readable, listed = [os.path.realpath(path) for path in read_only], list[str]()
     for folder in filter(os.path.isdir, map(os.path.realpath, hidden)):
@@ -100,7 +102,6 @@ class Ruleset:
 
     @property
     def descriptors(self) -> list[int]:
-        """Descriptors of the files in the rules, which `write` needs."""
         return [fd for fd, _ in self._rules]
 
     def write(

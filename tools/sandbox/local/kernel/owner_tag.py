@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 
 PATTERN = r"(?P<pid>\d+)-(?P<start>\d+)-(?P<namespace>\d+)"
-"""What an owner tag looks like."""
 
 
 def owner_tag(pid: int) -> str:
@@ -20,11 +19,7 @@ def owner_tag(pid: int) -> str:
 
 
 def is_gone(match: re.Match[str]) -> bool:
-    """Whether the process of a tag has ended; False for processes of other pid namespaces, which are not visible.
-
-    Args:
-        match: of a pattern that contains `PATTERN`.
-    """
+    """Whether the process of a tag (`PATTERN`) has ended; False in other pid namespaces, where it cannot be seen."""
     if match["namespace"] != str(_pid_namespace()):
         return False
     return owner_tag(int(match["pid"])) != f"{match['pid']}-{match['start']}-{match['namespace']}"

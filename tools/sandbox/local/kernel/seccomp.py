@@ -4,8 +4,7 @@ Two classic BPF filters, one on top of the other. The *outer* one is long, and i
 in the zygote: calls that neither they nor a program ever need. The *child's* is short, because every child installs it:
 calls that broker and zygote need, and checks of arguments. Forked processes inherit both.
 
-Source: the kernel's `Documentation/userspace-api/seccomp_filter.rst`; numbers from its `unistd_64.h` and
-`asm-generic/unistd.h`.
+Source: the kernel's `Documentation/userspace-api/seccomp_filter.rst`.
 """
 
 from __future__ import annotations
@@ -22,136 +21,6 @@ from toolgym.tools.sandbox.local.kernel.syscall_batch import SyscallBatch
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _X32_BIT = 0x40000000
 
-# name: (x86_64, aarch64); -1 where the architecture has no such call
-_NUMBERS: dict[str, tuple[int, int]] = {
-    "_sysctl": (156, -1),
-    "ioprio_set": (251, 30),
-    "sched_setattr": (314, 274),
-    "sched_setparam": (142, 118),
-    "sched_setscheduler": (144, 119),
-    "sched_setaffinity": (203, 122),
-    "setpriority": (141, 140),
-    "prlimit64": (302, 261),
-    "acct": (163, 89),
-    "add_key": (248, 217),
-    "adjtimex": (159, 171),
-    "bpf": (321, 280),
-    "cachestat": (451, 451),
-    "chmod": (90, -1),
-    "chown": (92, -1),
-    "chroot": (161, 51),
-    "clock_adjtime": (305, 266),
-    "clock_settime": (227, 112),
-    "clone": (56, 220),
-    "clone3": (435, 435),
-    "delete_module": (176, 106),
-    "fallocate": (285, 47),
-    "fanotify_init": (300, 262),
-    "fchmod": (91, 52),
-    "fchmodat": (268, 53),
-    "fchmodat2": (452, 452),
-    "fchown": (93, 55),
-    "fchownat": (260, 54),
-    "fcntl": (72, 25),
-    "file_setattr": (469, 469),
-    "finit_module": (313, 273),
-    "fork": (57, -1),
-    "fremovexattr": (199, 16),
-    "fsconfig": (431, 431),
-    "fsetxattr": (190, 7),
-    "fsmount": (432, 432),
-    "fsopen": (430, 430),
-    "fspick": (433, 433),
-    "futimesat": (261, -1),
-    "init_module": (175, 105),
-    "io_uring_enter": (426, 426),
-    "io_uring_register": (427, 427),
-    "io_uring_setup": (425, 425),
-    "ioctl": (16, 29),
-    "ioperm": (173, -1),
-    "iopl": (172, -1),
-    "kcmp": (312, 272),
-    "kexec_file_load": (320, 294),
-    "kexec_load": (246, 104),
-    "keyctl": (250, 219),
-    "kill": (62, 129),
-    "lchown": (94, -1),
-    "listmount": (458, 458),
-    "lookup_dcookie": (212, 18),
-    "lremovexattr": (198, 15),
-    "lsetxattr": (189, 6),
-    "lsm_set_self_attr": (460, 460),
-    "mbind": (237, 235),
-    "memfd_create": (319, 279),
-    "memfd_secret": (447, 447),
-    "migrate_pages": (256, 238),
-    "modify_ldt": (154, -1),
-    "mount": (165, 40),
-    "mount_setattr": (442, 442),
-    "move_mount": (429, 429),
-    "move_pages": (279, 239),
-    "mq_open": (240, 180),
-    "msgget": (68, 186),
-    "name_to_handle_at": (303, 264),
-    "nfsservctl": (180, 42),
-    "open": (2, -1),
-    "open_by_handle_at": (304, 265),
-    "open_tree": (428, 428),
-    "open_tree_attr": (467, 467),
-    "openat": (257, 56),
-    "openat2": (437, 437),
-    "perf_event_open": (298, 241),
-    "personality": (135, 92),
-    "pidfd_getfd": (438, 438),
-    "pidfd_send_signal": (424, 424),
-    "pivot_root": (155, 41),
-    "process_madvise": (440, 440),
-    "process_mrelease": (448, 448),
-    "process_vm_readv": (310, 270),
-    "process_vm_writev": (311, 271),
-    "ptrace": (101, 117),
-    "quotactl": (179, 60),
-    "quotactl_fd": (443, 443),
-    "reboot": (169, 142),
-    "removexattr": (197, 14),
-    "removexattrat": (466, 466),
-    "request_key": (249, 218),
-    "rt_sigqueueinfo": (129, 138),
-    "rt_tgsigqueueinfo": (297, 240),
-    "semget": (64, 190),
-    "set_mempolicy": (238, 237),
-    "setdomainname": (171, 162),
-    "sethostname": (170, 161),
-    "setns": (308, 268),
-    "setrlimit": (160, 164),
-    "settimeofday": (164, 170),
-    "setxattr": (188, 5),
-    "setxattrat": (463, 463),
-    "shmat": (30, 196),
-    "shmctl": (31, 195),
-    "shmget": (29, 194),
-    "socket": (41, 198),
-    "statmount": (457, 457),
-    "swapoff": (168, 225),
-    "swapon": (167, 224),
-    "sysfs": (139, -1),
-    "syslog": (103, 116),
-    "tgkill": (234, 131),
-    "tkill": (200, 130),
-    "truncate": (76, 45),
-    "umount2": (166, 39),
-    "unshare": (272, 97),
-    "uselib": (134, -1),
-    "userfaultfd": (323, 282),
-    "ustat": (136, -1),
-    "utime": (132, -1),
-    "utimensat": (280, 88),
-    "utimes": (235, -1),
-    "vfork": (58, -1),
-    "vhangup": (153, 58),
-    "vmsplice": (278, 75),
-}
-
 OUTER_NEEDS = ("mount", "umount2", "unshare", "setns", "sethostname", "memfd_create", "chroot")
 _OWN = {
     "prlimit64": (0,), "sched_setaffinity": (0,), "sched_setattr": (0,), "sched_setparam": (0,),
@@ -165,11 +34,6 @@ PRIO_PGRP, or their like, 0 is all processes of the caller's user or group.
 
 _TRUNCATING = ("truncate", "open", "openat", "openat2")
 _SIGNALLING = ("kill", "tgkill", "tkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo")
-_CHECKED = (
-    "setrlimit",
-    *_OWN, *_TRUNCATING, *_SIGNALLING, "pidfd_send_signal", "fcntl", "clone", "clone3",
-    "fallocate", "ioctl", "socket", "fork", "vfork",
-)  # fmt: skip
 TIMES = ("utime", "utimes", "futimesat", "utimensat")
 ATTRIBUTES = (
     "setxattr", "lsetxattr", "fsetxattr", "setxattrat", "removexattr", "lremovexattr", "fremovexattr", "removexattrat",
@@ -180,7 +44,18 @@ METADATA = (
 )  # fmt: skip
 """Calls that change a file's metadata, which Landlock does not cover."""
 
-_FORBIDDEN = tuple(name for name in _NUMBERS if name not in (*_CHECKED, *METADATA))
+_FORBIDDEN = (
+    "_sysctl", "acct", "add_key", "adjtimex", "bpf", "cachestat", "clock_adjtime", "clock_settime", "delete_module",
+    "fanotify_init", "finit_module", "fsconfig", "fsmount", "fsopen", "fspick", "init_module", "io_uring_enter",
+    "io_uring_register", "io_uring_setup", "ioperm", "iopl", "kcmp", "kexec_file_load", "kexec_load", "keyctl",
+    "listmount", "lookup_dcookie", "lsm_set_self_attr", "mbind", "memfd_secret", "migrate_pages", "modify_ldt",
+    "mount_setattr", "move_mount", "move_pages", "mq_open", "msgget", "name_to_handle_at", "nfsservctl",
+    "open_by_handle_at", "open_tree", "open_tree_attr", "perf_event_open", "personality", "pidfd_getfd", "pivot_root",
+    "process_madvise", "process_mrelease", "process_vm_readv", "process_vm_writev", "ptrace", "quotactl", "quotactl_fd",
+    "reboot", "request_key", "semget", "set_mempolicy", "setdomainname", "settimeofday", "shmat", "shmctl", "shmget",
+    "statmount", "swapoff", "swapon", "sysfs", "syslog", "uselib", "userfaultfd", "ustat", "vhangup", "vmsplice",
+)  # fmt: skip
+"""Calls that nothing in a sandbox needs."""
 
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN, _AND = 0x20, 0x15, 0x35, 0x45, 0x06, 0x54
 _ALLOW, _KILL = 0x7FFF0000, 0x80000000
@@ -211,7 +86,7 @@ def supported() -> bool:
 
 def outer_filter(*, needs: Iterable[str] = OUTER_NEEDS) -> bytes:
     """The outer filter. `needs` are the calls of `OUTER_NEEDS` that it must allow."""
-    denied = [name for name in _FORBIDDEN if name not in set(needs)]
+    denied = {*_FORBIDDEN, *OUTER_NEEDS} - set(needs)
     return _head() + _deny(denied) + _instruction(_RETURN, 0, 0, _ALLOW)
 
 
@@ -234,15 +109,13 @@ def child_filter(
         fork: whether the program may start processes; threads it always may.
         network: whether it may make internet sockets, besides UNIX ones.
         sockets: whether it may make any socket at all.
-        frozen: calls that do nothing and report success (for levels without a file system of their own; a refusal
-            would break harmless copying of files).
-        chroot: whether a process that has the capability for it may change its root, as the fork of a session does.
+        frozen: calls that do nothing and report success, where a refusal would break harmless copying of files.
         own_only: whether a program may change limits and priorities only of itself, as process 0.
+        chroot: whether a process that has the capability for it may change its root, as the fork of a session does.
         truncate: whether files may be truncated that are not open for writing. Landlock checks that since ABI 3.
-        signals: whether signals may be sent to other processes. Landlock confines them since ABI 6; for a program
-            that has only one process, this filter can. `write` puts the process id in.
-        reserve: whether it may reserve disk space for a file, which takes no time, however much it is. Where disk space
-            is only watched, it may not.
+        signals: whether signals may be sent to other processes. Landlock confines them since ABI 6. If not, `write`
+            puts the process id in.
+        reserve: whether it may reserve disk space for a file, which takes no time, so that no watchdog sees it in time.
         processes: whether it may change its limit of processes, up to the hard one.
     """
     parts = [_head(), _when("clone3", _ABSENT)]  # the C library falls back to clone, whose flags a filter can check
@@ -288,7 +161,6 @@ class _Program(ctypes.Structure):
 
 
 def install(program: bytes) -> None:
-    """Install a filter for good. Needs no-new-privileges."""
     buffer = ctypes.create_string_buffer(program, len(program))
     head = _Program(len(program) // 8, ctypes.addressof(buffer))
     syscalls.check(
@@ -297,7 +169,6 @@ def install(program: bytes) -> None:
 
 
 def write(batch: SyscallBatch, program: bytes) -> None:
-    """Add to a batch the call that installs a filter."""
     code = batch.keep(program)
     for at in range(0, len(program), 8):
         if program[at + 4 : at + 8] == struct.pack("I", _OWN_ID):
@@ -311,7 +182,7 @@ def _instruction(code: int, if_true: int, if_false: int, value: int) -> bytes:
 
 
 def _head() -> bytes:
-    """Kill callers of another architecture's interface, where the numbers mean other calls."""
+    """Kill callers of another architecture's interface: there, the numbers mean other calls."""
     parts = [
         _instruction(_LOAD, 0, 0, _ARCH_AT),
         _instruction(_EQUAL, 1, 0, _AUDIT_ARCH[syscalls.MACHINE]),
@@ -323,12 +194,8 @@ def _head() -> bytes:
     return b"".join(parts)
 
 
-def _number(name: str) -> int:
-    return _NUMBERS[name][list(_AUDIT_ARCH).index(syscalls.MACHINE)]
-
-
 def _when(name: str, verdict: int) -> bytes:
-    number = _number(name)
+    number = syscalls.number(name)
     if number < 0:
         return b""
     return _instruction(_EQUAL, 0, 1, number) + _instruction(_RETURN, 0, 0, verdict)
@@ -336,7 +203,7 @@ def _when(name: str, verdict: int) -> bytes:
 
 def _deny(names: Iterable[str]) -> bytes:
     """A chain of comparisons with one common verdict at its end."""
-    numbers = sorted({number for name in names if (number := _number(name)) >= 0})
+    numbers = sorted({number for name in names if (number := syscalls.number(name)) >= 0})
     parts = []
     for index, number in enumerate(numbers):
         to_verdict = len(numbers) - index - 1
@@ -347,7 +214,7 @@ def _deny(names: Iterable[str]) -> bytes:
 
 def _when_arg(name: str, offset: int, tests: list[tuple[int, int]], *, deny_on_match: bool) -> bytes:
     """For one call, decide by an argument: refuse (or, with `deny_on_match` False, allow) it if any test holds."""
-    number = _number(name)
+    number = syscalls.number(name)
     if number < 0:
         return b""
     on_match, otherwise = (_DENY, _ALLOW) if deny_on_match else (_ALLOW, _DENY)
@@ -367,23 +234,17 @@ def _unless_own(name: str, arguments: Sequence[int]) -> bytes:
         test = _instruction(_EQUAL, 0, left, value)
         body = _instruction(_LOAD, 0, 0, _ARG0_AT + 8 * place) + test + body
     body += _instruction(_RETURN, 0, 0, _ALLOW) + _instruction(_RETURN, 0, 0, _DENY)
-    return _instruction(_EQUAL, 0, len(body) // 8, _number(name)) + body
+    return _instruction(_EQUAL, 0, len(body) // 8, syscalls.number(name)) + body
 
 
 def _keeping_limit(name: str, offset: int, new_value: int | None, kind: int, verdict: int) -> bytes:
-    """Do nothing, with this verdict, if a call would change a limit.
+    """Do nothing, with this verdict, if a call would change the limit `kind`, which the argument at `offset` names.
 
     That of core dumps, because with a lower one than `harden.NO_CORE`, a program that crashes would be handed to the
-    machine's handler of cores. That of processes, because the hard one is higher, see `harden.MOST_FORKS`.
-
-    Args:
-        name: of the call.
-        offset: of the argument that names the limit.
-        new_value: offset of the argument that points to the new value; None: there always is one.
-        kind: of limit.
-        verdict: what the call returns.
+    machine's handler of cores. That of processes, because the hard one is higher, see `harden.MOST_FORKS`. `new_value`
+    is the offset of the argument that points to the new value; None: there always is one.
     """
-    number = _number(name)
+    number = syscalls.number(name)
     if number < 0:
         return b""
     ask = [_instruction(_LOAD, 0, 0, offset), _instruction(_EQUAL, 0, 1 if new_value is None else 5, kind)]
@@ -396,7 +257,7 @@ def _keeping_limit(name: str, offset: int, new_value: int | None, kind: int, ver
 
 def _writing_to_truncate(name: str, offset: int) -> bytes:
     """Refuse to open a file for truncation without writing (access mode 0; or 3, which opens for neither)."""
-    number = _number(name)
+    number = syscalls.number(name)
     if number < 0:
         return b""
     body = [

@@ -1,9 +1,8 @@
 """Batches of system calls: prepared once before the fork, and made in every child.
 
-The calls that harden a child take hardly any time in the kernel. The Python code around them does: each
-object that it touches lies on a page that the child shares with the zygote, and that must be copied. So a child walks a
-list of numbers, and touches little else. What that saves is measured by `benchmarks/sandbox.py --without
-syscall-batch`.
+The calls that harden a child take hardly any time in the kernel. The Python code around them does: each object that it
+touches lies on a page that must be copied. So a child walks a list of numbers, and touches little else. What that saves
+is measured by `benchmarks/sandbox.py --without syscall-batch`.
 """
 
 from __future__ import annotations
@@ -14,52 +13,20 @@ import os
 
 from toolgym.tools.sandbox.local.kernel import syscalls
 
-# name: (x86_64, aarch64)
-_NUMBERS = {
-    "capset": (126, 91),
-    "chdir": (80, 49),
-    "close": (3, 57),
-    "close_range": (436, 436),
-    "dup3": (292, 24),
-    "fchmodat": (268, 53),
-    "fchownat": (260, 54),
-    "ioctl": (16, 29),
-    "landlock_add_rule": (445, 445),
-    "landlock_create_ruleset": (444, 444),
-    "landlock_restrict_self": (446, 446),
-    "mkdirat": (258, 34),
-    "mount": (165, 40),
-    "openat": (257, 56),
-    "prctl": (157, 167),
-    "prlimit64": (302, 261),
-    "setgroups": (116, 159),
-    "setresgid": (119, 149),
-    "setresuid": (117, 147),
-    "setsid": (112, 157),
-    "socket": (41, 198),
-    "umount2": (166, 39),
-    "unshare": (272, 97),
-    "write": (1, 64),
-}
-_INDEX = {"x86_64": 0, "aarch64": 1}.get(syscalls.MACHINE, 0)
 ANY, IGNORE_ERRORS = -1, -2
 """Instead of an expected result: any but an error, and errors too."""
 
 AT_FDCWD = -100
 
 _HIGH = 64
-
-_here = ctypes.PyDLL(None, use_errno=True)  # keeps Python's global lock: there is no other thread
-_call = _here["syscall"]
-_call.restype = ctypes.c_long
-_call.argtypes = (ctypes.c_long,) * 7
+_DUP3 = syscalls.number("dup3")
 
 
 class SyscallBatch:
     """A list of system calls.
 
-    Their results must be known beforehand as well. Those of descriptors are: the kernel gives the lowest number that is
-    free, and a batch begins by closing all others.
+    Their results must be known beforehand. Those of descriptors are: the kernel gives the lowest number that is free,
+    and a batch begins by closing all others.
     """
 
     def __init__(self) -> None:
@@ -74,25 +41,23 @@ class SyscallBatch:
         Args:
             name: of the system call.
             arguments: numbers; texts and bytes are passed by address, None as a null pointer.
-            expect: its result; see `ANY` and `IGNORE_ERRORS`.
+            expect: its result, or `ANY`, or `IGNORE_ERRORS`.
             about: for the error's text.
         """
-        words = [_NUMBERS[name][_INDEX], *(self._word(argument) for argument in arguments)]
+        words = [syscalls.number(name), *(self._word(argument) for argument in arguments)]
         words += [0] * (7 - len(words))
         number, a, b, c, d, e, f = words
         self._calls.append((expect, number, a, b, c, d, e, f))
         self._names.append(f"{name} {about}".strip())
 
     def run(self) -> None:
-        """Make the calls, in order.
-
-        Raises:
-            OSError: one failed, or did not return what it should; the rest are not made.
+        """Make the calls, in order, up to the first that fails or does not return what it should: that raises
+        `OSError`.
         """
         for word in self._own:
             word.value = os.getpid()
         for expect, number, a, b, c, d, e, f in self._calls:
-            result = _call(number, a, b, c, d, e, f)
+            result = syscalls.quick_syscall(number, a, b, c, d, e, f)
             if result != expect and expect != IGNORE_ERRORS and (expect != ANY or result < 0):
                 self._fail(result, (expect, number, a, b, c, d, e, f))
 
@@ -115,15 +80,14 @@ class SyscallBatch:
         return ctypes.addressof(self._buffers[-1])
 
     def own_id(self, address: int) -> None:
-        """Write the process id of the process that runs the batch to an address in it, as 32 bits, when it runs."""
+        """Have `run` write the process id of the process that runs it to an address, as 32 bits."""
         self._own.append(ctypes.c_uint32.from_address(address))
 
 
 def move_descriptor(old: int, new: int) -> None:
     """Make descriptor `new` a copy of `old`, in this process and the programs that it starts."""
-    if old != new and _call(_NUMBERS["dup3"][_INDEX], old, new, 0, 0, 0, 0) < 0:
-        code = ctypes.get_errno()
-        raise OSError(code, f"dup3: {os.strerror(code)}")
+    if old != new:
+        syscalls.check(syscalls.quick_syscall(_DUP3, old, new, 0, 0, 0, 0), "dup3")
 
 
 def high_descriptor(fd: int) -> int:

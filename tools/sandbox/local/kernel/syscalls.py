@@ -1,7 +1,6 @@
-"""Linux system calls that Python does not offer, through ctypes.
+"""Linux system calls that Python does not offer, through ctypes. All raise `OSError` on failure.
 
-Everything here raises `OSError` on failure. This module, like all that a template process loads, uses the standard
-library alone: the template process may run on a Python that has nothing else.
+Like all that a template process loads, this needs only the standard library: its Python may have nothing else.
 """
 
 from __future__ import annotations
@@ -36,12 +35,57 @@ RESOLVE_NO_XDEV, RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS, RESOLVE_BENEATH = 1
 
 SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP, IFF_RUNNING = 0x8913, 0x8914, 0x1, 0x40
 
+_SIG_SETMASK, _ALL_SIGNALS = 2, b"\xff" * 8
+
 MACHINE = platform.machine()
-_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}.get(MACHINE, -1)
-# The numbers of calls made after 2019 are the same on every architecture.
-_CLOSE_RANGE, _OPENAT2 = 436, 437
-_CLONE = {"x86_64": 56, "aarch64": 220}.get(MACHINE, -1)
-_RT_SIGPROCMASK, _SIG_SETMASK, _ALL_SIGNALS = {"x86_64": 14, "aarch64": 135}.get(MACHINE, -1), 2, b"\xff" * 8
+MACHINES = ("x86_64", "aarch64")
+"""The processors whose numbers of system calls are known."""
+
+NUMBERS = {
+    "_sysctl": (156, -1), "acct": (163, 89), "add_key": (248, 217), "adjtimex": (159, 171), "bpf": (321, 280),
+    "cachestat": (451, 451), "capset": (126, 91), "chdir": (80, 49), "chmod": (90, -1), "chown": (92, -1),
+    "chroot": (161, 51), "clock_adjtime": (305, 266), "clock_settime": (227, 112), "clone": (56, 220),
+    "clone3": (435, 435), "close": (3, 57), "close_range": (436, 436), "delete_module": (176, 106), "dup3": (292, 24),
+    "fallocate": (285, 47), "fanotify_init": (300, 262), "fchmod": (91, 52), "fchmodat": (268, 53),
+    "fchmodat2": (452, 452), "fchown": (93, 55), "fchownat": (260, 54), "fcntl": (72, 25), "file_setattr": (469, 469),
+    "finit_module": (313, 273), "fork": (57, -1), "fremovexattr": (199, 16), "fsconfig": (431, 431),
+    "fsetxattr": (190, 7), "fsmount": (432, 432), "fsopen": (430, 430), "fspick": (433, 433), "futimesat": (261, -1),
+    "init_module": (175, 105), "io_uring_enter": (426, 426), "io_uring_register": (427, 427),
+    "io_uring_setup": (425, 425), "ioctl": (16, 29), "ioperm": (173, -1), "iopl": (172, -1), "ioprio_set": (251, 30),
+    "kcmp": (312, 272), "kexec_file_load": (320, 294), "kexec_load": (246, 104), "keyctl": (250, 219),
+    "kill": (62, 129), "landlock_add_rule": (445, 445), "landlock_create_ruleset": (444, 444),
+    "landlock_restrict_self": (446, 446), "lchown": (94, -1), "listmount": (458, 458), "lookup_dcookie": (212, 18),
+    "lremovexattr": (198, 15), "lsetxattr": (189, 6), "lsm_set_self_attr": (460, 460), "mbind": (237, 235),
+    "memfd_create": (319, 279), "memfd_secret": (447, 447), "migrate_pages": (256, 238), "mkdirat": (258, 34),
+    "modify_ldt": (154, -1), "mount": (165, 40), "mount_setattr": (442, 442), "move_mount": (429, 429),
+    "move_pages": (279, 239), "mq_open": (240, 180), "msgget": (68, 186), "name_to_handle_at": (303, 264),
+    "nfsservctl": (180, 42), "open": (2, -1), "open_by_handle_at": (304, 265), "open_tree": (428, 428),
+    "open_tree_attr": (467, 467), "openat": (257, 56), "openat2": (437, 437), "perf_event_open": (298, 241),
+    "personality": (135, 92), "pidfd_getfd": (438, 438), "pidfd_send_signal": (424, 424), "pivot_root": (155, 41),
+    "prctl": (157, 167), "prlimit64": (302, 261), "process_madvise": (440, 440), "process_mrelease": (448, 448),
+    "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "ptrace": (101, 117), "quotactl": (179, 60),
+    "quotactl_fd": (443, 443), "reboot": (169, 142), "removexattr": (197, 14), "removexattrat": (466, 466),
+    "request_key": (249, 218), "rt_sigprocmask": (14, 135), "rt_sigqueueinfo": (129, 138),
+    "rt_tgsigqueueinfo": (297, 240), "sched_setaffinity": (203, 122), "sched_setattr": (314, 274),
+    "sched_setparam": (142, 118), "sched_setscheduler": (144, 119), "semget": (64, 190), "set_mempolicy": (238, 237),
+    "setdomainname": (171, 162), "setgroups": (116, 159), "sethostname": (170, 161), "setns": (308, 268),
+    "setpriority": (141, 140), "setresgid": (119, 149), "setresuid": (117, 147), "setrlimit": (160, 164),
+    "setsid": (112, 157), "settimeofday": (164, 170), "setxattr": (188, 5), "setxattrat": (463, 463),
+    "shmat": (30, 196), "shmctl": (31, 195), "shmget": (29, 194), "socket": (41, 198), "statmount": (457, 457),
+    "swapoff": (168, 225), "swapon": (167, 224), "sysfs": (139, -1), "syslog": (103, 116), "tgkill": (234, 131),
+    "tkill": (200, 130), "truncate": (76, 45), "umount2": (166, 39), "unshare": (272, 97), "uselib": (134, -1),
+    "userfaultfd": (323, 282), "ustat": (136, -1), "utime": (132, -1), "utimensat": (280, 88), "utimes": (235, -1),
+    "vfork": (58, -1), "vhangup": (153, 58), "vmsplice": (278, 75), "write": (1, 64),
+}  # fmt: skip
+"""Numbers by `MACHINES`; -1: there is no such call. Source: the kernel's `unistd_64.h` and `asm-generic/unistd.h`."""
+
+
+def number(name: str) -> int:
+    """The number of a system call on this processor; -1: there is none, or it is not known."""
+    return NUMBERS[name][MACHINES.index(MACHINE)] if MACHINE in MACHINES else -1
+
+
+_CLONE, _RT_SIGPROCMASK = number("clone"), number("rt_sigprocmask")
 
 _PROT_READ, _PROT_WRITE, _PROT_EXEC, _MAP_PRIVATE, _MAP_ANONYMOUS = 1, 2, 4, 0x2, 0x20
 
@@ -55,7 +99,6 @@ syscall.restype = ctypes.c_long
 
 
 def check(result: int, what: str) -> int:
-    """Return a call's result, or raise the `OSError` of its errno."""
     if result < 0:
         code = ctypes.get_errno()
         raise OSError(code, f"{what}: {os.strerror(code)}")
@@ -64,9 +107,9 @@ def check(result: int, what: str) -> int:
 
 _python = ctypes.PyDLL(None, use_errno=True)  # calls that keep Python's global lock
 _python.fork.restype = ctypes.c_int
-_clone = _python["syscall"]
-_clone.restype = ctypes.c_long
-_clone.argtypes = (ctypes.c_long,) * 6
+quick_syscall = _python["syscall"]
+quick_syscall.restype = ctypes.c_long
+quick_syscall.argtypes = (ctypes.c_long,) * 7
 
 
 NO_PROCESS = "no further process can be started here (see `ulimit -u`, and pids.max of the control group)"
@@ -80,22 +123,18 @@ def library_path() -> dict[str, str]:
 def fork() -> int:
     """Fork without Python's hooks, for a process that has one thread.
 
-    `os.fork` prepares every lock and registered module for the child: 0.7 ms and two hundred copied pages, for threads
-    that a zygote does not have. The only other effect that matters is new random state, which children make themselves.
+    `os.fork` prepares every lock and registered module for threads that a zygote does not have: 0.7 ms and two hundred
+    copied pages. Children renew their random state, the only other thing that matters, themselves.
     """
     return check(_python.fork(), NO_PROCESS)
 
 
 def fork_sibling(thread_id: int) -> int:
-    """Fork a process whose parent is this one's parent. Like `fork`, without any hooks.
-
-    Args:
-        thread_id: what `thread_id_address` found.
-    """
+    """Fork a process whose parent is this one's parent, without hooks. `thread_id` is from `thread_id_address`."""
     flags = CLONE_PARENT | _CLONE_CHILD_CLEARTID | _CLONE_CHILD_SETTID | signal.SIGCHLD
     # The last two, where the child's thread id goes and its thread's storage, change places between architectures.
     last = (thread_id, 0) if MACHINE == "x86_64" else (0, thread_id)
-    return check(_clone(_CLONE, flags, 0, 0, *last), NO_PROCESS)
+    return check(quick_syscall(_CLONE, flags, 0, 0, *last, 0), NO_PROCESS)
 
 
 def end_processes(*pids: int) -> None:
@@ -112,13 +151,10 @@ def end_processes(*pids: int) -> None:
 
 
 def thread_id_address() -> int:
-    """Return where the C library keeps the id of this process's only thread; a fork of our own has to set it.
+    """The place where the C library keeps the id of this process's only thread; a fork of our own has to set it.
 
     The place is not public, so it is looked for: it lies in the thread's structure, holds the id, and holds the new id
     in a process that the library forks.
-
-    Raises:
-        OSError: it is not to be found, or the processor is unknown.
     """
     libc.pthread_self.restype = ctypes.c_void_p
     words = (ctypes.c_int * 255).from_address(libc.pthread_self())
@@ -129,13 +165,12 @@ def thread_id_address() -> int:
         places = [place for place in places if words[place] == os.getpid()]
         os._exit(places[0] if len(places) == 1 else 255)
     place = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    if place not in places or _CLONE < 0:
+    if place not in places or MACHINE not in MACHINES:
         raise OSError(errno.ENOSYS, f"this C library's threads, on {MACHINE}, are unknown")
     return ctypes.addressof(words) + 4 * place
 
 
 def unshare(flags: int) -> None:
-    """Leave the namespaces that `flags` (CLONE_NEW*) names for new ones."""
     check(libc.unshare(ctypes.c_int(flags)), f"unshare {flags:#x}")
 
 
@@ -144,22 +179,17 @@ def setns(fd: int, kind: int) -> None:
 
 
 def block_signals() -> bytes:
-    """Block every signal, those too that the C library keeps for itself. Returns the mask before.
-
-    Only where `MACHINE` is one that this module knows the numbers of.
-    """
+    """Block every signal, those too that the C library keeps for itself. Returns the mask before."""
     before = ctypes.create_string_buffer(8)
     check(syscall(_RT_SIGPROCMASK, _SIG_SETMASK, _ALL_SIGNALS, before, ctypes.c_size_t(8)), "rt_sigprocmask")
     return before.raw
 
 
 def restore_signals(mask: bytes) -> None:
-    """Set the mask that `block_signals` returned."""
     check(syscall(_RT_SIGPROCMASK, _SIG_SETMASK, mask, None, ctypes.c_size_t(8)), "rt_sigprocmask")
 
 
 def prctl(option: int, value: int = 0) -> None:
-    """`prctl(option, value, 0, 0, 0)`."""
     check(libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0), f"prctl {option}")
 
 
@@ -174,9 +204,7 @@ def detach(target: str) -> None:
 
 
 def pivot_root(new: str, old: str) -> None:
-    if _PIVOT_ROOT < 0:
-        raise OSError(errno.ENOSYS, f"pivot_root on {MACHINE}")
-    check(syscall(_PIVOT_ROOT, new.encode(), old.encode()), "pivot_root")
+    check(syscall(number("pivot_root"), new.encode(), old.encode()), "pivot_root")
 
 
 @contextlib.contextmanager
@@ -192,8 +220,7 @@ def files_as(uid: int) -> Iterator[None]:
 
 
 def close_from(first: int) -> None:
-    """Close every descriptor from `first` on."""
-    check(syscall(_CLOSE_RANGE, ctypes.c_uint(first), ctypes.c_uint(0xFFFFFFFF), 0), "close_range")
+    check(syscall(number("close_range"), ctypes.c_uint(first), ctypes.c_uint(0xFFFFFFFF), 0), "close_range")
 
 
 def open_beneath(folder: int, name: str) -> int:
@@ -207,7 +234,9 @@ def open_beneath(folder: int, name: str) -> int:
         0,
         RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS | RESOLVE_NO_XDEV,
     )
-    return check(syscall(_OPENAT2, folder, os.fsencode(name), how, ctypes.c_size_t(len(how))), f"openat2 {name}")
+    return check(
+        syscall(number("openat2"), folder, os.fsencode(name), how, ctypes.c_size_t(len(how))), f"openat2 {name}"
+    )
 
 
 def pages(size: int) -> int:
@@ -219,11 +248,7 @@ def pages(size: int) -> int:
 
 
 def executable(code: bytes) -> int:
-    """Put machine code into memory of its own, never writable and executable at once, and return its address.
-
-    Raises:
-        OSError: the system forbids it.
-    """
+    """Put machine code into memory of its own, never writable and executable at once, and return its address."""
     address = pages(len(code))
     ctypes.memmove(address, code, len(code))
     size = -(-len(code) // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -232,7 +257,7 @@ def executable(code: bytes) -> int:
 
 
 def trim_heap() -> None:
-    """Give freed heap back to the system, where the C library knows how."""
+    """Give freed heap back to the system, if the C library can."""
     trim = getattr(libc, "malloc_trim", None)
     if trim is not None:
         trim(0)

@@ -1,4 +1,4 @@
-"""User ids for the sandbox: which exist in this user namespace, and one for each execution where root can give it.
+"""User ids for the sandbox: those of this user namespace, and one for each execution if root can give it.
 
 A container may have only a part of all user ids: often the first 65,536, sometimes just its own root.
 """
@@ -26,8 +26,8 @@ FIRST_INSIDE = 1
 """At the level `namespaces`: the first of them inside of the template process's user namespace."""
 
 POOLS = (range(0x70000000, 0x71000000), range(20_000, 60_000))
-"""Ranges of unused user ids: the first lies beyond those that systemd and `/etc/subuid` give to containers, the second
-one between those of people and of services. The first one that exists here is used."""
+"""Ranges of unused user ids, of which the first that exists here is used: the one lies beyond those that systemd and
+`/etc/subuid` give to containers, the other between those of people and of services."""
 
 
 @functools.cache
@@ -47,16 +47,11 @@ def known(first: int, count: int = 1) -> bool:
 
 
 def pool() -> range | None:
-    """Return the range of user ids for programs here; None: there is none."""
     return next((ids for ids in POOLS if known(ids.start, len(ids))), None)
 
 
 def take() -> int:
-    """Return the first of `SPAN` user ids for one template process, which no other one of this process gets.
-
-    Raises:
-        OSError: there is no range for them.
-    """
+    """The first of `SPAN` user ids for one template process, which no other one of this process gets."""
     ids = pool()
     if ids is None:
         raise OSError("this user namespace knows too few users")
@@ -66,11 +61,7 @@ def take() -> int:
 def end(uid: int, first: int) -> None:
     """Kill all processes of a user at once, so that none can fork another one in between; for root.
 
-    Does nothing if no process can be started for it; the caller tries again.
-
-    Args:
-        uid: the user id of a template process's child.
-        first: the first user id of that template process, from `take`.
+    Does nothing if no process can be started for it; the caller tries again. `first` is from `take`.
     """
     try:
         helper = syscalls.fork()
@@ -99,9 +90,7 @@ def owner(pid: int) -> int:
 def end_orphans(first: int, timeout: float) -> None:
     """Kill the processes that a template process's users left behind, and those that they started; for root.
 
-    Args:
-        first: the first user id, from `take`.
-        timeout: seconds after which to give up.
+    `first` is from `take`; after `timeout` seconds it gives up.
     """
     heirs = {1}  # possible new parents of a process below us that loses its own
     heir = os.getpid()
