@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -18,8 +17,7 @@ from toolgym.rollout.batch.fields import FIELDS
 from toolgym.tools.errors import ConfigError, missing_file, shorten
 
 FORMAT_VERSION = 3
-"""Version of the file that `save_batch` writes. Versions 1, which did not name the groups, and 2, which knew one reward
-for each trajectory, are read too: their `reward_placement` is `outcome`."""
+"""Version of the file that `save_batch` writes, and the only one that is read."""
 
 PREFIX = "aligned."
 """Begins the names of the tensors of payloads."""
@@ -84,19 +82,14 @@ def batch_of(metadata: dict[str, Any], tensors: dict[str, Tensor]) -> Batch:
     Raises:
         KeyError, TypeError, ValueError: they make none.
     """
-    version = metadata.get("format_version", 1)
-    if version not in range(1, FORMAT_VERSION + 1):
-        raise ValueError(f"expected format version 1 to {FORMAT_VERSION}, got {version!r}")
-    if version < 3:
-        tensors["token_rewards"], metadata["reward_placement"] = _outcomes(tensors), "outcome"
+    version = metadata.get("format_version")
+    if version != FORMAT_VERSION:
+        raise ValueError(f"expected format version {FORMAT_VERSION}, got {version!r}")
     fields = {item.name: tensors.pop(item.name) for item in FIELDS}
     aligned = {name.removeprefix(PREFIX): value for name, value in tensors.items() if name.startswith(PREFIX)}
     unknown = [name for name in tensors if not name.startswith(PREFIX)]
     if unknown:
         raise ValueError(f"unknown tensors {', '.join(unknown)}")
-    if version == 1:
-        numbers, fields["group_ids"] = torch.unique(fields["group_ids"], return_inverse=True)
-        metadata["groups"] = [str(number) for number in numbers.tolist()]
     if metadata["reward_placement"] not in PLACEMENTS:
         raise ValueError(f"unknown reward placement {metadata['reward_placement']!r}")
     return Batch(
@@ -109,11 +102,3 @@ def batch_of(metadata: dict[str, Any], tensors: dict[str, Tensor]) -> Batch:
         aligned=aligned,
         reward_placement=metadata["reward_placement"],
     )
-
-
-def _outcomes(tensors: dict[str, Tensor]) -> Tensor:
-    """The rewards on the last token that the policy sampled in the last row of each trajectory."""
-    mask, trajectories = tensors["response_mask"], tensors["trajectory_ids"]
-    last = torch.cat([trajectories.diff() != 0, torch.tensor([True])])
-    final = (mask.flip(1).cumsum(dim=1).flip(1) == 1) & (mask == 1) & last[:, None]
-    return final * tensors["rewards"][:, None]

@@ -172,7 +172,6 @@ class Cassette:
         tools: schemas of the recorded tools in the OpenAI shape; None if none were recorded.
         trajectories: the recorded trajectories as JSON, by episode.
         ended: whether the recording came to its end.
-        version: of the file's format.
         misses: one line for each request of a replay that was not recorded.
     """
 
@@ -182,7 +181,6 @@ class Cassette:
     tools: list[dict[str, Any]] | None = None
     trajectories: dict[EpisodeKey, dict[str, Any]] = field(default_factory=dict)
     ended: bool = False
-    version: int = FORMAT_VERSION
     misses: list[str] = field(default_factory=list)
     _requests: dict[str, list[Recorded]] = field(default_factory=lambda: defaultdict(list))
     _counts: Counter[str] = field(default_factory=Counter)
@@ -218,15 +216,12 @@ class Cassette:
             absent = [name for name in RUN if name not in line]
             if absent:
                 raise ValueError(f"the run has no {absent[0]!r}")
-            if "step" in line["config"]:  # its name in version 1
-                line["config"]["training_step"] = line["config"].pop("step")
             self.run = line
         elif kind == "tools":
             self.tools = line["tools"]
         elif kind == "trajectory":
             value = line["trajectory"]
-            names = ("group_id", "sample") if "sample" in value else ("task_index", "sample_index")  # before version 3
-            self.trajectories[EpisodeKey(*(value[name] for name in names))] = value
+            self.trajectories[EpisodeKey(value["task_index"], value["sample_index"])] = value
         elif kind == "end":
             self.ended = True
         elif kind in ("generate", "tool"):
@@ -244,9 +239,7 @@ class Cassette:
             if len(outcome) != 1:
                 raise ValueError("one of reply, error and ended must be there")
             self._requests[key].append(Recorded(number, episode, int(line["number"]), asked, outcome))
-        elif kind == "header":
-            self.version = line["version"]
-        else:
+        elif kind != "header":
             raise ValueError(f"unknown kind {kind!r}")
 
     def find(self, key: str) -> Recorded | None:
@@ -279,10 +272,8 @@ def lines_of_finished(path: Path, finished: Collection[EpisodeKey]) -> Iterator[
     Raises:
         ConfigError: it is no recording of the present version, or was edited.
     """
-    for number, line in read_lines(path, allow_edited=False):
-        if number == 1:
-            check_header(path, line, oldest=FORMAT_VERSION)
-        elif line["kind"] == "trajectory":
+    for _, line in read_lines(path, allow_edited=False):
+        if line["kind"] == "trajectory":
             value = line["trajectory"]
             if EpisodeKey(value["task_index"], value["sample_index"]) in finished:
                 yield line
@@ -308,7 +299,7 @@ def generations_of(path: Path) -> Iterator[tuple[EpisodeKey | None, str, Generat
             first_line = json.loads(body)
         except ValueError:
             first_line = None
-        check_header(path, first_line, oldest=FORMAT_VERSION)
+        check_header(path, first_line)
         prompts, broken = LastPrompts(), 0
         for raw in file:
             body, stated, expected = split_line(raw, digest)

@@ -48,9 +48,7 @@ from toolgym.tools.errors import ConfigError, missing_file
 
 FORMAT = "toolgym-cassette"
 FORMAT_VERSION = 4
-"""Version of the format that is written. Versions 1 (whose run config called the training step `step`), 2 (where
-sampling seeds did not depend on the training step, a run without a seed had none, and results were not cut) and 3
-(where log-probabilities were decimals) are read too."""
+"""Version of the format that is written, and the only one that is read."""
 
 ENDED = re.compile(r',"digest":"([0-9a-f]{32})"}$')
 
@@ -149,13 +147,13 @@ def split_line(raw: bytes, before: str) -> tuple[str, str, str]:
     return body, end[1] if end else "", line_digest(before, body)
 
 
-def check_header(path: Path, line: object, *, oldest: int = 1) -> None:
+def check_header(path: Path, line: object) -> None:
     if not isinstance(line, dict) or (line.get("kind"), line.get("format")) != ("header", FORMAT):
         raise ConfigError(f"{str(path)!r} is not a recording of toolgym")
-    if line.get("version") not in range(oldest, FORMAT_VERSION + 1):
+    if line.get("version") != FORMAT_VERSION:
         raise ConfigError(
-            f"{str(path)!r} has version {line.get('version')!r} of the format; this library reads 1 to "
-            f"{FORMAT_VERSION}, and goes on with {FORMAT_VERSION} only. It was written by toolgym {line.get('library')}"
+            f"{str(path)!r} has version {line.get('version')!r} of the format; this library reads {FORMAT_VERSION} "
+            f"only. It was written by toolgym {line.get('library')}"
         )
 
 
@@ -217,10 +215,10 @@ def shared_length(ids: Sequence[int], others: Sequence[int]) -> int:
 
 
 class GenerationJson(TypedDict):
-    """A reply of an engine. Before version 4, log-probabilities were decimals."""
+    """A reply of an engine."""
 
     token_ids: list[int]
-    logprobs: ArrayJson | list[float]
+    logprobs: ArrayJson
     finish_reason: str
     weight_versions: list[tuple[str, int]]
     cached_tokens: int
@@ -247,10 +245,9 @@ def generation_from_json(reply: GenerationJson) -> Generation:
         KeyError, TypeError, ValueError: it is something else.
         EngineError: the numbers of ids, log-probabilities and versions differ.
     """
-    logprobs = reply["logprobs"]
     return Generation(
         token_ids=tuple(reply["token_ids"]),
-        logprobs=tuple(logprobs if isinstance(logprobs, list) else array_from_json(logprobs).tolist()),
+        logprobs=tuple(array_from_json(reply["logprobs"]).tolist()),
         finish_reason=FinishReason(reply["finish_reason"]),
         weight_versions=tuple(version for version, count in reply["weight_versions"] for _ in range(count)),
         cached_tokens=reply["cached_tokens"],

@@ -130,13 +130,9 @@ async def replay(
                 f"{cassette.path} could not hold all of the run's config ({', '.join(run['config_left_out'])}): replay "
                 "it from Python, with toolgym.rollout.replay(..., config=...) and the config of the recorded run"
             )
-        # Recordings of the first versions have the parser among the env's arguments.
-        config = config_from_json({"parser": run["env_kwargs"].get("parser"), **run["config"]})
+        config = config_from_json(run["config"])
     if config.seed is None:
         config = replace(config, seed=run["config"].get("seed"))
-    training_step = config.training_step
-    if cassette.version < 3:
-        config = replace(config, training_step=0)  # seeds did not depend on it
     tasks = [Task.from_row(row) for row in run["tasks"]]
     if env is None and not run["env_is_id"]:
         raise ConfigError(f"the recorded run made its envs with the function {run['env']!r}: pass it as env=...")
@@ -147,7 +143,7 @@ async def replay(
             factory.changed(lambda env: replay_tools(env, cassette)), engine, tokenizer=tokenizer, config=config
         )
         scheduler = GroupScheduler(tasks, config)  # given tasks, the runner would draw a seed where there was none
-        played = [replace(episode, training_step=training_step) for episode in await runner.run(scheduler)]
+        played = await runner.run(scheduler)
     differences, unfinished, not_made, compared = [], [], [], 0
     for trajectory in played:
         name = EpisodeKey(trajectory.task_index, trajectory.sample_index)
@@ -159,24 +155,10 @@ async def replay(
         else:
             compared += 1
             replayed = scrubbed(trajectory.to_json())
-            difference = first_difference(_as_now(recorded, replayed), replayed)
+            difference = first_difference(recorded, replayed)
             if difference is not None:
                 differences.append(Difference(name, *difference))
     return Replay(played, compared, differences, unfinished, not_made, list(cassette.misses))
-
-
-def _as_now(recorded: Mapping[str, Any], replayed: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A recorded trajectory in the present format; what older ones do not say is taken from the replayed one."""
-    if recorded["format_version"] == replayed["format_version"]:
-        return recorded
-    upgraded = Trajectory.from_json(recorded).to_json()
-    for turn, again in zip(
-        upgraded["turns"], replayed["turns"] if recorded["format_version"] < 3 else (), strict=False
-    ):
-        turn["seed"] = again["seed"]
-        if turn["reward"] == 0.0 and again["reward"] is None:  # older ones have 0 where the env was not stepped
-            turn["reward"] = None
-    return upgraded
 
 
 def _check_tokenizer(cassette: Cassette, run: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> None:

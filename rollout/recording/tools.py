@@ -141,8 +141,6 @@ def tool_env(env: BaseEnv) -> ToolEnv | None:
 def replay_tools(env: BaseEnv, cassette: Cassette) -> None:
     """Let each recorded tool of an env, wrapped or not, answer from the cassette."""
     inner = tool_env(env)
-    if inner is not None and cassette.version < 3:
-        inner.max_result_chars = None  # what was too long for others was not cut
     if inner is not None and cassette.tools is not None:
         schemas = {schema["function"]["name"]: schema for schema in cassette.tools}
         inner.decorate_tools(lambda tool: ReplayedTool(schemas[tool.name], cassette) if tool.name in schemas else tool)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import logging
@@ -121,8 +120,7 @@ class TrajectoryWriter:
 def read_trajectories(path: str | Path, *, skip_broken: bool = False) -> Iterator[Trajectory]:
     """Read a JSON Lines file of trajectories, one by one.
 
-    A last line that was cut off, as a killed run leaves it, is skipped with a warning in the log. Groups of files of
-    versions 1 and 2 get ids that are the same at every reading, and that no other file's groups have.
+    A last line that was cut off, as a killed run leaves it, is skipped with a warning in the log.
 
     Args:
         path: the file.
@@ -139,12 +137,10 @@ def read_trajectories(path: str | Path, *, skip_broken: bool = False) -> Iterato
         raise missing_file("trajectories", path) from None
     except OSError as error:
         raise ConfigError(f"cannot read {str(path)!r}: {error}") from error
-    run = ""
     with file:
         for number, line in enumerate(file, start=1):
-            run = run or hashlib.blake2b(bytes(path.resolve()) + line, digest_size=8).hexdigest()
             try:
-                trajectory = Trajectory.from_json(_json_object(line), run=run)
+                trajectory = Trajectory.from_json(_json_object(line))
             except ConfigError as error:
                 if isinstance(error, _NotJsonError) and not line.endswith(b"\n"):
                     _log.warning("%s: line %d was cut off and is skipped", path, number)

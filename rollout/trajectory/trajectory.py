@@ -20,15 +20,12 @@ from numpy.typing import NDArray
 
 from toolgym.envs.types import StopReason, ToolCallRecord
 from toolgym.rollout.trajectory.token_sequence import Ids, LogProbs, Segment, TokenSequence
-from toolgym.rollout.trajectory.versions import upgraded, with_calls
 from toolgym.tools.errors import ConfigError, shorten
 from toolgym.tools.html_view import html_table, message_row
 from toolgym.tools.message import Message
 
 FORMAT_VERSION = 4
-"""Version of the JSON that `Trajectory.to_json` writes. Read too are versions 1 (where an episode was one sequence), 2
-(where groups were numbered in their run, and weight versions stood beside each token) and 3 (where some fields had
-several types: a turn's text was a place in the output or a text, arguments and schemas were what they are)."""
+"""Version of the JSON that `Trajectory.to_json` writes, and the only one that is read."""
 
 MAX_DEPTH = 150
 """Deepest nesting that is written: more than any call's arguments have, less than JSON's reader and writer can do."""
@@ -341,35 +338,29 @@ class Trajectory:
             "format_version": FORMAT_VERSION,
             **verl,
             **{name: plain(getattr(self, name)) for name in names},
-            "messages": [plain(with_calls(message, _text_of)) for message in self.messages],
+            "messages": [plain(_with_calls(message, _text_of)) for message in self.messages],
             "tools": [_text_of(schema) for schema in self.tools],
             "sequences": [sequence.to_json() for sequence in self.sequences],
             "turns": [_turn_to_json(turn) for turn in self.turns],
         }
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any], *, run: str = "") -> Trajectory:
+    def from_json(cls, value: Mapping[str, Any]) -> Trajectory:
         """Read what `to_json` made.
 
-        Args:
-            value: the JSON.
-            run: a name for the run that it comes from. Versions 1 and 2 number groups in their run; with the name they
-                become ids that are unique across runs.
-
         Raises:
-            ConfigError: something is missing or of an unknown version.
+            ConfigError: something is missing, or the JSON is of another version.
         """
         if not isinstance(value, Mapping):
             raise ConfigError(f"expected a trajectory as a JSON object, got {shorten(repr(value))}")
         version = value.get("format_version")
-        if version not in range(1, FORMAT_VERSION + 1):
-            raise ConfigError(f"expected a trajectory of format version 1 to {FORMAT_VERSION}, got {version!r}")
+        if version != FORMAT_VERSION:
+            raise ConfigError(f"expected a trajectory of format version {FORMAT_VERSION}, got {version!r}")
         try:
-            data = dict(value) if version == FORMAT_VERSION else upgraded(value, run)
-            del data["format_version"]
+            data = {key: item for key, item in value.items() if key != "format_version"}
             for name, key in _VERLS.items():
                 data[name] = data.pop(key)
-            data["messages"] = tuple(with_calls(message, json.loads) for message in data["messages"])
+            data["messages"] = tuple(_with_calls(message, json.loads) for message in data["messages"])
             data["tools"] = tuple(json.loads(tool) for tool in data["tools"])
             data["sequences"] = tuple(TokenSequence.from_json(sequence) for sequence in data["sequences"])
             data["turns"] = tuple(_turn_from_json(turn) for turn in data["turns"])
@@ -429,6 +420,17 @@ def plain(value: Any, depth: int = 0) -> Any:
 
 def _text_of(value: Any) -> str:
     return json.dumps(plain(value), ensure_ascii=False)
+
+
+def _with_calls(message: Any, change: Callable[[Any], Any]) -> Any:
+    """A message with the arguments of its calls changed."""
+    if not isinstance(message, Mapping) or not message.get("tool_calls"):
+        return message
+    calls = [
+        {**call, "function": {**call["function"], "arguments": change(call["function"]["arguments"])}}
+        for call in message["tool_calls"]
+    ]
+    return {**message, "tool_calls": calls}
 
 
 def _turn_to_json(turn: Turn) -> dict[str, Any]:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
+import json
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 
 from toolgym.envs.types import StopReason
 from toolgym.rollout.batch.batch import Batch
 from toolgym.rollout.batch.check import check_batch
 from toolgym.rollout.batch.fields import FIELDS
-from toolgym.rollout.batch.io import load_batch, save_batch
+from toolgym.rollout.batch.io import load_batch, metadata_of, save_batch
 from toolgym.rollout.batch.make import make_batch
 from toolgym.rollout.trajectory.token_sequence import Segment, TokenSequence
 from toolgym.rollout.trajectory.trajectory import Failure, Trajectory
@@ -347,10 +348,9 @@ def test_sampling_masks_of_different_widths_share_a_tensor(tmp_path):
     check_batch(load_batch(tmp_path / "batch.safetensors"), pair)
 
 
-def test_batches_of_version_1_are_read():
-    back = load_batch(Path(__file__).parent / "stored" / "batch.v1.safetensors")
-    assert back.ids == ("def", "ghi/0", "ghi/1", "jkl")
-    assert back.group_ids.tolist() == [0, 0, 0, 1]
-    assert back.groups == ("3", "7")
-    assert back.responses.tolist() == [[3, 4, 5, 6], [3, 4, 5, 6], [7, 0, 0, 0], [3, 4, 5, 6]]
-    assert back.version_numbers == {"1": 1, "2": 2, "3": 3}
+def test_a_file_of_another_version_is_refused(tmp_path):
+    batch = make_batch([trajectory([1], [[2]])], pad_token_id=PAD)
+    metadata = metadata_of(batch) | {"format_version": 2}
+    save_file(batch.tensors(), tmp_path / "batch.safetensors", {name: json.dumps(v) for name, v in metadata.items()})
+    with pytest.raises(ConfigError, match="expected format version 3, got 2"):
+        load_batch(tmp_path / "batch.safetensors")

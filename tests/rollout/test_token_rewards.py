@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import save_file
 
 from tests.rollout.trajectories import played
 from toolgym.rollout.advantages.reward_placement import token_rewards
 from toolgym.rollout.batch.check import check_batch
-from toolgym.rollout.batch.io import load_batch, metadata_of, save_batch
+from toolgym.rollout.batch.io import load_batch, save_batch
 from toolgym.rollout.batch.make import make_batch
 from toolgym.tools.errors import BatchError, ConfigError
 
@@ -95,25 +91,3 @@ def test_they_always_add_up_and_stay_on_the_policys_tokens(sequences, reward):
         assert np.concatenate(spread_out).sum() == pytest.approx(one.reward)
         for sequence, values in zip(one.sequences, spread_out, strict=True):
             assert not values[sequence.response_mask == 0].any()
-
-
-def test_files_of_version_2_have_the_outcome_too(tmp_path):
-    batch = make_batch([played([[(1, 0.5)], [(2, 0.25), (1, None)]])], pad_token_id=0)
-    tensors = {name: value.contiguous() for name, value in batch.tensors().items() if name != "token_rewards"}
-    metadata = metadata_of(batch) | {"format_version": 2}
-    del metadata["reward_placement"]
-    path = tmp_path / "batch.safetensors"
-    save_file(tensors, path, {name: json.dumps(value) for name, value in metadata.items()})
-    back = load_batch(path)
-    assert back.token_rewards.tolist() == [[0, 0, 0, 0, 0], [0, 0, 0, 0.75, 0]]
-    assert back.reward_placement == "outcome"
-
-
-def test_older_files_have_the_outcome_on_the_last_token():
-    back = load_batch(Path(__file__).parent / "stored" / "batch.v1.safetensors")
-    assert back.reward_placement == "outcome"
-    last = torch.tensor([True, False, True, True])  # rows 1 and 2 are one trajectory
-    assert torch.equal(back.token_rewards.sum(dim=1), back.rewards * last)
-    for row in last.nonzero()[:, 0].tolist():
-        token = int(back.response_mask[row].nonzero()[-1])
-        assert back.token_rewards[row, token] == back.rewards[row]

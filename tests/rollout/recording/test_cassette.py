@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 
 import pytest
 
@@ -82,12 +81,13 @@ def test_other_files_are_refused(tmp_path, text, match):
         Cassette.load(path)
 
 
-def test_another_version_of_the_format_is_refused(tmp_path):
-    path = tmp_path / "later.jsonl"
+@pytest.mark.parametrize("version", [3, 5])
+def test_another_version_of_the_format_is_refused(tmp_path, version):
+    path = tmp_path / "other.jsonl"
     CassetteWriter(path).close()
-    text = path.read_text().replace('"version":4', '"version":5')
+    text = path.read_text().replace('"version":4', f'"version":{version}')
     path.write_text(text)
-    with pytest.raises(ConfigError, match="version 5 .*this library reads 1 to 4"):
+    with pytest.raises(ConfigError, match=f"version {version} .*this library reads 4 only"):
         Cassette.load(path, allow_edited=True)
 
 
@@ -95,12 +95,6 @@ def test_a_missing_file_names_the_nearest(tmp_path):
     (tmp_path / "run.jsonl").touch()
     with pytest.raises(UnknownNameError, match="did you mean 'run.jsonl'"):
         Cassette.load(tmp_path / "runs.jsonl")
-
-
-async def test_recordings_with_trajectories_of_version_2_are_replayed(tokenizer):
-    result = await replay(Path(__file__).parents[1] / "stored" / "recording.v1.jsonl", tokenizer)
-    assert (result.compared, result.differences, result.misses) == (2, [], [])
-    assert {trajectory.training_step for trajectory in result.trajectories} == {4}
 
 
 @pytest.mark.parametrize(

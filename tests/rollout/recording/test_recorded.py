@@ -466,9 +466,6 @@ async def test_the_parser_is_part_of_the_recording(tmp_path, tokenizer, scripted
     [one] = await record(path, "CodeInterpreter-v0", engine, tasks("a"), config=config)
     assert [record.id for record in one.tool_calls] == ["call00000"]
     assert (await replay(path, tokenizer)).equal
-    old = Cassette.load(path)  # earlier versions had it among the env's arguments
-    old.run["env_kwargs"] = {"parser": old.run["config"].pop("parser")}
-    assert (await replay(old, tokenizer)).equal
 
 
 async def test_a_parser_that_is_a_function_is_asked_for(tmp_path, tokenizer, scripted):
