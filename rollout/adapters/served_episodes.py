@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from toolgym.envs.served.environments.catalog import ServedEnv, TaskPlace, load_env
-from toolgym.envs.served.environments.session import EnvSession, EnvSessions, Timeouts
+from toolgym.envs.served.catalog import ServedEnv, TaskPlace, load_env
+from toolgym.envs.served.env_session import EnvSession, EnvSessions, Timeouts
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import EpisodeFailedError
 from toolgym.tools.errors import ConfigError, shorten

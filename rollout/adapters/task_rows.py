@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from toolgym.envs.served.environments.catalog import load_env
+from toolgym.envs.served.catalog import load_env
 from toolgym.envs.tasks.row_fields import TASK_COLUMN, mapping
 from toolgym.envs.tasks.task import Task
 from toolgym.tools.concurrency.event_loop_thread import EventLoopThread

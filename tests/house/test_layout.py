@@ -121,9 +121,9 @@ ORDERS = {
         "families",
         "served",
     ],
-    "envs/served": ["sessions", "environments", "openenv", "ors"],
-    "envs/served/environments": ["calls", "catalog", "session", "step_metadata", "face", "app"],
-    "envs/served/openenv": ["actions", "answers", "turns", "mcp", "websocket", "api"],
+    "envs/served": ["catalog", "session", "env_session", "sessions", "environments", "openenv", "ors"],
+    "envs/served/environments": ["config", "face", "app"],
+    "envs/served/openenv": ["actions", "answers", "mcp", "websocket", "api"],
     "envs/served/sessions": ["protocol", "backends", "client", "store", "session", "config", "app"],
     "rollout": [
         "limits",

@@ -11,7 +11,7 @@ import pytest
 import toolgym
 from toolgym.envs import ToolVectorEnv, tool_class
 from toolgym.envs.library.code_interpreter import CodeInterpreterEnv
-from toolgym.envs.served.environments.catalog import load_env
+from toolgym.envs.served.catalog import load_env
 from toolgym.envs.tasks.arithmetic import ArithmeticTasks
 from toolgym.rollout import (
     RunConfig,

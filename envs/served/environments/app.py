@@ -1,16 +1,21 @@
-"""The env server's service: the paths of its faces, over one table of sessions."""
+"""The env server's service, the paths of its faces over one table of sessions; and its worker process."""
 
 from __future__ import annotations
 
 import asyncio
-import importlib
+import contextlib
+import importlib.metadata
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
 
 from aiohttp import web
 
-from toolgym.envs.served.environments.catalog import Catalog
+from toolgym.envs.entry_points import load
+from toolgym.envs.served.catalog import Catalog, load_env
+from toolgym.envs.served.env_session import EnvSessions, Timeouts
 from toolgym.envs.served.environments.config import EnvServerConfig
-from toolgym.envs.served.environments.face import JSON, Face, ServerParts
-from toolgym.envs.served.environments.session import EnvSessions, Timeouts
+from toolgym.envs.served.environments.face import JSON, Face
 from toolgym.envs.types import EpisodeFailedError
 from toolgym.tools.concurrency.deadline import shielded
 from toolgym.tools.errors import ConfigError, EpisodeError, NoSessionError, UnknownNameError
@@ -20,6 +25,7 @@ from toolgym.tools.serving.metrics import ServerMetrics
 from toolgym.tools.serving.peers import Peers
 from toolgym.tools.serving.routes import Call, Operation, Route
 from toolgym.tools.serving.transport import answer
+from toolgym.tools.serving.worker import run_worker
 
 METRICS_PREFIX = "toolgym_openenv"
 """Beginning of the names of all figures."""
@@ -32,17 +38,7 @@ FACES = (
 
 
 class EnvApp(HttpApp):
-    """The service over some envs.
-
-    Args:
-        catalog: the envs that are offered.
-        config: settings.
-        version: version of the library.
-
-    Attributes:
-        sessions: the open sessions.
-        faces: the APIs that it speaks.
-    """
+    """The service over some envs. `version` is that of the library."""
 
     title = "toolgym envs"
     summary = "OpenEnv's API and the Open Reward Standard."
@@ -55,12 +51,12 @@ class EnvApp(HttpApp):
         timeouts = Timeouts(config.reset_timeout, config.step_timeout, config.queue_timeout)
         self.sessions = EnvSessions(config.max_sessions, config.session_idle_timeout, timeouts, gate)
         metrics.gauge("sessions", "Open sessions.", lambda: len(self.sessions))
-        parts = ServerParts(catalog, self.sessions, config, version)
-        self.faces = [_face(entry_point, parts) for entry_point in FACES]
+        self.faces: list[Face] = [
+            load(face, "an API of the env server")(catalog, self.sessions, config, version) for face in FACES
+        ]
         self.add_routes(self._table())
 
     async def start(self) -> None:
-        """Start to close idle sessions, on the event loop that will serve."""
         self.sessions.start()
 
     def drain(self) -> None:
@@ -70,13 +66,11 @@ class EnvApp(HttpApp):
             face.drain()
 
     async def close(self) -> None:
-        """Close all sessions."""
         self.drain()
         await self.sessions.close()
         await super().close()
 
     def error_answer(self, error: Exception) -> web.Response | None:
-        """Answer what is wrong about a session, an episode or a name."""
         if isinstance(error, NoSessionError):
             return answer({"detail": str(error), "reason": "no_session"}, 404)
         if isinstance(error, EpisodeFailedError):
@@ -111,7 +105,20 @@ class EnvApp(HttpApp):
         return answer(about, 503 if self.draining else 200)
 
 
-def _face(entry_point: str, parts: ServerParts) -> Face:
-    module_name, _, name = entry_point.partition(":")
-    face: Face = getattr(importlib.import_module(module_name), name)(parts)
-    return face
+@contextlib.asynccontextmanager
+async def open_app(config: EnvServerConfig, number: int, folder: Path | None) -> AsyncIterator[tuple[HttpApp, str]]:
+    """Make each env once, and open the service over them. Raises ConfigError: an env cannot be made."""
+    envs = [
+        await load_env(
+            name, kwargs, answer_tool=config.answer_tool, endless=config.num_tasks, fields=config.task_fields
+        )
+        for name, kwargs in config.envs.items()
+    ]
+    app = EnvApp(Catalog(envs), config, version=importlib.metadata.version("toolgym"))
+    yield app, ", ".join(env.id for env in envs)
+
+
+if __name__ == "__main__":
+    if "" not in sys.path:  # for `module:Id`, as the command has it; behind all others
+        sys.path.append("")
+    run_worker(EnvServerConfig, open_app)

@@ -1,7 +1,4 @@
-"""The env server's settings, from a YAML file and from flags, checked before anything starts.
-
-`toolgym serve openenv --print-config` prints them all with their meanings, as a file that `--config` takes.
-"""
+"""The env server's settings, from a YAML file and from flags, checked before anything starts."""
 
 from __future__ import annotations
 
@@ -44,7 +41,7 @@ class EnvServerConfig(ServingConfig):
     spec = ServerSpec(
         command="openenv",
         name="env server",
-        worker="toolgym.envs.served.environments.worker",
+        worker="toolgym.envs.served.environments.app",
         flags=(
             "host",
             "port",

@@ -99,12 +99,7 @@ class StepRequest(BaseModel):
 
 
 def turn_of(action: TurnAction, first_call: int) -> tuple[Action, int]:
-    """Return a text or message as the env takes it, and how many calls of it have been given ids.
-
-    Args:
-        action: it has a `text` or a `message`.
-        first_call: number in the id of the first call that came without one.
-    """
+    """Return a text or message as the env takes it, and how many calls have ids; new ids begin at `first_call`."""
     if action.message is None:
         assert action.text is not None
         return action.text, 0

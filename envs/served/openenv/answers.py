@@ -1,4 +1,4 @@
-"""Answers to clients of OpenEnv: observations, rewards and states, in JSON.
+"""Resets and turns of a session, answered as OpenEnv's clients expect: observations, rewards and states in JSON.
 
 No ground truth and no row of a data set is in them, and of failures only the reason.
 """
@@ -11,8 +11,9 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from toolgym.envs.base import StepResult
-from toolgym.envs.served.environments.session import EnvSession, ServedEpisode
-from toolgym.envs.served.environments.step_metadata import step_metadata
+from toolgym.envs.served.catalog import ServedEnv, TaskPlace
+from toolgym.envs.served.env_session import EnvSession
+from toolgym.envs.served.openenv.actions import ResetRequest, TurnAction, turn_of
 
 
 class Observation(BaseModel):
@@ -45,7 +46,6 @@ class SessionState(BaseModel):
 
 
 def state_of(session: EnvSession) -> dict[str, Any]:
-    """Return a session's `SessionState`."""
     episode = session.episode
     if episode is None:
         return SessionState(env=session.served.id).model_dump()
@@ -60,8 +60,16 @@ def state_of(session: EnvSession) -> dict[str, Any]:
     ).model_dump()
 
 
-def after_reset(session: EnvSession, episode: ServedEpisode) -> dict[str, Any]:
-    """Return OpenEnv's answer to a reset."""
+def chosen(served: ServedEnv, request: ResetRequest) -> TaskPlace | None:
+    """Return the task that a reset asks for. Raises UnknownNameError: there is none."""
+    if request.split is None or request.index is None:
+        return None
+    return served.place(request.split, request.index)
+
+
+async def reset(session: EnvSession, request: ResetRequest, place: TaskPlace | None) -> dict[str, Any]:
+    """Begin an episode; return OpenEnv's answer."""
+    episode = await session.reset(seed=request.seed, place=place, episode_id=request.episode_id)
     metadata: dict[str, Any] = {
         "env": session.served.id,
         "episode_id": episode.id,
@@ -72,16 +80,29 @@ def after_reset(session: EnvSession, episode: ServedEpisode) -> dict[str, Any]:
     return _answer({"messages": episode.messages}, None, False, metadata)
 
 
-def after_step(session: EnvSession, result: StepResult, further: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return OpenEnv's answer to a step. `further` are fields of the observation."""
-    metadata = step_metadata(session, result)
-    return _answer({"messages": result.obs, **(further or {})}, float(result.reward), result.done, metadata)
+async def act(session: EnvSession, action: TurnAction, timeout: float | None = None) -> dict[str, Any]:
+    """Take one turn; return OpenEnv's answer."""
+    if action.type == "list_tools":
+        tools = [
+            {"name": tool.name, "description": tool.description, "input_schema": dict(tool.parameters)}
+            for tool in session.tools
+        ]
+        return _without_step(session, {"tools": tools})
+    if action.tool_name is not None:
+        turn = await session.call_tool(action.tool_name, action.arguments, timeout=timeout)
+        fields = {"tool_name": action.tool_name, "result": turn.text, "error": None}
+        return _without_step(session, fields) if turn.result is None else _after_step(session, turn.result, fields)
+    turn_action, calls = turn_of(action, session.episode.calls if session.episode is not None else 0)
+    return _after_step(session, await session.step(turn_action, calls=calls, timeout=timeout), {})
 
 
-def without_step(session: EnvSession, further: Mapping[str, Any]) -> dict[str, Any]:
-    """Return OpenEnv's answer to an action that was no turn. `further` are fields of the observation."""
+def _after_step(session: EnvSession, result: StepResult, fields: Mapping[str, Any]) -> dict[str, Any]:
+    return _answer({"messages": result.obs, **fields}, float(result.reward), result.done, session.metadata(result))
+
+
+def _without_step(session: EnvSession, fields: Mapping[str, Any]) -> dict[str, Any]:
     over = session.episode is not None and session.episode.stop_reason is not None
-    return _answer({"messages": [], **further}, None, over, {"env": session.served.id})
+    return _answer({"messages": [], **fields}, None, over, {"env": session.served.id})
 
 
 def _answer(observation: dict[str, Any], reward: float | None, done: bool, metadata: dict[str, Any]) -> dict[str, Any]:

@@ -7,14 +7,14 @@ own in `X-Session-ID` keeps the env between its requests, until it deletes the s
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 
 from aiohttp import web
 
-from toolgym.envs.served.environments.face import JSON, SESSION_HEADER, Face, ServerParts, session_name
+from toolgym.envs.served.environments.face import JSON, SESSION_HEADER, Face, session_name
 from toolgym.envs.served.openenv.actions import ResetRequest, StepRequest, TurnAction
-from toolgym.envs.served.openenv.answers import Observation, SessionState, state_of
+from toolgym.envs.served.openenv.answers import Observation, SessionState, act, chosen, reset, state_of
 from toolgym.envs.served.openenv.mcp import Mcp, RpcRequest
-from toolgym.envs.served.openenv.turns import act, chosen, reset
 from toolgym.envs.served.openenv.websocket import Sockets
 from toolgym.tools.errors import EpisodeError, NoSessionError
 from toolgym.tools.serving.json_bodies import parse
@@ -23,19 +23,13 @@ from toolgym.tools.serving.transport import answer
 
 
 class OpenEnvFace(Face):
-    """Answers OpenEnv's requests.
+    """Answers OpenEnv's requests."""
 
-    Attributes:
-        sockets: answers those over WebSockets.
-    """
-
-    def __init__(self, parts: ServerParts) -> None:
-        super().__init__(parts)
-        self._mcp = Mcp(parts.sessions)
-        self.sockets = Sockets(parts, self._mcp)
+    @cached_property
+    def sockets(self) -> Sockets:
+        return Sockets(self, Mcp(self.sessions))
 
     def env_operations(self) -> Mapping[str, Mapping[str, Operation]]:
-        sockets = self.sockets
         return {
             "/reset": {"POST": Operation(self.reset, "Begin an episode", ResetRequest, JSON)},
             "/step": {
@@ -46,9 +40,9 @@ class OpenEnvFace(Face):
             "/metadata": {"GET": Operation(self.metadata, "Describe the env", None, JSON)},
             "/mcp": {
                 "POST": Operation(self.rpc, "Answer JSON-RPC: tools/list, tools/call", RpcRequest, JSON),
-                "GET": Operation(sockets.rpc, "Open a WebSocket for JSON-RPC", None, None, 101),
+                "GET": Operation(self.sockets.rpc, "Open a WebSocket for JSON-RPC", None, None, 101),
             },
-            "/ws": {"GET": Operation(sockets.episodes, "Open a WebSocket for episodes", None, None, 101)},
+            "/ws": {"GET": Operation(self.sockets.episodes, "Open a WebSocket for episodes", None, None, 101)},
         }
 
     def drain(self) -> None:
@@ -57,7 +51,7 @@ class OpenEnvFace(Face):
     async def reset(self, call: Call) -> web.Response:
         """Begin an episode; without a session's name, to show what one is like."""
         request = parse(ResetRequest, call.body or b"{}")
-        served, name = self.parts.env_of(call), session_name(call)
+        served, name = self.env_of(call), session_name(call)
         place = chosen(served, request)
         if name is None:
             session = self.sessions.open(served)
@@ -72,7 +66,6 @@ class OpenEnvFace(Face):
         return answer(await reset(session, request, chosen(session.served, request)))
 
     async def step(self, call: Call) -> web.Response:
-        """Take one turn in a session."""
         request, name = parse(StepRequest, call.body), session_name(call)
         if name is None:
             raise EpisodeError(
@@ -82,14 +75,12 @@ class OpenEnvFace(Face):
         return answer(await act(self.sessions.find(name), request.action, request.timeout_s))
 
     async def state(self, call: Call) -> web.Response:
-        """Tell how a session stands, or that there is no episode."""
         name = session_name(call)
         if name is None:
-            return answer(SessionState(env=self.parts.env_of(call).id))
+            return answer(SessionState(env=self.env_of(call).id))
         return answer(state_of(self.sessions.find(name)))
 
     async def schema(self, call: Call) -> web.Response:
-        """Describe actions, observations and states."""
         observation = Observation.model_json_schema()
         return answer(
             {
@@ -101,10 +92,8 @@ class OpenEnvFace(Face):
         )
 
     async def metadata(self, call: Call) -> web.Response:
-        """Describe the env."""
-        served = self.parts.env_of(call)
-        return answer({"name": served.id, "description": served.spec.description, "version": self.parts.version})
+        served = self.env_of(call)
+        return answer({"name": served.id, "description": served.spec.description, "version": self.version})
 
     async def rpc(self, call: Call) -> web.Response:
-        """Answer a JSON-RPC request."""
-        return answer(await self._mcp.answer_text(call.body, self.parts.env_of(call), None))
+        return answer(await self.sockets.mcp.answer_text(call.body, self.env_of(call), None))

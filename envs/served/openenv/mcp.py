@@ -12,9 +12,8 @@ from typing import Any, Literal
 import pydantic
 from pydantic import BaseModel, ConfigDict, Field
 
-from toolgym.envs.served.environments.catalog import ServedEnv
-from toolgym.envs.served.environments.session import EnvSession, EnvSessions
-from toolgym.envs.served.environments.step_metadata import step_metadata
+from toolgym.envs.served.catalog import ServedEnv
+from toolgym.envs.served.env_session import EnvSession, EnvSessions
 from toolgym.envs.types import EpisodeFailedError
 from toolgym.tools.errors import EpisodeError, NoSessionError
 from toolgym.tools.serving.admission import BusyError
@@ -43,11 +42,7 @@ class _RefusedError(Exception):
 
 
 class Mcp:
-    """Answers JSON-RPC requests.
-
-    Args:
-        sessions: the open sessions.
-    """
+    """Answers JSON-RPC requests."""
 
     def __init__(self, sessions: EnvSessions) -> None:
         self._sessions = sessions
@@ -61,13 +56,7 @@ class Mcp:
         return await self.answer(decoded, served, session)
 
     async def answer(self, decoded: Any, served: ServedEnv, session: EnvSession | None) -> dict[str, Any]:
-        """Answer a request.
-
-        Args:
-            decoded: the request.
-            served: the env of a session that it opens.
-            session: the session of the WebSocket that it came over; None: it came over HTTP, and names one.
-        """
+        """Answer a request. One that came over HTTP names its session, over a WebSocket it has `session`."""
         try:
             request = RpcRequest.model_validate(decoded)
         except pydantic.ValidationError as error:
@@ -96,7 +85,7 @@ class Mcp:
                 return await self._close(params, session)
             case "tools/list":
                 named = session if session is not None else self._named(params)
-                tools = named.tools if named is not None else served.callable_tools
+                tools = named.tools if named is not None else served.with_answer(served.tools)
                 return {
                     "tools": [
                         {"name": tool.name, "description": tool.description, "inputSchema": dict(tool.parameters)}
@@ -138,7 +127,7 @@ async def _call(session: EnvSession, params: dict[str, Any]) -> dict[str, Any]:
     }
     if turn.result is not None:
         step = turn.result
-        result["_meta"] = {"reward": float(step.reward), "done": step.done, **step_metadata(session, step)}
+        result["_meta"] = {"reward": float(step.reward), "done": step.done, **session.metadata(step)}
     return result
 
 

@@ -18,12 +18,11 @@ from urllib.parse import urlsplit
 import pydantic
 from aiohttp import WSCloseCode, WSMsgType, web
 
-from toolgym.envs.served.environments.face import ServerParts
-from toolgym.envs.served.environments.session import EnvSession
+from toolgym.envs.served.env_session import EnvSession
+from toolgym.envs.served.environments.face import Face
 from toolgym.envs.served.openenv.actions import ResetRequest, TurnAction
-from toolgym.envs.served.openenv.answers import state_of
+from toolgym.envs.served.openenv.answers import act, chosen, reset, state_of
 from toolgym.envs.served.openenv.mcp import SERVER_ERROR, Mcp
-from toolgym.envs.served.openenv.turns import act, chosen, reset
 from toolgym.envs.types import EpisodeFailedError
 from toolgym.tools.errors import ConfigError, EpisodeError, NoSessionError
 from toolgym.tools.serving.admission import BusyError
@@ -44,17 +43,12 @@ _log = logging.getLogger("toolgym.envs.served.openenv")
 
 
 class Sockets:
-    """Answers WebSockets.
+    """Answers WebSockets."""
 
-    Args:
-        parts: those of the server.
-        mcp: answers JSON-RPC.
-    """
-
-    def __init__(self, parts: ServerParts, mcp: Mcp) -> None:
-        self._parts, self._sessions, self._mcp = parts, parts.sessions, mcp
-        self._idle_timeout, self._write_timeout = parts.config.session_idle_timeout, parts.config.write_timeout
-        self._message_bytes = int(parts.config.body_limit_mb * MIB)
+    def __init__(self, face: Face, mcp: Mcp) -> None:
+        self._face, self._sessions, self.mcp = face, face.sessions, mcp
+        self._idle_timeout, self._write_timeout = face.config.session_idle_timeout, face.config.write_timeout
+        self._message_bytes = int(face.config.body_limit_mb * MIB)
         self._listening: set[asyncio.Task[Any]] = set()
         self._draining = False
 
@@ -65,9 +59,7 @@ class Sockets:
             task.cancel()
 
     async def episodes(self, call: Call) -> web.StreamResponse:
-        """Answer `/ws`."""
-
-        async def refused(error: Exception) -> dict[str, Any]:
+        def refused(error: Exception) -> dict[str, Any]:
             if isinstance(error, BusyError):
                 about = {"active_sessions": len(self._sessions), "max_sessions": self._sessions.limit}
                 return _error("CAPACITY_REACHED", str(error), **about)
@@ -76,21 +68,19 @@ class Sockets:
         return await self._serve(call, self._reply, refused)
 
     async def rpc(self, call: Call) -> web.StreamResponse:
-        """Answer the WebSocket `/mcp`."""
-        served = self._parts.env_of(call)
+        served = self._face.env_of(call)
 
         async def reply(session: EnvSession, text: str) -> dict[str, Any]:
-            return await self._mcp.answer_text(text, served, session)
+            return await self.mcp.answer_text(text, served, session)
 
-        async def refused(error: Exception) -> dict[str, Any]:
+        def refused(error: Exception) -> dict[str, Any]:
             return {"jsonrpc": "2.0", "id": None, "error": {"code": SERVER_ERROR, "message": str(error), "data": None}}
 
         return await self._serve(call, reply, refused)
 
     async def _serve(
-        self, call: Call, reply: Reply, refused: Callable[[Exception], Awaitable[dict[str, Any]]]
+        self, call: Call, reply: Reply, refused: Callable[[Exception], dict[str, Any]]
     ) -> web.StreamResponse:
-        """Open a socket and its session, and answer until either ends."""
         _check_origin(call.request)
         socket = web.WebSocketResponse(
             timeout=CLOSE_TIMEOUT, heartbeat=PING, compress=False, max_msg_size=self._message_bytes
@@ -104,7 +94,7 @@ class Sockets:
             async with self._session(call) as session:
                 await self._answer_messages(socket, session, reply)
         except (BusyError, NoSessionError) as error:
-            await self._send(socket, await refused(error))
+            await self._send(socket, refused(error))
         except ConnectionError:
             _cut(call.request)  # it would wait until the client has read what is buffered
             raise
@@ -130,7 +120,7 @@ class Sockets:
             with session.attached():
                 yield session
             return
-        session = self._sessions.open(self._parts.env_of(call))
+        session = self._sessions.open(self._face.env_of(call))
         try:
             with session.attached():
                 yield session
@@ -170,7 +160,6 @@ class Sockets:
         await within(self._write_timeout, socket.send_str(encode(message).decode()))
 
     async def _reply(self, session: EnvSession, text: str) -> dict[str, Any] | None:
-        """Answer a message of `/ws`."""
         try:
             message = json.loads(text)
         except (ValueError, RecursionError) as error:
@@ -188,7 +177,7 @@ class Sockets:
                 case "state":
                     return {"type": "state", "data": state_of(session)}
                 case "mcp":
-                    return {"type": "mcp", "data": await self._mcp.answer(data, session.served, session)}
+                    return {"type": "mcp", "data": await self.mcp.answer(data, session.served, session)}
                 case "close":
                     return None
         except pydantic.ValidationError as error:
@@ -200,7 +189,6 @@ class Sockets:
 
 
 def _answer_to(error: Exception, session: EnvSession) -> dict[str, Any]:
-    """Return the answer to a message that raised."""
     if isinstance(error, EpisodeFailedError):
         return _error("EXECUTION_ERROR", str(error), stop_reason=error.stop_reason, trainable=False)
     if isinstance(error, ConfigError):
@@ -221,17 +209,12 @@ def _error(code: str, message: str, **further: Any) -> dict[str, Any]:
 
 
 def _cut(request: web.BaseRequest) -> None:
-    """Cut a client's connection."""
     if request.transport is not None:
         request.transport.abort()
 
 
 def _check_origin(request: web.BaseRequest) -> None:
-    """Refuse a socket that a page of another site opens: browsers send it where the page comes from.
-
-    Raises:
-        RequestRefusedError: 403.
-    """
+    """Refuse a socket that a page of another site opens: a browser sends the page's origin."""
     origin = request.headers.get("Origin")
     if origin is not None and urlsplit(origin).netloc.lower() != request.headers.get("Host", "").lower():
         raise RequestRefusedError(403, f"a page of {origin[:80]!r} may not use this server")

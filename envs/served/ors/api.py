@@ -7,17 +7,20 @@ episode's: trainers take the last reward that is not null, or the sum, and both 
 
 from __future__ import annotations
 
+import asyncio
+import uuid
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any, Self
+from weakref import WeakKeyDictionary
 
 import pydantic
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict
 
-from toolgym.envs.served.environments.catalog import ANSWER_ARGUMENT, ServedEnv, TaskPlace
-from toolgym.envs.served.environments.face import JSON, SESSION_HEADER, Face, required_name
-from toolgym.envs.served.environments.session import EnvSession
-from toolgym.envs.served.environments.step_metadata import step_metadata
+from toolgym.envs.served.catalog import ANSWER_ARGUMENT, ServedEnv, TaskPlace
+from toolgym.envs.served.env_session import EnvSession
+from toolgym.envs.served.environments.face import JSON, SESSION_HEADER, Face, session_name
 from toolgym.envs.served.ors.event_stream import events_of, stream
 from toolgym.envs.types import EpisodeFailedError
 from toolgym.tools.concurrency.blocking import in_thread
@@ -32,6 +35,9 @@ from toolgym.tools.serving.transport import RequestRefusedError, answer
 SPLIT_TYPES = ("train", "validation", "test")
 
 EVENTS = "text/event-stream"
+
+KEPT_CALLS = 8
+"""Calls of one session whose results can be asked for again."""
 
 TERMINAL = "Ends the episode with the message."
 
@@ -89,6 +95,10 @@ class ToolRequest(BaseModel):
 class OrsFace(Face):
     """Answers the requests of the Open Reward Standard."""
 
+    @cached_property
+    def _calls(self) -> WeakKeyDictionary[EnvSession, dict[str, asyncio.Task[Any]]]:
+        return WeakKeyDictionary()
+
     def env_operations(self) -> Mapping[str, Mapping[str, Operation]]:
         return {
             "/splits": {"GET": Operation(self.splits, "List the splits", None, JSON)},
@@ -116,42 +126,34 @@ class OrsFace(Face):
         ]
 
     async def undelivered(self, response: web.StreamResponse) -> None:
-        """Close the session whose name its client never got."""
         if SESSION_HEADER in response.headers:
             await self.sessions.discard(response.headers[SESSION_HEADER])
 
     # ------------------------------------------------------------------ tasks
 
     async def list_environments(self, call: Call) -> web.Response:
-        """List the ids of the envs; the first is the default."""
-        return answer([env.id for env in self.parts.catalog.envs])
+        return answer([env.id for env in self.catalog.envs])
 
     async def version(self, call: Call) -> web.Response:
-        """Tell the library's version."""
-        return answer({"version": self.parts.version, "build_sha": None})
+        return answer({"version": self.version, "build_sha": None})
 
     async def splits(self, call: Call) -> web.Response:
-        """List the splits of an env."""
-        names = self.parts.env_of(call).split_names
+        names = self.env_of(call).split_names
         return answer([{"name": name, "type": name if name in SPLIT_TYPES else "validation"} for name in names])
 
     async def num_tasks(self, call: Call) -> web.Response:
-        """Count the tasks of a split."""
-        return answer({"num_tasks": self.parts.env_of(call).count(parse(SplitRequest, call.body).split)})
+        return answer({"num_tasks": self.env_of(call).count(parse(SplitRequest, call.body).split)})
 
     async def task(self, call: Call) -> web.Response:
-        """Tell of one task."""
-        request, served = parse(TaskRequest, call.body), self.parts.env_of(call)
+        request, served = parse(TaskRequest, call.body), self.env_of(call)
         return answer({"task": served.place(request.split, request.index).spec, "env_name": served.id})
 
     async def tasks(self, call: Call) -> web.Response:
-        """Tell of all tasks of a split."""
-        request, served = parse(SplitRequest, call.body), self.parts.env_of(call)
+        request, served = parse(SplitRequest, call.body), self.env_of(call)
         return await self._places(served, request.split, range(served.count(request.split)))
 
     async def task_range(self, call: Call) -> web.Response:
-        """Tell of some tasks of a split."""
-        request, served = parse(TaskRangeRequest, call.body), self.parts.env_of(call)
+        request, served = parse(TaskRangeRequest, call.body), self.env_of(call)
         places = range(served.count(request.split))[request.start : request.stop]
         return await self._places(served, request.split, places)
 
@@ -173,13 +175,12 @@ class OrsFace(Face):
             yield "task_id", name
             yield "end", ""
 
-        return await stream(call.request, events(), self.parts.config.write_timeout)
+        return await stream(call.request, events(), self.config.write_timeout)
 
     async def create(self, call: Call) -> web.Response:
-        """Make the env of a session, with its task."""
-        request, name = parse(CreateRequest, call.body), required_name(call)
+        request, name = parse(CreateRequest, call.body), _name(call)
         named = "env" if request.env_name is None else request.env_name
-        served = self.parts.env_of(call) if named == "env" else self.parts.env_named(named)
+        served = self.env_of(call) if named == "env" else self.env_named(named)
         if request.toolset_name is not None:
             raise RequestRefusedError(400, f"this server has no toolset {request.toolset_name[:80]!r}")
         place = _place(served, request)
@@ -194,14 +195,12 @@ class OrsFace(Face):
         return answer({"sid": name}, headers={SESSION_HEADER: name})
 
     async def delete(self, call: Call) -> web.Response:
-        """Close a session, if there is one."""
-        name = required_name(call)
+        name = _name(call)
         await self.sessions.discard(name)
         return answer({"sid": name})
 
     async def ping(self, call: Call) -> web.Response:
-        """Keep a session from being idle."""
-        self.sessions.find(required_name(call))
+        self.sessions.find(_name(call))
         return answer({"status": "ok"})
 
     async def prompt(self, call: Call) -> web.Response:
@@ -209,33 +208,32 @@ class OrsFace(Face):
         return answer([_text("\n\n".join(message["content"] for message in self._begun(call) if message["content"]))])
 
     async def messages(self, call: Call) -> web.Response:
-        """Give the messages that the episode begins with, each with its role."""
         return answer([_message(message) for message in self._begun(call)])
 
     async def tools(self, call: Call) -> web.Response:
-        """List the tools of an env."""
-        served = self.parts.env_of(call)
-        return answer(_tools(served, served.callable_tools))
+        served = self.env_of(call)
+        return answer(_tools(served, served.with_answer(served.tools)))
 
     async def task_tools(self, call: Call) -> web.Response:
-        """List the tools of a session."""
-        session = self.sessions.find(required_name(call))
+        session = self.sessions.find(_name(call))
         return answer(_tools(session.served, session.tools))
 
     async def call(self, call: Call) -> web.StreamResponse:
         """Call a tool. The answer is a stream of events; see `event_stream`."""
-        request, session = parse(ToolRequest, call.body), self.sessions.find(required_name(call))
-        name = request.task_id
+        request, session = parse(ToolRequest, call.body), self.sessions.find(_name(call))
+        calls, name = self._calls.setdefault(session, {}), request.task_id
         if name is None:
-            name = session.calls.start(self._called(session, request.name, request.input))
-        task = session.calls.find(name)
+            while len(calls) >= KEPT_CALLS and next(iter(calls.values())).done():
+                del calls[next(iter(calls))]
+            name = uuid.uuid4().hex
+            calls[name] = session.start(self._called(session, request.name, request.input))
+        task = calls.get(name)
         if task is None:
             raise RequestRefusedError(404, f"this session has no call {name[:80]!r} (any more)")
         with session.attached():
-            return await stream(call.request, events_of(name, task), self.parts.config.write_timeout)
+            return await stream(call.request, events_of(name, task), self.config.write_timeout)
 
     async def _called(self, session: EnvSession, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Call a tool; return the standard's answer."""
         try:
             turn = await session.call_tool(name, arguments)
         except EpisodeError as error:
@@ -243,9 +241,9 @@ class OrsFace(Face):
         if turn.result is None:
             return {"ok": False, "error": turn.text, "reason": "input_validation"}
         step = turn.result
-        metadata = step_metadata(session, step)
+        metadata = session.metadata(step)
         reward = metadata["episode_reward"] if step.done else None
-        if self.parts.config.rewards == "step":
+        if self.config.rewards == "step":
             reward = metadata["step_reward"]
         output = {
             "blocks": [_text(turn.text)],
@@ -256,16 +254,21 @@ class OrsFace(Face):
         return {"ok": True, "output": output}
 
     def _begun(self, call: Call) -> list[Message]:
-        episode = self.sessions.find(required_name(call)).episode
+        episode = self.sessions.find(_name(call)).episode
         if episode is None:
             raise EpisodeError("no episode is under way; create one first")
         return episode.messages
 
 
 class _NameRequest(BaseModel):
-    """Asks for the name of a session."""
-
     env: dict[str, Any] | None = None
+
+
+def _name(call: Call) -> str:
+    name = session_name(call)
+    if name is None:
+        raise RequestRefusedError(400, f"{SESSION_HEADER} header is required")
+    return name
 
 
 def _place(served: ServedEnv, request: CreateRequest) -> TaskPlace:
@@ -277,7 +280,7 @@ def _place(served: ServedEnv, request: CreateRequest) -> TaskPlace:
 
 
 def _tools(served: ServedEnv, tools: list[ToolSchema]) -> dict[str, Any]:
-    """The tools, the answer tool among them; it is the terminal tool too, for clients that know what that is."""
+    """Return the tools. The answer tool is one of them, and the terminal tool too, for clients that know of that."""
     listed = [
         {"name": tool.name, "description": tool.description, "input_schema": dict(tool.parameters)} for tool in tools
     ]

@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
-from toolgym.envs.served.environments.session import EnvSession, EnvSessions, Timeouts
+from toolgym.envs.served.env_session import EnvSession, EnvSessions, Timeouts
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import EpisodeFailedError, StopReason
 from toolgym.rollout.adapters.served_episodes import ServedEpisodes

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-from toolgym.envs.served.environments.session import EnvSession, Timeouts
+from toolgym.envs.served.env_session import EnvSession, Timeouts
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import EpisodeFailedError
 from toolgym.rollout.adapters.served_episodes import ServedEpisodes

@@ -9,8 +9,8 @@ import dataclasses
 from aiohttp import web
 
 from toolgym.envs.registry import register
+from toolgym.envs.served.catalog import Catalog, load_env
 from toolgym.envs.served.environments.app import EnvApp
-from toolgym.envs.served.environments.catalog import Catalog, load_env
 from toolgym.envs.served.environments.config import EnvServerConfig
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.tool_env import ToolEnv

@@ -9,7 +9,6 @@ import aiohttp
 import pytest
 
 from tests.envs.served.environments.toy import SECRET, TASKS, SumEnv, until
-from toolgym.envs.served.environments.calls import Calls
 from toolgym.envs.served.ors import event_stream
 from toolgym.envs.tasks.arithmetic import ArithmeticTasks
 from toolgym.envs.tasks.sources import TaskList
@@ -272,16 +271,14 @@ def test_a_long_result_comes_in_chunks_whose_blanks_survive():
 
 async def test_a_call_that_takes_long_gives_signs_of_life(monkeypatch):
     monkeypatch.setattr(event_stream, "PING", 0.02)
-    calls, done = Calls(), asyncio.Event()
+    done = asyncio.Event()
 
     async def work():
         await done.wait()
         return 7
 
-    name = calls.start(work())
-    events = event_stream.events_of(name, calls.find(name))
-    assert await anext(events) == ("task_id", name)
+    events = event_stream.events_of("call-1", asyncio.create_task(work()))
+    assert await anext(events) == ("task_id", "call-1")
     assert await anext(events) == ("", "")
     done.set()
     assert [event async for event in events if event != ("", "")] == [("end", "7")]
-    await calls.close()

@@ -1,8 +1,7 @@
-"""One session: an env and its episode, with deadlines, for one client."""
+"""`EnvSession`: an env and its episode, with deadlines, for one client."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import uuid
 from collections.abc import Coroutine
@@ -11,16 +10,16 @@ from typing import Any, NamedTuple, TypeVar
 
 from toolgym.envs.base import Action, StepResult
 from toolgym.envs.driven_episode import DrivenEpisode
-from toolgym.envs.served.environments.calls import Calls
-from toolgym.envs.served.environments.catalog import ANSWER_ARGUMENT, ServedEnv, TaskPlace
+from toolgym.envs.served.catalog import ANSWER_ARGUMENT, ServedEnv, TaskPlace
+from toolgym.envs.served.session import ServedSession
 from toolgym.envs.types import EpisodeFailedError, ResetInfo, StopReason
 from toolgym.tools.concurrency.deadline import shielded, with_deadline
-from toolgym.tools.errors import ConfigError, EpisodeError, NoSessionError
+from toolgym.tools.errors import ConfigError, EpisodeError
 from toolgym.tools.message import Message
 from toolgym.tools.parsers.base import ParsedTurn
 from toolgym.tools.schema import ToolCall, ToolSchema
 from toolgym.tools.serving.admission import Gate
-from toolgym.tools.serving.session_table import SessionTable, TableSession, new_name
+from toolgym.tools.serving.session_table import SessionTable, new_name
 
 MAX_WAITING = 32
 """Calls that may wait for one session."""
@@ -28,19 +27,16 @@ MAX_WAITING = 32
 CLOSE_DEADLINE = 10.0
 """Seconds for an env to close."""
 
+RECORD_FIELDS = ("id", "name", "status", "reward", "seconds", "infra_failure")
+"""The fields of a tool call's record that clients see."""
+
 T = TypeVar("T")
 
-_log = logging.getLogger("toolgym.envs.served.environments")
+_log = logging.getLogger("toolgym.envs.served")
 
 
 class Timeouts(NamedTuple):
-    """Wall seconds for an env's calls.
-
-    Attributes:
-        reset: for a reset.
-        step: for a step.
-        queue: for waiting: for the calls before it in the same session, and for permits.
-    """
+    """Wall seconds for a reset, for a step, and for waiting: for the calls before in the session, for permits."""
 
     reset: float
     step: float
@@ -54,9 +50,9 @@ class ServedEpisode:
     Attributes:
         id: its name.
         place: its task, if the client chose one.
-        messages: what it began with.
-        tools: what the policy may call.
-        info: what `reset` gave besides.
+        messages: the messages that it began with.
+        tools: the policy's tools.
+        info: the further results of `reset`.
         calls: tool calls so far.
     """
 
@@ -70,7 +66,6 @@ class ServedEpisode:
 
     @property
     def steps(self) -> int:
-        """Steps so far."""
         return self._driven.steps
 
     @property
@@ -80,57 +75,38 @@ class ServedEpisode:
 
     @property
     def stop_reason(self) -> StopReason | None:
-        """Why it is over; None while it goes on."""
         return self._driven.stop_reason
 
 
 class ToolTurn(NamedTuple):
-    """A tool call as one turn.
-
-    Attributes:
-        text: what the model reads.
-        is_error: whether the call went wrong.
-        result: the step; None for a call that could not be made into a turn, which costs none.
-    """
+    """A tool call as one turn. `result` is None for a call that could not be made into a turn, which costs none."""
 
     text: str
     is_error: bool
     result: StepResult | None
 
 
-class EnvSession(TableSession):
+class EnvSession(ServedSession):
     """An env of one client. Its calls run one after the other.
 
-    A reset or step that raises, overruns its deadline or is cancelled ends the episode and the env: what state that is
-    in is not known. The next reset makes another one.
-
-    Args:
-        name: its name.
-        served: the env.
-        timeouts: deadlines.
-        gate: what resets and steps hold a slot of.
+    A reset or step that raises, overruns its deadline or is cancelled ends the episode and the env, which is in no
+    known state. The next reset makes another one.
 
     Attributes:
         episode: the episode; None before the first reset.
-        calls: its calls that outlive their connection.
     """
 
     def __init__(self, name: str, served: ServedEnv, timeouts: Timeouts, gate: Gate) -> None:
         super().__init__(name, patience=timeouts.queue, max_waiting=MAX_WAITING)
         self.served = served
         self.episode: ServedEpisode | None = None
-        self.calls = Calls()
         self._timeouts, self._gate = timeouts, gate
         self._driven: DrivenEpisode | None = None
-        self._running: asyncio.Task[Any] | None = None
-        """The task that awaits a call of the env now."""
-        self._interrupted = False
-        """Whether `close` cancelled it."""
 
     @property
     def tools(self) -> list[ToolSchema]:
         """The tools for clients that can only call tools: those of the policy, and the answer tool."""
-        return self.served.callable_tools if self.episode is None else self.served.with_answer(self.episode.tools)
+        return self.served.with_answer(self.served.tools if self.episode is None else self.episode.tools)
 
     async def reset(
         self, *, seed: int | None = None, place: TaskPlace | None = None, episode_id: str | None = None
@@ -147,27 +123,14 @@ class EnvSession(TableSession):
             BusyError: there was no slot, or too many calls wait for this session.
             NoSessionError: the session was closed.
         """
-        options: dict[str, Any] | None = None
-        if place is not None and place.task is not None:
-            options = {"task": place.task}
-        elif place is not None and seed is None:
-            seed = place.index
-        async with self.turn(), self._gate.slot():
-            self.episode = None
-            if self._driven is None:
-                self._driven = self._make()
-            driven = self._driven
-            messages, info = await self._run(driven.reset(seed=seed, options=options))
-            name = episode_id or str(uuid.uuid4())
-            self.episode = ServedEpisode(name, place, messages, driven.env.tool_schemas, info, driven)
-            return self.episode
+        return await self.in_turn(lambda: self._reset(seed, place, episode_id), goes_on=False)
 
     async def step(self, action: Action, *, calls: int = 0, timeout: float | None = None) -> StepResult:
         """Take one turn.
 
         Args:
             action: the turn.
-            calls: tool calls in it, where they have ids already.
+            calls: tool calls in it that have ids already.
             timeout: wall seconds; no more than the server's.
 
         Raises:
@@ -176,45 +139,51 @@ class EnvSession(TableSession):
             BusyError: there was no slot, or too many calls wait for this session.
             NoSessionError: the session was closed.
         """
-        async with self.turn():
-            return await self._step(action, calls, timeout)
+        return await self.in_turn(lambda: self._step(action, calls, timeout), goes_on=False)
 
     async def truncate(self, reason: StopReason, action: Action | None = None) -> StepResult:
-        """End the episode at a limit of its client's; see `BaseEnv.truncate`.
-
-        Raises: as `step`.
-        """
-        async with self.turn():
-            return await self._step(action, 0, None, reason)
+        """End the episode at a limit of its client's; see `BaseEnv.truncate`. Raises as `step` does."""
+        return await self.in_turn(lambda: self._truncate(reason, action), goes_on=False)
 
     async def call_tool(self, name: str, arguments: dict[str, Any], *, timeout: float | None = None) -> ToolTurn:
         """Call one tool as a turn of its own; the answer tool says its text as a turn without calls.
 
-        Args:
-            name: the tool's name.
-            arguments: its arguments.
-            timeout: wall seconds; no more than the server's.
-
-        Raises: as `step`.
+        Raises as `step` does.
         """
-        async with self.turn():
-            episode = self._under_way()
-            answer = self.served.answer_tool
-            if answer is not None and name == answer.name:
-                if problems := answer.problems(arguments):
-                    return ToolTurn(f"Wrong arguments for tool {name!r}: " + " ".join(problems), True, None)
-                text = arguments[ANSWER_ARGUMENT]
-                return _tool_turn(await self._step(ParsedTurn(text, text, [], []), 0, timeout))
-            call = ToolCall(f"call_{episode.calls}", name, arguments)
-            return _tool_turn(await self._step(ParsedTurn("", "", [call], []), 1, timeout))
+        return await self.in_turn(lambda: self._call_tool(name, arguments, timeout), goes_on=False)
+
+    def metadata(self, result: StepResult) -> dict[str, Any]:
+        """Return what a step tells clients besides observation and reward, the same in each API.
+
+        `trainable` and `in_group_statistics` are those of the `StopReason`; they come with the last step.
+        """
+        info, reason = result.info, result.stop_reason
+        metadata: dict[str, Any] = {
+            "step_reward": float(result.reward),
+            "episode_reward": self.episode.reward if self.episode is not None else float(result.reward),
+            "tool_calls": [
+                {name: getattr(record, name) for name in RECORD_FIELDS} for record in info.get("tool_calls") or ()
+            ],
+            "metrics": {
+                name: value
+                for name, value in (info.get("metrics") or {}).items()
+                if isinstance(value, bool | int | float | str)
+            },
+        }
+        if reason is not None:
+            metadata |= {
+                "stop_reason": reason.value,
+                "terminated": result.terminated,
+                "truncated": result.truncated,
+                "trainable": reason.trainable,
+                "in_group_statistics": reason.in_group_statistics,
+            }
+        return metadata
 
     async def close(self) -> None:
         """Cancel what runs, and close the env."""
-        await self.calls.close()
-        if self._running is not None and not self._interrupted:
-            self._interrupted = self._running.cancel()
-        async with self._lock:
-            await self._drop()
+        await self.end_calls()
+        await self._drop()
 
     # ------------------------------------------------------------------
 
@@ -226,49 +195,66 @@ class EnvSession(TableSession):
         reset, step, queue = self._timeouts
         return DrivenEpisode(env, reset_timeout=reset, step_timeout=step, queue_timeout=queue)
 
-    def _under_way(self) -> ServedEpisode:
+    def _under_way(self) -> tuple[ServedEpisode, DrivenEpisode]:
         if self.episode is None:
             raise EpisodeError("no episode is under way; reset first")
         if self.episode.stop_reason is not None:
             raise EpisodeError(f"the episode is over ({self.episode.stop_reason}); reset to begin another")
-        return self.episode
-
-    async def _step(
-        self, action: Action | None, calls: int, timeout: float | None, limit: StopReason | None = None
-    ) -> StepResult:
-        episode = self._under_way()
         assert self._driven is not None
+        return self.episode, self._driven
+
+    async def _reset(self, seed: int | None, place: TaskPlace | None, episode_id: str | None) -> ServedEpisode:
+        options: dict[str, Any] | None = None
+        if place is not None and place.task is not None:
+            options = {"task": place.task}
+        elif place is not None and seed is None:
+            seed = place.index
         async with self._gate.slot():
-            if limit is not None:
-                return await self._run(self._driven.truncate(limit, action))
-            assert action is not None
-            seconds = self._timeouts.step if timeout is None else min(timeout, self._timeouts.step)
-            result = await self._run(self._driven.step(action, timeout=seconds))
+            self.episode = None
+            if self._driven is None:
+                self._driven = self._make()
+            driven = self._driven
+            messages, info = await self._run(driven, driven.reset(seed=seed, options=options))
+            name = episode_id or str(uuid.uuid4())
+            self.episode = ServedEpisode(name, place, messages, driven.env.tool_schemas, info, driven)
+            return self.episode
+
+    async def _step(self, action: Action, calls: int, timeout: float | None) -> StepResult:
+        episode, driven = self._under_way()
+        seconds = self._timeouts.step if timeout is None else min(timeout, self._timeouts.step)
+        async with self._gate.slot():
+            result = await self._run(driven, driven.step(action, timeout=seconds))
         episode.calls += calls
         return result
 
-    async def _run(self, call: Coroutine[Any, Any, T]) -> T:
+    async def _truncate(self, reason: StopReason, action: Action | None) -> StepResult:
+        _, driven = self._under_way()
+        async with self._gate.slot():
+            return await self._run(driven, driven.truncate(reason, action))
+
+    async def _call_tool(self, name: str, arguments: dict[str, Any], timeout: float | None) -> ToolTurn:
+        episode, _ = self._under_way()
+        answer = self.served.answer_tool
+        if answer is not None and name == answer.name:
+            if problems := answer.problems(arguments):
+                return ToolTurn(f"Wrong arguments for tool {name!r}: " + " ".join(problems), True, None)
+            text = arguments[ANSWER_ARGUMENT]
+            return _tool_turn(await self._step(ParsedTurn(text, text, [], []), 0, timeout))
+        call = ToolCall(f"call_{episode.calls}", name, arguments)
+        return _tool_turn(await self._step(ParsedTurn("", "", [call], []), 1, timeout))
+
+    async def _run(self, driven: DrivenEpisode, call: Coroutine[Any, Any, T]) -> T:
         """Await a call of the env. If it raises, the env is closed and the episode has failed."""
-        task, driven = asyncio.current_task(), self._driven
-        assert driven is not None
-        self._running = task
         try:
             return await call
         except BaseException as error:
-            self._running = None
             await shielded(self._drop())
-            if isinstance(error, asyncio.CancelledError) and self._interrupted:
-                self._interrupted = False
-                if task is not None and not task.uncancel():  # `close` cancelled it, and nothing else did
-                    raise NoSessionError(self.name) from None
             if not isinstance(error, Exception):
                 raise
             raise self._failed(driven.stop_reason or StopReason.ENV_FAILED, error) from error
-        finally:
-            self._running = None
 
     def _failed(self, reason: StopReason, error: Exception) -> EpisodeFailedError:
-        """Return the error for the client, which says no more than the reason and where the log says more."""
+        """Log an error, and return the one for the client, which names only the reason and the place in the log."""
         mark = uuid.uuid4().hex[:12]
         _log.error("error %s: an episode of %s ended with %s", mark, self.served.id, reason, exc_info=error)
         return EpisodeFailedError(
@@ -279,7 +265,6 @@ class EnvSession(TableSession):
         )
 
     async def _drop(self) -> None:
-        """Close the env, if there is one."""
         driven, self._driven = self._driven, None
         if driven is None:
             return
@@ -290,13 +275,13 @@ class EnvSession(TableSession):
 
 
 class EnvSessions(SessionTable[EnvSession]):
-    """The open sessions of the env server.
+    """The open sessions of an env server.
 
     Args:
         limit: how many at once.
         idle_timeout: seconds without a call after which one is closed.
         timeouts: deadlines of their envs' calls.
-        gate: what resets and steps hold a slot of.
+        gate: resets and steps hold a slot of it.
     """
 
     def __init__(self, limit: int, idle_timeout: float, timeouts: Timeouts, gate: Gate) -> None:
@@ -304,11 +289,7 @@ class EnvSessions(SessionTable[EnvSession]):
         self._timeouts, self._gate = timeouts, gate
 
     def open(self, served: ServedEnv, name: str | None = None) -> EnvSession:
-        """Open a session, whose env is made at its first reset.
-
-        Args:
-            served: its env.
-            name: its name; None: a new one that cannot be guessed.
+        """Open a session, whose env is made at its first reset. Without a name it gets one that cannot be guessed.
 
         Raises:
             BusyError: there are as many as there may be.
@@ -320,18 +301,13 @@ class EnvSessions(SessionTable[EnvSession]):
             return self.add(EnvSession(name or new_name(), served, self._timeouts, self._gate))
 
     def find(self, name: str) -> EnvSession:
-        """Return the session of that name, and count that as use.
-
-        Raises:
-            NoSessionError: there is none.
-        """
+        """Return the session of that name, and count that as use. Raises NoSessionError: there is none."""
         session = super().find(name)
         session.touch()
         return session
 
 
 def _tool_turn(result: StepResult) -> ToolTurn:
-    """Return what the model reads after a turn with one call, or with an answer."""
     records = result.info.get("tool_calls") or ()
     text = "\n".join(message["content"] for message in result.obs)
     if not text and result.done:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from toolgym.envs.base import BaseEnv, require_growing_context
@@ -20,6 +20,11 @@ _ANSWER = (
     "Say this without calling a tool: your final answer, in the form that the task asks for, or your next message to "
     "the user. A final answer ends the episode."
 )
+_ANSWER_PARAMETERS = {
+    "type": "object",
+    "properties": {ANSWER_ARGUMENT: {"type": "string", "description": "What you say, as text."}},
+    "required": [ANSWER_ARGUMENT],
+}
 
 
 @dataclass(frozen=True)
@@ -29,8 +34,8 @@ class TaskPlace:
     Attributes:
         split: the split's name.
         index: the place in the split, counted from 0.
-        task: the task; None where the env has none, and the index is the seed.
-        fields: what clients see of its row.
+        task: the task; None if the env has none, and the index is the seed.
+        fields: columns of its row that clients see.
     """
 
     split: str
@@ -54,13 +59,13 @@ class ServedEnv:
     """One env that is offered.
 
     Attributes:
-        spec: its id, and how it is made.
+        spec: its id, and its entry point.
         kwargs: the arguments that it is made with.
-        tools: what its policy may call.
+        tools: the policy's tools.
         splits: its task sources by split; empty for an env without tasks.
         answer_tool: the tool that says a text as a turn without calls; None: there is none.
         endless: tasks that are offered of a split without end.
-        fields: what clients see of a task's row.
+        fields: columns of a task's row that clients see.
     """
 
     spec: EnvSpec
@@ -70,47 +75,35 @@ class ServedEnv:
     answer_tool: ToolSchema | None
     endless: int
     fields: tuple[str, ...] = ()
-    _names: list[str] = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_names", list(self.splits) or ["train"])
 
     @property
     def id(self) -> str:
-        """Its id."""
         return self.spec.id
 
     @property
     def split_names(self) -> list[str]:
         """Names of its splits; at least one."""
-        return self._names
-
-    @property
-    def callable_tools(self) -> list[ToolSchema]:
-        """The tools for clients that can only call tools: those of the policy, and the answer tool."""
-        return self.with_answer(self.tools)
+        return list(self.splits) or ["train"]
 
     def with_answer(self, tools: list[ToolSchema]) -> list[ToolSchema]:
         """Return tools of the policy, and the answer tool."""
         return [*tools, *([self.answer_tool] if self.answer_tool is not None else [])]
 
     def make(self) -> BaseEnv:
-        """Make the env. What its entry point raises passes through."""
         return self.spec.build({**self.spec.kwargs, **self.kwargs})
 
     def count(self, split: str) -> int:
         """Return how many tasks a split has. Raises UnknownNameError: there is no such split."""
-        self._check(split)
+        if split not in (names := self.split_names):
+            raise UnknownNameError(
+                f"{self.id!r} has no split {split!r}{nearest(split, names) or '.'} Splits: {', '.join(names)}"
+            )
         source = self.splits.get(split)
         size = None if source is None else source.size
         return self.endless if size is None else size
 
     def place(self, split: str, index: int) -> TaskPlace:
-        """Return a task of a split.
-
-        Raises:
-            UnknownNameError: there is no such split, or no such place in it.
-        """
+        """Return a task of a split. Raises UnknownNameError: there is no such split, or no such place in it."""
         count = self.count(split)
         if not 0 <= index < count:
             raise UnknownNameError(f"the split {split!r} of {self.id!r} has the tasks 0 to {count - 1}, not {index}")
@@ -134,22 +127,12 @@ class ServedEnv:
             )
         return place
 
-    def _check(self, split: str) -> None:
-        if split not in self._names:
-            raise UnknownNameError(
-                f"{self.id!r} has no split {split!r}{nearest(split, self._names) or '.'} Splits: "
-                f"{', '.join(self._names)}"
-            )
-
 
 class Catalog:
-    """The envs that are offered, found by id in any case.
-
-    Args:
-        envs: in order; the first is the default.
+    """The envs that are offered, found by id in any case; the first is the default.
 
     Raises:
-        ConfigError: there is none, or two ids differ in case alone.
+        ConfigError: there is none, or two ids differ only in case.
     """
 
     def __init__(self, envs: Iterable[ServedEnv]) -> None:
@@ -159,11 +142,6 @@ class Catalog:
         self._by_name = {env.id.lower(): env for env in self.envs}
         if len(self._by_name) < len(self.envs):
             raise ConfigError(f"two of these envs have the same id: {', '.join(env.id for env in self.envs)}")
-
-    @property
-    def default(self) -> ServedEnv:
-        """The env of paths that name none."""
-        return self.envs[0]
 
     def find(self, name: str) -> ServedEnv:
         """Return the env of an id. Raises UnknownNameError."""
@@ -179,14 +157,7 @@ class Catalog:
 async def load_env(
     name: str, kwargs: Mapping[str, Any], *, answer_tool: str | None, endless: int, fields: tuple[str, ...] = ()
 ) -> ServedEnv:
-    """Make an env once, and return it as one that can be offered.
-
-    Args:
-        name: its id, or `module:Id`.
-        kwargs: the arguments that it is made with.
-        answer_tool: name of the answer tool; None: there is none.
-        endless: tasks that are offered of a split without end.
-        fields: what clients see of a task's row.
+    """Make an env once, and return it as one that can be offered; see `ServedEnv` for the arguments.
 
     Raises:
         ConfigError: it cannot be made, or has a tool of the answer tool's name.
@@ -204,13 +175,5 @@ async def load_env(
     if any(tool.name == answer_tool for tool in tools):
         raise ConfigError(f"env {name!r} has a tool {answer_tool!r} of its own: set answer_tool to another name")
     splits = source.splits() if isinstance(source, TaskSource) else {}
-    answer = answer_schema(answer_tool) if answer_tool is not None else None
+    answer = None if answer_tool is None else ToolSchema(answer_tool, _ANSWER, _ANSWER_PARAMETERS)
     return ServedEnv(env_spec, kwargs, tools, splits, answer, endless, fields)
-
-
-def answer_schema(name: str) -> ToolSchema:
-    """Return the schema of the answer tool."""
-    argument = {"type": "string", "description": "What you say, as text."}
-    return ToolSchema(
-        name, _ANSWER, {"type": "object", "properties": {ANSWER_ARGUMENT: argument}, "required": [ANSWER_ARGUMENT]}
-    )
