@@ -25,10 +25,11 @@ JSON = "application/json"
 
 
 class Face(ABC):
-    """One API: its paths, and the answers to them. `version` is that of the library."""
+    """One API: its paths, and the answers to them. `version` is the library's."""
 
     def __init__(self, catalog: Catalog, sessions: EnvSessions, config: EnvServerConfig, version: str) -> None:
-        self.catalog, self.sessions, self.config, self.version = catalog, sessions, config, version
+        self.catalog, self.sessions, self.config = catalog, sessions, config
+        self.library_version = version
 
     @abstractmethod
     def env_operations(self) -> Mapping[str, Mapping[str, Operation]]:

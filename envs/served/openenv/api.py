@@ -93,7 +93,7 @@ class OpenEnvFace(Face):
 
     async def metadata(self, call: Call) -> web.Response:
         served = self.env_of(call)
-        return answer({"name": served.id, "description": served.spec.description, "version": self.version})
+        return answer({"name": served.id, "description": served.spec.description, "version": self.library_version})
 
     async def rpc(self, call: Call) -> web.Response:
         return answer(await self.sockets.mcp.answer_text(call.body, self.env_of(call), None))

@@ -135,7 +135,7 @@ class OrsFace(Face):
         return answer([env.id for env in self.catalog.envs])
 
     async def version(self, call: Call) -> web.Response:
-        return answer({"version": self.version, "build_sha": None})
+        return answer({"version": self.library_version, "build_sha": None})
 
     async def splits(self, call: Call) -> web.Response:
         names = self.env_of(call).split_names
