@@ -1,10 +1,8 @@
 """Agent-Lightning: one episode against its gateway, which keeps the tokens, for its controllers to start.
 
-The contract is that of Agent-Lightning 1.0.2 (`agentlightning/controller/local_reconciler.py` and `k8s_reconciler.py`):
-a process finds the gateway's address in `AGL_OPENAI_BASE_URL`, where events go in `AGL_EVENT_URL`, and the key of both
-in `AGL_KEY`. `agent_class: toolgym.rollout.adapters.agent_lightning:ToolgymAgent` starts it locally, `python -m
-toolgym.rollout.adapters.agent_lightning` in a Kubernetes job. What to play is in `TOOLGYM_TASK`, `TOOLGYM_ENV` and
-`TOOLGYM_RUN`, which its `env_map` fills.
+The contract is that of Agent-Lightning 1.0.2 (`agentlightning/controller/local_reconciler.py`, `k8s_reconciler.py`): a
+process finds addresses and key in variables `AGL_...`. Its `env_map` fills `TOOLGYM_TASK`, `TOOLGYM_ENV` and
+`TOOLGYM_RUN`. `agent_class` names `ToolgymAgent`; a Kubernetes job runs this module.
 """
 
 from __future__ import annotations
@@ -27,37 +25,31 @@ from toolgym.tools.http.session import BrokenError, HttpSession, NotSentError
 require_version("agentlightning", "An agent of Agent-Lightning")  # a job of Kubernetes needs none
 
 TASK, ENV, RUN = "TOOLGYM_TASK", "TOOLGYM_ENV", "TOOLGYM_RUN"
-"""Environment variables: the row as JSON; the env's id; further arguments of `toolgym.rollout.endpoint.run` as JSON."""
+"""The row as JSON; the env's id; further arguments of `toolgym.rollout.endpoint.run` as JSON."""
 
 BROKEN_OFF = "broken-off"
 """Name of an attempt that has no events."""
 
 TIMEOUT = 60.0
-"""Seconds for one event, or one change of a rollout's status, to be taken."""
+"""Seconds for one request."""
 
 _RETRIES = Retries(attempts=8)
 
 
 class ToolgymAgent:
-    """The class for `local.agent_class` of a rollout's configuration. It takes no arguments, and is used once."""
+    """The class for `local.agent_class`: `run` plays the episode of this process."""
 
     async def run(self) -> None:
-        """Play the episode of this process, and report its reward.
-
-        An episode that something broke off is a failed rollout without a reward. The trainer would read the turns
-        that the gateway kept of it, and train on them with a reward of its own choice; so the rollout is said to have
-        failed in an attempt that has none.
-
-        Raises:
-            ConfigError: a variable is missing, or holds something else.
-            EpisodeFailedError: something broke the episode off.
-            EngineError: the server did not take the reward.
-        """
         await play(os.environ)
 
 
 async def play(variables: Mapping[str, str]) -> float:
-    """Play one episode as these environment variables say, report its reward, and return it; see `ToolgymAgent`."""
+    """Play one episode as these environment variables say, report its reward, and return it.
+
+    The trainer trains on the turns that the gateway kept of an episode that something broke off, with a reward of its
+    own
+    choice. So such a rollout has failed in an attempt that has none.
+    """
     base_url, events = (_required(variables, name) for name in ("AGL_OPENAI_BASE_URL", "AGL_EVENT_URL"))
     rollout, _, attempt = events.partition("/attempt/")
     if not attempt:
@@ -80,7 +72,6 @@ async def play(variables: Mapping[str, str]) -> float:
 
 
 def main() -> None:
-    """Play the episode of this process; what broke it off ends the process."""
     asyncio.run(ToolgymAgent().run())
 
 

@@ -1,4 +1,4 @@
-"""`EpisodeSettings` and `sampling_from`: what a trainer's configuration says of an episode, as a `RunConfig`."""
+"""A trainer's configuration of an episode as a `RunConfig`."""
 
 from __future__ import annotations
 
@@ -28,13 +28,12 @@ class EpisodeSettings:
         env_kwargs: for `toolgym.make`.
         max_new_tokens: most tokens of one turn; None: as many as the trainer allows a whole response.
         limits: further `EpisodeLimits`, by name.
-        history: what the policy sees of its earlier turns, `append` or `template`; see `HistoryMode`. `template` may
-            give a trajectory several sequences.
-        context: context policies, see `read_context`. One that revises messages may give several sequences, too.
-        on_truncated_turn: what becomes of a turn that was cut, `end` or `close`; see `TruncationPolicy`.
+        history: see `HistoryMode`; `template` may give a trajectory several sequences.
+        context: see `read_context`; a policy that revises messages may give several sequences, too.
+        on_truncated_turn: see `TruncationPolicy`.
         template_kwargs: further variables for the chat template, beside the trainer's own.
-        parser: how the model writes tool calls; None: what the chat template shows. `open_thinking:hermes` runs calls
-            in thinking that never closes, as verl's own parser does.
+        parser: how the model writes tool calls; None: as the chat template shows. `open_thinking:hermes` runs calls in
+            thinking that never closes, as verl's own parser does.
 
     Raises:
         ConfigError: a value is of the wrong kind or unknown.
@@ -71,17 +70,10 @@ class EpisodeSettings:
         template_kwargs: Mapping[str, Any] | None = None,
         **further: Any,
     ) -> RunConfig:
-        """Return the configuration of an episode.
+        """Return the configuration of an episode; raises ConfigError if a value is out of range.
 
-        Args:
-            sampling: the trainer's; see `sampling_from`.
-            response_tokens: the most tokens behind the prompt that the trainer takes.
-            limits: the trainer's own `EpisodeLimits`, which take precedence.
-            template_kwargs: the trainer's own.
-            further: of `RunConfig`.
-
-        Raises:
-            ConfigError: a value is out of range.
+        `response_tokens` bounds all behind the prompt, and the trainer's own `limits` take precedence. `further` is
+        `RunConfig`'s.
         """
         bounds = {**self.limits, **(limits or {})}
         if response_tokens is not None:
@@ -102,9 +94,7 @@ class EpisodeSettings:
 def sampling_from(values: object, max_new_tokens: int) -> SamplingParams:
     """Read a trainer's sampling parameters: a mapping or an object with the names of vLLM and SGLang.
 
-    Args:
-        values: what is missing or None is at its default. A `top_k` of 0 or of AReaL's 10^8 keeps all tokens.
-        max_new_tokens: most tokens of one turn.
+    Values that are missing or None are at their defaults, and a `top_k` of 0 or of AReaL's 10^8 keeps all tokens.
 
     Raises:
         ConfigError: a value is out of range, or there are stop strings, which no turn of exact tokens can end with.
@@ -131,15 +121,7 @@ def sampling_from(values: object, max_new_tokens: int) -> SamplingParams:
 
 
 def run_config_of(config: RunConfig | None, one_row_trainer: str | None = None) -> RunConfig:
-    """Return the config that a user gave, or the default one.
-
-    Args:
-        config: the user's.
-        one_row_trainer: a trainer that takes one row of each episode.
-
-    Raises:
-        ConfigError: it is something else, or its episodes may have several token sequences where one is taken.
-    """
+    """Return the config or the default one; raises ConfigError if `one_row_trainer` cannot take its episodes."""
     if not isinstance(config, RunConfig | None):
         raise ConfigError(f"config must be a RunConfig, got {config!r}")
     config = config or RunConfig()

@@ -1,9 +1,8 @@
 """Our envs in GEM: importing this module registers each id as `toolgym:ID`, and `gem.make` makes a text env of it.
 
-The contract is that of `gem-llm` 0.1.0 (`gem/core.py`, `gem/envs/registration.py`): `reset(seed=)` returns
-`(text, info)`, `step(text)` the 5-tuple, in which an episode that reached its last turn is terminated as well as
-truncated. ROLL makes its envs with `gem.make(env_type, **env_config)` and has no import of its own for them, so this
-module also has the names of its env managers: `env_manager_cls: toolgym.rollout.adapters.gem.TrajEnvManager`.
+The contract is that of `gem-llm` 0.1.0 (`gem/core.py`, `gem/envs/registration.py`), in which an episode that reached
+its last turn is terminated as well as truncated. ROLL makes its envs with `gem.make` and has no import of its own for
+them, so this module also has the names of its env managers.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ with needs("gem-llm", "An env for GEM"):
     from gem.utils.constants import TERMINAL_STATE
 
 PREFIX = "toolgym:"
-"""What stands before our ids in GEM's registry."""
 
 _MANAGERS = {"TrajEnvManager": "traj_env_manager", "StepEnvManager": "step_env_manager"}
 
@@ -43,9 +41,9 @@ class ToolgymGemEnv(gem.Env):  # type: ignore[misc]  # GEM may be missing
     Args:
         env: an env id of ours.
         instructions: what the model reads about its tools behind the task; None: their schemas, and that calls are
-            written as JSON between `<tool_call>` tags. Empty where a chat template tells of the tools.
-        end_of_turn: where a turn's text ends, for callers that decode special tokens, as ROLL does: `<|im_end|>`.
-        seed: of the first episode, where `reset` is given none.
+            written as JSON between `<tool_call>` tags. Leave it empty if a chat template tells of the tools.
+        end_of_turn: the text that ends a turn, for callers that decode special tokens, as ROLL does: `<|im_end|>`.
+        seed: of the first episode, unless `reset` is given one.
         kwargs: for `toolgym.make`. `parser` says how calls are written.
 
     Raises:
@@ -70,17 +68,7 @@ class ToolgymGemEnv(gem.Env):  # type: ignore[misc]  # GEM may be missing
         self._instructions, self._end, self._seed = instructions, end_of_turn, seed
 
     def reset(self, seed: int | None = None) -> tuple[str, dict[str, Any]]:
-        """Begin an episode.
-
-        Args:
-            seed: the same seed gives the same task; None goes on from where the env is.
-
-        Returns:
-            The messages and the tools as text, and an info with an empty `suffix`.
-
-        Raises:
-            EpisodeFailedError: the env failed.
-        """
+        """Begin an episode; the same seed gives the same task, None goes on from where the env is."""
         seed, self._seed = self._seed if seed is None else seed, None
         with failing(StopReason.RESET_FAILED, StopReason.ENV_TIMEOUT, unless=ConfigError):
             messages, _ = self._env.reset(seed=seed)
@@ -89,16 +77,7 @@ class ToolgymGemEnv(gem.Env):  # type: ignore[misc]  # GEM may be missing
         return "\n\n".join(filter(None, [_text(messages), instructions])), {"suffix": ""}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Take one turn of the policy.
-
-        Returns:
-            `(observation, reward, terminated, truncated, info)`. The info has an empty `suffix`, `use_tool` (whether
-            the observation is a tool's result), the env's `metrics` that are numbers, of which the last ones are the
-            episode's (`metrics_agg_mode`), and `stop_reason` at the end.
-
-        Raises:
-            EpisodeFailedError: the env failed.
-        """
+        """Take a turn; the info has `use_tool`, the env's `metrics` that are numbers, and `stop_reason` at the end."""
         if self._end and isinstance(action, str):
             action = action.partition(self._end)[0]
         with failing(StopReason.ENV_FAILED, StopReason.ENV_TIMEOUT, unless=(ConfigError, EpisodeError)):
@@ -116,7 +95,6 @@ class ToolgymGemEnv(gem.Env):  # type: ignore[misc]  # GEM may be missing
         return TERMINAL_STATE if done else _text(obs), reward, done, truncated, facts
 
     def close(self) -> None:
-        """End the episode and free what it holds."""
         self._env.close()
 
 
@@ -143,7 +121,7 @@ def register_all() -> None:
 
 
 def __getattr__(name: str) -> Any:
-    """ROLL's env managers, by the names that they have there: loading one from here registers our ids first."""
+    """Give ROLL's env managers by their names there: loading one from here registers our ids first."""
     if name not in _MANAGERS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"roll.pipeline.agentic.env_manager.{_MANAGERS[name]}"), name)

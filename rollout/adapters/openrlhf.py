@@ -1,7 +1,7 @@
 """OpenRLHF: `agent_executor` makes the class that a file for `--train.agent_func_path` must hold.
 
 `toolgym export openrlhf` writes that file. The contract is that of OpenRLHF 0.11.2: `execute` in
-`openrlhf/utils/agent.py`, its call in `openrlhf/trainer/ray/vllm_engine.py`, and what becomes of the answer in
+`openrlhf/utils/agent.py`, its call in `openrlhf/trainer/ray/vllm_engine.py`, and
 `openrlhf/trainer/ppo_utils/samples_generator.py`, which shifts masks and log-probabilities by one itself.
 """
 
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 log = logging.getLogger("toolgym.rollout.adapters.openrlhf")
-"""Gets one warning for each episode that is played again."""
 
 
 @named_keywords
@@ -50,15 +49,14 @@ def agent_executor(
 ) -> type[AgentExecutorBase]:
     """Return the class `AgentExecutor` of an agent file: it plays one episode for each sample.
 
-    OpenRLHF has no place for a sample that does not count: it takes the mean of each group's rewards, and divides by
-    the number of a sample's actions. So an episode that something broke off is played again from its beginning.
+    OpenRLHF has no place for a sample that does not count, so an episode that something broke off is played again.
 
     Args:
         env: an env id, or a function that makes an env.
         env_kwargs: for `toolgym.make`, when `env` is an id.
         max_new_tokens: most tokens of one turn; None: all that is left of `--rollout.max_new_tokens`, which bounds the
             whole response, the env's tokens included, and of `--data.max_len`, which bounds prompt and response.
-        config: how episodes are played; see `RunConfig`. Its `sampling` is not used.
+        config: see `RunConfig`; its `sampling` is not used.
         attempts: how often an episode is begun before its failure stops the trainer.
 
     Raises:
@@ -75,8 +73,6 @@ def agent_executor(
     player = _Player(EnvFactory.of(env, env_kwargs), config, max_new_tokens, attempts)
 
     class AgentExecutor(AgentExecutorBase):  # type: ignore[misc]  # OpenRLHF has no types
-        """Plays an episode for each sample that OpenRLHF asks for."""
-
         async def execute(
             self,
             prompt: Any,
@@ -98,15 +94,9 @@ def agent_executor(
 
 
 def task_of(prompt: Any, label: Any, tokenizer: PreTrainedTokenizerBase) -> Task:
-    """Return the task of a sample: its label if that is a whole row as JSON, else prompt and ground truth.
+    """Return the task of a prompt and a label (see `labelled_task`), which may be JSON.
 
-    Args:
-        prompt: the messages as JSON or as a list, or the text of the user's only one.
-        label: a row in verl's shape, its `reward_model`, or the ground truth; the first two also as JSON.
-        tokenizer: the model's.
-
-    Raises:
-        ConfigError: the prompt was rendered already, or they are no task.
+    Raises ConfigError if they are no task, or the prompt was rendered already.
     """
     about = _json(label) if isinstance(label, str) else label
     if isinstance(about, Mapping) and "prompt" in about:
@@ -134,22 +124,15 @@ def _json(text: str) -> Any:
 
 @named_keywords
 def to_response(trajectory: Trajectory, *, prompt: Any = "", label: Any = "", logprobs: bool = True) -> dict[str, Any]:
-    """Return what `execute` returns for a trajectory.
-
-    Args:
-        trajectory: a usable one, with one token sequence in which the policy sampled something.
-        prompt: the sample's, handed back.
-        label: the sample's, handed back.
-        logprobs: whether OpenRLHF asked for log-probabilities (`--algo.advantage.is_correction_level`).
+    """Return what `execute` returns for a trajectory, with `prompt` and `label` handed back.
 
     Returns:
-        `observation_tokens`: the ids of prompt and response; `action_ranges`: for each span that the policy sampled
-        its beginning and end in them; `rollout_log_probs`: one for each id, 0 for what the policy did not sample, or
-        None; `reward` and `scores`: the trajectory's reward; `truncated`; `extra_logs`: numbers, the same in all.
+        `observation_tokens`: the ids of prompt and response; `action_ranges`: beginning and end in them of each span
+        that the policy sampled; `rollout_log_probs`: one for each id, 0 for the env's, None without `logprobs`;
+        `reward` and `scores`: the trajectory's reward; `truncated`; `extra_logs`: numbers, the same in all.
 
     Raises:
-        ConfigError: something else than a trajectory was given.
-        BatchError: there is not exactly one such sequence, or the trajectory is not usable.
+        BatchError: the trajectory is not usable, or has several token sequences.
     """
     rows = TrainerRow.all_of(trajectory, "OpenRLHF", several=False)
     if not rows:
@@ -180,18 +163,12 @@ def to_response(trajectory: Trajectory, *, prompt: Any = "", label: Any = "", lo
 
 
 class _Player:
-    """Plays the episodes of one worker."""
-
     def __init__(self, factory: EnvFactory, config: RunConfig, max_new_tokens: int | None, attempts: int) -> None:
         self._factory, self._config = factory, config
         self._max_new_tokens, self._attempts = max_new_tokens, attempts
 
     async def play(self, task: Task, turns: _Turns, max_length: int, tokenizer: Any) -> Trajectory:
-        """Play one episode, again if something breaks it off that may be gone the next time.
-
-        Raises:
-            EpisodeFailedError: something broke it off in each attempt, or the policy had no room for any token.
-        """
+        """Play one episode, again if something breaks it off that may be gone the next time."""
         config = self._bounded(turns.sampling_params, max_length)
         for attempt in range(1, self._attempts + 1):
             trajectory = await run_episode(

@@ -1,8 +1,8 @@
 """rLLM: an env as an agent and an evaluator, found by the entry points `rllm.agents` and `rllm.evaluators`.
 
 The contract is that of rLLM's sources of August 2026 (`rllm/types.py`, `rllm/eval/types.py`,
-`rllm/eval/agent_loader.py`, `rllm/engine/agentflow_engine.py`): the agent plays against a session of rLLM's gateway,
-which keeps the tokens of every request, and rLLM puts them into the steps that the agent names, one for each turn.
+`rllm/engine/agentflow_engine.py`): the agent plays against a session of rLLM's gateway, which keeps the tokens of
+every request, and rLLM puts them into the steps that the agent names, one for each turn.
 """
 
 from __future__ import annotations
@@ -28,15 +28,14 @@ FULL_MARKS = 1.0
 """A reward of so much or more is a correct answer for rLLM."""
 
 _GRACE = 60.0
-"""Seconds that `run` waits longer than the episode's deadline: for the env to be closed."""
+"""Seconds beyond the episode's deadline for the env to be closed."""
 
 
 class ToolgymAgent:
     """rLLM's `AgentFlow` that plays one episode of an env. `--agent toolgym` makes one without arguments.
 
     Args:
-        env: an env id, or a function that makes an env; None: the row's column `env_id`, or `TOOLGYM_ENV` of the
-            environment.
+        env: an env id, or a function that makes an env; None: the row's column `env_id`, or the variable `TOOLGYM_ENV`.
         env_kwargs: for `toolgym.make`, when `env` is an id.
         limits: its deadlines hold; tokens are bounded by rLLM.
 
@@ -61,19 +60,11 @@ class ToolgymAgent:
         self._limits = limits or EpisodeLimits()
 
     async def arun(self, task: RllmTask, config: AgentConfig) -> Episode:
-        """Play one episode. rLLM calls it.
+        """Play one episode; raises EpisodeFailedError if something broke it off, which rLLM plays again.
 
-        Args:
-            task: its `metadata` are a row in verl's shape (see `Task.from_row`), or any row: then `instruction` is
-                the user's message, and the column `ground_truth` or `answer` what the scorer compares with.
-            config: says where the model is.
-
-        Returns:
-            One trajectory with the reward, and a step with its reward for each turn.
-
-        Raises:
-            EpisodeFailedError: something broke the episode off; rLLM plays it again.
-            ConfigError: no env is named, or the row is no task.
+        The task's `metadata` are a row in verl's shape (see `Task.from_row`), or any row: then `instruction` is the
+        user's
+        message, and the column `ground_truth` or `answer` the ground truth.
         """
         try:
             from rllm.types import Episode, Step, Trajectory
@@ -108,11 +99,7 @@ class ToolgymEvaluator:
     """rLLM's `Evaluator` for episodes of `ToolgymAgent`: the reward is the env's. `--evaluator toolgym` makes one."""
 
     def evaluate(self, task: RllmTask, episode: Episode) -> EvalOutput:
-        """Say what an episode is worth. rLLM calls it.
-
-        Raises:
-            ConfigError: another agent played the episode.
-        """
+        """Return the env's reward; raises ConfigError if another agent played the episode."""
         try:
             from rllm.eval.types import EvalOutput, Signal
         except ImportError as error:

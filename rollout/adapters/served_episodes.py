@@ -1,4 +1,4 @@
-"""`ServedEpisodes`: the episodes of one env, for trainers that own the turns and keep no tokens."""
+"""The episodes of one env, for trainers that own the turns and keep no tokens."""
 
 from __future__ import annotations
 
@@ -15,19 +15,7 @@ from toolgym.tools.serving.admission import Gate
 
 
 class ServedEpisodes:
-    """Begins episodes of an env, each in a session of its own.
-
-    Args:
-        env: the env's id.
-        env_kwargs: for `toolgym.make`.
-        max_sessions: most episodes at once.
-        max_concurrent: most resets and steps at once.
-        timeouts: seconds for a reset, for a step, and for the wait for a turn and for permits.
-        idle_timeout: seconds after which a session is closed that nothing asks for.
-
-    Attributes:
-        sessions: the sessions.
-    """
+    """Begins episodes of an env, each in a session of its own."""
 
     def __init__(
         self,
@@ -46,11 +34,7 @@ class ServedEpisodes:
         self._served: ServedEnv | None = None
 
     async def served(self) -> ServedEnv:
-        """Return the env, which the first call makes once.
-
-        Raises:
-            ConfigError: the env cannot be made.
-        """
+        """Return the env, which the first call makes; raises ConfigError if it cannot be made."""
         async with self._opening:
             if self._served is None:
                 self._served = await load_env(self._env, self._env_kwargs, answer_tool=None, endless=1)
@@ -58,15 +42,11 @@ class ServedEpisodes:
             return self._served
 
     async def begin(self, task: Task, name: str | None = None) -> EnvSession:
-        """Begin the episode of a task, whose messages the trainer has rendered already.
-
-        Args:
-            task: the task.
-            name: the session's; None: a new one.
+        """Begin the episode of a task, whose messages the trainer has rendered already, in a session, named or not.
 
         Raises:
             BusyError: there are too many sessions.
-            EpisodeFailedError: the env failed; the session stays, for a caller that named it.
+            EpisodeFailedError: the env failed; the session stays if it was named.
             ConfigError: the env begins with other messages than the task's.
         """
         served = await self.served()

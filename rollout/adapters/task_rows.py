@@ -15,18 +15,12 @@ from toolgym.tools.schema import ToolSchema
 
 
 def task_of_row(row: Mapping[str, Any]) -> Task:
-    """Return the task of a row of verl's `RLHFDataset`, which SkyRL's resemble.
+    """Return the task of a row of verl's `RLHFDataset` or of SkyRL's; raises ConfigError if it has another shape.
 
-    `raw_prompt`, `data_source`, `reward_model`, `extra_info` and `tools_kwargs` (or `extra_info.tools_kwargs`) are read
-    as `Task.from_row` reads them: objects or JSON texts, or all of it from the column `toolgym_task`. Arrow unites the
-    structs of all rows and fills up with None what a row has not, which a text is safe from. SkyRL's `reward_spec`
-    stands for `reward_model`.
-
-    Args:
-        row: the keyword arguments of verl's `AgentLoopBase.run`.
-
-    Raises:
-        ConfigError: the row has another shape; names the field.
+    `raw_prompt`, `data_source`, `reward_model` (SkyRL's `reward_spec`), `extra_info` and `tools_kwargs` (or
+    `extra_info.tools_kwargs`) are read as `Task.from_row` reads them: objects or JSON texts, or all of it from the
+    column
+    `toolgym_task`. Arrow unites the structs of all rows and fills up with None, which a text is safe from.
     """
     index = str(row.get("index", ""))
     if row.get(TASK_COLUMN) is not None:
@@ -57,15 +51,11 @@ def task_of_row(row: Mapping[str, Any]) -> Task:
 
 
 def labelled_task(prompt: str | Sequence[Any], label: Any, **further: Any) -> Task:
-    """Return the task of a prompt and its label.
+    """Return the task of a prompt and its label; raises ConfigError if they are none.
 
-    Args:
-        prompt: the messages, or the text of the user's only one.
-        label: the ground truth, or verl's `reward_model`, which is a mapping with a `ground_truth`.
-        further: other fields of a row in verl's shape.
-
-    Raises:
-        ConfigError: they are no task.
+    The prompt is the messages, or the text of the user's only one. The label is the ground truth, or verl's
+    `reward_model`,
+    a mapping with a `ground_truth`.
     """
     scored = isinstance(label, Mapping) and "ground_truth" in label
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
@@ -73,11 +63,7 @@ def labelled_task(prompt: str | Sequence[Any], label: Any, **further: Any) -> Ta
 
 
 def tools_of(env: str, env_kwargs: Mapping[str, Any] | None) -> list[ToolSchema]:
-    """Return the tools of an env, which is made for that and closed.
-
-    Raises:
-        ConfigError: the env cannot be made.
-    """
+    """Return the tools of an env, which is made for that and closed; raises ConfigError if it cannot be made."""
     bridge = EventLoopThread(name="toolgym-tools-of")
     try:
         return bridge.run(load_env(env, dict(env_kwargs or {}), answer_tool=None, endless=1)).tools

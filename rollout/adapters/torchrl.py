@@ -18,7 +18,7 @@ with needs("torchrl", "A batch for TorchRL"):
 
 
 def to_tensordict(batch: Batch, advantages: torch.Tensor) -> TensorDict:
-    """Batch for `GRPOLoss(TransformersWrapper(..., input_mode="tokens", generate=False, pad_output=True), ...)`.
+    """Return a batch for a loss of `TransformersWrapper(..., input_mode="tokens", generate=False, pad_output=True)`.
 
     Args:
         batch: made of all that the advantages were computed for; parts of it (`Batch.select`) may go in one by one.
@@ -27,11 +27,10 @@ def to_tensordict(batch: Batch, advantages: torch.Tensor) -> TensorDict:
 
     Returns:
         `("tokens", "full")` int64, `("masks", "all_attention_mask")` and `("masks", "all_assistant_mask")` bool,
-        `("log_probs", "full")` float32, all `[rows, tokens]`, and `"advantage"` float32 `[rows, tokens, 1]`. The
-        assistant's mask is true for what the policy sampled; elsewhere log-probabilities and advantages are 0.
+        `("log_probs", "full")` float32, all `[rows, tokens]`, and `"advantage"` float32 `[rows, tokens, 1]`.
+        Log-probabilities and advantages are 0 except for what the policy sampled, where the assistant's mask is true.
 
     Raises:
-        ConfigError: something else than a batch was given.
         BatchError: the advantages are of another shape, or one is not finite.
     """
     if not isinstance(batch, Batch):

@@ -21,12 +21,7 @@ NO_VERSION = -1
 
 @dataclass(frozen=True)
 class TrainerRow:
-    """One token sequence as a row of a trainer, without padding.
-
-    Attributes:
-        trajectory: the whole episode.
-        sequence: the row's tokens; in a masked row all behind the prompt are the env's.
-    """
+    """One token sequence of an episode, without padding; in a masked row all behind the prompt are the env's tokens."""
 
     trajectory: Trajectory
     sequence: TokenSequence
@@ -35,15 +30,7 @@ class TrainerRow:
     def all_of(cls, trajectory: Trajectory, trainer: str, *, several: bool, advice: str = "") -> list[TrainerRow]:
         """Return a row for each sequence in which the policy sampled; none of a trajectory that is not usable.
 
-        Args:
-            trajectory: the trajectory.
-            trainer: its name, for the error.
-            several: whether the trainer takes several rows of a trajectory.
-            advice: what else the user can do about several sequences.
-
-        Raises:
-            ConfigError: something else than a trajectory was given.
-            BatchError: there are several sequences, and the trainer takes one.
+        Raises BatchError, which ends with the `advice`, if there are several and the trainer takes one.
         """
         [trajectory] = require_trajectories([trajectory])
         if not trajectory.usable:
@@ -58,13 +45,7 @@ class TrainerRow:
 
     @classmethod
     def masked(cls, trajectory: Trajectory, filler_id: int, *, keep_tokens: bool = False) -> TrainerRow:
-        """Return the row that keeps a trajectory's place and trains nothing.
-
-        Args:
-            trajectory: one that is not usable.
-            filler_id: the one token of an empty prompt or response.
-            keep_tokens: whether it has the tokens of the last sequence.
-        """
+        """Return a row that keeps a place and trains nothing, of fillers or of the tokens of the last sequence."""
         filler = np.array([filler_id], np.int32)
         prompt, response = filler, filler
         if keep_tokens and trajectory.sequences:
@@ -90,16 +71,12 @@ class TrainerRow:
         return np.concatenate([self.sequence.prompt_ids, self.sequence.response_ids])
 
     def behind_prompt(self, values: NDArray[Any], filler: int = 0) -> NDArray[Any]:
-        """Values `[response]` as values `[prompt + response]`, with the filler at the prompt."""
+        """Return values `[response]` as `[prompt + response]`, with the filler at the prompt."""
         return np.concatenate([np.full(len(self.sequence.prompt_ids), filler, values.dtype), values])
 
     @cached_property
     def versions(self) -> NDArray[np.int64]:
-        """int64 `[response]`, the weight version of each token, `NO_VERSION` for the env's.
-
-        Raises:
-            BatchError: one is no whole number.
-        """
+        """int64 `[response]`; raises BatchError if one is no whole number."""
         parts = []
         for segment in self.sequence.segments:
             try:
@@ -114,23 +91,11 @@ class TrainerRow:
 
     @property
     def oldest_version(self) -> int:
-        """The least version that sampled a token; see `versions`."""
         return int(self.versions[self.sequence.response_mask.astype(bool)].min(initial=2**62))
 
 
 def check_values(row: int, ids: str, mask: tuple[str, Sequence[int]], logprobs: tuple[str, Sequence[float]]) -> None:
-    """Check mask and log-probabilities of a trainer's row, which it would take silently.
-
-    Args:
-        row: its number.
-        ids: what the values belong to, as `7 ids of the response`.
-        mask: name and values.
-        logprobs: name and values.
-
-    Raises:
-        BatchError: a mask holds something else than 0 and 1, a trained token has no finite log-probability, or another
-            one has one; names the field and the row.
-    """
+    """Check mask and log-probabilities, names and values, of a trainer's row, which it would take silently."""
     count = int(ids.split()[0])
     for name, values in (mask, logprobs):
         if values is None or len(values) != count:

@@ -1,12 +1,8 @@
 """`TransferQueueWriter`: trajectories as rows in a TransferQueue, and the beginnings and ends of their groups.
 
-A TransferQueue (0.1.11, `transfer_queue/interface.py`) keeps rows by key in partitions. A row has fields, which are
-tensors or other values, and a tag, which its readers poll without the fields. What fields and tags are called is the
-trainer's matter: `toolgym.rollout.adapters.verl.queue_rows` makes those of verl.
-
-The protocol of groups is that of verl's V1 trainer (0.9.1, `verl/trainer/ppo/v1/replay_buffer.py`): a group's own key
-has no fields, and its tag has `is_prompt` and a `status`: `running`, then `finished` or `failure`. A reader takes the
-rows of a group that has ended. The rows' keys begin with the group's and `_`.
+A TransferQueue (0.1.11, `transfer_queue/interface.py`) keeps rows by key, with a tag that readers poll. The protocol of
+groups is that of verl's V1 trainer (0.9.1, `verl/trainer/ppo/v1/replay_buffer.py`): the tag of a group's own key has
+`is_prompt` and a `status`, and a reader takes the rows of a group that has ended.
 """
 
 from __future__ import annotations
@@ -30,7 +26,7 @@ with needs("TransferQueue", "A TransferQueue"):
 
 
 class QueueRow(NamedTuple):
-    """A row for the queue.
+    """A row for the queue; its names are the trainer's, see `toolgym.rollout.adapters.verl.queue_rows` for verl's.
 
     Attributes:
         key: the group's, `_`, and what tells its rows apart.
@@ -44,12 +40,7 @@ class QueueRow(NamedTuple):
 
 
 class QueueGroup:
-    """A group of trajectories while it is written; `TransferQueueWriter.group` makes it.
-
-    Attributes:
-        id: the group's, and its key.
-        keys: of the rows that were put.
-    """
+    """A group of trajectories while it is written; `keys` are those of the rows that were put."""
 
     def __init__(self, writer: TransferQueueWriter, group_id: str) -> None:
         self._writer, self.id = writer, group_id
@@ -58,9 +49,8 @@ class QueueGroup:
     async def put(self, rows: Sequence[QueueRow]) -> list[str]:
         """Put the rows of one trajectory, maybe none, and return their keys.
 
-        Raises:
-            BatchError: a row's key is not of this group, or its fields are not those of the others.
-            TimeoutError: the queue did not take them in time.
+        Raises BatchError if a row is not of this group or lacks another's field, and TimeoutError if the queue is too
+        slow.
         """
         for row in rows:
             if not row.key.startswith(f"{self.id}_"):
@@ -88,8 +78,8 @@ class TransferQueueWriter:
 
     Args:
         partition: where to.
-        tag: what the tags of groups have beside `is_prompt` and `status`; verl's replay buffer wants `global_steps`
-            where its trainer did not register the group itself.
+        tag: further tags of groups; verl's replay buffer wants `global_steps` if its trainer did not register the
+            group.
         timeout: seconds for one exchange with the queue.
 
     Raises:
@@ -109,12 +99,9 @@ class TransferQueueWriter:
 
     @contextlib.asynccontextmanager
     async def group(self, group_id: str) -> AsyncIterator[QueueGroup]:
-        """Write a group: `running` now; at the end of the block `finished`, or `failure` where no row was put or the
-        block raised.
+        """Write a group: `running` now; at the end `finished`, or `failure` without any row or if the block raised.
 
-        Raises:
-            ConfigError: the id is no key: it is empty, or has a `_`.
-            TimeoutError: the queue did not answer in time.
+        Raises ConfigError if the id is no key: it is empty, or has a `_`.
         """
         group = await self._begin(group_id)
         whole = False
@@ -131,19 +118,12 @@ class TransferQueueWriter:
         *,
         group_size: int,
     ) -> list[str]:
-        """Write a stream of trajectories as they come; a group ends with its last one.
+        """Write a stream of trajectories as they come, and return the keys of all rows.
 
         Args:
             trajectories: of any groups, in any order.
             rows: the rows of a trajectory; none for one that is to be left out.
-            group_size: trajectories to a group.
-
-        Returns:
-            The keys of all rows.
-
-        Raises:
-            ConfigError: a group's id is no key, or more trajectories than `group_size` came of one.
-            BatchError: see `QueueGroup.put`.
+            group_size: trajectories to a group; raises ConfigError if more came.
         """
         require_whole_number("group_size", group_size, at_least=1)
         seen: Counter[str] = Counter()
@@ -181,11 +161,7 @@ class TransferQueueWriter:
 
 
 def to_tensordict(rows: Sequence[Mapping[str, Any]]) -> TensorDict:
-    """Rows as the batch that the queue takes: tensors of one shape stacked, others jagged, all else as it is.
-
-    Args:
-        rows: at least one; all have the same names.
-    """
+    """Return rows as the queue's batch: tensors of one shape stacked, others jagged, all else as it is."""
     columns = {name: [row[name] for row in rows] for name in rows[0]}
     return TensorDict({name: _column(values) for name, values in columns.items()}, batch_size=[len(rows)])
 

@@ -1,9 +1,7 @@
 """Trajectories as Tunix's `TrajectoryItem`s, in whole groups, as its queues and its GRPO learner take them.
 
 The format is that of Tunix 0.1.7: the mode `Token` of `tunix/rl/agentic/trajectory/trajectory_collect_engine.py`, which
-`_process_results` of `agentic_grpo_learner.py` reads. Prompt and conversation are apart. Masks and log-probabilities
-are the conversation's, with 0 on the env's tokens. Rewards need no function of their own: the learner takes
-`trajectory_reward`.
+`_process_results` of `agentic_grpo_learner.py` reads. The learner takes the reward from `trajectory_reward`.
 """
 
 from __future__ import annotations
@@ -25,7 +23,6 @@ with needs("google-tunix", "The adapter for Tunix"):
     from tunix.rl.agentic.agents.agent_types import TrajectoryItem, TrajectoryStatus
 
 log = logging.getLogger("toolgym.rollout.adapters.tunix")
-"""Gets one warning with the groups that were left out."""
 
 _STATUS = {
     StopReason.MAX_TURNS: TrajectoryStatus.MAX_STEPS_REACHED,
@@ -52,15 +49,11 @@ def to_items(
         trajectories: whole groups, in any order; those of one run, one task and one role are a group.
         group_size: Tunix's `num_generations`.
         pad_token_id: Tunix's; it takes each such id in a prompt for padding.
-        max_prompt_length: Tunix's, in tokens. It would cut longer prompts.
-        max_response_length: Tunix's, in tokens, the env's included. It would cut longer conversations.
-        first_group: number of the first group. Tunix takes its training step from it: the number divided by the groups
-            of a step.
+        max_prompt_length: Tunix's, in tokens; so is `max_response_length`, the env's tokens included.
+        first_group: number of the first group, of which Tunix makes its training step.
 
     Raises:
-        ConfigError: an argument is of the wrong kind.
-        BatchError: no group is left, a group is of another size, a trajectory has several token sequences, is longer
-            than that, or has a padding id in its prompt, or a weight version is no whole number.
+        BatchError: no group is left, or Tunix would cut or misread a trajectory, or wait for one.
     """
     for name, value, least in (
         ("group_size", group_size, 1),

@@ -1,4 +1,4 @@
-"""The least version of each trainer that its adapter was tested with, checked where the adapter imports the trainer."""
+"""The least version of each trainer that its adapter was tested with, and its check before the import."""
 
 from __future__ import annotations
 
@@ -31,14 +31,9 @@ _EXTRAS = ("trl", "verl")
 
 
 def require_version(package: str, feature: str) -> str | None:
-    """Check the version of a trainer, and return it; None where none is installed, or where it says none.
+    """Check the version of a trainer, and return it; None if none is installed, or if it says none.
 
-    Args:
-        package: its name for pip, of `LEAST`; it may name an extra, as `"skyrl[skyrl-train]"` does.
-        feature: what the user wanted, for example `"An agent for OpenRLHF"`.
-
-    Raises:
-        MissingExtraError: it is too old; names the least version.
+    Raises MissingExtraError, with the least version, if it is too old. The package may name an extra: `"skyrl[train]"`.
     """
     name = package.partition("[")[0]
     try:
@@ -52,11 +47,7 @@ def require_version(package: str, feature: str) -> str | None:
 
 @contextmanager
 def needs(package: str, feature: str) -> Iterator[None]:
-    """Hold the imports of a trainer; `require_version` is done before them.
-
-    Raises:
-        MissingExtraError: it is too old, or an import fails; names the least version.
-    """
+    """Hold the imports of a trainer; raises MissingExtraError, with the least version, if one is too old or fails."""
     version = require_version(package, feature)
     try:
         yield
@@ -69,7 +60,7 @@ def needs(package: str, feature: str) -> Iterator[None]:
 
 
 def _is_older(version: str, least: str) -> bool:
-    """Whether a version is below another one by its release alone: 1.16.0.dev0 is what 1.16 will be."""
+    """Compare by the release only: 1.16.0.dev0 is what 1.16 will be."""
     if ".dev" in version and "+" in version:  # counted from the tags of a checkout, which a shallow one lacks
         return False
     numbers = _release(version)
@@ -77,6 +68,5 @@ def _is_older(version: str, least: str) -> bool:
 
 
 def _release(version: str) -> list[int]:
-    """Its release's numbers, without zeros at the end; none where it is no version of a package."""
     match = re.match(r"v?(\d+(?:\.\d+)*)", version)
     return [int(number) for number in re.sub(r"(\.0+)+$", "", match[1]).split(".")] if match else []

@@ -20,17 +20,15 @@ if TYPE_CHECKING:
 def to_tensors(trajectory: Trajectory, *, several_rows: bool = False) -> dict[str, torch.Tensor] | None:
     """Return what `arun_episode` returns for a trajectory; None, which AReaL leaves out, if it is not usable.
 
-    Args:
-        trajectory: see `Trajectory.usable`.
-        several_rows: whether a trajectory with several token sequences is as many rows. AReaL normalizes rewards over
-            a fixed number of rows (`group_size`), so this does not go with normalization over groups.
+    `several_rows` allows a row for each token sequence. AReaL normalizes rewards over a fixed number of rows, so this
+    does
+    not go with normalization over groups.
 
     Returns:
-        `input_ids`, `loss_mask` (1 for what the policy sampled), `versions` (-1 for the rest) int32 and `logprobs`
-        (0 for the rest) float32 `[rows, tokens]`, `attention_mask` bool `[rows, tokens]`, `rewards` float32 `[rows]`.
+        `input_ids`, `loss_mask`, `versions` (-1 for the env's tokens) int32, `logprobs` float32, `attention_mask` bool,
+        all `[rows, tokens]`, and `rewards` float32 `[rows]`.
 
     Raises:
-        ConfigError: something else than a trajectory was given.
         BatchError: there are several token sequences without `several_rows`, or a weight version is no number.
     """
     import torch

@@ -39,17 +39,16 @@ if TYPE_CHECKING:
 class ToolgymWorkflow(RolloutWorkflow):  # type: ignore[misc]  # AReaL has no types
     """Plays one episode of an env with AReaL's engine, tokens in and tokens out.
 
-    What AReaL interrupts to change the weights goes on under the new ones, and each token has its own version. An
-    episode that something broke off takes its group with it, whose others end too, and AReaL plays another group: it
-    normalizes rewards over `group_size` rows at a time, so a missing row would shift all groups behind it. With
-    `several_rows`, or if `gconfig.n_samples` is 1, only the episode is left out.
+    AReaL normalizes rewards over `group_size` rows at a time, so a missing row would shift all groups behind it: an
+    episode that something broke off ends its whole group. With `several_rows`, or if `gconfig.n_samples` is 1, only the
+    episode is left out.
 
     Args:
         env: an env id, or a function that makes an env.
         gconfig: AReaL's sampling; `max_new_tokens` bounds one turn, `max_tokens` prompt and response together.
         tokenizer: the model's, or its folder or hub name.
         env_kwargs: for `toolgym.make`, when `env` is an id.
-        config: how episodes are played; see `RunConfig`. Its `sampling` is not used.
+        config: see `RunConfig`; its `sampling` is not used.
         several_rows: see `to_tensors`.
 
     Raises:
@@ -81,20 +80,9 @@ class ToolgymWorkflow(RolloutWorkflow):  # type: ignore[misc]  # AReaL has no ty
         self._groups: defaultdict[Any, set[asyncio.Task[Any]]] = defaultdict(set)
 
     async def arun_episode(self, engine: InferenceEngine, data: dict[str, Any]) -> dict[str, Any] | None:
-        """Play one episode. AReaL calls it.
+        """Play a row in verl's shape, or in that of AReaL's own data sets; see `to_tensors`.
 
-        Args:
-            engine: samples.
-            data: a row in verl's shape (see `Task.from_row`), or with `messages` in place of `prompt` and `answer` in
-                place of `reward_model`, as in AReaL's own data sets.
-
-        Returns:
-            See `to_tensors`; None if AReaL is to leave out only this episode.
-
-        Raises:
-            EpisodeFailedError: something broke the episode off. AReaL logs it, and leaves the group out.
-            ConfigError: the row is no task.
-            BatchError: see `to_tensors`.
+        Raises EpisodeFailedError if something broke the episode off: AReaL logs it, and leaves the group out.
         """
         members = self._groups[group := workflow_context.get()]  # equal in all episodes of a group
         current = asyncio.current_task()
@@ -174,7 +162,6 @@ def _task(data: Mapping[str, Any]) -> Task:
 
 
 def _log(trajectory: Trajectory) -> None:
-    """Put the episode into AReaL's statistics."""
     from areal.utils import stats_tracker
 
     tracker = stats_tracker.get(workflow_context.stat_scope())

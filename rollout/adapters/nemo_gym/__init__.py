@@ -1,8 +1,4 @@
-"""NeMo-Gym: `ToolgymServer` is a resources server for any env, `to_rows` makes its data.
-
-The contract is that of NeMo-Gym 0.7.0: `nemo_gym/base_resources_server.py`, and its caller
-`responses_api_agents/simple_agent/app.py`.
-"""
+"""NeMo-Gym (0.7.0): `ToolgymServer` is a resources server for any env, `to_rows` makes its data."""
 
 from __future__ import annotations
 

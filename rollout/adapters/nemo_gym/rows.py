@@ -17,13 +17,9 @@ def to_rows(
 ) -> list[dict[str, Any]]:
     """Return the rows of tasks: the messages and the env's tools in `responses_create_params`, and the whole task.
 
-    Args:
-        env: the env's id.
-        tasks: tasks, or rows in verl's shape.
-        env_kwargs: for `toolgym.make`; the same as the server's.
-
-    Raises:
-        ConfigError: the env cannot be made, something is no task, or a task begins in the middle of tool calls.
+    The tasks may be rows in verl's shape; `env_kwargs` are the same as the server's. Raises ConfigError if the env
+    cannot
+    be made, something is no task, or a task begins in the middle of tool calls.
     """
     functions = [schema.to_openai()["function"] for schema in tools_of(env, env_kwargs)]
     tools = [{"type": "function", "strict": False, **function} for function in functions]

@@ -1,7 +1,8 @@
 """`ToolgymServer`: an env as a resources server of NeMo-Gym, a session of its own for each rollout.
 
-NeMo-Gym's agent owns the turns and its model server keeps the tokens. Here each tool call is a turn of the env, and so
-is the answer, which `/verify` finds at the end of the response.
+The contract is that of NeMo-Gym 0.7.0: `nemo_gym/base_resources_server.py`, and its caller
+`responses_api_agents/simple_agent/app.py`. NeMo-Gym's agent owns the turns and its model server keeps the tokens. Here
+each tool call is a turn of the env, and so is the answer, which `/verify` finds at the end of the response.
 """
 
 from __future__ import annotations
@@ -84,12 +85,7 @@ class VerifyRequest(BaseVerifyRequest):  # type: ignore[misc]
 
 
 class VerifyResponse(BaseVerifyResponse):  # type: ignore[misc]
-    """The same with the reward, or masked where something broke the episode off.
-
-    Attributes:
-        stop_reason: why the episode ended; None where it did not.
-        turns: the env's turns.
-    """
+    """The same with the reward and the episode's end, or masked if something broke the episode off."""
 
     model_config = ConfigDict(extra="allow")
     stop_reason: str | None = None
@@ -97,11 +93,7 @@ class VerifyResponse(BaseVerifyResponse):  # type: ignore[misc]
 
 
 class ToolgymServer(SimpleResourcesServer):  # type: ignore[misc]
-    """Serves the env that its config names.
-
-    Raises:
-        ConfigError: the first session finds that the env cannot be made.
-    """
+    """Serves the env that its config names. The first session finds out if the env cannot be made."""
 
     ray_enabled = False
     config: ToolgymServerConfig
@@ -113,7 +105,6 @@ class ToolgymServer(SimpleResourcesServer):  # type: ignore[misc]
         return self._episodes.sessions
 
     def setup_webserver(self) -> FastAPI:
-        """Make the app. NeMo-Gym calls it."""
         config = self.config
         self._episodes = ServedEpisodes(
             config.env,
@@ -159,7 +150,6 @@ class ToolgymServer(SimpleResourcesServer):  # type: ignore[misc]
         return ResourcesCloseSessionResponse(resources_session_id=name)
 
     async def call_tool(self, tool: str, request: Request) -> PlainTextResponse:
-        """Call a tool, and return what the model reads."""
         arguments = await _json(request)
         try:
             session = self._sessions.find(request.session[SESSION_ID_KEY])

@@ -1,8 +1,4 @@
-"""NeMo-RL: `ToolgymEnvironment` plays an env in its rollouts, `TaskProcessor` makes its data, `to_batch` its batches.
-
-The contract is that of NeMo-RL as of 22 August 2026 (7ea279a): `nemo_rl/environments/interfaces.py`,
-`nemo_rl/experience/rollouts.py`, `nemo_rl/data/interfaces.py`.
-"""
+"""NeMo-RL (7ea279a): `ToolgymEnvironment` plays an env, `TaskProcessor` makes its data, `to_batch` its batches."""
 
 from __future__ import annotations
 

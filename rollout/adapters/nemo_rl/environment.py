@@ -1,7 +1,8 @@
 """`ToolgymEnvironment`: an env as NeMo-RL's environment, an actor of Ray that plays many episodes at once.
 
 NeMo-RL owns the turns. It hands over the text of each, without special tokens, and tokenizes the text that comes back
-as it is: so that text is what the chat template writes between the turn's end and the next turn.
+as it is: so that text is what the chat template writes between the turn's end and the next turn. (Source:
+`nemo_rl/environments/interfaces.py`, `nemo_rl/experience/rollouts.py`, as of 22 August 2026.)
 """
 
 from __future__ import annotations
@@ -35,13 +36,11 @@ except ImportError as error:
     ) from error
 
 log = logging.getLogger("toolgym.rollout.adapters.nemo_rl")
-"""Gets one warning for each episode that failed and is counted all the same."""
 
 SESSION = "toolgym_session"
 """Key of the metadata that NeMo-RL keeps between the turns of an episode."""
 
 NAME = "toolgym.rollout.adapters.nemo_rl.ToolgymEnvironment"
-"""Where NeMo-RL finds the actor."""
 
 QUEUE_TIMEOUT = 3600.0
 """Seconds that a step waits for its turn and for permits."""
@@ -67,8 +66,7 @@ class NemoRlSettings:
         max_concurrent: most steps at once.
         reset_timeout: seconds for a reset.
         step_timeout: seconds for a step.
-        idle_timeout: seconds after which an episode is closed whose next turn never came: NeMo-RL does not tell when it
-            has cut one.
+        idle_timeout: seconds until an episode without a next turn is closed: NeMo-RL does not tell when it has cut one.
     """
 
     env: str
@@ -97,15 +95,7 @@ class _Conversation(NamedTuple):
 
 
 class Environment(EnvironmentInterface):  # type: ignore[misc]  # NeMo-RL has no types
-    """Plays the episodes of one env. Its steps run on one event loop, all of a batch at once.
-
-    Args:
-        cfg: see `NemoRlSettings`.
-
-    Raises:
-        ConfigError: a setting is wrong, or the model writes its tool calls with special tokens, which NeMo-RL leaves
-            out of the texts.
-    """
+    """Plays the episodes of one env with `NemoRlSettings`. Its steps run on one event loop, all of a batch at once."""
 
     def __init__(self, cfg: Mapping[str, Any]) -> None:
         self._settings = settings = NemoRlSettings(**cfg)
@@ -124,15 +114,11 @@ class Environment(EnvironmentInterface):  # type: ignore[misc]  # NeMo-RL has no
     async def step(
         self, message_log_batch: Sequence[list[dict[str, Any]]], metadata: Sequence[Mapping[str, Any]]
     ) -> EnvironmentReturn[Any]:
-        """Take one turn in each episode. NeMo-RL calls it.
-
-        Args:
-            message_log_batch: conversations that end with the assistant's turn.
-            metadata: what a `TaskProcessor` or the turn before gave.
+        """Take one turn in each episode; the metadata is what a `TaskProcessor` or the turn before gave.
 
         Raises:
             EpisodeFailedError: an episode failed, and there is no `failure_reward`.
-            ConfigError: the metadata is of something else, or the env does not begin with the task's messages.
+            ConfigError: a setting or the metadata is wrong, or NeMo-RL cannot hand over this model's tool calls.
         """
         served = await self._episodes.served()
         if not self._checked:
@@ -154,11 +140,9 @@ class Environment(EnvironmentInterface):  # type: ignore[misc]  # NeMo-RL has no
         )
 
     def global_post_process_and_metrics(self, batch: Any) -> tuple[Any, dict[str, Any]]:
-        """Return the batch as it is; the rewards are in NeMo-RL's statistics already."""
         return batch, {}
 
     async def shutdown(self) -> None:
-        """Close all episodes."""
         await self._episodes.sessions.close()
 
     async def _turn(self, conversation: list[dict[str, Any]], metadata: Mapping[str, Any]) -> _Turn:
@@ -211,15 +195,10 @@ class Environment(EnvironmentInterface):  # type: ignore[misc]  # NeMo-RL has no
 
 
 ToolgymEnvironment = ray.remote(Environment)
-"""The actor, for NeMo-RL's `create_env`."""
 
 
 def register(name: str = "toolgym") -> None:
-    """Make NeMo-RL find the environment by a name, in its settings' `env` and in its data's `task_name`.
-
-    Raises:
-        ValueError: the name is taken.
-    """
+    """Make NeMo-RL find the environment by a name, in its settings' `env` and in its data's `task_name`."""
     from nemo_rl.distributed.ray_actor_environment_registry import ACTOR_ENVIRONMENT_REGISTRY
     from nemo_rl.distributed.virtual_cluster import PY_EXECUTABLES
     from nemo_rl.environments.utils import register_env
@@ -229,11 +208,7 @@ def register(name: str = "toolgym") -> None:
 
 
 def require_readable_calls(renderer: ChatRenderer) -> None:
-    """Check that tool calls can be read in texts without special tokens, which is what NeMo-RL hands over.
-
-    Raises:
-        ConfigError: they cannot.
-    """
+    """Check that tool calls can be read in texts without special tokens, which NeMo-RL leaves out."""
     if not renderer.tools or not renderer.facts.tool_calls_rendered:
         return
     name = renderer.tools[0]["function"]["name"]
@@ -252,12 +227,12 @@ def require_readable_calls(renderer: ChatRenderer) -> None:
 
 
 def _over(reason: Any) -> str:
-    """The last observation. It is not empty, since NeMo-RL makes floating-point ids of an empty text."""
+    """Return the last observation. NeMo-RL would make floating-point ids of an empty text."""
     return f"[The episode is over: {reason.value}]"
 
 
 def _harmless(message: Message, renderer: ChatRenderer) -> Message:
-    """The message, with no control token in its text."""
+    """Return the message with no control token in its text."""
     text = message["content"]
     for token in renderer.tokenizer.convert_ids_to_tokens(sorted(renderer.added_ids)):
         if len(token) > 1:

@@ -1,4 +1,4 @@
-"""Trajectories as NeMo-RL's message logs: a message for each span of tokens, trained on where it is the assistant's.
+"""Trajectories as NeMo-RL's message logs: a message for each span of tokens, trained on if it is the assistant's.
 
 NeMo-RL makes the mask of the messages' roles, and joins and pads them on the right itself.
 """
@@ -19,22 +19,16 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _ENV = "environment"
-"""The role of what NeMo-RL does not train on."""
 
 
 def to_message_log(trajectory: Trajectory, tokenizer: PreTrainedTokenizerBase) -> list[dict[str, Any]]:
-    """Return the message log of a trajectory: its prompt, then one for each span of the policy's or env's tokens.
-
-    Args:
-        trajectory: with one token sequence.
-        tokenizer: decodes the texts, which NeMo-RL only shows.
+    """Return the message log of a trajectory: its prompt, then a message for each span of policy's or env's tokens.
 
     Returns:
         Messages with `role` (`user` for the prompt, then `assistant` or `environment`), `content`, `token_ids` int64
         `[tokens]`, and for the assistant's `generation_logprobs` float32 `[tokens]`.
 
     Raises:
-        ConfigError: something else than a trajectory was given.
         BatchError: there is not exactly one token sequence in which the policy sampled something.
     """
     rows = TrainerRow.all_of(trajectory, "NeMo-RL", several=False)
@@ -64,23 +58,17 @@ def _messages(sequence: TokenSequence, tokenizer: PreTrainedTokenizerBase) -> li
 def to_batch(
     trajectories: Iterable[Trajectory], *, tokenizer: PreTrainedTokenizerBase, task_name: str = "toolgym"
 ) -> dict[str, Any]:
-    """Return what NeMo-RL's rollouts return for such episodes; give it to `BatchedDataDict`.
+    """Return what NeMo-RL's rollouts return for trajectories of whole groups, in order; give it to `BatchedDataDict`.
 
     A trajectory that is not usable keeps its place with the `loss_multiplier` 0. NeMo-RL takes the mean of a group over
-    all of its rows; so such a one has the mean reward of the usable ones of its group, which keeps that mean.
-
-    Args:
-        trajectories: of whole groups, in order.
-        tokenizer: see `to_message_log`.
-        task_name: of all of them.
+    all of its rows; so such a row has the mean reward of the usable ones of its group, which keeps that mean.
 
     Returns:
         `message_log`, `extra_env_info`, `task_name` and `idx` as lists; `length` int64, `loss_multiplier` and
         `total_reward` float32 and `truncated` bool, each `[trajectories]`.
 
     Raises:
-        ConfigError: something else than trajectories was given.
-        BatchError: one of them has several token sequences.
+        BatchError: a trajectory has several token sequences.
     """
     import torch
 
@@ -108,7 +96,7 @@ def to_batch(
 
 
 def _masked(tokenizer: PreTrainedTokenizerBase) -> list[dict[str, Any]]:
-    """A log that keeps a row's place: two tokens, the second of them the assistant's."""
+    """Return a log that keeps a row's place: two tokens, the second of them the assistant's."""
     import torch
 
     ids = torch.tensor([tokenizer.eos_token_id or 0])

@@ -1,4 +1,4 @@
-"""`TaskProcessor`: rows of tasks as NeMo-RL's `DatumSpec`s."""
+"""`TaskProcessor`: rows of tasks as NeMo-RL's `DatumSpec`s (`nemo_rl/data/interfaces.py`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 log = logging.getLogger("toolgym.rollout.adapters.nemo_rl")
-"""Gets a warning for each prompt that is too long."""
 
 CUT = 4
 """Tokens that a prompt keeps which is too long, as in NeMo-RL's own processors; its row is masked."""
@@ -24,14 +23,7 @@ CUT = 4
 class TaskProcessor:
     """A task data processor of NeMo-RL for the tasks of an env: the prompt is rendered with the env's tools.
 
-    Args:
-        env: the env's id.
-        env_kwargs: for `toolgym.make`.
-        template_kwargs: further variables for the chat template.
-        task_name: of the data, by which NeMo-RL finds the environment.
-
-    Raises:
-        ConfigError: the env cannot be made.
+    By `task_name` NeMo-RL finds the environment. Raises ConfigError if the env cannot be made.
     """
 
     @named_keywords
@@ -55,19 +47,7 @@ class TaskProcessor:
         max_seq_length: int | None,
         idx: int,
     ) -> dict[str, Any]:
-        """Make a `DatumSpec`. NeMo-RL calls it.
-
-        Args:
-            datum_dict: a row in verl's shape (see `Task.from_row`), or one whose column `toolgym_task` holds that as
-                JSON, which keeps rows of different shapes apart in a table.
-            task_data_spec: not used; the prompt is the task's.
-            tokenizer: the model's.
-            max_seq_length: the most tokens that the prompt may have; a longer one is masked.
-            idx: the row's number.
-
-        Raises:
-            ConfigError: the row is no task.
-        """
+        """Make a `DatumSpec` of a row (see `Task.from_row`); one with a prompt above `max_seq_length` is masked."""
         import torch
 
         task = Task.from_row(datum_dict)

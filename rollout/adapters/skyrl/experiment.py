@@ -60,10 +60,7 @@ class ToolgymFullyAsyncTrainer(CountedEpisodes, FullyAsyncRayPPOTrainer):  # typ
 
 
 class ToolgymExp(BasePPOExp):  # type: ignore[misc]
-    """SkyRL's experiment with our generator, and a trainer that leaves out of its statistics what was broken off.
-
-    `trainer.fully_async.enabled` makes the trainer SkyRL's fully asynchronous one.
-    """
+    """SkyRL's experiment with our generator, and a trainer that leaves out of its statistics what was broken off."""
 
     def get_generator(self, cfg: ToolgymTrainConfig, tokenizer: Any, inference_engine_client: Any) -> Any:
         settings = asdict(cfg.toolgym)

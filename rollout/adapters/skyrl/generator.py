@@ -47,21 +47,13 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 log = logging.getLogger("toolgym.rollout.adapters.skyrl")
-"""Gets one warning for each episode that something broke off."""
 
 FINISH_TIMEOUT = 30.0
 """Seconds that SkyRL's router gets to note that an episode is over."""
 
 
 class EvaluationScore(NamedTuple):
-    """The worth of an episode of an evaluation.
-
-    Attributes:
-        uid: SkyRL's name of the prompt.
-        source: the row's `data_source`.
-        rewards: of each token of the last response.
-        usable: whether nothing broke it off.
-    """
+    """The worth of an episode of an evaluation; `rewards` are those of the last response's tokens."""
 
     uid: str
     source: str | None
@@ -81,8 +73,8 @@ class ToolgymGenerator(GeneratorInterface):  # type: ignore[misc]  # SkyRL has n
         inference_engine_client: SkyRL's; samples.
         tokenizer: the model's.
         policy_model_name: by which the engine knows the policy; None: the client's own name.
-        settings: see `EpisodeSettings`; `env` and `max_new_tokens` are not used. What may give a trajectory several
-            sequences needs `generator.step_wise_trajectories`.
+        settings: see `EpisodeSettings`; `env` and `max_new_tokens` are not used. History or context that may give a
+            trajectory several sequences needs `generator.step_wise_trajectories`.
 
     Raises:
         ConfigError: `generator_cfg` asks for what does not go with exact tokens, or an argument is of the wrong kind.
@@ -110,13 +102,7 @@ class ToolgymGenerator(GeneratorInterface):  # type: ignore[misc]  # SkyRL has n
         self._scores: list[EvaluationScore] | None = None
 
     async def generate(self, input_batch: GeneratorInput) -> GeneratorOutput:
-        """Play a batch. SkyRL calls it.
-
-        Raises:
-            UnknownNameError: no env has the id of a row's `env_class`; names the nearest one.
-            ConfigError: a row is no task, the env cannot be made, or stop strings are asked for.
-            BatchError: see `to_generator_output`.
-        """
+        """Play a batch; raises ConfigError if a row is no task of an env, and see `to_generator_output`."""
         prompts = input_batch["prompts"]
         sampling = input_batch.get("sampling_params") or get_sampling_params_for_backend(
             self._cfg.inference_engine.backend, self._cfg.sampling_params
@@ -169,8 +155,7 @@ class ToolgymGenerator(GeneratorInterface):  # type: ignore[misc]  # SkyRL has n
         return output
 
     async def _factory(self, env_class: str) -> EnvFactory:
-        """The env's factory. The first one makes an env, so that an error in its arguments stops SkyRL; later ones are
-        those of their episodes."""
+        """Make the env once, so that an error in its arguments stops SkyRL; later ones are those of their episodes."""
         if env_class not in self._factories:
             factory = EnvFactory.of(env_class, self._env_kwargs)
             env = factory()
@@ -213,7 +198,6 @@ class _Batch:
     async def play(
         self, factory: EnvFactory, task: Any, name: TrajectoryID
     ) -> tuple[Trajectory, ContextRouting | None]:
-        """Play one episode, whatever breaks on the way."""
         generator = self._generator
         turns = _Turns(self, generator, name.to_string())
         try:
@@ -298,7 +282,7 @@ def _scores(output: GeneratorOutput, sources: Mapping[str, str | None]) -> list[
 
 
 def _rollout_metrics(output: GeneratorOutput) -> dict[str, Any]:
-    """SkyRL's own metrics of the usable episodes, and ours; SkyRL adds up over batches what has no "mean" in it."""
+    """SkyRL's metrics of the usable episodes, and ours; SkyRL adds up over batches what has no "mean" in its name."""
     reasons, last = output["stop_reasons"], output["is_last_step"] or [True] * len(output["response_ids"])
     broken = reasons.count(BROKEN_OFF)
     kept = [row for row, reason in enumerate(reasons) if reason != BROKEN_OFF]
@@ -320,11 +304,6 @@ def _rollout_metrics(output: GeneratorOutput) -> dict[str, Any]:
 
 
 def _require_usable(cfg: GeneratorConfig) -> None:
-    """Check what an env with exact tokens cannot do.
-
-    Raises:
-        ConfigError: it is asked for.
-    """
     for name, wrong, why in (
         ("batched", cfg.batched, "episodes have several turns"),
         ("vision_language_generator", cfg.vision_language_generator, "envs play texts only"),

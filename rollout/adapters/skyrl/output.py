@@ -1,8 +1,7 @@
 """Trajectories as SkyRL's `GeneratorOutput`.
 
-The format is that of SkyRL 0.4.0 (`skyrl/train/generators/base.py`, and `validate_generator_output` in
-`skyrl/train/utils/trainer_utils.py`): lists of prompts and of responses, and of masks, log-probabilities and rewards
-with a value for each token of the response, which ends with a token that the policy sampled.
+The format is that of SkyRL 0.4.0 (`skyrl/train/generators/base.py`, `skyrl/train/utils/trainer_utils.py`): masks,
+log-probabilities and rewards have a value for each token of the response, which ends with a sampled token.
 """
 
 from __future__ import annotations
@@ -65,14 +64,11 @@ def to_generator_output(
         routing: the routed experts of whole contexts, one for each; None: they are not replayed.
 
     Returns:
-        All fields but the images'. `rollout_sample_support` holds the payload `sampling_mask` where turns have it, and
-        is None else, as is `rollout_expert_indices` without `routing`.
+        All fields but the images'. `rollout_sample_support` holds the payload `sampling_mask` if turns have it.
 
     Raises:
-        ConfigError: something else than trajectories was given.
         BatchError: there are none, a number is not finite, a trajectory has several token sequences without
             `step_wise`, or some turns lack a payload that others have; names the field and the row.
-        MissingExtraError: SkyRL is not installed, or too old.
     """
     episodes = require_trajectories(trajectories)
     with needs("skyrl", "A generator's output for SkyRL"):
@@ -141,7 +137,7 @@ def _finite(field: str, rows: Sequence[NDArray[np.float64]]) -> list[list[float]
 
 
 def _expert_indices(rows: Sequence[_OutputRow]) -> list[NDArray[Any]] | None:
-    """Rows for every token but the last, in SkyRL's smallest type; a masked row has one of other experts' numbers."""
+    """Return rows for every token but the last, in SkyRL's smallest type; a masked row has any valid experts."""
     for number, row in enumerate(rows):
         segments = row.row.sequence.segments
         if row.routing is None and any(ROUTED_EXPERTS in segment.aligned for segment in segments):
@@ -163,7 +159,7 @@ def _expert_indices(rows: Sequence[_OutputRow]) -> list[NDArray[Any]] | None:
 
 
 def _sample_support(rows: Sequence[TrainerRow]) -> list[NDArray[np.int32]] | None:
-    """The ids among which each token was sampled, `[response, most ids]`; -1 for the env's tokens and as filling."""
+    """Return the ids among which each token was sampled, `[response, most ids]`, and -1 elsewhere."""
     segments = [(number, segment) for number, row in enumerate(rows) for segment in row.sequence.policy_segments]
     if not any(SAMPLING_MASK in segment.aligned for _, segment in segments):
         return None

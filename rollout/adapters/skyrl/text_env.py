@@ -1,7 +1,6 @@
 """Any env id as a skyrl-gym env, for SkyRL's own generator, which then tokenizes the observations.
 
-The contract is that of skyrl-gym 0.4.0 (`skyrl_gym/envs/base_text_env.py`): `init`, `step`, `get_metrics` and `close`,
-called from the threads of a pool.
+The contract is that of skyrl-gym 0.4.0 (`skyrl_gym/envs/base_text_env.py`), called from the threads of a pool.
 """
 
 from __future__ import annotations
@@ -26,22 +25,15 @@ with needs("skyrl-gym", "An env for skyrl-gym"):
 
 @functools.cache
 def _loop() -> EventLoopThread:
-    """The event loop of all envs of the process."""
     return EventLoopThread(name="toolgym-skyrl-gym")
 
 
 class ToolgymTextEnv(BaseTextEnv):  # type: ignore[misc]  # skyrl-gym has no types
     """One episode of an env, whose actions and observations are texts.
 
-    Args:
-        env_id: the env's id.
-        env_kwargs: for `toolgym.make`.
-        env_config: skyrl-gym's settings of the env; there are none.
-        extras: the row's further columns, see `task_of_row`. SkyRL adds its `generator.max_turns`, which is the env's
-            if it is above 1.
-
-    Raises:
-        UnknownNameError: no env has that id; names the nearest one.
+    `extras` are the row's further columns, see `task_of_row`. SkyRL adds its `generator.max_turns`, which is the env's
+    if it
+    is above 1. skyrl-gym's `env_config` is not used.
     """
 
     def __init__(
@@ -60,22 +52,14 @@ class ToolgymTextEnv(BaseTextEnv):  # type: ignore[misc]  # skyrl-gym has no typ
         self._metrics: dict[str, Any] = {"turns": 0, "tool_calls": 0, "tool_errors": 0}
 
     def init(self, prompt: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-        """Begin the episode of a prompt; returns the messages for the model.
-
-        Raises:
-            ConfigError: the row is no task.
-            EpisodeFailedError: the episode cannot begin.
-        """
         task = task_of_row({**self._row, "raw_prompt": prompt})
         messages, _ = _loop().run(self._episode.reset(options={"task": task}))
         return [dict(message) for message in messages], {}
 
     def step(self, action: str) -> BaseTextEnvStepOutput:
-        """Take one turn of the policy.
+        """Take one turn of the policy; raises EpisodeFailedError if the infrastructure broke the episode off.
 
-        Raises:
-            EpisodeFailedError: the infrastructure broke the episode off. SkyRL's own generator has no place for that:
-                it stops, where a reward of 0 would blame the model.
+        SkyRL's own generator has no place for that: it stops, since a reward of 0 would blame the model.
         """
         result = _loop().run(self._episode.step(action))
         calls = result.info.get("tool_calls") or []
@@ -100,10 +84,6 @@ class ToolgymTextEnv(BaseTextEnv):  # type: ignore[misc]  # skyrl-gym has no typ
 @named_keywords
 def register_envs(*env_ids: str, env_kwargs: Mapping[str, Any] | None = None) -> None:
     """Make env ids skyrl-gym's in this process, once and for all: call it where SkyRL's experiment runs.
-
-    Args:
-        env_ids: ids of ours.
-        env_kwargs: for `toolgym.make`, of each.
 
     Raises:
         UnknownNameError: no env has that id; names the nearest one.

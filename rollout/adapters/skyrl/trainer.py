@@ -21,9 +21,9 @@ class CountedEpisodes:
     """A mixin before `RayPPOTrainer` or a subclass: an episode that something broke off is no sample of its group.
 
     SkyRL 0.4.0 computes means and deviations over all rows of a prompt, whatever their masks. Here a masked row with
-    the `stop_reason` "abort" is a group of its own. Where that leaves one episode of a group, there is nothing to
-    compare it with, and its advantage is 0. Metrics of rewards, of evaluations too, are those of the episodes that
-    count. The generator is a `ToolgymGenerator`.
+    the `stop_reason` "abort" is a group of its own. If that leaves one episode of a group, its advantage is 0. Metrics
+    of
+    rewards, of evaluations too, are those of the episodes that count. The generator is a `ToolgymGenerator`.
     """
 
     def postprocess_generator_output(
@@ -100,7 +100,7 @@ class CountedEpisodes:
 
 
 def _alone(uids: Sequence[str], broken: Set[int], is_last_step: Sequence[bool] | None) -> list[int]:
-    """The rows of groups that lost episodes and have one left."""
+    """Return the rows of groups that lost episodes and have one left."""
     left: dict[str, int] = defaultdict(int)
     for row, uid in enumerate(uids):
         left[uid] += row not in broken and (is_last_step is None or bool(is_last_step[row]))

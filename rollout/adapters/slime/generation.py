@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from slime.utils.types import Sample
 
 log = logging.getLogger("toolgym.rollout.adapters.slime")
-"""Gets one warning for each episode that something broke off."""
 
 _checked: dict[tuple[str, str], bool] = {}
 
@@ -41,15 +40,14 @@ _checked: dict[tuple[str, str], bool] = {}
 async def generate(
     args: Namespace, sample: Sample, sampling_params: dict[str, Any], evaluation: bool = False
 ) -> Sample | list[Sample]:
-    """Play one episode, and return its sample.
+    """Play one episode, and return its sample. The env is `args.toolgym` (see `settings_of`).
 
-    If episodes may have several token sequences, each gives a list of samples, one of them too: slime looks at the
-    first element to see what all are. Those of an episode share one `rollout_id`. Otherwise none is a list, for slime's
-    own filters and its partial rollouts look only into samples.
-
-    The env is `args.toolgym` (see `settings_of`). A sample that the infrastructure broke off, or that slime aborted,
-    comes back masked, with status `ABORTED`; the next call plays it from its beginning, for an env has no half
-    episodes.
+    If episodes may have several token sequences, each gives a list of samples with one `rollout_id`: slime looks at the
+    first element to see what all are. Otherwise none is a list, for slime's filters and its partial rollouts look only
+    into
+    samples. A sample that the infrastructure broke off, or that slime aborted, comes back masked, with status
+    `ABORTED`;
+    the next call plays it from its beginning, for an env has no half episodes.
 
     Args:
         args: slime's.
@@ -150,17 +148,14 @@ class _Router:
 
 
 def _context_length(args: Namespace, evaluation: bool) -> int | None:
-    """The most tokens of prompt and response that slime says; None: the tokenizer says it."""
+    """Return the most tokens of prompt and response that slime says; None: the tokenizer says it."""
     name = "eval_max_context_len" if evaluation else "rollout_max_context_len"
     bounds = [getattr(args, name, None), getattr(args, "sglang_context_length", None)]
     return min((bound for bound in bounds if bound is not None), default=None)
 
 
 async def _replaces_context(factory: EnvFactory, settings: EpisodeSettings) -> bool:
-    """Whether the env may begin the context anew.
-
-    One is made to see it, once, so that an error in its arguments stops slime; later ones are those of their episodes.
-    """
+    """Ask an env, which is made once for that, so that an error in its arguments stops slime."""
     key = (settings.env, json.dumps(settings.env_kwargs, sort_keys=True, default=repr))
     if key not in _checked:
         env = factory()

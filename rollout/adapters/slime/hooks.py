@@ -25,15 +25,13 @@ EPSILON = 1e-6
 
 
 def post_process_rewards(args: Namespace, samples: Sequence[Sample]) -> tuple[list[float], list[float]]:
-    """The rewards as they are, and as slime trains on them: for `--custom-reward-post-process-path`.
+    """Return the rewards as they are, and as slime trains on them: for `--custom-reward-post-process-path`.
 
     The same numbers as slime's own (`RolloutManager._post_process_rewards`), but that an episode counts once however
-    many samples it has, and one that the infrastructure broke off does not count, and gets 0. Where all rewards that
-    count in a group are equal, or there is only one, they become 0.
-
-    Returns:
-        The rewards as they are, of which slime plots the mean (`rollout/raw_reward`): what does not count has the mean
-        of the others there. And those that it trains on.
+    many samples it has, and one that the infrastructure broke off does not count: it gets 0, and among the raw rewards,
+    of
+    which slime plots the mean, the mean of the others. Where all rewards that count in a group are equal, they become
+    0.
 
     Raises:
         BatchError: a sample has no group, or no number; names the field and the row.
@@ -69,14 +67,10 @@ def post_process_rewards(args: Namespace, samples: Sequence[Sample]) -> tuple[li
 def log_eval_rollout(
     rollout_id: int, args: Namespace, data: dict[str, dict[str, Any]], extra_metrics: Mapping[str, Any] | None
 ) -> bool:
-    """Take what has no reward out of an evaluation, and let slime log the rest.
+    """Take what has no reward out of an evaluation, with a warning, and let slime log the rest; returns False.
 
-    For `--custom-eval-rollout-log-function-path`. Where slime computes pass@k, which needs whole groups, the whole
-    group of such an episode is taken out. What is taken out is logged as a warning. Of an episode with several samples
-    the first one stays, so that each counts once.
-
-    Returns:
-        False: slime goes on.
+    For `--custom-eval-rollout-log-function-path`. If slime computes pass@k, which needs whole groups, the whole
+    group of such an episode is taken out. Of an episode with several samples the first one stays.
     """
     for name in list(data):
         samples: list[Sample] = data[name]["samples"]
@@ -97,6 +91,6 @@ def log_eval_rollout(
 
 
 def is_usable(sample: Sample) -> bool:
-    """Whether it may be trained on, see `Trajectory.usable`; samples that were made elsewhere always may."""
+    """See `Trajectory.usable`; samples that were made elsewhere always are."""
     about = (sample.metadata or {}).get(METADATA)
     return about["usable"] if isinstance(about, Mapping) else True

@@ -2,8 +2,7 @@
 
 slime's formats (`slime/utils/types.py`, August 2026): `rollout_routed_experts` int32 `[tokens - 1, layers, experts per
 token]`, a row for each token of prompt and response but the last; `rollout_top_p_token_ids` int32 `[kept]` and
-`rollout_top_p_token_offsets` int32 `[response + 1]`, where the ids kept for response token t are those from offset t to
-offset t + 1, none for the env's tokens.
+`rollout_top_p_token_offsets` int32 `[response + 1]`, between two of which are the ids kept for a response token.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class Payloads:
     """Payloads that slime's SGLang sent beside the tokens of one episode.
 
     Attributes:
-        routing_shape: layers, and experts per token; None where routing is not replayed.
+        routing_shape: layers, and experts per token; None if routing is not replayed.
         top_p: whether the ids that top-p kept are wanted.
     """
 
@@ -43,11 +42,7 @@ class Payloads:
     _routing: ContextRouting = field(default_factory=ContextRouting)
 
     def add(self, prompt_ids: Sequence[int], generation: Generation, meta: Mapping[str, Any]) -> None:
-        """Read the payloads of one answer.
-
-        Raises:
-            EngineError: one is missing, or does not fit the tokens.
-        """
+        """Read the payloads of one answer; raises EngineError if one is missing, or does not fit the tokens."""
         count = len(generation.token_ids)
         if not count:
             return
@@ -67,19 +62,11 @@ class Payloads:
             self._routing.add(prompt_ids, generation.token_ids, experts.reshape(shape))
 
     def routed_experts(self, whole_ids: Ints) -> Ints:
-        """The experts of a sequence that ends with a sampled token, `[tokens - 1, layers, experts per token]`.
-
-        Raises:
-            BatchError: it is none that SGLang answered with.
-        """
+        """Return the experts of a sequence that ends with a sampled token, `[tokens - 1, layers, experts]`."""
         return self._routing.rows(whole_ids)
 
     def kept(self, segment: Segment) -> tuple[Ints, Ints]:
-        """The kept ids of the next sampled segment, and their offsets `[tokens + 1]`.
-
-        Raises:
-            BatchError: SGLang answered with other tokens.
-        """
+        """Return the kept ids of the next sampled segment, and their offsets `[tokens + 1]`."""
         ids = tuple(segment.token_ids.tolist())
         for place, (sampled, kept, offsets) in enumerate(self._kept):
             if sampled == ids:
@@ -89,14 +76,9 @@ class Payloads:
 
 
 def top_p_of(sequence: TokenSequence, payloads: Payloads | None) -> tuple[Ints, Ints] | None:
-    """The ids that top-p kept for each token of a response, and their offsets; None where they are not known.
+    """Return the ids that top-p kept for each token of a response, and their offsets; None if they are not known.
 
-    Args:
-        sequence: whose `sampling_mask` is read where there are no payloads.
-        payloads: of the episode.
-
-    Raises:
-        BatchError: some turns have them, and some have not.
+    Without payloads of the episode the sequence's `sampling_mask` says them.
     """
     live = payloads is not None and payloads.top_p
     masks = [SAMPLING_MASK in segment.aligned for segment in sequence.policy_segments]
@@ -122,7 +104,7 @@ def top_p_of(sequence: TokenSequence, payloads: Payloads | None) -> tuple[Ints, 
 
 
 def _int32(meta: Mapping[str, Any], names: tuple[str, ...]) -> Ints:
-    """A payload as slime's SGLang sends it: the base64 of little-endian int32, or a list."""
+    """Read a payload as slime's SGLang sends it: the base64 of little-endian int32, or a list."""
     value = next((meta[name] for name in names if meta.get(name) is not None), None)
     if value is None:
         raise EngineError(f"SGLang sent no {names[0]}: it must be slime's own, started by slime")

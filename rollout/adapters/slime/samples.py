@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 METADATA = "toolgym"
-"""Key of `Sample.metadata` under which stands what became of the episode."""
+"""Key of `Sample.metadata` with what became of the episode."""
 
 
 @named_keywords
@@ -36,10 +36,11 @@ def to_samples(
 ) -> list[list[list[Sample]]]:
     """Return the samples of trajectories, a list for each group, as slime's `RolloutFnTrainOutput.samples` has them.
 
-    Each trajectory is a list, of one sample or of several with one `rollout_id`: slime looks at the first element of
-    all to see what the others are. One that is not usable keeps its
-    place as a masked sample (`remove_sample`, status `ABORTED`, reward 0, which `post_process_rewards` keeps out of its
-    group).
+    Each trajectory is a list, of one sample or of several with one `rollout_id`: slime looks at the first element to
+    see
+    what the others are. One that is not usable keeps its place as a masked sample (`remove_sample`, status `ABORTED`,
+    reward
+    0, which `post_process_rewards` keeps out of its group).
 
     Args:
         trajectories: of whole groups.
@@ -73,11 +74,7 @@ def to_samples(
 def fill(
     base: Sample, trajectory: Trajectory, tokenizer: PreTrainedTokenizerBase, payloads: Payloads | None = None
 ) -> list[Sample]:
-    """Fill a sample with a trajectory: itself with the first sequence, copies of it with the others.
-
-    Raises:
-        BatchError: the samples would not be consistent.
-    """
+    """Fill a sample with a trajectory: itself with the first sequence, copies of it with the others."""
     rows = TrainerRow.all_of(trajectory, "slime", several=True)
     samples = [base, *(copy.deepcopy(base) for _ in rows[1:])]
     for sample in samples:
@@ -95,11 +92,6 @@ def fill(
 
 
 def sample_class() -> Any:
-    """Return slime's class `Sample`.
-
-    Raises:
-        MissingExtraError: slime is not installed.
-    """
     try:
         from slime.utils.types import Sample
     except ImportError as error:
@@ -184,14 +176,8 @@ def _prompt(trajectory: Trajectory, tokenizer: PreTrainedTokenizerBase) -> str:
 def check_samples(samples: Sequence[Sample], *, siblings: bool = False) -> None:
     """Check samples that slime would take, and train on, or stop at only after the whole rollout.
 
-    Args:
-        samples: in any order.
-        siblings: whether they are of one episode, and so must have one `rollout_id` where there are several.
-
-    Raises:
-        BatchError: lengths differ, a mask holds something else than 0 and 1, a trained token has no finite
-            log-probability, another has one, the reward is no finite number, the kept ids or the routed experts do not
-            fit the tokens, or siblings have no `rollout_id` in common. Names the field and the row.
+    Those of one episode are `siblings` and must have one `rollout_id`. Raises BatchError, which names the field and the
+    row, for whatever does not fit the tokens.
     """
     for row, sample in enumerate(samples):
         _check_tokens(sample, row)

@@ -1,4 +1,4 @@
-"""Settings of an episode from slime's arguments and a sample."""
+"""Settings of an episode from slime's arguments and a sample, and their checks, which raise ConfigError."""
 
 from __future__ import annotations
 
@@ -26,10 +26,6 @@ def settings_of(args: Namespace, sample: Sample) -> EpisodeSettings:
     """Read the settings `toolgym` of the file that `--custom-config-path` names.
 
     The sample's metadata `env_id` and `env_kwargs` come before `args.toolgym`, and that before `TOOLGYM_ENV`.
-
-    Raises:
-        ConfigError: none of them names an env, or one is of the wrong kind.
-        UnknownArgumentError: there is no such setting; names the nearest one.
     """
     settings = getattr(args, "toolgym", None) or {}
     if isinstance(settings, str):
@@ -52,11 +48,6 @@ def settings_of(args: Namespace, sample: Sample) -> EpisodeSettings:
 def run_config(
     settings: EpisodeSettings, args: Namespace, sampling_params: Mapping[str, Any], evaluation: bool
 ) -> RunConfig:
-    """Return the configuration of an episode.
-
-    Raises:
-        ConfigError: a value is of the wrong kind or out of range, or slime asks for stop strings.
-    """
     return settings.run_config(
         sampling_params,
         response_tokens=sampling_params["max_new_tokens"],
@@ -68,11 +59,7 @@ def run_config(
 
 
 def task_of(args: Namespace, sample: Sample) -> Task:
-    """Return the task of a sample: its prompt, its label (see `labelled_task`), and its metadata as `extra_info`.
-
-    Raises:
-        ConfigError: the prompt was rendered by slime already, has images, or is no task.
-    """
+    """Return the task of a sample: its prompt, its label (see `labelled_task`), and its metadata as `extra_info`."""
     if getattr(args, "apply_chat_template", False):
         raise ConfigError(
             "leave --apply-chat-template out: the prompt is rendered here, with the env's tools, and slime would have "
@@ -90,11 +77,7 @@ def task_of(args: Namespace, sample: Sample) -> Task:
 
 
 def require_usable(args: Namespace, evaluation: bool) -> None:
-    """Check the arguments that would make slime score a failed episode, or a reward twice.
-
-    Raises:
-        ConfigError: one is missing or does not go with rewards of the env.
-    """
+    """Check the arguments that would make slime score a failed episode, or a reward twice."""
     for name in ("group_rm", "reward_key", "eval_reward_key" if evaluation else "reward_key"):
         if getattr(args, name, None):
             raise ConfigError(f"the env gives the reward, one number: leave --{name.replace('_', '-')} out")
@@ -116,12 +99,7 @@ def require_usable(args: Namespace, evaluation: bool) -> None:
 
 
 def require_same_shape(args: Namespace, several: bool, env: str) -> None:
-    """Check that slime can take lists of samples where episodes may have several, and that all episodes of a run do.
-
-    Raises:
-        ConfigError: an argument lets slime look into such lists, or another episode gave no list where this one gives
-            one.
-    """
+    """Check that slime can take lists of samples if episodes may have several, and that all episodes of a run do."""
     if vars(args).setdefault("toolgym_several", several) != several:
         raise ConfigError(
             f"slime takes all episodes for what the first one is: {env!r} {'may' if several else 'cannot'} give "

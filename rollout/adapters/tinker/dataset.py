@@ -1,7 +1,4 @@
-"""An env's tasks as tinker-cookbook's data set: groups of `ToolgymEnv`s, made where they are played.
-
-The contract is that of tinker-cookbook 0.6.1 (`tinker_cookbook/rl/types.py`).
-"""
+"""An env's tasks as tinker-cookbook's data set: groups of `ToolgymEnv`s, made where they are played."""
 
 from __future__ import annotations
 
@@ -28,18 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class ToolgymGroupBuilder(types.EnvGroupBuilder):  # type: ignore[misc]  # tinker-cookbook may be missing
-    """Makes the envs of one task's group. It may be pickled, and sent to another process.
-
-    Attributes:
-        env: an env id, or a function of a module that makes an env.
-        task: the task.
-        tokenizer: folder or hub name of the model's tokenizer.
-        group_size: episodes in the group.
-        max_trajectory_tokens: see `ToolgymEnv`.
-        env_kwargs: for `toolgym.make`, when `env` is an id.
-        config: see `ToolgymEnv`.
-        task_index: number of the task in its data set, counted from 0.
-    """
+    """Makes the envs of one task's group, with the settings of `ToolgymDatasetBuilder`. Another process may get it."""
 
     env: str | Callable[[], BaseEnv]
     task: Task
@@ -57,12 +43,7 @@ class ToolgymGroupBuilder(types.EnvGroupBuilder):  # type: ignore[misc]  # tinke
         return {**self.__dict__, "_envs": []}
 
     async def make_envs(self) -> list[ToolgymEnv]:
-        """Make the envs of one group. Nothing starts before `initial_observation`.
-
-        Raises:
-            UnknownNameError: no env has that id; names the nearest one.
-            ConfigError: the tokenizer cannot be loaded.
-        """
+        """Make the envs of one group. Nothing starts before `initial_observation`."""
         factory = EnvFactory.of(self.env, self.env_kwargs or None)
         tokenizer = await in_thread(_tokenizer, self.tokenizer)
         envs = [
@@ -86,7 +67,6 @@ class ToolgymGroupBuilder(types.EnvGroupBuilder):  # type: ignore[misc]  # tinke
         await asyncio.gather(*(env.close() for env in envs))
 
     def logging_tags(self) -> list[str]:
-        """The env's name."""
         return [EnvFactory.of(self.env).env_id]
 
 
@@ -98,11 +78,6 @@ class ToolgymDataset(types.RLDataset):  # type: ignore[misc]  # tinker-cookbook 
         self._builders, self._batch_size = list(builders), batch_size
 
     def get_batch(self, index: int) -> list[ToolgymGroupBuilder]:
-        """The builders of one training step.
-
-        Raises:
-            IndexError: there are not so many.
-        """
         if not 0 <= index < len(self):
             raise IndexError(f"batch {index} of {len(self)}")
         return self._builders[index * self._batch_size : (index + 1) * self._batch_size]
@@ -122,7 +97,7 @@ class ToolgymDatasetBuilder(types.RLDatasetBuilder):  # type: ignore[misc]  # ti
         batch_size: tasks of one training step.
         group_size: episodes per task.
         max_trajectory_tokens: most tokens of prompt and response together. `max_tokens` of the `Config` bounds a turn.
-        num_test_tasks: tasks of the test set, with one episode each; 0: there is none.
+        num_test_tasks: tasks of the test set, with one episode each; 0: there is no test set.
         tasks: the tasks, those of the test set last; None: drawn from the env's own.
         env_kwargs: for `toolgym.make`, when `env` is an id.
         config: see `ToolgymEnv`.
@@ -146,7 +121,6 @@ class ToolgymDatasetBuilder(types.RLDatasetBuilder):  # type: ignore[misc]  # ti
     seed: int = 0
 
     async def __call__(self) -> tuple[ToolgymDataset, ToolgymDataset | None]:
-        """Draw the tasks."""
         for name, least in {"num_tasks": 1, "batch_size": 1, "group_size": 1, "num_test_tasks": 0, "seed": 0}.items():
             require_whole_number(name, getattr(self, name), at_least=least)
         require_usable(self.config, self.max_trajectory_tokens)

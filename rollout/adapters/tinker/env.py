@@ -1,7 +1,7 @@
 """`ToolgymEnv`: one episode as tinker-cookbook's `Env`, which is given each turn's tokens.
 
-The contract is that of tinker-cookbook 0.6.1 (`tinker_cookbook/rl/types.py`, `rl/rollout_runner.py`). There the trainer
-owns the loop: it samples, and calls `step`. Here the episode runs as a task that waits for each turn's tokens. The
+The contract is that of tinker-cookbook 0.6.1 (`tinker_cookbook/rl/types.py`, `rl/rollout_runner.py`): the trainer owns
+the loop, samples, and calls `step`. Here the episode runs as a task that waits for each turn's tokens. The
 log-probabilities stay with the trainer, in its transitions.
 """
 
@@ -48,8 +48,9 @@ def stop_metric(trajectory: Trajectory) -> dict[str, float]:
 class ToolgymEnv(types.Env):  # type: ignore[misc]  # tinker-cookbook may be missing
     """Plays one episode of an env with the tokens that tinker-cookbook samples.
 
-    An episode that something broke off raises, as tinker-cookbook expects: its rollout strategy then leaves it out of
-    the group, or plays it anew.
+    An episode that something broke off raises `EpisodeFailedError`, as tinker-cookbook expects: its rollout strategy
+    then
+    leaves it out of the group, or plays it again.
 
     Args:
         factory: makes the env.
@@ -91,15 +92,7 @@ class ToolgymEnv(types.Env):  # type: ignore[misc]  # tinker-cookbook may be mis
         return RolloutLimits(max_trajectory_tokens=self._most)
 
     async def initial_observation(self) -> tuple[tinker.ModelInput, list[int]]:
-        """Begin the episode.
-
-        Returns:
-            The prompt, and the ids that end a turn.
-
-        Raises:
-            EpisodeFailedError: the env or the prompt failed.
-            EpisodeError: it has begun already.
-        """
+        """Begin the episode; returns the prompt, and the ids that end a turn."""
         if self._playing is not None:
             raise EpisodeError("an env of tinker-cookbook plays one episode: make another one with make_envs()")
         self._asked = asyncio.get_running_loop().create_future()
@@ -110,15 +103,11 @@ class ToolgymEnv(types.Env):  # type: ignore[misc]  # tinker-cookbook may be mis
         return tinker.ModelInput.from_ints(list(now.prompt_ids)), list(now.params.stop_token_ids)
 
     async def step(self, action: list[int], *, extra: types.ActionExtra | None = None) -> types.StepResult:
-        """Take a turn.
-
-        Args:
-            action: the ids that were sampled, the one that ended the turn included.
-            extra: its `stop_reason`, `stop` or `length`; where it is missing, the last id decides.
+        """Take a turn of sampled ids. Without a `stop_reason` in `extra`, `stop` or `length`, the last id decides.
 
         Raises:
             EpisodeFailedError: the env failed.
-            EpisodeError: there is no episode that waits for a turn.
+            EpisodeError: no episode waits for a turn.
             ConfigError: there are more ids than the episode has room for.
         """
         if self._playing is None or not self._asked.done():
@@ -179,7 +168,7 @@ class ToolgymEnv(types.Env):  # type: ignore[misc]  # tinker-cookbook may be mis
         return await self._answer
 
     async def _until_asked(self) -> GenerationRequest | Trajectory:
-        """The episode's next request, or the whole of it when it is over. A caller that gives up ends the episode."""
+        """Return the episode's next request, or the whole of it at its end. A caller that gives up ends the episode."""
         assert self._playing is not None
         either: list[asyncio.Future[Any]] = [self._playing, self._asked]
         try:
@@ -190,7 +179,6 @@ class ToolgymEnv(types.Env):  # type: ignore[misc]  # tinker-cookbook may be mis
         return self._playing.result() if self._playing.done() else self._asked.result()
 
     def earn(self, reward: float) -> None:
-        """Count what a step of the env gave."""
         self._earned += reward
 
     def _pay(self, total: float) -> float:
@@ -213,11 +201,7 @@ class _Watched(Wrapper):
 
 
 def require_usable(config: RunConfig, max_trajectory_tokens: int) -> None:
-    """Check how episodes are to be played.
-
-    Raises:
-        ConfigError: an argument is of the wrong kind, or the limits have a bound that tinker-cookbook does not keep.
-    """
+    """Check the limits for a bound that tinker-cookbook does not keep."""
     require_whole_number("max_trajectory_tokens", max_trajectory_tokens, at_least=2)
     if run_config_of(config).limits.max_response_tokens is not None:
         raise ConfigError(

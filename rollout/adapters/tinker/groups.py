@@ -1,8 +1,7 @@
 """Trajectories that were played elsewhere as tinker-cookbook's own, which its `data_processing` makes `Datum`s of.
 
-The format is that of tinker-cookbook 0.6.1 (`tinker_cookbook/rl/types.py`, `rl/data_processing.py`): one transition for
-each turn, with the whole context as its observation. A context that does not begin with the one before becomes a
-`Datum` of its own there, so several token sequences need nothing special.
+One transition is a turn, with the whole context as its observation. A context that does not begin with the one before
+becomes a `Datum` of its own there (`rl/data_processing.py`), so several token sequences need nothing special.
 """
 
 from __future__ import annotations
@@ -22,14 +21,8 @@ def to_groups(trajectories: Iterable[Trajectory]) -> list[types.TrajectoryGroup]
         groups = to_groups(trajectories)
         data, _ = assemble_training_data(groups, compute_advantages(groups))
 
-    A trajectory that is not usable is among its group's `rollout_errors`, not among its trajectories. A group without
-    any usable one is left out.
-
-    Args:
-        trajectories: whole groups, in any order; those of one run, one task and one role are a group.
-
-    Raises:
-        ConfigError: something else than trajectories was given.
+    Those of one run, one task and one role are a group. A trajectory that is not usable is among its group's
+    `rollout_errors`; a group without any usable one is left out.
     """
     groups = grouped(trajectories)
     return [_group(members) for members in groups if any(member.usable for member in members)]
@@ -71,7 +64,7 @@ def _trajectory(trajectory: Trajectory) -> types.Trajectory:
 
 
 def _turns(sequence: TokenSequence) -> Iterator[tuple[list[int], list[int], list[float]]]:
-    """Context, ids and log-probabilities of each turn. Parts of a turn that was resumed follow each other."""
+    """Yield context, ids and log-probabilities of each turn. Parts of a turn that was resumed follow each other."""
     context = sequence.prompt_ids.tolist()
     ids: list[int] = []
     logprobs: list[float] = []

@@ -19,7 +19,6 @@ REWARD = "toolgym_reward"
 """Field of the rewards; None for an episode whose reward says nothing about the policy."""
 
 STOP_REASON = "toolgym_stop_reason"
-"""Field of the names of the stop reasons."""
 
 _IDS = ("prompt_ids", "completion_ids")
 _PER_TOKEN = ("logprobs", "env_mask")
@@ -29,14 +28,10 @@ def to_output(trajectories: Sequence[Trajectory], *, filler_id: int) -> dict[str
     """Return what `rollout_func` returns for these trajectories, in their order.
 
     A trajectory that is not usable keeps its place with a mask of 0 and a reward of None: TRL wants a row for each
-    prompt, and leaves one without a reward out of its group's mean and deviation.
-
-    Args:
-        trajectories: one for each prompt.
-        filler_id: an id for rows that have no prompt or no completion, which TRL refuses; the end-of-sequence id.
+    prompt, and leaves one without a reward out of its group's mean and deviation. `filler_id` is for rows that have no
+    prompt or no completion, which TRL refuses; the end-of-sequence id.
 
     Raises:
-        ConfigError: something else than trajectories was given.
         BatchError: a usable trajectory has several token sequences, and TRL has one row for it.
     """
     output: dict[str, Any] = {name: [] for name in (*_IDS, *_PER_TOKEN, REWARD, STOP_REASON)}
@@ -56,16 +51,14 @@ def check_output(output: Mapping[str, Any], *, prompts: int, max_completion_leng
     """Check what a `rollout_func` is about to return. TRL 1.16 takes most mistakes silently, and trains on them.
 
     Args:
-        output: what `rollout_func` returns: token ids, `logprobs`, `env_mask`, and further fields of one entry for
-            each prompt.
+        output: token ids, `logprobs`, `env_mask`, and further fields of one entry for each prompt.
         prompts: how many prompts TRL asked for.
         max_completion_length: the most tokens of a completion; None: no limit.
 
     Raises:
-        BatchError: a field is missing, has another number of entries than there are prompts, or is no list (TRL gives
-            any other value to each row as a whole); a row is empty; a mask or log-probabilities do not have one value
-            for each id of the completion; a mask holds something else than 0 and 1; a trained token has a
-            log-probability that is not finite; a completion is too long. Names the field and the row.
+        BatchError: a field is missing, does not fit the prompts or the ids, or is no list, which TRL gives to each row
+            as a
+            whole; a row is empty or too long; a mask or a log-probability cannot be. Names the field and the row.
     """
     for name in (*_IDS, *_PER_TOKEN):
         if name not in output:

@@ -27,12 +27,10 @@ def to_rollout_samples(
 
     Args:
         trajectories: of whole groups.
-        advantages: one for each trajectory, in the same order, as `group_advantages` gives them: None for one that does
-            not count.
+        advantages: one for each trajectory, as `group_advantages` gives them: None for one that does not count.
         first_group: number of the first group; the others follow it. Numbers must not come twice in a run.
 
     Raises:
-        ConfigError: something else than trajectories was given.
         BatchError: there are not as many advantages, one is not finite, or a weight version is no number: TRL counts
             its versions.
         MissingExtraError: TRL is not installed, or too old.

@@ -26,12 +26,7 @@ def sampling_of(trainer: GRPOTrainer, sampling: SamplingParams) -> SamplingParam
 
 
 def require_usable(trainer: GRPOTrainer, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Check what TRL would take silently.
-
-    Raises:
-        ConfigError: the trainer has tools as well (TRL would run its own loop over the completions, and forget the
-            mask), samples in a way that the engine cannot, or has another tokenizer.
-    """
+    """Check what TRL would take silently; raises ConfigError."""
     if trainer.tools:
         raise ConfigError(
             "a trainer with rollout_func takes neither tools nor environment_factory: TRL would run its own tool loop "
@@ -57,11 +52,7 @@ def require_usable(trainer: GRPOTrainer, tokenizer: PreTrainedTokenizerBase) -> 
 
 
 def prompts_of(prompts: Sequence[Any], tasks: Sequence[Task]) -> list[int]:
-    """Return the numbers of the tasks that prompts belong to.
-
-    Raises:
-        ConfigError: a prompt is none of a data set that the spec made.
-    """
+    """Return the numbers of the tasks that prompts belong to; raises ConfigError if one is of another data set."""
     indices: list[int] = []
     for row, prompt in enumerate(prompts):
         last: Any = prompt[-1] if isinstance(prompt, list) and prompt else None

@@ -1,8 +1,8 @@
 """`Spec`: an env as the arguments of TRL's `GRPOTrainer`.
 
 There are two roads. On `rollout_func` our runner plays the episodes: exact tokens, many tool calls at once, limits,
-several turns, failures that are masked. On `environment_factory` TRL's own loop generates and calls the tools one by
-one. Both train the model that the trainer holds, and sample with it or with the trainer's vLLM.
+failures that are masked. On `environment_factory` TRL's own loop generates and calls the tools one by one. Both train
+the model that the trainer holds, and sample with it or with the trainer's vLLM.
 """
 
 from __future__ import annotations
@@ -68,9 +68,8 @@ class Spec:
             rollout_func=spec.rollout_func,  # or: environment_factory=spec.environment_factory
         )
 
-    On `rollout_func` the trainer's own model samples, or its vLLM (`use_vllm=True`), with the temperature and the other
-    sampling arguments of the trainer's `args`. An episode that the infrastructure broke off is masked, has no reward,
-    and is left out of its group's statistics.
+    On `rollout_func` an episode that the infrastructure broke off is masked, has no reward, and is left out of its
+    group's statistics. The sampling is that of the trainer's `args`.
 
     Args:
         env: an env id, or a function that makes an env.
@@ -78,8 +77,9 @@ class Spec:
         policy: the policy's folder or hub name, or `tiny`.
         tasks: the tasks, or a source of tasks; None: the source that the env itself draws from.
         env_kwargs: for `toolgym.make`, when `env` is an id.
-        config: how episodes are played on `rollout_func`; see `RunConfig`. `group_size`, `training_step` and `validate`
-            are the trainer's, and so is the sampling but for `max_new_tokens`, the most tokens of one turn.
+        config: how episodes are played on `rollout_func`; see `RunConfig`. `group_size`, `training_step`, `validate`
+            and
+            the sampling are the trainer's, but for `max_new_tokens`, the most tokens of one turn.
         seed: tasks and episodes depend on it. With several processes all must have the same.
         sinks: get each trajectory of `rollout_func`.
 
@@ -133,17 +133,13 @@ class Spec:
 
     @cached_property
     def train_dataset(self) -> Dataset:
-        """The tasks as a `datasets.Dataset`; see `dataset`."""
         return self.dataset(self._train_tasks)
 
     def dataset(self, tasks: Sequence[Task]) -> Dataset:
-        """Tasks as a `datasets.Dataset` for this spec's `rollout_func` and `environment_factory`.
+        """Return tasks, for example of an evaluation, as a `datasets.Dataset` for this spec's functions.
 
         The column `prompt` has the messages, the last of which says which task it is (`rollout_func` gets nothing
         else); `toolgym_task` has the whole task as JSON; `task_id` and `data_source` are for people.
-
-        Args:
-            tasks: for example those of an evaluation.
         """
         from datasets import Dataset
 
@@ -168,12 +164,14 @@ class Spec:
     def environment_factory(self) -> type[ToolEnvironment]:
         """The env as a class of tools (see `toolgym.envs.tool_class`), for TRL's own loop.
 
-        TRL's loop reads calls by the tokenizer's `response_template`, which is set here where TRL does not know the
-        chat template and calls are written between `<tool_call>` tags.
+        TRL's loop reads calls by the tokenizer's `response_template`, which is set here if TRL does not know the chat
+        template
+        and calls are written between `<tool_call>` tags.
 
         Raises:
-            ConfigError: a tool cannot be a method, or a task's messages hold tool calls, which a data set's column
-                cannot hold as they are.
+            ConfigError: a tool cannot be a method, or a task's messages hold tool calls, which a column cannot hold as
+                they
+                are.
         """
         return self._tool_class(own_reward=False)
 
@@ -183,9 +181,6 @@ class Spec:
 
         Its reward functions do not see the environments, so `reward_funcs` does not go with it. What the policy says
         without handing it in is not scored.
-
-        Raises:
-            ConfigError: see `environment_factory`.
         """
         return self._tool_class(answer_tool="submit_answer")
 
@@ -203,15 +198,11 @@ class Spec:
 
     @cached_property
     def reward_funcs(self) -> EnvReward:
-        """The reward function: the env's own rewards, on either road; None where the infrastructure failed."""
+        """The reward function: the env's own rewards, on either road; None if the infrastructure failed."""
         return EnvReward(frozenset(ChatRenderer(self.tokenizer).stop_token_ids))
 
     def rollout_func(self, prompts: list[Any], trainer: GRPOTrainer) -> dict[str, Any]:
         """Play one episode for each prompt with the trainer's model, or its vLLM. TRL calls it.
-
-        Args:
-            prompts: entries of the data set's column `prompt`, each `num_generations` times.
-            trainer: whose model samples.
 
         Returns:
             `prompt_ids`, `completion_ids`, `logprobs`, `env_mask`, and for the reward function `toolgym_reward` and
@@ -251,7 +242,7 @@ class Spec:
     # ------------------------------------------------------------------ one step
 
     def _jobs(self, indices: Sequence[int], trainer: GRPOTrainer) -> list[Job]:
-        """The episodes, in order. Their seeds differ by step, by call within a step, and by process."""
+        """The seeds differ by step, by call within a step, and by process."""
         training, step = bool(trainer.model.training), int(trainer.state.global_step)
         before, count = self._calls.get(training, (-1, 0))
         call = count + 1 if before == step else 0
@@ -267,7 +258,6 @@ class Spec:
         return jobs
 
     async def _play(self, jobs: Sequence[Job], sampler: Any, trainer: GRPOTrainer) -> list[Trajectory]:
-        """The trajectories of the jobs, in their order."""
         engine = await self._engine_of(sampler, trainer)
         version = str(int(trainer.state.global_step))  # TRL has brought the weights to vLLM before
         if isinstance(engine, TransformersEngine):
@@ -290,7 +280,7 @@ class Spec:
         return [by_key[job.key] for job in jobs]
 
     async def _engine_of(self, sampler: Any, trainer: GRPOTrainer) -> _SamplingEngine:
-        """An engine over a module, TRL's `VLLMGeneration` or a `Colocated`; the same one as long as that is."""
+        """Return an engine over a module, TRL's `VLLMGeneration` or a `Colocated`; the same one as long as that is."""
         if self._engines and self._engines[0][0] is not sampler:
             await self._engines.pop()[1].close()
         if not self._engines:
@@ -310,8 +300,6 @@ async def _close_all(engines: Sequence[tuple[Any, Engine]]) -> None:
 
 
 class _Given(Scheduler):
-    """Plays given jobs in order."""
-
     def __init__(self, jobs: Sequence[Job]) -> None:
         self._jobs = iter(jobs)
 
@@ -324,10 +312,9 @@ class _Given(Scheduler):
 
 @dataclass(frozen=True)
 class EnvReward:
-    """The reward function of a spec: the env's own rewards as TRL asks for them; None where the infrastructure failed.
+    """The env's own rewards as TRL asks for them; None if the infrastructure failed.
 
-    Attributes:
-        end_ids: ids that end a turn. A completion without one at its end was cut.
+    `end_ids` are those that end a turn. A completion without one at its end was cut.
     """
 
     end_ids: frozenset[int]
@@ -342,11 +329,6 @@ class EnvReward:
         log_metric: Callable[[str, float], object] = lambda name, value: None,
         **columns: Any,
     ) -> list[float | None]:
-        """Return one reward for each completion.
-
-        Raises:
-            ConfigError: they come neither from `Spec.rollout_func` nor from `Spec.environment_factory`.
-        """
         if REWARD in columns:
             rewards: list[float | None] = list(columns[REWARD])
             for reason in sorted(set(columns[STOP_REASON])):
@@ -364,11 +346,7 @@ class EnvReward:
 
 
 def _let_trl_parse(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Tell TRL how calls are written, where neither it nor the tokenizer knows.
-
-    Raises:
-        ConfigError: that is not known here either.
-    """
+    """Tell TRL how calls are written, if neither it nor the tokenizer knows."""
     if getattr(tokenizer, "response_template", None) is not None:
         return
     from trl.chat_template_utils import add_response_schema, qwen3_template
@@ -385,7 +363,7 @@ def _let_trl_parse(tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 def _answer(completion: Sequence[Mapping[str, Any]]) -> str | None:
-    """The text of the last turn; None where it was a call, or a tool's result was the last that there was room for."""
+    """Return the text of the last turn; None if it was a call, or there was room for no more than a tool's result."""
     last = completion[-1] if completion else {}
     if last.get("role") != "assistant" or last.get("tool_calls"):
         return None

@@ -27,12 +27,7 @@ T = TypeVar("T")
 
 
 def require_usable_vllm(trainer: GRPOTrainer) -> None:
-    """Check that requests can be sent to the trainer's vLLM one by one.
-
-    Raises:
-        ConfigError: several processes share a colocated vLLM, it sleeps between steps, or its answers are forced into
-            a form.
-    """
+    """Check that requests can be sent to the trainer's vLLM one by one."""
     generation = trainer.vllm_generation
     if generation.structured_outputs_regex is not None:
         raise ConfigError("rollout_func lets the policy write freely: leave vllm_structured_outputs_regex out")
@@ -49,18 +44,14 @@ def require_usable_vllm(trainer: GRPOTrainer) -> None:
 
 
 def server_engine(trainer: GRPOTrainer) -> OpenAICompatible:
-    """The engine of the mode `server`; `start` finds out what the server's log-probabilities are of."""
+    """Return the engine of the mode `server`; `start` finds out what the server's log-probabilities are of."""
     generation = trainer.vllm_generation
     url = generation.server_base_url or f"http://{generation.server_host}:{generation.server_port}"
     return OpenAICompatible(url, vocab_size=trainer.model.config.get_text_config().vocab_size)
 
 
 class Colocated:
-    """The vLLM in the trainer's process, for one call of `rollout_func`.
-
-    Args:
-        trainer: whose vLLM it is; its mode is `colocate`.
-    """
+    """The vLLM in the trainer's process, for one call of `rollout_func`."""
 
     def __init__(self, trainer: GRPOTrainer) -> None:
         self._engine = trainer.vllm_generation.llm.llm_engine
@@ -71,7 +62,7 @@ class Colocated:
         self._running: dict[str, concurrent.futures.Future[Any]] = {}
 
     def engine(self, tokenizer: PreTrainedTokenizerBase) -> CallableEngine:
-        """The engine that asks for generations; `step_until` must run meanwhile."""
+        """Return the engine that asks for generations; `step_until` must run at the same time."""
         return CallableEngine(
             self._generate,
             tokenizer=tokenizer,

@@ -19,5 +19,4 @@ class ToolgymEnv(vf.Env[ToolgymEnvConfig]):
     """One agent plays each task once."""
 
     async def run(self, task: vf.Task, agents: vf.Agents) -> None:
-        """Play the task. verifiers calls it."""
         await agents.agent.run(task)

@@ -1,7 +1,7 @@
 """`ToolgymHarness`: plays an episode of an env against verifiers' interception server, which keeps the tokens.
 
 The contract is that of verifiers 0.4.0 (`verifiers/v1/harness.py`): the loop may run in the env server's own process
-where each request goes through the address that `launch` is given.
+if each request goes through the address that `launch` is given.
 """
 
 from __future__ import annotations
@@ -65,12 +65,7 @@ class ToolgymHarness(vf.Harness[ToolgymHarnessConfig]):
         data: vf.TaskData,
         **_: Any,
     ) -> vf.ProgramResult:
-        """Play one episode. verifiers calls it.
-
-        Raises:
-            ConfigError: the task is of another taskset, or an option of its env is wrong.
-            EpisodeFailedError: something broke the episode off; names the failure.
-        """
+        """Play one episode; raises EpisodeFailedError if something broke it off."""
         if not isinstance(data, ToolgymData):
             raise ConfigError(
                 f"the harness 'toolgym-v1' plays tasks of the taskset 'toolgym-v1', got {type(data).__name__}"

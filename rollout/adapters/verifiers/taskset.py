@@ -51,20 +51,17 @@ class ToolgymData(vf.TaskData):
     """One task, as it goes to the env server."""
 
     env: str
-    """The env's id."""
     env_kwargs: dict[str, Any] = Field(default_factory=dict)
-    """For `toolgym.make`."""
     row: dict[str, Any]
     """The task as a row in verl's shape, whole."""
 
     @classmethod
     def of(cls, task: Task, env: str, env_kwargs: Mapping[str, Any] | None = None) -> ToolgymData:
-        """A task of an env."""
         prompt = [typed_message(message) for message in task.messages]
         return cls(id=task.id or None, prompt=prompt, env=env, env_kwargs=dict(env_kwargs or {}), row=task.to_row())
 
     def task(self) -> Task:
-        """The task, under the system prompt that verifiers may have set."""
+        """Return the task, under the system prompt that verifiers may have set."""
         messages = list(self.row["prompt"])
         if self.system_prompt is not None:
             messages = [message for message in messages if message["role"] != "system"]
@@ -77,11 +74,7 @@ class ToolgymTask(vf.Task[ToolgymData, vf.State, vf.TaskConfig]):
 
     @vf.reward
     async def reward(self, trace: vf.Trace) -> float:
-        """Return what the env gave.
-
-        Raises:
-            ConfigError: the episode was not played to its end, so that verifiers drops it.
-        """
+        """Return the env's reward; raises ConfigError without one, so that verifiers drops the episode."""
         reward = trace.info.get(REWARD)
         if reward is None:
             raise ConfigError(
@@ -92,20 +85,14 @@ class ToolgymTask(vf.Task[ToolgymData, vf.State, vf.TaskConfig]):
 
 
 class ToolgymTaskset(vf.Taskset[ToolgymTask, ToolgymTasksetConfig]):
-    """The tasks of an env, in a fixed order; without end where the env makes its tasks itself."""
+    """The tasks of an env, in a fixed order; without end if the env makes its tasks itself."""
 
     @property
     def INFINITE(self) -> bool:
-        """Whether the tasks have no end."""
         return self._source.size is None
 
     def load(self) -> Iterator[ToolgymTask]:
-        """Give the tasks one by one.
-
-        Raises:
-            ConfigError: no env is named, or its tasks cannot be read.
-            UnknownNameError: there is no such env, file or split; names the nearest one.
-        """
+        """Yield the tasks; raises ConfigError or UnknownNameError if there is no such env, file or split."""
         size = self._source.size
         for index in itertools.count() if size is None else range(size):
             task = self._source.task(index)
@@ -136,7 +123,7 @@ def _own_tasks(factory: EnvFactory) -> TaskSource:
 
 
 def typed_message(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message as verifiers types it: each call flat, its arguments as JSON text."""
+    """Return a message as verifiers types it: each call flat, its arguments as JSON text."""
     typed = {**message}
     if "tool_calls" in message:
         typed["tool_calls"] = [

@@ -37,15 +37,12 @@ def to_trace(trajectory: Trajectory) -> vf.Trace:
 
     A turn's node has the tokens since the turn before, with the mask False, and then the turn's own, with the mask
     True and a log-probability each. The messages between turns are nodes without tokens, as verifiers has them for
-    templates that it cannot take apart. What a context policy made of the messages is not in a trajectory, so its
-    sequences begin with a turn. The payload `sampling_mask` is kept; weight versions, rewards of turns and other
-    payloads have no place in a trace.
-
-    Args:
-        trajectory: for one that is not usable, `ok` is False, so that prime-rl leaves it out.
+    templates that it cannot take apart; sequences that a context policy began start with a turn. The payload
+    `sampling_mask` is kept; weight versions, rewards of turns and other payloads have no place in a trace. `ok` is
+    False
+    for a trajectory that is not usable, so that prime-rl leaves it out.
 
     Raises:
-        ConfigError: something else than a trajectory was given.
         BatchError: the turns tell of other tokens than the sequences hold.
     """
     [trajectory] = require_trajectories([trajectory])
@@ -124,7 +121,7 @@ def _add_branches(trace: vf.Trace, trajectory: Trajectory) -> None:
 
 
 def _runs(sequence: TokenSequence) -> Iterator[tuple[list[int], Segment]]:
-    """The policy's segments, those that follow each other joined, each with the ids before it; last what is behind."""
+    """Yield the policy's segments, adjacent ones joined, each with the ids before it; last what is behind them."""
     before = sequence.prompt_ids.tolist()
     for is_policy, segments in itertools.groupby(sequence.segments, lambda segment: segment.is_policy):
         joined = Segment.merge(list(segments))
@@ -137,8 +134,6 @@ def _runs(sequence: TokenSequence) -> Iterator[tuple[list[int], Segment]]:
 
 
 class _Branch:
-    """One branch of a trace as it grows."""
-
     def __init__(self, trace: vf.Trace) -> None:
         self._trace = trace
         self._last: int | None = None

@@ -24,11 +24,11 @@ def grpo_advantage(
     keys: Sequence[str] | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """verl's GRPO advantage and returns, where a group's mean and deviation are those of its episodes that count.
+    """Compute verl's GRPO advantage and returns, with a group's mean and deviation of the episodes that count only.
 
     A row without a trained token is an episode that failed: verl has to be given some reward of it, and 0 would pull
     the others' up. An episode of several rows enters once, with its last one, as in verl's own `grpo`, and all of them
-    get its advantage. Where every row is an episode with a trained token, this is verl's `grpo` to the bit.
+    get its advantage. If every row is an episode with a trained token, this is verl's `grpo` to the bit.
 
     Args:
         token_level_rewards: float32 `[batch, response]`.
@@ -59,10 +59,7 @@ def grpo_advantage(
 
 
 def with_keys(compute: Callable[..., Any]) -> Callable[..., Any]:
-    """verl's `compute_advantage_for_multi_trajectories`, which gives `toolgym_grpo` the keys of the rows, too.
-
-    verl counts an episode's rows once for its own `grpo` alone; a custom estimator does not learn whose they are.
-    """
+    """Wrap verl's `compute_advantage_for_multi_trajectories`, which tells no custom estimator whose the rows are."""
 
     @functools.wraps(compute)
     def computed(data: Any, batch_keys: Sequence[str], adv_estimator: Any, **settings: Any) -> Any:

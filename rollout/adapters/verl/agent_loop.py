@@ -23,7 +23,6 @@ with needs("verl", "An agent loop of verl"):
     from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 
 _log = logging.getLogger("toolgym.rollout.adapters.verl")
-"""Gets a warning for each episode that failed."""
 
 _VERLS = ("trainer_config", "server_manager", "tokenizer", "processor", "dataset_cls", "data_config", "hf_model_type")
 """What verl gives to every agent loop, beside what the loop's own entry in the configuration says."""
@@ -37,13 +36,6 @@ class ToolgymAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl has no type
 
     Options come from `actor_rollout_ref.rollout.custom.toolgym`, and from the loop's entry in the file
     `actor_rollout_ref.rollout.agent.agent_loop_config_path`, which has the last word; see `LoopOptions`.
-
-    Args:
-        trainer_config, server_manager, tokenizer, data_config: verl's.
-        options: verl's further arguments, which are not used, and the options.
-
-    Raises:
-        ConfigError: an option is unknown or of the wrong kind.
     """
 
     def __init__(
@@ -64,16 +56,12 @@ class ToolgymAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl has no type
         self._template_kwargs = _plain(data.get("apply_chat_template_kwargs") or {})
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> AgentLoopOutput | list[AgentLoopOutput]:
-        """Play one row.
-
-        Args:
-            sampling_params: verl's.
-            row: see `task_of_row`; besides, `uid`, `session_id`, `index`, `global_steps` and `priority` where verl has
-                them.
+        """Play one row; see `task_of_row`. The V1 trainer's have a `session_id`.
 
         Returns:
-            The trajectory as verl's output. For the V1 trainer, which numbers sessions, a list where the trajectory has
-            several sequences, or where it failed and `failed="drop"` (an empty one).
+            The trajectory as verl's output. For the V1 trainer a list if the trajectory has several sequences, or an
+            empty one
+            if it failed and `failed="drop"`.
 
         Raises:
             ConfigError: the row has another shape, no env has the id, or the trainer takes one row for each episode
@@ -158,11 +146,9 @@ def to_output(
 ) -> AgentLoopOutput:
     """Return a row as verl's `AgentLoopOutput`.
 
-    Args:
-        row: the row.
-        metrics: verl's; None: empty ones.
-        logprobs: whether to hand the log-probs over. verl wants them of all rows of a batch, or of none.
-        experts: routed experts, `[tokens, layers, experts]`, from the prompt's first token on.
+    verl wants log-probs of all rows of a batch, or of none. `experts` are `[tokens, layers, experts]`, from the
+    prompt's
+    first token on.
     """
     sequence = row.sequence
     tokens = len(sequence.prompt_ids) + sequence.response_tokens
@@ -199,12 +185,12 @@ def _warn(estimator: str, failed: str, several_sequences: bool) -> None:
 
 
 def _priority(row: Mapping[str, Any]) -> dict[str, int]:
-    """verl's number of the row in its batch, by which vLLM orders requests; 0 is what it takes without."""
+    """Return verl's number of the row in its batch, by which vLLM orders requests; 0 is what it takes without."""
     return {"priority": int(row["priority"])} if row.get("priority") else {}
 
 
 def _count(value: Any) -> int:
-    """A number of verl's, or 0 where it has none or another name (an `index` may be a text)."""
+    """Return a number of verl's, or 0 if it has none or another name (an `index` may be a text)."""
     try:
         return max(int(value), 0)
     except (TypeError, ValueError):
@@ -212,5 +198,4 @@ def _count(value: Any) -> int:
 
 
 def _plain(value: Any) -> Any:
-    """A value of the configuration as dicts and lists."""
     return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value

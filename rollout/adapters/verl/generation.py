@@ -19,19 +19,13 @@ _REASONS = {
 
 
 class VerlGenerate:
-    """Generates the turns of one episode with verl's `LLMServerClient`.
-
-    Args:
-        client: verl's `server_manager`.
-        sampling: verl's `sampling_params`; sent with each turn, with that turn's `max_tokens` and `stop_token_ids`.
-        request_id: the same for all turns, so that one server has the prefix in its cache.
-        further: further keyword arguments of the client's `generate`.
+    """Generates the turns of one episode with verl's `LLMServerClient`; one `request_id` keeps them on one server.
 
     Attributes:
-        first_step: version of the weights that the first token was sampled with; None where the server does not say.
+        first_step: version of the weights that the first token was sampled with; None if the server does not say.
         last_step: version of those of the last token, likewise.
-        num_preempted: how often the server put the episode's requests off; -1 where it does not say.
-        routed_experts: those of the last turn, which are of all tokens up to it; None where the server sends none.
+        num_preempted: how often the server put the episode's requests off; -1 if it does not say.
+        routed_experts: those of the last turn, which are of all tokens up to it; None if the server sends none.
     """
 
     def __init__(
@@ -45,11 +39,7 @@ class VerlGenerate:
         self.routed_experts: Any = None
 
     async def __call__(self, request: GenerationRequest) -> Mapping[str, Any]:
-        """Generate one turn. Without verl's `calculate_log_probs` no log-probs come back, and each stands as 0.
-
-        Raises:
-            EngineError: the server returned no tokens, or too few log-probs.
-        """
+        """Generate one turn. Without verl's `calculate_log_probs` no log-probs come back, and each stands as 0."""
         params = request.params
         sampling = {
             **self._sampling,
@@ -76,7 +66,7 @@ class VerlGenerate:
         return answer
 
     def steps(self, otherwise: int | None) -> tuple[int | None, int | None]:
-        """The versions of the weights of the first and of the last token; `otherwise` where the server does not say."""
+        """Return the weights' versions at the first and the last token; `otherwise` if the server does not say."""
         first, last = self.first_step, self.last_step
         return otherwise if first is None else first, otherwise if last is None else last
 

@@ -1,11 +1,8 @@
 """`ToolgymManager`: a whole agent loop manager for verl's V1 trainer, with one process of ours on each node.
 
-verl starts all episodes of a step at once, in as many processes as `agent.num_workers` says, and each of them has a
-sandbox of its own. Here a node has one process, so that its sandbox knows what the node bears; episodes wait for their
-turn, and those of a group are played together: one that fails is played again, so that the group stays whole.
-
-The contract is that of `TaskRunnerV1.init_agent_loop_manager` (verl 0.9.1, `verl/trainer/main_ppo.py`): `create`, and a
-`generate_sequences` that does not wait, whose rows go to the TransferQueue.
+verl's own starts all episodes of a step at once, in many processes with a sandbox each. Here a node has one process,
+so that its sandbox knows what the node bears; episodes wait for their turn, and one that fails is played again, so that
+its group stays whole. (Source: `TaskRunnerV1.init_agent_loop_manager` of verl 0.9.1, `verl/trainer/main_ppo.py`.)
 """
 
 from __future__ import annotations
@@ -39,7 +36,7 @@ class ToolgymManager:
     """Plays the prompts that verl's V1 trainer submits; name it in `rollout.agent.agent_loop_manager_class`.
 
     Options come from `actor_rollout_ref.rollout.custom.toolgym_manager`, see `ManagerOptions`; those of the loops from
-    where `ToolgymAgentLoop` reads them. Make it with `create`.
+    where `ToolgymAgentLoop` reads them.
     """
 
     def __init__(self, workers: Sequence[Any]) -> None:
@@ -51,17 +48,9 @@ class ToolgymManager:
     async def create(
         cls, config: Any, llm_client: Any, teacher_client: Any = None, reward_loop_worker_handles: Any = None
     ) -> Self:
-        """Start the processes, one on each node that has CPUs.
+        """Start the processes, one on each node that has CPUs; raises TimeoutError if they do not start in time.
 
-        Args:
-            config: verl's whole configuration.
-            llm_client: verl's client of its LLM servers.
-            teacher_client: refused: distillation is not supported.
-            reward_loop_worker_handles: not used: the env gives the rewards.
-
-        Raises:
-            ConfigError: an option is unknown or of the wrong kind, or there is a teacher.
-            TimeoutError: the processes did not start in time.
+        The env gives the rewards, so verl's `reward_loop_worker_handles` are not used.
         """
         if teacher_client is not None:
             raise ConfigError("ToolgymManager has no distillation: set distillation.enabled=False")
@@ -80,9 +69,6 @@ class ToolgymManager:
 
     def generate_sequences(self, prompts: TensorDict) -> None:
         """Hand prompts to the processes, in turn, and return at once. Each becomes a group in the TransferQueue.
-
-        Args:
-            prompts: what verl's V1 trainer submits.
 
         Raises:
             ConfigError: it is the batch of verl's V0 trainer; or one of the prompts before had another shape than
@@ -115,11 +101,7 @@ class ManagerWorker:
         """Return once the process has started."""
 
     async def play(self, row: dict[str, Any]) -> None:
-        """Play a prompt's episodes and put their rows into the queue, as they end.
-
-        Raises:
-            ConfigError: the row has another shape, or names a loop that is none of ours; the group is a failure.
-        """
+        """Play a prompt's episodes and put their rows into the queue, as they end."""
         validate, do_sample = bool(row.pop("validate", False)), row.pop("__do_sample__", True)
         values = self._rollout.val_kwargs if validate else self._rollout
         size = int(row.pop("__rollout_n__", values.n))
@@ -165,7 +147,7 @@ class ManagerWorker:
         await group.put(rows)
 
     def _loop(self, name: str) -> ToolgymAgentLoop:
-        """The loop of a name; one serves all episodes, since it keeps nothing of them."""
+        """Return the loop of a name; one serves all episodes, since it keeps nothing of them."""
         if name not in self._loops:
             entry = _agent_loop_registry.get(name)
             if entry is None:
@@ -187,7 +169,6 @@ class ManagerWorker:
 
 
 def manager_options(config: Any) -> ManagerOptions:
-    """Read the manager's options in verl's configuration; see `ManagerOptions` for errors."""
     custom = config.actor_rollout_ref.rollout.get("custom") or {}
     options = custom.get("toolgym_manager") or {}
     if OmegaConf.is_config(options):

@@ -21,10 +21,6 @@ class LoopOptions(EpisodeSettings):
     Attributes:
         failed: what becomes of an episode that failed: `mask` (a row whose mask is 0), or `drop` (no row; the V1
             trainer only).
-
-    Raises:
-        ConfigError: a value is of the wrong kind or unknown.
-        UnknownArgumentError: there is no such option; names the nearest one.
     """
 
     env: str = "CodeInterpreter-v0"
@@ -49,16 +45,12 @@ class LoopOptions(EpisodeSettings):
 @named_fields
 @dataclass(frozen=True, kw_only=True)
 class ManagerOptions:
-    """Settings of `ToolgymManager`.
+    """Settings of `ToolgymManager`; an unknown one raises UnknownArgumentError, which names the nearest.
 
     Attributes:
         workers_per_node: processes that play episodes on each node. Each has a sandbox of its own.
         max_concurrent: most episodes that one of them plays at once; the others wait for their turn.
         attempts: how often an episode is played, in all, while it fails.
-
-    Raises:
-        ConfigError: a number is not a whole one of at least 1.
-        UnknownArgumentError: there is no such option; names the nearest one.
     """
 
     workers_per_node: int = 1

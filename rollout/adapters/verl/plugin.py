@@ -1,11 +1,9 @@
 """verl's plugin: makes `agent_name: toolgym_agent` and `adv_estimator: toolgym_grpo` exist wherever verl is imported.
 
-verl imports this module, an entry point of the group `verl.plugins`, while `import verl` runs, in every process, Ray's
-workers included. It must cost nothing there, so it imports no module of verl: it waits until verl itself imports the
-one that holds the registry, and writes its name into it then. What is registered is imported when it is first used.
-Three functions of verl's are wrapped likewise, since there is no registry for them: see `advantage.with_keys` and
-`validation.without_failures`, and its search for tool classes finds the successors of those that it had until 0.8.
-Without rows or names of ours they do what they did.
+verl imports this entry point of the group `verl.plugins` while `import verl` runs, in every process. It must cost
+nothing there, so it imports no module of verl: it waits until verl itself imports the one that holds the registry, and
+writes its name into it then. What is registered is imported when it is first used. Three functions without a registry
+are wrapped likewise; without rows or names of ours they do what they did.
 
 verl hides what a plugin raises (`verl/__init__.py`, a debug message), so a failure is a warning here.
 """

@@ -16,12 +16,8 @@ from toolgym.tools.errors import ConfigError
 class VerlRow:
     """One sequence as a row of verl's, without padding.
 
-    Attributes:
-        sequence: with at least one token in prompt and response: verl has no row without a response (its reward would
-            land in another row's place). The response of a masked row is the env's.
-        reward: of the whole episode; 0 if it is not usable.
-        num_turns: messages as verl counts them: the policy's turns, the observations, and the prompt.
-        extra_fields: see `extra_fields`.
+    verl has no row without a response (its reward would land in another row's place), so there is at least one token in
+    prompt and response. It counts as `num_turns` the policy's turns, the observations, and the prompt.
     """
 
     sequence: TokenSequence
@@ -38,20 +34,14 @@ def rows_of(
     prompt_length: int | None = None,
     global_steps: tuple[int | None, int | None] | None = None,
 ) -> list[VerlRow]:
-    """Return the rows of a trajectory, one for each sequence with tokens of the policy, and at least one.
-
-    An episode that is not usable is one row whose mask is 0 throughout.
+    """Return a row for each sequence with tokens of the policy; for an episode that is not usable one whose mask is 0.
 
     Args:
         trajectory: the trajectory.
         response_length: tokens of a response that are kept; what the runner's own limits allow is never more.
         pad_token_id: what a missing prompt or response is filled with.
-        prompt_length: most tokens of a prompt; None: any number.
-        global_steps: the first and last version of the weights; None: as the tokens' weight versions say, if they are
-            numbers.
-
-    Raises:
-        ConfigError: the prompt of a sequence is too long; names the trajectory.
+        prompt_length: most tokens of a prompt, above which it raises ConfigError; None: any number.
+        global_steps: the first and last version of the weights; None: see `versions_of`.
     """
     rows = TrainerRow.all_of(trajectory, "verl", several=True)
     masked = not rows
@@ -81,11 +71,7 @@ def rows_of(
 
 
 def extra_fields(trajectory: Trajectory, global_steps: tuple[int | None, int | None] | None = None) -> dict[str, Any]:
-    """Return further fields of a row, with the same keys for every trajectory.
-
-    `turn_scores` and `tool_rewards` are where verl keeps the rewards of turns and of tool calls, `reward_extra_info` is
-    what it logs of validation, and `min_global_steps` and `max_global_steps` are how stale the row is.
-    """
+    """Return further fields of a row, with the same keys for every trajectory."""
     first, last = global_steps or versions_of(trajectory)
     return {
         "turn_scores": [0.0 if turn.reward is None else float(turn.reward) for turn in trajectory.turns],

@@ -27,10 +27,10 @@ from toolgym.tools.concurrency.event_loop_thread import EventLoopThread
 from toolgym.tools.errors import ConfigError, RemoteSessionError, shorten
 
 URL_VARIABLE = "TOOLGYM_SESSIONS_URL"
-"""Environment variable with the servers' addresses, with commas between them, where `base_url` is not given."""
+"""Environment variable with the servers' addresses, with commas between them, for a missing `base_url`."""
 
 TOKEN_VARIABLE = "TOOLGYM_SESSIONS_TOKEN"
-"""Environment variable with the servers' token, where `token` is not given."""
+"""Environment variable with the servers' token, for a missing `token`."""
 
 OnFailure = Literal["raise", "mark"]
 
@@ -59,9 +59,7 @@ async def compute_score_async(
     """Return what a session server says that an episode is worth. verl's managers await it: it is a coroutine function.
 
     Args:
-        data_source: not used; nor are the next two.
-        solution_str: the response as text.
-        ground_truth: of the row.
+        data_source: not used; nor are `solution_str` and `ground_truth`.
         extra_info: of the row, with the session's id.
         base_url: addresses of the servers; None: those of `URL_VARIABLE`.
         token: bearer token for them; None: that of `TOKEN_VARIABLE`, if it is set.
@@ -69,10 +67,9 @@ async def compute_score_async(
             score of 0 with `infra_failure` 1, which the trainer then sees as a 0.
         timeout: seconds that a server may take.
         patience: seconds beyond that until the call is given up, all its attempts together.
-        further: what verl passes besides, not used.
 
     Returns:
-        `score` and `acc` (the reward), `f2p_count`, `f2p_total` (0 where the server does not say) and `infra_failure`:
+        `score` and `acc` (the reward), `f2p_count`, `f2p_total` (0 if the server does not say) and `infra_failure`:
         always the same keys, as verl demands it.
 
     Raises:
@@ -106,7 +103,7 @@ def compute_scores(
     extra_infos: Sequence[Mapping[str, Any]],
     **kwargs: Any,
 ) -> list[dict[str, float]]:
-    """As `compute_score` for many at the same time: for verl's `BatchRewardManager`, which calls it so."""
+    """Do as `compute_score` for many at the same time: for verl's `BatchRewardManager`, which calls it so."""
 
     async def gather() -> list[dict[str, float]]:
         rows = zip(data_sources, solution_strs, ground_truths, extra_infos, strict=True)
@@ -121,11 +118,7 @@ def compute_scores(
 
 
 def session_id(extra_info: Mapping[str, Any]) -> int:
-    """Return the id of the session that an episode had, of `sid` or `sids`: numbers, their digits, arrays or tensors.
-
-    Raises:
-        ConfigError: there is none.
-    """
+    """Return the id of the session that an episode had, of `sid` or `sids`: numbers, digits, arrays or tensors."""
     for name in ("sid", "sids"):
         value: Any = extra_info.get(name)
         if hasattr(value, "tolist"):  # of NumPy or torch
@@ -154,5 +147,5 @@ def _client(base_url: str | Sequence[str] | None, token: str | None, timeout: fl
 
 @functools.cache
 def _thread(process: int) -> EventLoopThread:
-    """The event loop of a process's synchronous callers; a forked child has one of its own."""
+    """Return the event loop of a process's synchronous callers; a forked child has one of its own."""
     return EventLoopThread(name="toolgym-session-rewards")

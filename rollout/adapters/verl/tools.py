@@ -30,19 +30,11 @@ WORSE = -0.05
 _GSM8K = Gsm8kRewardTool.default_schema
 
 Answer = tuple[ToolResponse, float, dict[str, Any]]
-"""What verl's loop wants of a call: the response, its reward, its metrics."""
+"""The response, its reward, its metrics."""
 
 
 class _WrappedTool(BaseTool):  # type: ignore[misc]  # verl has no types
-    """A tool of toolgym's as one of verl's.
-
-    Args:
-        config: the options of the tool.
-        tool_schema: another name or description for the model; it must keep the arguments.
-
-    Raises:
-        ConfigError: an option is unknown or out of range.
-    """
+    """A tool of toolgym's as one of verl's. Another schema for the model must keep the arguments."""
 
     _kind: ClassVar[Callable[[dict[str, Any], dict[str, Any] | None], tools.BaseTool]]
 
@@ -67,7 +59,6 @@ class _WrappedTool(BaseTool):  # type: ignore[misc]  # verl has no types
         return ToolResponse(text=self._shown(result.text)), float(result.reward), dict(result.metrics)
 
     async def release(self, instance_id: str, **kwargs: Any) -> None:
-        """Free the instance."""
         await self._tool.release(instance_id)
 
     async def close(self) -> None:
@@ -107,11 +98,7 @@ class VerlGsm8kTool(BaseTool):  # type: ignore[misc]
     """Tells the model what its answer to a problem of GSM8K would earn; asking again without a better one costs.
 
     A row's `create_kwargs` hold `ground_truth`. The reward of a trajectory's first call is 0; that of a later one is 0
-    where its answer is better than all before, else `WORSE`.
-
-    Args:
-        config: only `type`.
-        tool_schema: another name or description for the model; it must keep the argument `answer`.
+    if its answer is better than all before, else `WORSE`.
     """
 
     def __init__(self, config: Mapping[str, Any], tool_schema: OpenAIFunctionToolSchema | None = None) -> None:
@@ -127,7 +114,6 @@ class VerlGsm8kTool(BaseTool):  # type: ignore[misc]
         create_kwargs: Mapping[str, Any] | None = None,
         **further: Any,
     ) -> tuple[str, ToolResponse]:
-        """Open an instance for a problem with this ground truth."""
         instance_id = instance_id or uuid.uuid4().hex
         self._truths[instance_id] = (create_kwargs or {}).get("ground_truth", ground_truth)
         return instance_id, ToolResponse()
@@ -135,7 +121,6 @@ class VerlGsm8kTool(BaseTool):  # type: ignore[misc]
     async def execute(
         self, instance_id: str, parameters: dict[str, Any], agent_data: Any = None, **kwargs: Any
     ) -> Answer:
-        """Score `parameters["answer"]`."""
         checked = _checked(parameters, replace(_GSM8K, name=self.name))
         if isinstance(checked, ToolCallError):
             return ToolResponse(text=checked.message), WORSE, {"status": checked.problem.value}
@@ -154,7 +139,6 @@ class VerlGsm8kTool(BaseTool):  # type: ignore[misc]
         return self._best.get(instance_id, 0.0)
 
     async def release(self, instance_id: str, **kwargs: Any) -> None:
-        """Free the instance."""
         self._truths.pop(instance_id, None)
         self._best.pop(instance_id, None)
 

@@ -36,8 +36,7 @@ def queue_rows(
         pad_token_id: what a missing prompt or response is filled with.
         global_steps: the training step that the prompt belongs to.
         columns: further fields: the prompt's row. None: `data_source` and `index`, as the trajectory has them.
-        versions: the first and last version of the weights; None: as the tokens' weight versions say, where they are
-            numbers, else `global_steps`.
+        versions: the first and last version of the weights; None: as the tokens say, else `global_steps`.
         num_preempted: how often the server put requests off; -1: not known.
         routed_experts: `[tokens, layers, experts]` of a trajectory of one sequence; None: not kept.
         logprobs: whether to give `rollout_log_probs`. verl wants them in all rows, or in none.
@@ -94,7 +93,7 @@ def _fields(row: VerlRow, logprobs: bool) -> dict[str, Any]:
 
 
 def _of_all_tokens(experts: Any, tokens: int) -> torch.Tensor:
-    """Experts for all tokens of a row: 0 for those behind the last that the engine sampled, which it did not see."""
+    """Return experts for all tokens of a row: 0 for those behind the last sampled one, which the engine did not see."""
     known = torch.as_tensor(experts, dtype=torch.int16)[:tokens]
     padded = known.new_zeros((tokens, *known.shape[1:]))
     padded[: len(known)] = known

@@ -11,11 +11,11 @@ _OF_REWARD = ("acc", "reward", "score")
 
 
 def without_failures(process: Callable[..., Any]) -> Callable[..., Any]:
-    """verl's `process_validation_metrics`, without the rewards of our episodes that do not count.
+    """Wrap verl's `process_validation_metrics`, which leaves None out, to see our failed episodes' rewards as None.
 
-    verl leaves a None out, but a row's `rm_scores` are 0 there, DAPO's filter wants a number as `acc`, and the V1
-    trainer puts a 0 in for each episode without an `acc` (`expected_acc_counts`). Rows of other loops, which
-    lack `acc_counted`, stay as they are.
+    A row's `rm_scores` are 0 there, DAPO's filter wants a number as `acc`, and the V1 trainer puts a 0 in for each
+    episode
+    without an `acc` (`expected_acc_counts`). Rows of other loops, which lack `acc_counted`, stay as they are.
     """
 
     @functools.wraps(process)
