@@ -10,19 +10,19 @@ from __future__ import annotations
 import copy
 import json
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from toolgym.envs.base import BaseEnv
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import Blame, EpisodeFailedError
-from toolgym.rollout.adapters.episode_settings import run_config_of, sampling_from
+from toolgym.rollout.adapters.episode_settings import EpisodeSettings
 from toolgym.rollout.adapters.task_rows import labelled_task
 from toolgym.rollout.adapters.trainer_row import TrainerRow
 from toolgym.rollout.adapters.versions import needs
 from toolgym.rollout.engines.base import GenerationRequest
-from toolgym.rollout.runner.config import RunConfig
+from toolgym.rollout.episode.config import require_one_sequence
 from toolgym.rollout.runner.envs.env_factory import EnvFactory
 from toolgym.rollout.runner.run_episode import run_episode
 from toolgym.rollout.trajectory.failures import not_trainable_error
@@ -38,39 +38,36 @@ if TYPE_CHECKING:
 log = logging.getLogger("toolgym.rollout.adapters.openrlhf")
 
 
-@named_keywords
 def agent_executor(
     env: str | Callable[[], BaseEnv] | EnvFactory,
     *,
     env_kwargs: Mapping[str, Any] | None = None,
-    max_new_tokens: int | None = None,
-    config: RunConfig | None = None,
     attempts: int = 3,
+    **settings: Any,
 ) -> type[AgentExecutorBase]:
     """Return the class `AgentExecutor` of an agent file: it plays one episode for each sample.
 
-    OpenRLHF has no place for a sample that does not count, so an episode that something broke off is played again.
+    OpenRLHF has no place for a sample that does not count, so an episode that something broke off is played again. One
+    turn may have `max_new_tokens`, or all that is left of `--rollout.max_new_tokens`, which bounds the whole response,
+    the env's tokens included, and of `--data.max_len`, which bounds prompt and response.
 
     Args:
         env: an env id, or a function that makes an env.
         env_kwargs: for `toolgym.make`, when `env` is an id.
-        max_new_tokens: most tokens of one turn; None: all that is left of `--rollout.max_new_tokens`, which bounds the
-            whole response, the env's tokens included, and of `--data.max_len`, which bounds prompt and response.
-        config: see `RunConfig`; its `sampling` is not used.
         attempts: how often an episode is begun before its failure stops the trainer.
+        settings: the others of `EpisodeSettings`.
 
     Raises:
         UnknownNameError: no env has that id; names the nearest one.
-        ConfigError: an argument is of the wrong kind, or the config asks for what OpenRLHF has no row for.
+        ConfigError: an argument is of the wrong kind, or asks for what OpenRLHF has no row for.
         MissingExtraError: OpenRLHF is not installed, or too old.
     """
     with needs("openrlhf", "An agent for OpenRLHF"):
         from openrlhf.utils.agent import AgentExecutorBase
-    config = run_config_of(config, "OpenRLHF")
-    if max_new_tokens is not None:
-        require_whole_number("max_new_tokens", max_new_tokens, at_least=1)
+    episode = EpisodeSettings(**settings)
+    require_one_sequence(episode.run_config(), "OpenRLHF")
     require_whole_number("attempts", attempts, at_least=1)
-    player = _Player(EnvFactory.of(env, env_kwargs), config, max_new_tokens, attempts)
+    factory = EnvFactory.of(env, env_kwargs)
 
     class AgentExecutor(AgentExecutorBase):  # type: ignore[misc]  # OpenRLHF has no types
         async def execute(
@@ -85,8 +82,18 @@ def agent_executor(
         ) -> dict[str, Any]:
             if images:
                 raise ConfigError(f"the sample has images, which the episode would not see: {shorten(repr(images))}")
-            engine = _Turns(llm_engine, sampling_params)
-            trajectory = await player.play(task_of(prompt, label, hf_tokenizer), engine, max_length, hf_tokenizer)
+            response = max_length if sampling_params.max_tokens is None else sampling_params.max_tokens
+            task = task_of(prompt, label, hf_tokenizer)
+            play = partial(
+                run_episode,
+                factory,
+                task,
+                partial(_generate, llm_engine, sampling_params),
+                tokenizer=hf_tokenizer,
+                context_length=max_length,
+                config=episode.run_config(sampling_params, response_tokens=response),
+            )
+            trajectory = await _played(play, task, attempts)
             asked = sampling_params.logprobs is not None
             return await in_thread(to_response, trajectory, prompt=prompt, label=label, logprobs=asked)
 
@@ -162,51 +169,29 @@ def to_response(trajectory: Trajectory, *, prompt: Any = "", label: Any = "", lo
     }
 
 
-class _Player:
-    def __init__(self, factory: EnvFactory, config: RunConfig, max_new_tokens: int | None, attempts: int) -> None:
-        self._factory, self._config = factory, config
-        self._max_new_tokens, self._attempts = max_new_tokens, attempts
-
-    async def play(self, task: Task, turns: _Turns, max_length: int, tokenizer: Any) -> Trajectory:
-        """Play one episode, again if something breaks it off that may be gone the next time."""
-        config = self._bounded(turns.sampling_params, max_length)
-        for attempt in range(1, self._attempts + 1):
-            trajectory = await run_episode(
-                self._factory, task, turns, tokenizer=tokenizer, context_length=max_length, config=config
-            )
-            reason = trajectory.stop_reason
-            if trajectory.usable:
-                return trajectory
-            why = shorten(str(not_trainable_error(trajectory)))
-            log.warning("attempt %s of %s: %s: %s", attempt, self._attempts, reason.value, why)
-            if reason.blame is Blame.USER:
-                break
-        raise EpisodeFailedError(
-            reason, f"the task {task.id or shorten(repr(task.messages))} cannot be played ({reason.value}): {why}"
-        )
-
-    def _bounded(self, params: Any, max_length: int) -> RunConfig:
-        response = max_length if params.max_tokens is None else params.max_tokens
-        limits = self._config.limits
-        return replace(
-            self._config,
-            sampling=sampling_from(params, min(response, self._max_new_tokens or response)),
-            limits=replace(limits, max_response_tokens=min(response, limits.max_response_tokens or response)),
-        )
+async def _played(play: Callable[[], Awaitable[Trajectory]], task: Task, attempts: int) -> Trajectory:
+    """Play one episode, again if something breaks it off that may be gone the next time."""
+    for attempt in range(1, attempts + 1):
+        trajectory = await play()
+        reason = trajectory.stop_reason
+        if trajectory.usable:
+            return trajectory
+        why = shorten(str(not_trainable_error(trajectory)))
+        log.warning("attempt %s of %s: %s: %s", attempt, attempts, reason.value, why)
+        if reason.blame is Blame.USER:
+            break
+    raise EpisodeFailedError(
+        reason, f"the task {task.id or shorten(repr(task.messages))} cannot be played ({reason.value}): {why}"
+    )
 
 
-class _Turns:
-    """`generate` of an episode: OpenRLHF's actor around vLLM."""
-
-    def __init__(self, llm_engine: Any, sampling_params: Any) -> None:
-        self._llm_engine, self.sampling_params = llm_engine, sampling_params
-
-    async def __call__(self, request: GenerationRequest) -> dict[str, Any]:
-        params = copy.deepcopy(self.sampling_params)
-        params.max_tokens = request.params.max_new_tokens
-        params.stop_token_ids = list(request.params.stop_token_ids)
-        params.logprobs = 1  # of what was sampled; an episode records them whether OpenRLHF wants them or not
-        answer = (await self._llm_engine.generate(list(request.prompt_ids), params)).outputs[0]
-        token_ids = list(answer.token_ids)
-        logprobs = [at[token].logprob for token, at in zip(token_ids, answer.logprobs, strict=True)]
-        return {"token_ids": token_ids, "logprobs": logprobs, "finish_reason": answer.finish_reason}
+async def _generate(llm_engine: Any, sampling_params: Any, request: GenerationRequest) -> dict[str, Any]:
+    """Generate a turn with OpenRLHF's actor around vLLM."""
+    params = copy.deepcopy(sampling_params)
+    params.max_tokens = request.params.max_new_tokens
+    params.stop_token_ids = list(request.params.stop_token_ids)
+    params.logprobs = 1  # of what was sampled; an episode records them whether OpenRLHF wants them or not
+    answer = (await llm_engine.generate(list(request.prompt_ids), params)).outputs[0]
+    token_ids = list(answer.token_ids)
+    logprobs = [at[token].logprob for token, at in zip(token_ids, answer.logprobs, strict=True)]
+    return {"token_ids": token_ids, "logprobs": logprobs, "finish_reason": answer.finish_reason}

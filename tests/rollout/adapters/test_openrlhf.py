@@ -17,11 +17,11 @@ from tests.rollout.adapters.slime_router_stand_in import CALL, call_then_answer
 from toolgym.cli.app import main
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import EpisodeFailedError, StopReason
-from toolgym.rollout import RunConfig, Trajectory
+from toolgym.rollout import Trajectory
 from toolgym.rollout.adapters.openrlhf import agent_executor, task_of, to_response
 from toolgym.rollout.tokens.context_policies import CutToolResults, KeepToolResults
 from toolgym.rollout.trajectory import Segment, TokenSequence
-from toolgym.tools.errors import BatchError, ConfigError, MissingExtraError
+from toolgym.tools.errors import BatchError, ConfigError, MissingExtraError, UnknownArgumentError
 
 PROMPT = "What is 2*3?"
 ROW = {"prompt": [{"role": "user", "content": PROMPT}], "reward_model": {"style": "rule", "ground_truth": "6"}}
@@ -212,9 +212,11 @@ def test_what_openrlhf_has_no_row_for_is_refused_at_once(monkeypatch):
     monkeypatch.setitem(sys.modules, "openrlhf.utils", types.ModuleType("openrlhf.utils"))
     monkeypatch.setitem(sys.modules, "openrlhf.utils.agent", types.SimpleNamespace(AgentExecutorBase=object))
     with pytest.raises(ConfigError, match="history"):
-        agent_executor("CodeInterpreter-v0", config=RunConfig(history="template"))
+        agent_executor("CodeInterpreter-v0", history="template")
     with pytest.raises(ConfigError, match="OpenRLHF takes one row for each episode.*context=.KeepToolResults"):
-        agent_executor("CodeInterpreter-v0", config=RunConfig(context=[CutToolResults(64), KeepToolResults(1)]))
-    agent_executor("CodeInterpreter-v0", config=RunConfig(context=CutToolResults(64)))
+        agent_executor("CodeInterpreter-v0", context=[CutToolResults(64), KeepToolResults(1)])
+    agent_executor("CodeInterpreter-v0", context=CutToolResults(64))
     with pytest.raises(ConfigError, match="attempts"):
         agent_executor("CodeInterpreter-v0", attempts=0)
+    with pytest.raises(UnknownArgumentError, match="max_new_tokens"):
+        agent_executor("CodeInterpreter-v0", max_new_token=9)
