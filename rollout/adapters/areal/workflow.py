@@ -7,23 +7,23 @@ import uuid
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import EpisodeFailedError
 from toolgym.rollout.adapters.areal.tensors import to_tensors
-from toolgym.rollout.adapters.episode_settings import run_config_of, sampling_from
+from toolgym.rollout.adapters.episode_settings import EpisodeSettings, sampling_from
 from toolgym.rollout.adapters.versions import needs
 from toolgym.rollout.engines.base import FinishReason, Generation, GenerationRequest
+from toolgym.rollout.episode.config import require_one_sequence
 from toolgym.rollout.models.tokenizer import load_tokenizer
-from toolgym.rollout.runner.config import RunConfig
 from toolgym.rollout.runner.envs.env_factory import EnvFactory
 from toolgym.rollout.runner.run_episode import run_episode
 from toolgym.rollout.trajectory.failures import not_trainable_error
 from toolgym.rollout.trajectory.trajectory import Trajectory
 from toolgym.tools.concurrency.blocking import in_thread
 from toolgym.tools.errors import ConfigError, shorten
-from toolgym.tools.keywords import named_keywords
 
 with needs("areal", "A workflow of AReaL"):
     from areal import workflow_context
@@ -48,15 +48,14 @@ class ToolgymWorkflow(RolloutWorkflow):  # type: ignore[misc]  # AReaL has no ty
         gconfig: AReaL's sampling; `max_new_tokens` bounds one turn, `max_tokens` prompt and response together.
         tokenizer: the model's, or its folder or hub name.
         env_kwargs: for `toolgym.make`, when `env` is an id.
-        config: see `RunConfig`; its `sampling` is not used.
         several_rows: see `to_tensors`.
+        settings: the others of `EpisodeSettings`.
 
     Raises:
         UnknownNameError: no env has that id; names the nearest one.
         ConfigError: an argument is of the wrong kind, or `gconfig` asks for what does not go with exact tokens.
     """
 
-    @named_keywords
     def __init__(
         self,
         env: Any,
@@ -64,15 +63,20 @@ class ToolgymWorkflow(RolloutWorkflow):  # type: ignore[misc]  # AReaL has no ty
         gconfig: GenerationHyperparameters,
         tokenizer: PreTrainedTokenizerBase | str,
         env_kwargs: Mapping[str, Any] | None = None,
-        config: RunConfig | None = None,
         several_rows: bool = False,
+        **settings: Any,
     ) -> None:
-        self._config = run_config_of(config, None if several_rows else "AReaL without several_rows")
-        for name in ("stop", "use_beam_search", "ignore_eos"):
+        for name in ("use_beam_search", "ignore_eos"):
             if getattr(gconfig, name):
                 raise ConfigError(
                     f"gconfig.{name} must be left out, got {getattr(gconfig, name)!r}: a turn ends with a stop token"
                 )
+        sampling = sampling_from(gconfig, gconfig.max_new_tokens)
+        if gconfig.greedy:
+            sampling = replace(sampling, temperature=0.0)
+        self._config = replace(EpisodeSettings(**settings).run_config(), sampling=sampling)
+        if not several_rows:
+            require_one_sequence(self._config, "AReaL without several_rows")
         self._factory = EnvFactory.of(env, env_kwargs)
         self._gconfig = gconfig
         self._tokenizer = load_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
@@ -101,38 +105,27 @@ class ToolgymWorkflow(RolloutWorkflow):  # type: ignore[misc]  # AReaL has no ty
                 self._groups.pop(group, None)
 
     async def _play(self, engine: InferenceEngine, task: Task) -> dict[str, Any] | None:
-        gconfig = self._gconfig
-        sampling = sampling_from(gconfig, gconfig.max_new_tokens)
-        if gconfig.greedy:
-            sampling = replace(sampling, temperature=0.0)
         trajectory = await run_episode(
             self._factory,
             task,
-            _Turns(engine, gconfig, self._tokenizer),
+            partial(self._generate, engine, uuid.uuid4().hex),
             tokenizer=self._tokenizer,
-            context_length=gconfig.max_tokens,
-            config=replace(self._config, sampling=sampling),
+            context_length=self._gconfig.max_tokens,
+            config=self._config,
         )
         _log(trajectory)
         # the lists of a long trajectory are not to hold up the engine's answers
         rows = await in_thread(to_tensors, trajectory, several_rows=self._several_rows)
-        if rows is None and gconfig.n_samples > 1 and not self._several_rows:
+        if rows is None and self._gconfig.n_samples > 1 and not self._several_rows:
             failure = not_trainable_error(trajectory)
             raise EpisodeFailedError(failure.stop_reason, f"a group is left out, because of one episode: {failure}")
         return rows
 
-
-class _Turns:
-    """`generate` of one episode. One `rid` for all turns keeps them on one server, for its prefix cache."""
-
-    def __init__(self, engine: InferenceEngine, gconfig: GenerationHyperparameters, tokenizer: Any) -> None:
-        self._engine, self._gconfig, self._tokenizer = engine, gconfig, tokenizer
-        self._rid = uuid.uuid4().hex
-
-    async def __call__(self, request: GenerationRequest) -> Generation:
-        answer = await self._engine.agenerate(
+    async def _generate(self, engine: InferenceEngine, rid: str, request: GenerationRequest) -> Generation:
+        """Generate a turn. One `rid` for all turns of an episode keeps them on one server, for its prefix cache."""
+        answer = await engine.agenerate(
             ModelRequest(
-                rid=self._rid,
+                rid=rid,
                 input_ids=list(request.prompt_ids),
                 gconfig=self._gconfig.new(
                     n_samples=1,

@@ -18,7 +18,7 @@ from tests.rollout.adapters import areal_stand_in
 from tests.rollout.adapters.golden import assert_golden, whole_row
 from tests.rollout.adapters.slime_router_stand_in import CALL, call_then_answer
 from toolgym.envs.types import EpisodeFailedError, StopReason
-from toolgym.rollout import EpisodeLimits, RunConfig, Trajectory
+from toolgym.rollout import Trajectory
 from toolgym.rollout.adapters.areal import to_tensors
 from toolgym.rollout.tokens.context_policies import KeepToolResults
 from toolgym.rollout.trajectory import Segment, TokenSequence
@@ -109,8 +109,8 @@ async def test_what_something_broke_off_is_rejected(areal, tokenizer):
     broken = Engine(tokenizer, lambda seen: RuntimeError("no server"))
     assert await workflow(tokenizer, {"n_samples": 1}).arun_episode(broken, ROW) is None
     assert await workflow(tokenizer, several_rows=True).arun_episode(broken, ROW) is None
-    late = RunConfig(limits=EpisodeLimits(max_prompt_tokens=3))
-    assert await workflow(tokenizer, {"n_samples": 1}, config=late).arun_episode(Engine(tokenizer), ROW) is None
+    late = {"max_prompt_tokens": 3}
+    assert await workflow(tokenizer, {"n_samples": 1}, limits=late).arun_episode(Engine(tokenizer), ROW) is None
     with pytest.raises(
         EpisodeFailedError, match="group is left out, because of one episode: RuntimeError: no server"
     ) as raised:
@@ -179,10 +179,10 @@ async def test_what_cannot_go_with_exact_tokens_is_refused(gconfig, areal, token
 
 
 async def test_several_sequences_are_refused_before_they_are_played(areal, tokenizer):
-    for config in (RunConfig(history="template"), RunConfig(context=KeepToolResults(1))):
+    for settings in ({"history": "template"}, {"context": KeepToolResults(1)}):
         with pytest.raises(ConfigError, match="AReaL without several_rows takes one row"):
-            workflow(tokenizer, config=config)
-        workflow(tokenizer, config=config, several_rows=True)
+            workflow(tokenizer, **settings)
+        workflow(tokenizer, **settings, several_rows=True)
 
 
 def policy(*ids, version="3"):
