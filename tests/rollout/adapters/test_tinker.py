@@ -270,6 +270,6 @@ def test_without_tinker_cookbook(monkeypatch):
     import sys
 
     monkeypatch.setitem(sys.modules, "tinker_cookbook.completers", None)
-    monkeypatch.delitem(sys.modules, "toolgym.rollout.adapters.tinker.contract")
+    monkeypatch.delitem(sys.modules, "toolgym.rollout.adapters.tinker")
     with pytest.raises(MissingExtraError, match="needs the package 'tinker-cookbook"):
-        import toolgym.rollout.adapters.tinker.contract  # noqa: F401
+        import toolgym.rollout.adapters.tinker  # noqa: F401
