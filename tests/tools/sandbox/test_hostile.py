@@ -204,7 +204,7 @@ read, write = os.pipe()
 zygote = os.fork()
 if zygote == 0:
     maker = first_process.InitMaker(syscalls.thread_id_address())
-    os.write(write, f"{maker.make(sibling=True)} {maker.shares_memory}".encode())
+    os.write(write, f"{maker.make(sibling=True)} {bool(maker._start)}".encode())
     time.sleep(60)
 pid, shares_memory = os.read(read, 100).decode().split()
 pid = int(pid)

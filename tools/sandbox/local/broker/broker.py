@@ -29,8 +29,7 @@ from toolgym.tools.sandbox.local.protocol import frames
 from toolgym.tools.sandbox.local.zygote.zygote import ChildSpec
 
 if TYPE_CHECKING:
-    from toolgym.tools.sandbox.local.protocol.child_messages import ZygoteReady
-    from toolgym.tools.sandbox.local.protocol.messages import Layers, SessionAnswer, Status
+    from toolgym.tools.sandbox.local.protocol.messages import Layers, SessionAnswer, Status, ZygoteReady
 
 SOFT_KILL = 0.5
 """Seconds between the interrupt of a cell at its deadline and the kill."""

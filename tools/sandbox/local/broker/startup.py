@@ -27,8 +27,7 @@ from toolgym.tools.sandbox.local.protocol import frames
 from toolgym.tools.sandbox.local.zygote.zygote import ChildSpec, Zygote
 
 if TYPE_CHECKING:
-    from toolgym.tools.sandbox.local.protocol.child_messages import ZygoteReady
-    from toolgym.tools.sandbox.local.protocol.messages import Refused
+    from toolgym.tools.sandbox.local.protocol.messages import Refused, ZygoteReady
 
 STDLIB = (
     "argparse", "array", "asyncio", "bisect", "calendar", "collections", "contextlib", "copy", "csv", "dataclasses",

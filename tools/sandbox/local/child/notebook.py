@@ -26,8 +26,7 @@ from toolgym.tools.sandbox.local.child.display import MAX_ECHO
 from toolgym.tools.sandbox.local.protocol import answer_codec
 
 if TYPE_CHECKING:
-    from toolgym.tools.sandbox.local.protocol.child_messages import CellAnswer, CellErrorAnswer
-    from toolgym.tools.sandbox.local.protocol.messages import CellMessage
+    from toolgym.tools.sandbox.local.protocol.messages import CellAnswer, CellErrorAnswer, CellMessage
 
 _OURS = os.path.dirname(os.path.dirname(__file__))
 

@@ -1,7 +1,7 @@
 """Packs a session's answers in its process, and unpacks them in the host; the broker forwards them unread.
 
-An answer is a head in JSON, then long texts and file contents as raw bytes. So the JSON to parse is short, however much
-is shown. A program can write anything into its session's answers; only the host reads them, and trusts nothing.
+An answer is a head in JSON, then long texts and file contents as raw bytes: so little JSON is to be parsed. A program
+can write anything into its session's answers; only the host reads them, and trusts nothing.
 """
 
 from __future__ import annotations
@@ -13,13 +13,11 @@ from typing import Any
 from toolgym.tools.sandbox.local.protocol.frames import HEADER, MAX_ANSWER
 
 MAX_HEAD = 2 * 1024 * 1024
-"""Bytes of an answer's head."""
 
 MAX_PARTS = 100_000
 """Commas and brackets that a head may have: with its length, this bounds the time that parsing takes."""
 
 MAX_DEPTH = 200
-"""How deeply lists and objects of a head may be nested."""
 
 LONG = 256
 """Texts with more characters than this come after the head."""
@@ -30,17 +28,10 @@ class TooLargeError(ValueError):
 
 
 def pack(answer: Mapping[str, Any]) -> bytes:
-    """An answer's bytes.
+    """Pack an answer: JSON, except `data`, which may be bytes. See `messages`.
 
-    Args:
-        answer: see `child_messages`: JSON, except `data`, which may be bytes. Only `data`, `result`, and the
-            parts of `error` and of the mappings of `display` may be long.
-
-    Raises:
-        TooLargeError: it has more bytes or parts than allowed.
-        TypeError: it is not JSON.
-        ValueError: likewise.
-        RecursionError: likewise.
+    Only `data`, `result`, and the parts of `error` and of the mappings of `display` may be long. Raises
+    `TooLargeError`, or what `json.dumps` raises.
     """
     places: list[list[Any]] = []
     parts: list[bytes] = []
@@ -81,9 +72,7 @@ def pack(answer: Mapping[str, Any]) -> bytes:
 def unpack(packed: bytes) -> dict[str, Any]:
     """Read an answer that user code may have written.
 
-    Raises:
-        ValueError: these bytes are no answer.
-        RecursionError: it is nested too deeply to parse.
+    Raises `ValueError` if these bytes are no answer, and `RecursionError` if it is nested too deeply to parse.
     """
     if len(packed) < HEADER.size:
         raise ValueError("an answer without a head")
@@ -117,7 +106,7 @@ def unpack(packed: bytes) -> dict[str, Any]:
 
 
 def count(head: bytes) -> int:
-    """Return the number of commas and brackets of a head."""
+    """The number of commas and brackets of a head."""
     return head.count(b",") + head.count(b"[") + head.count(b"{")
 
 

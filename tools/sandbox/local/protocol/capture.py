@@ -1,4 +1,4 @@
-"""Reading a program's output without ever holding more of it than a cap."""
+"""Keeps a program's output within a cap."""
 
 from __future__ import annotations
 
@@ -7,11 +7,7 @@ FLOOD_FACTOR = 64
 
 
 class Capture:
-    """Keeps the head and the tail of a stream within a cap, and drops the middle.
-
-    Args:
-        cap: bytes to keep.
-    """
+    """Keeps the head and the tail of a stream within a cap in bytes, and drops the middle."""
 
     def __init__(self, cap: int) -> None:
         self._half = cap // 2
@@ -26,7 +22,6 @@ class Capture:
 
     @property
     def flooded(self) -> bool:
-        """Whether the stream carried absurdly more than the cap."""
         return self.total > self._cap * FLOOD_FACTOR
 
     def add(self, chunk: bytes) -> None:
@@ -41,12 +36,11 @@ class Capture:
             del self._tail[:excess]
 
     def content(self) -> bytes:
-        """Return the bytes that were kept, with a note where the middle is missing."""
+        """The bytes that were kept, with a note in place of the missing middle."""
         if not self.truncated:
             return bytes(self._head + self._tail)
         dropped = self.total - len(self._head) - len(self._tail)
         return b"".join((self._head, b"\n... [%d bytes cut] ...\n" % dropped, self._tail))
 
     def text(self) -> str:
-        """As `content`, invalid UTF-8 replaced."""
         return self.content().decode("utf-8", errors="replace")

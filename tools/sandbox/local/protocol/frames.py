@@ -1,7 +1,7 @@
 """Frames between the host, the broker and its children: four bytes of length, then a message.
 
-Messages are JSON in ASCII, except those from the broker to a child. A child trusts the broker, so these are in Python's
-`marshal` format: reading that touches fewer of the pages that the child shares.
+Messages are JSON in ASCII. Those from the broker to a child, which trusts it, are in Python's `marshal` format: reading
+that touches fewer of the pages that the child shares.
 
 The highest bit of the length marks a frame without a message. From a child it holds an answer (see `answer_codec`),
 which the broker forwards unread. From the broker it holds the number of a request, then a chunk of its answer or of its
@@ -56,10 +56,8 @@ class ForkReply(NamedTuple):
     """The zygote's answer for one slot.
 
     Attributes:
-        slot: the child's slot.
-        pid: the child's process id; 0: there is no child.
+        pid: the child's process id; 0: there is no child, and `error` says why.
         init: process id of the first process of its pid namespace; 0: it has none.
-        error: why there is no child.
     """
 
     slot: int
@@ -84,9 +82,7 @@ def encode(message: Mapping[str, Any]) -> bytes:
 def encode_request(number: int, message: Mapping[str, Any]) -> tuple[bytes, ...]:
     """The parts of a host's request. Its bytes, under `data` and by name under `files`, come first, in one raw frame.
 
-    Args:
-        number: id of the request.
-        message: it, with its id. In its place goes a copy that has lengths instead of bytes.
+    In place of the message goes a copy that has lengths instead of bytes.
     """
     short = dict(message)
     parts = [*message.get("files", {}).values()]
@@ -119,7 +115,6 @@ def encode_for_child(message: Mapping[str, Any]) -> bytes:
 
 
 def encode_answer(packed: bytes) -> bytes:
-    """One frame from a child, with a packed answer."""
     return HEADER.pack(_RAW | len(packed)) + packed
 
 
@@ -135,11 +130,6 @@ class FrameDecoder:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[dict[str, Any] | DataChunk]:
-        """Yield everything that is complete.
-
-        Raises:
-            ValueError: a frame is not JSON.
-        """
         self._buffer += data
         while len(self._buffer) >= HEADER.size:
             (length,) = HEADER.unpack_from(self._buffer)
@@ -167,9 +157,7 @@ class ChildDecoder:
     def feed(self, data: bytes) -> Iterator[dict[str, Any] | AnswerChunk]:
         """Yield every message that is complete, and the bytes of an answer so far.
 
-        Raises:
-            ValueError: a frame is too long, or no JSON object.
-            RecursionError: it is too deep.
+        Raises `ValueError` if a frame is too long, or no JSON object, and `RecursionError` if it is too deep.
         """
         self._buffer += data
         while self._buffer:
@@ -201,11 +189,7 @@ class ChildDecoder:
 
 
 def plausible(number: N) -> N:
-    """A number that a child reports of itself, if a process can have used that much.
-
-    Raises:
-        ValueError: no process can.
-    """
+    """A number that a child reports of itself, or `ValueError` if no process can have used that much."""
     if not abs(number) < 1 << 50:
         raise ValueError(f"a number that no process reaches: {number}")
     return number

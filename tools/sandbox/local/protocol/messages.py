@@ -10,16 +10,48 @@
 | broker | host | `Ready` or `Refused`; then answers, each with its request's `id` | JSON frame; data chunks before |
 | broker | zygote | a slot's number, with three descriptors | one packet |
 | zygote | broker | `ZygoteReady` or `Refused`, as JSON; then a `ForkReply` for each slot | one packet |
-| broker | child | see `child_messages` | marshal frame |
-| child | broker | notes, see `child_messages`; a session's answers, packed by `answer_codec` | JSON frame; raw frame |
-| broker | launcher | see `child_messages` | marshal frame |
-| launcher | broker | notes, likewise | JSON frame |
+| broker | child, launcher | see below | marshal frame |
+| child, launcher | broker | notes, see below | JSON frame |
+| session | broker | its answers, packed by `answer_codec` | raw frame |
 
 The bytes of a host's request, `data` and the values of `files`, go ahead of it in one raw frame (`encode_request`).
 
+A child gets a `RunMessage`, a `CellMessage`, a file message or a `ForkMessage` as it came from the host, or
+`op="session"` with the rest of an `OpenMessage`; `op="launch"`, to fork a launcher; or `go`, after a note that the
+broker had to act on first. The first key of a child's note says what kind it is:
+
+| from a child | further keys | |
+| --- | --- | --- |
+| `broken`: why | | the sandbox failed in this child, before any user code ran |
+| `begins` | | user code runs: the broker trusts nothing that comes after this |
+| `folder`: the working folder | | files will be fetched from it; the child waits to go on |
+| `compiled`: the compiler's exit code | | the child waits to go on |
+| `done`: a program's exit code, negative for a signal | `cpu` (seconds), `rss_kb`, `why` (the limit it met) | |
+| `ready` | | the session, or the copy of one, takes requests |
+| `ends` | | a session wants descriptors for its copy, or for its launcher |
+| `forked`: the copy's process id, as the session sees it | | |
+| `done` | | a session goes on after a fork, or after it has made its launcher |
+| `failed`: why | | a fork failed, in the session or in its copy |
+
+| to a launcher | keys | |
+| --- | --- | --- |
+| start a program | `op="start"`, `number`, `argv`, `cwd`, `env`, `pty` (rows, columns) | with three descriptors |
+| send a signal to a program and its group | `op="signal"`, `number`, `signal` | to kill it means to kill its session |
+| set the size of its terminal | `op="size"`, `number`, `rows`, `cols` | |
+
+| from a launcher | further keys | |
+| --- | --- | --- |
+| `started`: the program's number | `pid` | |
+| `failed`: the program's number | `errno`, `folder` | `folder`: its working folder is to blame |
+| `exited`: the program's number | `code` | negative for a signal |
+
+The packed answer of a session to a request other than a cell has `data` (bytes of a file, a listing in JSON, or several
+files one after another, with their `sizes`, -1 for one that cannot be read), or nothing for what was written. A request
+that failed has `failed` instead, the reason; and `errno`, if it concerns a file.
+
 Template processes import this module for type checking only, so that it takes no memory there: a message is a plain
-dict on both sides, except a `ForkReply`, which is in `frames`. `child_messages` has those below the broker. What a
-child sends is only of these kinds until user code runs in it; from then on the broker checks every part that it uses.
+dict on both sides, except a `ForkReply`, which is in `frames`. The broker checks every part that it uses of what a
+child sends after user code has run in it.
 """
 
 from __future__ import annotations
@@ -30,7 +62,7 @@ Status = Literal[
     "ok", "error", "timeout", "killed", "memory_limit", "cpu_limit", "file_limit", "disk_limit", "output_limit",
     "compile_error", "sandbox_error",
 ]  # fmt: skip
-"""How a request ended: a value of `ExecutionStatus`, which the broker cannot import."""
+"""The outcome of a request: a value of `ExecutionStatus`, which the broker cannot import."""
 
 # ---------------------------------------------------------------------- host to broker
 
@@ -74,7 +106,7 @@ class RunMessage(TypedDict):
     compile_timeout: NotRequired[float]
     compile_memory_mb: NotRequired[int]
     tries: NotRequired[int]
-    """How often a child for it could not be forked; set by the broker only."""
+    """The number of children for it that could not be forked, and this one; set only by the broker."""
     fork: NotRequired[bool]
     """Whether programs may start processes; set by the broker for the child."""
 
@@ -102,8 +134,6 @@ class _SessionMessage(TypedDict):
 
 
 class CellMessage(_SessionMessage):
-    """Run a cell."""
-
     op: Literal["cell"]
     code: str
 
@@ -111,7 +141,7 @@ class CellMessage(_SessionMessage):
 class StartMessage(_SessionMessage):
     """Start a program beside the interpreter, and give it the name `process`, which the host chose.
 
-    Its standard input gets `data`, and ends with it where `eof` is true. `argv` that is one text is for a shell. `pty`:
+    Its standard input gets `data`, and ends with it if `eof` is true. `argv` that is one text is for a shell. `pty`:
     rows and columns of its terminal; None: it has none. After `deadline` seconds it is killed. The answer has its `pid`
     in the session; or the `errno`, and whether the `folder` is to blame for it; or `busy`: there are too many programs.
     """
@@ -205,8 +235,6 @@ class ForkMessage(_SessionMessage):
 
 
 class CloseMessage(TypedDict):
-    """End a session."""
-
     op: Literal["close"]
     id: NotRequired[int]
     session: str
@@ -248,8 +276,6 @@ class Layers(TypedDict):
 
 
 class Ready(TypedDict):
-    """The template process takes requests."""
-
     ready: Literal[True]
     pid: int
     layers: Layers
@@ -323,3 +349,30 @@ class ProcessAnswer(SessionAnswer):
     duration: float
     sizes: list[int]
     truncated: list[bool]
+
+
+# ---------------------------------------------------------------------- below the broker
+
+
+class ZygoteReady(TypedDict):
+    """The zygote has its libraries loaded. `resident`: its pages; `absent`: those that it could not load, and why."""
+
+    resident: int
+    absent: str
+
+
+class CellErrorAnswer(TypedDict):
+    """The exception that ended a cell."""
+
+    name: str
+    value: str
+    traceback: list[str]
+
+
+class CellAnswer(TypedDict):
+    """Result of a cell: the echo of its last expression, its exception, the limit that it met, and rich output."""
+
+    result: str | None
+    error: CellErrorAnswer | None
+    why: str
+    display: list[dict[str, Any]]

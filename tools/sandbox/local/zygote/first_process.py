@@ -5,9 +5,7 @@ program in that place could not kill itself, and would end in other ways than el
 process, which reaps orphans and sleeps. It shares the memory of the zygote (`CLONE_VM`), so that starting and ending it
 copies nothing, and takes some 60 microseconds together. It runs no Python, only a few instructions of its own: they
 ignore SIGCHLD, whereupon the kernel reaps every orphan by itself, close all descriptors, and then wait for ever. When
-it ends, the namespace ends.
-
-What it saves is measured by `benchmarks/sandbox.py --without first-process`.
+it ends, the namespace ends. What it saves is measured by `benchmarks/sandbox.py --without first-process`.
 
 Programs cannot reach the zygote through it: it belongs to the zygote's user namespace, where they have no capability,
 and to no Landlock domain of theirs, so that neither `ptrace` nor its files in /proc are open to them. It blocks every
@@ -78,14 +76,13 @@ _INSTRUCTIONS = {
 
 
 class InitMaker:
-    """Makes first processes.
+    """Makes first processes. `thread_id` is for `syscalls.fork_sibling`.
 
-    Where these instructions cannot run (another processor, a system that forbids new executable memory), it forks
-    instead: just as correct, and slower by a copy of the zygote's page tables.
+    If these instructions cannot run (another processor, a system that forbids new executable memory), it forks instead:
+    just as correct, and slower by a copy of the zygote's page tables.
     """
 
     def __init__(self, thread_id: int) -> None:
-        """`thread_id` is for `kernel.fork_sibling`."""
         self._thread_id = thread_id
         self._start = self._top = 0
         code = _INSTRUCTIONS.get(syscalls.MACHINE)
@@ -100,18 +97,10 @@ class InitMaker:
         if not self._works():
             self._start = 0
 
-    @property
-    def shares_memory(self) -> bool:
-        """Whether the processes share this one's memory."""
-        return self._start != 0
-
     def make(self, *, sibling: bool = False) -> int:
-        """Start one in the namespace of this process's next child. Returns its process id.
+        """Start one in the namespace of this process's next child, and return its process id. Only SIGKILL ends it.
 
-        Only SIGKILL ends it.
-
-        Args:
-            sibling: whether its parent is this process's parent, and not this process.
+        A `sibling` has this process's parent for its parent, and not this process.
         """
         if not self._start:
             return self._fork(sibling=sibling)
@@ -138,7 +127,6 @@ class InitMaker:
             os._exit(1)
 
     def _works(self) -> bool:
-        """Whether a process that is started so keeps running."""
         try:
             pid = self.make()
         except OSError:

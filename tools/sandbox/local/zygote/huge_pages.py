@@ -1,6 +1,6 @@
-"""Huge pages for what children hardly write to: they make forks cheaper.
+"""Huge pages for memory that children hardly write to: they make forks cheaper.
 
-Every page costs an entry in the child's page tables, made at the fork and removed at the exit. Where children write to
+Every page costs an entry in the child's page tables, made at the fork and removed at the exit. If children write to
 hardly any of a huge page's 512 pages, they become one huge page, with one entry. A child that does write to one gets
 the 512 entries then, and a copy of that page only.
 
@@ -22,11 +22,10 @@ _PRESENT, _EXCLUSIVE = 1 << 63, 1 << 56
 """Bits of an entry of /proc/<pid>/pagemap: the page is present; no other process has it."""
 
 _HUGE = 512
-"""Pages of a huge page, where pages have 4 KiB; elsewhere none is made."""
+"""Pages of a huge page, if pages have 4 KiB; else none is made."""
 
 _HUGE_BYTES = 2 << 20
-_NEARLY = _HUGE - 16
-"""How many of these must be present."""
+_NEARLY = _HUGE - 16  # must be present
 
 _FEW = 8
 """How many of these children may write to: that many faults cost no more than the huge page saves."""
@@ -38,13 +37,8 @@ class PageSnapshot:
     """Shows which pages of this process's writable memory no other process has.
 
     Between a fork and the end of the forked process, these are the pages that either has written to. So all memory is
-    allocated beforehand, and taking a snapshot writes to hardly any page.
-
-    Args:
-        proc: descriptor of a /proc that shows this process.
-
-    Raises:
-        OSError: that /proc does not show it.
+    allocated beforehand, and taking a snapshot writes to hardly any page. `proc` is a descriptor of a /proc that shows
+    this process; if it does not, that raises `OSError`.
     """
 
     def __init__(self, proc: int) -> None:
@@ -59,12 +53,11 @@ class PageSnapshot:
                 self._mappings.append((first, first * _ENTRY, [mmap.mmap(-1, (end - first) * _ENTRY)]))
 
     def take(self) -> None:
-        """Take a snapshot, in place of the last one."""
         for _, offset, room in self._mappings:
             os.preadv(self._pagemap, room, offset)
 
     def unshared(self) -> set[int]:
-        """Return the pages that no other process had, as addresses divided by the size of a page."""
+        """The pages that no other process had, as addresses divided by the size of a page."""
         return {
             page
             for first, _, (room,) in self._mappings
@@ -73,7 +66,7 @@ class PageSnapshot:
         }
 
     def full(self) -> list[range]:
-        """Return the ranges of pages that fill, or nearly fill, the room of a huge page."""
+        """The ranges of pages that fill, or nearly fill, the room of a huge page."""
         ranges = []
         for first, _, (room,) in self._mappings:
             present = bytes(entry >> 63 for (entry,) in struct.iter_unpack("Q", room))
@@ -89,12 +82,7 @@ class PageSnapshot:
 
 
 def collapse(ranges: list[range], written: set[int]) -> None:
-    """Make huge pages where children write to few of the pages, as far as the system allows.
-
-    Args:
-        ranges: see `PageSnapshot.full`.
-        written: pages that children write to.
-    """
+    """Make huge pages of the `ranges` in which children have `written` to few pages, as far as the system allows."""
     for pages in ranges:
         if _PAGE * _HUGE == _HUGE_BYTES and len(written.intersection(pages)) <= _FEW:
             syscalls.libc.madvise(ctypes.c_void_p(pages.start * _PAGE), ctypes.c_size_t(_HUGE_BYTES), _COLLAPSE)

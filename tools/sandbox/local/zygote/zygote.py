@@ -1,9 +1,8 @@
 """The zygote: the process that has the libraries loaded, and that forks the children.
 
-After a fork, each page that either side writes to must be copied. The broker writes to many pages between two forks: it
-talks to its host and to every child. So children are forked from this process instead, which sleeps between two forks
-and writes to hardly any. They are its siblings, though, and not its children: their parent is the broker, which
-watches, kills and reaps them.
+After a fork, each page that either side writes to must be copied. The broker writes to many pages between two forks, so
+children are forked from this process instead, which sleeps in between. They are its siblings, though, and not its
+children: their parent is the broker, which watches, kills and reaps them.
 
 The broker asks with a slot's number and three descriptors for the child: control socket, standard output, standard
 error. The answer is a `ForkReply`.
@@ -58,8 +57,8 @@ _CALIBRATION = (
         {"op": "cell", "code": _PROGRAM},
     ),
 )
-"""What the two children of the calibration do. The program is a typical one; in the run it sleeps at its end, so that
-the pages that it has written to can be seen."""
+"""Requests to the two children of the calibration. The program is a typical one; in the run it sleeps at its end, so
+that the pages that it has written to can be seen."""
 
 
 @dataclass(frozen=True)
@@ -67,11 +66,9 @@ class ChildSpec:
     """Recipe for all children of a template process.
 
     Attributes:
-        hardening: of each.
         work: folder where each gets a working folder, if it has no file system of its own.
         output_bytes: bytes of each stream that are kept.
-        pid_namespace: descriptor of the broker's own pid namespace, where each child gets one; -1: it gets none.
-        cgroups: control groups for them; None: there are none.
+        pid_namespace: descriptor of the broker's own pid namespace, in which each child gets one; -1: it gets none.
     """
 
     hardening: Hardening
@@ -90,12 +87,7 @@ class ChildSpec:
 
 
 class Zygote:
-    """Forks children for the broker.
-
-    Args:
-        broker: a socket to it that keeps packets apart.
-        spec: how children are made.
-    """
+    """Forks children for the broker, which `broker` is a socket to; it must keep packets apart."""
 
     def __init__(self, broker: socket.socket, spec: ChildSpec) -> None:
         self._broker, self._spec = broker, spec
@@ -109,13 +101,10 @@ class Zygote:
         self._inits = first_process.InitMaker(self._thread_id) if spec.pid_namespace >= 0 else None
 
     def calibrate(self, proc: int) -> None:
-        """Make forks cheaper, see `huge_pages`.
+        """Make forks cheaper, see `huge_pages`; `proc` is a descriptor of a /proc that shows this process.
 
         Two children show which pages children write to: one runs a program, and one becomes a session. If a step fails,
         or the system does not allow it, everything works the same way, only slower.
-
-        Args:
-            proc: descriptor of a /proc that shows this process.
         """
         gc.collect()
         syscalls.trim_heap()
@@ -128,8 +117,7 @@ class Zygote:
     def _watch(self, proc: int, requests: Sequence[Mapping[str, Any]]) -> tuple[set[int], list[range]]:
         """Have a child carry out requests.
 
-        Returns:
-            The pages that it or this process has written to, and the ranges that huge pages could replace.
+        Returns the pages that it or this process has written to, and the ranges that huge pages could replace.
         """
         encoded = [frames.encode_for_child(request) for request in requests]
         with contextlib.ExitStack() as stack:
@@ -161,7 +149,7 @@ class Zygote:
     def serve(self) -> NoReturn:
         """Serve until the broker closes its end.
 
-        Where neither a namespace nor a user of their own tells whose the children are, this process kills those that a
+        If neither a namespace nor a user of their own tells whose the children are, this process kills those that a
         broker which was killed leaves. The kernel's own signal at a parent's end does not suffice: a program can turn
         that off.
         """
