@@ -1,8 +1,8 @@
 """The broker: passes the host's requests on to children, passes their answers back, and ends children that go too far.
 
 One thread, one loop. It talks to the host over a socket, and to each child over a control socket and two pipes; see
-`messages` for what is said. Children are forked ahead of time and wait for their first request, hardened already: a
-*run* uses one up, a *session* keeps it.
+`messages`. Children are forked ahead of time and wait for their first request, hardened already: a *run* uses one up, a
+*session* keeps it.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ YOUNG = 0.25
 """Seconds after which a cell has surely begun to listen to interrupts."""
 
 FINAL_READS = 8
-"""Reads from the control socket of a process that has ended. That is all it can have left there; other processes may
-go on writing to the same socket."""
+"""Reads from the control socket of a process that has ended: all it can have left there. Others may go on writing to
+it."""
 
 MAX_BACKLOG = 8 * 1024 * 1024
 """Bytes that may wait for the host before further files are read."""
@@ -106,7 +106,6 @@ class Broker:
         self._asked: set[Channel] = set()  # of the sessions' channels: all that have a request, and some that had one
 
     def serve(self) -> NoReturn:
-        """Serve until the host's socket closes."""
         gc.collect()
         syscalls.trim_heap()
         gc.freeze()
@@ -191,7 +190,6 @@ class Broker:
                 raise
 
     def _ask_session(self, request: dict[str, Any]) -> None:
-        """Pass a request on to its session."""
         channel = self._session_of(request)
         if channel is None or not self._is_free(channel, request):
             return
@@ -224,7 +222,7 @@ class Broker:
             self._processes.ask(channel, request)
 
     def _session_of(self, request: dict[str, Any]) -> Channel | None:
-        """Return the channel of a request's session. If there is none, the request is answered."""
+        """The channel of a request's session. If there is none, the request is answered."""
         channel = self._sessions.get(request["session"])
         if channel is None:
             status, detail = self._ended.pop(request["session"], ("sandbox_error", "no such session"))
@@ -394,9 +392,7 @@ class Broker:
     def _drop(self, channel: Channel, reason: KillReason | None) -> None:
         """End one interpreter of a session; the last one takes its namespaces along.
 
-        Args:
-            channel: to the interpreter.
-            reason: why; None: it ended by itself. A reason that is noted already comes first.
+        `reason` is None if it ended by itself. A reason that is noted already comes first.
         """
         self._sessions.pop(channel.session, None)
         self._asked.discard(channel)

@@ -28,8 +28,6 @@ READS_PER_TURN = 32
 
 
 class KillReason(enum.Enum):
-    """Reason why the broker ended a child."""
-
     TIMEOUT = "timeout"
     MEMORY_LIMIT = "memory_limit"
     FILE_LIMIT = "file_limit"
@@ -46,7 +44,6 @@ class KillReason(enum.Enum):
 
     @property
     def status(self) -> Status:
-        """The status that the host gets."""
         if self in (KillReason.PROTOCOL, KillReason.CANCELLED, KillReason.CLOSED):
             return "killed"
         return cast("Status", self.value)
@@ -54,12 +51,7 @@ class KillReason(enum.Enum):
 
 @dataclass(frozen=True)
 class Kill:
-    """Note that the broker ended a child.
-
-    Attributes:
-        reason: why.
-        detail: a sentence for the host, or nothing.
-    """
+    """The end of a child by the broker, with a sentence for the host, or nothing."""
 
     reason: KillReason
     detail: str = ""
@@ -67,13 +59,10 @@ class Kill:
 
 @dataclass
 class RequestProgress:
-    """State of the current request of a channel.
+    """The current request of a channel: when it began, in the time of `time.monotonic`, and what was printed, by
+    stream.
 
-    Attributes:
-        started: when it began, in the time of `time.monotonic`.
-        output: what was printed, by stream.
-        interrupted: whether its interpreter got a SIGINT at the deadline.
-        last_warning: whether the next deadline kills.
+    At its deadline a cell is `interrupted` (SIGINT); after the `last_warning`, the next deadline kills.
     """
 
     started: float
@@ -89,7 +78,6 @@ class RunState:
     Attributes:
         folder: descriptor of the folder that files are fetched from; -1: none. It belongs to the channel.
         home: the program's working folder, relative to that.
-        compiled: the end of its compiler, once that has come.
     """
 
     folder: int = -1
@@ -120,20 +108,14 @@ class Channel:
     """A control socket, two pipes, and at most one request. Owns its descriptors until `free`.
 
     Args:
-        reactor: tells when there is something to read; the broker registers the channel there.
-        child: the process that it leads into.
-        control: the broker's end of the control socket.
-        out: read end of the standard output.
-        err: read end of the standard error.
         handle: see `CopyState`.
         output_bytes: bytes of each stream to keep.
 
     Attributes:
-        request: the request that waits for its answer; None: there is none.
-        deadline: number of the deadline in force, see `reactor.Timed`; 0: there is none.
+        request: the request that waits for its answer.
+        deadline: see `reactor.Deadlines`.
         session: name of the session; empty: it is a run, or still waits for its first request.
         untrusted: whether user code has run: it may have written all that comes from here on.
-        killed: why the broker ended it; None: it did not.
     """
 
     def __init__(
@@ -169,7 +151,7 @@ class Channel:
         return RequestProgress(now, {1: Capture(self.output_bytes), 2: Capture(self.output_bytes)})
 
     def take_request(self) -> dict[str, Any] | None:
-        """Return the request, which has its answer then and no deadline any more."""
+        """The request, which has its answer then and no deadline any more."""
         request, self.request, self.deadline = self.request, None, 0
         return request
 
@@ -275,7 +257,6 @@ class Channel:
                 pass
 
     def outputs(self) -> Output:
-        """Return the part of an answer that holds what was printed, and how long it took."""
         out, err = self.progress.output[1], self.progress.output[2]
         return {
             "stdout": out.text(),
@@ -319,7 +300,10 @@ class Channel:
 
 
 def receive(control: socket.socket) -> bytes | None:
-    """Read from a control socket; see `Channel.receive`."""
+    """Read from a control socket. None: nothing now; empty: it is closed.
+
+    Raises `ValueError` if descriptors came along. There is no room for any, so the kernel has dropped them.
+    """
     try:
         data, _, flags, _ = control.recvmsg(READ_SIZE)
     except BlockingIOError:
@@ -334,26 +318,19 @@ def receive(control: socket.socket) -> bytes | None:
 class Child:
     """A forked process and all that lives in its namespaces.
 
-    Args:
-        slot: its number, unique among those alive.
-        folder: its working folder.
-
     Attributes:
-        pid: its process id, as the broker sees it; 0: it is not forked yet, or its fork failed.
-        pidfd: a handle of it, once it is forked; -1 before.
-        init: process id of the first process of its pid namespace, see `first_process`; 0: it has none.
-        kill_on_fork: whether it is to be killed as soon as it is forked.
+        slot: its number, unique among those alive.
+        pid: its process id, as the broker sees it, with the handle `pidfd`; 0: it is not forked yet, or its fork
+            failed.
+        init: the first process of its pid namespace, see `first_process`; 0: it has none. `init_fd` is a handle of it,
+            once the child is dead.
         first: the channel into the process itself; further ones lead into forks of it.
         dead: whether the process itself has been reaped. Forks may live on in its namespace.
         ended: whether everything has been reaped.
-        memory_mb: what it may use.
         number: its number in another /proc than the broker's own, once that is known; 0 before.
-        counted: when its files were counted last, in the time of `time.monotonic`.
-        counting: seconds that this took.
-        weighed: when its memory was measured exactly, likewise.
-        weighing: seconds that this took.
+        counted: when its files were counted last, in the time of `time.monotonic`, which took `counting` seconds.
+        weighed: when its memory was measured exactly, likewise in `weighing` seconds.
         weights: see `usage.own_bytes`.
-        init_fd: a handle of the first process, once the child is dead; -1 before.
     """
 
     def __init__(self, slot: int, folder: str) -> None:
@@ -388,11 +365,9 @@ class Fork:
 
     Attributes:
         request: the host's.
-        origin: the session's channel.
-        copy: the copy's channel, from when there is one.
         parted: whether the session goes on.
         ready: whether the copy is in place.
-        failure: status and words of what went wrong; None: nothing yet.
+        failure: status and words of what went wrong.
         answered: whether the host has its answer.
     """
 

@@ -39,16 +39,11 @@ class HostLink:
 
     @property
     def backlog(self) -> int:
-        """Bytes that wait for the host to read."""
         return len(self._outbox)
 
     def forward(self, number: int, data: bytes, *, more: bool = True) -> None:
-        """Send bytes that belong to the answer of a request, ahead of the answer.
-
-        Args:
-            number: id of the request.
-            data: the bytes.
-            more: whether other bytes follow first; then these go out now.
+        """Send bytes that belong to the answer of a request, ahead of it: now, unless there are no `more` before the
+        answer.
         """
         self._outbox += frames.data_chunk_head(number, len(data))
         self._outbox += data
@@ -79,7 +74,6 @@ class HostLink:
             self.handle(request)
 
     def handle(self, request: dict[str, Any]) -> None:
-        """Handle a request as if it came now."""
         try:
             self._operations[request["op"]](request)
         except Exception as error:  # noqa: BLE001  one bad request must not harm another

@@ -20,11 +20,7 @@ if TYPE_CHECKING:
 
 
 class Waiter:
-    """A request of the host that waits for something that a program does.
-
-    Attributes:
-        deadline: see `reactor.Timed`.
-    """
+    """A request of the host that waits for something that a program does."""
 
     def __init__(self, request: Mapping[str, Any], process: RunningProgram) -> None:
         self.request, self.process = request, process
@@ -32,7 +28,6 @@ class Waiter:
 
     @property
     def met(self) -> bool:
-        """Whether what it waits for has come."""
         process, until = self.process, self.request["until"]
         if process.ended:
             return True
@@ -45,10 +40,9 @@ class RunningProgram:
     """One program. Owns the broker's ends of its pipes.
 
     Attributes:
-        deadline: see `reactor.Timed`: when it is killed, and then when its session is.
+        deadline: when it is killed, and then when its session is.
         code: its exit code, negative for a signal; None: it runs, or how it ended is not known.
         why: how it ended, if not by itself.
-        ended: whether it has ended.
         forgotten: whether the host has no use for it any more: what comes from it is dropped.
     """
 
@@ -74,14 +68,7 @@ class RunningProgram:
 
 
 class LauncherLink:
-    """The broker's end of the socket to a launcher.
-
-    Args:
-        channel: of the session.
-        control: the socket.
-        reactor: tells when there is room; the reader of the socket registers it there.
-        on_loss: called with this link when the launcher is gone.
-    """
+    """The broker's end of the socket to a session's launcher; calls `on_loss` with itself when that is gone."""
 
     def __init__(
         self, channel: Channel, control: socket.socket, reactor: Reactor, on_loss: Callable[[LauncherLink], None]

@@ -1,8 +1,8 @@
 """The programs of sessions: each has pipes of its own, and what it prints is kept until the host asks for it.
 
 A session's launcher starts them (see `child.launcher`); this process has the other ends of their pipes. Whatever a
-launcher says may be a program's words. So a program's deadline is kept here: where the launcher does not say in time
-that the program ended, the session is ended.
+launcher says may be a program's words. So a program's deadline is kept here: if the launcher does not say in time that
+the program ended, the session is ended.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MAX_PROCESSES = 64
 those that have left behind others which hold their pipes."""
 
 KILL_GRACE = 2.0
-"""Seconds between the kill of a program and that of its session, where the launcher does not tell of its end."""
+"""Seconds between the kill of a program and that of its session, if the launcher does not tell of its end."""
 
 MAX_CODE = 1 << 31
 
@@ -55,11 +55,8 @@ class Processes:
     # ------------------------------------------------------------------ requests
 
     def start(self, channel: Channel, request: dict[str, Any]) -> None:
-        """Start a program. A session that has no launcher yet, or was forked since, has to make one first.
-
-        Args:
-            channel: the session's. Without a launcher, it must have no request.
-            request: a `StartMessage`.
+        """Start a program. A session that has no launcher yet, or was forked since, has to make one first, and must be
+        free.
         """
         if self._count_of(channel) >= MAX_PROCESSES:
             self._make_room(channel)
@@ -82,11 +79,7 @@ class Processes:
         return len(self._links.get(channel, ()))
 
     def on_note(self, channel: Channel, request: dict[str, Any], note: Mapping[str, Any]) -> None:
-        """Take a note from an interpreter that makes a launcher.
-
-        Raises:
-            ValueError: it makes no sense at this point.
-        """
+        """Take a note from an interpreter that makes a launcher; `ValueError` if it makes no sense at this point."""
         launcher = self._launchers.get(channel)
         if "ends" in note and launcher is None:
             ours, theirs = socket.socketpair()
@@ -145,8 +138,8 @@ class Processes:
     def retire_launcher(self, channel: Channel) -> None:
         """Have the session's next program started by a new launcher; those there are keep theirs.
 
-        For a session that is forked: its own programs and those of the fork must not signal each other. And where its
-        limit of processes is raised, which a launcher passes on to what it starts.
+        For a session that is forked: its own programs and those of the fork must not signal each other. And for one
+        whose limit of processes is raised, which a launcher passes on to what it starts.
         """
         link = self._launchers.pop(channel, None)
         if link is not None and not link.processes:
@@ -166,7 +159,7 @@ class Processes:
 
     @property
     def busy(self) -> Iterator[Child]:
-        """Yield the children that run a program."""
+        """The children that run a program."""
         for channel, links in self._links.items():
             if any(not process.ended for link in links for process in link.processes.values()):
                 yield channel.child
@@ -353,7 +346,7 @@ class Processes:
 
     @staticmethod
     def _take_start_request(process: RunningProgram) -> Mapping[str, Any] | None:
-        """Return the request that the program's start is the answer to; None: it was answered already."""
+        """The request that the program's start is the answer to; None: it was answered already."""
         request, process.start_request = process.start_request, None
         return request
 

@@ -1,4 +1,4 @@
-"""Waiting for descriptors and for deadlines, in one thread."""
+"""Waits for descriptors and for deadlines, in one thread."""
 
 from __future__ import annotations
 
@@ -12,11 +12,7 @@ from typing import Generic, Protocol, TypeVar
 
 
 class Timed(Protocol):
-    """Something that can have a deadline.
-
-    Attributes:
-        deadline: a number of the deadline in force; 0: none. Setting it to 0 lifts the deadline.
-    """
+    """Something with at most one deadline: `deadline` is the number of that; 0: there is none, or it was lifted."""
 
     deadline: int
 
@@ -32,7 +28,6 @@ class Deadlines(Generic[T]):
         self._count = 0
 
     def arm(self, owner: T, seconds: float) -> None:
-        """Give a deadline from now."""
         self._count += 1
         owner.deadline = self._count
         heapq.heappush(self._heap, (time.monotonic() + seconds, self._count, owner))

@@ -24,20 +24,17 @@ if TYPE_CHECKING:
     from toolgym.tools.sandbox.local.protocol.messages import RunAnswer, Status
 
 MAX_TOTAL = 256 * 1024 * 1024
-"""Bytes of all files together that one run fetches. How large one may be is a limit of the program that wrote it."""
+"""Bytes of all files together that one run fetches."""
 
 READ_SIZE = 4 * 1024 * 1024
-"""Bytes of one read."""
 
 MAX_REASONS = 100
-"""Files that are left out with a reason."""
 
 
 class Runs:
     """Takes the notes of children that run a program, and answers the host.
 
-    Attributes:
-        running: the channels of all runs, by the id of the request.
+    `running` has the channels of all runs, by the id of the request.
     """
 
     def __init__(
@@ -55,11 +52,7 @@ class Runs:
     # ------------------------------------------------------------------ notes
 
     def on_note(self, channel: Channel, request: dict[str, Any], note: dict[str, Any]) -> None:
-        """Take a note of a child that runs a program.
-
-        Raises:
-            ValueError: it makes no sense at this point.
-        """
+        """Take a note of a child that runs a program; `ValueError` if it makes no sense at this point."""
         handle = self._NOTES.get(next(iter(note), ""))
         if handle is None:
             raise ValueError("an unknown note")
@@ -121,14 +114,7 @@ class Runs:
     # ------------------------------------------------------------------ answers
 
     def finish(self, channel: Channel, code: int | None, cpu: float, rss_kb: int) -> None:
-        """Answer a run, once.
-
-        Args:
-            channel: to its child.
-            code: its exit code, negative for a signal; None: unknown.
-            cpu: seconds of processor time.
-            rss_kb: KiB resident at most.
-        """
+        """Answer a run, once: with its exit code (None: unknown), seconds of processor time, and KiB resident."""
         request = channel.take_request()
         if request is None:
             return
@@ -162,7 +148,6 @@ class Runs:
 
     @property
     def fetching(self) -> bool:
-        """Whether answers wait for files; see `fetch_more`."""
         return bool(self._fetches)
 
     def fetch_more(self) -> None:
@@ -231,7 +216,7 @@ class Fetch:
         self._size = 0
 
     def _why_not(self, about: os.stat_result) -> str:
-        """Return what keeps a file from being fetched; empty: nothing."""
+        """A phrase that says what keeps a file from being fetched; empty: nothing."""
         if not stat.S_ISREG(about.st_mode):
             return "is not a plain file"
         if about.st_size > self._room:
@@ -243,7 +228,7 @@ class Fetch:
             self.left_out.append(f"{name[:200]!r} {why}")
 
     def read(self) -> bytes:
-        """Return the next bytes of the files; empty: there are no more, and all files are closed."""
+        """The next bytes of the files; empty: there are no more, and all files are closed."""
         while self._open:
             name, fd, size = self._open[-1]
             data = os.read(fd, min(READ_SIZE, size - self._size)) if size > self._size else b""

@@ -85,11 +85,7 @@ class Forks:
                 resource.prlimit(pid, resource.RLIMIT_NPROC, (most if hard < 0 else min(most, hard), hard))
 
     def on_note(self, fork: Fork, channel: Channel, note: Mapping[str, Any]) -> None:
-        """Take a note from the session or its copy.
-
-        Raises:
-            ValueError: it makes no sense at this point.
-        """
+        """Take a note from the session or its copy; `ValueError` if it makes no sense at this point."""
         ends_are_open = bool(channel.copying.pending_ends)
         if channel is fork.copy:
             self._on_copy_note(fork, channel, note)

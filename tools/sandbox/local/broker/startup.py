@@ -36,10 +36,9 @@ STDLIB = (
     "string", "struct", "subprocess", "tempfile", "textwrap", "threading", "time", "traceback", "typing", "unittest",
     "uuid",
 )  # fmt: skip
-"""What nearly every program imports; loaded before the fork, it is shared."""
+"""Imports of nearly every program; loaded before the fork, they are shared."""
 
 _MAX_HANDSHAKE = 65536
-"""Bytes of the zygote's first message."""
 
 _MAX_REASON = 500
 """Characters of the reason why a library could not be loaded."""
@@ -55,11 +54,7 @@ _FROZEN = {"namespaces": (), "uid": (*seccomp.TIMES, *seccomp.ATTRIBUTES), "land
 
 
 def main(config: Mapping[str, Any]) -> NoReturn:
-    """Become a template process.
-
-    Args:
-        config: what `LocalSandbox` puts together, with the `socket` and `cgroup` that `TemplateProcess` adds.
-    """
+    """Become a template process. `config` is put together by `TemplatePool` and `TemplateProcess`."""
     host = socket.socket(fileno=config["socket"])
     os.set_inheritable(host.fileno(), False)
     _reset_signals()
@@ -201,7 +196,7 @@ def _refuse(broker: socket.socket, why: str) -> NoReturn:
 
 
 def _cgroups(config: Mapping[str, Any]) -> ChildCgroups | None:
-    """Return the control groups of the children. Must run before the process changes its user."""
+    """Control groups of the children. Must run before the process changes its user."""
     group = config["cgroup"]
     if group is None:
         return None
@@ -274,7 +269,7 @@ def _count_processors(processors: int) -> None:
 
 
 def _hardening(config: Mapping[str, Any], jailed: jail.Jailed) -> Hardening:
-    """Return the hardening of every child, opened and computed once."""
+    """Hardening of every child, opened and computed once."""
     namespaces = config["level"] == "namespaces"
     network, limits = config["network"], config["limits"]
     ruleset = None
@@ -327,8 +322,9 @@ def _hardening(config: Mapping[str, Any], jailed: jail.Jailed) -> Hardening:
 
 
 def _proc_options() -> str | None:
-    """Return options that let a /proc show only the processes that its reader may look into: no other forks of a
-    session. None: the kernel has no such option."""
+    """Options that let a /proc show only the processes that its reader may look into: no other forks of a session.
+    None: the kernel has no such option.
+    """
     try:
         syscalls.mount("proc", "/w", "proc", syscalls.MS_NOSUID, _ONLY_OWN)
     except OSError:
@@ -338,7 +334,6 @@ def _proc_options() -> str | None:
 
 
 def _has_terminals() -> bool:
-    """Whether a file system of terminals can be mounted here."""
     try:
         syscalls.mount("devpts", "/w", "devpts", syscalls.MS_NOSUID, TERMINALS)
     except OSError:

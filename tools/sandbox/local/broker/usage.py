@@ -1,6 +1,6 @@
 """Children's use of memory, processors and disk, read from a /proc that shows them and from their folders.
 
-Where the jail may mount no /proc of its own (parts of the host's are masked), the broker uses the host's: it kept a
+If the jail may mount no /proc of its own (parts of the host's are masked), the broker uses the host's: it kept a
 descriptor of it, and reads each child's number there from its own `fdinfo`.
 """
 
@@ -29,13 +29,13 @@ _AWAKE = "RD"
 
 
 def own_pages(proc: int) -> tuple[int, int]:
-    """Return pages of this process: resident, and private (data and stack)."""
+    """Pages of this process: resident, and private (data and stack)."""
     words = _read(proc, "self/statm").split()
     return int(words[1]), int(words[5])
 
 
 def number(proc: int, pidfd: int) -> int:
-    """Return the number in a /proc of the process behind a handle; 0: it is gone, or not visible there."""
+    """The number in a /proc of the process behind a handle; 0: it is gone, or not visible there."""
     try:
         text = _read(proc, f"self/fdinfo/{pidfd}")
     except OSError:
@@ -44,13 +44,13 @@ def number(proc: int, pidfd: int) -> int:
 
 
 def number_here(proc: int, pidfd: int) -> int:
-    """Return the broker's number of the process behind a handle, which has another pid namespace; 0: it is gone."""
+    """The broker's number of the process behind a handle, which has another pid namespace; 0: it is gone."""
     words = _read(proc, f"self/fdinfo/{pidfd}").partition("NSpid:")[2].split()
     return int(words[-2]) if len(words) > 1 else 0
 
 
 def child_handle(proc: int, parent: int, claimed: int) -> int:
-    """Return a handle of a process's child, given the number that the process claims for it. The claim may be a lie.
+    """A handle of a process's child, given the number that the process claims for it. The claim may be a lie.
 
     Args:
         proc: a /proc that shows both.
@@ -93,22 +93,16 @@ def _children(proc: int, parent: int) -> list[int]:
 
 
 def used_bytes(proc: int, pids: Iterable[int], shared_pages: int) -> int:
-    """Return resident bytes of processes, each less the pages that it shares with the zygote."""
+    """Resident bytes of processes, each less the pages that it shares with the zygote."""
     return sum(max(0, _resident_pages(proc, pid) - shared_pages) for pid in pids) * PAGE
 
 
 def own_bytes(proc: int, pids: Sequence[int], known: dict[int, tuple[list[str], int]]) -> int:
-    """Return bytes of processes where a page that several share counts once, as the kernel divides it (`Pss`).
+    """Bytes of processes, of which a page that several share counts once, as the kernel divides it (`Pss`).
 
-    That takes milliseconds for each process: it is read only for those with page faults since the last time.
-
-    Args:
-        proc: a /proc that shows them.
-        pids: of all of them.
-        known: of each, its page faults and bytes the last time; is brought up to date.
-
-    Raises:
-        OSError: this process may not look into another's memory, or that one is gone.
+    That takes milliseconds for each process: it is read only for those with page faults since the last time. `known`
+    has, of each, its page faults and bytes the last time, and is brought up to date. Raises `OSError` if this process
+    may not look into another's memory, or that one is gone.
     """
     last = dict(known) if set(known) <= set(pids) else {}  # if one has ended, the others' shares are larger now
     known.clear()
@@ -146,12 +140,7 @@ def _read(proc: int, name: str) -> str:
 
 
 def asleep(proc: int, pid: int) -> bool:
-    """Whether no thread of a process and of those below it runs, waits for a processor, or waits for a disk.
-
-    Args:
-        proc: descriptor of a /proc that shows them.
-        pid: the process's number there.
-    """
+    """Whether no thread of a process and of those below it runs, waits for a processor, or waits for a disk."""
     pending = [pid]
     try:
         for process in pending:
@@ -182,19 +171,13 @@ class OverdrawnError(Exception):
 
 
 class Account:
-    """Adds up blocks and files."""
-
     def __init__(self, most_bytes: int, most_files: int) -> None:
         self._most_bytes, self._most_files = most_bytes, most_files
         self.bytes = self.files = 0
         self._seen: set[tuple[int, int]] = set()
 
     def add(self, about: os.stat_result) -> None:
-        """Count a file or folder, once however many names it has.
-
-        Raises:
-            OverdrawnError: that was too much.
-        """
+        """Count a file or folder, once however many names it has; `OverdrawnError` if that was too much."""
         if about.st_nlink != 1 and not stat.S_ISDIR(about.st_mode):
             key = about.st_dev, about.st_ino
             if key in self._seen:
@@ -243,7 +226,7 @@ def over_disk_limit(
 
 
 def free_disk(folder: str) -> tuple[int, int]:
-    """Return bytes and files that the file system of a folder has room for; 0 files if it has no such number."""
+    """Bytes and files that the file system of a folder has room for; 0 files if it has no such number."""
     about = os.statvfs(folder)
     return about.f_bavail * about.f_frsize, about.f_favail
 

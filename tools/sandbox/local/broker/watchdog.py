@@ -53,8 +53,8 @@ class MonitorConfig:
         proc: descriptor of a /proc that shows the children; -1: none does.
         same_numbers: whether processes have the same numbers there as for this process.
         shared_pages: resident pages of the zygote, which every child shares.
-        cgroups: the children's control groups, where the kernel limits memory; None: the watchdog measures it.
-        first_uid: user id of the first slot, where each has its own; 0: all have this process's.
+        cgroups: the children's control groups, if the kernel limits memory; None: the watchdog measures it.
+        first_uid: user id of the first slot, if each has its own; 0: all have this process's.
         disk: bytes and files that each child may keep on the host's disk; None: children do not write there.
         work: the folder that holds their working folders.
     """
@@ -69,8 +69,6 @@ class MonitorConfig:
 
 
 class Watchdog:
-    """Finds the children that use too much."""
-
     def __init__(self, monitor: MonitorConfig) -> None:
         self._monitor = monitor
         self._next = self._next_thorough = self._next_idle = 0.0
@@ -83,7 +81,6 @@ class Watchdog:
         return self._monitor.proc >= 0 or self._monitor.cgroups is not None
 
     def pace(self, busy: bool) -> float:
-        """Return seconds between two looks, when something runs and when all sessions wait."""
         if self._monitor.disk is None:
             return WATCH_EVERY if busy else IDLE_EVERY
         return GLANCE_EVERY if busy else WATCH_EVERY
@@ -92,12 +89,10 @@ class Watchdog:
         return time.monotonic() >= self._next
 
     def look(self, busy: Collection[Child], sessions: Mapping[str, Channel]) -> Iterator[tuple[Child, Kill]]:
-        """Yield the children that use too much, and why to kill each.
+        """Yield the children that use too much, and why to kill each. `busy` are those that work on a request now.
 
-        Args:
-            busy: those that work on a request now.
-            sessions: all sessions. They are gone through only once a second, unless free space shrinks fast: each page
-                that this process writes to stops being shared between it and its children.
+        The `sessions` are gone through only once a second, unless free space shrinks fast: each page that this process
+        writes to stops being shared between it and its children.
         """
         now = time.monotonic()
         self._next = now + self.pace(True)
@@ -185,23 +180,16 @@ class Watchdog:
 
 
 class Sleepers:
-    """Remembers which programs were found asleep.
-
-    Args:
-        proc: descriptor of a /proc that shows the children; -1: none does, and no program counts as asleep.
-        watchdog: knows the children's numbers there.
-    """
+    """Remembers which programs were found asleep: none, if no /proc shows the children (`proc` is -1)."""
 
     def __init__(self, proc: int, watchdog: Watchdog) -> None:
         self._proc, self._watchdog = proc, watchdog
         self._looks: dict[int, int] = {}
 
     def look(self, requests: Iterable[tuple[int, Channel]]) -> AsleepAnswer:
-        """Look at the programs behind some requests, and say which sleep.
+        """The requests, of the given ids and channels, whose programs sleep.
 
-        Args:
-            requests: the id of each, and the channel to its child. A program of a session sleeps where all that runs in
-                the session does.
+        A program of a session sleeps if all that runs in the session does.
         """
         began = time.process_time()
         looks: dict[int, int] = {}
