@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import gc
 import os
-import select
 import signal
 import socket
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from toolgym.tools.sandbox.local.broker.channel import Channel, Child, Fork, Kill, KillReason
+from toolgym.tools.sandbox.local.broker.channel import Channel, Child, Fork, Kill, KillReason, receive
 from toolgym.tools.sandbox.local.broker.child_pool import ChildPool
 from toolgym.tools.sandbox.local.broker.host_link import HostLink
 from toolgym.tools.sandbox.local.broker.processes import Processes
@@ -29,7 +28,7 @@ from toolgym.tools.sandbox.local.protocol import frames
 from toolgym.tools.sandbox.local.zygote.zygote import ChildSpec
 
 if TYPE_CHECKING:
-    from toolgym.tools.sandbox.local.protocol.messages import Layers, SessionAnswer, Status, ZygoteReady
+    from toolgym.tools.sandbox.local.protocol.messages import Layers, SessionAnswer, Status
 
 SOFT_KILL = 0.5
 """Seconds between the interrupt of a cell at its deadline and the kill."""
@@ -62,7 +61,7 @@ class Broker:
         warm: how many children wait, forked ahead.
         can_fork: whether programs may start processes.
         monitor: how children are watched.
-        ready: the zygote's first message.
+        absent: the libraries that could not be loaded.
     """
 
     def __init__(
@@ -71,16 +70,15 @@ class Broker:
         spec: ChildSpec,
         zygote: socket.socket,
         zygote_pid: int,
-        *,
         warm: int,
         can_fork: bool,
         monitor: MonitorConfig,
-        ready: ZygoteReady,
+        absent: str,
     ) -> None:
         self._spec, self._want_warm, self._can_fork, self._monitor = spec, warm, can_fork, monitor
-        self._ready = ready
+        self._absent = absent
         self._fork_failures = 0
-        self._watchdog = Watchdog(monitor)
+        self._watchdog = Watchdog(spec, monitor)
         self._sleepers = Sleepers(monitor.proc, self._watchdog)
         self._reactor = Reactor()
         operations: Mapping[str, Callable[[Any], None]] = {
@@ -95,7 +93,9 @@ class Broker:
         }
         self._host = HostLink(host, self._reactor, operations, lambda: self._pool.kill_all())
         self._deadlines: Deadlines[Channel] = Deadlines()
-        self._pool = ChildPool(self._reactor, spec, zygote, zygote_pid, self._on_forked, self._on_fork_failed)
+        self._pool = ChildPool(
+            self._reactor, spec, zygote, zygote_pid, self._watch_channel, self._on_forked, self._on_fork_failed
+        )
         self._runs = Runs(self._host, self._pool, self._deadlines, spec, monitor)
         self._sessions: dict[str, Channel] = {}
         self._processes = Processes(self._host, self._reactor, spec.output_bytes, self._drop)
@@ -130,14 +130,14 @@ class Broker:
             "terminals": hardening.terminals,
             "own_users": hardening.first_uid != 0,
             "watched": self._watchdog.watches,
-            "absent": self._ready["absent"],
+            "absent": self._absent,
             "cgroup": cgroups.layers if cgroups is not None else None,
         }
 
     def _fork_ahead(self) -> None:
         while self._pool.warm < self._want_warm and self._fork_failures < MAX_FORK_FAILURES:
             try:
-                self._watch_channel(self._pool.spawn_warm())
+                self._pool.spawn_warm()
             except OSError:
                 # Too many descriptors are open: the children there are come before new ones.
                 self._fork_failures = MAX_FORK_FAILURES
@@ -163,7 +163,7 @@ class Broker:
     # ------------------------------------------------------------------ requests
 
     def _run(self, request: dict[str, Any]) -> None:
-        channel = self._take()
+        channel = self._pool.take()
         channel.begin(request)
         self._set_memory(channel.child, request.get("compile_memory_mb") or request["memory_mb"])
         self._runs.running[request["id"]] = channel
@@ -171,7 +171,7 @@ class Broker:
         self._deadlines.arm(channel, request["compile_timeout"] if request.get("compile") else request["timeout"])
 
     def _open(self, request: dict[str, Any]) -> None:
-        channel = self._take()
+        channel = self._pool.take()
         channel.begin(request)
         self._asked.add(channel)
         self._set_memory(channel.child, request["memory_mb"])
@@ -270,31 +270,20 @@ class Broker:
 
     # ------------------------------------------------------------------ children
 
-    def _take(self) -> Channel:
-        """A hardened child that waits for its first request."""
-        channel, new = self._pool.take()
-        if new:
-            self._watch_channel(channel)
-        return channel
-
     def _on_forked(self, child: Child) -> None:
         self._fork_failures = 0
-        self._reactor.watch(child.pidfd, lambda _: self._on_exit(child))
+        self._reactor.watch(child.pidfd, lambda: self._on_exit(child))
 
     def _watch_channel(self, channel: Channel) -> None:
-        self._reactor.watch(channel.control.fileno(), lambda event: self._on_control(channel, event))
+        self._reactor.watch(channel.control.fileno(), lambda: self._on_control(channel))
         for stream, fd in channel.pipes.items():
-            self._reactor.watch(fd, lambda _, stream=stream: channel.read_output(stream))  # type: ignore[misc]
+            self._reactor.watch(fd, lambda stream=stream: channel.read_output(stream))  # type: ignore[misc]
 
-    def _on_control(self, channel: Channel, event: int) -> bool:
+    def _on_control(self, channel: Channel) -> bool:
         """Read what a control socket has. Returns whether there may be more."""
-        if event & select.EPOLLOUT:
-            channel.flush()
-        if not event & (select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR):
-            return False
         request = None
         try:
-            data = channel.receive()
+            data = receive(channel.control)
             if data is None:
                 return False
             if channel.killed is not None and channel.killed.reason is KillReason.PROTOCOL:
@@ -413,8 +402,6 @@ class Broker:
         self._processes.end(channel, status, detail)
         channel.signal(signal.SIGKILL)
         channel.free()
-        if channel in channel.child.channels:
-            channel.child.channels.remove(channel)
         if not channel.child.channels:
             channel.child.kill()
 
@@ -431,7 +418,7 @@ class Broker:
         if child.ended:
             self._pool.release(child)
             return
-        self._reactor.watch(child.init_fd, lambda _: self._on_namespace_end(child))
+        self._reactor.watch(child.init_fd, lambda: self._on_namespace_end(child))
         if not child.channels:
             child.kill()
 
@@ -470,7 +457,7 @@ class Broker:
     def _end_channel(self, channel: Channel, code: int | None, cpu: float, rss_kb: int) -> None:
         """The process exited: read what it left in its pipes, then answer its request."""
         for _ in range(FINAL_READS):
-            if channel.control.fileno() < 0 or not self._on_control(channel, select.EPOLLIN):
+            if channel.control.fileno() < 0 or not self._on_control(channel):
                 break
         channel.drain()
         if channel.session:
@@ -478,5 +465,3 @@ class Broker:
         else:
             self._runs.finish(channel, code, cpu, rss_kb)
             channel.free()
-        if channel in channel.child.channels:
-            channel.child.channels.remove(channel)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import enum
 import os
-import select
 import signal
 import socket
 import time
@@ -13,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
-from toolgym.tools.sandbox.local.broker.reactor import Reactor
+from toolgym.tools.sandbox.local.broker.reactor import Reactor, SendBuffer
 from toolgym.tools.sandbox.local.protocol import frames
 from toolgym.tools.sandbox.local.protocol.capture import Capture
 
@@ -138,8 +137,7 @@ class Channel:
         self.progress = self._fresh_progress(0.0)
         self.run = RunState()
         self.copying = CopyState(handle=handle)
-        self._outbox = bytearray()
-        self._is_blocked = False
+        self._outbox = SendBuffer(self.control, reactor)
 
     def begin(self, request: dict[str, Any]) -> None:
         """Start on a request, or on the next step of one: the clock and the output start again."""
@@ -169,24 +167,11 @@ class Channel:
 
     def send(self, request: Mapping[str, Any]) -> None:
         """Send a frame, as far as the socket takes it now; `flush` sends the rest."""
-        self._outbox += frames.encode_for_child(request)
+        self._outbox.add(frames.encode_for_child(request))
         self.flush()
 
     def flush(self) -> None:
-        if self.control.fileno() < 0:
-            return
-        while self._outbox:
-            try:
-                sent = self.control.send(self._outbox)
-            except BlockingIOError:
-                break
-            except OSError:
-                self._outbox.clear()
-                return
-            del self._outbox[:sent]
-        if self._is_blocked != bool(self._outbox):
-            self._is_blocked = not self._is_blocked
-            self._reactor.change(self.control.fileno(), select.EPOLLIN | (select.EPOLLOUT if self._is_blocked else 0))
+        self._outbox.flush(self.flush)
 
     def send_descriptors(self, *fds: int) -> None:
         """Send descriptors, with one byte, to an end that waits for nothing else."""
@@ -215,14 +200,6 @@ class Channel:
         for fd in self.copying.pending_ends:
             os.close(fd)
         self.copying.pending_ends = []
-
-    def receive(self) -> bytes | None:
-        """Read from the control socket. None: nothing now; empty: it is closed.
-
-        Raises:
-            ValueError: descriptors came along. There is no room for any, so the kernel has dropped them.
-        """
-        return receive(self.control)
 
     # ------------------------------------------------------------------ output
 
@@ -291,6 +268,8 @@ class Channel:
             if fd >= 0:
                 os.close(fd)
         self.copying.handle = self.run.folder = self.copying.namespace = -1
+        if self in self.child.channels:
+            self.child.channels.remove(self)
 
     def _close_pipe(self, stream: int) -> None:
         fd = self.pipes.pop(stream, -1)

@@ -41,6 +41,7 @@ class ChildPool:
         spec: how children are made.
         zygote: a socket to the process that forks them.
         zygote_pid: its process id.
+        on_spawned: called with the channel to each new child, to watch it.
         on_forked: called with each child that was forked; from then on `reap` may be.
         on_fork_failed: called with each child that could not be forked, and the reason.
     """
@@ -51,11 +52,12 @@ class ChildPool:
         spec: ChildSpec,
         zygote: socket.socket,
         zygote_pid: int,
+        on_spawned: Callable[[Channel], None],
         on_forked: Callable[[Child], None],
         on_fork_failed: Callable[[Child, str], None],
     ) -> None:
         self._reactor, self._spec, self._zygote, self._zygote_pid = reactor, spec, zygote, zygote_pid
-        self._on_forked, self._on_fork_failed = on_forked, on_fork_failed
+        self._on_spawned, self._on_forked, self._on_fork_failed = on_spawned, on_forked, on_fork_failed
         self._namespaces = spec.hardening.namespaces
         self._children: set[Child] = set()
         self._warm: list[Child] = []
@@ -64,32 +66,26 @@ class ChildPool:
         self._free_slots: list[int] = []
         self._next_slot = 0
         zygote.setblocking(False)
-        reactor.watch(zygote.fileno(), lambda _: self.read_replies())
-
-    def __len__(self) -> int:
-        return len(self._children)
+        reactor.watch(zygote.fileno(), self.read_replies)
 
     @property
     def warm(self) -> int:
         """Number of children that wait for their first request, or will as soon as they are forked."""
         return len(self._warm)
 
-    def spawn_warm(self) -> Channel:
-        """Ask for a child that waits for its first request. Returns its channel, which the caller has to watch."""
-        channel = self._spawn()
-        self._warm.append(channel.child)
-        return channel
+    def spawn_warm(self) -> None:
+        self._warm.append(self._spawn().child)
 
-    def take(self) -> tuple[Channel, bool]:
-        """A hardened child that waits for its first request: its channel, and whether that is new.
+    def take(self) -> Channel:
+        """The channel to a hardened child that waits for its first request.
 
         The child may not be forked yet: what is sent to it waits in the socket.
         """
         while self._warm:
             child = self._warm.pop(0)
             if not child.dead:
-                return child.channels[0], False
-        return self._spawn(), True
+                return child.channels[0]
+        return self._spawn()
 
     def read_replies(self) -> None:
         """Read which children the zygote has forked."""
@@ -230,6 +226,7 @@ class ChildPool:
         self._ask()
         if child.dead:
             raise OSError("the zygote could not be asked for a child")
+        self._on_spawned(channel)
         return channel
 
     def _ask(self) -> None:

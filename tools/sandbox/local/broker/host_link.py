@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import select
 import socket
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
-from toolgym.tools.sandbox.local.broker.reactor import Reactor
+from toolgym.tools.sandbox.local.broker.reactor import Reactor, SendBuffer
 from toolgym.tools.sandbox.local.protocol import frames
 
 
@@ -25,17 +24,16 @@ class HostLink:
         operations: Mapping[str, Callable[[Any], None]],
         on_end: Callable[[], None],
     ) -> None:
-        self._socket, self._reactor, self._operations, self._on_end = end, reactor, operations, on_end
+        self._socket, self._operations, self._on_end = end, operations, on_end
         self._decoder = frames.FrameDecoder()
         self._data: dict[int, bytes] = {}
-        self._outbox = bytearray()
-        self._is_blocked = False
+        self._outbox = SendBuffer(end, reactor)
         end.setblocking(False)
-        reactor.watch(end.fileno(), self._on_event)
+        reactor.watch(end.fileno(), self._receive)
 
     def send(self, message: Mapping[str, Any]) -> None:
         """Send a message with the next `flush`."""
-        self._outbox += frames.encode(message)
+        self._outbox.add(frames.encode(message))
 
     @property
     def backlog(self) -> int:
@@ -45,19 +43,15 @@ class HostLink:
         """Send bytes that belong to the answer of a request, ahead of it: now, unless there are no `more` before the
         answer.
         """
-        self._outbox += frames.data_chunk_head(number, len(data))
-        self._outbox += data
+        self._outbox.add(frames.data_chunk_head(number, len(data)))
+        self._outbox.add(data)
         if more:
             self.flush()
 
     def answer(self, request: Mapping[str, Any], message: Mapping[str, Any]) -> None:
         self.send({"id": request.get("id"), **message})
 
-    def _on_event(self, event: int) -> None:
-        if event & select.EPOLLOUT:
-            self.flush()
-        if not event & (select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR):
-            return
+    def _receive(self) -> None:
         try:
             data = self._socket.recv(1 << 20)
         except BlockingIOError:
@@ -90,14 +84,5 @@ class HostLink:
 
         The broker calls it once a turn: answers that came together go out together.
         """
-        while self._outbox:
-            try:
-                sent = self._socket.send(self._outbox)
-            except BlockingIOError:
-                break
-            except OSError:
-                self._end()
-            del self._outbox[:sent]
-        if self._is_blocked != bool(self._outbox):
-            self._is_blocked = not self._is_blocked
-            self._reactor.change(self._socket.fileno(), select.EPOLLIN | (select.EPOLLOUT if self._is_blocked else 0))
+        if not self._outbox.flush(self.flush):
+            self._end()

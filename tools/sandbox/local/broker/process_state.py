@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import select
 import socket
 import time
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from toolgym.tools.sandbox.local.broker.reactor import Reactor
+from toolgym.tools.sandbox.local.broker.reactor import Reactor, SendBuffer
 from toolgym.tools.sandbox.local.protocol import frames
 from toolgym.tools.sandbox.local.protocol.capture import Capture
 
@@ -77,41 +74,20 @@ class LauncherLink:
         self.decoder = frames.ChildDecoder()
         self.processes: dict[int, RunningProgram] = {}
         self._reactor, self._on_loss = reactor, on_loss
-        self._outbox: deque[tuple[memoryview, list[int]]] = deque()
+        self._outbox = SendBuffer(control, reactor)
 
-    def send(self, message: Mapping[str, Any], descriptors: list[int] | None = None) -> None:
+    def send(self, message: Mapping[str, Any], descriptors: Sequence[int] = ()) -> None:
         """Send a request, with descriptors that are closed here then."""
-        self._outbox.append((memoryview(frames.encode_for_child(message)), descriptors or []))
+        self._outbox.add(frames.encode_for_child(message), descriptors)
         self.flush()
 
     def flush(self) -> None:
-        """Send what waits, as far as the socket takes it now; nothing if it is closed."""
-        if self.control.fileno() < 0:
-            self.close()
-            return
-        while self._outbox:
-            view, descriptors = self._outbox[0]
-            try:
-                sent = socket.send_fds(self.control, [view], descriptors)
-            except BlockingIOError:
-                break
-            except OSError:
-                self._on_loss(self)
-                return
-            for fd in descriptors:
-                os.close(fd)
-            self._outbox.popleft()
-            if sent < len(view):
-                self._outbox.appendleft((view[sent:], []))
-        events = select.EPOLLIN | (select.EPOLLOUT if self._outbox else 0)
-        self._reactor.change(self.control.fileno(), events)
+        if not self._outbox.flush(self.flush) and self.control.fileno() >= 0:
+            self._on_loss(self)
 
     def close(self) -> None:
         """Close the socket, and the descriptors that were not sent. Closing twice is fine."""
         if self.control.fileno() >= 0:
             self._reactor.unwatch(self.control.fileno())
             self.control.close()
-        for _, descriptors in self._outbox:
-            for fd in descriptors:
-                os.close(fd)
         self._outbox.clear()

@@ -88,7 +88,7 @@ class Processes:
                 channel.send_descriptors(theirs.fileno())
             link = self._launchers[channel] = LauncherLink(channel, ours, self._reactor, self._lose)
             self._links.setdefault(channel, []).append(link)
-            self._reactor.watch(ours.fileno(), lambda event: self._on_launcher(link, event))
+            self._reactor.watch(ours.fileno(), lambda: self._on_launcher(link))
             return
         if "done" not in note and "failed" not in note:
             raise ValueError("a note that belongs to no launcher")
@@ -201,7 +201,7 @@ class Processes:
         link.processes[process.number] = process
         self._named[link.channel.session, process.name] = process
         for stream in (1, 2):
-            self._reactor.watch(process.pipes[stream], lambda _, stream=stream: self._read(process, stream))  # type: ignore[misc]
+            self._reactor.watch(process.pipes[stream], lambda stream=stream: self._read(process, stream))  # type: ignore[misc]
         message = {name: request[name] for name in ("argv", "cwd", "env", "pty")}
         link.send({"op": "start", "number": process.number, **message}, theirs)
         self._feed(process, request.get("data", b""), ends=bool(request.get("eof")))
@@ -224,7 +224,7 @@ class Processes:
         self._write(process)
         if process.outbox:
             with contextlib.suppress(FileExistsError):
-                self._reactor.watch(process.pipes[0], lambda _: self._write(process), select.EPOLLOUT)
+                self._reactor.watch(process.pipes[0], lambda: self._write(process), select.EPOLLOUT)
 
     def _write(self, process: RunningProgram) -> None:
         fd = process.pipes.get(0, -1)
@@ -390,11 +390,7 @@ class Processes:
 
     # ------------------------------------------------------------------ launchers
 
-    def _on_launcher(self, link: LauncherLink, event: int) -> None:
-        if event & select.EPOLLOUT:
-            link.flush()
-        if not event & (select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR) or link.control.fileno() < 0:
-            return
+    def _on_launcher(self, link: LauncherLink) -> None:
         try:
             data = receive(link.control)
             if data is None:

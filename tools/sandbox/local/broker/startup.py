@@ -47,7 +47,7 @@ _MAX_REASON = 500
 _FAILED = 3
 """Exit code of a template process that cannot start."""
 
-_ONLY_OWN = "hidepid=ptraceable"
+_ONLY_OWN = "hidepid=ptraceable"  # a /proc shows only the processes that its reader may look into
 
 _FROZEN = {"namespaces": (), "uid": (*seccomp.TIMES, *seccomp.ATTRIBUTES), "landlock": seccomp.METADATA}
 """By level, calls on files that do nothing, because Landlock does not cover them."""
@@ -77,27 +77,11 @@ def main(config: Mapping[str, Any]) -> NoReturn:
     syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
     zygote_pid, zygote = _fork_zygote(host, config, spec, proc)
     ready = _await_zygote(host, zygote, zygote_pid)
-    limits = config["limits"]
-    monitor = MonitorConfig(
-        proc=proc,
-        same_numbers=jailed.fresh_proc,
-        shared_pages=ready["resident"],
-        cgroups=cgroups,
-        first_uid=config["first_uid"],
-        disk=None if config["level"] == "namespaces" else (limits["disk_mb"] << 20, limits["inodes"]),
-        work=config["work"],
-    )
-    broker = Broker(
-        host,
-        spec,
-        zygote,
-        zygote_pid,
-        warm=config["warm"],
-        can_fork=config["level"] != "landlock",
-        monitor=monitor,
-        ready=ready,
-    )
-    _filter_calls(namespaces=config["level"] == "namespaces")
+    disk = None if spec.hardening.namespaces else (spec.hardening.disk_mb << 20, spec.hardening.inodes)
+    monitor = MonitorConfig(proc, same_numbers=jailed.fresh_proc, shared_pages=ready["resident"], disk=disk)
+    can_fork = config["level"] != "landlock"
+    broker = Broker(host, spec, zygote, zygote_pid, config["warm"], can_fork, monitor, ready["absent"])
+    _filter_calls(namespaces=spec.hardening.namespaces)
     broker.serve()
 
 
@@ -183,7 +167,7 @@ def _become_zygote(broker: socket.socket, config: Mapping[str, Any], spec: Child
     program.prepare()
     _unload_ourselves()
     zygote.calibrate(proc)
-    _filter_calls(namespaces=config["level"] == "namespaces")
+    _filter_calls(namespaces=spec.hardening.namespaces)
     ready: ZygoteReady = {"resident": resident, "absent": ", ".join(absent)}
     broker.send(json.dumps(ready).encode())
     zygote.serve()
@@ -314,28 +298,17 @@ def _hardening(config: Mapping[str, Any], jailed: jail.Jailed) -> Hardening:
         open_files=limits["open_files"],
         data_pages=0,  # known once the libraries are loaded
         proc=jailed.host_proc,
-        proc_options=_proc_options() if namespaces and jailed.fresh_proc else None,
-        terminals=namespaces and _has_terminals(),
+        # No other forks of a session; the kernel has that option since 5.8.
+        proc_options=_ONLY_OWN if namespaces and jailed.fresh_proc and _may_mount("proc", _ONLY_OWN) else None,
+        terminals=namespaces and _may_mount("devpts", TERMINALS),
         below_tmp=tuple(path for path in jail.outermost(config["read_only"]) if path.startswith("/tmp/")),
         folders=tuple(config["folders"]),
     )
 
 
-def _proc_options() -> str | None:
-    """Options that let a /proc show only the processes that its reader may look into: no other forks of a session.
-    None: the kernel has no such option.
-    """
+def _may_mount(kind: str, options: str) -> bool:
     try:
-        syscalls.mount("proc", "/w", "proc", syscalls.MS_NOSUID, _ONLY_OWN)
-    except OSError:
-        return None  # before Linux 5.8
-    syscalls.detach("/w")
-    return _ONLY_OWN
-
-
-def _has_terminals() -> bool:
-    try:
-        syscalls.mount("devpts", "/w", "devpts", syscalls.MS_NOSUID, TERMINALS)
+        syscalls.mount(kind, "/w", kind, syscalls.MS_NOSUID, options)
     except OSError:
         return False
     syscalls.detach("/w")

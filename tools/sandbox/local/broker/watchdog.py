@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from toolgym.tools.sandbox.local.broker import usage
 from toolgym.tools.sandbox.local.broker.channel import Channel, Child, Kill, KillReason
-from toolgym.tools.sandbox.local.kernel.child_cgroups import ChildCgroups
+from toolgym.tools.sandbox.local.zygote.zygote import ChildSpec
 
 if TYPE_CHECKING:
     from toolgym.tools.sandbox.local.protocol.messages import AsleepAnswer
@@ -53,32 +53,26 @@ class MonitorConfig:
         proc: descriptor of a /proc that shows the children; -1: none does.
         same_numbers: whether processes have the same numbers there as for this process.
         shared_pages: resident pages of the zygote, which every child shares.
-        cgroups: the children's control groups, if the kernel limits memory; None: the watchdog measures it.
-        first_uid: user id of the first slot, if each has its own; 0: all have this process's.
         disk: bytes and files that each child may keep on the host's disk; None: children do not write there.
-        work: the folder that holds their working folders.
     """
 
     proc: int
     same_numbers: bool
     shared_pages: int
-    cgroups: ChildCgroups | None = None
-    first_uid: int = 0
-    disk: tuple[int, int] | None = None
-    work: str = ""
+    disk: tuple[int, int] | None
 
 
 class Watchdog:
-    def __init__(self, monitor: MonitorConfig) -> None:
-        self._monitor = monitor
+    def __init__(self, spec: ChildSpec, monitor: MonitorConfig) -> None:
+        self._spec, self._monitor = spec, monitor
         self._next = self._next_thorough = self._next_idle = 0.0
         self._turn = 0
         self._free = self._free_files = 0
-        self._reserve = min(usage.RESERVE, usage.free_disk(monitor.work)[0] // 2) if monitor.disk else 0
+        self._reserve = min(usage.RESERVE, usage.free_disk(spec.work)[0] // 2) if monitor.disk else 0
 
     @property
     def watches(self) -> bool:
-        return self._monitor.proc >= 0 or self._monitor.cgroups is not None
+        return self._monitor.proc >= 0 or self._spec.cgroups is not None
 
     def pace(self, busy: bool) -> float:
         if self._monitor.disk is None:
@@ -121,7 +115,7 @@ class Watchdog:
         """Whether free space shrinks fast, and whether it is nearly gone."""
         if self._monitor.disk is None:
             return False, False
-        (free, files), (most, most_files) = usage.free_disk(self._monitor.work), self._monitor.disk
+        (free, files), (most, most_files) = usage.free_disk(self._spec.work), self._monitor.disk
         alarm = free < self._free - most * FAST or files < self._free_files - most_files * FAST
         if alarm or time.monotonic() >= self._next_thorough:
             self._free, self._free_files = free, files
@@ -134,8 +128,8 @@ class Watchdog:
         return (idle + idle)[start : start + min(IDLE_AT_ONCE, len(idle))]
 
     def _too_much_memory(self, child: Child) -> bool:
-        if self._monitor.cgroups is not None:
-            return self._monitor.cgroups.overrun(child.slot)
+        if self._spec.cgroups is not None:  # then the kernel limits it
+            return self._spec.ran_out_of_memory(child.slot)
         began = time.monotonic()
         pid = self.number(child)
         if not pid or began < child.weighed + child.weighing / ALARM_SHARE:
@@ -154,8 +148,8 @@ class Watchdog:
     def has_room(self, child: Child) -> bool:
         """Whether a session may be forked, as far as is known: at the limit of memory it ends with all its forks."""
         most = child.memory_mb << 20
-        if self._monitor.cgroups is not None:
-            return self._monitor.cgroups.left(child.slot) > most * FORK_ROOM
+        if self._spec.cgroups is not None:
+            return self._spec.cgroups.left(child.slot) > most * FORK_ROOM
         return sum(size for _, size in child.weights.values()) < most * (1 - FORK_ROOM)
 
     def _too_much_disk(self, child: Child, most_bytes: int, most_files: int, *, alarm: bool) -> bool:
@@ -164,7 +158,8 @@ class Watchdog:
             return False
         pid = self.number(child)
         processes = usage.tree(self._monitor.proc, pid) if pid else []
-        owner = self._monitor.first_uid + child.slot if self._monitor.first_uid else 0
+        first_uid = self._spec.hardening.first_uid
+        owner = first_uid + child.slot if first_uid else 0
         over = usage.over_disk_limit(child.folder, most_bytes, most_files, self._monitor.proc, processes, owner=owner)
         child.counted = time.monotonic()
         child.counting = child.counted - began
