@@ -17,7 +17,7 @@ from toolgym.version import __version__
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
-EXTRAS = {"rollout": "torch", "sglang": "sglang", "ray": "ray", "viewer": "textual", "trl": "trl", "verl": "verl"}
+EXTRAS = {"rollout": "torch", "sglang": "sglang", "ray": "ray", "trl": "trl", "verl": "verl"}
 """For each extra, a module that comes with it."""
 
 

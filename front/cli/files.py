@@ -8,11 +8,7 @@ from toolgym.tools.errors import ConfigError
 
 
 def require_absent(option: str, *paths: Path) -> None:
-    """Refuse to replace what an earlier run wrote. A run that was stopped at its start may leave an empty file.
-
-    Raises:
-        ConfigError: one of the files is there; `option` says where else to write.
-    """
+    """Refuse to replace what an earlier run wrote. A run that was stopped at its start may leave an empty file."""
     for path in paths:
         if path.is_file() and path.stat().st_size:
             raise ConfigError(

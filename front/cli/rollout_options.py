@@ -159,11 +159,9 @@ class RolloutOptions:
 
     @property
     def folder(self) -> Path:
-        """Folder of the run."""
         return self.out if self.resume is None else self.resume
 
     def config(self) -> RunConfig:
-        """Return how the run is played."""
         from toolgym.rollout.engines.base import SamplingParams
         from toolgym.rollout.limits import EpisodeLimits
         from toolgym.rollout.runner.adaptive import Adaptive
@@ -182,11 +180,6 @@ class RolloutOptions:
         return kind(**{name: value for name, value in vars(self).items() if name in names} | values)
 
     def env_arguments(self) -> dict[str, Any]:
-        """Return the arguments that the env is made with.
-
-        Raises:
-            ConfigError: no env has that id, or a file cannot be read.
-        """
         from toolgym.envs.tasks.loading import load_tasks
         from toolgym.tools.config import from_config
 
@@ -216,12 +209,8 @@ class RolloutOptions:
         return {name.strip(): column.strip() for name, _, column in pairs}
 
     def check_files(self) -> None:
-        """Check where the run is to write.
-
-        Raises:
-            ConfigError: the recording is a file of the folder, or a file of an earlier run is there that must stay.
-        """
-        from toolgym.rollout.recording.run_folder import BATCH, EARLIER, RUN, TRAJECTORIES, TURNS
+        """Check that the run replaces no file that must stay."""
+        from toolgym.rollout.recording.run_folder import BATCH, RUN, TRAJECTORIES, TURNS
 
         out, record = self.folder, self.record
         if record is not None and record.resolve() in [
@@ -235,5 +224,5 @@ class RolloutOptions:
                 f"{str(out / RUN)!r} is of an earlier run: go on with that with --resume {out}, name another folder "
                 "with --out, or replace it with --overwrite"
             )
-        require_absent("--out", *(out / name for name in (TRAJECTORIES, BATCH, *EARLIER)))
+        require_absent("--out", *(out / name for name in (TRAJECTORIES, BATCH)))
         require_absent("--record", *([record] if record is not None else []))

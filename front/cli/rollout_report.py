@@ -23,12 +23,11 @@ STOPPED_BY = 128
 
 
 def pad_token_id(tokenizer: PreTrainedTokenizerBase) -> int:
-    """Return the id to pad a batch with. Any will do: masks tell what is padding."""
     return next(pad for pad in (tokenizer.pad_token_id, tokenizer.eos_token_id, 0) if pad is not None)
 
 
 def report_complete(trajectories: list[Trajectory], run: RunFile, out: Path) -> int:
-    """Write the batch of a run that is complete already, and say so. Returns the exit status."""
+    """Write the batch of a run that is complete already; return the exit status."""
     batch, problem = _make_batch(trajectories, run, out)
     console = Console(highlight=False)
     console.print(f"the run in {out} is complete: nothing is left to play", markup=False, soft_wrap=True)
@@ -59,21 +58,10 @@ def report(
     seconds: float,
     stopped_by: signal.Signals | None,
 ) -> int:
-    """Write the batch, show what happened, and say where the files are.
+    """Write the batch, show what happened, say where the files are, and return the exit status.
 
-    Args:
-        trajectories: of the whole run, as far as it got.
-        run: the run.
-        out: its folder.
-        played: the trajectories of this call.
-        seconds: wall seconds of this call.
-        stopped_by: the signal that ended it; None: it came to its end.
-
-    Returns:
-        The exit status.
-
-    Raises:
-        RunFailedError: every episode failed at its first turn, and all in the same way.
+    The `trajectories` are those of the whole run, as far as it got; those of this call, which took `seconds`, are
+    `played`.
     """
     from toolgym.rollout.trajectory.failures import FailureLog, require_one_that_played
 

@@ -28,11 +28,7 @@ _META = "toolgym.resumed_run"
 
 
 def take_options(ctx: typer.Context, folder: Path | None) -> Path | None:
-    """Let the options of a run be the defaults; called before the other options are read.
-
-    Raises:
-        ConfigError: the folder holds no run that can be resumed.
-    """
+    """Let the options of a run be the defaults; called before the other options are read."""
     if folder is not None and not ctx.resilient_parsing:
         from toolgym.rollout.recording.run_folder import RunFile
 
@@ -50,12 +46,7 @@ def take_options(ctx: typer.Context, folder: Path | None) -> Path | None:
 
 
 def resumed_run(ctx: typer.Context) -> RunFile | None:
-    """The run that is resumed, where one is, checked against what was given beside `--resume`.
-
-    Raises:
-        ConfigError: an option contradicts the run, one that holds a secret was not given again, or a file that an
-            option names was changed.
-    """
+    """The run that is resumed, if any, checked against what was given beside `--resume`."""
     run: RunFile | None = ctx.meta.get(_META)
     if run is None:
         return None
@@ -116,22 +107,13 @@ def engine_options(ctx: typer.Context) -> dict[str, Any]:
 
 
 def file_hashes(ctx: typer.Context) -> dict[str, str]:
-    """SHA-256 of the files that options name.
-
-    Raises:
-        ConfigError: one cannot be read.
-    """
     from toolgym.rollout.recording.run_folder import file_hash
 
     return {name: file_hash(Path(ctx.params[name])) for name in FILES if ctx.params[name] is not None}
 
 
 def require_same_run(begun: RunFile, now: RunFile, folder: Path) -> None:
-    """Check that what a run is made of did not change since it began.
-
-    Raises:
-        ConfigError: something did; says what.
-    """
+    """Check that what a run is made of did not change since it began."""
     if (begun.tasks, begun.episodes) != (now.tasks, now.episodes):
         raise ConfigError(
             f"the tasks of the run in {str(folder)!r} are not those that it began with: its env, or the version of "

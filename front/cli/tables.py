@@ -22,13 +22,7 @@ _COLOURS = {"system": "dim", "user": "cyan", "assistant": "green", "tool": "yell
 def summary_table(
     trajectories: Sequence[Trajectory], seconds: float, played: Sequence[Trajectory] | None = None
 ) -> Table:
-    """Figures of a run.
-
-    Args:
-        trajectories: at least one.
-        seconds: wall seconds of the run.
-        played: those that were played in these seconds, where an earlier run played the others.
-    """
+    """Figures of a run; the trajectories that were `played` took these wall seconds, an earlier run had the others."""
     from toolgym.rollout.trajectory.summary import summarize
 
     figures = summarize(trajectories)
@@ -76,7 +70,6 @@ def pick_conversation(trajectories: Sequence[Trajectory]) -> Trajectory | None:
 
 
 def conversation(trajectory: Trajectory) -> Panel:
-    """One conversation, a colour per role."""
     blocks = []
     for message in trajectory.messages:
         role = message["role"]

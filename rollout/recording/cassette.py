@@ -47,12 +47,7 @@ class CassetteMissError(EngineError, LookupError):
 class CassetteWriter:
     """Writes a log. Every line is handed to the operating system at once, so that a killed run keeps what it had.
 
-    Args:
-        path: the file; an existing one is replaced.
-        kept: lines of the file that is there, to begin with; read while the file is locked.
-
-    Raises:
-        ConfigError: the file cannot be written, or another run is writing it.
+    An existing file is replaced, but for the lines `kept`, which are read while the file is locked.
     """
 
     def __init__(self, path: str | Path, *, kept: Iterable[Line] | None = None) -> None:
@@ -79,7 +74,6 @@ class CassetteWriter:
 
     @property
     def closed(self) -> bool:
-        """Whether the file was closed."""
         return self._file.closed
 
     def count(self, key: str) -> int:
@@ -88,11 +82,6 @@ class CassetteWriter:
         return self._counts[key] - 1
 
     def write(self, kind: str, **fields: Any) -> None:
-        """Append a line.
-
-        Raises:
-            ConfigError: the disk is full or the file is gone.
-        """
         if self.closed:
             _log.warning("%s is closed: a late %r line is not recorded", self.path, kind)
             return
@@ -104,14 +93,12 @@ class CassetteWriter:
             raise ConfigError(f"cannot record to {str(self.path)!r}: {error}") from error
 
     def generate(self, prompt_ids: Sequence[int], params: SamplingParams, number: int, **outcome: Any) -> None:
-        """Append a request to the engine, the `number`-th of its kind, and its outcome."""
         episode = current_episode()
         shared, rest = self._prompts.shortened(episode, prompt_ids)
         request = {"episode": episode, "number": number, "shared": shared, "prompt": rest, "params": asdict(params)}
         self.write("generate", **request, **outcome)
 
     def trajectory(self, trajectory: Trajectory) -> None:
-        """Append a finished episode."""
         self.write("trajectory", trajectory=scrubbed(trajectory.to_json()))
         self._prompts.pop(EpisodeKey(trajectory.task_index, trajectory.sample_index), None)
 
@@ -143,20 +130,12 @@ class CassetteWriter:
 
 @dataclass(frozen=True)
 class Recorded:
-    """One recorded request and its outcome.
-
-    Attributes:
-        line: its line in the file, from 1.
-        episode: the episode that it belongs to; None outside of any.
-        number: how many equal requests of the episode came before it.
-        asked: the request: `prompt_ids` and `params` of a generation, `tool`, `call`, `arguments` and `kwargs` of a
-            tool.
-        outcome: `reply`, `error` or `ended`.
-    """
+    """A recorded request to the engine or call of a tool, and its outcome: a `reply`, an `error`, or `ended`."""
 
     line: int
     episode: EpisodeKey | None
     number: int
+    """Count of the episode's equal requests before it."""
     asked: Mapping[str, Any]
     outcome: Mapping[str, Any]
 
@@ -165,14 +144,8 @@ class Recorded:
 class Cassette:
     """A recording, read back. Replies are found by what was asked, not by their order.
 
-    Attributes:
-        path: the file.
-        engine: the `engine` line.
-        run: the `run` line; None if an engine was recorded by itself.
-        tools: schemas of the recorded tools in the OpenAI shape; None if none were recorded.
-        trajectories: the recorded trajectories as JSON, by episode.
-        ended: whether the recording came to its end.
-        misses: one line for each request of a replay that was not recorded.
+    Without a `run`, an engine was recorded by itself. `misses` has a line for each request of a replay that was not
+    recorded.
     """
 
     path: Path
@@ -187,11 +160,7 @@ class Cassette:
 
     @classmethod
     def load(cls, path: str | Path, *, allow_edited: bool = False) -> Cassette:
-        """Read a file.
-
-        Args:
-            path: the file.
-            allow_edited: read it although lines were changed after recording.
+        """Read a file; with `allow_edited` although lines were changed after recording.
 
         Raises:
             UnknownNameError: there is no such file; names the nearest one.
@@ -252,11 +221,9 @@ class Cassette:
         return same[number]
 
     def times(self, key: str) -> int:
-        """Return how often this was recorded."""
         return len(self._requests.get(key, ()))
 
     def everything(self) -> Iterator[Recorded]:
-        """All recorded requests."""
         for same in self._requests.values():
             yield from same
 
@@ -267,11 +234,7 @@ class Cassette:
 
 
 def lines_of_finished(path: Path, finished: Collection[EpisodeKey]) -> Iterator[Line]:
-    """The lines of a recording that a resumed run keeps: those of finished episodes; the others are played again.
-
-    Raises:
-        ConfigError: it is no recording of the present version, or was edited.
-    """
+    """The lines of a recording that a resumed run keeps: those of finished episodes; the others are played again."""
     for _, line in read_lines(path, allow_edited=False):
         if line["kind"] == "trajectory":
             value = line["trajectory"]

@@ -62,7 +62,7 @@ class RecordingEngine(EngineWrapper):
             raise
 
     def describe(self) -> None:
-        """Record the engine's class, sizes and weight version, once. The first request does so too."""
+        """Record the engine's class, sizes and weight version, once."""
         if self._described:
             return
         facts = {
@@ -125,7 +125,6 @@ class CassetteEngine(Engine):
 
     @property
     def weight_version(self) -> str:
-        """The version of the last reply that was given; before it, the one at the recording's start."""
         return self._weight_version
 
     def _fact(self, name: str) -> Any:
@@ -150,7 +149,7 @@ class CassetteEngine(Engine):
         return generation
 
     async def abort(self, request_id: str) -> None:
-        """Do nothing: a recorded reply is there at once, and an aborted one was recorded as such."""
+        pass  # a recorded reply is there at once, and an aborted one was recorded as such
 
     async def pause(self, mode: PauseMode = PauseMode.IN_PLACE) -> None:
         PauseMode(mode)
@@ -233,7 +232,6 @@ class JournaledEngine(EngineWrapper):
         self._cassette = CassetteWriter(self.path, kept=self._kept(finished))
 
     def _kept(self, finished: Collection[EpisodeKey]) -> Iterator[Line]:
-        """The file's lines that are still of use, with their answers kept in memory."""
         try:
             for episode, key, generation, line in generations_of(self.path):
                 if episode is not None and episode not in finished:
@@ -284,5 +282,4 @@ class JournaledEngine(EngineWrapper):
             self.close_journal()
 
     def close_journal(self) -> None:
-        """Close the file, and not the engine inside."""
         self._cassette.abandon()

@@ -75,8 +75,6 @@ class LastPrompts(dict[EpisodeKey | None, list[int]]):
 
 
 class RecordedRequest(NamedTuple):
-    """A recorded request to an engine."""
-
     key: str
     prompt_ids: list[int]
     params: SamplingParams
@@ -172,12 +170,10 @@ def line_digest(before: str, line: str) -> str:
 
 
 def described(episode: EpisodeKey | None) -> str:
-    """Return an episode's name for messages."""
     return "outside of any episode" if episode is None else str(episode)
 
 
 def generate_key(episode: EpisodeKey | None, prompt_ids: Sequence[int], params: SamplingParams) -> str:
-    """Return the key of a request to an engine, made of its episode, prompt and parameters."""
     sampling = asdict(params) | {"stop_token_ids": sorted(params.stop_token_ids)}
     return _key(["generate", episode, sampling], array("q", prompt_ids).tobytes())
 
@@ -192,12 +188,10 @@ class RecordedCall(TypedDict):
 
 
 def tool_request(tool: str, call: str, arguments: object, kwargs: Mapping[str, object]) -> RecordedCall:
-    """Return a call as a line holds it."""
     return {"tool": tool, "call": call, "arguments": plain(arguments), "kwargs": redacted(kwargs)}
 
 
 def tool_key(episode: EpisodeKey | None, request: RecordedCall) -> str:
-    """Return the key of a tool's call, made of its episode and the request."""
     return _key(["tool", episode, request["tool"], request["call"], request["arguments"], request["kwargs"]])
 
 
@@ -207,7 +201,6 @@ def _key(value: Any, further: bytes = b"") -> str:
 
 
 def shared_length(ids: Sequence[int], others: Sequence[int]) -> int:
-    """Return the length of the common beginning."""
     most = min(len(ids), len(others))
     if list(ids[:most]) == list(others[:most]):
         return most
@@ -215,8 +208,6 @@ def shared_length(ids: Sequence[int], others: Sequence[int]) -> int:
 
 
 class GenerationJson(TypedDict):
-    """A reply of an engine."""
-
     token_ids: list[int]
     logprobs: ArrayJson
     finish_reason: str
@@ -239,12 +230,7 @@ def generation_to_json(generation: Generation) -> GenerationJson:
 
 
 def generation_from_json(reply: GenerationJson) -> Generation:
-    """Read what `generation_to_json` returned.
-
-    Raises:
-        KeyError, TypeError, ValueError: it is something else.
-        EngineError: the numbers of ids, log-probabilities and versions differ.
-    """
+    """Read what `generation_to_json` returned; raises `EngineError` if the numbers of ids and versions differ."""
     return Generation(
         token_ids=tuple(reply["token_ids"]),
         logprobs=tuple(array_from_json(reply["logprobs"]).tolist()),

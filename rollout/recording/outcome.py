@@ -33,7 +33,7 @@ async def record_outcome(
 
     Args:
         call: what to await.
-        deadline: wall seconds after which the caller gives up; None when it never does.
+        deadline: wall seconds after which the caller gives up.
         to_json: makes the `reply` to record from the result.
         record: takes `reply`, `error` or `ended`, and `seconds`, by name; called once.
     """
@@ -75,15 +75,7 @@ async def replay_outcome(cassette: Cassette, recorded: Recorded, what: str) -> A
     A call that overran its deadline raises at once what the deadline would have raised. A call that was cancelled
     otherwise (by the deadline of the whole episode) waits until it is cancelled, as it did.
 
-    Args:
-        cassette: the recording.
-        recorded: the recorded call.
-        what: subject and verb of the message where the recording stopped during the call: "the tool ran".
-
-    Raises:
-        CassetteMissError: the recording stopped during the call.
-        DeadlineError: it overran its deadline.
-        Exception: the recorded error, see `make_error`.
+    If the recording stopped during the call, that is a miss, whose message has `what` ("the tool ran").
     """
     if "error" in recorded.outcome:
         raise make_error(recorded.outcome["error"])
@@ -107,7 +99,6 @@ async def _contained(call: Coroutine[Any, Any, T]) -> T:
 
 
 def describe_error(error: BaseException) -> dict[str, Any]:
-    """Return an exception as JSON."""
     described: dict[str, Any] = {"type": type(error).__name__, "message": scrub(str(error))}
     if isinstance(error, DeadlineError):
         described |= {"seconds": error.seconds, "stuck": error.stuck}

@@ -108,7 +108,7 @@ def recorded(
 
 
 class _TrajectorySink:
-    """Records trajectories, and closes the file behind the last one."""
+    """Closes the file behind the last trajectory."""
 
     def __init__(self, cassette: CassetteWriter, expected: int) -> None:
         self._cassette, self._missing = cassette, expected
@@ -127,8 +127,6 @@ class _TrajectorySink:
 
 
 class _ToolRecorder:
-    """Puts a `RecordedTool` around each tool of an env, and writes the tools' schemas once."""
-
     def __init__(self, cassette: CassetteWriter) -> None:
         self._cassette = cassette
         self._described = False
@@ -165,11 +163,7 @@ def _writable(kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
-    """Hashes of the tokenizer itself and of its chat template, which decide about token ids.
-
-    Returns:
-        `tokenizer` and `chat_template`, as hexadecimal SHA-256.
-    """
+    """SHA-256 of the tokenizer itself and of its chat template, which decide about token ids."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:
         parts = json.loads(backend.to_str())
@@ -203,11 +197,7 @@ def config_to_json(config: RunConfig) -> tuple[dict[str, Any], list[str]]:
 
 
 def config_from_json(written: Mapping[str, Any]) -> RunConfig:
-    """Read what `config_to_json` made.
-
-    Raises:
-        ConfigError: a field is not known, or its value is out of range.
-    """
+    """Read what `config_to_json` made."""
     try:
         return RunConfig(**{name: _restored(name, value) for name, value in written.items()})
     except ConfigError:

@@ -52,14 +52,7 @@ AROUND = 120
 
 @dataclass(frozen=True)
 class Difference:
-    """The first difference of a replayed trajectory from the recorded one.
-
-    Attributes:
-        episode: which one.
-        where: the field, such as `turns[1].text`.
-        recorded: what was recorded there, as JSON, cut to 300 characters.
-        replayed: what came now.
-    """
+    """The first difference of a replayed trajectory: its field, such as `turns[1].text`, and both values, cut."""
 
     episode: EpisodeKey
     where: str
@@ -173,7 +166,6 @@ def _check_tokenizer(cassette: Cassette, run: Mapping[str, Any], tokenizer: PreT
 
 
 def _make(run: Mapping[str, Any], tasks: list[Task], cassette: Cassette) -> BaseEnv:
-    """Make the recorded env from recorded tools and tasks, so that it makes none of its own."""
     env_spec = spec(run["env"])
     known = inspect.signature(env_spec.load()).parameters
     kwargs = {name: value for name, value in env_spec.kwargs.items() if name not in REBUILT} | run["env_kwargs"]
@@ -187,11 +179,7 @@ def _make(run: Mapping[str, Any], tasks: list[Task], cassette: Cassette) -> Base
 
 
 def first_difference(recorded: Mapping[str, Any], replayed: Mapping[str, Any]) -> tuple[str, str, str] | None:
-    """Compare two trajectories as JSON, but for `EXEMPT`.
-
-    Returns:
-        The field and its two values; None when they are equal byte for byte.
-    """
+    """Return the first field but those of `EXEMPT` that is not equal byte for byte, and its two values."""
     order = [*FIRST, *(name for name in [*recorded, *replayed] if name not in FIRST)]
     before, after = ({name: value[name] for name in order if name in value} for value in (recorded, replayed))
     return next(_differences(before, after, "", ()), None)

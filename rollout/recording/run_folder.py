@@ -8,8 +8,7 @@
 | `batch.safetensors` | the batch of all, written at the end |
 
 The trajectories are named as in verl's `rollout_data_dir`, by their training step, and no other file ends with
-`.jsonl`: so verl's `rollout_viewer.py` opens the folder. Folders of earlier versions get these names when they are
-opened.
+`.jsonl`: so verl's `rollout_viewer.py` opens the folder.
 
 `run.json` is replaced at once and never half written. The run that writes a folder has a lock on it.
 """
@@ -32,8 +31,6 @@ from toolgym.rollout.trajectory.trajectory import plain
 from toolgym.tools.errors import ConfigError
 
 RUN, TRAJECTORIES, TURNS, BATCH = "run.json", "0.jsonl", "turns.journal", "batch.safetensors"
-EARLIER = {"trajectories.jsonl": TRAJECTORIES, "turns.jsonl": TURNS}
-"""Names of files in folders of earlier versions, and the present ones."""
 
 FORMAT = "toolgym-run"
 FORMAT_VERSION = 1
@@ -63,11 +60,6 @@ class RunFile:
 
     @classmethod
     def read(cls, folder: Path) -> RunFile:
-        """Read the file of a folder.
-
-        Raises:
-            ConfigError: the folder holds no run that can be resumed; or the file is broken, or of another version.
-        """
         path = folder / RUN
         try:
             value = json.loads(path.read_bytes())
@@ -93,11 +85,6 @@ class RunFile:
         return cls(**value)
 
     def write(self, folder: Path) -> None:
-        """Write the file of a folder, in the place of another.
-
-        Raises:
-            ConfigError: the folder cannot be written.
-        """
         path, new = folder / RUN, folder / f"{RUN}.new"
         value = {"format": FORMAT, "version": FORMAT_VERSION, **dataclasses.asdict(self)}
         try:
@@ -130,23 +117,13 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        for earlier, name in EARLIER.items():
-            if (path / RUN).is_file() and (path / earlier).is_file() and not (path / name).exists():
-                try:
-                    (path / earlier).rename(path / name)
-                except OSError as error:
-                    raise ConfigError(f"cannot rename {str(path / earlier)!r} to {name!r}: {error}") from error
         self.writer = TrajectoryWriter(path / TRAJECTORIES, append=True)
 
     def begin(self, run: RunFile) -> None:
-        """Begin a run: what an earlier one left is removed.
-
-        Raises:
-            ConfigError: the folder cannot be written.
-        """
+        """Begin a run: what an earlier one left is removed."""
         try:
             # First that which says that the rest belongs together.
-            for name in (RUN, TURNS, BATCH, *EARLIER):
+            for name in (RUN, TURNS, BATCH):
                 (self.path / name).unlink(missing_ok=True)
             self.writer.clear()
         except OSError as error:
@@ -154,11 +131,7 @@ class RunFolder:
         run.write(self.path)
 
     def go_on(self, run: RunFile) -> None:
-        """Go on with the run that is there. What is said of it now takes the place of what was said before.
-
-        Raises:
-            ConfigError: the folder cannot be written.
-        """
+        """Go on with the run that is there. What is said of it now takes the place of what was said before."""
         (self.path / BATCH).unlink(missing_ok=True)  # of fewer trajectories
         run.write(self.path)
 
@@ -167,11 +140,6 @@ class RunFolder:
         (self.path / TURNS).unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Close what is open, and give up the lock.
-
-        Raises:
-            ConfigError: the disk is full, or the folder is gone.
-        """
         self.writer.close()
 
     def __enter__(self) -> Self:
@@ -184,11 +152,6 @@ class RunFolder:
 
 
 def file_hash(path: Path) -> str:
-    """SHA-256 of a file, hexadecimal.
-
-    Raises:
-        ConfigError: it cannot be read.
-    """
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()

@@ -26,11 +26,7 @@ class RecordedTool(BaseTool):
     `release` and `close` are passed on and not recorded: nothing in a trajectory depends on them. The tool's
     configuration is not recorded either.
 
-    Args:
-        inside: the tool.
-        cassette: where to record.
-        deadline: wall seconds after which the env gives up a call.
-        score_deadline: the same for `calc_reward`.
+    The deadlines are the wall seconds after which the env gives up a call, and `calc_reward`.
     """
 
     stays_on_loop = True
@@ -133,7 +129,6 @@ class ReplayedTool(BaseTool):
 
 
 def tool_env(env: BaseEnv) -> ToolEnv | None:
-    """Return the `ToolEnv` that an env is or wraps; None for another kind of env."""
     inner = env.unwrapped if isinstance(env, Wrapper) else env
     return inner if isinstance(inner, ToolEnv) else None
 

@@ -194,23 +194,6 @@ def test_what_does_not_fit_together_is_told_and_nothing_is_lost(toolgym, killed,
         assert path.read_bytes().splitlines(keepends=True)[:2] == whole_lines
 
 
-def test_a_folder_of_an_earlier_version_is_resumed_and_gets_the_present_names(toolgym, killed, whole):
-    (killed / "0.jsonl").rename(killed / "trajectories.jsonl")
-    (killed / "turns.jsonl").write_text("")
-    done = toolgym("rollout", "--resume", killed)
-    assert done.returncode == 0, done.stderr
-    assert "resuming: 2 of 6 episodes have finished" in done.stderr
-    assert what_happened(killed) == what_happened(whole / "out")
-    assert sorted(path.name for path in killed.iterdir()) == ["0.jsonl", "batch.safetensors", "run.json"]
-
-
-def test_a_new_run_beside_the_trajectories_of_an_earlier_version_is_refused(toolgym, tmp_path):
-    (tmp_path / "trajectories.jsonl").write_text("{}\n")
-    done = toolgym("rollout", *SHORT, "--out", tmp_path)
-    assert (done.returncode, "trajectories.jsonl" in done.stderr) == (2, True)
-    assert (tmp_path / "trajectories.jsonl").read_text() == "{}\n"
-
-
 @pytest.mark.parametrize("folder", ["whole", "killed"])
 def test_verls_viewer_finds_steps_and_texts_in_a_folder(request, folder):
     """It takes each file `*.jsonl` for a step of that number, its lines for rows, and sorts these by `score`."""
