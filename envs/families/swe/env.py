@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from toolgym.envs.base import Action
+from toolgym.envs.base import Action, BaseEnv
+from toolgym.envs.entry_points import load
 from toolgym.envs.families.swe.task import RepositoryTask, load_repository_tasks
 from toolgym.envs.families.swe.verdict import TestReport
 from toolgym.envs.families.swe.workspace import FOLDER, OPEN_TIMEOUT, TEST_TIMEOUT, RepositoryWorkspace
@@ -184,6 +185,21 @@ def gold_turns(task: RepositoryTask) -> list[Action] | None:
             call = tool_call("editor", write, id=f"call_{number}")
         turns.append(assistant("", [call]))
     return [*turns, assistant("The report is dealt with.")]
+
+
+def swe_dev_env(base_url: Any = None, **kwargs: Any) -> BaseEnv:
+    """Return the env of `SWEDev-v0`: in this process, or, with `base_url`, on session servers.
+
+    Args:
+        base_url: addresses of session servers, or a `SessionClient`; None: there is none.
+        kwargs: arguments of `SWEDevEnv`, or with `base_url` of `RemoteSessionEnv`. `tasks` may be left out. The tools
+            are the same; with `tools=()` the policy acts by its text, and the embedded tasks say how.
+    """
+    if base_url is None:
+        return SWEDevEnv(**kwargs)
+    remote = load("toolgym.envs.served.sessions.env:remote_swe_dev_env", "SWEDev-v0 with base_url")
+    env: BaseEnv = remote(base_url, **kwargs)
+    return env
 
 
 def _text(files: Mapping[str, str | bytes]) -> str:

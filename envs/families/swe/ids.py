@@ -6,7 +6,7 @@ NAMESPACES: dict[str, str] = {}
 
 IDS = {
     "SWEDev-v0": (
-        "toolgym.envs.served.sessions.env:swe_dev_env",
+        "toolgym.envs.families.swe.env:swe_dev_env",
         "Repair a repository with a shell and an editor; hidden tests decide.",
     ),
 }

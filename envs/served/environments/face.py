@@ -57,11 +57,7 @@ class Face(ABC):
 
 
 def session_name(call: Call) -> str | None:
-    """Return the session's name in a call's header; None if it has none.
-
-    Raises:
-        RequestRefusedError: 400, it is no name.
-    """
+    """Return the session's name in a call's header; None if it has none. Raises RequestRefusedError: it is no name."""
     name = call.request.headers.get(SESSION_HEADER, "").strip()
     if name and not re.fullmatch(r"[\w.:/-]{8,200}", name):
         raise RequestRefusedError(400, f"{SESSION_HEADER} must have 8 to 200 letters, digits or any of . : / _ -")

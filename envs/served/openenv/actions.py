@@ -117,7 +117,7 @@ def turn_of(action: TurnAction, first_call: int) -> tuple[Action, int]:
 
 
 def _read(call: CallOfMessage, number: int, index: int) -> ToolCall | ToolCallError:
-    """Read the arguments of a call, which a model wrote. What is wrong with them is for the model to read."""
+    """Read the arguments of a call, which a model wrote; an error in them is for the model to read."""
     name, arguments, call_id = call.function.name, call.function.arguments, call.id or f"call_{number}"
     if isinstance(arguments, dict):
         return ToolCall(call_id, name, arguments, index)

@@ -165,7 +165,6 @@ class OrsFace(Face):
     # ------------------------------------------------------------------ sessions
 
     async def create_session(self, call: Call) -> web.StreamResponse:
-        """Give a name for a session, as a stream of events."""
         asked = parse(_NameRequest, call.body or b"{}")
         if asked.env:
             raise RequestRefusedError(400, "this server sets no environment variables for a session (env)")
@@ -219,7 +218,6 @@ class OrsFace(Face):
         return answer(_tools(session.served, session.tools))
 
     async def call(self, call: Call) -> web.StreamResponse:
-        """Call a tool. The answer is a stream of events; see `event_stream`."""
         request, session = parse(ToolRequest, call.body), self.sessions.find(_name(call))
         calls, name = self._calls.setdefault(session, {}), request.task_id
         if name is None:

@@ -28,11 +28,7 @@ HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-
 async def stream(
     request: web.BaseRequest, events: AsyncGenerator[tuple[str, str]], write_timeout: float
 ) -> web.StreamResponse:
-    """Send events as they come. An event without a name is a sign of life.
-
-    Raises:
-        ConnectionError: the client is gone, or does not read.
-    """
+    """Send events as they come; one without a name is a sign of life. Raises ConnectionError: the client is gone."""
     response = web.StreamResponse(headers=HEADERS)
     try:
         await within(write_timeout, response.prepare(request))
@@ -49,12 +45,7 @@ async def stream(
 
 
 async def events_of(name: str, task: asyncio.Task[Any]) -> AsyncGenerator[tuple[str, str]]:
-    """Give the events of a call: its id, and once it has ended its result, or an error.
-
-    Args:
-        name: its id.
-        task: it; what it returns is sent as JSON, what it raises as the error's text.
-    """
+    """Give the events of a call: its id, and once it has ended its result as JSON, or the text of its error."""
     yield "task_id", name
     while not task.done():
         await asyncio.wait({task}, timeout=PING)
@@ -71,8 +62,8 @@ async def events_of(name: str, task: asyncio.Task[Any]) -> AsyncGenerator[tuple[
 def chunks(result: Any) -> list[tuple[str, str]]:
     """Return a result as events: `chunk`s, and the `end`.
 
-    Clients drop blanks at the beginning of an event's data. In this JSON a blank can only stand inside of a string,
-    where its escape means the same.
+    Clients drop blanks at the beginning of an event's data. In this JSON a blank can only stand inside of a string, and
+    an escape means the same there.
     """
     text = json.dumps(result, separators=(",", ":"), allow_nan=False)
     parts = [text[start : start + CHUNK] for start in range(0, len(text), CHUNK)]

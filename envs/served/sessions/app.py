@@ -1,17 +1,21 @@
-"""The session server's service: its paths, and which client a request is of."""
+"""The session server's service, its paths and its clients' tokens; and its worker process."""
 
 from __future__ import annotations
 
+import asyncio
 import collections
 import contextlib
 import hmac
+import importlib.metadata
 import json
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from pathlib import Path
 
 from aiohttp import web
 
 from toolgym.envs.served.sessions.backends.base import SessionBackend
-from toolgym.envs.served.sessions.config import SessionServerConfig, read_clients
+from toolgym.envs.served.sessions.config import SessionServerConfig, make_backend, read_clients
 from toolgym.envs.served.sessions.protocol import (
     ActionRequest,
     ActionResponse,
@@ -20,10 +24,11 @@ from toolgym.envs.served.sessions.protocol import (
     SidRequest,
     StartResponse,
 )
-from toolgym.envs.served.sessions.session import BackendError, CallLimits, FinishedError, StoredSessions
+from toolgym.envs.served.sessions.session import BackendError, FinishedError, StoredSessions
 from toolgym.envs.served.sessions.store import Store, StoreError
+from toolgym.tools.concurrency.blocking import in_thread
 from toolgym.tools.concurrency.deadline import shielded
-from toolgym.tools.errors import NoSessionError, UnknownNameError
+from toolgym.tools.errors import NoSessionError, SandboxError, UnknownNameError
 from toolgym.tools.serving.admission import BusyError, Gate
 from toolgym.tools.serving.app import HttpApp
 from toolgym.tools.serving.json_bodies import parse
@@ -31,6 +36,7 @@ from toolgym.tools.serving.metrics import ServerMetrics
 from toolgym.tools.serving.peers import Peers
 from toolgym.tools.serving.routes import Call, Operation, Route
 from toolgym.tools.serving.transport import RequestRefusedError, Token, answer
+from toolgym.tools.serving.worker import START_DEADLINE, run_worker
 
 METRICS_PREFIX = "toolgym_sessions"
 """Beginning of the names of all figures."""
@@ -42,17 +48,7 @@ Answer = Callable[[Call, str], Awaitable[web.Response]]
 
 
 class SessionApp(HttpApp):
-    """The service over one backend.
-
-    Args:
-        backend: makes the sessions; the caller closes it.
-        store: where they are stored; the caller closes it.
-        config: settings.
-        version: version of the library.
-
-    Attributes:
-        sessions: all sessions.
-    """
+    """The service over one backend. The caller closes the backend and the store; `version` is the library's."""
 
     title = "toolgym sessions"
     summary = "veRL's multi-turn sandbox protocol."
@@ -66,23 +62,7 @@ class SessionApp(HttpApp):
         self._token = self._clients = ClientTokens(read_clients(config))
         self._max_requests = config.max_requests_per_client
         self._requests: collections.Counter[str] = collections.Counter()
-        limits = CallLimits(
-            config.start_timeout,
-            config.action_timeout,
-            config.reward_timeout,
-            config.queue_timeout,
-            config.max_content_chars,
-        )
-        self.sessions = StoredSessions(
-            backend,
-            store,
-            limits,
-            gate,
-            max_open=config.max_sessions,
-            max_per_client=config.max_sessions_per_client,
-            idle_timeout=config.session_idle_timeout,
-            reward_timeout=config.reward_timeout_after_postprocess,
-        )
+        self.sessions = StoredSessions(backend, store, config, gate)
         sessions = self.sessions
         metrics.gauge("sessions", "Open sessions.", self.open_sessions)
         metrics.gauge(
@@ -109,7 +89,6 @@ class SessionApp(HttpApp):
         await super().close()
 
     def error_answer(self, error: Exception) -> web.Response | None:
-        """Answer what is wrong about a session or its task, or what failed below it."""
         if isinstance(error, NoSessionError):
             return answer({"detail": "there is no such session", "reason": "no_session"}, 404)
         if isinstance(error, UnknownNameError):
@@ -160,7 +139,6 @@ class SessionApp(HttpApp):
     # ------------------------------------------------------------------ handlers
 
     def _of_client(self, handler: Answer) -> Callable[[Call], Awaitable[web.Response]]:
-        """Return a handler that counts the client's requests."""
 
         async def handle(call: Call) -> web.Response:
             client = self._clients.client_of(call.request)
@@ -210,23 +188,17 @@ class SessionApp(HttpApp):
 
 
 class ClientTokens(Token):
-    """The tokens of several clients.
-
-    Args:
-        names: the clients' names by their tokens; none: every client is let in, and named by its address.
-    """
+    """The clients' names by their tokens. Without any, every client is let in, and named by its address."""
 
     def __init__(self, names: Mapping[str, str]) -> None:
         super().__init__(None)
         self._names = {token.encode(): name for token, name in names.items()}
 
     def check(self, request: web.BaseRequest) -> None:
-        """Raise RequestRefusedError (401) for a client without one of the tokens."""
         if self._names and self._shown(request) is None:
             raise RequestRefusedError(401, "a valid bearer token is needed", {"WWW-Authenticate": "Bearer"})
 
     def client_of(self, request: web.BaseRequest) -> str:
-        """Return which client a request is of."""
         name = self._shown(request)
         return f"address {request.remote}" if name is None else f"token {name}"
 
@@ -238,3 +210,30 @@ class ClientTokens(Token):
         # All are compared, so that the time that it takes does not tell how much of one was right.
         matches = [name for token, name in self._names.items() if hmac.compare_digest(secret.strip(), token)]
         return matches[0] if matches else None
+
+
+@contextlib.asynccontextmanager
+async def open_app(config: SessionServerConfig, number: int, folder: Path | None) -> AsyncIterator[tuple[HttpApp, str]]:
+    """Make the backend, and open the service over it and the database.
+
+    Raises:
+        ConfigError: the backend cannot be made, or the database cannot be used.
+        SandboxError: the backend did not start.
+    """
+    async with contextlib.AsyncExitStack() as stack:
+        store = await in_thread(Store, config.database)
+        stack.push_async_callback(store.close)
+        backend = await stack.enter_async_context(make_backend(config.backend, config.backend_kwargs))
+        try:
+            async with asyncio.timeout(START_DEADLINE):
+                await backend.start()
+        except TimeoutError:
+            raise SandboxError(f"the backend did not start within {START_DEADLINE:g} s") from None
+        app = SessionApp(backend, store, config, version=importlib.metadata.version("toolgym"))
+        yield app, f"backend: {config.backend}, database: {config.database}"
+
+
+if __name__ == "__main__":
+    if "" not in sys.path:  # for `module:Class`, as the command has it; behind all others
+        sys.path.append("")
+    run_worker(SessionServerConfig, open_app)

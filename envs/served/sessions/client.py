@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import logging
 import math
@@ -60,7 +61,7 @@ class Reward(NamedTuple):
 
     Attributes:
         value: the reward, see `read_reward`.
-        answer: all that the server said, such as `f2p_count` and `f2p_total`.
+        answer: the server's whole answer, such as `f2p_count` and `f2p_total`.
     """
 
     value: float
@@ -72,11 +73,10 @@ class _NoSessionError(CallError):
 
 
 class SessionClient(AsyncCloseable):
-    """Opens sessions on equal servers, ours or others that speak the protocol, and continues them where they are.
+    """Opens sessions on equal servers that speak the protocol, and continues each on its server.
 
-    A new session goes to the server that has the least to do. A call that got no answer is sent again where that is
-    safe. A server that is full (429) is asked again, after the `Retry-After` that it gave. Belongs to the event loop
-    that first uses it.
+    A new session goes to the least busy server. A call without an answer is sent again if that is safe. A server that
+    is full (429) is asked again, after the `Retry-After` that it gave. Belongs to the event loop that first uses it.
 
     Args:
         base_url: the servers' addresses, such as `http://host:5000`.
@@ -90,9 +90,8 @@ class SessionClient(AsyncCloseable):
     Raises:
         ConfigError: an address or a time cannot be used; says which.
 
-    Every call raises `RemoteSessionError` where no server answered properly in time, and `ConfigError` for what the
-    caller did wrong: a task that the server does not have (`UnknownNameError`), a wrong token, an address that is no
-    session server's.
+    Every call raises `RemoteSessionError` if no server answered properly in time, and `ConfigError` for a mistake of
+    the caller: a task that the server does not have (`UnknownNameError`), a wrong token, another server's address.
     """
 
     def __init__(
@@ -132,28 +131,25 @@ class SessionClient(AsyncCloseable):
     async def start(self, instance_hash: str | int) -> OpenSession:
         """Open a session for a task."""
         body = {"instance_hash": str(instance_hash), "request_id": uuid.uuid4().hex}
-
-        def read(reply: http.HttpResponse) -> StartResponse:
-            return _answer(StartResponse, reply)
-
-        started, replica = await self._call("/start_instance", body, self.start_timeout, read, repeatable=True)
+        read = functools.partial(_answer, StartResponse)
+        started, replica = await self.call("/start_instance", body, self.start_timeout, read)
         return OpenSession(
             self, replica, started.sid, started.content, heeds_ids=started.request_id == body["request_id"]
         )
 
     async def reward(self, sid: str | int) -> Reward:
-        """Return what a session is worth, by its id alone: each server is asked whether the session is there.
+        """Return the worth of a session by its id: each server is asked whether the session is there.
 
         Raises:
             RemoteSessionError: no server knows it, or one that may know it does not answer.
         """
-        body = {"sid": read_sid(sid)}
+        request = HttpRequest("POST", "/compute_reward", json_body({"sid": read_sid(sid)}), self.reward_timeout)
         replicas = self._connected().pool.all
-        for attempts in (1, None):
+        for attempts in (1, self._attempts):
             failures: dict[Replica, CallError] = {}
             for replica in replicas:
                 try:
-                    return await self.reward_at(replica, body["sid"], attempts=attempts)
+                    return (await self._connected().call(request, _reward, replica, attempts=attempts))[0]
                 except _NoSessionError:
                     continue
                 except CallError as error:
@@ -168,30 +164,7 @@ class SessionClient(AsyncCloseable):
         """Close all connections. The sessions stay open on their servers."""
         await self._client.close()
 
-    # ------------------------------------------------------------------ for sessions
-
-    async def reward_at(self, replica: Replica, sid: str, *, attempts: int | None = None) -> Reward:
-        """Return what a session of this server is worth. Raises CallError."""
-        body = json_body({"sid": sid})
-        request = HttpRequest("POST", "/compute_reward", body, self.reward_timeout)
-        reward, _ = await self._connected().call(request, _reward, replica, attempts=attempts or self._attempts)
-        return reward
-
     async def call(
-        self,
-        replica: Replica,
-        path: str,
-        body: Mapping[str, Any],
-        seconds: float,
-        read: Callable[[http.HttpResponse], T],
-        *,
-        repeatable: bool,
-    ) -> T:
-        """Call the server of a session."""
-        answer, _ = await self._call(path, body, seconds, read, at=replica, repeatable=repeatable)
-        return answer
-
-    async def _call(
         self,
         path: str,
         body: Mapping[str, Any],
@@ -199,8 +172,9 @@ class SessionClient(AsyncCloseable):
         read: Callable[[http.HttpResponse], T],
         *,
         at: Replica | None = None,
-        repeatable: bool,
+        repeatable: bool = True,
     ) -> tuple[T, Replica]:
+        """Call the server of a session, or any. Returns the answer, and which server gave it."""
         request = HttpRequest("POST", path, json_body(body), seconds, repeatable)
         try:
             return await self._connected().call(request, read, at, attempts=self._attempts if at is not None else None)
@@ -217,31 +191,21 @@ class SessionClient(AsyncCloseable):
 class OpenSession:
     """A session on a server. `SessionClient.start` makes it.
 
-    Args:
-        client: sends.
-        replica: the server.
-        sid: the session's id.
-        greeting: what the policy reads first, where the server says it.
-        heeds_ids: whether the server heeds request ids, so that an action may be sent again.
-
     Attributes:
         sid: the session's id, digits.
-        greeting: as given.
+        greeting: the text that the policy reads first, if the server gave one.
+        url: address of its server.
     """
 
     def __init__(
         self, client: SessionClient, replica: Replica, sid: str, greeting: str = "", *, heeds_ids: bool = False
     ) -> None:
-        self._client, self._replica, self._heeds_ids = client, replica, heeds_ids
-        self.sid, self.greeting = sid, greeting
+        self._client, self._replica = client, replica
+        self._heeds_ids = heeds_ids  # an action with a request id may be sent again
+        self.sid, self.greeting, self.url = sid, greeting, replica.url
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.sid} at {self._replica.url}>"
-
-    @property
-    def url(self) -> str:
-        """Address of its server."""
-        return self._replica.url
+        return f"<{type(self).__name__} {self.sid} at {self.url}>"
 
     async def act(self, content: str) -> ActionReply:
         """Have a turn of the policy carried out.
@@ -254,25 +218,16 @@ class OpenSession:
         if self._heeds_ids:
             body["request_id"] = uuid.uuid4().hex
 
-        def read(reply: http.HttpResponse) -> ActionResponse:
-            return _answer(ActionResponse, reply)
-
-        seconds = self._client.action_timeout
-        answered = await self._client.call(
-            self._replica, "/process_action", body, seconds, read, repeatable=self._heeds_ids
-        )
-        return ActionReply(answered.content, answered.done)
+        read = functools.partial(_answer, ActionResponse)
+        reply = await self._call("/process_action", body, self._client.action_timeout, read, self._heeds_ids)
+        return ActionReply(reply.content, reply.done)
 
     async def postprocess(self) -> None:
         """End the episode: the session takes no more actions, and its reward stays."""
-        body, seconds = {"sid": self.sid}, self._client.reward_timeout
-        await self._client.call(self._replica, "/postprocess", body, seconds, _nothing, repeatable=True)
+        await self._call("/postprocess", {"sid": self.sid}, self._client.reward_timeout, _nothing)
 
     async def abandon(self) -> None:
-        """End an episode whose reward is not needed, so that its server frees the session now and not when it is idle.
-
-        It takes at most `ABANDON_TIMEOUT` seconds. A failure is logged.
-        """
+        """End an episode whose reward is not needed, so that its server frees the session now. A failure is logged."""
         try:
             async with asyncio.timeout(ABANDON_TIMEOUT):
                 await self.postprocess()
@@ -280,11 +235,18 @@ class OpenSession:
             _log.info("session %s was left open on its server: %s", self.sid[:6], shorten(repr(error)))
 
     async def reward(self) -> Reward:
-        """Return what the episode is worth."""
-        try:
-            return await self._client.reward_at(self._replica, self.sid)
-        except (CallError, ClientClosedError) as error:
-            raise RemoteSessionError(f"/compute_reward: {error}") from error
+        return await self._call("/compute_reward", {"sid": self.sid}, self._client.reward_timeout, _reward)
+
+    async def _call(
+        self,
+        path: str,
+        body: Mapping[str, Any],
+        seconds: float,
+        read: Callable[[http.HttpResponse], T],
+        repeatable: bool = True,
+    ) -> T:
+        answer, _ = await self._client.call(path, body, seconds, read, at=self._replica, repeatable=repeatable)
+        return answer
 
 
 M = TypeVar("M", bound=pydantic.BaseModel)
@@ -313,7 +275,6 @@ def _nothing(reply: http.HttpResponse) -> None:
 
 
 def _object(reply: http.HttpResponse) -> dict[str, Any]:
-    """Return the JSON object of a proper answer."""
     try:
         decoded = json.loads(reply.body)
     except (ValueError, RecursionError):

@@ -1,11 +1,7 @@
-"""The session server's settings, from a YAML file and from flags, checked before anything starts.
-
-`toolgym serve sessions --print-config` prints them all with their meanings, as a file that `--config` takes.
-"""
+"""The session server's settings, from a YAML file and from flags, checked before anything starts."""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -13,6 +9,7 @@ from typing import Any, Self
 import pydantic
 from pydantic import Field
 
+from toolgym.envs.entry_points import load
 from toolgym.envs.served.sessions.backends.base import SessionBackend
 from toolgym.tools.errors import ConfigError, UnknownNameError, nearest
 from toolgym.tools.keywords import check_keywords
@@ -57,7 +54,7 @@ class SessionServerConfig(ServingConfig):
     spec = ServerSpec(
         command="sessions",
         name="session server",
-        worker="toolgym.envs.served.sessions.worker",
+        worker="toolgym.envs.served.sessions.app",
         flags=(
             "backend",
             "backend_kwargs",
@@ -133,15 +130,12 @@ def make_backend(name: str, kwargs: Mapping[str, Any]) -> SessionBackend:
         UnknownNameError: there is no such backend; names the nearest one.
         ConfigError: it is none, or an argument cannot be used.
     """
-    module_name, colon, attribute = BACKENDS.get(name, name).partition(":")
-    if not colon:
+    entry_point = BACKENDS.get(name, name)
+    if ":" not in entry_point:
         raise UnknownNameError(
             f"backend: there is no {name!r}{nearest(name, BACKENDS)}: expected {', '.join(BACKENDS)} or module:Class"
         )
-    try:
-        kind = getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError) as error:
-        raise UnknownNameError(f"backend: cannot import {name!r}: {error}") from error
+    kind = load(entry_point, f"the backend {name!r}")
     check_keywords(kind, kwargs)
     backend = kind(**kwargs)
     if not isinstance(backend, SessionBackend):

@@ -1,4 +1,4 @@
-"""`RemoteSessionEnv`: episodes whose state is a session of a session server; and what `SWEDev-v0` stands for."""
+"""`RemoteSessionEnv`: episodes whose state is a session of a session server."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 from toolgym.envs.actions import read_action
 from toolgym.envs.base import Action, BaseEnv, StepResult
+from toolgym.envs.families.swe.env import gold_turns
 from toolgym.envs.families.swe.task import ROW_KEY, RepositoryTask, load_repository_tasks
 from toolgym.envs.result_text import cut
 from toolgym.envs.served.sessions.backends.actions import HOW_TO_ACT, TOOLS
@@ -32,23 +33,22 @@ from toolgym.tools.schema import ToolCall, ToolCallError, ToolSchema
 class RemoteSessionEnv(BaseEnv):
     """An env whose turns a session server carries out.
 
-    A turn's text goes to `/process_action` as it was generated: the server reads what it asks for. With `tools`, each
-    call of a turn goes there by itself, in the Hermes format, and a turn without calls ends the episode. Else it ends
-    when the server says so (ours does for a turn that asks for nothing), or after `max_turns`; then `/postprocess` and
-    `/compute_reward` are called, within the client's own deadlines, and the reward is the last step's. An
-    infrastructure that fails is no reward of 0: the episode ends with `SANDBOX_FAILED`, or with `SCORE_FAILED` where
-    only the reward is missing.
+    A turn's text goes to `/process_action` as it was generated. With `tools`, each call of a turn goes there by itself,
+    in the Hermes format, and a turn without calls ends the episode. Else it ends when the server says so (ours does for
+    a turn that asks for nothing), or after `max_turns`. Then `/postprocess` and `/compute_reward` are called, within
+    the client's own deadlines, and the reward is the last step's. A failing infrastructure is no reward of 0: the
+    episode ends with `SANDBOX_FAILED`, or with `SCORE_FAILED` if only the reward is missing.
 
     A task's `instance_hash` is its row's `extra_info.instance_hash` or `extra_info.instance_id`, else its id.
 
     Args:
         base_url: addresses of session servers, or a `SessionClient`, which stays the caller's to close.
         tasks: where tasks come from.
-        tools: tools that the servers carry out calls of; the policy's own format of calls does not matter.
+        tools: tools of the servers; the policy's own format of calls does not matter.
         token: bearer token for the servers.
         client_kwargs: the other arguments of `SessionClient`, such as `patience`.
         max_turns: turns of the policy until the episode is truncated.
-        max_result_chars: characters that remain of what the server says; a longer text loses its middle.
+        max_result_chars: characters of an answer that the policy reads; a longer text loses its middle.
 
     The metrics of a step hold `turn` and `sids`, the session's id as a number, which fits into an int64; those of the
     last one also `score` and the numbers of the server's answer, such as `f2p_count`.
@@ -162,14 +162,11 @@ class RemoteSessionEnv(BaseEnv):
         if self.task is None or ROW_KEY not in self.task.extra_info:
             return None
         if self._tools:
-            from toolgym.envs.families.swe.env import gold_turns
-
             return gold_turns(RepositoryTask.from_task(self.task))
         patch = RepositoryTask.from_task(self.task).gold_patch
         return [f"```diff\n{patch.rstrip()}\n```", "I am done."] if patch else None
 
     async def close(self) -> None:
-        """End the episode on its server, and free the connections."""
         try:
             await self._abandon()
         finally:
@@ -219,11 +216,7 @@ class RemoteSessionEnv(BaseEnv):
 
 
 def instance_hash(task: Task) -> str:
-    """Return what `/start_instance` is asked for.
-
-    Raises:
-        ConfigError: the task has no id at all.
-    """
+    """Return the task's name for `/start_instance`. Raises ConfigError: the task has no id at all."""
     extra = task.extra_info
     name = extra.get("instance_hash") or extra.get("instance_id") or task.id
     if not name:
@@ -231,18 +224,8 @@ def instance_hash(task: Task) -> str:
     return str(name)
 
 
-def swe_dev_env(base_url: str | Sequence[str] | SessionClient | None = None, **kwargs: Any) -> BaseEnv:
-    """Return the env of `SWEDev-v0`: in this process, or, with `base_url`, on session servers.
-
-    Args:
-        base_url: addresses of session servers; None: there is none.
-        kwargs: arguments of `SWEDevEnv`, or with `base_url` of `RemoteSessionEnv`. `tasks` may be left out. The tools
-            are the same; with `tools=()` the policy acts by what it writes, and the embedded tasks say how.
-    """
-    if base_url is None:
-        from toolgym.envs.families.swe.env import SWEDevEnv
-
-        return SWEDevEnv(**kwargs)
+def remote_swe_dev_env(base_url: str | Sequence[str] | SessionClient, **kwargs: Any) -> RemoteSessionEnv:
+    """Return the env of `SWEDev-v0` on session servers; the embedded tasks say how to act if `tools` is empty."""
     kwargs.setdefault("tools", TOOLS)
     if kwargs.get("tasks") is None:
         rows = [row.to_task() for row in load_repository_tasks()]
@@ -251,7 +234,6 @@ def swe_dev_env(base_url: str | Sequence[str] | SessionClient | None = None, **k
 
 
 def _with_manual(task: Task) -> Task:
-    """Return a task that says how to act, for a policy that has no tools."""
     *before, last = task.messages
     return replace(task, messages=(*before, user(f"{last['content']}\n\n{HOW_TO_ACT}")))
 

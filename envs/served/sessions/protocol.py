@@ -6,8 +6,7 @@
     POST /compute_reward  {sid}            -> {reward, f2p_count?, f2p_total?, ...}
 
 Source: the `swedev` task of veRL-multiturn (`verl/utils/swedev_utils.py`, `verl/workers/reward_manager/swedev.py`).
-Ours has more fields, which clients of the original neither send nor read: `request_id`, `content` of a new session,
-and `done`.
+`request_id`, `content` of a new session, and `done` are ours; clients of the original neither send nor read them.
 """
 
 from __future__ import annotations
@@ -26,16 +25,12 @@ MAX_SID = 2**63 - 1
 
 
 def new_sid() -> str:
-    """Return a session id that cannot be guessed: decimal digits, of a number from 1 to `MAX_SID`."""
+    """Return a session id that cannot be guessed: the decimal digits of a number from 1 to `MAX_SID`."""
     return str(1 + secrets.randbelow(MAX_SID))
 
 
 def read_sid(value: object) -> str:
-    """Return a session id, given as text or as a number, in its one form as text.
-
-    Raises:
-        ConfigError: it is neither, or does not fit into an int64.
-    """
+    """Return a session id, a text or a number, as text. Raises ConfigError: it does not fit into an int64."""
     if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) < 20:
         value = int(value)
     if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= MAX_SID:
@@ -47,7 +42,7 @@ def read_reward(answer: Mapping[str, Any]) -> float:
     """Return the reward in an answer of `/compute_reward`: `reward`, else `f2p_count / f2p_total`, else 0.
 
     Raises:
-        ConfigError: what should be a number is none, or not finite.
+        ConfigError: a value is no finite number.
     """
     if "reward" in answer:
         return _number("reward", answer["reward"])
@@ -78,7 +73,7 @@ class InstanceRequest(pydantic.BaseModel):
     """Body of `/start_instance`. Fields that are not known are ignored, here and below.
 
     Attributes:
-        instance_hash: which task: its id, or a number that stands for it.
+        instance_hash: the task: its id, or a number that stands for it.
         request_id: unique for each session that a client wants; a second call with the same one gives the same session.
     """
 
@@ -92,8 +87,8 @@ class StartResponse(pydantic.BaseModel):
 
     Attributes:
         sid: the session's id.
-        content: what the policy reads first, where the task's messages are the server's.
-        request_id: that of the request, where the server heeds them: a client may then send an action again.
+        content: the text that the policy reads first, if the task's messages are the server's.
+        request_id: that of the request, if the server heeds them: a client may then send an action again.
     """
 
     sid: Sid
@@ -107,8 +102,7 @@ class ActionRequest(pydantic.BaseModel):
     Attributes:
         sid: the session.
         content: the policy's turn as generated.
-        request_id: unique for each turn of a session. A second call with the same one gives the stored answer, and
-            nothing runs twice.
+        request_id: unique for each turn of a session. A second call with the same one gives the stored answer.
     """
 
     sid: Sid
@@ -133,7 +127,7 @@ class RewardResponse(pydantic.BaseModel):
     """Answer of `/compute_reward`; a backend may add fields.
 
     Attributes:
-        reward: what the episode is worth.
+        reward: the worth of the episode.
         f2p_count, f2p_total: tests that failed at first and pass now, and how many there are.
         p2p_count, p2p_total: tests that passed at first and still do, and how many there are.
     """

@@ -43,16 +43,7 @@ class StoreError(ToolgymError):
 
 
 class Stored(NamedTuple):
-    """A session as it is stored.
-
-    Attributes:
-        sid: its id.
-        client: whose it is.
-        instance_hash: its task.
-        greeting: what the policy reads first.
-        reward: what `/compute_reward` answers; None: not known yet.
-        finished: whether `/postprocess` was called.
-    """
+    """A session as it is stored. `reward` is the answer of `/compute_reward`; None: not known yet."""
 
     sid: str
     client: str
@@ -66,13 +57,7 @@ class Store:
     """A database that one thread reads and writes, so that the event loop never waits for a disk.
 
     Each write is on the disk when its coroutine returns (`synchronous=FULL`). A coroutine that is cancelled may or may
-    not have written.
-
-    Args:
-        path: the file; it and its folder are made.
-
-    Raises:
-        ConfigError: it cannot be opened, or another server uses it.
+    not have written. Making one raises ConfigError if the file cannot be opened, or another server uses it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -98,7 +83,6 @@ class Store:
         return database
 
     async def sessions(self) -> list[Stored]:
-        """Return all sessions."""
         columns = "sid, client, instance_hash, greeting, reward, finished"
 
         def read(database: sqlite3.Connection) -> list[Stored]:
@@ -111,7 +95,6 @@ class Store:
         return await self._do(read)
 
     async def add(self, session: Stored, start_id: str | None, state: bytes) -> None:
-        """Store a new session in its first state."""
         columns = "sid, client, instance_hash, greeting, start_id, state"
         await self._write(
             f"INSERT INTO sessions ({columns}) VALUES (?, ?, ?, ?, ?, ?)", (*session[:4], start_id, state)
@@ -123,12 +106,11 @@ class Store:
         return row[0] if row else None
 
     async def state(self, sid: str) -> bytes | None:
-        """Return the state after the last acknowledged call; None where it is freed."""
+        """Return the state after the last acknowledged call; None: it is freed."""
         row = await self._one("SELECT state FROM sessions WHERE sid = ?", (sid,))
         return row[0] if row else None
 
     async def answer(self, sid: str, request_id: str) -> tuple[str, bool] | None:
-        """Return what was answered to an action."""
         row = await self._one("SELECT content, done FROM answers WHERE sid = ? AND request_id = ?", (sid, request_id))
         return (row[0], bool(row[1])) if row else None
 
@@ -159,11 +141,9 @@ class Store:
         await self._do(write)
 
     async def finished(self, sid: str) -> None:
-        """Store that `/postprocess` was called."""
         await self._write("UPDATE sessions SET finished = 1 WHERE sid = ?", (sid,))
 
     async def delete(self, sid: str) -> None:
-        """Delete a session."""
         await self._write("DELETE FROM sessions WHERE sid = ?", (sid,))
 
     async def close(self) -> None:
@@ -208,7 +188,6 @@ def _transaction(database: sqlite3.Connection) -> Iterator[None]:
 
 
 def _lock(path: Path) -> int:
-    """Return the lock of a database's file, which no other process has."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

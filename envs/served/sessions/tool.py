@@ -21,7 +21,7 @@ from toolgym.tools.schema import ToolSchema
 from toolgym.tools.stateful import StatefulTool, ToolSession
 
 SERVER_FAILED = "[The session server failed; your call is not to blame]"
-"""What the model reads where the server failed. The reason, with its hosts, is in the call's metrics."""
+"""Text for the model if the server failed. The reason, with its hosts, is in the call's metrics."""
 
 
 class RemoteSessionConfig(pydantic.BaseModel):
@@ -46,11 +46,11 @@ class RemoteSessionConfig(pydantic.BaseModel):
 
 
 class RemoteSessionTool(StatefulTool):
-    """Sends `content` to a session of a session server, and answers with what came back.
+    """Sends `content` to a session of a session server, and returns its answer.
 
     A task's `create_kwargs` must have `instance_hash`. The tool's reward is that of `/compute_reward`, asked when the
     episode ends. The metrics of a call are `status` (`ok` or `session_failed`), `sids` (the session's id as a number)
-    and, where the server failed, `infra_failure` and `error`.
+    and, if the server failed, `infra_failure` and `error`.
 
     Args:
         config: see `RemoteSessionConfig`.
@@ -83,30 +83,17 @@ class RemoteSessionTool(StatefulTool):
         options = read_options(RemoteSessionConfig, self.config, "session")
         if "content" not in self.tool_schema.parameters.get("properties", {}):
             raise ConfigError(f"the schema of {type(self).__name__} must have the argument 'content'")
-        self.client = SessionClient(
-            options.base_url,
-            token=None if options.token is None else options.token.get_secret_value(),
-            start_timeout=options.start_timeout,
-            action_timeout=options.action_timeout,
-            reward_timeout=options.reward_timeout,
-            patience=options.patience,
-        )
+        token = None if options.token is None else options.token.get_secret_value()
+        self.client = SessionClient(**{**options.model_dump(exclude={"type"}), "token": token})
 
     async def open(self, **create_kwargs: Any) -> ToolSession:
-        """Open a session for `create_kwargs["instance_hash"]`.
-
-        Raises:
-            ConfigError: there is none, or the server has no such task.
-            RemoteSessionError: the server failed.
-        """
         if create_kwargs.keys() != {"instance_hash"}:
             raise ConfigError(
-                f"the tool {self.name!r} needs create_kwargs with 'instance_hash' alone, got {sorted(create_kwargs)}"
+                f"the tool {self.name!r} needs create_kwargs with only 'instance_hash', got {sorted(create_kwargs)}"
             )
         return _Session(await self.client.start(create_kwargs["instance_hash"]))
 
     async def close(self) -> None:
-        """Close the sessions that were not released, and the connections."""
         try:
             await super().close()
         finally:

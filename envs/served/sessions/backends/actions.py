@@ -49,24 +49,15 @@ HOW_TO_ACT = (
     "files, write a unified diff in a ```diff block. You read what came of it, and may go on. A turn without a block "
     "ends your work."
 )
-"""The instructions for a policy without tools: it acts by what it writes."""
 
 NO_ACTION = (
     "No action was found in your turn, so nothing was done. To run a command, write a block that begins with ```bash "
     "and ends with ```; to change files, a unified diff in a ```diff block."
 )
-"""The reply to a turn without any action."""
 
 
 class RepositoryAction(NamedTuple):
-    """One thing to do.
-
-    Attributes:
-        kind: `shell`, `python` or `patch`; `bash` or `editor` for a call of that tool; `wrong` for one that cannot be
-            carried out.
-        text: the script, the program or the patch; of a wrong one, what the policy reads about it.
-        arguments: those of a call of a tool.
-    """
+    """One thing to do: `bash` and `editor` are calls of these tools, `wrong` holds an error for the policy."""
 
     kind: Literal["shell", "python", "patch", "bash", "editor", "wrong"]
     text: str
@@ -85,7 +76,7 @@ _SCHEMAS = {schema.name: schema for schema in (*TOOLS, _PATCH_SCHEMA)}
 
 
 def read_actions(content: str) -> list[RepositoryAction]:
-    """Return what a turn asks for, in its order; nothing where it asks for nothing. No text makes this raise."""
+    """Return the actions of a turn, in its order; an empty list if there are none. No text makes this raise."""
     requests = parse_hermes(content).requests
     if requests:
         return [_of_call(request) for request in requests]
@@ -106,7 +97,7 @@ def bare_program(text: str) -> str | None:
     r"""Return a turn that is a program of Python as a whole, without a fence; None: it is something else, as prose is.
 
     >>> bare_program("x = 1; print(x)")
-    'x = 1; print(x)\n'
+    'x = 1; print(x)\\n'
     >>> bare_program("Done")
     """
     program = _without_special_tokens(text).rstrip() + "\n"
@@ -130,7 +121,7 @@ def _of_text(text: str) -> RepositoryAction | None:
 
 
 def fenced_blocks(text: str) -> list[tuple[str, str]]:
-    """Return the kind (in lower case) and the text of each fenced block of Markdown; one that is not closed is none."""
+    """Return the kind (in lower case) and the text of each fenced block of Markdown that is closed."""
     blocks = []
     fence, kind = "", ""
     block: list[str] = []

@@ -12,12 +12,7 @@ from toolgym.tools.closeable import AsyncCloseable
 
 
 class ActionReply(NamedTuple):
-    """Answer of an instance to a turn.
-
-    Attributes:
-        content: what the policy reads.
-        done: whether the episode is over.
-    """
+    """Answer of an instance to a turn: the text for the policy, and whether the episode is over."""
 
     content: str
     done: bool = False
@@ -26,12 +21,12 @@ class ActionReply(NamedTuple):
 class Instance(ABC):
     """One task being worked on. Its calls come one at a time.
 
-    What the policy did wrong belongs into a reply. Any exception means that the infrastructure failed: the server
-    closes the instance, and opens it again in the state before the call.
+    A mistake of the policy belongs into a reply. Any exception means that the infrastructure failed: the server closes
+    the instance, and opens it again in the state before the call.
     """
 
     greeting: str = ""
-    """What the policy reads first, where the task's messages are the server's."""
+    """Text that the policy reads first, if the task's messages are the server's."""
 
     spent: bool = False
     """Whether `compute_reward` ended the work: for a further action the server opens the instance again."""
@@ -46,7 +41,7 @@ class Instance(ABC):
 
     @abstractmethod
     async def compute_reward(self) -> Mapping[str, Any]:
-        """Return what the work is worth so far: `reward`, and what else clients are to know, as JSON values."""
+        """Return the worth of the work so far: `reward`, and further JSON values for clients."""
 
     @abstractmethod
     async def close(self) -> None:
@@ -54,7 +49,7 @@ class Instance(ABC):
 
 
 class SessionBackend(AsyncCloseable):
-    """Opens instances. Another backend than the library's is one of your own, named as `module:Class`."""
+    """Opens instances. A backend of your own is named as `module:Class`."""
 
     async def start(self) -> None:
         """Prepare for instances, on the event loop that will serve. Default: nothing."""
@@ -65,7 +60,7 @@ class SessionBackend(AsyncCloseable):
 
         Args:
             instance_hash: the task.
-            state: what `Instance.state` gave; None: a new one.
+            state: a result of `Instance.state`; None: a new one.
 
         Raises:
             UnknownNameError: there is no such task.
@@ -76,9 +71,6 @@ class SessionBackend(AsyncCloseable):
 
 
 def number_of(task_id: str) -> str:
-    """Return the number that stands for a task in `instance_hash`: the digits of an int64, for trainers' tensors.
-
-    It is the first 63 bits of the SHA-256 of the id.
-    """
+    """Return the number that stands for a task in `instance_hash`: the first 63 bits of the SHA-256 of its id."""
     digest = hashlib.sha256(task_id.encode()).digest()
     return str(int.from_bytes(digest[:8], "big") & MAX_SID)

@@ -27,15 +27,13 @@ class DivergedError(EpisodeError):
 class EnvBackend(SessionBackend):
     """A backend whose instances are episodes.
 
-    `instance_hash` is `ENV_ID:TASK_ID` or `ENV_ID:SEED`, where the env knows no task of that id and it is a whole
-    number.
+    `instance_hash` is `ENV_ID:TASK_ID`, or `ENV_ID:SEED` with a whole number that is no task's id.
 
-    The state of an episode is its actions. To continue in another process, the episode is played again; where an
-    observation is not what it was, that is an error of the infrastructure (`DivergedError`), and nothing wrong is
-    passed off as the same episode.
+    The state of an episode is its actions. To continue in another process, the episode is played again; an observation
+    that differs then is an error of the infrastructure (`DivergedError`).
 
     Args:
-        envs: arguments of the envs by id, or a list of ids. They alone are offered. None: all ids, without arguments.
+        envs: arguments of the envs by id, or a list of ids. Only they are offered. None: all ids, without arguments.
 
     Raises:
         ConfigError: `envs` is something else.
@@ -77,7 +75,7 @@ class EnvBackend(SessionBackend):
             raise
 
     def _tasks_of(self, id: str, env: BaseEnv) -> dict[str, Task]:
-        """Return an env's tasks by id; none where they are generated without end."""
+        """Return an env's tasks by id; none if they are generated without end."""
         if id not in self._tasks:
             source = getattr(env, "tasks", None)
             size = source.size if isinstance(source, TaskSource) else None

@@ -27,7 +27,6 @@ OUTPUT_CHARS = 16_384
 """Characters of one action's output that the policy reads; a longer one loses its middle."""
 
 SESSION_LOST = "[The sandbox session ended in this turn. The repository is as it was before the turn.]"
-"""What the policy reads where its programs took the sandbox session down."""
 
 OUT_OF_TIME = "[This action was not carried out: the turn has used up its {:g} s]"
 
@@ -35,10 +34,9 @@ OUT_OF_TIME = "[This action was not carried out: the turn has used up its {:g} s
 class RepositoryBackend(SessionBackend):
     """A backend of repositories to repair, see `toolgym.envs.families.swe`.
 
-    `instance_hash` is a task's id, or the number that stands for it, see `number_of`. The module
-    `toolgym.envs.served.sessions.backends.actions` says what a turn may ask for. The state of a session is the changes
-    in its repository, without programs that a turn left running, files beside the repository, and commits. The reward
-    is that of `SWEDev-v0`.
+    `instance_hash` is a task's id, or its `number_of`. The module `toolgym.envs.served.sessions.backends.actions` lists
+    the actions of a turn. The state of a session is the changes in its repository, without programs that a turn left
+    running, files beside the repository, and commits. The reward is that of `SWEDev-v0`.
 
     Args:
         tasks: a file of JSON Lines with tasks, or rows; see `load_repository_tasks`. None: the embedded ones.
@@ -49,7 +47,7 @@ class RepositoryBackend(SessionBackend):
         command_timeout: seconds for one command.
         turn_timeout: seconds for all commands of a turn. The server's `action_timeout` must be longer.
         test_timeout: seconds for the tests. The server's `reward_timeout` must be longer.
-        strict: whether only the repair of all counts: 1 where all tests pass, else 0.
+        strict: whether only the repair of all counts: 1 if all tests pass, else 0.
 
     Raises:
         ConfigError: an argument, or a task, cannot be used.
@@ -82,7 +80,6 @@ class RepositoryBackend(SessionBackend):
         self.tools: dict[str, BashTool | EditorTool] = {}
 
     async def start(self) -> None:
-        """Start the sandbox."""
         if self._remote is not None:
             self._sandbox = RemoteSandbox(self._remote, token=self._token, **self._options)
         else:
@@ -100,7 +97,6 @@ class RepositoryBackend(SessionBackend):
         return _Repository(self, task, await self.workspace(task, state))
 
     async def workspace(self, task: RepositoryTask, snapshot: bytes | None) -> RepositoryWorkspace:
-        """Open a copy of a task's repository."""
         if self._sandbox is None:
             raise SandboxError("the backend was not started, or is closed")
         return await RepositoryWorkspace.open(
@@ -108,7 +104,6 @@ class RepositoryBackend(SessionBackend):
         )
 
     async def close(self) -> None:
-        """Close the sandbox."""
         sandbox, self._sandbox = self._sandbox, None
         if sandbox is not None:
             await sandbox.close()

@@ -32,29 +32,28 @@ _LANGUAGES = {
     "c#": "csharp",
     "golang": "go",
 }
-"""What models call languages, where SandboxFusion calls them otherwise."""
+"""Models' names of languages that SandboxFusion names otherwise."""
 
 OUTPUT_CHARS = 16_384
 """Characters of a program's output that the policy reads; a longer one loses its middle."""
 
 NO_PROGRAM = "No program was found in your turn. Write it in a block that begins with ```python and ends with ```."
-"""What a turn without a program is answered."""
 
 
 class SandboxFusionBackend(SessionBackend):
     """A backend over SandboxFusion's API: its own server, or `toolgym serve sandbox`.
 
     `instance_hash` is `DATASET:ID`, a problem of a data set of that server; anything else is a session without a
-    problem. The last fenced block of a turn, or a turn that is a program of Python itself, is run with `/run_code`, by
-    itself: nothing lives from one program to the next. The last turn with a program is the solution. Its reward is the
-    verdict of `/submit` (`f2p_count` and `f2p_total` are the test cases); without a problem it is 1 where the last
-    program ended well, else 0.
+    problem. The last fenced block of a turn, or a turn that is a program of Python itself, is run with `/run_code`;
+    nothing lives from one program to the next. The last turn with a program is the solution. Its reward is the verdict
+    of `/submit` (`f2p_count` and `f2p_total` are the test cases); without a problem it is 1 if the last program ended
+    well, else 0.
 
     Args:
         url: addresses of equal servers.
         token: bearer token for them.
         run_timeout: seconds for a program.
-        submit_timeout: seconds for a verdict, without the wait where the servers are full.
+        submit_timeout: seconds for a verdict, without the wait for a full server.
         patience: seconds beyond these until a call is given up, all its attempts together.
         config: SandboxFusion's `config` of `/submit`, such as `{"language": "python"}`.
 
@@ -85,19 +84,16 @@ class SandboxFusionBackend(SessionBackend):
 
     @property
     def sandbox(self) -> RemoteSandbox:
-        """Runs programs. Raises SandboxError before `start` and after `close`."""
         if self._sandbox is None:
             raise SandboxError("the backend was not started, or is closed")
         return self._sandbox
 
     async def start(self) -> None:
-        """Make the clients."""
         self._sandbox = RemoteSandbox(self._urls, token=self._token, kind="sandboxfusion", retries=self._retries)
         session = http.HttpSession(self._token, 256, self._retries.connect_timeout)
         self._client = HttpClient([Replica(url) for url in self._urls], self._retries, session, health_path="/v1/ping")
 
     async def close(self) -> None:
-        """Close the clients."""
         sandbox, self._sandbox = self._sandbox, None
         client, self._client = self._client, None
         if sandbox is not None:
@@ -109,11 +105,7 @@ class SandboxFusionBackend(SessionBackend):
         return _Problem(self, instance_hash, None if state is None else json.loads(state))
 
     async def submit(self, dataset: str, id: str, completion: str) -> Mapping[str, Any]:
-        """Return the verdict on a solution, as SandboxFusion's `EvalResult`.
-
-        Raises:
-            RemoteSessionError: no server gave one, or the server refuses the data set or the problem.
-        """
+        """Return the verdict on a solution, as an `EvalResult`. Raises RemoteSessionError: there is none."""
         if self._client is None:
             raise SandboxError("the backend was not started, or is closed")
         body = {"dataset": dataset, "id": id, "completion": completion, "config": self.config}
