@@ -21,7 +21,7 @@ from toolgym.tools.concurrency.loop_watch import tool_works
 from toolgym.tools.concurrency.run_limits import TOOL_CALLS
 from toolgym.tools.errors import ConfigError, error_text, is_infrastructure, shorten
 from toolgym.tools.function import ToolFunction, as_tool
-from toolgym.tools.http.retries import RetryCount, counted_retries
+from toolgym.tools.http.retries import counted_retries
 from toolgym.tools.schema import ToolCall, ToolCallError
 from toolgym.tools.sessions.tool_scope import tool_scope
 
@@ -101,10 +101,10 @@ class ToolInstances:
         called, instance = self._tools[request.name], self._ids[request.name]
         kwargs = self._kwargs(request.name, "execute_kwargs")
         started = time.monotonic()
-        status, failure, count = "ok", "", RetryCount()
+        status, failure, count = "ok", "", counted_retries()
         try:
             execute = partial(called.execute, instance, request.arguments, **kwargs)
-            with tool_scope(self.scope), counted_retries() as count:
+            with tool_scope(self.scope), count:
                 call = self._run(request.name, execute, in_turn=True)
                 result = ToolResult.of(await self._in_time(request.name, call, self._timeout))
             status = str(result.metrics.get("status", "ok"))

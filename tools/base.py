@@ -3,9 +3,6 @@
 One tool object serves many episodes at once; what belongs to one episode lives under its `instance_id`. The four-call
 lifecycle is verl's: `create` once per episode, `execute` per call, `calc_reward` once when the episode ends, `release`
 exactly once, also after an error. `fork` is toolgym's own: it copies an episode's instance.
-
-A tool without state is a function with `@tool`; for a tool with state per episode, `toolgym.tools.StatefulTool` keeps
-the instances.
 """
 
 from __future__ import annotations
@@ -77,21 +74,22 @@ class ToolResult(_ToolResult):
 class BaseTool(ABC):
     """A callable with a JSON schema and a life per episode.
 
-    Subclasses implement `execute` and, where they keep state per episode, `create`, `release` and, if they can, `fork`.
+    Subclasses implement `execute` and, if they keep state per episode, `create`, `release` and, if they can, `fork`. A
+    tool without state is a function with `@tool`; for one with state, `toolgym.tools.StatefulTool` keeps the instances.
 
     Args:
         config: the tool's own options; see the subclass.
-        tool_schema: what the model sees, as a `ToolSchema` or a dict in the OpenAI shape. May be left out where the
-            subclass sets the class attribute `default_schema`.
+        tool_schema: what the model sees, as a `ToolSchema` or a dict in the OpenAI shape. May be left out if the class
+            has a `default_schema`.
 
     Attributes:
-        stays_on_loop: whether all calls must come from one event loop, as where the tool keeps connections, or shares
-            its state with other tools of the episode. Set it in the class. Where it is False, a tool that was caught
-            blocking the event loop runs on one of its own in later episodes.
+        stays_on_loop: all calls must come from one event loop, because the tool keeps connections, or shares its state
+            with other tools of the episode. Set it in the class. Otherwise a tool that was caught blocking the event
+            loop runs on one of its own in later episodes.
 
     Raises:
-        ConfigError: no schema was given and the class has none; or the schema is not valid, or lacks an argument
-            that the class's own schema requires.
+        ConfigError: no schema was given and the class has none; or the schema is not valid, or lacks an argument that
+            the class's own schema requires.
     """
 
     default_schema: ToolSchema | None = None
@@ -126,7 +124,7 @@ class BaseTool(ABC):
 
     @property
     def name(self) -> str:
-        """Name that the model calls this tool by."""
+        """The name that the model calls this tool by."""
         return self.tool_schema.name
 
     def get_openai_tool_schema(self) -> dict[str, Any]:
@@ -134,14 +132,11 @@ class BaseTool(ABC):
         return self.tool_schema.to_openai()
 
     async def create(self, instance_id: str | None = None, **create_kwargs: Any) -> str:
-        """Open this tool for one episode.
+        """Open this tool for one episode, and return the id that the other calls take.
 
         Args:
-            instance_id: the id to use; a fresh one is made when it is None.
+            instance_id: the id to use; None: a fresh one.
             create_kwargs: from the task's `tools_kwargs[name]["create_kwargs"]`.
-
-        Returns:
-            The id that the other calls take.
         """
         return instance_id if instance_id is not None else os.urandom(16).hex()
 
@@ -149,32 +144,30 @@ class BaseTool(ABC):
     async def execute(self, instance_id: str, parameters: dict[str, Any], **execute_kwargs: Any) -> ToolResult:
         """Carry out one call.
 
+        What the model did wrong belongs in the result's text. The env catches an exception and shows it to the model as
+        a failure of the tool; one of the infrastructure (`OSError`, `SandboxError`, or raised from one) is in the
+        call's metrics and in the log, and the model reads only that the tool is not available.
+
         Args:
             instance_id: the episode, from `create`.
             parameters: arguments, already checked against the schema and with its defaults filled in.
             execute_kwargs: from the task's `tools_kwargs[name]["execute_kwargs"]`.
-
-        What the model did wrong belongs in the result's text. An exception is caught by the env and shown to the
-        model as a failure of the tool; one of the infrastructure (`OSError`, `SandboxError`, or raised from one) is in
-        the call's metrics and in the log, and the model reads only that the tool is not available.
         """
 
     async def calc_reward(self, instance_id: str, **calc_reward_kwargs: Any) -> float:
-        """The tool's contribution to the episode's reward, asked once when the episode ends. Default 0."""
+        """Return the tool's contribution to the episode's reward, asked once when the episode ends. Default 0."""
         return 0.0
 
     def session_of(self, instance_id: str) -> Any:
-        """Return what the tool keeps for an episode, for the episode's scorer; None where it keeps nothing for one."""
+        """Return what the tool keeps for an episode, for the episode's scorer; None if it keeps nothing."""
         return None
 
     async def fork(self, instance_id: str) -> str:
-        """Copy an instance, with all its state, for another episode that goes on from here.
-
-        Returns:
-            The id of the copy, which is released like any other.
+        """Copy an instance, with all its state, for another episode that goes on from here; return the id of the copy,
+        which is released like any other.
 
         Raises:
-            ForkNotSupportedError: the tool cannot; names it. The default.
+            ForkNotSupportedError: the tool cannot. The default.
         """
         raise ForkNotSupportedError(
             f"the tool {self.name!r} cannot be forked: {type(self).__name__} does not implement fork"

@@ -10,8 +10,6 @@ from typing import Self
 
 
 class AsyncCloseable(ABC):
-    """Closes itself at the end of an `async with` block, however the block ends."""
-
     @abstractmethod
     async def close(self) -> None:
         """Free everything. Closing twice is fine."""

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pydantic
+from pydantic_core import ErrorDetails
 
 from toolgym.tools.base import BaseTool
 from toolgym.tools.errors import ConfigError, ToolgymError, UnknownNameError, nearest
@@ -49,12 +50,7 @@ Options = TypeVar("Options", bound=pydantic.BaseModel)
 
 
 def read_options(model: type[Options], config: Mapping[str, Any], what: str) -> Options:
-    """Return a tool's options, checked.
-
-    Args:
-        model: names and kinds of the options; forbids others.
-        config: the options.
-        what: the tool's name in error messages.
+    """Return a tool's options as a `model`, which forbids others; `what` is the tool's name in error messages.
 
     Raises:
         ConfigError: an option is unknown or out of range; names it, and the nearest one.
@@ -63,9 +59,7 @@ def read_options(model: type[Options], config: Mapping[str, Any], what: str) -> 
     try:
         return model.model_validate(dict(config))
     except pydantic.ValidationError as error:
-        errors = error.errors()
-        first = next((problem for problem in errors if problem["type"] == "extra_forbidden"), errors[0])
-        place = ".".join(map(str, first["loc"]))
+        first, place = _first_problem(error)
         if first["type"] == "extra_forbidden":
             raise ConfigError(
                 f"{what}: unknown option {place!r}{nearest(place, known) or '.'} Known: {', '.join(known)}."
@@ -74,10 +68,7 @@ def read_options(model: type[Options], config: Mapping[str, Any], what: str) -> 
 
 
 def from_config(source: str | Path | Mapping[str, Any]) -> list[BaseTool]:
-    """Make the tools that a YAML file (or an already loaded mapping) lists.
-
-    Returns:
-        One tool per entry, in the file's order.
+    """Make the tools that a YAML file (or an already loaded mapping) lists, in its order.
 
     Raises:
         UnknownNameError: the file, a module or a class does not exist; names the nearest one.
@@ -94,10 +85,8 @@ def from_config(source: str | Path | Mapping[str, Any]) -> list[BaseTool]:
     try:
         parsed = _File.model_validate(data)
     except pydantic.ValidationError as error:
-        errors = error.errors()
-        first = next((problem for problem in errors if problem["type"] == "extra_forbidden"), errors[0])
-        place = ".".join(str(part) for part in first["loc"]) or "top"
-        raise ConfigError(f"{where}: at {place}: {first['msg']} (got {first['input']!r})") from error
+        first, place = _first_problem(error)
+        raise ConfigError(f"{where}: at {place or 'top'}: {first['msg']} (got {first['input']!r})") from error
     tools = []
     for number, entry in enumerate(parsed.tools):
         try:
@@ -115,11 +104,16 @@ def from_config(source: str | Path | Mapping[str, Any]) -> list[BaseTool]:
     return tools
 
 
+def _first_problem(error: pydantic.ValidationError) -> tuple[ErrorDetails, str]:
+    """An unknown name comes first: it often is why a required one is absent."""
+    errors = error.errors()
+    first = next((problem for problem in errors if problem["type"] == "extra_forbidden"), errors[0])
+    return first, ".".join(map(str, first["loc"]))
+
+
 def _import_class(dotted: str) -> type[BaseTool]:
     module_name, _, class_name = FORMER_TOOLS.get(dotted, dotted).rpartition(".")
-    if not module_name:
-        raise ConfigError(f"class_name must be a dotted path such as 'package.module.Class', got {dotted!r}")
-    if not all(part.isidentifier() for part in dotted.split(".")):
+    if not module_name or not all(part.isidentifier() for part in dotted.split(".")):
         raise ConfigError(f"class_name must be a dotted path such as 'package.module.Class', got {dotted!r}")
     try:
         module = importlib.import_module(module_name)

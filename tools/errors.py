@@ -1,7 +1,7 @@
 """Every error that toolgym raises, in one tree.
 
-These are for what a *user* did wrong or what the *infrastructure* failed to do. What a model did wrong is
-never raised: it becomes an observation that the model reads (see `toolgym.tools.schema.ToolCallError`).
+These are for what a *user* did wrong or what the *infrastructure* failed to do. What a model did wrong is never raised:
+it becomes an observation that the model reads (see `toolgym.tools.schema.ToolCallError`).
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ class ToolgymError(Exception):
 
 
 class ConfigError(ToolgymError, ValueError):
-    """A configuration value, file or argument is not usable. Says what was expected and what was given."""
+    """A configuration value, file or argument is not usable."""
 
 
 class UnknownNameError(ConfigError, LookupError):
-    """A name (env id, tool, file, option) is not known. Names the nearest known one."""
+    """A name (env id, tool, file, option) is not known. The message has the nearest known one."""
 
 
 class UnknownArgumentError(UnknownNameError, TypeError):
-    """A function takes no keyword argument of that name. Names the nearest one that it takes."""
+    """A function takes no keyword argument of that name. The message has the nearest one that it takes."""
 
 
 class MissingExtraError(ToolgymError, ImportError):
-    """A feature needs an optional dependency that is not installed, or is too old. Names what to install."""
+    """A feature needs an optional dependency that is not installed, or is too old."""
 
 
 class EpisodeError(ToolgymError, RuntimeError):
@@ -37,13 +37,13 @@ class EpisodeError(ToolgymError, RuntimeError):
 
 
 class ForkNotSupportedError(ToolgymError, NotImplementedError):
-    """`fork` was called on something that cannot be forked. Names the env or the tool."""
+    """`fork` was called on something that cannot be forked."""
 
 
 class SandboxError(ToolgymError, RuntimeError):
     """A sandbox could not do what was asked (a failed *run* is an `ExecutionResult`, not an error).
 
-    Raised as itself where the sandbox and the session live on and what runs in the session is in the way: a file that
+    Raised as itself if the sandbox and the session live on and what runs in the session is in the way: a file that
     cannot be written, a fork that the program prevented. Its subclasses are split by what the caller should do.
     """
 
@@ -57,7 +57,7 @@ class SandboxUnsupportedError(SandboxError):
 
 
 class SessionForkError(SandboxUnsupportedError, ForkNotSupportedError):
-    """Sessions of this sandbox can never be forked. Names the session and what keeps it from it."""
+    """Sessions of this sandbox can never be forked."""
 
 
 class SandboxBusyError(SandboxError):
@@ -73,27 +73,24 @@ class SessionLostError(SandboxError):
 
 
 class SandboxFileError(SandboxError):
-    """A session's files or folders do not allow an action.
-
-    Where Python has an error for the reason, it is of a subclass that is that error too, so that
-    `except FileNotFoundError` works.
-    """
+    """A session's files or folders do not allow an action. If Python has an error for the reason, it is raised as a
+    subclass that is that error too, so that `except FileNotFoundError` works."""
 
 
 class SandboxFileNotFoundError(SandboxFileError, FileNotFoundError):
-    """The session has no file or folder of that name."""
+    pass
 
 
 class SandboxFileExistsError(SandboxFileError, FileExistsError):
-    """The session has a file or folder of that name already."""
+    pass
 
 
 class SandboxIsADirectoryError(SandboxFileError, IsADirectoryError):
-    """The name is a folder's, and a file was expected."""
+    pass
 
 
 class SandboxNotADirectoryError(SandboxFileError, NotADirectoryError):
-    """The name is a file's, or leads through one, and a folder was expected."""
+    pass
 
 
 class SandboxPermissionError(SandboxFileError, PermissionError):
@@ -101,11 +98,7 @@ class SandboxPermissionError(SandboxFileError, PermissionError):
 
 
 class NoSessionError(ToolgymError):
-    """A server has no session of that name (any more).
-
-    Args:
-        name: what the client asked for.
-    """
+    """A server has no session of that name (any more)."""
 
     def __init__(self, name: str) -> None:
         super().__init__(
@@ -171,43 +164,26 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def missing_file(what: str, path: Path) -> UnknownNameError:
-    """Build the error for a file or folder that is not there; it names the nearest one beside it.
-
-    Args:
-        what: what was looked for, for example `"task file"`.
-        path: where.
-    """
+    """Build the error for a file or folder that is not there; it names the nearest one beside it. `what` is for example
+    `"task file"`."""
     siblings = [item.name for item in path.parent.iterdir()] if path.parent.is_dir() else []
     return UnknownNameError(f"no {what} at {str(path)!r}{nearest(path.name, siblings)}")
 
 
 def check_seconds(**seconds: float | None) -> None:
-    """Check arguments that are positive numbers of seconds; None passes.
-
-    Raises:
-        ConfigError: one is not; names it.
-    """
+    """Check arguments that are positive numbers of seconds; None passes."""
     for name, value in seconds.items():
         if value is not None and not (isinstance(value, int | float) and value > 0):
             raise ConfigError(f"{name} must be a positive number of seconds, got {value!r}")
 
 
 def require_whole_number(name: str, value: object, *, at_least: int) -> None:
-    """Check an argument.
-
-    Raises:
-        ConfigError: it is no `int`, or smaller.
-    """
     if not isinstance(value, int) or isinstance(value, bool) or value < at_least:
         raise ConfigError(f"{name} must be a whole number, at least {at_least}, got {value!r}")
 
 
 def require_seed(seed: object) -> None:
-    """Check the seed of an env, as Gymnasium does.
-
-    Raises:
-        ConfigError: it is neither None nor an `int` of at least 0.
-    """
+    """Check the seed of an env, as Gymnasium does."""
     if seed is not None:
         require_whole_number("seed", seed, at_least=0)
 

@@ -21,7 +21,6 @@ P = ParamSpec("P")
 R = TypeVar("R", covariant=True)
 
 RunsIn = Literal["thread", "process"]
-"""Where a plain function runs."""
 
 _MODES = {"thread": PoolMode.ThreadMode, "process": PoolMode.ProcessMode}
 
@@ -35,8 +34,6 @@ class FunctionTool(BaseTool):
     calls wait, and their deadlines stand still. At the env's deadline a process is killed. A thread cannot be
     interrupted: the answer is dropped, and the thread runs on to its end while another takes its place. The log names
     the tool, and `tool_pool().left_behind` counts such threads.
-
-    It has no state per episode, so a fork is another instance.
     """
 
     def __init__(
@@ -82,10 +79,6 @@ class ToolFunction(Protocol[P, R]):
     It is a plain Python function with the same name, signature and docstring, so it can be called, and what takes
     functions as tools takes it: `transformers.utils.get_json_schema`, `trl.GRPOTrainer(tools=[...])`. An env takes it
     as well: `ToolEnv([convert], ...)`.
-
-    Attributes:
-        tool: the tool.
-        tool_schema: what the model sees of it.
     """
 
     __name__: str
@@ -96,11 +89,7 @@ class ToolFunction(Protocol[P, R]):
 
 
 def as_tool(value: object) -> BaseTool:
-    """Return a tool as it is, and the tool of a function that `@tool` made.
-
-    Raises:
-        ConfigError: it is neither.
-    """
+    """Return a tool as it is, and the tool of a function that `@tool` made."""
     candidate = getattr(value, "tool", None) if inspect.isfunction(value) else value
     if not isinstance(candidate, BaseTool):
         raise ConfigError(f"a tool must be a BaseTool (`@toolgym.tool` makes one of a function), got {value!r}")
@@ -123,9 +112,9 @@ def tool(
 ) -> ToolFunction[..., Any] | Callable[[Callable[..., Any]], ToolFunction[..., Any]]:
     """Turn a typed function into a tool, which is a function still; see `ToolFunction`.
 
-    The name is the function's, the description its docstring's, the parameters come from the type hints (any type
-    that pydantic understands, nested models included) and their descriptions from the docstring's `Args` section.
-    The function may return text, a `ToolResult`, or anything that JSON can hold.
+    The name is the function's, the description its docstring's, the parameters come from the type hints (any type that
+    pydantic understands, nested models included) and their descriptions from the docstring's `Args` section. The
+    function may return text, a `ToolResult`, or anything that JSON can hold.
 
     Args:
         function: the function.
@@ -133,6 +122,9 @@ def tool(
         description: the tool's description, if not the docstring's.
         runs_in: where a plain function runs: in a thread, or in a `process`, for one that computes or may crash. That
             one gets its arguments and gives its result by cloudpickle; at a deadline it is killed.
+
+    Raises:
+        ConfigError: a parameter has no type hint, or takes `*args` or `**kwargs`; or `runs_in` is wrong.
 
     Example:
         >>> @tool
@@ -148,9 +140,6 @@ def tool(
         5
         >>> add.tool_schema.parameters["required"]
         ['a']
-
-    Raises:
-        ConfigError: a parameter has no type hint, or takes `*args` or `**kwargs`; or `runs_in` is wrong.
     """
     if function is None:
         return lambda wrapped: _tool_function(wrapped, name, description, runs_in)

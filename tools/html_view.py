@@ -8,16 +8,9 @@ from collections.abc import Iterable
 from toolgym.tools.message import Message
 
 MAX_CHARS = 5_000
-"""Characters that are shown of one text."""
 
 
 def html_table(title: str, rows: Iterable[tuple[str, object]]) -> str:
-    """Return a table with a name and a text in each row.
-
-    Args:
-        title: above the table.
-        rows: names, and what is shown beside them as text.
-    """
     cells = "".join(
         f'<tr><th style="text-align:left;vertical-align:top">{_escaped(name)}</th>'
         f'<td style="text-align:left"><pre style="margin:0;white-space:pre-wrap">{_escaped(value)}</pre></td></tr>'
@@ -27,7 +20,6 @@ def html_table(title: str, rows: Iterable[tuple[str, object]]) -> str:
 
 
 def message_row(message: Message) -> tuple[str, str]:
-    """A message's role, and its text with its tool calls."""
     parts = [message["content"]] if message["content"] else []
     if message.get("reasoning_content"):
         parts.insert(0, f"(thinking) {message['reasoning_content']}")

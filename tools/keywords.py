@@ -14,10 +14,10 @@ T = TypeVar("T")
 
 
 def named_keywords(call: Callable[P, T]) -> Callable[P, T]:
-    """Let a misspelt keyword argument of a function, or of `__init__`, be an error that names the nearest one.
+    """Let a misspelt keyword argument of a function, or of `__init__`, be an `UnknownArgumentError` that names the
+    nearest one.
 
-    The error is an `UnknownArgumentError`. Where `__init__` is inherited or called from that of a subclass, the names
-    that the subclass takes are known as well.
+    If `__init__` is inherited or called from that of a subclass, the names that the subclass takes are known as well.
     """
     names = set(_keywords(call))
 
@@ -38,11 +38,7 @@ def named_fields(dataclass: type[T]) -> type[T]:
 
 
 def check_keywords(call: Callable[..., object], keywords: Iterable[str]) -> None:
-    """Check the names of keyword arguments before a call.
-
-    Raises:
-        UnknownArgumentError: `call` takes no argument of such a name; names the nearest one.
-    """
+    """Raise `UnknownArgumentError` if `call` takes no argument of one of the names."""
     try:
         parameters = inspect.signature(call).parameters.values()
     except (TypeError, ValueError):  # it does not say what it takes
@@ -64,7 +60,6 @@ def _unknown_keyword(name: str, call: Callable[..., object]) -> UnknownArgumentE
 
 
 def _keywords(call: Callable[..., object]) -> list[str]:
-    """The names of the arguments that may be given by name."""
     parameters = inspect.signature(call).parameters.values()
     return [
         parameter.name

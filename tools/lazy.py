@@ -31,11 +31,8 @@ from toolgym.tools.errors import MissingExtraError
 def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return the `__getattr__` and `__dir__` of a package, from the imports in its `if TYPE_CHECKING` block.
 
-    `__all__` is among the attributes: the re-exports of the package, sorted, but for those that need a package which is
+    `__all__` is among the attributes: the sorted re-exports of the package, but for those that need a package which is
     not installed. So `from ... import *` works with any extras; asked for by its name, such a one says what to install.
-
-    Args:
-        package: the package's `__name__`. Its source is read at the first use of a name.
     """
 
     @functools.cache
@@ -63,7 +60,6 @@ def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[st
 
 
 def _re_exports(source: str) -> dict[str, str]:
-    """From each name in a line `from module import name as name` to that module."""
     body = ast.parse(source).body
     checked = [line for node in body if isinstance(node, ast.If) for line in node.body]
     return {
@@ -76,13 +72,8 @@ def _re_exports(source: str) -> dict[str, str]:
 
 
 def missing_extra(extra: str, feature: str, cause: ImportError) -> MissingExtraError:
-    """Build the error for a feature whose optional dependency is absent.
-
-    Args:
-        extra: the extra's name in the project's metadata, for example `"rollout"`.
-        feature: what the user wanted, for example `"The embedded engine"`.
-        cause: the import error; its `name` tells which module is absent.
-    """
+    """Build the error for a `feature` ("The embedded engine") whose optional dependency, of an extra, is absent or
+    broken."""
     if not isinstance(cause, ModuleNotFoundError):  # it is there, but broken, or of another version
         return MissingExtraError(
             f"{feature} needs the extra {extra!r}, which is broken here: {cause}. Install it again with: "
@@ -96,27 +87,14 @@ def missing_extra(extra: str, feature: str, cause: ImportError) -> MissingExtraE
 
 
 def missing_package(package: str, feature: str, cause: ImportError) -> MissingExtraError:
-    """Build the error for a feature that needs a package of no extra.
-
-    Args:
-        package: its name for pip, which may say its version.
-        feature: what the user wanted, for example `"Reading a Parquet file"`.
-        cause: the import error.
-    """
+    """Build the error for a feature that needs a package of no extra; its name for pip may say its version."""
     return MissingExtraError(
         f"{feature} needs the package {package!r} ({cause}). Install it with: {_pip(package)}", name=cause.name
     )
 
 
 def outdated_package(package: str, feature: str, least: str, version: str) -> MissingExtraError:
-    """Build the error for a feature that needs a newer version of a package than is installed.
-
-    Args:
-        package: its name for pip.
-        feature: what the user wanted, for example `"The adapter for TRL"`.
-        least: the first version that will do.
-        version: the version that is installed.
-    """
+    """Build the error for a feature that needs a newer version (`least`) of a package than is installed."""
     needed = f"{package}>={least}"
     return MissingExtraError(
         f"{feature} needs {needed}, found {version}. Install it with: {_pip(needed)}", name=package.partition("[")[0]
@@ -130,10 +108,8 @@ def _pip(*what: str) -> str:
 
 
 def _pip_install(extra: str, options: str = "") -> str:
-    """The command that installs an extra into this Python, from where the library was installed.
-
-    Installers note that (https://packaging.python.org/en/latest/specifications/direct-url/).
-    """
+    """The command that installs an extra into this Python, from where the library was installed, which installers note
+    (https://packaging.python.org/en/latest/specifications/direct-url/)."""
     import importlib.metadata
     import shlex
 
@@ -153,12 +129,8 @@ Action = Callable[[ModuleType], None]
 
 
 def after_import(name: str, action: Action) -> None:
-    """Call `action` with the module of this name: now where it was imported already, else each time that it has run.
-
-    Args:
-        name: absolute name of a module; it need not be installed.
-        action: what it raises comes out of the import.
-    """
+    """Call `action` with the module of this absolute name: now if it was imported already, else each time that it has
+    run. What the action raises comes out of the import."""
     finder = next((entry for entry in sys.meta_path if isinstance(entry, _Finder)), None)
     if finder is None:
         sys.meta_path.insert(0, finder := _Finder())

@@ -1,7 +1,4 @@
-"""The chat message, in the OpenAI shape.
-
-Source: the `messages` array of the Chat Completions API, restricted to text.
-"""
+"""The chat message, in the OpenAI shape: the `messages` array of the Chat Completions API, restricted to text."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ Role = Literal["system", "user", "assistant", "tool"]
 
 
 class FunctionCall(TypedDict):
-    """The function part of a tool call. `arguments` is an object, which chat templates render as JSON."""
+    """`arguments` is an object, which chat templates render as JSON."""
 
     name: str
     arguments: dict[str, Any]
@@ -42,24 +39,20 @@ class Message(TypedDict):
 
 
 def system(content: str) -> Message:
-    """A system message."""
     return {"role": "system", "content": content}
 
 
 def user(content: str) -> Message:
-    """A user message."""
     return {"role": "user", "content": content}
 
 
 def assistant(content: str, tool_calls: Sequence[MessageToolCall] = ()) -> Message:
-    """An assistant message; without tool calls it has no field for them."""
     if not tool_calls:
         return {"role": "assistant", "content": content}
     return {"role": "assistant", "content": content, "tool_calls": list(tool_calls)}
 
 
 def tool_call(name: str, arguments: dict[str, Any], *, id: str = "call_0") -> MessageToolCall:
-    """One entry of an assistant message's `tool_calls`."""
     return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 

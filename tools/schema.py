@@ -1,7 +1,7 @@
 """Arguments of a tool (`ToolSchema`), a request for it (`ToolCall`), and a mistake in one (`ToolCallError`).
 
-The JSON Schema of a tool is kept whole: nested objects, `items`, enums, defaults and everything else reach the
-model and the validator exactly as the tool's author wrote them.
+The JSON Schema of a tool is kept whole: nested objects, `items`, enums, defaults and everything else reach the model
+and the validator exactly as the tool's author wrote them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ _KINDS: Mapping[str, tuple[type, ...]] = {
     "object": (dict,),
     "array": (list,),
 }
-"""Python's types of the values that surely are of a JSON type."""
 
 _ANNOTATIONS = frozenset({"title", "description", "default", "examples"})
 """Keywords of JSON Schema that forbid nothing."""
@@ -37,10 +36,8 @@ class ToolSchema:
     """A tool's name, description and parameters, as the model sees them.
 
     Attributes:
-        name: what the model calls it.
-        description: one or more sentences for the model.
         parameters: a JSON Schema (2020-12) of type `object`. Never altered.
-        strict: passed through to `to_openai` where set; kept for configurations in the OpenAI shape.
+        strict: passed through to `to_openai` if set; kept for configurations in the OpenAI shape.
     """
 
     name: str
@@ -92,17 +89,17 @@ class ToolSchema:
 
     @functools.cached_property
     def openai(self) -> dict[str, Any]:
-        """The schema in the OpenAI shape, always the same object; do not change it. `to_openai` returns copies."""
+        """The schema in the OpenAI shape, always the same object; do not change it."""
         return self.to_openai()
 
     @functools.cached_property
     def canonical_json(self) -> str:
-        """The schema in the OpenAI shape as JSON text; equal for equal schemas, whatever the order of their keys."""
+        """JSON text that is equal for equal schemas, whatever the order of their keys."""
         return json.dumps(self.to_openai(), sort_keys=True)
 
     @functools.cached_property
     def _pickled(self) -> bytes:
-        """`to_openai` as what is copied ten times as fast as by `copy.deepcopy`: each episode makes a copy."""
+        """Copied ten times as fast as by `copy.deepcopy`: each episode makes a copy."""
         function: dict[str, Any] = {
             "name": self.name,
             "description": self.description,
@@ -113,11 +110,7 @@ class ToolSchema:
         return pickle.dumps({"type": "function", "function": function})
 
     def problems(self, arguments: Mapping[str, Any]) -> list[str]:
-        """Check arguments against the parameters.
-
-        Returns:
-            One sentence for each thing that is wrong, in words that a model can act on; empty when all is well.
-        """
+        """Return one sentence for each argument that is wrong, in words that a model can act on."""
         if self._fits_plainly(arguments):
             return []
         errors = sorted(self._validator.iter_errors(dict(arguments)), key=lambda e: list(map(str, e.absolute_path)))
@@ -138,7 +131,7 @@ class ToolSchema:
 
     @functools.cached_property
     def _plain_kinds(self) -> Mapping[str, tuple[type, ...]] | None:
-        """The types of each argument, where the schema says no more than types; None where it does."""
+        """The types of each argument, if the schema says no more than types."""
         properties = self.parameters.get("properties", {})
         plain = self.parameters.keys() <= {"type", "properties", "required", "additionalProperties", *_ANNOTATIONS}
         if not plain or not all(_is_plain(property) for property in properties.values()):
@@ -152,7 +145,6 @@ class ToolSchema:
         return jsonschema.Draft202012Validator(dict(self.parameters))
 
     def __getstate__(self) -> dict[str, Any]:
-        """The fields only: what is cached is made again, and jsonschema's validator cannot be pickled."""
         return {item.name: getattr(self, item.name) for item in fields(self)}
 
 
@@ -173,7 +165,6 @@ class ToolCall:
     index: int = 0
 
     def to_message(self) -> MessageToolCall:
-        """The entry for an assistant message's `tool_calls`."""
         return {
             "id": self.id,
             "type": "function",
@@ -185,7 +176,6 @@ class CallProblem(enum.StrEnum):
     """Why a request for a tool could not be carried out. The model made the mistake, so the model reads it."""
 
     MALFORMED_JSON = "malformed_json"
-    """The text between the tags is not JSON."""
     MALFORMED_CALL = "malformed_call"
     """The call is not written as its format wants it, where that format is not JSON."""
     NOT_A_CALL = "not_a_call"
@@ -197,9 +187,7 @@ class CallProblem(enum.StrEnum):
     CALL_IN_THINKING = "call_in_thinking"
     """The turn's only calls stand inside its thinking, and nothing follows."""
     UNKNOWN_TOOL = "unknown_tool"
-    """No tool has that name."""
     WRONG_ARGUMENTS = "wrong_arguments"
-    """The arguments do not fit the tool's schema."""
     TOO_MANY_CALLS = "too_many_calls"
     """More calls in one turn than `max_parallel_calls`."""
 
@@ -210,11 +198,11 @@ class ToolCallError:
 
     Attributes:
         problem: the kind of mistake.
-        message: what the model reads: what was expected, what was given, what to do.
+        message: what the model reads: what was expected, what came, what to do.
         raw: the text that the model wrote.
         id: the id that the answer will carry.
         index: position among all calls of the turn, counted from 0.
-        name: the tool's name, where it could be read.
+        name: the tool's name, if it could be read.
     """
 
     problem: CallProblem
@@ -226,11 +214,7 @@ class ToolCallError:
 
 
 def check_call(call: ToolCall, schemas: Mapping[str, ToolSchema]) -> ToolCall | ToolCallError:
-    """Check a call's name and arguments against the tools.
-
-    Returns:
-        The call with the schema's defaults filled in, or the error that the model is to read.
-    """
+    """Return the call with the schema's defaults filled in, or the error that the model is to read."""
     schema = schemas.get(call.name)
     if schema is not None and not (problems := schema.problems(call.arguments)):
         return ToolCall(call.id, call.name, schema.with_defaults(call.arguments), call.index)
@@ -244,7 +228,6 @@ def check_call(call: ToolCall, schemas: Mapping[str, ToolSchema]) -> ToolCall | 
 
 
 def _is_plain(schema: Any) -> bool:
-    """Whether a schema names one type and says no more."""
     if not isinstance(schema, Mapping) or schema.keys() - {"type"} - _ANNOTATIONS:
         return False
     return isinstance(schema.get("type"), str) and schema["type"] in _KINDS
@@ -273,7 +256,6 @@ def _without_nulls(schema: Any) -> Any:
 
 
 def _sentences(error: Any) -> list[str]:
-    """Turn one `jsonschema` error into sentences that name the argument, what is wrong, and what is right."""
     path = _path(error.absolute_path)
     value, rule = error.instance, error.validator
     if rule == "required":

@@ -41,19 +41,10 @@ class ToolSession(ABC):
     async def execute(
         self, parameters: dict[str, Any], **execute_kwargs: Any
     ) -> ToolResult | str | tuple[str, float, dict[str, Any]]:
-        """Carry out one call. Calls of one turn come at the same time.
-
-        Args:
-            parameters: arguments, already checked against the schema and with its defaults filled in.
-            execute_kwargs: from the task's `tools_kwargs[name]["execute_kwargs"]`.
-
-        Returns:
-            What the model reads, optionally with reward and metrics; see `ToolResult`. What the model did wrong belongs
-            in the text. For an exception see `BaseTool.execute`.
-        """
+        """Carry out one call; see `BaseTool.execute`. Calls of one turn come at the same time."""
 
     async def reward(self, **calc_reward_kwargs: Any) -> float:
-        """The contribution to the episode's reward, asked once when the episode ends. Default 0."""
+        """Return the contribution to the episode's reward, asked once when the episode ends. Default 0."""
         return 0.0
 
     async def fork(self) -> ToolSession:
@@ -69,15 +60,7 @@ class ToolSession(ABC):
 
 
 class StatefulTool(BaseTool):
-    """A tool with a `ToolSession` for each episode. Subclasses implement `open`.
-
-    Args:
-        config: the tool's own options; see the subclass.
-        tool_schema: see `BaseTool`.
-
-    Raises:
-        ConfigError: see `BaseTool`.
-    """
+    """A tool with a `ToolSession` for each episode. Subclasses implement `open`."""
 
     def __init__(
         self,
@@ -89,12 +72,9 @@ class StatefulTool(BaseTool):
 
     @abstractmethod
     async def open(self, **create_kwargs: Any) -> ToolSession:
-        """Begin an episode.
+        """Begin an episode, with the task's `tools_kwargs[name]["create_kwargs"]`.
 
         When it is cancelled, it frees what it has taken so far; from its return on, the tool closes the session.
-
-        Args:
-            create_kwargs: from the task's `tools_kwargs[name]["create_kwargs"]`.
         """
 
     async def create(self, instance_id: str | None = None, **create_kwargs: Any) -> str:
@@ -144,7 +124,7 @@ class StatefulTool(BaseTool):
         """Return an episode's session.
 
         Raises:
-            EpisodeError: there is none: it was not opened, or it was released.
+            EpisodeError: it was not opened, or was released.
         """
         session = self._sessions.get(instance_id)
         if session is None:

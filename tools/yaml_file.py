@@ -1,4 +1,4 @@
-"""Reading a YAML file that a user wrote."""
+"""YAML files that a user wrote."""
 
 from __future__ import annotations
 
@@ -11,11 +11,7 @@ from toolgym.tools.errors import ConfigError, missing_file
 
 
 def read_yaml(what: str, path: Path) -> Any:
-    """Return the value that a YAML file holds.
-
-    Args:
-        what: what the file is, for errors, for example `"tool file"`.
-        path: where it is.
+    """Return the value that a YAML file holds; `what` says in errors what the file is, for example `"tool file"`.
 
     Raises:
         UnknownNameError: there is no such file; names the nearest one.
@@ -44,7 +40,6 @@ class _Loader(yaml.SafeLoader):
     """Refuses a name that is given twice; YAML forbids that, and PyYAML would take the last one."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """As the base class."""
         names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.value != "<<"]
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:

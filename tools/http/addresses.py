@@ -11,7 +11,6 @@ from toolgym.tools.errors import ConfigError
 
 
 def is_address(url: object) -> bool:
-    """Whether this is the URL of an HTTP server."""
     if not isinstance(url, str):
         return False
     try:
@@ -27,9 +26,6 @@ def check_address(url: object, what: str = "a server") -> str:
     Args:
         url: a scheme (http or https), a host, maybe a port and a path; nothing else.
         what: the server's name in error messages, with its article: "a sandbox server".
-
-    Raises:
-        ConfigError: it is not the URL of an HTTP server, or it has a query, a fragment, a user or a password.
     """
     stripped = url.strip() if isinstance(url, str) else url
     if not isinstance(stripped, str) or not is_address(stripped):
@@ -46,16 +42,8 @@ def check_address(url: object, what: str = "a server") -> str:
 
 
 def check_addresses(urls: object, owner: str, check: Callable[[object], str]) -> tuple[str, ...]:
-    """Return one address or several as a tuple, each once.
-
-    Args:
-        urls: a URL, or several.
-        owner: the object that needs them, in error messages, with its article.
-        check: checks one, as `check_address` does.
-
-    Raises:
-        ConfigError: there is none, or one cannot be used.
-    """
+    """Return one address or several as a tuple, each once and checked by `check`; errors name the `owner`, with its
+    article."""
     addresses = [urls] if isinstance(urls, str) else urls
     if not isinstance(addresses, Sequence) or not addresses:
         raise ConfigError(f"{owner} needs at least one address, got {urls!r}")

@@ -9,19 +9,14 @@ from typing import Any
 from toolgym.tools.closeable import AsyncCloseable
 from toolgym.tools.errors import ConfigError, check_seconds, require_whole_number
 from toolgym.tools.http.addresses import check_address, check_addresses
-from toolgym.tools.http.client import (
-    GarbledError,
-    HttpRequest,
-    excerpt,
-    json_body,
-)
+from toolgym.tools.http.client import GarbledError, HttpRequest, excerpt, json_body
 from toolgym.tools.http.lazy_client import LazyClient
 from toolgym.tools.http.retries import Retries
 from toolgym.tools.http.session import HttpResponse
 from toolgym.tools.message import Message
 
 MAX_REPLY = 4 * 1024 * 1024
-"""Most bytes of one reply."""
+"""Bytes of one reply."""
 
 
 class ChatEndpoint(AsyncCloseable):
@@ -33,12 +28,11 @@ class ChatEndpoint(AsyncCloseable):
         token: sent as a bearer token; None: nothing is sent.
         request: further fields of each request, such as `max_tokens`; the temperature is 0 unless it stands here.
         timeout: seconds for one attempt.
-        patience: seconds for one call with all its attempts: after failures that another attempt may mend, after a 429
-            when the server says.
+        patience: seconds for one call with all its attempts.
         max_connections: connections at once, to all servers.
 
     Raises:
-        ConfigError: an address or a number cannot be used; says which.
+        ConfigError: an address or a number cannot be used.
     """
 
     def __init__(
@@ -75,7 +69,7 @@ class ChatEndpoint(AsyncCloseable):
         return f"<{type(self).__name__} {self._body['model']} at {', '.join(self.urls)}>"
 
     async def ask(self, messages: Sequence[Message]) -> str:
-        """Return the text of the model's next message; empty where it has none.
+        """Return the text of the model's next message; empty if it has none.
 
         Raises:
             CallError: no server gave a completion in time.
@@ -87,7 +81,6 @@ class ChatEndpoint(AsyncCloseable):
         return text
 
     async def close(self) -> None:
-        """Close its connections."""
         await self._client.close()
 
 

@@ -15,7 +15,6 @@ from toolgym.tools.http.session import BrokenError, HttpResponse, HttpSession, N
 T = TypeVar("T")
 
 UNKNOWN = "unknown outcome: it may have run, wholly or in part, and is not sent again"
-"""What a failed call's message says where it cannot be known how far the call came."""
 
 
 class CallError(ToolgymError):
@@ -23,8 +22,8 @@ class CallError(ToolgymError):
 
     Args:
         message: what happened, for people: it names hosts.
-        unreached: whether no server was reached in any attempt.
-        busy: whether the time was up while the servers were full.
+        unreached: no server was reached in any attempt.
+        busy: the time was up while the servers were full.
     """
 
     def __init__(self, message: str, *, unreached: bool = False, busy: bool = False) -> None:
@@ -42,16 +41,8 @@ class ClientClosedError(ToolgymError):
 
 
 class HttpRequest(NamedTuple):
-    """An HTTP request.
-
-    Attributes:
-        method: HTTP method.
-        path: path on the server, percent-encoded.
-        body: its body; None: there is none.
-        timeout: seconds that the call itself may take once it runs.
-        repeatable: whether it may be sent again though it may have been carried out.
-        content_type: of the body.
-    """
+    """A request to any of the servers: `path` is percent-encoded, `timeout` is the seconds that the work itself may
+    take, and a `repeatable` request may be sent again though it may have been carried out."""
 
     method: str
     path: str
@@ -62,7 +53,7 @@ class HttpRequest(NamedTuple):
 
 
 class HttpClient(Generic[R]):
-    """Calls equal servers from one event loop. `close` ends what is under way.
+    """Calls equal servers from one event loop.
 
     Args:
         replicas: the servers, at least one.
@@ -104,20 +95,16 @@ class HttpClient(Generic[R]):
         among: Callable[[], Sequence[R]] | None = None,
         load: Callable[[R], tuple[Any, ...]] = least_loaded,
     ) -> tuple[T, R]:
-        """Have a server answer.
+        """Return what `read` makes of a server's answer, and the server that gave it.
 
         Args:
             request: what to send.
-            read: what the answer says; raises `GarbledError` for one that makes no sense. What else it raises ends the
-                call: `CallError` for a failure that another attempt would not mend, `ConfigError` for a mistake of the
-                caller.
+            read: raises `GarbledError` for an answer that makes no sense, which is worth another attempt. What else it
+                raises ends the call.
             at: the only server that will do; None: any.
             attempts: instead of the retries'.
             among: returns the servers that would do, asked before each attempt; None: all.
             load: what to order the servers by.
-
-        Returns:
-            What `read` returned, and the server that answered.
 
         Raises:
             CallError: no server answered properly, or the time is up.
@@ -163,12 +150,7 @@ class HttpClient(Generic[R]):
             raise CallError(f"no server answered within {limit:g} s{last}{unknown}", busy=progress.full) from None
 
     async def exchange(self, replica: R, request: HttpRequest, limit: float) -> HttpResponse:
-        """Send one request once. What goes wrong counts against the server.
-
-        Args:
-            replica: the server.
-            request: what to send.
-            limit: seconds for all of it.
+        """Send a request once, within `limit` seconds. A failure counts against the server.
 
         Raises:
             AttemptError: the server was not reached, broke off, is full or cannot answer now.
@@ -226,7 +208,6 @@ class HttpClient(Generic[R]):
         return value
 
     async def _probe(self, replica: R) -> ReplicaState:
-        """Find out whether a server answers. Anything below 500 will do."""
         try:
             url = replica.url + self._health_path
             reply = await self._session.exchange("GET", url, None, self._retries.connect_timeout)
@@ -252,5 +233,4 @@ def json_body(message: Mapping[str, Any]) -> bytes:
 
 
 def excerpt(body: bytes) -> str:
-    """Return the beginning of an answer, for a message."""
     return body[:300].decode("utf-8", "replace").strip() or "nothing"

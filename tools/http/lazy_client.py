@@ -13,17 +13,7 @@ from toolgym.tools.http.session import HttpSession
 
 
 class LazyClient:
-    """Gives an object its `HttpClient`, so that the object can be made without an event loop.
-
-    Args:
-        owner: the object; errors name it.
-        urls: the servers' addresses.
-        retries: how patient to be.
-        token: sent as a bearer token; None: nothing is sent.
-        max_connections: connections at once, to all servers.
-        max_answer: most bytes of one answer.
-        health_path: see `HttpClient`.
-    """
+    """Gives an object (`owner`, which errors name) its `HttpClient`, so that it can be made without an event loop."""
 
     def __init__(
         self,
@@ -44,12 +34,7 @@ class LazyClient:
         self._closed = False
 
     def connected(self) -> HttpClient[Replica]:
-        """Return the client of the running event loop; a new one where the loop of the last one is closed.
-
-        Raises:
-            ClientClosedError: `close` was called.
-            ConfigError: another event loop uses it.
-        """
+        """Return the client of the running event loop; a new one if the loop of the last one is closed."""
         here = asyncio.get_running_loop()
         if self._closed:
             raise ClientClosedError(f"{self._owner!r} is closed")

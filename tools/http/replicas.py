@@ -17,22 +17,17 @@ FIRST_OUT = 0.5
 """Seconds that a server is left alone after its first failure; twice as long after each further one."""
 
 LONGEST_OUT = 30.0
-"""The most that this grows to."""
 
 BAD_CHECKS = 3
 """Failed checks in a row after which a server that can be reached leaves, while another one is healthy."""
 
 MAX_AFFINITIES = 65_536
-"""Most affinities that a pool remembers; it forgets the one that was used longest ago first."""
 
 log = logging.getLogger("toolgym.tools.http")
 
 
 class ReplicaState(enum.StrEnum):
-    """Whether a replica takes calls."""
-
     HEALTHY = "healthy"
-    """It does."""
     UNHEALTHY = "unhealthy"
     """It failed; a probe finds out when it answers again."""
     SUSPENDED = "suspended"
@@ -43,16 +38,11 @@ class Replica:
     """One server, its state and its load. Times are those of the running event loop's clock.
 
     Attributes:
-        url: its address, without a slash at the end.
-        state: whether it takes calls.
         trouble: its latest failure, for error messages.
-        in_flight: calls of this client that it works on.
-        weight: what those calls weigh together, for example in tokens.
+        weight: what the calls in flight weigh together, for example in tokens.
         assigned: affinities that were ever assigned to it.
         failures: failures since it last answered a call, or a check while it was healthy.
         bad_checks: probes in a row that it did not answer properly.
-        probe_at: when the next probe of an unhealthy one is due.
-        busy_until: before that it wants no more calls.
         left: set when it becomes unhealthy, for calls that wait for its answer; another event takes its place.
     """
 
@@ -72,12 +62,10 @@ class Replica:
 
     @property
     def healthy(self) -> bool:
-        """Whether it takes calls."""
         return self.state is ReplicaState.HEALTHY
 
     @contextlib.contextmanager
     def working(self, weight: int = 0) -> Iterator[None]:
-        """Count a call while the server works on it."""
         self.in_flight += 1
         self.weight += weight
         try:
@@ -87,7 +75,7 @@ class Replica:
             self.weight -= weight
 
     def failed(self, trouble: str) -> None:
-        """Leave it alone for a while: it did not answer properly. Calls that fail together are one failure."""
+        """Leave it alone for a while. Calls that fail together are one failure."""
         now = asyncio.get_running_loop().time()
         if self.state is ReplicaState.UNHEALTHY:
             if now < self.probe_at:
@@ -102,13 +90,12 @@ class Replica:
         left.set()
 
     def answered(self) -> None:
-        """Let it take calls: it answered one properly. A suspended one stays suspended."""
+        """Let it take calls again, unless it is suspended."""
         self.failures = 0
         if self.state is ReplicaState.UNHEALTHY:
             self.state = ReplicaState.HEALTHY
 
     def suspend(self, trouble: str) -> None:
-        """Send it no more calls until a probe says that it takes them again."""
         self.state = ReplicaState.SUSPENDED
         self.trouble = trouble
 
@@ -121,7 +108,6 @@ R = TypeVar("R", bound=Replica)
 
 
 def least_loaded(replica: Replica) -> tuple[Any, ...]:
-    """Order replicas by calls in flight, then by their weight, then by the affinities that they were given."""
     return replica.in_flight, replica.weight, replica.assigned
 
 
@@ -133,8 +119,8 @@ class ReplicaPool(Generic[R]):
 
     Args:
         replicas: at least one.
-        probe: asks a replica whether it is well and returns the state that it is to have. Any `AttemptError` means
-            that it is not well. Has a deadline of its own.
+        probe: returns the state that a replica is to have, or raises `AttemptError` if it is not well; has its own
+            deadline.
         balance_abs_threshold: calls that the replica of an affinity may have in flight beyond the least loaded one's.
         balance_rel_threshold: how many times the least loaded one's calls it may have; both must be exceeded for the
             affinity to move. (The thresholds of `sglang-router`, by its names.)
@@ -156,21 +142,16 @@ class ReplicaPool(Generic[R]):
         self._returned = asyncio.Event()
 
     def watch(self, interval: float) -> None:
-        """Check every replica in the background, from here on until `close`.
+        """Probe every replica each `interval` seconds until `close`; one that left, sooner.
 
-        A check is a probe. It takes a replica out that cannot be reached. One that can be reached and does not answer
-        properly leaves after `BAD_CHECKS` in a row, and only while another one is healthy: the last one is not given
-        up for being slow.
-
-        Args:
-            interval: seconds between two checks. A replica that left is first checked sooner, see `FIRST_OUT`.
+        A replica that cannot be reached leaves at once. One that can be reached and does not answer properly leaves
+        after `BAD_CHECKS` in a row, and only while another one is healthy: the last one is not given up for being slow.
         """
         self._watchers = [
             asyncio.create_task(self._watch(replica, interval), name=f"check {replica.url}") for replica in self.all
         ]
 
     async def close(self) -> None:
-        """End the checks and probes that are under way."""
         tasks = [*self._watchers, *(replica.probe for replica in self.all if replica.probe is not None)]
         for task in tasks:
             task.cancel()
@@ -178,7 +159,6 @@ class ReplicaPool(Generic[R]):
 
     @property
     def reachable(self) -> list[R]:
-        """The replicas that answer, suspended ones included."""
         return [replica for replica in self.all if replica.state is not ReplicaState.UNHEALTHY]
 
     def has_room(self, tried: Collection[R] = ()) -> bool:
@@ -194,9 +174,7 @@ class ReplicaPool(Generic[R]):
         load: Callable[[R], tuple[Any, ...]] = least_loaded,
         affinity: str | None = None,
     ) -> R | None:
-        """Return the server for a call; None where none is healthy.
-
-        Of the healthy ones it is one that the call has not tried, that is not busy, and has the least load.
+        """Return the healthy replica that is preferably untried, not busy and least loaded; None if none is healthy.
 
         Args:
             among: the replicas that would do; None: all.
@@ -221,9 +199,7 @@ class ReplicaPool(Generic[R]):
         tried: Collection[R] = (),
         load: Callable[[R], tuple[Any, ...]] = least_loaded,
     ) -> R:
-        """Choose as `choose` does. Where none is healthy, the one whose probe is due first is probed now.
-
-        Unhealthy servers whose probe is due are probed meanwhile and come back when they are well.
+        """Choose as `choose` does. If none is healthy, the one whose probe is due first is probed now.
 
         Raises:
             AttemptError: none of them is well.
@@ -243,7 +219,7 @@ class ReplicaPool(Generic[R]):
         return replica
 
     async def wait(self, patience: float, *, affinity: str | None = None) -> R:
-        """Choose as `choose` does. Where none is healthy, wait until one of a watched pool is.
+        """Choose as `choose` does. If none is healthy, wait until one of a watched pool is.
 
         Raises:
             AttemptError: none was within `patience` seconds.
@@ -260,7 +236,6 @@ class ReplicaPool(Generic[R]):
             ) from None
 
     def begin_probe(self, replica: R) -> asyncio.Task[None]:
-        """Return the probe of a replica that is under way; begin one where there is none."""
         if replica.probe is None or replica.probe.done():
             replica.probe = asyncio.create_task(self._run_probe(replica))
         return replica.probe

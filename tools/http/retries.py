@@ -1,4 +1,4 @@
-"""Repeating of calls: failures that are safe to repeat, the schedule of attempts, and `Retry-After`."""
+"""Repetition of calls: failures that are safe to repeat, the schedule of attempts, and `Retry-After`."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class AttemptError(ToolgymError):
 
     Args:
         message: what happened.
-        sent: whether the server may have carried the call out.
-        after: seconds after which the server wants the next attempt; None where it does not say.
+        sent: the server may have carried the call out.
+        after: seconds after which the server wants the next attempt; None if it does not say.
 
     Attributes:
-        counts: whether it uses up one of a call's attempts.
+        counts: it uses up one of a call's attempts.
     """
 
     counts = True
@@ -41,7 +41,7 @@ class AttemptError(ToolgymError):
 
 
 class FullError(AttemptError):
-    """The server is full (429) and has not begun. The server did not fail: this uses up no attempt."""
+    """The server is full (429) and has not begun, so this uses up no attempt."""
 
     counts = False
 
@@ -54,8 +54,8 @@ class Retries:
     """Patience of a client. Times are seconds.
 
     Attributes:
-        attempts: how often a call is sent where servers fail. A server that says it is full (429) did not fail: the
-            call comes back until `patience` is over.
+        attempts: how often a call is sent if servers fail. A server that is full (429) did not fail: the call comes
+            back until `patience` is over.
         first_delay: before the second attempt at most this; before each further one at most twice as much, drawn evenly
             from 0 up ("full jitter"), so that calls that failed together do not come back together.
         max_delay: the most that this grows to.
@@ -85,8 +85,8 @@ class Retries:
             raise ConfigError(f"retries: attempts must be a whole number, got {self.attempts!r}")
 
     def obeyed(self, after: float) -> float:
-        """Seconds to wait where a server asks for `after`: never less, up to a tenth more, so that not all come at
-        once; at most `max_retry_after` is obeyed."""
+        """Seconds to wait if a server asks for `after`: never less, and up to a tenth more, so that not all come at
+        once."""
         return min(after, self.max_retry_after) * random.uniform(1.0, 1.1)
 
 
@@ -98,15 +98,12 @@ async def repeat(
     attempts: int | None = None,
     elsewhere: Callable[[], bool] = lambda: False,
 ) -> T:
-    """Make attempts at a call until one succeeds or another one would not be safe or not be worth it.
-
-    An attempt is repeated after an `AttemptError` that did not reach the server; after one that may have reached it
-    only where the call is repeatable. Any other exception ends the call.
+    """Make attempts at a call until one succeeds, or another one would not be safe or not be worth it.
 
     Args:
-        attempt: makes one attempt.
-        retries: the schedule: `attempts`, `first_delay`, `max_delay`, `max_retry_after`. The caller bounds the time.
-        repeatable: whether the call may be repeated though it may have been carried out.
+        attempt: makes one attempt. Only an `AttemptError` is worth another one.
+        retries: the schedule. The caller bounds the time.
+        repeatable: the call may be repeated though it may have been carried out.
         attempts: how many attempts may fail, instead of the retries'.
         elsewhere: whether another server could take the call at once, so that a `Retry-After` holds nothing up.
 
@@ -136,20 +133,19 @@ async def repeat(
             return jitter(state)
         return max(jitter(state), retries.obeyed(error.after))
 
-    schedule = tenacity.AsyncRetrying(
-        sleep=asyncio.sleep, retry=tenacity.retry_if_exception(is_safe), stop=is_last, wait=pause, reraise=True
-    )
-
-    attempts_made = 0
-
-    async def once() -> T:  # tenacity awaits what it recognises as a coroutine function
-        nonlocal attempts_made
-        if attempts_made and (count := _count.get()) is not None:
+    def note(state: tenacity.RetryCallState) -> None:
+        if state.attempt_number > 1 and (count := _count.get()) is not None:
             count.retries += 1
-        attempts_made += 1
-        return await attempt()
 
-    return await schedule(once)
+    schedule = tenacity.AsyncRetrying(
+        sleep=asyncio.sleep,
+        retry=tenacity.retry_if_exception(is_safe),
+        stop=is_last,
+        wait=pause,
+        before=note,
+        reraise=True,
+    )
+    return await schedule(attempt)
 
 
 def _error(state: tenacity.RetryCallState) -> AttemptError:
@@ -159,15 +155,8 @@ def _error(state: tenacity.RetryCallState) -> AttemptError:
 
 
 def retry_after(value: str | None, now: datetime | None = None) -> float | None:
-    """Return the seconds that a `Retry-After` header asks for: a number of seconds, or an HTTP date (RFC 9110, 10.2.3).
-
-    Args:
-        value: the header.
-        now: the present, for dates; with a time zone.
-
-    Returns:
-        At least 0. None where the header is missing, is neither, or is not finite.
-    """
+    """Return the seconds, at least 0, that a `Retry-After` header asks for (RFC 9110, 10.2.3); None if it asks for
+    none. `now` is the present, for dates."""
     if value is None:
         return None
     text = value.strip()
@@ -187,31 +176,20 @@ def retry_after(value: str | None, now: datetime | None = None) -> float | None:
     return max(0.0, seconds) if math.isfinite(seconds) else None
 
 
-class RetryCount:
-    """Counts within one call.
+class counted_retries(AbstractContextManager["counted_retries"]):
+    """Count the retries of the block, and of the tasks that begin in it. A class, as `set_contextvar` is."""
 
-    Attributes:
-        retries: requests that were sent again so far.
-    """
-
-    __slots__ = ("retries",)
+    __slots__ = ("_token", "retries")
 
     def __init__(self) -> None:
         self.retries = 0
 
-
-_count: ContextVar[RetryCount | None] = ContextVar("toolgym_retry_count", default=None)
-
-
-class counted_retries(AbstractContextManager[RetryCount]):
-    """Count the retries of the block, and of the tasks that begin in it. A class, as `set_contextvar` is."""
-
-    __slots__ = ("_token",)
-
-    def __enter__(self) -> RetryCount:
-        count = RetryCount()
-        self._token: Token[RetryCount | None] = _count.set(count)
-        return count
+    def __enter__(self) -> counted_retries:
+        self._token: Token[counted_retries | None] = _count.set(self)
+        return self
 
     def __exit__(self, *_: object) -> None:
         _count.reset(self._token)
+
+
+_count: ContextVar[counted_retries | None] = ContextVar("toolgym_retry_count", default=None)

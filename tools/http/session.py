@@ -18,10 +18,10 @@ KEEPALIVE = 3.0
 connection that is being closed."""
 
 LONG_BODY = 256 * 1024
-"""Bytes beyond which a body is sent in pieces."""
+"""Bytes beyond which a body is sent in pieces, so that others are not held up."""
 
 MAX_ANSWER = 256 * 1024 * 1024
-"""Most bytes of one answer, where the session says nothing else."""
+"""Bytes of one answer, unless the session says something else."""
 
 
 class NotSentError(ToolgymError):
@@ -37,26 +37,14 @@ class OverdueError(BrokenError):
 
 
 class HttpResponse(NamedTuple):
-    """An answer of a server.
-
-    Attributes:
-        status: HTTP status.
-        headers: by name.
-        body: the whole body.
-    """
-
     status: int
     headers: Mapping[str, str]
     body: bytes
 
 
 def new_session(token: str | None, max_connections: int = 0) -> aiohttp.ClientSession:
-    """Return a pool of connections that belongs to the running event loop. The caller closes it.
-
-    Args:
-        token: sent as a bearer token with every request; None or empty: nothing is sent.
-        max_connections: connections at once, to all servers; 0: no limit.
-    """
+    """Return a pool of connections of the running event loop, which the caller closes. With 0 it has no limit of
+    connections."""
     # Identity: an answer's size is then what travels, and no server can send a bomb that unpacks here.
     headers = {"Accept-Encoding": "identity"}
     if token:
@@ -69,14 +57,7 @@ def new_session(token: str | None, max_connections: int = 0) -> aiohttp.ClientSe
 
 
 class HttpSession:
-    """Exchanges whole requests for whole answers. Belongs to the event loop that it is made on.
-
-    Args:
-        token: bearer token for every server.
-        max_connections: connections at once, to all servers.
-        connect_timeout: seconds for a connection to be made.
-        max_answer: most bytes of one answer.
-    """
+    """Exchanges whole requests for whole answers. Belongs to the event loop that it is made on."""
 
     def __init__(
         self, token: str | None, max_connections: int, connect_timeout: float, max_answer: int = MAX_ANSWER
@@ -94,19 +75,13 @@ class HttpSession:
         content_type: str = "application/json",
         headers: Mapping[str, str] | None = None,
     ) -> HttpResponse:
-        """Send a request and read the answer whole. Cancelling closes the connection, which the server notices.
+        """Send a request to a percent-encoded URL and read the answer whole, within `limit` seconds.
 
-        Args:
-            method: HTTP method.
-            url: where to, percent-encoded.
-            body: what to send.
-            limit: seconds for all of it.
-            content_type: of the body.
-            headers: further ones.
+        Cancelling closes the connection, which the server notices.
 
         Raises:
             NotSentError: the server was not reached.
-            BrokenError: it was reached, and did not answer properly; `OverdueError` where the time was up.
+            BrokenError: it was reached, and did not answer properly; `OverdueError` if the time was up.
         """
         timeout = aiohttp.ClientTimeout(total=limit, sock_connect=self._connect_timeout)
         headers = {**(headers or {}), **({"Content-Type": content_type} if body is not None else {})}
@@ -132,7 +107,6 @@ class HttpSession:
             raise BrokenError(_text(error)) from None  # RuntimeError: the session was closed meanwhile
 
     async def close(self) -> None:
-        """Close all connections, those in use too."""
         await self._session.close()
 
 
