@@ -14,11 +14,10 @@ class ParsedTurn(NamedTuple):
 
     Attributes:
         text: the turn as generated, without its end-of-turn token.
-        content: the text outside of calls, as written. Thinking between tags is part of it: `split_reasoning` separates
-            the two.
+        content: the text outside of calls, as written. Thinking between tags is part of it; see `split_reasoning`.
         calls: the well-formed calls.
         errors: the malformed ones. `index` orders calls and errors together.
-        reasoning: the thinking, where the format has no tags for it that could stay in the content (`gpt_oss`).
+        reasoning: the thinking, if the format has no tags for it that could stay in the content (`gpt_oss`).
     """
 
     text: str
@@ -34,7 +33,7 @@ class ParsedTurn(NamedTuple):
 
     @property
     def message(self) -> Message:
-        """The turn as an assistant message: with `tool_calls`, or as its text where a call could not be read."""
+        """The turn as an assistant message: with `tool_calls`, or as its text if a call could not be read."""
         if self.errors:
             return assistant(self.text)
         message = assistant(self.content)
@@ -76,7 +75,33 @@ class Parser(Protocol):
                 wrote; these are unique in the turn, and in the episode as far as the model makes them so.
             schemas: the tools by name. Formats that write every value as text (qwen3_coder, glm) need them to tell
                 the number 5 from the text "5"; without them all values stay text. The others ignore them.
-            starts_open: the generation prompt ended with `<think>`, so that the text begins inside of thinking. Where
+            starts_open: the generation prompt ended with `<think>`, so that the text begins inside of thinking. If
                 that is not known, a closing tag tells it, but thinking that never closes looks like content.
         """
         ...
+
+
+def split_reasoning(
+    text: str, *, open_tag: str = "<think>", close_tag: str = "</think>", starts_open: bool = False
+) -> tuple[str | None, str]:
+    """Return the thinking that a turn begins with (None if it has none), and the rest.
+
+    Nothing is stripped or joined, so that `open_tag + reasoning + close_tag + content` is the text (without `open_tag`
+    if the text starts open, and without `close_tag` if the thinking never closed). The exception is white space before
+    the opening tag, which is dropped. Thinking further inside the text is left there.
+
+    Args:
+        text: the turn as generated, without its end-of-turn token.
+        open_tag: the tag that opens thinking.
+        close_tag: the tag that closes it; its first occurrence counts.
+        starts_open: the generation prompt ended with `open_tag`, so that the text begins inside of it.
+    """
+    if not starts_open:
+        stripped = text.lstrip()
+        if not stripped.startswith(open_tag):
+            return None, text
+        text = stripped[len(open_tag) :]
+    elif text.lstrip().startswith(open_tag):  # some models open it again although the prompt did
+        text = text.lstrip()[len(open_tag) :]
+    reasoning, _, content = text.partition(close_tag)
+    return reasoning, content

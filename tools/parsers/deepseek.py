@@ -20,34 +20,24 @@ SGLang returns the whole turn as content where one call of it cannot be read, an
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
 
-from toolgym.tools.parsers.base import ParsedTurn
-from toolgym.tools.parsers.scan import TurnBuilder, scan
-from toolgym.tools.parsers.sections import Markers, section_reader
-from toolgym.tools.schema import ToolSchema
+from toolgym.tools.parsers.sections import SectionFormat, section_parser
 
 SECTION, END_SECTION = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 OPEN, SEPARATOR, CLOSE = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
 SHAPE_V3 = f"{SECTION}{OPEN}function{SEPARATOR}tool\n```json\n{{...}}\n```{CLOSE}{END_SECTION}"
 SHAPE_V31 = f"{SECTION}{OPEN}tool{SEPARATOR}{{...}}{CLOSE}{END_SECTION}"
 
-_MARKERS = Markers(SECTION, END_SECTION, OPEN, CLOSE)
+_MARKS = (SECTION, END_SECTION, OPEN, CLOSE)
 _NAME = r"(?P<name>[^\s<>{}`]+)"
 # None of this format's markers holds a character that is special in a pattern.
-_V3 = section_reader(_MARKERS, rf"\s*function\s*{SEPARATOR}\s*{_NAME}\s*```json\s*", rf"\s*```\s*{CLOSE}", SHAPE_V3)
-_V31 = section_reader(_MARKERS, rf"\s*{_NAME}\s*{SEPARATOR}", rf"\s*{CLOSE}", SHAPE_V31)
+_HEAD_V3 = re.compile(rf"\s*function\s*{SEPARATOR}\s*{_NAME}\s*```json\s*")
+_HEAD_V31 = re.compile(rf"\s*{_NAME}\s*{SEPARATOR}")
 
-
-def parse_deepseek_v3(
-    text: str, *, first_id: int = 0, schemas: Mapping[str, ToolSchema] | None = None, starts_open: bool = False
-) -> ParsedTurn:
-    """Read a turn in the format of V3. See the module for the decisions, and `Parser` for the arguments."""
-    return scan(text, TurnBuilder(first_id), _MARKERS.pattern, _V3, starts_open=starts_open)
-
-
-def parse_deepseek_v31(
-    text: str, *, first_id: int = 0, schemas: Mapping[str, ToolSchema] | None = None, starts_open: bool = False
-) -> ParsedTurn:
-    """Read a turn in the format of V3.1. See the module for the decisions, and `Parser` for the arguments."""
-    return scan(text, TurnBuilder(first_id), _MARKERS.pattern, _V31, starts_open=starts_open)
+parse_deepseek_v3 = section_parser(
+    SectionFormat(*_MARKS, head=_HEAD_V3, closing=re.compile(rf"\s*```\s*{CLOSE}"), shape=SHAPE_V3)
+)
+parse_deepseek_v31 = section_parser(
+    SectionFormat(*_MARKS, head=_HEAD_V31, closing=re.compile(rf"\s*{CLOSE}"), shape=SHAPE_V31)
+)

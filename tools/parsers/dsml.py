@@ -20,14 +20,13 @@ SGLang strips the text of V3.2's values, takes a value that is not JSON for a te
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Mapping
 from typing import Any
 
-from toolgym.tools.parsers.base import ParsedTurn
-from toolgym.tools.parsers.scan import TurnBuilder, region_end, scan, skip_space
+from toolgym.tools.parsers.base import Parser
+from toolgym.tools.parsers.scan import TurnBuilder, came, region_end, scan, skip_space
 from toolgym.tools.parsers.strict_json import read_json
-from toolgym.tools.schema import CallProblem, ToolSchema
 
 MARK = "｜DSML｜"
 OPEN, CLOSE = f"<{MARK}invoke", f"</{MARK}invoke>"
@@ -38,55 +37,33 @@ _END_VALUE = f"</{MARK}parameter>"
 _TAG = re.compile(f"</?{MARK}")
 
 
-def parse_deepseek_v32(
-    text: str, *, first_id: int = 0, schemas: Mapping[str, ToolSchema] | None = None, starts_open: bool = False
-) -> ParsedTurn:
-    """Read a turn in the format of V3.2. See the module for the decisions, and `Parser` for the arguments."""
-    return _parse(text, TurnBuilder(first_id), "function_calls", starts_open)
-
-
-def parse_deepseek_v4(
-    text: str, *, first_id: int = 0, schemas: Mapping[str, ToolSchema] | None = None, starts_open: bool = False
-) -> ParsedTurn:
-    """Read a turn in the format of V4. See the module for the decisions, and `Parser` for the arguments."""
-    return _parse(text, TurnBuilder(first_id), "tool_calls", starts_open)
-
-
-def _parse(text: str, turn: TurnBuilder, block: str, starts_open: bool) -> ParsedTurn:
+def _read(text: str, mark: re.Match[str], turn: TurnBuilder, block: str) -> int:
     section, end_section = f"<{MARK}{block}>", f"</{MARK}{block}>"
-    shape = (
-        f'{section}\n{OPEN} name="tool">\n<{MARK}parameter name="key" string="true">value{_END_VALUE}\n'
+    hint = (
+        f'Write it as:\n{section}\n{OPEN} name="tool">\n<{MARK}parameter name="key" string="true">value{_END_VALUE}\n'
         f"{CLOSE}\n{end_section}"
     )
-
-    def read(text: str, mark: re.Match[str], turn: TurnBuilder) -> int:
-        at = mark.end()
-        if mark.group() == end_section:
+    at = mark.end()
+    if mark.group() == end_section:
+        return at
+    if mark.group() == section:
+        end, closed = region_end(text, at, end_section, OPEN, section)
+        if text.startswith(OPEN, end):
             return at
-        if mark.group() == section:
-            end, closed = region_end(text, at, end_section, OPEN, section)
-            if text.startswith(OPEN, end):
-                return at
-            message = f"The tool call is not understood: no {OPEN}...> after {section}. Write it as:\n{shape}"
-            turn.add_error(CallProblem.MALFORMED_CALL, message, text[at:end])
-            return end + len(end_section) if closed else end
-        name = ""
-        try:
-            name, arguments, end = _invocation(text, at)
-        except _MalformedError as error:
-            end, closed = region_end(text, at, CLOSE, OPEN)
-            name, raw = error.name, text[mark.start() : end]
-            if not closed and error.unclosed:
-                message = f"The tool call was not run: its closing {CLOSE} is missing. Send the whole call again."
-                turn.add_error(CallProblem.UNCLOSED_TAG, message, raw, name)
-            else:
-                message = f"The tool call is not understood: {error}. Write it as:\n{shape}"
-                turn.add_error(CallProblem.MALFORMED_CALL, message, raw, name)
-            return end + len(CLOSE) if closed else end
-        turn.add_call(name, arguments)
-        return end
-
-    return scan(text, turn, f"{OPEN}|{section}|{end_section}", read, starts_open=starts_open)
+        turn.add_misread(f"no {OPEN}...> after {section}", hint, text[at:end])
+        return end + len(end_section) if closed else end
+    try:
+        name, arguments, end = _invocation(text, at)
+    except _MalformedError as error:
+        end, closed = region_end(text, at, CLOSE, OPEN)
+        raw = text[mark.start() : end]
+        if not closed and error.unclosed:
+            turn.add_unclosed(CLOSE, raw, error.name)
+        else:
+            turn.add_misread(str(error), hint, raw, error.name)
+        return end + len(CLOSE) if closed else end
+    turn.add_call(name, arguments)
+    return end
 
 
 class _MalformedError(ValueError):
@@ -131,6 +108,14 @@ def _invocation(text: str, at: int) -> tuple[str, dict[str, Any], int]:
             at = end + len(_END_VALUE)
     close = skip_space(text, at)
     if not text.startswith(CLOSE, close):
-        came = f"got {text[close : close + 40]!r}" if close < len(text) else "but the text ended"
-        raise _MalformedError(f"expected a parameter or {CLOSE}, {came}", name, unclosed=True)
+        raise _MalformedError(f"expected a parameter or {CLOSE}, {came(text, close, 40)}", name, unclosed=True)
     return name, arguments, close + len(CLOSE)
+
+
+def _parser(block: str) -> Parser:
+    opener = f"{OPEN}|<{MARK}{block}>|</{MARK}{block}>"
+    return functools.partial(scan, opener=opener, read=functools.partial(_read, block=block))
+
+
+parse_deepseek_v32 = _parser("function_calls")
+parse_deepseek_v4 = _parser("tool_calls")

@@ -23,7 +23,7 @@ from collections.abc import Mapping
 
 from toolgym.tools.parsers.base import ParsedTurn
 from toolgym.tools.parsers.scan import TurnBuilder, skip_space
-from toolgym.tools.parsers.strict_json import read_json
+from toolgym.tools.parsers.strict_json import add_named_call, read_json
 from toolgym.tools.schema import CallProblem, ToolSchema
 
 SHAPE = "<|channel|>commentary to=functions.tool <|constrain|>json<|message|>{...}<|call|>"
@@ -40,10 +40,7 @@ _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 def parse_gpt_oss(
     text: str, *, first_id: int = 0, schemas: Mapping[str, ToolSchema] | None = None, starts_open: bool = False
 ) -> ParsedTurn:
-    """Read a turn in this format. See the module for the decisions, and `Parser` for the arguments.
-
-    `starts_open` says that the generation prompt began the analysis already.
-    """
+    """Read a turn; `starts_open` says that the generation prompt began the analysis already."""
     reader = _Reader(text, TurnBuilder(first_id))
     reader.read(starts_open)
     turn = reader.turn
@@ -88,7 +85,6 @@ class _Reader:
                 self._add(self.content, self._text[body + len(_MESSAGE) : end])
 
     def _call(self, name: str, start: int, at: int) -> int:
-        """Read a call's arguments; return where to go on."""
         parsed = read_json(self._text, skip_space(self._text, at))
         closed = _AFTER_CALL.match(self._text, parsed.end) if parsed.end != -1 else None
         problem = parsed.problem
@@ -97,18 +93,7 @@ class _Reader:
             problem = problem or f"unexpected text {self._text[parsed.end :].lstrip()[:40]!r} after the arguments"
         else:
             end = on = closed.end()
-        raw = self._text[start:end]
-        if problem:
-            message = f"The arguments of the tool call are not valid JSON: {problem}. Write the call as {SHAPE}."
-            self.turn.add_error(CallProblem.MALFORMED_JSON, message, raw, name)
-        elif not isinstance(parsed.value, dict):
-            message = (
-                "The tool call is not understood: its arguments must be a JSON object, got "
-                f"{type(parsed.value).__name__}. Write the call as {SHAPE}."
-            )
-            self.turn.add_error(CallProblem.NOT_A_CALL, message, raw, name)
-        else:
-            self.turn.add_call(name, parsed.value)
+        add_named_call(self.turn, name, parsed._replace(problem=problem), self._text[start:end], SHAPE)
         return on
 
     def _analysis(self, at: int) -> int:
@@ -130,7 +115,6 @@ class _Reader:
         return mark.start()
 
     def _unfinished(self, at: int) -> None:
-        """Add what stands after the last message."""
         rest = self._text[at:]
         recipient = _RECIPIENT.search(rest)
         if recipient and _CHANNEL.search(rest):

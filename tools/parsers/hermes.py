@@ -21,57 +21,43 @@ and calls inside of thinking, and keep no text after the first call.
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Mapping
 
-from toolgym.tools.parsers.base import ParsedTurn
+from toolgym.tools.parsers.base import Parser
 from toolgym.tools.parsers.scan import TurnBuilder, region_end, scan, skip_space
 from toolgym.tools.parsers.strict_json import add_object_call, read_json
-from toolgym.tools.schema import CallProblem, ToolSchema
+from toolgym.tools.schema import CallProblem
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 SHAPE = f'{OPEN}{{"name": "<tool>", "arguments": {{...}}}}{CLOSE}'
 
 
-def parse_hermes(
-    text: str, *, first_id: int = 0, schemas: Mapping[str, ToolSchema] | None = None, starts_open: bool = False
-) -> ParsedTurn:
-    """Read a turn in the Hermes format. See the module for the decisions, and `Parser` for the arguments."""
-    return scan(text, TurnBuilder(first_id), OPEN, _read, starts_open=starts_open)
-
-
 def _read(text: str, mark: re.Match[str], turn: TurnBuilder) -> int:
     start = mark.end()
     parsed = read_json(text, skip_space(text, start))
+    close = skip_space(text, parsed.end) if parsed.end != -1 else -1
+    if close != -1 and text.startswith(CLOSE, close):
+        raw = text[start:close]
+        if parsed.problem:
+            turn.add_not_json(parsed.problem, SHAPE, raw)
+        else:
+            add_object_call(turn, parsed.value, raw, keys=("arguments",), shape=SHAPE)
+        return close + len(CLOSE)
+    end, closed = region_end(text, start if parsed.end == -1 else parsed.end, CLOSE, OPEN)
+    raw = text[start:end]
+    if not closed:
+        turn.add_unclosed(CLOSE, raw)
+        return end
     if parsed.end == -1:
-        end, closed = region_end(text, start, CLOSE, OPEN)
-        if not closed:
-            return _unclosed(text, start, end, turn)
-        message = f"The tool call is not valid JSON: {parsed.problem}. Write it as {SHAPE}."
-        turn.add_error(CallProblem.MALFORMED_JSON, message, text[start:end])
-        return end + len(CLOSE)
-    close = skip_space(text, parsed.end)
-    if not text.startswith(CLOSE, close):
-        end, closed = region_end(text, parsed.end, CLOSE, OPEN)
-        if not closed:
-            return _unclosed(text, start, end, turn)
-        extra = text[parsed.end : end].strip()
-        message = (
-            f"The tool call is not valid JSON: unexpected text {extra[:40]!r} after the object. "
-            f"Put exactly one JSON object between {OPEN} and {CLOSE}."
-        )
-        turn.add_error(CallProblem.MALFORMED_JSON, message, text[start:end])
-        return end + len(CLOSE)
-    raw = text[start:close]
-    if parsed.problem:
-        message = f"The tool call is not valid JSON: {parsed.problem}. Write it as {SHAPE}."
-        turn.add_error(CallProblem.MALFORMED_JSON, message, raw)
+        turn.add_not_json(parsed.problem, SHAPE, raw)
     else:
-        add_object_call(turn, parsed.value, raw, keys=("arguments",), shape=SHAPE)
-    return close + len(CLOSE)
+        message = (
+            f"The tool call is not valid JSON: unexpected text {text[parsed.end : end].strip()[:40]!r} after the "
+            f"object. Put exactly one JSON object between {OPEN} and {CLOSE}."
+        )
+        turn.add_error(CallProblem.MALFORMED_JSON, message, raw)
+    return end + len(CLOSE)
 
 
-def _unclosed(text: str, start: int, end: int, turn: TurnBuilder) -> int:
-    message = f"The tool call was not run: its closing {CLOSE} is missing. Send the whole call again."
-    turn.add_error(CallProblem.UNCLOSED_TAG, message, text[start:end])
-    return end
+parse_hermes: Parser = functools.partial(scan, opener=OPEN, read=_read)

@@ -16,31 +16,29 @@ Decisions, each with a test:
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Mapping
 
-from toolgym.tools.parsers.base import ParsedTurn
+from toolgym.tools.parsers.base import Parser
 from toolgym.tools.parsers.glm import Tags, read_call
 from toolgym.tools.parsers.scan import THINKING, TurnBuilder, scan, skip_space
-from toolgym.tools.schema import ToolSchema
 
 SUFFIX = ":opensource"
 TAGS = Tags(SUFFIX, f"<tool_sep{SUFFIX}>")
-_THINKING = ((f"<think{SUFFIX}>", f"</think{SUFFIX}>"), *THINKING)
-_OPENER = f"{TAGS.open}|</?tool_calls{SUFFIX}>"
 
 
-def parse_hy3(
-    text: str, *, first_id: int = 0, schemas: Mapping[str, ToolSchema] | None = None, starts_open: bool = False
-) -> ParsedTurn:
-    """Read a turn in this format. See the module for the decisions, and `Parser` for the arguments."""
+def _read(text: str, mark: re.Match[str], turn: TurnBuilder) -> int:
+    if mark.group() == TAGS.open:
+        return read_call(text, mark.end(), turn, TAGS)
+    end = skip_space(text, mark.end())
+    if not text.startswith(TAGS.open, end) and not turn.requests:  # it holds no call
+        turn.add_content(text[mark.start() : end])
+    return end
 
-    def read(text: str, mark: re.Match[str], turn: TurnBuilder) -> int:
-        if mark.group() != TAGS.open:
-            end = skip_space(text, mark.end())
-            if not text.startswith(TAGS.open, end) and not turn.requests:  # it holds no call
-                turn.add_content(text[mark.start() : end])
-            return end
-        return read_call(text, mark.end(), turn, schemas, TAGS)
 
-    return scan(text, TurnBuilder(first_id), _OPENER, read, thinking=_THINKING, starts_open=starts_open)
+parse_hy3: Parser = functools.partial(
+    scan,
+    opener=f"{TAGS.open}|</?tool_calls{SUFFIX}>",
+    read=_read,
+    thinking=((f"<think{SUFFIX}>", f"</think{SUFFIX}>"), *THINKING),
+)

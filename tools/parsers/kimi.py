@@ -16,24 +16,14 @@ SGLang's `kimi_k2` guesses the name behind a bare counter, drops a call that it 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 
-from toolgym.tools.parsers.base import ParsedTurn
-from toolgym.tools.parsers.scan import TurnBuilder, scan
-from toolgym.tools.parsers.sections import Markers, section_reader
-from toolgym.tools.schema import ToolSchema
+from toolgym.tools.parsers.sections import SectionFormat, section_parser
 
 SECTION, END_SECTION = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 OPEN, ARGUMENTS, CLOSE = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
 SHAPE = f"{SECTION}{OPEN}functions.tool:0{ARGUMENTS}{{...}}{CLOSE}{END_SECTION}"
 
-_MARKERS = Markers(SECTION, END_SECTION, OPEN, CLOSE)
-_HEAD = rf"\s*(?P<id>(?:functions\.)?(?P<name>[^\s<>:|]+):\d+)\s*{re.escape(ARGUMENTS)}"
-_READ = section_reader(_MARKERS, _HEAD, rf"\s*{re.escape(CLOSE)}", SHAPE)
+_HEAD = re.compile(rf"\s*(?P<id>(?:functions\.)?(?P<name>[^\s<>:|]+):\d+)\s*{re.escape(ARGUMENTS)}")
+_CLOSING = re.compile(rf"\s*{re.escape(CLOSE)}")
 
-
-def parse_kimi(
-    text: str, *, first_id: int = 0, schemas: Mapping[str, ToolSchema] | None = None, starts_open: bool = False
-) -> ParsedTurn:
-    """Read a turn in this format. See the module for the decisions, and `Parser` for the arguments."""
-    return scan(text, TurnBuilder(first_id), _MARKERS.pattern, _READ, starts_open=starts_open)
+parse_kimi = section_parser(SectionFormat(SECTION, END_SECTION, OPEN, CLOSE, _HEAD, _CLOSING, SHAPE))

@@ -19,13 +19,13 @@ read.
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Mapping
 
-from toolgym.tools.parsers.base import ParsedTurn
+from toolgym.tools.parsers.base import Parser
 from toolgym.tools.parsers.scan import TurnBuilder, scan, skip_space
 from toolgym.tools.parsers.strict_json import add_object_call, read_json
-from toolgym.tools.schema import CallProblem, ToolSchema
+from toolgym.tools.schema import CallProblem
 
 TAG = "<|python_tag|>"
 KEYS = ("parameters", "arguments")
@@ -35,66 +35,56 @@ _OBJECT = r'^[^\S\n]*\{(?=\s*")'
 _NAMED = re.compile(r'\{\s*"name"\s*:')
 _NEXT = re.compile(r"\s*(;?)\s*(?=\{)")
 
-MAX_TRIES = 256
+MAX_MISSES = 256
 """How many texts may look like the beginning of an object without being JSON. The rest of the turn is then content."""
 
 
-def parse_llama3(
-    text: str, *, first_id: int = 0, schemas: Mapping[str, ToolSchema] | None = None, starts_open: bool = False
-) -> ParsedTurn:
-    """Read a turn in this format. See the module for the decisions, and `Parser` for the arguments."""
-    reader = _Reader()
-    return scan(text, TurnBuilder(first_id), f"{re.escape(TAG)}|{_OBJECT}", reader.read, starts_open=starts_open)
-
-
-class _Reader:
-    def __init__(self) -> None:
-        self._tries = 0
-
-    def read(self, text: str, mark: re.Match[str], turn: TurnBuilder) -> int:
-        """Read the calls that begin at the mark; return where to go on."""
-        sure = mark.group() == TAG
-        at = skip_space(text, mark.end()) if sure else mark.end() - 1
-        if not sure:
-            turn.add_content(text[mark.start() : at])
-        elif not text.startswith("{", at):
-            end = _next_tag(text, at)
-            message = f"The tool call is not understood: got {text[at : at + 40]!r} after {TAG}. Write it as {SHAPE}."
-            turn.add_error(CallProblem.NOT_A_CALL, message, text[mark.start() : end])
+def _read(text: str, mark: re.Match[str], turn: TurnBuilder) -> int:
+    sure = mark.group() == TAG
+    at = skip_space(text, mark.end()) if sure else mark.end() - 1
+    if not sure:
+        turn.add_content(text[mark.start() : at])
+    elif not text.startswith("{", at):
+        end = _next_tag(text, at)
+        why = f"got {text[at : at + 40]!r} after {TAG}"
+        turn.add_misread(why, f"Write it as {SHAPE}.", text[mark.start() : end], problem=CallProblem.NOT_A_CALL)
+        return end
+    while True:
+        before = turn.requests
+        end = _object(text, at, turn, sure)
+        following = _NEXT.match(text, end)
+        if turn.requests == before or turn.full or following is None or not (following[1] or sure):
             return end
-        while True:
-            before = turn.requests
-            end = self._object(text, at, turn, sure)
-            following = _NEXT.match(text, end)
-            if turn.requests == before or turn.full or following is None or not (following[1] or sure):
-                return end
-            at, sure = following.end(), True
+        at, sure = following.end(), True
 
-    def _object(self, text: str, at: int, turn: TurnBuilder, sure: bool) -> int:
-        """Read an object that is a call for sure, or may be one; return where it ends."""
-        sure_if_broken = sure or _NAMED.match(text, at) is not None
-        if not sure_if_broken and self._tries >= MAX_TRIES:
-            turn.add_content(text[at])
-            return at + 1
-        parsed = read_json(text, at)
-        if parsed.problem and sure_if_broken:
-            end = parsed.end if parsed.end != -1 else _next_tag(text, at)
-            message = f"The tool call is not valid JSON: {parsed.problem}. Write it as {SHAPE}."
-            turn.add_error(CallProblem.MALFORMED_JSON, message, text[at:end])
-            return end
-        if parsed.problem:
-            self._tries += 1
-            turn.add_content(text[at])
-            return at + 1
-        raw, value = text[at : parsed.end], parsed.value
-        named = isinstance(value, dict) and "name" in value
-        if sure or (named and (any(key in value for key in KEYS) or value.keys() <= {"name", "type", "id"})):
-            add_object_call(turn, value, raw, keys=KEYS, shape=SHAPE)
-        else:
-            turn.add_content(raw)
-        return parsed.end
+
+def _object(text: str, at: int, turn: TurnBuilder, sure: bool) -> int:
+    """Read an object that is a call for sure, or may be one; return where it ends."""
+    sure_if_broken = sure or _NAMED.match(text, at) is not None
+    if not sure_if_broken and turn.misses >= MAX_MISSES:
+        turn.add_content(text[at])
+        return at + 1
+    parsed = read_json(text, at)
+    if parsed.problem and sure_if_broken:
+        end = parsed.end if parsed.end != -1 else _next_tag(text, at)
+        turn.add_not_json(parsed.problem, SHAPE, text[at:end])
+        return end
+    if parsed.problem:
+        turn.misses += 1
+        turn.add_content(text[at])
+        return at + 1
+    raw, value = text[at : parsed.end], parsed.value
+    named = isinstance(value, dict) and "name" in value
+    if sure or (named and (any(key in value for key in KEYS) or value.keys() <= {"name", "type", "id"})):
+        add_object_call(turn, value, raw, keys=KEYS, shape=SHAPE)
+    else:
+        turn.add_content(raw)
+    return parsed.end
 
 
 def _next_tag(text: str, at: int) -> int:
     end = text.find(TAG, at)
     return len(text) if end == -1 else end
+
+
+parse_llama3: Parser = functools.partial(scan, opener=f"{re.escape(TAG)}|{_OBJECT}", read=_read)

@@ -16,13 +16,13 @@ SGLang's `mistral` drops what it cannot read, and all calls after it.
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Mapping
 
-from toolgym.tools.parsers.base import ParsedTurn
+from toolgym.tools.parsers.base import Parser
 from toolgym.tools.parsers.scan import THINKING, TurnBuilder, scan, skip_space
-from toolgym.tools.parsers.strict_json import Json, add_object_call, read_json
-from toolgym.tools.schema import CallProblem, ToolSchema
+from toolgym.tools.parsers.strict_json import Json, add_named_call, add_object_call, read_json
+from toolgym.tools.schema import CallProblem
 
 OPEN = "[TOOL_CALLS]"
 SHAPE_LIST = f'{OPEN} [{{"name": "tool", "arguments": {{...}}}}]'
@@ -30,15 +30,6 @@ SHAPE_NAMED = f"{OPEN}tool[ARGS]{{...}}"
 
 _NAMED = re.compile(r"([^\s\[\]{}<>\"',;]++)\s*(?:\[CALL_ID\]\s*([^\s\[\]{}]++)\s*)?(?:\[ARGS\]\s*|(?=\{))")
 _ID = re.compile(r"[A-Za-z0-9]{9}")
-
-
-def parse_mistral(
-    text: str, *, first_id: int = 0, schemas: Mapping[str, ToolSchema] | None = None, starts_open: bool = False
-) -> ParsedTurn:
-    """Read a turn in these formats. See the module for the decisions, and `Parser` for the arguments."""
-    turn = TurnBuilder(first_id, _make_id)
-    thinking = (("[THINK]", "[/THINK]"), *THINKING)
-    return scan(text, turn, re.escape(OPEN), _read, thinking=thinking, starts_open=starts_open)
 
 
 def _make_id(number: int) -> str:
@@ -52,24 +43,15 @@ def _read(text: str, mark: re.Match[str], turn: TurnBuilder) -> int:
     named = _NAMED.match(text, at)
     if named is None:
         end = _next(text, at)
-        message = (
-            f"The tool call is not understood: got {text[at : at + 40]!r} after {OPEN}. "
-            f"Write it as {SHAPE_NAMED} or {SHAPE_LIST}."
-        )
-        turn.add_error(CallProblem.MALFORMED_CALL, message, text[mark.start() : end])
+        why, hint = f"got {text[at : at + 40]!r} after {OPEN}", f"Write it as {SHAPE_NAMED} or {SHAPE_LIST}."
+        turn.add_misread(why, hint, text[mark.start() : end])
         return end
     parsed = read_json(text, named.end())
     if parsed.problem:
         return _not_json(text, mark, named.end(), parsed, turn, SHAPE_NAMED, named[1])
     call_id = named[2] or ""
-    if isinstance(parsed.value, dict):
-        turn.add_call(named[1], parsed.value, call_id if _ID.fullmatch(call_id) else "")
-    else:
-        message = (
-            "The tool call is not understood: its arguments must be a JSON object, got "
-            f"{type(parsed.value).__name__}. Write it as {SHAPE_NAMED}."
-        )
-        turn.add_error(CallProblem.NOT_A_CALL, message, text[mark.start() : parsed.end], named[1])
+    call_id = call_id if _ID.fullmatch(call_id) and isinstance(parsed.value, dict) else ""
+    add_named_call(turn, named[1], parsed, text[mark.start() : parsed.end], SHAPE_NAMED, call_id)
     return parsed.end
 
 
@@ -79,8 +61,8 @@ def _read_list(text: str, mark: re.Match[str], at: int, turn: TurnBuilder) -> in
         return _not_json(text, mark, at, parsed, turn, SHAPE_LIST)
     raw = text[at : parsed.end]
     if not parsed.value:
-        message = f"The tool call is not understood: the list after {OPEN} is empty. Write it as {SHAPE_LIST}."
-        turn.add_error(CallProblem.NOT_A_CALL, message, raw)
+        why, hint = f"the list after {OPEN} is empty", f"Write it as {SHAPE_LIST}."
+        turn.add_misread(why, hint, raw, problem=CallProblem.NOT_A_CALL)
     for call in parsed.value:
         if turn.full:
             turn.add_overflow_error(raw)
@@ -95,11 +77,15 @@ def _not_json(
     text: str, mark: re.Match[str], at: int, parsed: Json, turn: TurnBuilder, shape: str, name: str = ""
 ) -> int:
     end = parsed.end if parsed.end != -1 else _next(text, at)
-    message = f"The tool call is not valid JSON: {parsed.problem}. Write it as {shape}."
-    turn.add_error(CallProblem.MALFORMED_JSON, message, text[mark.start() : end], name)
+    turn.add_not_json(parsed.problem, shape, text[mark.start() : end], name)
     return end
 
 
 def _next(text: str, at: int) -> int:
     end = text.find(OPEN, at)
     return len(text) if end == -1 else end
+
+
+parse_mistral: Parser = functools.partial(
+    scan, opener=re.escape(OPEN), read=_read, thinking=(("[THINK]", "[/THINK]"), *THINKING), call_id=_make_id
+)

@@ -13,6 +13,7 @@ import unicodedata
 from typing import Any
 
 from toolgym.tools.errors import ToolgymError
+from toolgym.tools.parsers.scan import came
 from toolgym.tools.parsers.strict_json import MAX_DEPTH
 
 NAME = r"[^\W\d][\w-]*(?:\.[^\W\d][\w-]*)*"
@@ -49,14 +50,7 @@ class LiteralError(ToolgymError, ValueError):
 
 
 def read_calls(text: str, at: int) -> tuple[Calls, int]:
-    """Read the list of calls, `[f(a=1), g(b="x")]`, that begins at `at`.
-
-    Returns:
-        Names with arguments, and where the list ends.
-
-    Raises:
-        LiteralError: it is none.
-    """
+    """Read the list of calls, `[f(a=1), g(b="x")]`, that begins at `at`; return names with arguments, and the end."""
     return _Reader(text, at).calls()
 
 
@@ -80,8 +74,7 @@ class _Reader:
 
     def _error(self, expected: str) -> LiteralError:
         start = self._token.start(self._kind)
-        came = f"got {self._text[start : start + 30]!r}" if start < len(self._text) else "but the text ended"
-        return LiteralError(f"expected {expected}, {came}", self._name)
+        return LiteralError(f"expected {expected}, {came(self._text, start)}", self._name)
 
     def _expect(self, sign: str) -> None:
         if self._word != sign or self._kind != "sign":

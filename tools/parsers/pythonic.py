@@ -19,26 +19,18 @@ sees none in a list with a name that begins with `_`.
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Mapping
 
-from toolgym.tools.parsers.base import ParsedTurn
+from toolgym.tools.parsers.base import Parser
 from toolgym.tools.parsers.python_literals import NAME, LiteralError, read_calls
 from toolgym.tools.parsers.scan import TurnBuilder, scan, skip_space
-from toolgym.tools.schema import CallProblem, ToolSchema
 
 MARKERS = {"<|python_start|>": "<|python_end|>", "<|tool_call_start|>": "<|tool_call_end|>"}
 SHAPE = '[tool(key="value", number=1)]'
 
 _OPENER = "|".join(map(re.escape, MARKERS)) + rf"|^[^\S\n]*\[(?=\s*{NAME}\s*\(\s*(?:\)|['\"]|{NAME}\s*=))"
 _OPENED = re.compile(rf"(?m:{_OPENER})")
-
-
-def parse_pythonic(
-    text: str, *, first_id: int = 0, schemas: Mapping[str, ToolSchema] | None = None, starts_open: bool = False
-) -> ParsedTurn:
-    """Read a turn in this format. See the module for the decisions, and `Parser` for the arguments."""
-    return scan(text, TurnBuilder(first_id), _OPENER, _read, starts_open=starts_open)
 
 
 def _read(text: str, mark: re.Match[str], turn: TurnBuilder) -> int:
@@ -57,8 +49,8 @@ def _read(text: str, mark: re.Match[str], turn: TurnBuilder) -> int:
             end += len(close) if end < len(text) else 0
     except LiteralError as error:
         end = _region_end(text, mark.end(), close)
-        message = f"The tool call is not understood: {error}. Write it as {SHAPE}, with Python literals for values."
-        turn.add_error(CallProblem.MALFORMED_CALL, message, text[mark.start() : end], error.name)
+        hint = f"Write it as {SHAPE}, with Python literals for values."
+        turn.add_misread(str(error), hint, text[mark.start() : end], error.name)
         return end
     for name, arguments in calls:
         if turn.full:
@@ -74,3 +66,6 @@ def _region_end(text: str, at: int, close: str | None) -> int:
     end = following.start() if following else len(text)
     closing = text.find(close, at, end) if close else -1
     return end if closing == -1 or close is None else closing + len(close)
+
+
+parse_pythonic: Parser = functools.partial(scan, opener=_OPENER, read=_read)

@@ -1,13 +1,19 @@
-"""Parsers by name."""
+"""Parsers by name, and the name that a chat template asks for."""
 
 from __future__ import annotations
 
 import functools
 import importlib
+from collections.abc import Mapping, Set
+from dataclasses import replace
+from typing import TypeVar
 
 from toolgym.tools.errors import UnknownNameError, nearest
-from toolgym.tools.parsers.base import Parser
-from toolgym.tools.parsers.open_thinking import parse_open_thinking
+from toolgym.tools.parsers.base import ParsedTurn, Parser
+from toolgym.tools.parsers.scan import MAX_REQUESTS
+from toolgym.tools.schema import CallProblem, ToolCall, ToolCallError, ToolSchema
+
+Request = TypeVar("Request", ToolCall, ToolCallError)
 
 _HOME = "toolgym.tools.parsers."
 _PARSERS = {
@@ -38,6 +44,23 @@ _ALIASES = {
 }
 _SGLANG = "sglang:"
 _OPEN_THINKING = "open_thinking:"
+_MARKS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    # name: (all of these, none of these)
+    "kimi_k2": (("<|tool_call_argument_begin|>",), ()),
+    "deepseekv32": (("｜DSML｜", "function_calls"), ("｜DSML｜tool_calls",)),
+    "deepseekv4": (("｜DSML｜tool_calls",), ("function_calls",)),
+    "deepseekv3": (("<｜tool▁call▁begin｜>", "```json"), ()),
+    "deepseekv31": (("<｜tool▁call▁begin｜>",), ("```json",)),
+    "gpt_oss": (("<|channel|>", "<|call|>", "functions."), ()),
+    "hy3": (("<tool_sep", ":opensource"), ()),
+    "glm45": (("<tool_call>", "<arg_key>"), ("<function=",)),
+    "qwen3_coder": (("<tool_call>", "<function=", "<parameter="), ("<arg_key>",)),
+    "hermes": (("<tool_call>", '"arguments"'), ("<arg_key>", "<function=")),
+    "mistral": (("[TOOL_CALLS]",), ()),
+    "lfm2": (("<|tool_call_start|>[",), ()),
+    "pythonic": (("[func_name1(",), ()),
+    "llama3": (('{"name": ', '"parameters": ', "<|start_header_id|>"), ("[func_name1(", "<tool_call>")),
+}
 
 
 def parser_names() -> list[str]:
@@ -46,12 +69,12 @@ def parser_names() -> list[str]:
 
 
 def get_parser(name: str) -> Parser:
-    """Find a parser by name.
+    """Find a parser by the name of its format.
 
     Args:
-        name: the format. Names are those of SGLang's `--tool-call-parser`. `sglang:NAME` is SGLang's own parser.
+        name: names are those of SGLang's `--tool-call-parser`. `sglang:NAME` is SGLang's own parser.
             `open_thinking:NAME` is the parser of that name for models that call a tool inside of a `<think>` which
-            they never close: the call is run, where else the model reads that it was not (status `open_thinking`).
+            they never close: the call is run, while else the model reads that it was not (status `open_thinking`).
 
             | name | models | also called |
             | --- | --- | --- |
@@ -73,7 +96,7 @@ def get_parser(name: str) -> Parser:
         MissingExtraError: a parser of SGLang was asked for, and SGLang is not installed.
     """
     if name.startswith(_OPEN_THINKING):
-        return functools.partial(parse_open_thinking, get_parser(name.removeprefix(_OPEN_THINKING)))
+        return functools.partial(_parse_open_thinking, get_parser(name.removeprefix(_OPEN_THINKING)))
     if name.startswith(_SGLANG):
         from toolgym.tools.parsers.sglang import sglang_parser
 
@@ -88,3 +111,42 @@ def get_parser(name: str) -> Parser:
     module, _, attribute = place.partition(":")
     parser: Parser = getattr(importlib.import_module(_HOME + module), attribute)
     return parser
+
+
+def parser_for_template(chat_template: str) -> str | None:
+    """Return the name of the parser for a chat template's Jinja text; None if it has the marks of no known format, or
+    of more than one."""
+    names = [
+        name
+        for name, (wanted, unwanted) in _MARKS.items()
+        if all(mark in chat_template for mark in wanted) and not any(mark in chat_template for mark in unwanted)
+    ]
+    return names[0] if len(names) == 1 else None
+
+
+def _parse_open_thinking(
+    parser: Parser,
+    text: str,
+    *,
+    first_id: int = 0,
+    schemas: Mapping[str, ToolSchema] | None = None,
+    starts_open: bool = False,
+) -> ParsedTurn:
+    """Read a turn as `parser` does, except that a call ends thinking which never closes. Calls in thinking that closes
+    stay thoughts."""
+    content, calls, errors, reasoning = parser(text, first_id=first_id, schemas=schemas, starts_open=starts_open)[1:]
+    while errors and errors[-1].problem is CallProblem.OPEN_THINKING and len(calls) + len(errors) < MAX_REQUESTS:
+        rest = errors[-1].raw  # from the first call in it to the end
+        errors, begun = errors[:-1], len(calls) + len(errors) - 1
+        more = parser(rest, first_id=first_id + begun, schemas=schemas)
+        taken = {request.id for request in calls} | {request.id for request in errors}
+        content = content.removesuffix(rest) + more.content
+        calls = [*calls, *(_behind(call, begun, first_id, taken) for call in more.calls)]
+        errors = [*errors, *(_behind(error, begun, first_id, taken) for error in more.errors)]
+    return ParsedTurn(text, content, calls, errors, reasoning)
+
+
+def _behind(request: Request, begun: int, first_id: int, taken: Set[str]) -> Request:
+    """Return a call behind so many others, with another id if the model wrote one of theirs."""
+    index = request.index + begun
+    return replace(request, index=index, id=f"call_{first_id + index}" if request.id in taken else request.id)

@@ -1,33 +1,41 @@
-"""Shared by all parsers: collecting a turn's calls, and walking over its text without its thinking."""
+"""The walk over a turn's text without its thinking, and the collecting of its calls: shared by all parsers."""
 
 from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from toolgym.tools.parsers.base import ParsedTurn
-from toolgym.tools.schema import CallProblem, ToolCall, ToolCallError
+from toolgym.tools.schema import CallProblem, ToolCall, ToolCallError, ToolSchema
 
 MAX_REQUESTS = 256
 """Calls and malformed calls that are read of one turn; what follows is one error. It keeps parsing linear."""
 
 THINKING = (("<think>", "</think>"),)
-"""Pairs of tags that enclose thinking, for most formats."""
+
+CallId = Callable[[int], str]
+"""Makes an id of a number, for formats whose chat templates want ids of a certain form."""
+
+COUNTED: CallId = "call_{}".format
 
 
 class TurnBuilder:
     """Collects content, calls and errors in the order that a parser finds them.
 
-    Args:
-        first_id: number in the id of the first call.
-        call_id: makes an id of a number, for formats whose chat templates want ids of a certain form.
+    Attributes:
+        schemas: the tools by name, for formats that need them to type values.
+        misses: texts that looked like the beginning of a request and were none.
     """
 
-    def __init__(self, first_id: int, call_id: Callable[[int], str] = "call_{}".format) -> None:
+    def __init__(
+        self, first_id: int, call_id: CallId = COUNTED, schemas: Mapping[str, ToolSchema] | None = None
+    ) -> None:
         self.calls: list[ToolCall] = []
         self.errors: list[ToolCallError] = []
+        self.schemas = schemas
+        self.misses = 0
         self._content: list[str] = []
         self._first_id = first_id
         self._call_id = call_id
@@ -35,16 +43,13 @@ class TurnBuilder:
 
     @property
     def requests(self) -> int:
-        """Calls and errors so far."""
         return len(self.calls) + len(self.errors)
 
     @property
     def full(self) -> bool:
-        """Whether no more requests are read."""
         return self.requests >= MAX_REQUESTS
 
     def add_content(self, text: str) -> None:
-        """Add content."""
         self._content.append(text)
 
     def add_call(self, name: str, arguments: dict[str, Any], call_id: str = "") -> None:
@@ -54,6 +59,19 @@ class TurnBuilder:
     def add_error(self, problem: CallProblem, message: str, raw: str, name: str = "", call_id: str = "") -> None:
         """Add a malformed call: what the model is to read, and what it wrote."""
         self.errors.append(ToolCallError(problem, message, raw, self._id(call_id), self.requests, name))
+
+    def add_misread(
+        self, why: str, hint: str, raw: str, name: str = "", problem: CallProblem = CallProblem.MALFORMED_CALL
+    ) -> None:
+        self.add_error(problem, f"The tool call is not understood: {why}. {hint}", raw, name)
+
+    def add_not_json(self, why: str, shape: str, raw: str, name: str = "") -> None:
+        message = f"The tool call is not valid JSON: {why}. Write it as {shape}."
+        self.add_error(CallProblem.MALFORMED_JSON, message, raw, name)
+
+    def add_unclosed(self, close: str, raw: str, name: str = "", call_id: str = "") -> None:
+        message = f"The tool call was not run: its closing {close} is missing. Send the whole call again."
+        self.add_error(CallProblem.UNCLOSED_TAG, message, raw, name, call_id)
 
     def add_overflow_error(self, raw: str) -> None:
         """Add the error for everything after the last request that is read."""
@@ -68,7 +86,6 @@ class TurnBuilder:
         self._content[:] = [text]
 
     def parsed(self, text: str, reasoning: str | None = None) -> ParsedTurn:
-        """Return the turn with this text, as far as it was collected."""
         return ParsedTurn(text, "".join(self._content), self.calls, self.errors, reasoning)
 
     def _id(self, wanted: str) -> str:
@@ -83,16 +100,20 @@ Read = Callable[[str, "re.Match[str]", TurnBuilder], int]
 
 def scan(
     text: str,
-    turn: TurnBuilder,
+    *,
     opener: str,
     read: Read,
-    *,
     thinking: Sequence[tuple[str, str]] = THINKING,
+    call_id: CallId = COUNTED,
+    first_id: int = 0,
+    schemas: Mapping[str, ToolSchema] | None = None,
     starts_open: bool = False,
 ) -> ParsedTurn:
     """Walk over a turn: thinking and other text are content, and `read` is called at every opener outside of thinking.
 
-    * A closed block of thinking is content, and calls in it are none. Where nothing but such calls is left of the turn,
+    With the format's arguments bound it is a `Parser`.
+
+    * A closed block of thinking is content, and calls in it are none. If nothing but such calls is left of the turn,
       that is an error for the model to read, so that the turn does not end in silence.
     * A call inside of thinking that never closes is an error.
     * A closing tag before any opening one means that the text began inside of thinking: generation prompts of many
@@ -100,12 +121,13 @@ def scan(
 
     Args:
         text: the turn.
-        turn: collects.
         opener: regular expression of what begins a request.
         read: reads one.
-        thinking: pairs of tags.
-        starts_open: whether the text is known to begin inside of thinking (of the first pair).
+        thinking: pairs of tags; those of the first pair are meant by `starts_open`.
+        call_id: see `CallId`.
+        first_id: see `Parser`, as for the other arguments.
     """
+    turn = TurnBuilder(first_id, call_id, schemas)
     opens = dict(thinking)
     closes = [close for _, close in thinking]
     marks, opened, closing = _patterns(opener, tuple(opens), tuple(closes))
@@ -160,7 +182,7 @@ def scan(
 def _patterns(
     opener: str, opens: tuple[str, ...], closes: tuple[str, ...]
 ) -> tuple[re.Pattern[str], re.Pattern[str], re.Pattern[str]]:
-    """Return patterns for any mark, for the beginning of a request, and for the end of thinking."""
+    """Any mark, the beginning of a request, and the end of thinking."""
     marks = re.compile(f"(?m:{opener})|" + "|".join(map(re.escape, (*opens, *closes))))
     return marks, re.compile(f"(?m:{opener})"), re.compile("|".join(map(re.escape, closes)))
 
@@ -185,23 +207,24 @@ def _past_thinking(
 
 
 def skip_space(text: str, at: int) -> int:
-    """Return the end of the white space that begins at `at`."""
     match = _SPACE.match(text, at)
     assert match is not None  # the pattern matches the empty string
     return match.end()
 
 
 def region_end(text: str, at: int, close: str, *openers: str) -> tuple[int, bool]:
-    """Return the end of a request that cannot be read: before its closing tag, or before the next request.
-
-    Returns:
-        The end, and whether the closing tag stands there.
-    """
+    """Return the end of a request that cannot be read, before its closing tag or the next request, and whether the
+    closing tag stands there."""
     end = text.find(close, at)
     nexts = [opening for opener in openers if (opening := text.find(opener, at, None if end == -1 else end)) != -1]
     if nexts:
         return min(nexts), False
     return (len(text), False) if end == -1 else (end, True)
+
+
+def came(text: str, at: int, length: int = 30) -> str:
+    """Say in an error what stands at a place instead of what was expected."""
+    return f"got {text[at : at + length]!r}" if at < len(text) else "but the text ended"
 
 
 _SPACE = re.compile(r"\s*")

@@ -14,21 +14,14 @@ each with a test:
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Mapping
 
-from toolgym.tools.parsers.base import ParsedTurn
+from toolgym.tools.parsers.base import Parser
 from toolgym.tools.parsers.scan import TurnBuilder, region_end, scan
-from toolgym.tools.schema import CallProblem, ToolSchema
+from toolgym.tools.schema import CallProblem
 
 OPEN, CLOSE = "<search>", "</search>"
-
-
-def parse_search_r1(
-    text: str, *, first_id: int = 0, schemas: Mapping[str, ToolSchema] | None = None, starts_open: bool = False
-) -> ParsedTurn:
-    """Read a turn in Search-R1's convention. See the module for the decisions, and `Parser` for the arguments."""
-    return scan(text, TurnBuilder(first_id), OPEN, _read, starts_open=starts_open)
 
 
 def _read(text: str, mark: re.Match[str], turn: TurnBuilder) -> int:
@@ -46,3 +39,6 @@ def _read(text: str, mark: re.Match[str], turn: TurnBuilder) -> int:
             CallProblem.MALFORMED_CALL, f"The query is empty. Write {OPEN}your query{CLOSE}.", raw, name="search"
         )
     return end + len(CLOSE)
+
+
+parse_search_r1: Parser = functools.partial(scan, opener=OPEN, read=_read)

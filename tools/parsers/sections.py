@@ -2,77 +2,76 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import NamedTuple
 
-from toolgym.tools.parsers.marked_json import read_marked_json
-from toolgym.tools.parsers.scan import Read, TurnBuilder, region_end
-from toolgym.tools.schema import CallProblem
+from toolgym.tools.parsers.base import Parser
+from toolgym.tools.parsers.scan import TurnBuilder, region_end, scan, skip_space
+from toolgym.tools.parsers.strict_json import Json, add_named_call, read_json
 
 
-class Markers(NamedTuple):
-    """Marks that open and close a section and a call."""
+class SectionFormat(NamedTuple):
+    """The marks that open and close a section and a call, and patterns.
+
+    Attributes:
+        head: stands before the arguments; its group `name` is the tool's name, and its group `id`, if it has one, the
+            call's id.
+        closing: stands after them; it ends with the marker that closes a call.
+        shape: a call as it should be written, for errors.
+    """
 
     section: str
     end_section: str
     open: str
     close: str
-
-    @property
-    def pattern(self) -> str:
-        """Finds what this reader is called for."""
-        return "|".join(map(re.escape, (self.open, self.section, self.end_section)))
+    head: re.Pattern[str]
+    closing: re.Pattern[str]
+    shape: str
 
 
-def section_reader(markers: Markers, head: str, closing: str, shape: str) -> Read:
-    """Make the reader of a format.
-
-    Args:
-        markers: the format's.
-        head: pattern of what stands before the arguments; its group `name` is the tool's name, and its group `id`,
-            where it has one, the call's id.
-        closing: pattern of what must stand after them; it ends with the marker that closes a call.
-        shape: how a call is written, for errors.
-    """
-    heads, closings = re.compile(head), re.compile(closing)
-
-    def read(text: str, mark: re.Match[str], turn: TurnBuilder) -> int:
-        at = mark.end()
-        if mark.group() == markers.end_section:
-            return at
-        if mark.group() == markers.section:
-            return _section(text, at, turn, markers, shape)
-        head = heads.match(text, at)
-        if head is None:
-            end, closed = region_end(text, at, markers.close, markers.open)
-            turn.add_error(
-                CallProblem.MALFORMED_CALL, _not_understood(text, at, markers.open, shape), text[mark.start() : end]
-            )
-            return end + len(markers.close) if closed else end
-        return read_marked_json(
-            text,
-            turn,
-            start=mark.start(),
-            at=head.end(),
-            name=head["name"],
-            closing=closings,
-            close=markers.close,
-            openers=(markers.open,),
-            shape=shape,
-            call_id=head.groupdict().get("id", ""),
-        )
-
-    return read
+def section_parser(form: SectionFormat) -> Parser:
+    opener = "|".join(map(re.escape, (form.open, form.section, form.end_section)))
+    return functools.partial(scan, opener=opener, read=functools.partial(_read, form=form))
 
 
-def _section(text: str, at: int, turn: TurnBuilder, markers: Markers, shape: str) -> int:
-    """Return where a section's first call begins; without one, the section is an error."""
-    end, closed = region_end(text, at, markers.end_section, markers.open, markers.section)
-    if text.startswith(markers.open, end):
+def _read(text: str, mark: re.Match[str], turn: TurnBuilder, form: SectionFormat) -> int:
+    at = mark.end()
+    if mark.group() == form.end_section:
         return at
-    turn.add_error(CallProblem.MALFORMED_CALL, _not_understood(text, at, markers.section, shape), text[at:end])
-    return end + len(markers.end_section) if closed else end
+    if mark.group() == form.section:
+        end, closed = region_end(text, at, form.end_section, form.open, form.section)
+        if text.startswith(form.open, end):
+            return at
+        _add_misread(text, at, text[at:end], form.section, turn, form)
+        return end + len(form.end_section) if closed else end
+    head = form.head.match(text, at)
+    if head is not None:
+        return _arguments(text, mark.start(), head, turn, form)
+    end, closed = region_end(text, at, form.close, form.open)
+    _add_misread(text, at, text[mark.start() : end], form.open, turn, form)
+    return end + len(form.close) if closed else end
 
 
-def _not_understood(text: str, at: int, after: str, shape: str) -> str:
-    return f"The tool call is not understood: got {text[at : at + 40]!r} after {after}. Write it as {shape}."
+def _add_misread(text: str, at: int, raw: str, after: str, turn: TurnBuilder, form: SectionFormat) -> None:
+    turn.add_misread(f"got {text[at : at + 40]!r} after {after}", f"Write it as {form.shape}.", raw)
+
+
+def _arguments(text: str, start: int, head: re.Match[str], turn: TurnBuilder, form: SectionFormat) -> int:
+    """Read the arguments behind the head, and what closes the call that began at `start`."""
+    name, call_id = head["name"], head.groupdict().get("id", "")
+    parsed = read_json(text, skip_space(text, head.end()))
+    closed = form.closing.match(text, parsed.end) if parsed.end != -1 else None
+    if closed is not None:
+        add_named_call(turn, name, parsed, text[start : closed.end()], form.shape, call_id)
+        return closed.end()
+    problem = parsed.problem
+    if parsed.end != -1:
+        extra = text[parsed.end :].lstrip()[:40]
+        problem = f"unexpected text {extra!r} after the arguments" if extra else "the text ended after the arguments"
+    end, has_close = region_end(text, head.end(), form.close, form.open)
+    if not has_close:
+        turn.add_unclosed(form.close, text[start:end], name, call_id)
+        return end
+    add_named_call(turn, name, Json(None, -1, problem), text[start:end], form.shape, call_id)
+    return end + len(form.close)

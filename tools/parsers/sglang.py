@@ -13,14 +13,14 @@ A server parses reasoning before it looks for calls, so thinking is split off he
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Mapping
 from typing import Any
 
 from toolgym.tools.errors import ConfigError, UnknownNameError, nearest
 from toolgym.tools.lazy import missing_extra
-from toolgym.tools.parsers.base import ParsedTurn, Parser
-from toolgym.tools.parsers.reasoning import split_reasoning
+from toolgym.tools.parsers.base import ParsedTurn, Parser, split_reasoning
 from toolgym.tools.parsers.scan import TurnBuilder
 from toolgym.tools.parsers.strict_json import read_whole_json
 from toolgym.tools.schema import CallProblem, ToolSchema
@@ -52,69 +52,58 @@ def sglang_parser(name: str) -> Parser:
         parser([tool], name)
     except Exception as error:
         raise ConfigError(f"SGLang's parser {name!r} cannot be used from its name alone: {error}") from error
-    return _SGLangParser(name, parser, protocol.Function, protocol.Tool)
+    return functools.partial(_parse, name, parser, protocol.Function, protocol.Tool)
 
 
-class _SGLangParser:
-    """Calls SGLang's detector of a name."""
+def _parse(
+    name: str,
+    new_parser: Any,
+    new_function: Any,
+    new_tool: Any,
+    text: str,
+    *,
+    first_id: int = 0,
+    schemas: Mapping[str, ToolSchema] | None = None,
+    starts_open: bool = False,
+) -> ParsedTurn:
+    if not schemas:
+        raise ConfigError(f"SGLang's parser {name!r} needs the tools: pass schemas=")
+    functions = (
+        new_function(name=schema.name, description=schema.description, parameters=dict(schema.parameters))
+        for schema in schemas.values()
+    )
+    tools = [new_tool(type="function", function=function) for function in functions]
+    turn = TurnBuilder(first_id)
+    parser = new_parser(tools, name)  # detectors keep state: one for each turn
+    reasoning, rest = split_reasoning(text, starts_open=starts_open)
+    turn.add_content(text[: len(text) - len(rest)])
+    marked = parser.has_tool_call(rest)
+    try:
+        content, items = parser.parse_non_stream(rest)
+    except Exception as error:  # noqa: BLE001  a detector that fails on a text has not read it
+        content, items, marked = rest, [], True
+        why = f"{type(error).__name__}: {error}"
+    else:
+        why = "no call in it could be read"
+    for item in items:
+        _add(turn, item)
+    if items or not marked:
+        turn.add_content(content)
+    else:
+        names = ", ".join(schemas)
+        hint = f"Write it as your instructions say, with valid arguments for one of the tools: {names}."
+        turn.add_misread(why, hint, rest)
+    if reasoning is not None and not rest and parser.has_tool_call(reasoning):
+        message = "The tool call was not run: it stands inside your thinking. Close your thinking first."
+        turn.add_error(CallProblem.OPEN_THINKING, message, reasoning)
+    return turn.parsed(text)
 
-    def __init__(self, name: str, parser: Any, function: Any, tool: Any) -> None:
-        self._name = name
-        self._parser, self._function, self._tool = parser, function, tool
 
-    def __call__(
-        self,
-        text: str,
-        *,
-        first_id: int = 0,
-        schemas: Mapping[str, ToolSchema] | None = None,
-        starts_open: bool = False,
-    ) -> ParsedTurn:
-        if not schemas:
-            raise ConfigError(f"SGLang's parser {self._name!r} needs the tools: pass schemas=")
-        tools = [
-            self._tool(
-                type="function",
-                function=self._function(
-                    name=schema.name, description=schema.description, parameters=dict(schema.parameters)
-                ),
-            )
-            for schema in schemas.values()
-        ]
-        turn = TurnBuilder(first_id)
-        parser = self._parser(tools, self._name)  # detectors keep state: one for each turn
-        reasoning, rest = split_reasoning(text, starts_open=starts_open)
-        turn.add_content(text[: len(text) - len(rest)])
-        marked = parser.has_tool_call(rest)
-        try:
-            content, items = parser.parse_non_stream(rest)
-        except Exception as error:  # noqa: BLE001  a detector that fails on a text has not read it
-            content, items, marked = rest, [], True
-            why = f"{type(error).__name__}: {error}"
-        else:
-            why = "no call in it could be read"
-        for item in items:
-            self._add(turn, item)
-        if items or not marked:
-            turn.add_content(content)
-        else:
-            message = (
-                f"The tool call is not understood: {why}. Write it as your instructions say, with valid arguments "
-                f"for one of the tools: {', '.join(schemas)}."
-            )
-            turn.add_error(CallProblem.MALFORMED_CALL, message, rest)
-        if reasoning is not None and not rest and parser.has_tool_call(reasoning):
-            message = "The tool call was not run: it stands inside your thinking. Close your thinking first."
-            turn.add_error(CallProblem.OPEN_THINKING, message, reasoning)
-        return turn.parsed(text)
-
-    @staticmethod
-    def _add(turn: TurnBuilder, item: Any) -> None:
-        """Add a call as SGLang gives it: with its arguments as JSON text."""
-        arguments, _, problem = read_whole_json(item.parameters)
-        if isinstance(arguments, dict):
-            turn.add_call(item.name or "", arguments)
-        else:
-            why = problem or f"got {type(arguments).__name__}"
-            message = f"The arguments of the tool call must be a JSON object: {why}."
-            turn.add_error(CallProblem.MALFORMED_JSON, message, item.parameters, item.name or "")
+def _add(turn: TurnBuilder, item: Any) -> None:
+    arguments, _, problem = read_whole_json(item.parameters)
+    if isinstance(arguments, dict):
+        turn.add_call(item.name or "", arguments)
+    else:
+        why = problem or f"got {type(arguments).__name__}"
+        message = f"The arguments of the tool call must be a JSON object: {why}."
+        turn.add_error(CallProblem.MALFORMED_JSON, message, item.parameters, item.name or "")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 from typing import Any, NamedTuple
 
 from toolgym.tools.parsers.scan import TurnBuilder
@@ -18,94 +19,67 @@ MAX_DEPTH = 100
 
 
 class Json(NamedTuple):
-    """A JSON value in a text.
-
-    Attributes:
-        value: the value; None where it could not be read.
-        end: where it ends; -1 where that is not known.
-        problem: what is wrong with it; empty when nothing is.
-    """
+    """A JSON value in a text: `value` is None if it could not be read, `end` is -1 if that is not known, and `problem`
+    is empty if nothing is wrong with it."""
 
     value: Any
     end: int
     problem: str
 
 
-class _OddError(Exception):
-    """The value needs a closer look."""
+class _Decoder(threading.local):
+    """One for each thread: to make a decoder takes longer than to read a call."""
 
+    def __init__(self) -> None:
+        self._problems: list[str] = []
+        self._json = json.JSONDecoder(
+            strict=False,  # raw control characters may stand in strings
+            object_pairs_hook=self._pairs,
+            parse_constant=self._constant,
+            parse_float=self._decimal,
+        )
 
-def _plain_pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
-    plain = dict(items)
-    if len(plain) != len(items):
-        raise _OddError
-    return plain
+    def read(self, text: str, at: int) -> Json:
+        self._problems.clear()
+        try:
+            value, end = self._json.raw_decode(text, at)
+        except json.JSONDecodeError as error:
+            near = text[max(at, error.pos - 20) : error.pos + 20]
+            return Json(None, -1, f"{error.msg} near {near!r}" if near else error.msg)
+        except RecursionError:
+            return Json(None, -1, "nested too deeply")
+        except ValueError:  # Python's limit against slow conversions
+            return Json(None, -1, "a number has too many digits")
+        if self._problems:
+            return Json(None, end, self._problems[0])
+        if text.count("{", at, end) + text.count("[", at, end) >= MAX_DEPTH and is_deep(value):
+            return Json(None, end, f"nested more than {MAX_DEPTH} levels deep")
+        return Json(value, end, "")
 
-
-def _plain_decimal(digits: str) -> float:
-    number = float(digits)
-    if not math.isfinite(number):
-        raise _OddError
-    return number
-
-
-def _no_constant(_: str) -> None:
-    raise _OddError
-
-
-# Not strict: raw control characters may stand in strings.
-_PLAIN = json.JSONDecoder(
-    strict=False, object_pairs_hook=_plain_pairs, parse_constant=_no_constant, parse_float=_plain_decimal
-)
-
-
-def read_json(text: str, at: int) -> Json:
-    """Read the JSON value that begins at `at`. Never raises."""
-    try:
-        value, end = _PLAIN.raw_decode(text, at)
-    except (_OddError, ValueError, RecursionError):
-        return _looked_at(text, at)
-    if text.count("{", at, end) + text.count("[", at, end) >= MAX_DEPTH and is_deep(value):
-        return Json(None, end, f"nested more than {MAX_DEPTH} levels deep")
-    return Json(value, end, "")
-
-
-def _looked_at(text: str, at: int) -> Json:
-    """As `read_json`, in three times the time: it says what is wrong."""
-    problems: list[str] = []
-
-    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
+    def _pairs(self, items: list[tuple[str, Any]]) -> dict[str, Any]:
         plain = dict(items)
         if len(plain) != len(items):
             seen: set[str] = set()
             twice = next(key for key, _ in items if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-            problems.append(f"the key {twice!r} occurs twice in one object")
+            self._problems.append(f"the key {twice!r} occurs twice in one object")
         return plain
 
-    def constant(name: str) -> None:
-        problems.append(f"{name} is not JSON")
+    def _constant(self, name: str) -> None:
+        self._problems.append(f"{name} is not JSON")
 
-    def decimal(digits: str) -> float:
+    def _decimal(self, digits: str) -> float:
         number = float(digits)
         if not math.isfinite(number):
-            problems.append(f"the number {digits[:40]} is too large")
+            self._problems.append(f"the number {digits[:40]} is too large")
         return number
 
-    decoder = json.JSONDecoder(strict=False, object_pairs_hook=pairs, parse_constant=constant, parse_float=decimal)
-    try:
-        value, end = decoder.raw_decode(text, at)
-    except json.JSONDecodeError as error:
-        near = text[max(at, error.pos - 20) : error.pos + 20]
-        return Json(None, -1, f"{error.msg} near {near!r}" if near else error.msg)
-    except RecursionError:
-        return Json(None, -1, "nested too deeply")
-    except ValueError:  # Python's limit against slow conversions
-        return Json(None, -1, "a number has too many digits")
-    if problems:
-        return Json(None, end, problems[0])
-    if is_deep(value):
-        return Json(None, end, f"nested more than {MAX_DEPTH} levels deep")
-    return Json(value, end, "")
+
+_decoder = _Decoder()
+
+
+def read_json(text: str, at: int) -> Json:
+    """Read the JSON value that begins at `at`. Never raises."""
+    return _decoder.read(text, at)
 
 
 def read_whole_json(text: str) -> Json:
@@ -122,13 +96,7 @@ def add_object_call(
 ) -> None:
     """Add the call that a JSON object with a name and arguments stands for, or the error that says why it is none.
 
-    Args:
-        turn: collects.
-        value: the decoded JSON.
-        raw: the text that the model wrote.
-        keys: under which the arguments may stand. A string that holds an object is read, as the OpenAI API sends them.
-        shape: how a call is written, for the error.
-        call_id: the id that the model wrote.
+    The arguments stand under one of the `keys`. A string that holds an object is read, as the OpenAI API sends them.
     """
     name: Any = ""
     arguments: Any = None
@@ -157,8 +125,22 @@ def add_object_call(
         turn.add_call(name, arguments, call_id)
 
 
+def add_named_call(turn: TurnBuilder, name: str, parsed: Json, raw: str, shape: str, call_id: str = "") -> None:
+    """Add the call of a tool that was named before its JSON arguments, or the error that says why it is none."""
+    if parsed.problem:
+        message = f"The arguments of the tool call are not valid JSON: {parsed.problem}. Write the call as {shape}."
+        turn.add_error(CallProblem.MALFORMED_JSON, message, raw, name, call_id)
+    elif not isinstance(parsed.value, dict):
+        kind = type(parsed.value).__name__
+        message = (
+            f"The tool call is not understood: its arguments must be a JSON object, got {kind}. Write it as {shape}."
+        )
+        turn.add_error(CallProblem.NOT_A_CALL, message, raw, name, call_id)
+    else:
+        turn.add_call(name, parsed.value, call_id)
+
+
 def is_deep(value: object) -> bool:
-    """Whether lists and objects are nested more than `MAX_DEPTH` levels."""
     level = [value]
     for _ in range(MAX_DEPTH):
         level = [

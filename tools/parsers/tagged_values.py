@@ -4,27 +4,46 @@ from __future__ import annotations
 
 import re
 
+from toolgym.tools.errors import ToolgymError
+from toolgym.tools.parsers.scan import TurnBuilder, region_end
 
-def value_end(text: str, start: int, close: str, follows: re.Pattern[str]) -> int:
-    """Return the end of the value that begins at `start`; -1 if it has none.
+
+class MalformedError(ToolgymError, ValueError):
+    """A call is not written as its format wants it; `at` is where, and `name` the tool's, as far as it was read."""
+
+    def __init__(self, why: str, at: int, name: str = "") -> None:
+        super().__init__(why)
+        self.at, self.name = at, name
+
+
+def read_value(
+    text: str, start: int, key: str, name: str, *, opening: str, close: str, follows: re.Pattern[str]
+) -> tuple[str, int]:
+    """Return the value that begins at `start`, and the place behind its closing tag.
 
     The value may hold its own closing tag, as code about such tags does: the first one counts after which the format
-    goes on. It may look like another value then, so callers refuse values that hold an opening tag.
-
-    Args:
-        text: the turn.
-        start: where the value begins.
-        close: the closing tag.
-        follows: what may stand after the closing tag, white space included.
+    goes on (`follows`). So it may be two values: one is refused in which an opening tag begins a line, or stands
+    behind a closing tag.
     """
-    at = text.find(close, start)
-    while at != -1 and not follows.match(text, at + len(close)):
-        at = text.find(close, at + len(close))
-    return at
+    end = text.find(close, start)
+    while end != -1 and not follows.match(text, end + len(close)):
+        end = text.find(close, end + len(close))
+    if end == -1:
+        raise MalformedError(f"the value of {key!r} has no closing {close}", start, name)
+    value = text[start:end]
+    if -1 < value.find(close) < value.rfind(opening) or re.search(rf"(?m)^[^\S\n]*{re.escape(opening)}", value):
+        why = f"the value of {key!r} has no closing {close}, or holds {opening!r} itself, which cannot be told apart"
+        raise MalformedError(why, end, name)
+    return value, end + len(close)
 
 
-def holds_another(value: str, opening: str, close: str) -> bool:
-    """Whether a value looks like two: an opening tag begins a line, or stands after a closing one."""
-    if -1 < value.find(close) < value.rfind(opening):
-        return True
-    return re.search(rf"(?m)^[^\S\n]*{re.escape(opening)}", value) is not None
+def add_malformed(
+    turn: TurnBuilder, error: MalformedError, text: str, start: int, *, opening: str, close: str, shape: str
+) -> int:
+    """Add the error for the call that begins at `start`; return where to go on."""
+    end, closed = region_end(text, error.at, close, opening)
+    if not closed:
+        turn.add_unclosed(close, text[start:end], error.name)
+        return end
+    turn.add_misread(str(error), f"Write it as:\n{shape}", text[start:end], error.name)
+    return end + len(close)
