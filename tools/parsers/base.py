@@ -28,7 +28,6 @@ class ParsedTurn(NamedTuple):
 
     @property
     def requests(self) -> list[ToolCall | ToolCallError]:
-        """Calls and errors, as the model ordered them."""
         return sorted([*self.calls, *self.errors], key=lambda request: request.index)
 
     @property
@@ -46,9 +45,8 @@ class ParsedTurn(NamedTuple):
 
 
 class Parser(Protocol):
-    """A pure function from a turn's text, without its end-of-turn token, to a `ParsedTurn`.
-
-    Every parser of toolgym keeps these rules:
+    """A pure function from a turn's text, without its end-of-turn token, to a `ParsedTurn`. toolgym's parsers keep
+    these rules:
 
     * No text makes them raise. The time is linear in the text.
     * Arguments are never invented or repaired. A call that cannot be read is an error that says what was expected and

@@ -73,7 +73,6 @@ class _MalformedError(ValueError):
 
 
 def _invocation(text: str, at: int) -> tuple[str, dict[str, Any], int]:
-    """Read what stands after `<｜DSML｜invoke`: the name, the arguments, and where the call ends."""
     head = _HEAD.match(text, at)
     if head is None:
         raise _MalformedError(f'expected name="tool"> after {OPEN}, got {text[at : at + 40]!r}')

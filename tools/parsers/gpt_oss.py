@@ -97,7 +97,6 @@ class _Reader:
         return on
 
     def _analysis(self, at: int) -> int:
-        """Read thinking that begins at `at`; return where to go on."""
         mark = _MARK.search(self._text, at)
         self._add(self.reasoning, self._text[at : mark.start() if mark else len(self._text)])
         if mark is None or mark.group() in _ENDS:

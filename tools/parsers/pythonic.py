@@ -61,7 +61,7 @@ def _read(text: str, mark: re.Match[str], turn: TurnBuilder) -> int:
 
 
 def _region_end(text: str, at: int, close: str | None) -> int:
-    """Return the end of an unreadable list: after its closing marker, or before the next list."""
+    """After its closing marker, or before the next list."""
     following = _OPENED.search(text, at)
     end = following.start() if following else len(text)
     closing = text.find(close, at, end) if close else -1

@@ -57,7 +57,6 @@ class TurnBuilder:
         self.calls.append(ToolCall(self._id(call_id), name, arguments, self.requests))
 
     def add_error(self, problem: CallProblem, message: str, raw: str, name: str = "", call_id: str = "") -> None:
-        """Add a malformed call: what the model is to read, and what it wrote."""
         self.errors.append(ToolCallError(problem, message, raw, self._id(call_id), self.requests, name))
 
     def add_misread(

@@ -27,13 +27,6 @@ from toolgym.tools.schema import CallProblem, ToolSchema
 
 
 def sglang_parser(name: str) -> Parser:
-    """The parser that SGLang has under this name.
-
-    Raises:
-        MissingExtraError: SGLang is not installed, or too old or broken.
-        UnknownNameError: it has no such parser.
-        ConfigError: the parser cannot be used without a tokenizer.
-    """
     try:
         protocol = importlib.import_module("sglang.srt.entrypoints.openai.protocol")
         detectors = importlib.import_module("sglang.srt.function_call.function_call_parser")

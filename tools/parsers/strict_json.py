@@ -78,12 +78,10 @@ _decoder = _Decoder()
 
 
 def read_json(text: str, at: int) -> Json:
-    """Read the JSON value that begins at `at`. Never raises."""
     return _decoder.read(text, at)
 
 
 def read_whole_json(text: str) -> Json:
-    """Read a text that is one JSON value and nothing else but white space."""
     text = text.strip()
     parsed = read_json(text, 0)
     if not parsed.problem and parsed.end != len(text):

@@ -13,7 +13,7 @@ from toolgym.tools.parsers.strict_json import read_whole_json
 from toolgym.tools.schema import ToolSchema
 
 _PYTHON = {"True": True, "False": False, "None": None}
-"""How chat templates of such formats write these values: with Python's `str`."""
+"""Chat templates of such formats write these values with Python's `str`."""
 
 _TYPES = {"string": str, "boolean": bool, "object": dict, "array": list, "null": type(None)}
 
@@ -21,17 +21,12 @@ _TYPES = {"string": str, "boolean": bool, "object": dict, "array": list, "null":
 def typed(name: str, texts: Mapping[str, str], schemas: Mapping[str, ToolSchema] | None) -> dict[str, Any]:
     """Type the arguments of a call.
 
-    * A parameter that may be a string gets the text as it is; only `null` or `None` is null where the schema
-      allows null as well.
+    * A parameter that may be a string gets the text as it is; only `null` or `None` is null if the schema allows null
+      as well.
     * Any other gets the JSON value that the text holds, or `True`, `False`, `None` as Python writes them.
-    * Where an `enum` or `const` lists the values, the listed string counts before the listed other value.
-    * A text that holds no such value, a parameter whose type the schema leaves open, one that it does not have, and
-      all parameters of an unknown tool stay text.
-
-    Args:
-        name: the tool.
-        texts: the arguments as written.
-        schemas: the tools by name.
+    * If an `enum` or `const` lists the values, the listed string counts before the listed other value.
+    * A text that holds no such value, a parameter whose type the schema leaves open, one that it does not have, and all
+      parameters of an unknown tool stay text.
     """
     schema = (schemas or {}).get(name)
     if schema is None:
@@ -63,7 +58,7 @@ def _typed(text: str, types: set[str] | None) -> Any:
 
 
 def _types(schema: Any, root: Mapping[str, Any], depth: int = 0) -> set[str] | None:
-    """The JSON types that a schema allows; None where it does not say, or says so in a way that is not followed."""
+    """The JSON types that a schema allows; None if it does not say, or says so in a way that is not followed."""
     if not isinstance(schema, Mapping) or depth > 20:
         return None
     alternatives: list[set[str]] = []

@@ -27,7 +27,6 @@ except ImportError as error:
     raise missing_extra("search", "Searching with BM25", error) from error
 
 IN_MEMORY = ":memory:"
-"""The place of an index that is made anew and never written."""
 
 PLACES = "places.npy"
 
@@ -39,7 +38,7 @@ _BLOCK = 4 * 1024 * 1024
 """Scores that are sorted at once while an index is made."""
 
 _WIDTH = 1024
-"""Scores of one block where the best are looked for."""
+"""Scores of one block, of which the best are looked for."""
 
 logging.getLogger("bm25s").setLevel(logging.WARNING)
 
@@ -49,14 +48,14 @@ class BM25Retriever(Retriever):
 
     The index lies on disk and is read through the page cache; the passages stay in their file. It is made when the
     first retriever for the file is (a million passages take some minutes), and again when the file has changed, and
-    serves all processes. Retrievers of one process for one file share it. Words are compared in lower case, without
-    English stop words; Chinese, Japanese and Korean characters one by one. A passage that shares no word with a query
-    is not found. May be used from several event loops.
+    serves all processes. Words are compared in lower case, without English stop words; Chinese, Japanese and Korean
+    characters one by one. A passage that shares no word with a query is not found. May be used from several event
+    loops.
 
     Args:
         corpus: a file of JSON Lines, see `toolgym.tools.search.corpus`.
-        index: the index's folder; None: the file's name with `.bm25` behind it; `":memory:"`: made anew each time, and
-            not written.
+        index: the index's folder; None: the file's name with `.bm25` behind it; `":memory:"`: made each time, and not
+            written.
         timeout: seconds for one call, not counting the wait for a free thread; as long again for that.
 
     Raises:
@@ -74,15 +73,11 @@ class BM25Retriever(Retriever):
         return f"<{type(self).__name__} {self.corpus}>"
 
     def __len__(self) -> int:
-        """Number of passages."""
         return 0 if self._index is None else len(self._index)
 
     async def search(self, queries: Sequence[str], topk: int) -> list[list[Passage]]:
-        """See `Retriever.search`.
-
-        Raises:
-            RetrievalError: it is closed, took too long, or the file was changed meanwhile.
-        """
+        """See `Retriever.search`. Raises `RetrievalError` if it is closed, took too long, or the file was changed
+        meanwhile."""
         return await self._threads.search(queries, topk)
 
     async def close(self) -> None:
@@ -97,13 +92,7 @@ class BM25Retriever(Retriever):
 
 
 class _Index:
-    """An open index.
-
-    Args:
-        corpus: the passages; closed with the index.
-        scores: the index.
-        places: where the passages are in their file.
-    """
+    """An open index, and where its passages are in their file."""
 
     _open: ClassVar[weakref.WeakValueDictionary[tuple[Any, ...], _Index]] = weakref.WeakValueDictionary()
     _lock = threading.Lock()
@@ -172,7 +161,6 @@ def _least(scores: NDArray[np.float32], topk: int) -> float:
 
 
 def _build(corpus: Corpus) -> tuple[bm25s.BM25, array[int]]:
-    """Return a new index, and where the passages are."""
     places, words = array("q"), _tokenizer()
     texts = (f"{passage.title} {passage.text}" for passage in corpus.scan(places))
     rows = _Rows()

@@ -1,7 +1,7 @@
 """A corpus: a file with a passage in each line, which stays on disk.
 
 A line is a JSON object in one of two shapes: Search-R1's `{"id": "7", "contents": "title\\ntext"}`, with any further
-fields, or `{"title": "...", "text": "..."}`, where the title and an `id` may be missing. (Source of the first:
+fields, or `{"title": "...", "text": "..."}`, in which the title and an `id` may be missing. (Source of the first:
 `search_r1/search/retrieval_server.py` of Search-R1; FlashRAG's corpora have it too.)
 """
 
@@ -21,15 +21,7 @@ _GZIP, _BOM = b"\x1f\x8b", b"\xef\xbb\xbf"
 
 
 class Corpus:
-    """The passages of a file, each read from it when it is asked for. Safe for many threads.
-
-    Args:
-        path: a file of JSON Lines.
-
-    Raises:
-        UnknownNameError: there is no such file.
-        ConfigError: it cannot be read.
-    """
+    """The passages of a file of JSON Lines, each read from it when it is asked for. Safe for many threads."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path).absolute()
@@ -47,7 +39,7 @@ class Corpus:
 
     @property
     def fingerprint(self) -> dict[str, int]:
-        """Return the size in bytes and the time of the last change, which other versions of the file do not have."""
+        """The size in bytes and the time of the last change, which other versions of the file do not have."""
         stat = os.fstat(self._file.fileno())
         return {"size": stat.st_size, "changed_ns": stat.st_mtime_ns}
 
@@ -56,14 +48,11 @@ class Corpus:
         return self._file.fileno()
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
     def scan(self, places: array[int]) -> Iterator[Passage]:
-        """Read the file once from beginning to end, without keeping it.
-
-        Args:
-            places: gets the place in bytes of each passage, and at last the end of the file.
+        """Read the file once, without keeping it. `places` gets the place in bytes of each passage, and at last the
+        end.
 
         Raises:
             ConfigError: a line is no passage; says which and why. There is none at all.
@@ -87,7 +76,7 @@ class Corpus:
         """Return the passage between two places.
 
         Raises:
-            RetrievalError: it is not there any more: the file was changed or cannot be read.
+            RetrievalError: the file was changed or cannot be read.
         """
         try:
             return read_passage(os.pread(self._file.fileno(), end - place, place).removeprefix(_BOM))
@@ -96,11 +85,6 @@ class Corpus:
 
 
 def read_passage(line: bytes) -> Passage:
-    """Return the passage of a line.
-
-    Raises:
-        ConfigError: the line is none; says what is wrong.
-    """
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -128,11 +112,5 @@ def _text(row: dict[str, Any], name: str) -> str:
 
 
 def read_passages(corpus: Corpus, places: Sequence[int], hits: Sequence[tuple[int, float]]) -> list[Passage]:
-    """Return the passages of rows with their scores.
-
-    Args:
-        corpus: the corpus.
-        places: what `Corpus.scan` gave.
-        hits: row, counted from 0, and score.
-    """
+    """Return the passages of rows with their scores; `places` is from `Corpus.scan`."""
     return [corpus.read(int(places[row]), int(places[row + 1]))._replace(score=score) for row, score in hits]

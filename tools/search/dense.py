@@ -37,7 +37,7 @@ class DenseRetriever(Retriever):
     Args:
         corpus: a file of JSON Lines, see `toolgym.tools.search.corpus`.
         embed: gives the vectors, such as `toolgym.tools.search.embedding.load_embedding(FOLDER)`.
-        version: names the embedding: vectors that were made under another name are made anew.
+        version: names the embedding: under another name, the vectors are made again.
         index: folder of the vectors; None: the file's name with `.dense` behind it.
         query_prefix: put before each query, as some models want it: E5's is `"query: "`.
         passage_prefix: put before each passage: E5's is `"passage: "`.
@@ -79,15 +79,11 @@ class DenseRetriever(Retriever):
         return f"<{type(self).__name__} {self._corpus.path}>"
 
     def __len__(self) -> int:
-        """Number of passages."""
         return len(self._vectors)
 
     async def search(self, queries: Sequence[str], topk: int) -> list[list[Passage]]:
-        """See `Retriever.search`.
-
-        Raises:
-            RetrievalError: it is closed, took too long, `embed` failed, or the file was changed meanwhile.
-        """
+        """See `Retriever.search`. Raises `RetrievalError` if it is closed, took too long, `embed` failed, or the file
+        was changed."""
         return await self._threads.search(queries, topk)
 
     async def close(self) -> None:
@@ -120,13 +116,8 @@ class DenseRetriever(Retriever):
 
 
 def _best(vectors: NDArray[np.float32], asked: NDArray[np.float32], topk: int) -> list[list[tuple[int, float]]]:
-    """Return the rows of the best vectors for each query with their inner products, best first.
-
-    Args:
-        vectors: [passage, dimension].
-        asked: [query, dimension].
-        topk: most rows for each.
-    """
+    """Return the rows of the best of `vectors` [passage, dimension] for each of `asked` [query, dimension], with their
+    inner products, best first."""
     if vectors.shape[1] != asked.shape[1]:
         raise ConfigError(f"the index has {vectors.shape[1]} dimensions, the query's vector {asked.shape[1]}")
     rows = np.empty((len(asked), 0), dtype=np.int64)

@@ -1,7 +1,5 @@
-"""`load_embedding`: from texts to vectors with a model from a folder.
-
-Needs sentence-transformers (the extra `dense`), or torch and transformers.
-"""
+"""`load_embedding`: vectors of texts, from a model in a folder. Needs sentence-transformers (the extra `dense`), or
+torch and transformers."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ def load_embedding(
         folder: a model of sentence-transformers (it has a `modules.json`), or of transformers.
         pooling: of a model of transformers: the `mean` of its last hidden states (E5, GTE), or the first one, `cls`
             (BGE). One of sentence-transformers knows its own.
-        device: where the model computes.
+        device: the device that the model computes on.
         max_tokens: a longer text is cut.
 
     Raises:

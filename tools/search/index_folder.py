@@ -17,7 +17,6 @@ from toolgym.tools.errors import ConfigError, ToolgymError, error_text
 from toolgym.tools.search.corpus import Corpus
 
 ABOUT = "about.json"
-"""The file of an index that says what it was made from."""
 
 _log = logging.getLogger("toolgym.tools.search")
 
@@ -26,15 +25,10 @@ _log = logging.getLogger("toolgym.tools.search")
 def index_folder(
     folder: Path, corpus: Corpus, about: Mapping[str, Any], build: Callable[[Path], None]
 ) -> Iterator[Path]:
-    """Give the folder with the index; build it first where it is missing or was made from something else.
+    """Give the folder with the index; build it first if it is missing or was made from something else (`about`, as
+    JSON).
 
-    Inside of the block no other process replaces the index. Where another one builds it, this one waits.
-
-    Args:
-        folder: where the index is, or is to be.
-        corpus: what it is made from.
-        about: what else it is made from, as JSON.
-        build: fills an empty folder.
+    Inside of the block no other process replaces the index; if another one builds it, this one waits.
 
     Raises:
         ConfigError: the folder cannot be written, or holds something else; or what the block reads of it is damaged.
@@ -60,10 +54,8 @@ def index_folder(
 
 @contextlib.contextmanager
 def _lock(corpus: Corpus) -> Iterator[bool]:
-    """Let one process at a time look after indexes of a corpus; gives whether it could be locked.
-
-    The kernel frees the lock with its process.
-    """
+    """Let one process at a time look after indexes of a corpus; gives whether it could be locked. The kernel frees the
+    lock with its process."""
     descriptor = os.open(corpus.path, os.O_RDONLY | os.O_CLOEXEC)  # of its own: closing it frees the lock
     alone = True
     try:
@@ -88,13 +80,11 @@ def _read_about(folder: Path) -> Any:
 
 
 def _check(folder: Path) -> None:
-    """Refuse to replace what is no index."""
     if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not (folder / ABOUT).is_file())):
         raise ConfigError(f"{str(folder)!r} exists and is no index: name another folder for it ('index')")
 
 
 def _remove_unfinished(folder: Path) -> None:
-    """Remove what processes left behind that were killed while they built this index."""
     prefix = _room_prefix(folder)
     for left in [path for path in folder.parent.glob(".*") if path.name.startswith(prefix)]:
         shutil.rmtree(left, ignore_errors=True)

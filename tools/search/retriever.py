@@ -1,4 +1,4 @@
-"""`Retriever`: what finds passages for queries."""
+"""`Retriever`: the contract of everything that finds passages for queries."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class Passage(NamedTuple):
     Attributes:
         title: of the document.
         text: without the title.
-        score: the higher, the better it fits; None where the retriever does not say.
-        id: of the passage in its corpus; empty where the retriever does not say.
+        score: the higher, the better it fits; None if the retriever does not say.
+        id: of the passage in its corpus; empty if the retriever does not say.
     """
 
     title: str
@@ -31,7 +31,6 @@ class Passage(NamedTuple):
 
     @classmethod
     def of_contents(cls, contents: str, *, score: float | None = None, id: str = "") -> Passage:
-        """Return the passage that `contents` says."""
         title, _, text = contents.partition("\n")
         return cls(title, text, score, id)
 
@@ -41,11 +40,7 @@ class Retriever(AsyncCloseable):
 
     @abstractmethod
     async def search(self, queries: Sequence[str], topk: int) -> list[list[Passage]]:
-        """Return the passages found for each query, best first.
-
-        Args:
-            queries: at least one.
-            topk: most passages for each.
+        """Return at most `topk` passages for each of the queries, best first.
 
         Raises:
             RetrievalError: the retriever failed, and the queries are not to blame.

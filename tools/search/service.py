@@ -19,14 +19,7 @@ from typing import Any, Literal, TypeVar, get_args
 
 from toolgym.tools.errors import ConfigError, RetrievalError, check_seconds, shorten
 from toolgym.tools.http.addresses import check_address, check_addresses
-from toolgym.tools.http.client import (
-    CallError,
-    ClientClosedError,
-    GarbledError,
-    HttpRequest,
-    excerpt,
-    json_body,
-)
+from toolgym.tools.http.client import CallError, ClientClosedError, GarbledError, HttpRequest, excerpt, json_body
 from toolgym.tools.http.lazy_client import LazyClient
 from toolgym.tools.http.retries import Retries
 from toolgym.tools.http.session import HttpResponse
@@ -35,17 +28,15 @@ from toolgym.tools.search.retriever import Passage, Retriever
 T = TypeVar("T")
 
 Protocol = Literal["search-r1", "kilt"]
-"""What a retrieval server speaks."""
 
 MAX_ANSWER = 32 * 1024 * 1024
-"""Most bytes of one answer."""
 
 
 class RetrievalService(Retriever):
     """Searches on one or several equal servers. Belongs to the event loop that first searches with it.
 
-    A call goes to the server that has the least to do, and again, maybe to another one, where a server cannot be
-    reached, breaks off, is full, or answers with a status of 500 and more.
+    A call goes to the server that has the least to do, and again, maybe to another one, if a server cannot be reached,
+    breaks off, is full, or answers with a status of 500 and more.
 
     Args:
         urls: the servers' addresses, with the path: `http://host:8000/retrieve`.
@@ -53,10 +44,10 @@ class RetrievalService(Retriever):
         patience: seconds for a call with all its attempts.
         max_connections: connections at once, to all servers.
         token: sent as a bearer token; None: nothing is sent.
-        protocol: what the servers speak.
+        protocol: `search-r1` or `kilt`.
 
     Raises:
-        ConfigError: an address, a time or the protocol cannot be used; says which.
+        ConfigError: an address, a time or the protocol cannot be used.
     """
 
     def __init__(
@@ -89,12 +80,7 @@ class RetrievalService(Retriever):
         return f"<{type(self).__name__} {', '.join(self.urls)}>"
 
     async def search(self, queries: Sequence[str], topk: int) -> list[list[Passage]]:
-        """See `Retriever.search`.
-
-        Raises:
-            RetrievalError: no server answered properly in time, or the service is closed.
-            ConfigError: another event loop uses it already.
-        """
+        """See `Retriever.search`. Raises `ConfigError` if another event loop uses it already."""
         if self.protocol == "kilt":
             try:
                 async with asyncio.TaskGroup() as group:
@@ -121,7 +107,7 @@ class RetrievalService(Retriever):
 
 
 def _address(url: object) -> str:
-    """Return a checked address; a slash at its end is kept, since `/observation_kilt/` is another path without it."""
+    """A slash at its end is kept: `/observation_kilt/` is another path without it."""
     checked = check_address(url, "a retrieval server")
     return f"{checked}/" if str(url).strip().endswith("/") else checked
 

@@ -1,4 +1,4 @@
-"""Searching in threads: an index computes, so it must not do so on an event loop."""
+"""Searches in threads: an index computes, so it must not do so on an event loop."""
 
 from __future__ import annotations
 
@@ -15,21 +15,11 @@ from toolgym.tools.errors import RetrievalError, SandboxError, check_seconds
 from toolgym.tools.search.retriever import Passage
 
 Find = Callable[[Sequence[str], int], list[list[Passage]]]
-"""Finds passages for queries, at most so many each; may take long."""
 
 
 class SearchThreads:
-    """Runs searches beside all event loops.
-
-    Args:
-        find: finds passages for some queries.
-        timeout: seconds for one call.
-        max_threads: searches at once.
-        at_once: most queries that `find` is given; None: all of a thread.
-
-    Raises:
-        ConfigError: the time is not positive.
-    """
+    """Runs searches beside all event loops, `timeout` seconds each; `find` is given at most `at_once` queries, or all
+    of a thread."""
 
     def __init__(self, find: Find, *, timeout: float, max_threads: int, at_once: int | None = None) -> None:
         check_seconds(timeout=timeout)
@@ -37,7 +27,6 @@ class SearchThreads:
         self._pool = ExecutionPool(max_threads, queue_timeout=timeout)
 
     async def search(self, queries: Sequence[str], topk: int) -> list[list[Passage]]:
-        """See `Retriever.search`."""
         try:
             return await with_deadline(self._search(queries, topk), self._timeout, queue=self._timeout)
         except DeadlineError as error:
@@ -46,11 +35,9 @@ class SearchThreads:
             raise RetrievalError(str(error)) from error
 
     def close(self) -> None:
-        """End the threads."""
         self._pool.shutdown()
 
     async def _search(self, queries: Sequence[str], topk: int) -> list[list[Passage]]:
-        """Share the queries out to the threads."""
         give_up = time.monotonic() + 2 * self._timeout  # its share of waiting for a thread included
         size = math.ceil(len(queries) / self._pool.num_workers)
         parts = [queries[start : start + size] for start in range(0, len(queries), size)]
@@ -76,5 +63,4 @@ class SearchThreads:
 
 
 def processors() -> int:
-    """Return how many processors this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -25,13 +25,13 @@ from toolgym.tools.search.retriever import Passage, Retriever
 from toolgym.tools.search.service import Protocol, RetrievalService
 
 GLOBAL_LIMIT_NAME = "search"
-"""Name under which all search tools of a process, or of a cluster, share their rate limit."""
+"""All search tools of a process, or of a cluster, share the rate limit of this name."""
 
 SEARCH_FAILED = "[The search failed; your queries are not to blame]"
-"""What the model reads where the retriever failed. The reason, with its hosts, is in the call's metrics."""
+"""The reason, with its hosts, is in the call's metrics."""
 
 NO_QUERIES = "'query_list' must be a list of at least one query, each a text that is not empty."
-"""What the model reads where it sent something else, under a schema that lets it."""
+"""The answer to anything else, under a schema that lets it through."""
 
 
 class SearchConfig(pydantic.BaseModel):
@@ -59,7 +59,7 @@ class SearchConfig(pydantic.BaseModel):
     enable_global_rate_limit: bool = True
     """Whether `rate_limit` applies."""
     rate_limit_scope: LimitScope = "process"
-    """Whose calls `rate_limit` counts: those of the process, or, with `cluster`, of all processes of the job on the Ray
+    """`rate_limit` counts the calls of the `process`, or, with `cluster`, of all processes of the job on the Ray
     cluster that the process is connected to."""
     timeout: float = pydantic.Field(
         default=30.0, gt=0, validation_alias=pydantic.AliasChoices("timeout", "default_timeout")
@@ -70,7 +70,7 @@ class SearchConfig(pydantic.BaseModel):
     max_result_chars: int = pydantic.Field(default=16384, ge=64)
     """Characters that the model sees of one call; what is beyond is cut at the end, and the text says so."""
     result_tag: str | None = pydantic.Field(default=None, pattern=r"^[A-Za-z_]+$")
-    """A tag that the result stands in, such as Search-R1's `information`; None: it stands alone."""
+    """A tag that the result stands in, such as Search-R1's `information`; None: no tag."""
     type: str = "native"
     """Kept so that verl's tool files load; only "native" exists."""
 
@@ -79,8 +79,8 @@ class SearchTool(BaseTool):
     """Answers a list of queries with the passages that were found for each.
 
     It keeps nothing per episode. The metrics of a call are `status` (`ok`, `no_results`, `wrong_arguments` or
-    `search_failed`), `query_count`, `total_results`, `queue_seconds` and, where the retriever failed, `infra_failure`
-    and `error`.
+    `search_failed`), `query_count`, `total_results`, `queue_seconds` and, if the retriever failed, `infra_failure` and
+    `error`.
 
     Args:
         config: see `SearchConfig`.
@@ -151,11 +151,9 @@ class SearchTool(BaseTool):
         return text if tag is None else f"<{tag}>{text}</{tag}>"
 
     async def fork(self, instance_id: str) -> str:
-        """Another instance: there is nothing to copy."""
         return await self.create()
 
     async def close(self) -> None:
-        """Close the retriever, unless the caller gave it."""
         await super().close()
         self._limiters = []  # another tool may set another limit of the process now
         if self._owns_retriever:
@@ -163,12 +161,8 @@ class SearchTool(BaseTool):
 
 
 def render_passages(results: Sequence[Sequence[Passage]], max_chars: int = 16384) -> str:
-    """Say what was found, for a model to read, in the form of Search-R1: numbered passages, `---` between queries.
-
-    Args:
-        results: the passages for each query.
-        max_chars: longer text is cut at its end, and says so.
-    """
+    """Return the results as a model reads them, in the form of Search-R1: numbered passages, `---` between queries. A
+    longer text is cut at its end, and says so."""
     if not any(results):
         return "No search results found."
     text = "\n---\n".join(

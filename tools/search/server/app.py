@@ -20,17 +20,10 @@ from toolgym.tools.serving.routes import Call, Operation, Route
 from toolgym.tools.serving.transport import RequestRefusedError, answer
 
 METRICS_PREFIX = "toolgym_search"
-"""Beginning of the names of all figures."""
 
 
 class RetrieveRequest(pydantic.BaseModel):
-    """A request of Search-R1's clients.
-
-    Attributes:
-        queries: at least one.
-        topk: most passages for each; null: as the server is set.
-        return_scores: whether each document comes with its score.
-    """
+    """A request of Search-R1's clients; without `topk` the server's setting counts."""
 
     queries: Annotated[list[str], pydantic.Field(min_length=1)]
     topk: Annotated[int, pydantic.Field(ge=1)] | None = None
@@ -38,33 +31,23 @@ class RetrieveRequest(pydantic.BaseModel):
 
 
 class RetrieveResponse(pydantic.BaseModel):
-    """A list for each query, best first: `{"document": {"id", "contents"}, "score"}`, or the documents alone."""
+    """A list for each query, best first: `{"document": {"id", "contents"}, "score"}`, or the documents without
+    scores."""
 
     result: list[list[dict[str, Any]]]
 
 
 class KiltRequest(pydantic.BaseModel):
-    """A request of clients of the older protocol.
-
-    Attributes:
-        content: the query.
-        translate: taken, and without effect: the server has nothing to translate with.
-    """
+    """A request of clients of the older protocol. `translate` has no effect: the server has nothing to translate
+    with."""
 
     content: str
     translate: bool = False
 
 
 class SearchApp(HttpApp):
-    """The service over one retriever.
-
-    Args:
-        retriever: searches; the caller closes it.
-        config: settings.
-        version: version of the library.
-        worker: number of this worker.
-        folder: folder of the workers' sockets; None: this is the only one.
-    """
+    """The service over one retriever, which the caller closes. `folder` holds the workers' sockets; None: this is the
+    only one."""
 
     title = "toolgym search"
     summary = "Passages for queries, as Search-R1's retrieval server answers."

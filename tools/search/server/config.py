@@ -1,7 +1,4 @@
-"""The search server's settings, from a YAML file and from flags, checked before anything starts.
-
-`toolgym serve search --print-config` prints them all with their meanings, as a file that `--config` takes.
-"""
+"""The search server's settings, from a YAML file and from flags, checked before anything starts."""
 
 from __future__ import annotations
 
@@ -76,12 +73,7 @@ class SearchServerConfig(ServingConfig):
     search_timeout: pydantic.FiniteFloat = Field(60.0, gt=0)
 
     def open_retriever(self) -> Retriever:
-        """Return the retriever over the corpus. Makes its index if there is none, which may take minutes.
-
-        Raises:
-            ConfigError: there is no corpus, or it, the index or the model cannot be used.
-            MissingExtraError: a package is not installed.
-        """
+        """Return the retriever over the corpus. Makes its index if there is none, which may take minutes."""
         if self.corpus is None:
             raise ConfigError("name the file of passages to serve: --corpus FILE.jsonl")
         if self.model is None:

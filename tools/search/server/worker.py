@@ -16,16 +16,6 @@ from toolgym.tools.serving.worker import run_worker
 
 @contextlib.asynccontextmanager
 async def open_app(config: SearchServerConfig, number: int, folder: Path | None) -> AsyncIterator[tuple[HttpApp, str]]:
-    """Open the index, and the service over it.
-
-    Args:
-        config: settings.
-        number: number of this worker.
-        folder: folder of the workers' sockets; None: this is the only one.
-
-    Raises:
-        ConfigError: the corpus, the index or the model cannot be used.
-    """
     async with await in_thread(config.open_retriever) as retriever:
         version = importlib.metadata.version("toolgym")
         yield SearchApp(retriever, config, version=version, worker=number, folder=folder), f"{config.corpus}"
