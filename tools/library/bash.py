@@ -36,7 +36,7 @@ SLACK = 30.0
 """Seconds beyond a command's deadline until the sandbox must have ended it."""
 
 LOST = "[The session was lost before; files and variables of earlier calls are gone]\n"
-"""What the model reads first in a session that had to be opened again."""
+"""The beginning of the answer in a session that had to be opened again."""
 
 _NOT_FOUND = 127
 """Exit code of the sandbox for a program that is not there."""
@@ -56,8 +56,9 @@ _SHELL = (
 )
 """Runs the command that it reads from standard input. Its arguments: the file of the state, and the folder to begin in.
 
-The state is saved when the shell ends, also by `exit`, and not where it is killed; the file is replaced as a whole. It
-stands in one line, so that bash counts the lines of the command from 1."""
+The state is saved when the shell ends, also by `exit`, but not when it is killed; the file is replaced as a whole. It
+stands in one line, so that bash counts the lines of the command from 1.
+"""
 
 
 class BashConfig(WorkspaceOptions):
@@ -70,8 +71,6 @@ class BashConfig(WorkspaceOptions):
 
 
 class _Shell(SandboxToolSession):
-    """One episode of a shell."""
-
     def __init__(self, tool: BashTool, session: EpisodeSession) -> None:
         super().__init__(session)
         self._tool = tool
@@ -120,10 +119,10 @@ class _Shell(SandboxToolSession):
 class BashTool(WorkspaceTool[BashConfig]):
     """Runs the `command` that the model sends in a bash, and answers with what it printed.
 
-    Output and errors come as one text in the order in which they were printed, with the exit code where it is not 0.
-    The folder, variables, functions and aliases are kept from call to call; `restart` forgets them. A task's
+    Output and errors come as one text in the order in which they were printed, with the exit code if it is not 0. The
+    folder, variables, functions and aliases are kept from call to call; `restart` forgets them. A task's
     `execute_kwargs` may have `timeout` (seconds). The metrics of a call are `status`, `return_code`, `run_seconds`,
-    `session_ended` (true where the programs of the session ended it, as by killing all of its processes) and, where the
+    `session_ended` (true if the programs of the session ended it, as by killing all of its processes) and, if the
     sandbox failed, `infra_failure` and `error`. A fork has the same files and variables.
 
     Args:
@@ -134,8 +133,8 @@ class BashTool(WorkspaceTool[BashConfig]):
 
     Raises:
         ConfigError: an option is unknown or out of range.
-        SandboxUnsupportedError: the sandbox has no sessions. A call raises it where these cannot start programs, or
-            there is no bash.
+        SandboxUnsupportedError: the sandbox has no sessions. A call raises it if these cannot start programs, or there
+            is no bash.
     """
 
     label = "bash"
@@ -168,13 +167,8 @@ class BashTool(WorkspaceTool[BashConfig]):
 
 
 def render_command(run: ExecResult, timeout: float, max_chars: int) -> str:
-    """Say what came of a command, for a model to read: its output, and in brackets how it ended if not well.
-
-    Args:
-        run: the command.
-        timeout: the deadline in seconds that the text names.
-        max_chars: longer output is cut in the middle, and says so.
-    """
+    """Return a command's outcome as a model reads it: its output, cut in the middle, and in brackets how it ended if
+    not well."""
     output = f"{run.stdout}{run.stderr}".removesuffix("\n")  # to stderr only says why there is no shell
     return render_outcome(
         "command",

@@ -35,13 +35,13 @@ from toolgym.tools.stateful import ToolSession
 _log = logging.getLogger("toolgym.tools")
 
 GLOBAL_LIMIT_NAME = "code_interpreter"
-"""Name under which all code interpreters of a process, or of a cluster, share their rate limit."""
+"""All code interpreters of a process, or of a cluster, share the rate limit of this name."""
 
 SANDBOX_FAILED = ENDINGS[ExecutionStatus.SANDBOX_ERROR].format(noun="program")
-"""What the model reads where the sandbox failed. The reason, with its hosts and paths, is in the call's metrics."""
+"""The reason, with its hosts and paths, is in the call's metrics."""
 
 ERROR_LINES = 12
-"""How many of the last lines of standard error the model sees."""
+"""The model sees so many of the last lines of standard error."""
 
 
 class CodeInterpreterConfig(SandboxOptions):
@@ -50,16 +50,15 @@ class CodeInterpreterConfig(SandboxOptions):
     rate_limit: int | None = pydantic.Field(default=None, ge=1)
     """Executions that all code interpreters of the process run at once, first come, first served. Default: likewise."""
     enable_global_rate_limit: bool = True
-    """Whether `rate_limit` applies, where it is given."""
+    """Whether `rate_limit` applies, if it is given."""
     rate_limit_scope: LimitScope = "process"
-    """Whose executions `rate_limit` counts: those of the process, or, with `cluster`, of all processes of the job on
-    the Ray cluster that the process is connected to."""
+    """`rate_limit` counts the executions of the `process`, or, with `cluster`, of all processes of the job on the Ray
+    cluster that the process is connected to."""
     default_timeout: float = pydantic.Field(default=30.0, gt=0)
     """Wall seconds for one execution; time spent waiting for a free place does not count."""
     stateful: bool | None = None
-    """Whether variables, imports and files stay from call to call of an episode. Default: where the sandbox has
-    sessions and the language is Python; the log says once that a server has none. With true, one that has none
-    is refused."""
+    """Whether variables, imports and files stay from call to call of an episode. Default: if the sandbox has sessions
+    and the language is Python; the log says once that a server has none. With true, one that has none is refused."""
     max_output_chars: int = pydantic.Field(default=4096, ge=64)
     """Characters of output that the model sees of one execution; the middle of a longer one is cut."""
     type: str = "native"
@@ -67,8 +66,6 @@ class CodeInterpreterConfig(SandboxOptions):
 
 
 class _Interpreter(SandboxToolSession):
-    """One episode of a code interpreter. Its sandbox session is opened at the first call."""
-
     def __init__(self, tool: CodeInterpreterTool, session: EpisodeSession) -> None:
         super().__init__(session)
         self._tool = tool
@@ -113,17 +110,11 @@ class _Interpreter(SandboxToolSession):
         return ToolResult(text, 0.0, metrics)
 
     async def sandbox_session(self) -> Session:
-        """Return the sandbox session that the programs ran in. See `SandboxToolSession`.
-
-        Raises:
-            SandboxUnsupportedError: the tool is not stateful.
-        """
         if not await self._tool.has_sessions():
             raise SandboxUnsupportedError("each program ran by itself; a session needs a stateful code interpreter")
         return await super().sandbox_session()
 
     async def fork(self) -> ToolSession:
-        """Fork the sandbox session with its variables and files; see `Session.fork` for errors."""
         return _Interpreter(self._tool, await self._session.fork())
 
 
@@ -132,7 +123,7 @@ class CodeInterpreterTool(SandboxTool[CodeInterpreterConfig]):
 
     A task's `execute_kwargs` may have `timeout` (seconds; overrides `default_timeout`) and `stdin` (str; what the
     program can read, in a run of its own). The metrics of a call are `status`, `return_code`, `run_seconds`,
-    `queue_seconds` and, when the sandbox failed, `infra_failure` and `error`. A fork has the same variables and files.
+    `queue_seconds` and, if the sandbox failed, `infra_failure` and `error`. A fork has the same variables and files.
 
     Args:
         config: see `CodeInterpreterConfig`.
@@ -140,7 +131,7 @@ class CodeInterpreterTool(SandboxTool[CodeInterpreterConfig]):
         sandbox: run on this sandbox instead; it stays the caller's to close.
 
     Attributes:
-        limiters: what each execution needs a permit of, in this order, before the sandbox admits it.
+        limiters: each execution needs a permit of them, in this order, before the sandbox admits it.
 
     Raises:
         ConfigError: an option is unknown or out of range, or the local sandbox lacks the language; names it.
@@ -174,13 +165,12 @@ class CodeInterpreterTool(SandboxTool[CodeInterpreterConfig]):
         workers = self.options.num_workers
         shared = self.options.rate_limit if self.options.enable_global_rate_limit else None
         self.limiters: list[RateLimiter] = []
-        own_process = shared is not None and self.options.rate_limit_scope == "process"
-        if workers is not None and (
-            shared is None or not own_process or workers < shared
-        ):  # otherwise the shared limit says it all
+        scope = self.options.rate_limit_scope
+        # A limit of this process that is not above the workers says it all.
+        if workers is not None and (shared is None or scope != "process" or workers < shared):
             self.limiters.append(LocalRateLimiter(workers))
         if shared is not None:
-            self.limiters.append(named_limiter(GLOBAL_LIMIT_NAME, shared, self.options.rate_limit_scope))
+            self.limiters.append(named_limiter(GLOBAL_LIMIT_NAME, shared, scope))
 
     @property
     def stateful(self) -> bool | None:
@@ -204,7 +194,6 @@ class CodeInterpreterTool(SandboxTool[CodeInterpreterConfig]):
         return _Interpreter(self, EpisodeSession(self.sandbox))
 
     async def close(self) -> None:
-        """Close the sessions of episodes that were not released; and the sandbox, unless the caller gave it."""
         self.limiters = []  # another tool may set another limit of the process now
         await super().close()
 
@@ -213,12 +202,7 @@ class CodeInterpreterTool(SandboxTool[CodeInterpreterConfig]):
             raise ConfigError("only Python has sessions; set stateful to false, or default_language to python")
 
     async def has_sessions(self) -> bool:
-        """Whether calls share their state; a server is asked until it answers once.
-
-        Raises:
-            SandboxError: it cannot be asked now.
-            ConfigError: as `open`.
-        """
+        """Whether calls share their state; a server is asked until it answers once."""
         if self._stateful is None:
             has_sessions = await self.sandbox.has_sessions()
             where = ", ".join(self.sandbox.urls) if isinstance(self.sandbox, RemoteSandbox) else repr(self.sandbox)
@@ -234,21 +218,17 @@ class CodeInterpreterTool(SandboxTool[CodeInterpreterConfig]):
 
 
 def render_result(result: ExecutionResult, timeout: float, max_chars: int = 4096) -> str:
-    """Say what came of an execution, for a model to read.
+    """Return an execution's outcome as a model reads it.
 
-    Standard output first; then the last lines of standard error where the program failed (all of it, within the
-    same limit, where it only warned); then, in brackets, how it ended when it did not end well.
-
-    Args:
-        result: the execution.
-        timeout: the deadline in seconds that the text names.
-        max_chars: longer output is cut in the middle, and says so.
+    Standard output first; then the last lines of standard error if the program failed (all of it, within the same
+    limit, if it only warned); then, in brackets, how it ended if not well. Longer output is cut in the middle, and says
+    so.
     """
     return _render(result, result.stdout, result.stderr, result.return_code, timeout, max_chars)
 
 
 def render_cell(result: CellResult, timeout: float, max_chars: int = 4096) -> str:
-    """Say what came of a cell, for a model to read: as `render_result`, with the last expression's value behind."""
+    """As `render_result`, with the last expression's value behind the output."""
     stdout, stderr = result.stdout, result.stderr
     if result.error is not None and result.status is not ExecutionStatus.TIMEOUT:  # that one is our own interrupt
         stderr += "".join(result.error.traceback) or f"{result.error.name}: {result.error.value}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import posixpath
 from collections.abc import Mapping
 from typing import Any
@@ -11,12 +12,7 @@ import pydantic
 
 from toolgym.tools.base import ToolResult
 from toolgym.tools.concurrency.deadline import with_deadline
-from toolgym.tools.errors import (
-    ConfigError,
-    SandboxFileError,
-    SandboxFileNotFoundError,
-    SandboxNotADirectoryError,
-)
+from toolgym.tools.errors import ConfigError, SandboxFileError, SandboxFileNotFoundError, SandboxNotADirectoryError
 from toolgym.tools.library.outcome import cut_middle
 from toolgym.tools.library.sandbox_tool import SandboxToolSession, WorkspaceTool
 from toolgym.tools.sandbox.base import Session
@@ -35,7 +31,7 @@ UNDO = 100
 """Changes of an episode that can be undone."""
 
 LOST = "[The session was lost before; files of earlier calls are gone]\n"
-"""What the model reads first in a session that had to be opened again."""
+"""The beginning of the answer in a session that had to be opened again."""
 
 COMMANDS = ("view", "create", "str_replace", "insert", "undo_edit")
 
@@ -54,8 +50,6 @@ class _MistakeError(Exception):
 
 
 class _Editor(SandboxToolSession):
-    """One episode of an editor."""
-
     def __init__(self, tool: EditorTool, session: EpisodeSession) -> None:
         super().__init__(session)
         self._tool = tool
@@ -100,7 +94,7 @@ class _Editor(SandboxToolSession):
             data = _encoded(_argument(parameters, "file_text"))
             before = await _read_or_none(session, path)
             await self._write(session, path, before, data)
-            return f"{'Created' if before is None else 'Replaced'} {name}: {_lines(data.decode())} lines."
+            return f"{'Created' if before is None else 'Replaced'} {name}: {len(_lines(data.decode()))} lines."
         if command == "undo_edit":
             return await self._undo(session, path, name)
         old = await session.read_file(path)
@@ -135,13 +129,13 @@ class EditorTool(WorkspaceTool[EditorConfig]):
 
     `view` shows a file with numbers of lines, or a folder two levels deep; `create` writes a whole file; `str_replace`
     replaces a text that stands in the file exactly once; `insert` puts a text behind a line; `undo_edit` takes the last
-    change of a file back. Relative paths are those of `folder`. What cannot be done is an observation. The metrics of a
-    call are `status`. A fork has the same files, and can undo the same changes.
+    change of a file back. Relative paths are those of `folder`. A command that cannot be carried out is an observation.
+    The metrics of a call are `status`. A fork has the same files, and can undo the same changes.
 
     Args:
         config: see `EditorConfig`.
         tool_schema: another name or description for the model; it must keep the arguments.
-        sandbox: where the files are; it stays the caller's to close. With a `Workspace`, the tools of an episode share
+        sandbox: the files are there; it stays the caller's to close. With a `Workspace`, the tools of an episode share
             one session.
 
     Raises:
@@ -201,7 +195,7 @@ async def _view(session: Session, path: str, name: str, view_range: list[int] | 
             raise _MistakeError(f"{name} is a folder: leave view_range out")
         return await _view_folder(session, path, name)
     text = _decoded(name, await session.read_file(path)).replace("\r\n", "\n")
-    total = _lines(text)
+    total = len(_lines(text))
     if view_range is None:
         return _numbered(text, 1, total) if text else f"[{name} is empty]"
     if len(view_range) != 2:
@@ -230,14 +224,12 @@ async def _view_folder(session: Session, path: str, name: str) -> str:
 
 
 def _numbered(text: str, first: int, last: int) -> str:
-    lines = text.split("\n")
-    if lines[-1] == "":
-        lines.pop()
-    return "\n".join(f"{number:6}\t{line}" for number, line in enumerate(lines[first - 1 : last], start=first))
+    lines = enumerate(_lines(text)[first - 1 : last], start=first)
+    return "\n".join(f"{number:6}\t{line.removesuffix(chr(10))}" for number, line in lines)
 
 
-def _lines(text: str) -> int:
-    return text.count("\n") + (not text.endswith("\n") and text != "")
+def _lines(text: str) -> list[str]:
+    return list(io.StringIO(text, newline="\n"))  # `str.splitlines` would also break at other characters
 
 
 # ---------------------------------------------------------------------- changes
@@ -273,21 +265,15 @@ def _places(text: str, old: str) -> str:
 
 
 def _insert(name: str, text: str, parameters: Mapping[str, Any]) -> tuple[str, int, int]:
-    """Return the new text, and the first and the last line that changed."""
     added, behind = _argument(parameters, "insert_text"), parameters.get("insert_line")
-    total = _lines(text)
+    lines = _lines(text)
+    total = len(lines)
     if behind is None or not 0 <= behind <= total:
         raise _MistakeError(f"insert_line must be a line of {name}, from 0 to {total}, got {behind}")
-    lines = _kept_lines(text)
     if behind and not lines[behind - 1].endswith("\n"):
         lines[behind - 1] += "\n"
     added = added if added.endswith("\n") or behind == total else f"{added}\n"
-    return "".join([*lines[:behind], added, *lines[behind:]]), behind + 1, behind + max(1, _lines(added))
-
-
-def _kept_lines(text: str) -> list[str]:
-    parts = text.split("\n")
-    return [f"{part}\n" for part in parts[:-1]] + ([parts[-1]] if parts[-1] else [])
+    return "".join([*lines[:behind], added, *lines[behind:]]), behind + 1, behind + max(1, len(_lines(added)))
 
 
 def _argument(parameters: Mapping[str, Any], name: str) -> str:

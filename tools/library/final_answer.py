@@ -21,12 +21,11 @@ def half_width(text: str) -> str:
 
 
 def without_thinking(text: str) -> str:
-    """Return the part of a turn that is outside of `<think>` blocks."""
     return text.rpartition("</think>")[2].partition("<think>")[0]
 
 
 def final_answer(text: str) -> str | None:
-    """The answer after the last `####` of a text, outside of `<think>` blocks; None where there is none.
+    """The answer after the last `####` of a text, outside of `<think>` blocks; None if there is none.
 
     The `#### answer` convention is GSM8K's. A number is returned without currency signs and thousands separators;
     anything else as the rest of the line.
@@ -42,7 +41,7 @@ def final_answer(text: str) -> str | None:
 
 
 def score_final_answer(text: str, ground_truth: Any) -> float:
-    """1.0 when the final answer equals the ground truth, as numbers where both are numbers; 0.0 otherwise.
+    """1.0 if the final answer equals the ground truth, as numbers if both are numbers; 0.0 otherwise.
 
     Args:
         text: the policy's last turn.

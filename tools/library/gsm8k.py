@@ -21,15 +21,13 @@ class Gsm8kRewardConfig(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(extra="forbid")
 
     step_penalty: float = pydantic.Field(default=0.05, ge=0, allow_inf_nan=False)
-    """What a call costs whose answer is worth no more than the best one of the episode before; at first that is 0, so a
-    wrong answer costs too."""
+    """The cost of a call whose answer is worth no more than the best one of the episode before; at first that is 0, so
+    a wrong answer costs too."""
     type: str = "native"
     """Kept so that verl's tool files load; only "native" exists."""
 
 
 class _Answers(ToolSession):
-    """The answers of one episode."""
-
     def __init__(self, ground_truth: Any, step_penalty: float, best: float = 0.0) -> None:
         self._truth, self._penalty, self._best = ground_truth, step_penalty, best
 
@@ -50,13 +48,6 @@ class Gsm8kRewardTool(StatefulTool):
     The tool and its name are those of verl's multi-turn GSM8K (`calc_gsm8k_reward`, until verl 0.8), whose state was
     lost after each call. A task's `create_kwargs` hold `ground_truth`: a number, or GSM8K's whole solution, which ends
     with `#### number`. The tool itself adds nothing to the reward at the end: that is the env's scorer.
-
-    Args:
-        config: see `Gsm8kRewardConfig`.
-        tool_schema: another name or description for the model; it must keep the argument `answer`.
-
-    Raises:
-        ConfigError: an option is unknown or out of range, or the schema has no `answer`.
     """
 
     default_schema: ToolSchema = ToolSchema(
@@ -78,11 +69,6 @@ class Gsm8kRewardTool(StatefulTool):
         self.options = read_options(Gsm8kRewardConfig, self.config, "GSM8K reward")
 
     async def open(self, *, ground_truth: Any = None, **create_kwargs: Any) -> ToolSession:
-        """Begin an episode.
-
-        Raises:
-            ConfigError: the task gives no ground truth, or one that no answer equals.
-        """
         if ground_truth is None:
             raise ConfigError(
                 f"the tool {self.name!r} needs the ground truth: give the task "

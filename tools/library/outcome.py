@@ -16,7 +16,6 @@ ENDINGS = {
     ExecutionStatus.FILE_LIMIT: "[Stopped: the {noun} wrote too large a file]",
     ExecutionStatus.COMPILE_ERROR: "[The {noun} could not be compiled]",
 }
-"""Texts for endings that are the same for all tools."""
 
 
 def render_outcome(
@@ -32,11 +31,11 @@ def render_outcome(
 
     Args:
         noun: what ran, such as `program`.
-        status: how it ended.
+        status: the run's.
         output: its parts, cut to their length. It is left out if the sandbox failed.
         timeout: the deadline in seconds that the text names.
         nothing: the text for no output and a good ending.
-        endings: texts of the tool's own, which win over `ENDINGS`.
+        endings: texts of the tool, which win over `ENDINGS`.
     """
     ending = (ENDINGS | dict(endings)).get(status, "").format(noun=noun, timeout=timeout)
     if status is ExecutionStatus.SANDBOX_ERROR:
@@ -46,7 +45,6 @@ def render_outcome(
 
 
 def cut_middle(text: str, max_chars: int) -> str:
-    """Return a text; in a longer one than `max_chars`, a note takes the place of its middle."""
     if len(text) <= max_chars:
         return text
     half = max_chars // 2

@@ -23,24 +23,14 @@ FolderOptions = TypeVar("FolderOptions", bound=WorkspaceOptions)
 class SandboxTool(StatefulTool, Generic[Options]):
     """A tool that works in a sandbox.
 
-    Subclasses set `options_type` and, beside `default_schema`, `label`: the tool's name in error messages.
-
-    Args:
-        config: options of the class `options_type`.
-        tool_schema: another name or description for the model; it must keep the arguments.
-        sandbox: where the tool works; it stays the caller's to close. None: the tool opens one by its options.
-
-    Attributes:
-        options: the options.
-        sandbox: where the tool works.
-
-    Raises:
-        ConfigError: an option is unknown or out of range; names it. Or the schema lacks an argument.
+    Subclasses set `options_type` and, beside `default_schema`, `label`: the tool's name in error messages. A `sandbox`
+    that is given stays the caller's to close; without one, the tool opens one by its options.
     """
 
     stays_on_loop = True
     options_type: type[Options]
     label: str
+    needs_sessions = False
 
     def __init__(
         self,
@@ -55,7 +45,7 @@ class SandboxTool(StatefulTool, Generic[Options]):
         self._opened: Sandbox | None = None
         if sandbox is None:
             sandbox = self._opened = self._open_sandbox()
-        self.sandbox = sandbox
+        self.sandbox = require_sessions(sandbox) if self.needs_sessions else sandbox
 
     def _check_options(self) -> None:
         """Refuse options that do not go together, before a sandbox is opened."""
@@ -73,22 +63,9 @@ class SandboxTool(StatefulTool, Generic[Options]):
 
 
 class WorkspaceTool(SandboxTool[FolderOptions]):
-    """A tool that works in one folder of a session, which the tools of an episode share; see `Workspace`.
+    """A tool that works in one folder of a session, which the tools of an episode share; see `Workspace`."""
 
-    Raises:
-        ConfigError: as `SandboxTool`.
-        SandboxUnsupportedError: the sandbox has no sessions.
-    """
-
-    def __init__(
-        self,
-        config: Mapping[str, Any] | None = None,
-        tool_schema: ToolSchema | Mapping[str, Any] | None = None,
-        *,
-        sandbox: Sandbox | None = None,
-    ) -> None:
-        super().__init__(config, tool_schema, sandbox=sandbox)
-        require_sessions(self.sandbox)
+    needs_sessions = True
 
     def _open_sandbox(self) -> Sandbox:
         return Workspace.of(self.options, self.label)
@@ -112,11 +89,7 @@ class SandboxToolSession(ToolSession):
         self._session = session
 
     async def sandbox_session(self) -> Session:
-        """Return the sandbox session, for a scorer; opened if no call was made. It may have ended (`alive`).
-
-        Raises:
-            SandboxError: it cannot be opened, or the episode is over.
-        """
+        """Return the sandbox session, for a scorer; opened if no call was made. It may have ended (`alive`)."""
         return await self._session.opened()
 
     async def close(self) -> None:

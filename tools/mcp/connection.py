@@ -15,13 +15,12 @@ from toolgym.tools.mcp.server import McpServer
 from toolgym.tools.schema import ToolSchema
 
 CLOSE_SECONDS = 10.0
-"""Seconds for the end of a session; the SDK stops a command within some five."""
+"""The SDK stops a command within some five seconds."""
 
 MAX_PAGES = 1000
-"""Pages of a list of tools after which a server's list is taken to have no end."""
 
 UNAVAILABLE = "[The tool's server is not available]"
-"""What the model reads where the server failed. The reason is in the call's metrics."""
+"""The reason is in the call's metrics."""
 
 _MODELS_FAULT = (-32602, -32601)
 """Codes of JSON-RPC for arguments and tools that the server does not take: the model reads what it says."""
@@ -34,8 +33,8 @@ class McpError(ToolgymError, ConnectionError):
 class McpConnection:
     """A session that is open. Use `open`.
 
-    The SDK's contexts belong to the task that entered them, so a task of the session's own holds them. Its calls may
-    come from any task.
+    The SDK's contexts belong to the task that entered them, so a task of the session holds them. Its calls may come
+    from any task.
     """
 
     def __init__(self, server: McpServer, mode: str) -> None:
@@ -48,11 +47,7 @@ class McpConnection:
 
     @classmethod
     async def open(cls, server: McpServer, seconds: float) -> McpConnection:
-        """Begin a session.
-
-        Args:
-            server: the server.
-            seconds: wall seconds within which it must be ready.
+        """Begin a session with a server, which must be ready within so many seconds.
 
         Raises:
             McpError: it is not there, or speaks no MCP, or was not ready in time; says what it wrote.
@@ -71,11 +66,8 @@ class McpConnection:
                 await connection.close()
                 if mode != server.modes[-1] and type(error).__name__ == "MCPError":  # it speaks MCP, of some kind
                     continue
-                why = (
-                    f"was not ready within {seconds:g} seconds"
-                    if isinstance(error, TimeoutError)
-                    else error_text(error)
-                )
+                late = isinstance(error, TimeoutError)
+                why = f"was not ready within {seconds:g} seconds" if late else error_text(error)
                 raise McpError(f"the MCP server {server.name!r}: {why}{stderr}") from error
             server.modes = (mode,)
             return connection
@@ -109,9 +101,8 @@ class McpConnection:
     async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
         """Call a tool. The caller sets the deadline; a call that is cancelled is cancelled at the server too.
 
-        Returns:
-            What the server said. The metrics hold `status`: `ok`, `error` where the tool says that it failed or does
-            not take the arguments, `unavailable` (with `infra_failure` and `error`) where the server failed.
+        The metrics hold `status`: `ok`, `error` if the tool says that it failed or does not take the arguments,
+        `unavailable` (with `infra_failure` and `error`) if the server failed.
         """
         from mcp import MCPError
 
@@ -129,7 +120,7 @@ class McpConnection:
         return ToolResult(text_of(result), 0.0, {"status": status})
 
     async def close(self) -> None:
-        """End the session: the server's process too, where it was started for it. Closing twice is fine."""
+        """End the session, and the server's process if it was started for it. Closing twice is fine."""
         self._stop.set()
         if not self._ready.done():
             self._holder.cancel()
@@ -142,7 +133,6 @@ class McpConnection:
         self._log.close()
 
     async def _hold(self) -> None:
-        """Keep the session open until it is to be closed."""
         try:
             async with AsyncExitStack() as opened:
                 client = await self.server.client(self._mode, opened, self._log)
@@ -170,7 +160,7 @@ class McpConnection:
 
 
 def text_of(result: Any) -> str:
-    """Return a tool's result as text: its texts one below the other, and a word about what is no text.
+    """Return a tool's result as text: its texts one below the other, and a word about anything else.
 
     Source: `CallToolResult` of the Model Context Protocol (https://modelcontextprotocol.io/specification).
     """
@@ -198,7 +188,6 @@ def _unavailable(error: str) -> ToolResult:
 
 
 def _first(error: BaseException) -> BaseException:
-    """The first error of a group: what went wrong, where a task group had no other to tell of."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error

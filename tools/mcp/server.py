@@ -1,4 +1,4 @@
-"""`McpServer`: which MCP server to speak to, and how to reach it."""
+"""`McpServer`: the MCP server to speak to, and the way to reach it."""
 
 from __future__ import annotations
 
@@ -15,41 +15,28 @@ from toolgym.tools.http.addresses import check_address
 from toolgym.tools.lazy import missing_extra
 
 MAX_EVENT = 64 * 1024 * 1024
-"""Most bytes of one event of a server with a URL; a longer one breaks the call off."""
+"""Bytes of one event of a server with a URL; a longer one breaks the call off."""
 
 McpTarget: TypeAlias = "str | Mapping[str, Any] | Sequence[str] | Callable[[], Any]"
 """A URL; a command as a list, or its options (`McpCommand`); or a function that makes a `mcp.server.MCPServer`, which
-then runs in this process, anew for each episode."""
+then runs in this process, a new one for each episode."""
 
 
 class McpCommand(pydantic.BaseModel):
-    """A server that is started for each episode, and spoken to over its standard input and output.
-
-    The names are those of the `mcpServers` that many MCP clients read.
-    """
+    """A server that is started for each episode, and spoken to over its standard input and output. The names are those
+    of the `mcpServers` that many MCP clients read."""
 
     model_config = pydantic.ConfigDict(extra="forbid")
 
     command: str
-    """The program."""
     args: list[str] = []
-    """Its arguments."""
     env: dict[str, str] = {}
-    """Variables of its environment, beside the few that the SDK passes on."""
+    """Variables beside the few that the SDK passes on."""
     cwd: str | None = None
-    """Its working folder."""
 
 
 class McpServer:
-    """One MCP server.
-
-    Args:
-        target: see `McpTarget`.
-        headers: sent with each request to a URL, such as `{"Authorization": "Bearer ..."}`.
-
-    Raises:
-        ConfigError: the target is none of these, or an option of it is wrong.
-    """
+    """One MCP server; `headers` are sent with each request to a URL, such as `{"Authorization": "Bearer ..."}`."""
 
     def __init__(self, target: McpTarget, headers: Mapping[str, str] | None = None) -> None:
         self._target = _checked(target)
@@ -65,7 +52,6 @@ class McpServer:
 
     @property
     def name(self) -> str:
-        """The server in words: its URL, its command, or its function."""
         if isinstance(self._target, str):
             return self._target
         if isinstance(self._target, McpCommand):
@@ -79,9 +65,6 @@ class McpServer:
             mode: one of `modes`.
             opened: closes what the client needs.
             log: a file for what a command writes to its standard error.
-
-        Raises:
-            MissingExtraError: the SDK is not installed.
         """
         try:
             import httpx2

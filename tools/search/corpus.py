@@ -43,10 +43,6 @@ class Corpus:
         stat = os.fstat(self._file.fileno())
         return {"size": stat.st_size, "changed_ns": stat.st_mtime_ns}
 
-    def fileno(self) -> int:
-        """The descriptor of the open file."""
-        return self._file.fileno()
-
     def close(self) -> None:
         self._file.close()
 

@@ -11,10 +11,10 @@ from toolgym.tools.sandbox.base import Sandbox, Session
 
 
 class EpisodeSession:
-    """A tool's session in one episode: opened when it is first needed, and again where it has ended.
+    """A tool's session in one episode: opened when it is first needed, and again if it has ended.
 
     Args:
-        sandbox: where, often a `Workspace`.
+        sandbox: often a `Workspace`.
         folder: the folder of the session that the tool works in; it is made. None: the session's own.
     """
 
@@ -25,11 +25,7 @@ class EpisodeSession:
         self._closed = False
 
     async def get(self) -> tuple[Session, bool]:
-        """Return the session, and whether another one was lost before.
-
-        Raises:
-            SandboxError: it cannot be opened, or the episode is over.
-        """
+        """Return the session, and whether another one was lost before."""
         async with self._changing:
             before = self._session
             if before is not None and before.alive:
@@ -47,11 +43,11 @@ class EpisodeSession:
             raise SessionLostError("the episode was released before this call could run")
 
     async def opened(self) -> Session:
-        """Return the session as it is, also where it has ended; opened where there was none."""
+        """Return the session as it is, even if it has ended; opened if there was none."""
         return self._session if self._session is not None else (await self.get())[0]
 
     def is_closed(self) -> bool:
-        """Whether it is closed, asked anew: that may have happened during an await."""
+        """Asked again each time: it may have been closed during an await."""
         return self._closed
 
     async def fork(self) -> Self:
@@ -64,26 +60,20 @@ class EpisodeSession:
         return twin
 
     async def close(self) -> None:
-        """Close the session, or give back its handle."""
         self._closed = True
         if self._session is not None:
             await self._session.close()
 
 
 class GivenSession(EpisodeSession):
-    """A session that stays the caller's, to close and to open anew.
-
-    Args:
-        session: the session.
-        sandbox: where it is.
-    """
+    """A session that stays the caller's, to close and to open again."""
 
     def __init__(self, session: Session, sandbox: Sandbox) -> None:
         super().__init__(sandbox)
         self._session: Session = session
 
     async def get(self) -> tuple[Session, bool]:
-        """Return the session; calls of one that has ended raise `SessionLostError`."""
+        """Calls of a session that has ended raise `SessionLostError`."""
         return self._session, False
 
     async def close(self) -> None:

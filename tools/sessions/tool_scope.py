@@ -20,5 +20,4 @@ def tool_scope(name: str | None) -> AbstractContextManager[None]:
 
 
 def current_scope() -> str | None:
-    """Return the name of the episode that tools are called for; None: they are called for none."""
     return _scope.get()

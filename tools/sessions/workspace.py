@@ -45,17 +45,11 @@ class WorkspaceOptions(SandboxTarget):
 
     @property
     def sandbox(self) -> SandboxOptions:
-        """The options of the sandbox."""
         return SandboxOptions(**self.model_dump(include=set(SandboxTarget.model_fields)))
 
 
 class _Shared:
-    """The session of one episode.
-
-    Attributes:
-        session: the session; None before it is opened.
-        users: handles of it that are open or being opened. The last one to close closes the session.
-    """
+    """The session of one episode. The last one of its `users` (handles that are open or being opened) closes it."""
 
     def __init__(self) -> None:
         self.session: Session | None = None
@@ -67,13 +61,12 @@ class Workspace(Sandbox):
     """A sandbox whose `session` gives every caller of one episode the same session.
 
     The first tool that needs a session opens it, with its options; the last one to close its handle closes the session.
-    A session that has ended is opened anew by the next tool that asks. Forks go the same way: the tools of an env's
-    twin share one fork. Outside of an episode (see `toolgym.tools.sessions.tool_scope`), every session is its caller's
-    own.
+    A session that has ended is replaced when the next tool asks. Forks go the same way: the tools of an env's twin
+    share one fork. Outside of an episode (see `toolgym.tools.sessions.tool_scope`), every session is its caller's own.
 
     Args:
-        sandbox: where sessions are opened; it stays the caller's to close. None: this machine, as for
-            `CodeInterpreterTool`, and the workspace closes it.
+        sandbox: opens the sessions; it stays the caller's to close. None: this machine, as for `CodeInterpreterTool`,
+            and the workspace closes it.
 
     Raises:
         SandboxUnsupportedError: the sandbox has no sessions.
@@ -89,16 +82,8 @@ class Workspace(Sandbox):
 
     @classmethod
     def of(cls, options: WorkspaceOptions, what: str) -> Workspace:
-        """Return the workspace of this process for a tool's options. Each call is undone by one of `close`.
-
-        Args:
-            options: the options.
-            what: the tool's name in error messages.
-
-        Raises:
-            ConfigError: the options do not fit together.
-            SandboxUnsupportedError: that sandbox has no sessions.
-        """
+        """Return the workspace of this process for a tool's options; `close` undoes one call. Errors name the tool
+        (`what`)."""
         chosen = options.sandbox
         token = chosen.sandbox_token.get_secret_value() if chosen.sandbox_token else ""
         key = repr((chosen.model_dump(), token))
@@ -132,7 +117,7 @@ class Workspace(Sandbox):
         return await self._join(scope, opening)
 
     async def close(self) -> None:
-        """Close the sandbox where it is the workspace's own, unless others have the workspace too."""
+        """Close the sandbox if it is the workspace's own, unless others have the workspace too."""
         self._owners -= 1
         if self._owners:
             return
@@ -146,7 +131,7 @@ class Workspace(Sandbox):
             await self.sandbox.close()
 
     async def _join(self, scope: str, opening: Any) -> WorkspaceSession:
-        """Return a handle of an episode's session, which is opened where there is none that lives."""
+        """Return a handle of an episode's session, which is opened if there is none that lives."""
         shared = self._shared.setdefault(scope, _Shared())
         shared.users += 1
         try:
@@ -172,8 +157,6 @@ class Workspace(Sandbox):
 
 
 class WorkspaceSession(Session):
-    """One tool's handle of the session of an episode."""
-
     def __init__(self, workspace: Workspace, scope: str, shared: _Shared, inner: Session) -> None:
         self._workspace, self._scope, self._shared, self._inner = workspace, scope, shared, inner
         self._open = True
@@ -244,11 +227,7 @@ class WorkspaceSession(Session):
 
 
 def require_sessions(sandbox: Sandbox) -> Sandbox:
-    """Return a sandbox that has sessions, or may have.
-
-    Raises:
-        SandboxUnsupportedError: it has none.
-    """
+    """Return a sandbox that has sessions, or may have."""
     if sandbox.sessions_known is False:
         raise SandboxUnsupportedError(
             f"{type(sandbox).__name__} has no sessions, which tools that work in a folder need; use a LocalSandbox "
