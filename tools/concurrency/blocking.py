@@ -1,8 +1,8 @@
 """Blocking functions in threads that end with the interpreter, for the library's own work.
 
 `asyncio.to_thread` runs the processors and four functions at once, for all of an event loop: as many that hang disable
-all others, the library's own among them. So each piece of the library's own work has a thread for itself, `in_thread`,
-and tools have a pool that replaces threads that hang, `toolgym.tools.concurrency.execution_pool`.
+all others, the library's own among them. So each piece of the library's work has a thread for itself, `in_thread`;
+tools have a pool that replaces threads that hang, `toolgym.tools.concurrency.execution_pool`.
 """
 
 from __future__ import annotations
@@ -25,15 +25,11 @@ P = ParamSpec("P")
 
 
 class NoThreadError(ToolgymError, RuntimeError):
-    """The system gives this process no further thread. Says how many threads hang, and where."""
+    """The system gives this process no further thread."""
 
 
 class DaemonThread(Executor):
-    """An executor of one thread, which does not keep the interpreter from ending.
-
-    Raises:
-        NoThreadError: the system gives this process no further thread.
-    """
+    """An executor of one thread, which does not keep the interpreter from ending. Raises `NoThreadError`."""
 
     def __init__(self, name: str) -> None:
         self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
@@ -75,12 +71,8 @@ def _serve(calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None
 
 
 async def in_thread(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run a function in a thread for itself, with the caller's context variables, and return what it returns.
-
-    Raises:
-        NoThreadError: the system gives this process no further thread.
-        Exception: what the function raises; see `contained`.
-    """
+    """Run a function in a thread for itself, with the caller's context variables. Raises as `contained`, or
+    `NoThreadError`."""
     thread = DaemonThread("toolgym-work")
     future: Future[T] = thread.submit(contextvars.copy_context().run, contained, function, args, kwargs)
     thread.shutdown(wait=False)

@@ -19,10 +19,10 @@ from toolgym.tools.errors import ToolgymError
 T = TypeVar("T")
 
 CANCEL_GRACE = 2.0
-"""Seconds that cancelled code gets to clean up before it is left behind. What the event loop is late does not count."""
+"""Seconds that cancelled code gets to clean up before it is left behind. Delays of the event loop do not count."""
 
 _GRACE_PARTS = 20
-"""In how many parts the grace is waited for. Each counts as its share of the seconds, and is at least one turn of the
+"""The grace is waited for in so many parts. Each counts as its share of the seconds, and is at least one turn of the
 event loop. So code gets this many turns of a loop that is busy with cancelling others."""
 
 LOG_INTERVAL = 10.0
@@ -42,7 +42,6 @@ class DeadlineError(ToolgymError, TimeoutError):
     """The deadline passed.
 
     Attributes:
-        seconds: the deadline.
         stuck: the code also ignored its cancellation.
         queued: the deadline was that for queueing: the code never got its turn.
     """
@@ -80,13 +79,11 @@ class _Clock:
         self._lock = threading.Lock()
 
     def queue(self, count: int) -> None:
-        """Add so many waits to those that are under way; -1: one is over."""
         with self._lock:
             self._settle()
             self._queues += count
 
     def exempt(self, count: int) -> None:
-        """Add so many blocks of `own_deadline` to those that run; -1: one is over."""
         with self._lock:
             self._settle()
             self._exempt += count
@@ -99,11 +96,9 @@ class _Clock:
 
     @property
     def exempted(self) -> bool:
-        """Whether the code is inside of `own_deadline` now."""
         return self._exempt > 0
 
     def _settle(self) -> None:
-        """Count the seconds since the last change as what they were."""
         now = time.monotonic()
         seconds, self._since = now - self._since, now
         if self._exempt:
@@ -144,8 +139,8 @@ def own_deadline() -> Iterator[None]:
 
 
 class watch_own_deadline(contextlib.AbstractContextManager[Callable[[], bool]]):
-    """Give a function that says whether the code of the block is inside of `own_deadline` now. A class, for the reasons
-    of `toolgym.tools.concurrency.set_contextvar.set_contextvar`."""
+    """Give a function that says whether the code of the block is inside of `own_deadline` now. A class, as
+    `set_contextvar` is."""
 
     __slots__ = ("_around", "_token")
 
@@ -162,7 +157,7 @@ class watch_own_deadline(contextlib.AbstractContextManager[Callable[[], bool]]):
 
 
 def _clocks() -> list[_Clock]:
-    """Return the clocks around the caller, the nearest first."""
+    """The clocks around the caller, the nearest first."""
     clocks, clock = [], _clock.get()
     while clock is not None:
         clocks.append(clock)
@@ -191,14 +186,14 @@ async def with_deadline(
 ) -> T:
     """Await a coroutine for at most `seconds`, not counting what it spends inside of `queueing` or `own_deadline`.
 
-    `asyncio.wait_for` waits for the cancelled code to end, however long that takes; foreign code may never end. Here
-    it gets `CANCEL_GRACE` seconds and is then left behind, with a line in the log (at most one in `LOG_INTERVAL`).
+    `asyncio.wait_for` waits for the cancelled code to end, however long that takes; foreign code may never end. Here it
+    gets `CANCEL_GRACE` seconds and is then left behind, with a line in the log that has its `name`.
 
     Args:
         coroutine: the code.
         seconds: wall seconds that it may run.
         queue: wall seconds that it may queue. None: as long as it runs.
-        name: what the log calls the code.
+        name: the code's name in the log.
 
     Raises:
         DeadlineError: a deadline passed.
@@ -270,7 +265,7 @@ async def _contained(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 async def shielded(awaitable: Awaitable[T]) -> T:
-    """Await something to its end even when the caller is cancelled meanwhile; the cancellation comes after.
+    """Await something to its end even if the caller is cancelled; the cancellation comes after.
 
     For what must not be left half done, clean-up above all. It must have deadlines of its own.
     """

@@ -1,11 +1,4 @@
-"""`EventLoopThread`: an event loop in a thread of its own, for synchronous callers and for other event loops.
-
-One daemon thread. It starts with the first call and is gone after `close`: tasks cancelled, async generators and the
-loop's worker threads shut down, thread joined, loop closed. `run` is for synchronous code and works inside a running
-event loop too (as in a notebook, whose loop merely waits meanwhile); `call` is for coroutines of other loops.
-
-An owner that is forgotten instead of closed is closed by the garbage collector, or at the interpreter's exit.
-"""
+"""`EventLoopThread`: an event loop in a thread of its own, for synchronous callers and for other event loops."""
 
 from __future__ import annotations
 
@@ -36,18 +29,22 @@ _log = logging.getLogger("toolgym.tools")
 
 
 class LoopTimeoutError(ToolgymError, TimeoutError):
-    """A coroutine, or the closing of the event loop, did not finish in the time it was given."""
+    """A coroutine, or the closing of the event loop, did not finish in time."""
 
 
 class EventLoopThread:
     """Runs coroutines for callers on any thread, synchronous or on an event loop of their own.
 
+    Its daemon thread starts with the first call and is gone after `close`: tasks cancelled, async generators and the
+    loop's worker threads shut down, thread joined, loop closed. An owner that is forgotten instead of closed is closed
+    by the garbage collector, or at the interpreter's exit.
+
     Args:
         name: of the thread.
-        on_close: a coroutine function that runs on the loop last, also when this object is forgotten instead of
-            closed. It must not refer to the owner of this object, or nothing would ever be forgotten.
+        on_close: a coroutine function that runs on the loop last, even if this object is forgotten instead of closed.
+            It must not refer to the owner of this object, or nothing would ever be forgotten.
         close_timeout: seconds that `on_close` may take.
-        cancel_first: whether `close` cancels the coroutines that still run before `on_close` rather than after it.
+        cancel_first: `close` cancels the coroutines that still run before `on_close` rather than after it.
         max_threads: worker threads for blocking functions (`asyncio.to_thread`); they start as they are needed.
 
     Example:
@@ -73,16 +70,13 @@ class EventLoopThread:
         _servers.add(self._server)
 
     def run(self, coroutine: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
-        """Run a coroutine on the loop and return its result.
+        """Run a coroutine on the loop, with the caller's context variables, and return its result.
 
-        A KeyboardInterrupt here cancels the coroutine, and is raised once that is over (or after `GRACE` seconds).
-
-        Args:
-            coroutine: what to run; it sees the caller's context variables.
-            timeout: seconds after which it is cancelled; None: as long as it takes.
+        It works inside of a running event loop too (as in a notebook), which waits. A KeyboardInterrupt here cancels
+        the coroutine, and is raised once that is over (or after `GRACE` seconds).
 
         Raises:
-            LoopTimeoutError: `timeout` passed.
+            LoopTimeoutError: `timeout` passed, and the coroutine was cancelled.
             EpisodeError: after `close`, in a forked child of the process that started the loop, from the loop's own
                 thread, or `close` was called meanwhile.
         """
@@ -113,11 +107,7 @@ class EventLoopThread:
             raise
 
     async def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine on the loop for a caller on another one. Cancelling the call cancels the coroutine.
-
-        Raises:
-            EpisodeError: as `submit`, or the loop was closed meanwhile.
-        """
+        """Run a coroutine on the loop for a caller on another one. Cancelling the call cancels the coroutine."""
         result = asyncio.wrap_future(self.submit(coroutine))
         try:
             await asyncio.wait({result})
@@ -129,19 +119,13 @@ class EventLoopThread:
         return result.result()
 
     def stop(self) -> None:
-        """Begin to do as `close`, and return at once: for callers that cannot wait, as one on the loop itself.
-
-        What `on_close` raises goes to the log.
-        """
+        """Begin to do as `close`, and return at once: for callers that cannot wait, as one on the loop itself. What
+        `on_close` raises goes to the log."""
         self._server.stop(forgotten=True)
 
     async def aclose(self) -> None:
-        """As `close`, for a caller on another loop, which goes on meanwhile. Once begun, it happens even if cancelled.
-
-        Raises:
-            Exception: what `on_close` raised; everything is freed nevertheless.
-            LoopTimeoutError: something blocks the loop's thread, which therefore did not end.
-        """
+        """As `close`, for a caller on another loop, which goes on meanwhile. Once begun, it happens even if
+        cancelled."""
         server = self._server
         if not server.is_inherited():
             server.stop()
@@ -177,8 +161,6 @@ class EventLoopThread:
 
 
 class _Call(Generic[T]):
-    """One coroutine on its way through the loop."""
-
     def __init__(self, coroutine: Coroutine[Any, Any, T]) -> None:
         self.coroutine = coroutine
         self.submitted = False
@@ -197,7 +179,7 @@ class _Call(Generic[T]):
             self.finished.set()
 
     def wait(self, timeout: float | None) -> bool:
-        """Wait until it is over; False when `timeout` passed first."""
+        """Wait until it is over; False if `timeout` passed first."""
         deadline = None if timeout is None else time.monotonic() + timeout
         # In slices: an interrupt that comes just before a lock is waited for is not seen until the wait is over.
         while not self.finished.wait(SLICE if deadline is None else min(SLICE, deadline - time.monotonic())):
@@ -303,7 +285,6 @@ class _Server:
             loop.call_soon_threadsafe(self._stop_loop)
 
     def join(self) -> None:
-        """Wait until the thread is gone."""
         thread = self.thread
         if thread is None:
             return
@@ -312,7 +293,6 @@ class _Server:
             raise self.stuck()
 
     def stuck(self) -> LoopTimeoutError:
-        """Return the error for a thread that does not end."""
         return LoopTimeoutError(
             f"the event loop {self.name!r} did not stop within {self.patience:g} seconds: something blocks its thread"
         )

@@ -1,11 +1,9 @@
 """Blocking functions beside the event loop, in threads or processes: a bounded number at once, first come first served.
 
-Blocking tools run here: client libraries without async calls, computations. A function that hangs takes nothing from
-others: when its caller gives it up, as at a deadline, its thread is left behind and replaced, its process is killed.
-
-The names and options of `init_execution_pool` and `PoolMode` are those of verl's sandbox tool, with what was missing
-there: both modes work, the rate limit can be switched off, an exception reaches the caller, and a worker that dies is
-replaced.
+A function that hangs takes nothing from others: when its caller gives it up, as at a deadline, its thread is left
+behind and replaced, its process is killed. The names and options of `init_execution_pool` and `PoolMode` are those of
+verl's sandbox tool, with what was missing there: both modes work, the rate limit can be switched off, an exception
+reaches the caller, and a worker that dies is replaced.
 """
 
 from __future__ import annotations
@@ -38,7 +36,7 @@ THREADS_VARIABLE = "TOOLGYM_BLOCKING_THREADS"
 """Environment variable: how many blocking tools run at once in threads of a process."""
 
 DEFAULT_THREADS = 256
-"""Its default. Blocking tools mostly wait, and a thread that waits costs some ten KiB."""
+"""Blocking tools mostly wait, and a thread that waits costs some ten KiB."""
 
 PROCESSES_VARIABLE = "TOOLGYM_BLOCKING_PROCESSES"
 """Environment variable: how many blocking tools run at once in processes of their own. Default: the processors."""
@@ -47,20 +45,18 @@ QUEUE_TIMEOUT = 600.0
 """Seconds that a tool waits for a free worker, unless a deadline around it is shorter."""
 
 POOL_LIMIT_NAME = "rate-limiter"
-"""Name under which all pools of `init_execution_pool` in a process share their rate limit."""
+"""All pools of `init_execution_pool` in a process share the rate limit of this name."""
 
 START_TIMEOUT = 120.0
 """Seconds for a worker process to start: it imports the main module, which may be a whole trainer."""
 
 
 class PoolMode(enum.Enum):
-    """Kind of the workers that functions run in."""
-
     ThreadMode = 1
-    """In threads of this process. For functions that wait: HTTP clients, files. A thread cannot be stopped: it runs on
-    unseen when its caller has given up, and ends with its function. Threads are daemons."""
+    """For functions that wait: HTTP clients, files. A thread cannot be stopped: it runs on unseen when its caller has
+    given up, and ends with its function. Threads are daemons."""
     ProcessMode = 2
-    """In processes. For functions that compute, or that may crash. One whose caller has given up is killed."""
+    """For functions that compute, or that may crash. One whose caller has given up is killed."""
 
 
 class ExecutionPool:
@@ -75,9 +71,6 @@ class ExecutionPool:
         limiter: a limit that others share; None: there is none.
         queue_timeout: seconds that a call waits for a free worker, unless a deadline around it is shorter; None: as
             long as it takes.
-
-    Raises:
-        ConfigError: `num_workers` is not a whole number of at least 1.
     """
 
     def __init__(
@@ -106,18 +99,17 @@ class ExecutionPool:
             return dict(collections.Counter(self._left.values()))
 
     async def execute(self, function: Callable[..., T], *args: Any, timeout: float | None = None, **kwargs: Any) -> T:
-        """Run `function(*args, **kwargs)`; see `run`."""
         return await self.run(partial(function, *args, **kwargs), name=function_name(function), timeout=timeout)
 
     async def run(self, function: Callable[[], T], *, name: str, timeout: float | None = None) -> T:
-        """Run a function and return what it returns, or raise what it raises.
+        """Run a function and return what it returns, or raise what it raises; see also `contained`.
 
         While it waits for a worker, deadlines of `with_deadline` stand still.
 
         Args:
             function: takes no arguments; see `functools.partial`. In a thread it has the caller's context variables; a
                 process takes any function that cloudpickle can carry, lambdas included.
-            name: what `left_behind`, errors and the log call it.
+            name: the function's name in `left_behind`, errors and the log.
             timeout: seconds for the function itself, queueing not counted.
 
         Raises:
@@ -126,8 +118,6 @@ class ExecutionPool:
             NoThreadError: the system gives this process no further thread.
             SandboxError: the worker process died, or cannot be started; or the pool is closed.
             ConfigError: the function cannot be carried to another process, or what it returns cannot be carried back.
-            ExitError: the function called `sys.exit`, or raised something else that is meant to end a program.
-            RuntimeError: the function raised `StopIteration`, which no coroutine can.
         """
         call: Callable[[], Any] = partial(contextvars.copy_context().run, contained, function, (), {})
         if self.mode is PoolMode.ProcessMode:
@@ -248,7 +238,7 @@ def init_execution_pool(
 
     Args:
         num_workers: functions that this pool runs at once.
-        enable_global_rate_limit: whether all pools of the process, or of the cluster, together are limited.
+        enable_global_rate_limit: all pools of the process, or of the cluster, together are limited.
         rate_limit: functions that they run at once.
         mode: threads or processes.
         rate_limit_scope: `process`, or `cluster` for all pools of the job on the Ray cluster that the process is
@@ -270,12 +260,7 @@ _tool_pools_lock = threading.Lock()
 
 
 def tool_pool(mode: PoolMode = PoolMode.ThreadMode) -> ExecutionPool:
-    """Return the pool of all blocking tools of this process that run in threads, or of those that run in processes.
-
-    Raises:
-        ConfigError: the variable `TOOLGYM_BLOCKING_THREADS`, or `TOOLGYM_BLOCKING_PROCESSES`, is not a whole
-            number of at least 1.
-    """
+    """Return the pool of all blocking tools of this process that run in threads, or of those that run in processes."""
     variable, default = THREADS_VARIABLE, DEFAULT_THREADS
     if mode is PoolMode.ProcessMode:
         variable, default = PROCESSES_VARIABLE, os.cpu_count() or 1

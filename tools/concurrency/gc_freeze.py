@@ -1,7 +1,7 @@
-"""`freeze_heap`: what was there before a run is none of the garbage collector's business during it.
+"""`freeze_heap`: garbage collections of a run that leave alone what was there before it.
 
 The collector looks at every object of the process from time to time, and the event loop stands still meanwhile: for a
-quarter of a second where a trainer's libraries are loaded, several times in a run of a thousand episodes.
+quarter of a second if a trainer's libraries are loaded, several times in a run of a thousand episodes.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def freeze_heap() -> Iterator[None]:
     """Keep the objects that are there now out of the garbage collections of the block (`gc.freeze`), and make these
     rarer.
 
-    They are freed as ever when the last reference to them goes; cycles among them, once the block is over. Blocks that
-    run at the same time count as one. Where the process has frozen its heap by itself, nothing happens.
+    Objects are freed as ever when the last reference to them goes; cycles among them, once the block is over. Blocks
+    that run at the same time count as one. If the process has frozen its heap by itself, nothing happens.
     """
     global _blocks, _found
     with _lock:

@@ -1,10 +1,9 @@
 """`watch_loop`: how late the running event loop is, and which tool blocks it.
 
-A coroutine that computes, or calls a function that waits, stops all others of its event loop. No code on that loop can
-say so meanwhile. So each loop that is watched has a timer, which measures how late it is itself, and one thread of the
-process looks at the timers. Where one is overdue, the thread sees which task runs, and where it is.
-
-What holds the interpreter's lock all the time, as an extension in C may, stops that thread, too: only the lag tells.
+A coroutine that computes, or calls a function that waits, stops all others of its event loop. So each loop that is
+watched has a timer, which measures how late it is itself, and one thread of the process looks at the timers. If one is
+overdue, the thread sees which task runs, and its place in the code. An extension in C that holds the interpreter's lock
+stops that thread, too: only the lag tells.
 """
 
 from __future__ import annotations
@@ -44,13 +43,7 @@ _log = logging.getLogger("toolgym.tools")
 
 
 class Lag(NamedTuple):
-    """Seconds by which timers were called late.
-
-    Attributes:
-        p50: half of them were less late.
-        p99: 99 of 100 were less late.
-        most: the latest one since the beginning.
-    """
+    """Seconds by which timers were called late: half of them, 99 of 100, and all since the beginning were less late."""
 
     p50: float
     p99: float
@@ -61,11 +54,8 @@ class LoopLag:
     """The lags of a timer that is due once every `interval` seconds.
 
     A timer that is late by many intervals stands for those that would have been due meanwhile, and each of them counts
-    with the lag that it would have had. Else one that is late by a minute would be a single number among thousands
-    (Gil Tene, "How NOT to measure latency").
-
-    Args:
-        interval: seconds.
+    with the lag that it would have had. Else one that is late by a minute would be a single number among thousands (Gil
+    Tene, "How NOT to measure latency").
     """
 
     def __init__(self, interval: float) -> None:
@@ -74,13 +64,11 @@ class LoopLag:
         self._most = 0.0
 
     def add(self, seconds: float) -> None:
-        """The timer was called so late."""
         self._most = max(self._most, seconds)
         missed = min(_MOST_MISSED, int(seconds / self._interval))
         self._lags.extend(seconds - number * self._interval for number in range(missed + 1))
 
     def read(self) -> Lag:
-        """The lags so far; all 0 where there are none."""
         lags = sorted(self._lags)
         if not lags:
             return Lag(0.0, 0.0, 0.0)
@@ -89,12 +77,7 @@ class LoopLag:
 
 
 class LoopWatch:
-    """Watches one event loop. `watch_loop` makes it.
-
-    Args:
-        loop: the loop, which runs in the calling thread.
-        bound: seconds that it may be blocked before the log says so.
-    """
+    """Watches the event loop of the calling thread, which may be blocked for `bound` seconds before the log says so."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, bound: float) -> None:
         self.loop, self.bound = loop, bound
@@ -107,15 +90,13 @@ class LoopWatch:
         self._step: tuple[tuple[float, object], float] | None = None
 
     def lag(self) -> Lag:
-        """Return the seconds by which the loop was late so far."""
         return self._lag.read()
 
     def overdue(self) -> float:
-        """Seconds by which the loop is late now; 0.0 where it is not."""
+        """Seconds by which the loop is late now; 0.0 if it is not."""
         return max(0.0, time.monotonic() - self._due)
 
     def stop(self) -> None:
-        """Watch no longer."""
         self._timer.cancel()
 
     def _beat(self) -> None:
@@ -125,8 +106,8 @@ class LoopWatch:
         self._timer = self.loop.call_later(INTERVAL, self._beat)
 
     def look(self) -> None:
-        """From the watching thread: where one step of one task has blocked the loop for too long, log it, and tell whom
-        it concerns. A loop that is late because many tasks have something to do is not blocked."""
+        """From the watching thread: if one step of one task has blocked the loop for too long, log it, and tell its
+        tool. A loop that is late because many tasks have something to do is not blocked."""
         due = self._due
         if time.monotonic() < due:
             self._step = None
@@ -151,7 +132,7 @@ class LoopWatch:
 
 
 def _handle(frame: FrameType | None) -> FrameType | None:
-    """The frame in which asyncio calls what is due; None where the loop waits."""
+    """The frame in which asyncio calls what is due; None if the loop waits."""
     while frame is not None and frame.f_code is not asyncio.Handle._run.__code__:
         frame = frame.f_back
     return frame
@@ -164,10 +145,8 @@ _said = LogThrottle(LOG_INTERVAL)
 class tool_works(contextlib.AbstractContextManager[None]):
     """Say that the running task is that of a tool's call while the block runs.
 
-    Args:
-        name: the tool's.
-        caught: called in another thread when the task blocks its event loop. Returns what is done about it, for the
-            log.
+    If the task blocks its event loop, `caught` is called in another thread; it returns what is done about it, for the
+    log.
     """
 
     __slots__ = ("_call", "_task")
@@ -260,12 +239,8 @@ os.register_at_fork(after_in_child=_forget)
 
 @contextlib.contextmanager
 def watch_loop(bound: float | None = None) -> Iterator[LoopWatch]:
-    """Watch the running event loop while the block runs. Blocks that run at the same time share one watch.
-
-    Args:
-        bound: seconds that the loop may be blocked before the log says so; None: `BLOCKED_AFTER`. That of the first
-            block counts.
-    """
+    """Watch the running event loop while the block runs. Blocks that run at the same time share one watch, and the
+    first one's `bound`: seconds that the loop may be blocked before the log says so; None: `BLOCKED_AFTER`."""
     loop = asyncio.get_running_loop()
     watch = _watches.get(loop)
     if watch is None:
@@ -283,5 +258,4 @@ def watch_loop(bound: float | None = None) -> Iterator[LoopWatch]:
 
 
 def current_watch() -> LoopWatch | None:
-    """The watch of the running event loop; None where it is not watched."""
     return _watches.get(asyncio.get_running_loop())

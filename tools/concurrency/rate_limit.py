@@ -19,7 +19,7 @@ from toolgym.tools.errors import ConfigError
 
 
 class Lease:
-    """One permit that is held. `release` gives it back; releasing twice gives it back once.
+    """One permit that is held. Releasing twice gives it back once.
 
     Args:
         give_back: called at the first `release`. It does not wait: an event loop that shuts down may never come back to
@@ -31,11 +31,9 @@ class Lease:
 
     @property
     def held(self) -> bool:
-        """Whether the permit was not given back yet."""
         return bool(self._give_back)
 
     def release(self) -> None:
-        """Give the permit back."""
         with contextlib.suppress(IndexError):  # `pop` is atomic: of two threads, one gives back
             self._give_back.pop()()
 
@@ -51,7 +49,7 @@ class RateLimiter(ABC):
         """
 
     def try_acquire(self) -> Lease | None:
-        """Return a lease where there is a permit at once; None where `acquire` must wait, or might."""
+        """Return a lease if there is a permit at once; None if `acquire` must wait, or might."""
         return None
 
     def permit(self) -> contextlib.AbstractAsyncContextManager[None]:
@@ -63,7 +61,7 @@ class RateLimiter(ABC):
 
 
 class _Permit(contextlib.AbstractAsyncContextManager[None]):
-    """See `RateLimiter.permit`. A class: as a generator it would take three times as long, in every call of a tool."""
+    """A class: as a generator it would take three times as long, in every call of a tool."""
 
     __slots__ = ("_lease", "_limiter")
 
@@ -84,9 +82,6 @@ class _Permit(contextlib.AbstractAsyncContextManager[None]):
 class LocalRateLimiter(RateLimiter):
     """Permits for this process, shared by all its event loops and threads.
 
-    Args:
-        limit: how many permits there are.
-
     Attributes:
         limit: how many there are now; see `resize`.
         granted: how many permits were given so far.
@@ -105,12 +100,10 @@ class LocalRateLimiter(RateLimiter):
 
     @property
     def in_use(self) -> int:
-        """Number of permits that are held now."""
         return self.limit - self._free
 
     @property
     def waiting(self) -> int:
-        """Number of callers that wait now."""
         return len(self._waiters)
 
     def try_acquire(self) -> Lease | None:
@@ -127,7 +120,7 @@ class LocalRateLimiter(RateLimiter):
         return self._free <= 0 or bool(self._waiters)
 
     async def acquire(self, on_wait: Callable[[], None] | None = None) -> Lease:
-        """See `RateLimiter.acquire`. Where the caller must wait, `on_wait` is called once its place is in the queue."""
+        """If the caller must wait, `on_wait` is called once its place is in the queue."""
         loop = asyncio.get_running_loop()
         with self._lock:
             lease = self.try_acquire()
@@ -150,32 +143,26 @@ class LocalRateLimiter(RateLimiter):
         return Lease(self._hand_on)
 
     def overdraw(self) -> Lease:
-        """Take a permit at once. Where none is free, the next one that is given back goes to no waiter."""
+        """Take a permit at once. If none is free, the next one that is given back goes to no waiter."""
         with self._lock:
             self._free -= 1
             self.granted += 1
         return Lease(self._hand_on)
 
     def resize(self, limit: int) -> None:
-        """Change how many permits there are. Where fewer are left than are held, none is taken away: those that are
-        given back go to no waiter until the limit holds again.
-
-        Raises:
-            ConfigError: the limit is not a whole number of at least 1.
-        """
+        """Change how many permits there are. If fewer are left than are held, none is taken away: those that are given
+        back go to no waiter until the limit holds again."""
         with self._lock:
             self._free += _checked(limit) - self.limit
             self.limit = limit
             self._serve()
 
     def _hand_on(self) -> None:
-        """Give a permit back: to the first waiter, or to the free ones."""
         with self._lock:
             self._free += 1
             self._serve()
 
     def _serve(self) -> None:
-        """Hand the free permits to the first waiters."""
         here = running_loop() if self._waiters else None
         while self._waiters and self._free > 0:
             loop, future = self._waiters.popleft()

@@ -17,26 +17,20 @@ LimitScope = Literal["process", "cluster"]
 """`process`: this one. `cluster`: all processes of the job on its Ray cluster, see `RayRateLimiter`."""
 
 UNLIMITED = LocalRateLimiter(sys.maxsize)
-"""A limiter that limits nothing."""
 
 
 class RunLimit:
-    """A limiter that a run sets for all code that it calls, in whatever task, thread or event loop.
-
-    Args:
-        name: what lists of context variables call it.
-    """
+    """A limiter that a run sets for all code that it calls, in whatever task, thread or event loop."""
 
     def __init__(self, name: str) -> None:
         self._limiter: ContextVar[RateLimiter] = ContextVar(name, default=UNLIMITED)
 
     @property
     def limiter(self) -> RateLimiter:
-        """The limiter of the run that the caller belongs to; `UNLIMITED` where it belongs to none."""
+        """The limiter of the run that the caller belongs to; `UNLIMITED` if it belongs to none."""
         return self._limiter.get()
 
     def set(self, limiter: RateLimiter) -> AbstractContextManager[None]:
-        """Set the limiter for the code of the block, and what it calls."""
         return set_contextvar(self._limiter, limiter)
 
     def lift(self) -> None:

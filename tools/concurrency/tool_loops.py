@@ -1,4 +1,4 @@
-"""`ToolLoops`: an event loop of its own for each tool that was caught blocking the one that it shared with others."""
+"""`ToolLoops`: an event loop for each tool that was caught blocking the one that it shared with others."""
 
 from __future__ import annotations
 
@@ -20,8 +20,6 @@ _log = logging.getLogger("toolgym.tools")
 
 
 class _ToolLoop:
-    """An event loop in a thread, watched as every other one."""
-
     def __init__(self, name: str) -> None:
         self.thread = EventLoopThread(name=f"toolgym-tool-{name}")
         self._watch: LoopWatch | None = None
