@@ -1,7 +1,7 @@
 """`run`: one episode against any OpenAI-compatible chat address, for trainers whose gateway captures the tokens.
 
-The trainer starts the episode and gives it an address; behind that stands its own engine, which keeps the tokens of
-every request. So nothing is tokenized here, and all that goes back is the reward.
+Behind the address stands the trainer's own engine, which keeps the tokens. So nothing is tokenized here, and only the
+reward goes back.
 """
 
 from __future__ import annotations
@@ -27,10 +27,8 @@ from toolgym.tools.errors import ConfigError, error_text
 from toolgym.tools.keywords import named_keywords
 
 ENV_COLUMN = "env_id"
-"""Column of a row that names its env, where `run` is given none."""
 
 ENV_VARIABLE = "TOOLGYM_ENV"
-"""Environment variable that names the env, where neither `run` nor the row does."""
 
 MARGIN = 5.0
 """Seconds that the HTTP client waits longer than the engine's deadline, so that the error names that one."""
@@ -54,28 +52,27 @@ async def run(
 ) -> float:
     """Play one episode with the model behind a chat address, and return its reward.
 
-    What the model does wrong is an observation that it reads. A turn that was cut (`LENGTH`), and a conversation that
-    has become too long for the model (`BUDGET`), end the episode; the env scores it then (`BaseEnv.truncate`).
+    A turn that was cut (`LENGTH`), and a conversation that has become too long for the model (`BUDGET`), end the
+    episode; the env scores it then (`BaseEnv.truncate`).
 
     Args:
         data: the task, or a row in verl's shape (see `Task.from_row`).
         base_url: the address that an OpenAI client would be given, for example "http://gateway:8000/v1".
         api_key: sent as a bearer token.
         http_client: an `httpx.AsyncClient`, or one like it, to send with; None: connections of its own.
-        env: an env id, or a function that makes an env; None: the row's column `env_id`, or `TOOLGYM_ENV` of the
-            environment.
+        env: an env id, or a function that makes an env; None: the row's column `env_id`, or the environment's
+            `TOOLGYM_ENV`.
         env_kwargs: for `toolgym.make`, when the env is an id.
         model: the model's name for the server; most gateways take any.
         request: further fields of each request, for example `{"temperature": 1.0, "max_tokens": 512}`.
         limits: its deadlines hold; tokens are the server's to bound.
         seed: of the env.
-        ended: asked where a request failed: whether the trainer ended the episode itself, as by a budget of its own.
-            Then it is scored as where it has become too long. None: it never does.
+        ended: asked after a failed request: whether the trainer ended the episode itself. Then it ends with `BUDGET`.
         on_turn: called with the reward of each turn that the model gave.
 
     Raises:
-        EpisodeFailedError: the engine, the env or a deadline broke the episode off; names the failure. It has no
-            reward: 0 would blame the model.
+        EpisodeFailedError: the engine, the env or a deadline broke the episode off. It has no reward: 0 would blame the
+            model.
         UnknownNameError: no env has that id; names the nearest one.
         ConfigError: an argument or the row is not usable, or the server refused the request's content.
     """
@@ -113,16 +110,11 @@ async def run(
 
 @dataclass(frozen=True)
 class EndpointRun:
-    """`run` with some of its arguments given. It may be called, and has `run` as its method: trainers want either.
-
-    Attributes:
-        arguments: the keyword arguments that every episode gets, unless its call has others.
-    """
+    """`run` with some of its arguments bound. It may be called, and has `run` as its method: trainers want either."""
 
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
     async def run(self, data: Task | Mapping[str, Any], **arguments: Any) -> float:
-        """Play one episode; see `toolgym.rollout.endpoint.run`."""
         return await run(data, **{**self.arguments, **arguments})
 
     __call__ = run
@@ -137,18 +129,11 @@ def make_run(
     request: Mapping[str, Any] | None = None,
     limits: EpisodeLimits | None = None,
 ) -> EndpointRun:
-    """Return `run` for one env: `await made(row, base_url=..., api_key=...)` gives the reward.
-
-    Args:
-        env: an env id, or a function that makes an env.
-        env_kwargs: as in `run`.
-        model: as in `run`.
-        request: as in `run`.
-        limits: as in `run`.
+    """Return `run` for one env, with its arguments bound: `await reward_of(row, base_url=..., api_key=...)`.
 
     Raises:
         UnknownNameError: no env has that id; names the nearest one.
-        ConfigError: `env` is none.
+        ConfigError: `env` is no env.
     """
     EnvFactory.of(env, env_kwargs)
     return EndpointRun({"env": env, "env_kwargs": env_kwargs, "model": model, "request": request, "limits": limits})

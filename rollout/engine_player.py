@@ -1,4 +1,4 @@
-"""`EnginePlayer`: an engine as a player of a game, or as whatever else answers a text with a text."""
+"""`EnginePlayer`: an engine as a player of a game."""
 
 from __future__ import annotations
 
@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 
 
 class EnginePlayer:
-    """Answers a text with what an engine generates; an opponent for `toolgym.envs.wrap`, whose tokens are not kept.
-
-    Each text is a conversation of its own: TextArena's opponents read the whole of the game each time.
+    """Answers each text with what an engine generates; an opponent for `toolgym.envs.wrap`, whose tokens are not kept.
 
     Args:
         engine: started; it stays the caller's to close.
@@ -34,7 +32,7 @@ class EnginePlayer:
         timeout: wall seconds for one answer.
 
     Raises:
-        ConfigError: an argument is of the wrong kind, or the engine has no tokenizer and none was given.
+        ConfigError: an argument is of the wrong kind, or neither the engine nor the caller has a tokenizer.
     """
 
     @named_keywords
@@ -62,8 +60,8 @@ class EnginePlayer:
         """Return the engine's answer to a text, without its thinking.
 
         Raises:
-            EpisodeFailedError: the engine failed (`ENGINE_FAILED`) or did not answer in time (`ENGINE_TIMEOUT`), or
-                the text does not fit its context (`ENGINE_FAILED`).
+            EpisodeFailedError: the engine failed, or the text does not fit its context (`ENGINE_FAILED`), or it did not
+                answer in time (`ENGINE_TIMEOUT`).
         """
         try:
             return await with_deadline(self._answer(text), self._timeout)

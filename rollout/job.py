@@ -1,8 +1,4 @@
-"""`Job`: one episode to play, as plain data that a scheduler can hand to any process; and which episode code runs for.
-
-One engine and one tool serve many episodes at once, and no call names its episode. Code that must tell episodes apart,
-such as a recording, asks `current_episode`.
-"""
+"""`Job`: one episode to play, as plain data that any process can play; and `current_episode`."""
 
 from __future__ import annotations
 
@@ -16,12 +12,7 @@ from toolgym.tools.concurrency.set_contextvar import set_contextvar
 
 
 class EpisodeKey(NamedTuple):
-    """An episode's place in its run, which is the same when the run is repeated.
-
-    Attributes:
-        task_index: number of the task in the run, counted from 0.
-        sample_index: number of the episode among those of its task, counted from 0.
-    """
+    """An episode's place in its run: its task's number, and its own among those of the task, each counted from 0."""
 
     task_index: int
     sample_index: int
@@ -37,15 +28,13 @@ class Job:
     Attributes:
         task: the task.
         key: the episode's place in its run.
-        group_id: the same for all episodes that are sampled from this task in this run, and for no others: of two runs,
-            no groups share an id.
-        seed: the run's seed. The seeds of the env and of each request to the engine derive from it and the training
-            step; None: they get none, and nothing is reproducible.
+        group_id: the same for all episodes of this task in this run, and for no others, whatever the run.
+        seed: the run's seed, which all others derive from; None: nothing is reproducible.
         attempt: how many episodes were played in this place before, and lost.
         parent: id of the trajectory that it is branched from; None if it begins with `reset`.
-        branch_turn: number of the parent's turn, counted from 0, before which it is branched; None without a parent.
-        seed_path: for a branch, what its seeds derive from instead of its place: a branch's number in its group depends
-            on which episode branched first, and its seeds must not.
+        branch_turn: number of the parent's turn, counted from 0, before which it is branched.
+        seed_path: a branch's seeds derive from it instead of its place, which depends on the episode that branched
+            first.
     """
 
     task: Task
@@ -59,12 +48,11 @@ class Job:
 
     @property
     def member(self) -> tuple[str, int]:
-        """Its group and its place in it: names the episode across runs, whatever the attempt."""
+        """Name of the episode across runs, whatever the attempt."""
         return self.group_id, self.key.sample_index
 
     @property
     def seed_parts(self) -> tuple[str | int, ...]:
-        """The parts that its seeds derive from beside the run's: its place, and the attempt if it is not the first."""
         if self.seed_path:
             return self.seed_path
         return (*self.key, "attempt", self.attempt) if self.attempt else tuple(self.key)
@@ -74,10 +62,9 @@ _current: ContextVar[EpisodeKey | None] = ContextVar("toolgym_episode", default=
 
 
 def current_episode() -> EpisodeKey | None:
-    """The episode that the running code belongs to; None outside of any. Tasks that it starts belong to it, too."""
+    """The episode that the running code, and each task that it starts, belongs to; None outside of any."""
     return _current.get()
 
 
 def episode_scope(key: EpisodeKey) -> AbstractContextManager[None]:
-    """Let the code inside of the block belong to an episode."""
     return set_contextvar(_current, key)

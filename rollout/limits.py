@@ -19,19 +19,19 @@ class HistoryMode(enum.StrEnum):
 
 
 class TruncationPolicy(enum.StrEnum):
-    """The fate of a turn that has no end: it reached its length, or was aborted and not resumed.
+    """The fate of a turn that reached its length, or was aborted and not resumed. Either way it is marked
+    (`Turn.truncated`).
 
-    Either way it is marked (`Turn.truncated`). A turn that ended with a stop token of the caller's is not cut: it is
-    closed like with `CLOSE`, and unmarked.
+    A turn that ended with a stop token of the caller's is closed like with `CLOSE`, and unmarked.
     """
 
     END = "end"
     """The episode ends, and the env scores it with the text as it was written (`BaseEnv.truncate`), whose calls are not
-    run. The stop reason is `length`, `budget` where the budget left less than `max_new_tokens`, or `aborted`, which is
-    not scored and does not count."""
+    run. The stop reason is `length`, `budget` if the budget left less than `max_new_tokens`, or `aborted`, which is not
+    scored."""
     CLOSE = "close"
-    """The chat's closing ids are appended as the env's tokens (never trained on), and the env is stepped with the text
-    as it was written. Where no tokens are left for the closing ids, the episode ends with `budget`."""
+    """The chat's closing ids are appended as the env's tokens (never trained on), and the env is stepped with the text.
+    If no tokens are left for them, the episode ends with `budget`."""
 
 
 @named_fields
@@ -42,21 +42,18 @@ class EpisodeLimits:
     Attributes:
         max_prompt_tokens: most tokens of the first prompt; None: what the engine's context holds. A longer prompt is
             refused, never cut.
-        max_response_tokens: most tokens behind the prompt, the env's included; None: what the context holds. Where an
-            episode has several token sequences, it holds for each; and none, prompt included, gets longer than the
-            first prompt and this together.
-        max_resumes: how often one turn that the engine aborted goes on from what it had, whether it got further in
-            between or not; 0: never, so that an abort ends it for good.
+        max_response_tokens: most tokens behind the prompt, the env's included; None: what the context holds. It holds
+            for each token sequence; and none gets longer than the first prompt and this together.
+        max_resumes: how often one turn that the engine aborted goes on from what it had; 0: an abort ends it for good.
         engine_timeout: wall seconds for one request to the engine; a turn that is resumed is several.
-        env_timeout: wall seconds for making the env, a fork, and each `reset` and `step` of an env that does not
-            keep deadlines itself (`BaseEnv.keeps_deadlines`), as a `ToolEnv` does.
+        env_timeout: wall seconds for making the env, a fork, and each `reset` and `step` of an env that does not keep
+            deadlines itself (`BaseEnv.keeps_deadlines`), as a `ToolEnv` does.
         context_timeout: wall seconds for one call of a context policy.
-        turn_timeout: wall seconds for one turn of the policy together with the step that follows, and what it waits for
-            in between; None: as long as the other deadlines allow. Scoring does not count, and neither does waiting for
-            permits. Where a suspended episode goes on in the middle of a turn, the time begins anew.
-        episode_timeout: wall seconds for the whole episode; those that it stands still do not count.
-        score_grace: wall seconds that an episode may take beyond `episode_timeout` where its scorer is at work when
-            that passes: the policy is done, and what it did is worth a score. 0: none.
+        turn_timeout: wall seconds for one turn of the policy and the step that follows, without scoring and without
+            waiting for permits; None: as long as the other deadlines allow. It begins again when a suspended episode
+            goes on.
+        episode_timeout: wall seconds for the whole episode, without those that it stands still.
+        score_grace: further wall seconds if the episode's scorer is at work when `episode_timeout` passes; 0: none.
 
     Raises:
         ConfigError: a number is not positive or of the wrong kind, or `max_resumes` or `score_grace` is negative.

@@ -41,9 +41,8 @@ class RunOutput:
 
     Attributes:
         trajectories: gets each trajectory as soon as it has finished: a JSON Lines file, or a sink of yours.
-        journal: a file that keeps the engine's answers until their episode has finished, so that a run that is resumed
-            goes on with an interrupted episode where it was; None: such an episode begins anew. Remove it behind the
-            run.
+        journal: a file that keeps the engine's answers until their episode has finished, so that a resumed run goes on
+            in the middle of an episode; None: such an episode begins again. Remove it behind the run.
         record: a file to record all of the run to, see `recorded`. The tasks are a list then.
         tokenizer_source: see `recorded`.
         earlier: the run to go on with; None: the one that the file `trajectories` holds, if it is resumed.
@@ -103,8 +102,7 @@ async def rollout(
     """Play tasks and return the trajectories, ordered by task and sample.
 
     An interrupt (Ctrl-C, a notebook's stop button, a cancelled task) or an error loses no episode that has finished:
-    they are in the file `out`, and in the order that they finished, in the attribute `trajectories` of the exception
-    (`CancelledError`, ...) that leaves this function.
+    they are in the file `out`, and in the exception's attribute `trajectories`.
 
     Example:
         >>> import asyncio
@@ -120,21 +118,19 @@ async def rollout(
         engine: started; it stays the caller's to close.
         tasks: the tasks, in a list or anything else to iterate over; or a source of tasks; None: the source that the
             env itself draws from.
-        num_tasks: how many tasks to draw from a source. The same seed and training step of the config give the same
-            tasks, another step gives others; but to validate, each step gives the same, drawn apart from those of
-            training: others if the source generates them, another order of a list. Of a sequence, how many to
-            play at most, in its order: a training step goes on where the one before ended. A source hears of the
-            rewards of each group (`TaskSource.observe`), except to validate.
+        num_tasks: how many tasks to draw from a source, which hears of the rewards of each group
+            (`TaskSource.observe`). The same seed and training step give the same tasks; to validate, each step gives
+            the same, which training does not draw, and the source hears nothing. Of a sequence, how many to play at
+            most: a training step goes on where the one before ended.
         tokenizer: of the model that the engine serves, a fast tokenizer with a chat template; None: the engine's.
         env_kwargs: for `toolgym.make`, when `env` is an id.
         config: see `RunConfig`.
         plan: which groups are wanted; `num_tasks` is then how many tasks there are to choose from. None: every episode.
-        out: a JSON Lines file that gets each trajectory as soon as it has finished; `read_trajectories`
-            reads it. A file that holds an earlier run's is refused. Or a `RunOutput`, to write more.
-        resume: go on with the run that `out` holds, given the same arguments: what is there is not played again, and is
-            returned with what is played now, as if one run had played all; what differs is an error, except for what
-            `run_settings` says may change. A config without a seed takes that run's.
-            A file that is not there begins a run.
+        out: a new JSON Lines file that gets each trajectory as soon as it has finished (see `read_trajectories`), or a
+            `RunOutput`, to write more.
+        resume: go on with the run that `out` holds, if there is one, given the same arguments: nothing is played twice,
+            and all is returned as if one run had played it. What differs is an error, except for what `run_settings`
+            says may change. A config without a seed takes that run's.
         progress: show on standard error, or in the notebook, how far the run is, see `Progress`.
         observers: hear of each episode while it is played, such as `RunMetrics`.
 
@@ -207,11 +203,7 @@ def _checked_plan(plan: GroupPlan | None) -> GroupPlan | None:
 
 
 def draw_tasks(source: TaskSource, num_tasks: int, config: RunConfig) -> Sequence[Task]:
-    """Return the tasks that a run draws from a source, see `rollout`.
-
-    Raises:
-        ConfigError: `num_tasks` is no whole number of at least 1.
-    """
+    """Return the tasks that a run draws from a source, see `rollout`."""
     require_whole_number("num_tasks", num_tasks, at_least=1)
     seed = stream_seed(config.seed, validate=config.validate)
     return source.take(num_tasks, seed=seed, training_step=0 if config.validate else config.training_step)

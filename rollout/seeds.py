@@ -12,10 +12,9 @@ def derive_seed(run_seed: int, *parts: str | int) -> int:
 
 
 def stream_seed(run_seed: int | None, *, validate: bool) -> int | None:
-    """The seed that a run draws tasks with, and that its steps' seeds derive from: to validate, one of its own."""
+    """The seed that a run draws tasks with, and that its steps' seeds derive from; another one to validate."""
     return derive_seed(run_seed, "validate") if validate and run_seed is not None else run_seed
 
 
 def step_seed(run_seed: int | None, training_step: int) -> int | None:
-    """The seed of one training step, which its episodes' seeds derive from; at step 0 the run's own."""
     return run_seed if run_seed is None or not training_step else derive_seed(run_seed, "step", training_step)

@@ -1,4 +1,4 @@
-"""`group_advantages`: how much better than its group each trajectory was, for those who compute that themselves."""
+"""`group_advantages`: how much better than its group each trajectory was."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from toolgym.tools.errors import ConfigError
 from toolgym.tools.keywords import named_keywords
 
 AdvantageForm = Literal["grpo", "rloo", "dr_grpo"]
-"""How a group's rewards become advantages, see `group_advantages`."""
 
 FORMS: tuple[AdvantageForm, ...] = get_args(AdvantageForm)
 
@@ -23,16 +22,12 @@ log = logging.getLogger("toolgym.rollout.advantages.advantages")
 
 
 def by_group(trajectory: Trajectory) -> Hashable:
-    """Return the key of trajectories that one run sampled from one task for one role."""
+    """Return what the trajectories have in common that one run sampled from one task for one role."""
     return trajectory.group_id, trajectory.role
 
 
 def grouped(trajectories: Iterable[Trajectory]) -> list[list[Trajectory]]:
-    """Return the groups of trajectories, in the order of their first members; see `by_group`.
-
-    Raises:
-        ConfigError: something else than trajectories was given.
-    """
+    """Return the groups of trajectories (see `by_group`), in the order of their first members."""
     groups: dict[Hashable, list[Trajectory]] = {}
     for trajectory in require_trajectories(trajectories):
         groups.setdefault(by_group(trajectory), []).append(trajectory)
@@ -47,33 +42,29 @@ def group_advantages(
     per: Callable[[Trajectory], Hashable] = by_group,
     epsilon: float = 1e-6,
 ) -> list[float | None]:
-    """The advantage of each trajectory over its group, in the order given; None for one that does not count.
+    """The advantage of each trajectory over its group, in the order given; None for one that is not `usable`.
 
-    A trajectory counts if it is `usable`: nothing broke, its last turn was not aborted, its run did not cut it, and the
-    policy sampled something. The others' statistics are as if the rest were not there. A branch counts like any other
-    (see docs/trees.md).
-    `Batch.per_row` makes values of a batch's rows of the list.
+    Those that are not usable have no part in the statistics of their group. A branch counts like any other trajectory
+    (see docs/trees.md). `Batch.per_row` makes values of a batch's rows of the list.
 
     With r a trajectory's reward, and n rewards in its group:
 
-    - `grpo`: (r - mean) / (s + epsilon), where s is the standard deviation with n - 1 below the sum (Shao et al.,
-      arXiv 2402.03300; the n - 1 as torch, and so verl and TRL, have it).
-    - `dr_grpo`: r - mean: no division, which would make much of groups that hardly differ (Liu et al., arXiv
-      2503.20783).
+    - `grpo`: (r - mean) / (s + epsilon), where s is the standard deviation with n - 1 below the sum, as in torch, verl
+      and TRL (Shao et al., arXiv 2402.03300).
+    - `dr_grpo`: r - mean. No division makes much of groups that hardly differ (Liu et al., arXiv 2503.20783).
     - `rloo`: r - the mean of the n - 1 others (Ahmadian et al., arXiv 2402.14740).
 
-    A member that came after its group was whole (`Trajectory.peers`) is compared with that group, whose rewards enter
-    once, in whichever call they came.
+    A member that came after its group was whole (`Trajectory.peers`) is compared with that group.
 
-    All are exactly 0 where a group's rewards are equal. So is that of a group with one trajectory that counts, since
-    there is nothing to compare it with; where all groups are such, a warning is logged.
+    All are exactly 0 if a group's rewards are equal, or if only one of its trajectories counts. If all groups are of
+    the second kind, a warning is logged.
 
     Args:
         trajectories: whole groups, in any order.
         form: see above.
-        per: what the trajectories of a group have in common. By default group and role: the policies of two roles are
-            never compared. `lambda member: (member.source, member.task_id, member.role)` pools the runs of a task.
-        epsilon: see `grpo`; without effect on the other forms.
+        per: what the trajectories of a group have in common. `lambda member: (member.source, member.task_id,
+            member.role)` pools the runs of a task.
+        epsilon: see `grpo`.
 
     Raises:
         ConfigError: `trajectories` holds something else, `form` is unknown, or a reward that counts is not finite.

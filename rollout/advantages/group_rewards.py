@@ -38,22 +38,22 @@ async def add_group_reward(
     per: Callable[[Trajectory], Hashable] = by_group,
     timeout: float = 600.0,
 ) -> list[Trajectory]:
-    """Return the trajectories in the order given, with a reward of their group added.
+    """Return the trajectories in the order given, each with a reward of its group added.
 
-    Call it on whole groups, before advantages are computed and batches are made. A trajectory that does not count (see
-    `StopReason.in_group_statistics`) is passed on as it is, and the group's function does not see it. All groups are
-    rewarded at the same time. What is added goes to the policy's last token (see `token_rewards`), and stands in the
-    metrics under `score/NAME`, without its weight.
+    Call it on whole groups, before advantages are computed and batches are made. The function gets only trajectories
+    that count (see `StopReason.in_group_statistics`); the others stay as they are. All groups are rewarded at the same
+    time. The reward goes to the policy's last token (see `token_rewards`), and to the metrics as `score/NAME`, without
+    its weight.
 
-    Where the function fails for a group (a judge does not answer, `timeout` passes), that group's trajectories fail,
-    with `score_failed` or `score_timeout`, and stay out of all statistics: that is never a reward of 0.
+    If the function fails for a group or `timeout` passes, the trajectories of that group fail, with `score_failed` or
+    `score_timeout`, and stay out of all statistics.
 
     Args:
         trajectories: whole groups, in any order.
-        reward: `pairwise_reward(...)`, `diversity_reward(...)`, or a function of one's own.
-        weight: what the function's rewards are multiplied with.
-        name: what the metrics call it.
-        per: what the trajectories of a group have in common; by default group and role.
+        reward: `pairwise_reward(...)`, `diversity_reward(...)`, or a function of your own.
+        weight: the function's rewards are multiplied with it.
+        name: its name in the metrics.
+        per: what the trajectories of a group have in common.
         timeout: wall seconds for one group.
 
     Raises:
@@ -97,15 +97,15 @@ async def add_group_reward(
 def pairwise_reward(compare: Comparison, *, both_orders: bool = True) -> GroupReward:
     """Return a group's reward: the share of the others that each answer beats, a draw counting half, from 0 to 1.
 
-    An answer is the last message of the policy, without its thinking. A trajectory that is alone gets 0.5.
+    An answer is the last message of the policy, without its thinking. A single trajectory gets 0.5.
 
     Args:
-        compare: which of two answers is better; `LLMJudge.compare` is one. Async comparisons run at the same time.
+        compare: says which of two answers is better; `LLMJudge.compare` does. Async comparisons run at the same time.
         both_orders: ask for each pair in both orders and take the mean, since language models prefer a place (Zheng et
-            al., arXiv 2306.05685); else once, the earlier one first.
+            al., arXiv 2306.05685); else once, the earlier answer first.
 
     Raises:
-        ConfigError: `compare` is no function; when it rewards: it gave something else than a number from 0 to 1.
+        ConfigError: `compare` is no function, or later: it gave something else than a number from 0 to 1.
     """
     if not callable(compare):
         raise ConfigError(f"compare must be a function of a question and two answers, got {compare!r}")
@@ -144,13 +144,14 @@ def pairwise_reward(compare: Comparison, *, both_orders: bool = True) -> GroupRe
 
 
 def diversity_reward(*, words: int = 3, text: Callable[[Trajectory], str] | None = None) -> GroupReward:
-    """Return a group's reward: how far each response is from the others, from 0 (the same) to 1 (nothing in common).
+    """Return a group's reward: the distance of each response from the others, from 0 (the same) to 1 (nothing in
+    common).
 
-    It is the mean of one minus the Jaccard similarity of the sets of runs of words. A trajectory that is alone gets 0.
+    It is the mean of one minus the Jaccard similarity of the sets of runs of words. A single trajectory gets 0.
 
     Args:
-        words: how long a run is.
-        text: which text of a trajectory is compared; None: all that the policy wrote.
+        words: the length of a run.
+        text: the text of a trajectory that is compared; None: all that the policy wrote.
 
     Raises:
         ConfigError: `words` is no whole number of at least 1, or `text` is no function.
@@ -172,7 +173,6 @@ def diversity_reward(*, words: int = 3, text: Callable[[Trajectory], str] | None
 
 
 def answer_of(trajectory: Trajectory) -> str:
-    """Return the last message of the policy, without its thinking; empty if it wrote none."""
     texts = (message["content"] for message in reversed(trajectory.messages) if message["role"] == "assistant")
     return without_thinking(next(texts, "")).strip()
 

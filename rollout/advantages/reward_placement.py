@@ -23,21 +23,14 @@ def token_rewards(trajectory: Trajectory, placement: RewardPlacement = "turns") 
 
     They add up to the trajectory's reward. Only tokens that the policy sampled have one; all others have 0.
 
-    `turns`: each turn's last token has the turn's reward. The reward of a turn that sampled no token goes to the
-    policy's last token before it, or to its first one where there is none before. A turn whose reward is None, as one
-    that was cut off, has none. The rest of the trajectory's reward, as where a judge scored the whole afterwards, is
-    the outcome, and goes to the policy's last token.
-
-    `outcome`: the policy's last token has everything, for trainers that know one reward for each trajectory.
-
-    Args:
-        trajectory: with tokens that the policy sampled, or with the reward 0.
-        placement: see above.
+    - `turns`: each turn's reward is on its last token; that of a turn without tokens on the policy's last token before
+      it, or else on its first. The rest of the trajectory's reward, such as a judge's, is on the policy's last token.
+    - `outcome`: the policy's last token has everything, for trainers that know one reward for each trajectory.
 
     Raises:
         ConfigError: `placement` is something else.
-        BatchError: the policy sampled no token that could have the reward, or the turns tell of other tokens than the
-            sequences hold.
+        BatchError: the trajectory has a reward and no token that the policy sampled, or its turns have other tokens
+            than its sequences.
     """
     if placement not in PLACEMENTS:
         raise ConfigError(f"rewards are placed by {' or '.join(map(repr, PLACEMENTS))}, got {placement!r}")
@@ -71,7 +64,6 @@ def _turn_ends(trajectory: Trajectory, sampled: Sequence[int]) -> Iterator[tuple
 
 
 def _place(sequence: TokenSequence, token: int) -> int:
-    """Return where in the response the policy's token with this number stands."""
     place = 0
     for segment in sequence.segments:
         if segment.is_policy:

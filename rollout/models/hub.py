@@ -23,7 +23,7 @@ _NAME = re.compile(r"\w[\w.-]*/[\w.-]+", re.ASCII)
 
 
 def is_hub_name(name: str) -> bool:
-    """Whether there is no folder of that name, and the hub may have a model of it: `org/name`."""
+    """Whether the hub may have a model of that name, `org/name`, and there is no such folder."""
     return _NAME.fullmatch(name) is not None and not Path(name).is_dir()
 
 
@@ -32,9 +32,7 @@ ANSWER_WITHIN = 10.0
 
 
 def require_on_hub(source: str | Path) -> None:
-    """Ask the model hub once whether it has a model, unless its files are here.
-
-    The loaders would ask a dozen times, and write a line each time.
+    """Ask the model hub once for a model whose files are not here: the loaders would ask, and log, a dozen times.
 
     Raises:
         ConfigError: the hub has no such model, or cannot be reached.
@@ -55,7 +53,6 @@ def require_on_hub(source: str | Path) -> None:
 
 
 def why_not_loaded(source: object, error: BaseException) -> str:
-    """Say in one line why loading failed."""
     reason = " ".join(str(error).split()) or type(error).__name__
     folder = Path(str(source))
     if folder.exists():

@@ -1,4 +1,4 @@
-"""Path of the tiny policy, a small model that ships with the library, for tests, examples, first steps."""
+"""The tiny policy, a small model that ships with the library, for tests, examples and first steps."""
 
 from __future__ import annotations
 
@@ -19,13 +19,9 @@ _FILES = (
 def tiny_policy_path() -> Path:
     """The folder of the tiny policy, which loads like any Hugging Face model.
 
-    It is a Qwen3 of about a million parameters with its own tokenizer and chat template, trained from scratch
-    on transcripts of the arithmetic tasks (`toolgym.envs.tasks.arithmetic`). It calls the code interpreter, solves
-    some of the tasks, and has bad habits enough for reinforcement learning to mend. It knows nothing else.
-    `examples/tiny_policy` trains it again.
-
-    Returns:
-        The folder, holding the model, its tokenizer and its chat template.
+    It is a Qwen3 of about a million parameters, trained from scratch on the arithmetic tasks
+    (`toolgym.envs.tasks.arithmetic`). It calls the code interpreter, solves some of the tasks, and has bad habits
+    enough for reinforcement learning to mend. `examples/tiny_policy` trains it again.
 
     Raises:
         EngineError: the installed package lacks the folder or one of its files.

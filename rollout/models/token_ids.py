@@ -1,5 +1,4 @@
-"""`TokenIds`: ids that are known to be ids, so that a context that grows is neither checked nor copied again at every
-turn."""
+"""`TokenIds`: checked ids, so that a context that grows is neither checked nor copied again at every turn."""
 
 from __future__ import annotations
 
@@ -15,14 +14,10 @@ from toolgym.tools.errors import ConfigError
 
 
 class TokenIds(Sequence[int]):
-    """Whole numbers in order, such as a prompt and what followed it, with the least and the greatest of them.
+    """Whole numbers in order, equal to a tuple of the same numbers.
 
-    It is equal to a tuple of the same numbers. The ids that came first are kept apart from those behind them: where a
-    context grows, only the latter are copied, and the episodes of a group share the ids of their prompt.
-
-    Attributes:
-        least: the least id; 0 if there is none.
-        greatest: the greatest id; 0 if there is none.
+    The ids that came first are kept apart from those behind them: when a context grows, only the latter are copied, and
+    the episodes of a group share the ids of their prompt. `least` and `greatest` are 0 if there is no id.
 
     Raises:
         ConfigError: one is no whole number.
@@ -44,11 +39,7 @@ class TokenIds(Sequence[int]):
             self._first = tuple(array.tolist())
 
     def followed_by(self, ids: Iterable[int]) -> TokenIds:
-        """These ids and others behind them. Only those are looked at, and only if they are not `TokenIds` already.
-
-        Raises:
-            ConfigError: one is no whole number.
-        """
+        """These ids and others behind them; only those are checked."""
         more = ids if isinstance(ids, TokenIds) else TokenIds(ids)
         if not self._size or not more._size:
             return more if more._size else self
@@ -60,11 +51,10 @@ class TokenIds(Sequence[int]):
         return copy
 
     def as_tuple(self) -> tuple[int, ...]:
-        """The ids as a tuple, made again at each call if they have grown."""
+        """The ids as a tuple, joined again at each call if they have grown."""
         return self._first + self._rest
 
     def begins_with(self, other: TokenIds) -> bool:
-        """Whether the first ids are those of `other`."""
         if self._first is other._first:  # of one conversation: no need to join
             return self._rest[: len(other._rest)] == other._rest
         return self[: len(other)] == other.as_tuple()
@@ -118,13 +108,7 @@ class TokenIds(Sequence[int]):
 
 
 def _whole_numbers(ids: Iterable[int]) -> NDArray[Any]:
-    """The ids as an array `[tokens]` of whole numbers; of Python's own if one is too great for another dtype.
-
-    NumPy looks at all of them in half of the time that Python needs for the type of each.
-
-    Raises:
-        ConfigError: one is no whole number.
-    """
+    """The ids as an array `[tokens]`; NumPy checks them in half of the time that Python needs."""
     try:
         values = ids if isinstance(ids, np.ndarray) else tuple(ids)
         array = np.asarray(values)
@@ -142,8 +126,7 @@ _MOST_NUMBERS = 2**20
 
 
 def _plain(array: NDArray[Any], greatest: int) -> tuple[int, ...]:
-    """Whole numbers as a tuple in which equal ones are the same object. Else each id of a context would take 32 bytes
-    more, four times as many as its place in the tuple."""
+    """Whole numbers as a tuple in which equal ones are the same object: else each id would take 32 bytes more."""
     global _numbers
     if greatest >= _MOST_NUMBERS:
         return tuple(array.tolist())

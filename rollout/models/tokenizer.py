@@ -18,25 +18,23 @@ except ImportError as error:
     raise missing_extra("rollout", "Loading a tokenizer", error) from error
 
 _FILES = ("tokenizer.json", "*.model", "vocab.*", "*.tiktoken", "tekken.json")
-"""What a tokenizer may be saved as. From a folder without any, transformers would make one that knows no words."""
+"""Forms of a saved tokenizer. From a folder without any, transformers would make one that knows no words."""
 
 _GENERATION = "generation_config.json"
 
 
 def holds_tokenizer(folder: Path) -> bool:
-    """Whether a tokenizer was saved in a folder, in any form and state."""
     return any(item.match(pattern) for item in list(folder.iterdir()) for pattern in _FILES)
 
 
 def load_tokenizer(source: str | Path) -> PreTrainedTokenizerBase:
-    """Load a tokenizer.
+    """Load a tokenizer from a folder or, if there is no such folder, from the model hub.
 
-    A folder with a `tokenizer.json` is loaded from that very file. (`AutoTokenizer` of transformers 5 may build
-    another tokenizer from the model's type instead, with other ids.) A name that is no folder goes to the model hub.
+    A `tokenizer.json` is loaded as it is: `AutoTokenizer` of transformers 5 may build another one, with other ids.
 
     Raises:
         UnknownNameError: it is a path, and there is no such folder; names the nearest one.
-        ConfigError: it holds no tokenizer.
+        ConfigError: it holds no tokenizer, or the tokenizer cannot be loaded.
     """
     path = Path(source)
     if not path.is_dir() and (path.is_absolute() or str(source).startswith(".")):
@@ -66,12 +64,11 @@ def load_tokenizer(source: str | Path) -> PreTrainedTokenizerBase:
 def end_token_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     """Ids of the tokens that end a text of this model: the tokenizer's, then those of the generation config beside it.
 
-    Many models have several, and the tokenizer knows one: Qwen3 ends its turns with `<|im_end|>`, and
-    `generation_config.json` names `<|endoftext|>` too. The file is looked for where the tokenizer was loaded from, in
-    its folder or in the cache of the model hub. No network is used. Ids that the tokenizer lacks are left out.
+    The tokenizer knows only one: Qwen3 ends its turns with `<|im_end|>`, and `generation_config.json` names
+    `<|endoftext|>` too. The file is read from the tokenizer's folder or the hub's cache, without network.
 
     Raises:
-        ConfigError: the file is there and is no JSON object, or its `eos_token_id` is neither an id nor a list of ids.
+        ConfigError: the file is no JSON object, or its `eos_token_id` is neither an id nor a list of ids.
     """
     ends = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
     file = _generation_config(str(tokenizer.name_or_path or ""))
