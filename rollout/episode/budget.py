@@ -1,5 +1,3 @@
-"""`EpisodeBudget`: the tokens that an episode has left."""
-
 from __future__ import annotations
 
 from toolgym.rollout.engines.base import Engine
@@ -8,12 +6,7 @@ from toolgym.tools.errors import ConfigError
 
 
 class EpisodeBudget:
-    """The tokens that the engine's context and the limits leave to an episode.
-
-    Args:
-        engine: its context holds prompt and generation together.
-        limits: the episode's.
-    """
+    """The tokens that the engine's context and the limits leave to an episode."""
 
     def __init__(self, engine: Engine, limits: EpisodeLimits) -> None:
         self._engine, self._limits = engine, limits
@@ -25,24 +18,14 @@ class EpisodeBudget:
         return most if self._limits.max_prompt_tokens is None else min(most, self._limits.max_prompt_tokens)
 
     def longest(self, first_prompt_tokens: int) -> int:
-        """Most tokens that the present sequence, or the next one, may have, the prompt included.
-
-        Args:
-            first_prompt_tokens: tokens of the episode's first prompt.
-        """
+        """Most tokens of a sequence, prompt included, if the episode's first prompt has `first_prompt_tokens`."""
         longest = self._engine.context_length
         if self._limits.max_response_tokens is not None:
             longest = min(longest, first_prompt_tokens + self._limits.max_response_tokens)
         return longest
 
     def room(self, first_prompt_tokens: int, tokens: int, response_tokens: int) -> int:
-        """Return how many more tokens a sequence may take.
-
-        Args:
-            first_prompt_tokens: tokens of the episode's first prompt.
-            tokens: tokens that the sequence has.
-            response_tokens: those of them behind its prompt.
-        """
+        """Return how many more tokens a sequence of `tokens` may take, of which `response_tokens` behind its prompt."""
         room = self.longest(first_prompt_tokens) - tokens
         if self._limits.max_response_tokens is not None:
             room = min(room, self._limits.max_response_tokens - response_tokens)
@@ -50,7 +33,6 @@ class EpisodeBudget:
 
 
 def long_prompt_error(tokens: str, most: int) -> ConfigError:
-    """Return the error to raise for a prompt of so many tokens, more than `most`."""
     return ConfigError(
         f"the prompt has {tokens} tokens, more than the {most} allowed; it is not cut, "
         "because the policy would see another task: shorten the task, or raise max_prompt_tokens"

@@ -1,5 +1,3 @@
-"""`EpisodeConfig`: the settings of an episode."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -27,11 +25,11 @@ class EpisodeConfig:
         on_truncated_turn: what becomes of a turn that was cut, a `TruncationPolicy` or its name: `end` (the episode) or
             `close` (the turn, and the episode goes on).
         context: a context policy or several, asked in this order; see `toolgym.rollout.tokens.context_policies`.
-        training_step: the training step that the trajectories are recorded under, counted from 0. Tasks and sampling
-            seeds depend on it, so count it up in training.
+        training_step: recorded in the trajectories, counted from 0. Tasks and sampling seeds depend on it, so count it
+            up in training.
         validate: whether the trajectories are recorded as validation, not as training.
-        validation_sampling: in place of `sampling` if `validate` is set, such as a temperature of 0; None:
-            `sampling` holds for both.
+        validation_sampling: in place of `sampling` if `validate` is set, such as a temperature of 0; None: `sampling`
+            holds for both.
 
     Raises:
         ConfigError: an argument is of the wrong kind or out of range, or a name is unknown.
@@ -65,17 +63,15 @@ class EpisodeConfig:
 
     @property
     def sampling_in_use(self) -> SamplingParams:
-        """`validation_sampling` to validate, if there is one; else `sampling`."""
         return self.validation_sampling if self.validate and self.validation_sampling is not None else self.sampling
 
     @property
     def context_policies(self) -> tuple[ContextPolicy, ...]:
-        """`context` as a tuple."""
         return (self.context,) if isinstance(self.context, ContextPolicy) else tuple(self.context)
 
     @property
     def one_sequence(self) -> bool:
-        """Whether each episode has one token sequence, unless its env begins the context anew."""
+        """Whether each episode has one token sequence, unless its env begins the context again."""
         return self.history == HistoryMode.APPEND and not any(policy.revises for policy in self.context_policies)
 
 

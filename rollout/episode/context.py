@@ -1,5 +1,3 @@
-"""`EpisodeContext`: the env's answers, as the policy reads them."""
-
 from __future__ import annotations
 
 import copy
@@ -25,13 +23,7 @@ T = TypeVar("T")
 
 
 class EpisodeContext:
-    """Puts the env's answers into an episode's conversation.
-
-    Args:
-        policies: the context policies, in the order that they are asked.
-        timeout: wall seconds for one call of a context policy.
-        budget: the episode's.
-    """
+    """Puts the env's answers into an episode's conversation, as its context policies let them through."""
 
     def __init__(self, policies: Sequence[ContextPolicy], timeout: float, budget: EpisodeBudget) -> None:
         self._policies, self._timeout, self._budget = policies, timeout, budget
@@ -39,7 +31,7 @@ class EpisodeContext:
     async def extended(
         self, renderer: ChatRenderer, conversation: Conversation, result: StepResult
     ) -> tuple[list[Message], Extension]:
-        """New messages as the context policies let them through, and how the conversation goes on with them.
+        """The new messages as the context policies admit them, and how the conversation goes on with them.
 
         Raises:
             TooManyTokensError: there is no room for them.

@@ -1,5 +1,3 @@
-"""`episode_deadline`: the deadline of a whole episode; scoring that has begun may finish."""
-
 from __future__ import annotations
 
 import asyncio
@@ -13,16 +11,10 @@ from toolgym.tools.concurrency.deadline import watch_own_deadline
 
 
 class episode_deadline(AbstractAsyncContextManager[Callable[[], None]]):
-    """Cancel the block when the episode's time is over; `score_grace` seconds later if its scorer is then at work.
+    """Cancel the block with `TimeoutError` when the episode's time is over, of which `spent` seconds have passed
+    before.
 
-    Gives a function that ends the block now, with the same error, whatever is at work.
-
-    Args:
-        limits: the episode's.
-        spent: seconds of its time that are over already.
-
-    Raises:
-        TimeoutError: the time is over.
+    If its scorer is at work then, it has `score_grace` seconds more. Gives a function that ends the block at once.
     """
 
     __slots__ = ("_limits", "_scores", "_spent", "_timeout", "_timer", "_watch")

@@ -8,17 +8,12 @@ from toolgym.envs.base import BaseEnv
 from toolgym.tools.concurrency.deadline import shielded, with_deadline
 
 CLOSE_TIMEOUT = 30.0
-"""Seconds that an env gets to close."""
 
 _log = logging.getLogger("toolgym.rollout")
 
 
 async def fork_env(env: BaseEnv, seconds: float) -> BaseEnv:
     """Return a fork of an env, which the caller closes. One that comes too late, or is not waited for, is closed.
-
-    Args:
-        env: with an episode under way.
-        seconds: wall seconds that the fork may take.
 
     Raises:
         DeadlineError: it took longer. All else that `BaseEnv.fork` raises passes through.

@@ -1,10 +1,7 @@
 """One episode: reset, then turns of the policy and steps of the env in alternation, then the record.
 
-`Episode.run` plays to the end and returns a trajectory. Whatever breaks (the engine raises, the env raises, a deadline
-passes) ends in the trajectory's `error`, with everything that happened before it. Only cancellation passes through.
-
-An episode can be ended before its time (`cut`), or made to stand still (`suspend`), from which a later `run` goes on,
-also in the middle of a turn. In each case what the engine has sampled is kept with its log-probabilities and versions.
+Whatever breaks (the engine raises, the env raises, a deadline passes) ends in the trajectory's `error`, with everything
+that happened before it. Only cancellation passes through.
 """
 
 from __future__ import annotations
@@ -47,7 +44,6 @@ SUSPEND_GRACE = 30.0
 """Seconds that an episode has, when it is asked to stand still, to come to the end of what its env does."""
 
 BetweenTurns: TypeAlias = "Callable[[Episode], Awaitable[None]]"
-"""What an episode calls between its turns."""
 
 RendererFactory = Callable[[Sequence[ToolSchema]], ChatRenderer]
 """From an env's tools to their renderer; the runner keeps one per set of tools."""
@@ -57,19 +53,17 @@ class Episode:
     """Plays one job.
 
     Args:
-        job: the task, and the episode's place in its run.
+        job: the task, and the episode's place in its run; `parent` is set if it is a branch.
         config: how to play it.
-        env: the env; reset here, closed by its owner.
+        env: reset here, closed by its owner.
         engine: where turns come from.
         renderer_factory: see `RendererFactory`.
-        env_id: what the trajectory calls the env.
+        env_id: the env's name in the trajectory.
         observers: hear of it, in this order.
-        settings: its run's, see `run_settings`; None for an episode that stands alone.
+        settings: its run's, see `run_settings`; None for an episode outside of a run.
 
     Attributes:
         id: the id of its trajectory.
-        job: the job that it plays; a branch's has its parent.
-        env: the env that it plays.
         branches_left: branches that it may still make, as `Branching` counts them; None before the first.
     """
 
@@ -148,10 +142,9 @@ class Episode:
     def cut(self) -> None:
         """Ask the episode to end now; `run` returns its trajectory with `StopReason.STRAGGLER`.
 
-        The engine is asked to abort its request, and what it gives back is kept; see `TurnSampler.interrupt` for an
-        engine that cannot. What the env, its scorer or a context policy does is cancelled. Asked while it does not run,
-        its next `run` returns at once. One that ends by itself meanwhile keeps its own stop reason. It may be called at
-        any time, from the event loop.
+        What the engine has sampled is kept (see `TurnSampler.interrupt`); what the env, its scorer or a context policy
+        does is cancelled. An episode that does not run ends at its next `run`; one that ends by itself keeps its own
+        stop reason. Call it from the event loop.
         """
         if self._stage is Stage.OVER or self._asked is Asked.CUT:
             return
@@ -160,15 +153,11 @@ class Episode:
             self._end_now()
 
     def suspend(self, *, grace: float = SUSPEND_GRACE) -> None:
-        """Ask the episode to stand still; `run` returns None, and a later `run` goes on.
+        """Ask the episode to stand still; `run` returns None, and a later `run` goes on, also in the middle of a turn.
 
-        The engine is asked to abort its request, and the turn goes on from what it gives back, perhaps with newer
-        weights. What the env does is waited for, and cut where it takes too long. Asked while it does not run, its next
-        `run` returns None at once. One that ends by itself meanwhile gives its trajectory. It may be called at any
-        time, from the event loop.
-
-        Args:
-            grace: wall seconds that the episode has, before it is cut.
+        What the engine has sampled is kept, and what the env does is waited for: `grace` wall seconds, then the episode
+        is cut. An episode that does not run returns None from its next `run`; one that ends by itself gives its
+        trajectory. Call it from the event loop.
         """
         if self._stage is Stage.OVER or self._asked is not None:
             return
@@ -180,15 +169,14 @@ class Episode:
     async def fork(self, job: Job | Callable[[], Job]) -> Episode:
         """Return a branch: an episode that goes on from here by itself, once it is run. This one goes on, too.
 
-        The branch has a fork of the env, an id of its own and seeds of its own; the same turns until here, with the
-        same arrays of ids. Its trajectory has this one's id as `parent`, and `branch_turn`.
+        The branch has a fork of the env, and an id and seeds of its own. Its trajectory has this one's id as `parent`.
+        If this episode is asked to stand still during the fork, so is the branch.
 
         Args:
             job: the branch's place in the run; or a function that gives it, called once the env has been forked.
 
         Returns:
-            The branch. Its `env` is the caller's to close. Where this episode was asked to stand still meanwhile, the
-            branch's first `run` returns None.
+            The branch. Its `env` is the caller's to close.
 
         Raises:
             EpisodeError: the episode does not stand between two turns.
@@ -270,7 +258,6 @@ class Episode:
         return self._open_turn.number if self._open_turn is not None else max(0, len(self._record.turns) - 1)
 
     def _seconds(self) -> float:
-        """Wall seconds that it has run so far."""
         return self._record.seconds + (time.monotonic() - self._started if self._started is not None else 0.0)
 
     def _tell_began(self) -> None:
@@ -285,13 +272,12 @@ class Episode:
             observer.waits(self.job, phase, what)
 
     def _stops(self) -> bool:
-        """Whether it was asked to end or to stand still."""
         return self._asked is not None
 
     # ------------------------------------------------------------------ from stage to stage
 
     async def _play(self, between_turns: BetweenTurns | None) -> tuple[StopReason | None, Failure | None]:
-        """Play, and return the end, and what broke the episode off if something did; no end if it stands still."""
+        """Play, and return the end and what broke the episode off, if something did; no end if it stands still."""
         reason: StopReason | None = None
         callers_error: Exception | None = None
         try:
@@ -385,9 +371,7 @@ class Episode:
 
     async def _cut_off(self, conversation: Conversation, reason: StopReason) -> StopReason:
         """Have the env score the episode that a limit ends here, with the turn that it has not seen. Returns `reason`.
-
-        One that does not count, since the engine aborted it, is not scored.
-        """
+        One that the engine aborted is not scored."""
         if not reason.in_group_statistics or not self._record.turns:
             return reason
         if self._asked is Asked.CUT:
@@ -415,8 +399,8 @@ class Episode:
     # ------------------------------------------------------------------ the policy's turn
 
     async def _sample(self, conversation: Conversation) -> StopReason | None:
-        """Sample the next turn, or the rest of it, and close it, unless the episode is asked to stop before its end.
-        Returns why the episode is over, if it is."""
+        """Sample the next turn, or the rest of it, and close it if it has come to its end. Returns why the episode is
+        over."""
         if self._open_turn is None:
             budget = self._room(conversation)
             if budget < 1:
@@ -437,8 +421,7 @@ class Episode:
         return reason
 
     def _room(self, conversation: Conversation, tokens: int | None = None, response_tokens: int | None = None) -> int:
-        """Return how many more tokens the conversation's sequence may take; or one with `tokens`, of which
-        `response_tokens` behind its prompt."""
+        """Tokens that the conversation's sequence may still take; or one with these tokens."""
         return self._budget.room(
             conversation.first_prompt_tokens,
             len(conversation.context) if tokens is None else tokens,
@@ -462,7 +445,7 @@ class Episode:
         )
 
     def _close_turn(self, renderer: ChatRenderer, conversation: Conversation, turn: OpenTurn) -> StopReason | None:
-        """See to it that the turn has an end. Returns why the episode is over, if it is. See `TruncationPolicy`."""
+        """See to it that the turn has an end, see `TruncationPolicy`. Returns why the episode is over, if it is."""
         if renderer.ends_turn(conversation.turn_ids):
             return None
         reason = turn.finish_reason

@@ -1,5 +1,3 @@
-"""`EpisodeObserver`: what hears of an episode while it is played, for progress, metrics and journals."""
-
 from __future__ import annotations
 
 import contextlib
@@ -21,7 +19,6 @@ class Phase(enum.StrEnum):
     """The thing that an episode waits for."""
 
     RESET = "reset"
-    """The env's `reset`."""
     ENGINE = "engine"
     """A turn of the policy."""
     ENV = "env"
@@ -37,56 +34,37 @@ class Phase(enum.StrEnum):
 class EpisodeObserver:
     """Hears of the episodes of a run, on its event loop. Each method does nothing here, and must not block.
 
-    What a method raises ends the run with that error, as an error in a sink does: the episodes that run are played to
-    their end. From `run_began` it comes before anything is played.
+    What a method raises ends the run with that error: the episodes that run are played to their end. From `run_began`
+    it comes before anything is played.
     """
 
     def run_began(self) -> None:
-        """A run begins: a call of `Runner.stream`. Its episodes follow. Several runs may go on at the same time."""
+        """A run begins: a call of `Runner.stream`. Several runs may go on at the same time."""
 
     def run_ended(self) -> None:
         """A run is over, however it ended: none of its episodes is played any more."""
 
     def began(self, job: Job) -> None:
-        """An episode begins. Followed by `waits(RESET)`, unless it is stopped before; for a branch (`job.parent`) by
-        `waits` of its first turn."""
+        """An episode begins. A branch (`job.parent`) goes on with the wait of its first turn; others with `RESET`."""
 
     def waits(self, job: Job, phase: Phase, what: str = "") -> None:
-        """An episode enters a phase.
-
-        Args:
-            job: the episode's.
-            phase: what it waits for from now on.
-            what: more about it: in `Phase.ENV` the names of the tools that the turn calls, with commas between.
-        """
+        """An episode enters a phase; in `Phase.ENV`, `what` is the names of the tools that it calls, by commas."""
 
     def asked(self, job: Job, prompt_ids: TokenIds, params: SamplingParams) -> None:
-        """A request goes to the engine: a turn, or a further part of one that was aborted.
-
-        Args:
-            job: the episode's.
-            prompt_ids: the ids that the engine gets, all of them.
-            params: how it is to sample.
-        """
+        """A request goes to the engine, with all the ids: a turn, or a further part of one that was aborted."""
 
     def generated(self, job: Job, generation: Generation) -> None:
         """The engine has answered the request, and its answer is in order. A request that fails has no such call."""
 
     def turned(self, job: Job, turn: Turn, conversation: Conversation) -> None:
-        """A turn is over and its observation is in the conversation: the next call of the engine is that of the next
-        turn. The last turn of an episode is followed by `ended` only."""
+        """A turn and its observation are in the conversation. The last turn is followed by `ended` only."""
 
     def ended(self, job: Job, trajectory: Trajectory) -> None:
-        """An episode is over. A cancelled one ends without this call, and so does one that stays suspended. One whose
-        env could not be made has no other call."""
+        """An episode is over. One that is cancelled, or stays suspended, has no such call; one whose env could not be
+        made has no other."""
 
 
 def checked_observers(observers: Sequence[EpisodeObserver]) -> tuple[EpisodeObserver, ...]:
-    """Return the observers of a runner.
-
-    Raises:
-        ConfigError: they are not in a list, or one of them is no observer.
-    """
     if not isinstance(observers, Sequence):
         raise ConfigError(f"observers must be a list of observers, got {observers!r}")
     for observer in observers:
@@ -105,12 +83,7 @@ def observed_run(observers: Sequence[EpisodeObserver]) -> contextlib.ExitStack:
 
 
 class GuardedObserver(EpisodeObserver):
-    """Tells another observer of episodes. What that raises goes to `broken`, and no episode meets it.
-
-    Args:
-        observer: the other one.
-        broken: gets each error.
-    """
+    """Tells another observer of episodes. What that raises goes to `broken`, and no episode meets it."""
 
     def __init__(self, observer: EpisodeObserver, broken: Callable[[Exception], None]) -> None:
         for name in ("began", "waits", "asked", "generated", "turned", "ended"):

@@ -1,5 +1,3 @@
-"""`EpisodeRecord`: an episode so far, and its trajectory."""
-
 from __future__ import annotations
 
 import hashlib
@@ -21,23 +19,7 @@ from toolgym.tools.message import Message
 
 
 class EpisodeRecord:
-    """The facts of one episode so far.
-
-    Args:
-        job: the episode's.
-        config: how it is played.
-        episode_id: the id of its trajectory.
-        env_id: what the trajectory calls the env.
-        settings: its run's, see `run_settings`.
-
-    Attributes:
-        messages: the conversation, as long as there are no tokens of it.
-        turns: those that are over.
-        reward: sum of the rewards of all steps.
-        metrics: the env's of the last step.
-        started_at: seconds since the epoch; 0 before it began.
-        seconds: wall seconds that it has run.
-    """
+    """The facts of one episode so far; `messages` are the conversation as long as it has no tokens."""
 
     def __init__(
         self, job: Job, config: EpisodeConfig, episode_id: str, env_id: str, settings: Mapping[str, str]
@@ -50,7 +32,6 @@ class EpisodeRecord:
         self.started_at = self.seconds = 0.0
 
     def go_on_from(self, other: EpisodeRecord, seconds: float) -> None:
-        """Take over what another episode has done so far, in so many seconds."""
         self.messages, self.turns = [*other.messages], [*other.turns]
         self.reward, self.metrics = other.reward, dict(other.metrics)
         self.started_at, self.seconds = other.started_at, seconds
@@ -62,7 +43,6 @@ class EpisodeRecord:
         renderer: ChatRenderer | None,
         conversation: Conversation | None,
     ) -> Trajectory:
-        """Return the trajectory of the episode, which ended with `reason`."""
         job = self.job
         messages: Sequence[Message] = self.messages
         sequences: tuple[TokenSequence, ...] = ()
@@ -109,13 +89,13 @@ class EpisodeRecord:
 
 
 def never_played(job: Job, config: EpisodeConfig, env_id: str, error: Exception) -> Trajectory:
-    """Return the trajectory of an episode whose env could not be made, because of `error`."""
+    """The trajectory of an episode whose env could not be made."""
     record = EpisodeRecord(job, config, f"{job.group_id}-{job.key.sample_index}-not-made", env_id, {})
     trajectory = record.trajectory(StopReason.ENV_CREATE_FAILED, Failure(error_text(error), 0), None, None)
     return replace_fields(trajectory, sampling={})
 
 
 def task_label(task: Task) -> str:
-    """Return a short text for what an episode begins with: the task's messages and the arguments of its tools."""
+    """A short text that tells apart tasks of other messages or tool arguments."""
     text = json.dumps(plain([task.messages, task.tools_kwargs]), sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()

@@ -1,5 +1,3 @@
-"""`Stage`: where an episode stands, and `Asked`: a request to end or to stand still."""
-
 from __future__ import annotations
 
 import enum
@@ -15,7 +13,6 @@ class Stage(enum.Enum):
     BETWEEN = enum.auto()
     """A turn and its observation are in the conversation, or the first prompt, and the next turn has not begun."""
     SAMPLING = enum.auto()
-    """The policy's turn has begun."""
     STEPPING = enum.auto()
     """The turn is over, and its observation is not in the conversation yet."""
     SCORING = enum.auto()

@@ -1,8 +1,5 @@
-"""`TurnSampler`: one turn of the policy, in several parts where the engine aborts it, and its end before its time.
-
-A turn that the engine aborts, as it does when its weights are updated, is resumed: the same turn goes on from prompt
-and partial, under the weights that the engine then has. Each token keeps the version that it was sampled with.
-"""
+"""`TurnSampler`: one turn of the policy. If the engine aborts it, as when its weights are updated, the turn goes on
+from prompt and partial under the new weights; each token keeps the version that it was sampled with."""
 
 from __future__ import annotations
 
@@ -27,8 +24,7 @@ from toolgym.tools.concurrency.rate_limit import Lease
 from toolgym.tools.concurrency.run_limits import GENERATIONS
 
 RESUME_WAIT = (0.05, 5.0)
-"""Seconds to wait before a turn is resumed that got no token since the last time: at first, and at most. It doubles
-each time."""
+"""Seconds before a turn is resumed that got no token since the last time: at first (it doubles), and at most."""
 
 ABORT_GRACE = 5.0
 """Seconds that an engine gets to abort a request and to give back what it has. Then the request is cancelled."""
@@ -38,24 +34,9 @@ _log = logging.getLogger("toolgym.rollout")
 
 @dataclass
 class OpenTurn:
-    """A turn that is being sampled.
-
-    Attributes:
-        number: its number, counted from 0.
-        budget: tokens that the episode had left for it.
-        most: tokens that it may have.
-        prompt_tokens: tokens of the context that its first part was sent with.
-        seed: the sampling seed of its first part.
-        finish_reason: that of its last part so far.
-        tokens: tokens sampled so far.
-        parts: requests that have ended so far, however they did.
-        aborts: those of them that the engine aborted by itself.
-        cached_tokens: of the first part.
-        idle: parts without a token since the last one that had some.
-        seconds: wall seconds that it was sampled for, with `queue_seconds`.
-        queue_seconds: wall seconds that it waited for its place among the requests of the run.
-        over: whether it goes no further.
-    """
+    """A turn that is being sampled: `most` is the tokens that it may have, `budget` those that the episode had left for
+    it. `parts` counts requests, however they ended, `idle` those in a row without a token; `seconds` contain
+    `queue_seconds`."""
 
     number: int
     budget: int
@@ -92,15 +73,7 @@ class OpenTurn:
 class TurnSampler:
     """Samples the turns of one episode, one after the other.
 
-    Args:
-        engine: where turns come from.
-        sampling: how to sample them, without the template's stop tokens.
-        limits: the engine's deadline, and how often a turn is resumed.
-        episode_id: the requests' ids begin with it.
-        affinity: see `GenerationRequest`.
-        seed_of: the seed of a request, by its turn's number, and behind it that of the part if it is not the first.
-        job: the episode's.
-        observers: hear of each request.
+    `seed_of` gives the seed of a request, by its turn's number, and behind it that of the part if it is not the first.
     """
 
     def __init__(
@@ -124,7 +97,6 @@ class TurnSampler:
         self._aborting: asyncio.Task[None] | None = None
 
     def open(self, number: int, budget: int, prompt_tokens: int) -> OpenTurn:
-        """Begin a turn."""
         most = min(budget, self._sampling.max_new_tokens)
         return OpenTurn(number, budget, most, prompt_tokens, self._seed_of(number))
 
@@ -132,7 +104,7 @@ class TurnSampler:
         """Sample a turn, or go on with one that was interrupted; its tokens go to the conversation part by part.
 
         Returns:
-            Whether the turn is over; not where `interrupt` ended the call, and the turn may go on.
+            Whether the turn is over; else `interrupt` ended the call, and the turn may go on.
 
         Raises:
             EpisodeFailedError: the engine failed.
@@ -150,12 +122,11 @@ class TurnSampler:
         return turn.over
 
     def interrupt(self) -> bool:
-        """End `sample` soon: the engine is asked to abort the request, and what it gives back is kept. A request that
-        does not come back within `ABORT_GRACE` seconds, or of an engine that cannot abort, is cancelled, and what was
-        sampled for it is lost.
+        """End `sample` soon, and return whether a turn is being sampled.
 
-        Returns:
-            Whether a turn is being sampled. Else nothing happens.
+        The engine is asked to abort the request, and what it gives back is kept. A request that does not come back
+        within `ABORT_GRACE` seconds, or of an engine that cannot abort, is cancelled, and what was sampled for it is
+        lost.
         """
         if self._clock is None:
             return False
@@ -202,7 +173,6 @@ class TurnSampler:
     async def _generate(
         self, turn: OpenTurn, conversation: Conversation, stop_token_ids: tuple[int, ...]
     ) -> Generation:
-        """Have the engine sample the next part of a turn."""
         parts = (turn.number, turn.parts) if turn.parts else (turn.number,)
         params = replace_fields(
             self._sampling,
@@ -242,7 +212,6 @@ class TurnSampler:
 
 
 async def _place(turn: OpenTurn) -> Lease:
-    """Wait for the turn's place among the requests that the engine gets from this run."""
     arrived = time.monotonic()
     try:
         with queueing():
