@@ -1,8 +1,8 @@
-"""`Adaptive`: how many episodes run at once follows how full the engine's KV cache is.
+"""`Adaptive`: the number of episodes at once follows how full the engine's KV cache is.
 
-More episodes than the cache has room for make an engine throw keys and values away and compute them anew; fewer leave
-it idle. Where the edge lies depends on how long the episodes get, which is known only when they have got there. So the
-limit is raised while there is room, and lowered when it gets tight, as TCP does with its window (RFC 5681).
+Too many make an engine throw keys and values away and compute them again, too few leave it idle, and the edge depends
+on how long the episodes get. So the limit is raised while there is room, and lowered when it gets tight, as TCP does
+with its window (RFC 5681).
 """
 
 from __future__ import annotations
@@ -21,18 +21,16 @@ from toolgym.tools.keywords import named_fields
 from toolgym.tools.sandbox.local.host.resources import available_processors
 
 LOAD_TIMEOUT = 10.0
-"""Seconds that an engine gets to tell its load."""
 
 EPISODES_EACH = 256
-"""Most episodes at once for each processor, where nothing else is asked for: each has an env, and its tools' state."""
+"""Most episodes at once for each processor by default: each has an env, and its tools' state."""
 
 STEP = 8
-"""The limit changes by an eighth at most. Until it was lowered for the first time, it grows with each look; from then
-on with the episodes that begin, and is lowered again when an eighth of them are new ones: what a change does to the
-cache is seen only when the episodes get long."""
+"""The limit changes by an eighth at most. After it was lowered for the first time, it grows, or is lowered again, only
+with an eighth of new episodes: a change shows in the cache only when the episodes get long."""
 
 UNANSWERED = 3
-"""So many questions in a row without an answer, and the engine is no longer taken to be full."""
+"""Questions in a row without an answer, after which the engine is no longer taken to be full."""
 
 _log = logging.getLogger("toolgym.rollout")
 _silent = LogThrottle(60.0)
@@ -49,8 +47,8 @@ class Adaptive:
         most: never more than these; None: 256 for each processor of this machine.
         grow_below: share of the cache in use below which more episodes are started.
         trim_above: share from which on fewer are: those that run go on, and fewer new ones follow.
-        stop_above: share from which on no further request is sent to the engine until it is less again; but where none
-            is under way, one is.
+        stop_above: share from which on no further request is sent to the engine until it is less again, if one is under
+            way.
         interval: seconds between two looks.
 
     Raises:
@@ -82,7 +80,7 @@ class Adaptive:
 
 
 async def ask_load(engine: Engine) -> EngineLoad | None:
-    """The engine's load; None, with a line in the log once a minute, where it does not answer."""
+    """The engine's load; None, with a line in the log once a minute, if it does not answer."""
     try:
         return await with_deadline(engine.load(), LOAD_TIMEOUT)
     except Exception as error:  # noqa: BLE001  a run goes on with the limits that it has
@@ -93,15 +91,8 @@ async def ask_load(engine: Engine) -> EngineLoad | None:
 
 
 class LoadFollower:
-    """Changes the limits of a run as the engine's load says.
-
-    Args:
-        engine: is asked.
-        adaptive: by which rules.
-        episodes: the limit that follows.
-        generations: is 1 while the engine is full.
-        tool_calls: is not changed. Where calls wait for it, the tools are what is slow, and more episodes do not help.
-    """
+    """Changes the limits of a run as the engine's load says. If calls wait for `tool_calls`, the tools are what is
+    slow, and more episodes do not help."""
 
     def __init__(
         self,
@@ -121,7 +112,6 @@ class LoadFollower:
         self._unanswered = 0
 
     async def run(self) -> None:
-        """Ask and follow, until it is cancelled."""
         while True:
             await asyncio.sleep(self._adaptive.interval)
             self.follow(await ask_load(self._engine))
@@ -168,7 +158,7 @@ class LoadFollower:
         self._admit(self._fitting if self._generations.waiting or use >= self._adaptive.grow_below else None)
 
     def _admit(self, requests: int | None) -> None:
-        """Let so many requests run at once; None: as many as before the hard stop."""
+        """Let this many requests run at once; None: as many as before the hard stop."""
         if requests is None or requests >= self._most_generations:
             self._fitting, requests = None, self._most_generations
         if requests != self._generations.limit:
@@ -187,7 +177,7 @@ class LoadFollower:
         self._trimmed, self._begun = True, self._episodes.granted
 
     def _grow(self, load: EngineLoad) -> None:
-        """Raise the limit by one step, where it is this limit that keeps the engine from having more to do."""
+        """Raise the limit by one step, if it is this limit that keeps the engine from having more to do."""
         waits_elsewhere = load.queued or self._generations.waiting or self._tool_calls.waiting
         if not load.running or waits_elsewhere or not self._episodes.full:
             return

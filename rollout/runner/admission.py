@@ -1,5 +1,3 @@
-"""`Admission`: how much of a run may happen at once. What happens holds a lease."""
-
 from __future__ import annotations
 
 import asyncio
@@ -17,31 +15,14 @@ from toolgym.tools.concurrency.run_limits import GENERATIONS, TOOL_CALLS
 from toolgym.tools.sandbox.local.host.resources import available_processors
 
 TOOL_CALLS_EACH = 1024
-"""Tool calls that run at once for each processor, where nothing else is asked for. A call mostly waits, for a server or
-for a program; what computes has limits of its own."""
+"""Tool calls at once for each processor by default. A call mostly waits; what computes has limits of its own."""
 
 
 class Admission:
-    """The limits of one run, each first come, first served.
+    """The limits of one run, each first come, first served; as an async context manager they follow the engine's load.
 
-    An episode holds its own lease all the time, a generation's only while the engine works for it, and that of a tool
-    call only while the tool does: one that is in a tool takes no place of the engine's.
-
-    Use it as an async context manager, which ends what follows the engine's load. `of` makes the limits of a run.
-
-    Args:
-        episodes: most episodes at once. An episode holds its lease until its trajectory has found room in the stream,
-            so a slow consumer slows the run.
-        generations: most requests to the engine at once; None: any number.
-        tool_calls: most tool calls at once, those of all episodes together; None: any number.
-
-    Attributes:
-        episodes: the limit on episodes.
-        generations: the limit on requests to the engine.
-        tool_calls: the limit on tool calls.
-
-    Raises:
-        ConfigError: a limit is no whole number of at least 1.
+    An episode holds its lease until its trajectory has found room in the stream, so a slow consumer slows the run; a
+    generation or a tool call only while the engine or the tool works for it.
     """
 
     def __init__(self, *, episodes: int, generations: int | None = None, tool_calls: int | None = None) -> None:
@@ -54,8 +35,7 @@ class Admission:
 
     @classmethod
     def of(cls, config: RunConfig, engine: Engine) -> Self:
-        """The limits of a run with this config. What it leaves open the machine says, and the engine, when the limits
-        are entered."""
+        """The limits of a run with this config. The machine and, once they are entered, the engine say the rest."""
         adaptive = config.max_concurrent if isinstance(config.max_concurrent, Adaptive) else None
         admission = cls(
             episodes=config.max_concurrent if isinstance(config.max_concurrent, int) else config.max_concurrent.start,
@@ -69,13 +49,12 @@ class Admission:
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
-        """Let the limits hold for what the code of the block, and each task that begins in it, asks of the engine, and
-        for the tools that it calls."""
+        """Let the limits hold for what the code of the block, and each task that begins in it, asks of engine and
+        tools."""
         with GENERATIONS.set(self.generations), TOOL_CALLS.set(self.tool_calls):
             yield
 
     async def close(self) -> None:
-        """Follow the engine's load no longer. Closing twice is fine."""
         following, self._following = self._following, None
         if following is not None:
             following.cancel()

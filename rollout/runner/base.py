@@ -28,8 +28,8 @@ class Sink(Protocol):
         """Take one trajectory. This runs on the event loop, so it must not block for long.
 
         Raises:
-            Exception: an error of any kind ends the run: the episodes that run are played to their end and reach all
-                sinks and the consumer, who then gets the error.
+            Exception: ends the run: the episodes that run are played to their end and reach all sinks and the consumer,
+                who then gets the error.
         """
 
 
@@ -37,10 +37,7 @@ class RunnerProtocol(Protocol):
     """Plays tasks, many episodes at once.
 
     One failing episode is one failed trajectory. The same seeds and the same replies of the engine give the same
-    trajectories, whatever runs at the same time and wherever it runs.
-
-    Attributes:
-        config: how to run; what is changed here holds from the next call on.
+    trajectories, whatever runs at the same time and wherever it runs. A change of `config` holds from the next call on.
     """
 
     config: RunConfig
@@ -50,14 +47,14 @@ class RunnerProtocol(Protocol):
     ) -> AsyncGenerator[Trajectory, None]:
         """Play tasks, and yield each trajectory as it finishes; with a plan, those of each group together.
 
-        A consumer that is slow slows the run: no episode begins while `max_concurrent` trajectories wait. Closing the
-        iterator early cancels the episodes that run, and waits until they have cleaned up. At the end failed episodes
-        are logged: one warning for each kind of failure.
+        A slow consumer slows the run: no episode begins while `max_concurrent` trajectories wait. Closing the iterator
+        early cancels the episodes that run, and waits until they have cleaned up. At the end one warning is logged for
+        each kind of failure.
 
         Args:
-            tasks: the tasks, in a list or anything else to iterate over, also asynchronously, and without an end if you
-                like; they are drawn as episodes begin. An async generator is closed at the end. Or a scheduler, which
-                decides for itself what is played.
+            tasks: the tasks, in a list or anything else to iterate over, also asynchronously and without an end; they
+                are drawn as episodes begin. An async generator is closed at the end. Or a scheduler, which decides what
+                is played.
             group_size: episodes per task; None: the config's.
             plan: which groups are wanted; None: every episode.
 
@@ -70,13 +67,8 @@ class RunnerProtocol(Protocol):
     async def stream_groups(
         self, tasks: Tasks | GroupScheduler, *, group_size: int | None = None, plan: GroupPlan | None = None
     ) -> AsyncGenerator[tuple[Trajectory, ...], None]:
-        """Play tasks as `stream` does, and yield whole groups: the trajectories of a group, ordered by sample, as soon
-        as its last one has finished. Failed ones are among them.
-
-        Args:
-            tasks: see `stream`.
-            group_size: see `stream`.
-            plan: which groups are wanted; None: all.
+        """Play tasks as `stream` does, and yield whole groups, ordered by sample, as soon as their last trajectory has
+        finished. Failed trajectories are among them.
 
         Raises:
             ConfigError: see `stream`; or the scheduler is another one, which need not give out groups.
@@ -101,8 +93,8 @@ class RunnerProtocol(Protocol):
     ) -> list[Trajectory]:
         """Play tasks as `stream` does; tasks that do not end need a plan that does.
 
-        What ends it early (an error, `CancelledError`, `KeyboardInterrupt`) has the trajectories that had finished, in
-        that order, as its attribute `trajectories`. The text of an interrupt says how many.
+        What ends it early (an error, `CancelledError`, `KeyboardInterrupt`) has the trajectories that had finished as
+        its attribute `trajectories`. The text of an interrupt says how many.
 
         Returns:
             All trajectories, ordered by task and sample, each group in one piece.
@@ -124,11 +116,7 @@ class RunnerProtocol(Protocol):
     def schedule(
         self, tasks: Tasks | Scheduler, *, group_size: int | None = None, plan: GroupPlan | None = None
     ) -> Scheduler:
-        """Return the scheduler for one call of `stream`; a scheduler is returned as it is.
-
-        Raises:
-            ConfigError: see `stream`.
-        """
+        """Return the scheduler for one call of `stream`; a scheduler is returned as it is."""
         if isinstance(tasks, Scheduler):
             if group_size is not None or plan is not None:
                 raise ConfigError("group_size and plan go with tasks; a scheduler knows its own")
@@ -142,17 +130,11 @@ class RunnerProtocol(Protocol):
 
 
 def in_order(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-    """Return trajectories by task and sample, each group in one piece."""
     groups = {group_id: number for number, group_id in enumerate(dict.fromkeys(each.group_id for each in trajectories))}
     return sorted(trajectories, key=lambda each: (each.task_index, groups[each.group_id], each.sample_index))
 
 
 def checked_sinks(sinks: Sequence[Sink]) -> tuple[Sink, ...]:
-    """Return the sinks of a runner.
-
-    Raises:
-        ConfigError: they are not in a list, or one of them is no sink.
-    """
     if not isinstance(sinks, Sequence):
         raise ConfigError(f"sinks must be a list of sinks, got {sinks!r}")
     for sink in sinks:

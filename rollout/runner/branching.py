@@ -1,8 +1,8 @@
 """`Branching`: where the episodes of a run branch, and into how many continuations.
 
 A branch begins between two turns, with a fork of the env, and is then an episode like any other: it waits for its
-admission, is a member of its group, and may branch again. Where an env cannot be forked, the log says so, and the
-episode goes on alone.
+admission, is a member of its group, and may branch again. If an env cannot be forked, the log says so, and the episode
+goes on.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class BranchPoint:
 
 Continuations = Callable[[int, BranchPoint], int]
 """From the number of the next turn, and what is known of the episode, to the number of its continuations: 1 and less do
-not branch. It is asked on the event loop, so it must not block. Where a run is to be reproducible, the same point must
-give the same number."""
+not branch. It runs on the event loop, so it must not block. The same point must give the same number if a run is to be
+reproducible."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Branching:
 
     Attributes:
         continuations: see `Continuations`; `at_turns`, `by_chance` and `where_unsure` make some.
-        max_branches: most branches of one episode, those that branch from its branches included. Where an episode
+        max_branches: most branches of one episode, those that branch from its branches included. When an episode
             branches, what is left is shared out among its continuations in equal parts, the rest to the episode itself,
             so that it does not depend on which of them is faster.
 
@@ -76,7 +76,7 @@ class Branching:
 
 
 def at_turns(*turns: int, continuations: int = 2) -> Continuations:
-    """Branch before the turns of these numbers, counted from 0, into so many continuations.
+    """Branch before the turns of these numbers, counted from 0.
 
     Raises:
         ConfigError: there is no turn before one of them, or a number is out of range.
@@ -107,7 +107,7 @@ def by_chance(probability: float, *, continuations: int = 2) -> Continuations:
 
 
 def where_unsure(below: float, *, continuations: int = 2) -> Continuations:
-    """Branch behind a turn whose tokens had a low probability: the mean log-probability of the last turn is `below`.
+    """Branch behind a turn of which the mean log-probability is less than `below`.
 
     Raises:
         ConfigError: a number is out of range.
@@ -126,13 +126,7 @@ def where_unsure(below: float, *, continuations: int = 2) -> Continuations:
 
 
 class Brancher:
-    """Branches the episodes of one run.
-
-    Args:
-        branching: where.
-        job_of: the job of a new branch of an episode, by the episode's own job.
-        begin: takes a branch, with the job that `job_of` gave for it; it owns the branch's env from then on.
-    """
+    """Branches the episodes of one run. `begin` takes a branch and its job, and owns the branch's env from then on."""
 
     def __init__(
         self, branching: Branching, job_of: Callable[[Job], Job], begin: Callable[[Episode, Job], None]
@@ -184,7 +178,7 @@ class Brancher:
 
 
 def _warn(error: Exception) -> None:
-    """Log a branch that was not made. What fails once often fails each time: one line a minute for each kind."""
+    """One line a minute for each kind: what fails once often fails each time."""
     more = _warnings.due(type(error).__name__)
     if more is not None:
         since = f" ({more} more since the last of these lines)" if more else ""

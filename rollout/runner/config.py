@@ -1,5 +1,3 @@
-"""`RunConfig`: the settings of a run."""
-
 from __future__ import annotations
 
 import secrets
@@ -23,18 +21,18 @@ class RunConfig(EpisodeConfig):
     Attributes:
         group_size: episodes per task.
         refills: how often an episode that the infrastructure broke off (its `stop_reason` is a failure that neither the
-            policy nor the user is to blame for) is played again, so that its group is not wasted. Each attempt has
-            sampling seeds of its own, and the failed ones are in the log, in what observers hear, and in `RunCounts`.
+            policy nor the user is to blame for) is played again, with other sampling seeds. The failed attempts are in
+            the log, in what observers hear, and in `RunCounts`.
         branching: where episodes branch into several continuations; None: nowhere. A branch is a member of its group on
             top of `group_size`.
         max_concurrent: most episodes in flight; each has an env of its own. A number, or `Adaptive`: then it follows
-            how full the engine's KV cache is, where the engine tells it (SGLang does), and is 64 where it does not.
-        max_generations: most requests to the engine at once. An episode counts only while the engine works for it,
-            not while it is in a tool. None: as many as the engine says that it generates at once, or any number.
+            how full the engine's KV cache is, if the engine tells it (SGLang does), and is 64 otherwise.
+        max_generations: most requests that the engine works for at once. None: as many as the engine says that it
+            generates at once, or any number.
         max_tool_calls: most tool calls at once, those of all episodes together. None: 1,024 for each processor.
-        seed: the same seed and `training_step` give the same tasks, envs and sampling seeds, another step gives others.
-            None draws a seed for each run. The seed of the run and that of each turn are in the trajectory
-            (`sampling["seed"]`, `Turn.seed`), so that the run can be repeated; an engine may honour them or not.
+        seed: the same seed and `training_step` give the same tasks, envs and sampling seeds. None draws a seed for each
+            run. The trajectories have it (`sampling["seed"]`) and that of each turn (`Turn.seed`), so that the run can
+            be repeated; an engine may honour them or not.
         template_kwargs: further variables for the chat template.
         parser: how the model writes tool calls, by name (see `toolgym.tools.parsers.get_parser`) or as a function; None
             for what the chat template shows. `open_thinking:hermes` runs calls in thinking that never closes.

@@ -1,5 +1,3 @@
-"""`Runner`: the runner of this process."""
-
 from __future__ import annotations
 
 import asyncio
@@ -79,8 +77,7 @@ class Runner(RunnerProtocol):
 
     Raises:
         UnknownNameError: no env has that id; names the nearest one.
-        ConfigError: an argument is of the wrong kind, `env_kwargs` were given with another than an id, or the engine
-            has no tokenizer and none was given.
+        ConfigError: an argument is of the wrong kind, or neither the engine nor the caller has a tokenizer.
     """
 
     @named_keywords
@@ -180,12 +177,8 @@ class Runner(RunnerProtocol):
     def schedule(
         self, tasks: Tasks | Scheduler, *, group_size: int | None = None, plan: GroupPlan | None = None
     ) -> Scheduler:
-        """Return the scheduler for one call of `stream`. It goes on with what earlier calls carried over; one that
-        validates, with what those that validate did.
-
-        Raises:
-            ConfigError: see `stream`.
-        """
+        """As `RunnerProtocol.schedule`; it goes on with what earlier calls, that validated or not like this one,
+        carried over."""
         carried = self._carried_groups[self.config.validate]
         if carried and not isinstance(tasks, Scheduler):
             plan = plan or GroupPlan()
@@ -201,17 +194,13 @@ class Runner(RunnerProtocol):
         await self._suspended.give(run.suspended, scheduler.carried())
 
     def settings(self, env: BaseEnv) -> dict[str, str]:
-        """Return what its runs are, by name, for one of their envs; see `run_settings`."""
+        """See `run_settings`."""
         return run_settings(self.config, env, self.env.kwargs, self.tokenizer)
 
 
 class _Run:
-    """One call of `Runner.stream`: starts the episodes and hands their trajectories to `finished`.
-
-    Attributes:
-        suspended: the episodes that stand still, by `Job.member`: of earlier runs, of this one, and new branches.
-        broken: the first error of a sink or an observer.
-    """
+    """One call of `Runner.stream`: starts the episodes and hands their trajectories to `finished`. `suspended` are
+    those that stand still: of earlier runs, of this one, and new branches."""
 
     def __init__(self, runner: Runner, scheduler: Scheduler, suspended: dict[tuple[str, int], Suspended]) -> None:
         self._runner, self._scheduler, self.suspended = runner, scheduler, suspended
@@ -255,8 +244,7 @@ class _Run:
         return self._renderers[key]
 
     async def play(self, ready: Sequence[Trajectory], job: Job | None) -> None:
-        """Play this job and all that follow, one whenever there is a lease and room in the stream, and end the stream;
-        with an error if it was not the runner that ended an episode."""
+        """Play this job and all that follow, one whenever there is a lease and room in the stream; end the stream."""
         async with asyncio.TaskGroup() as self._tasks:
             try:
                 await self._give(ready)
@@ -380,7 +368,6 @@ class _Run:
         return episode
 
     async def _leave_env(self, episode: Episode, trajectory: Trajectory | None) -> None:
-        """Give back the env of an episode that came to its end, or stands still if there is no trajectory."""
         if trajectory is None:
             self.envs.release(episode.env)
             self.suspended[episode.job.member] = Suspended(episode, episode.env)

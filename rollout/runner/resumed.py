@@ -29,19 +29,11 @@ if TYPE_CHECKING:
     from toolgym.rollout.runner.local import Runner
 
 _Facts = Iterable[tuple[str, Any, Any]]
-"""What it is, as the earlier run has it, as the run that is resumed has it."""
+"""The name of something, and its value in the earlier run and in the run that is resumed."""
 
 
 class EarlierRun:
-    """The trajectories that a run had written when it ended, at whatever point.
-
-    Args:
-        path: its JSON Lines file; None: there was no earlier run.
-
-    Attributes:
-        trajectories: by their place in the run.
-        run_id: what the ids of its groups begin with; None where it left no trajectory.
-        seed: the run's; None where it left no trajectory that was played.
+    """The trajectories in the JSON Lines file of a run that ended, at whatever point; none if there is no path.
 
     Raises:
         ConfigError: a line is no trajectory, one episode is there twice, or the file holds several runs.
@@ -67,7 +59,7 @@ class EarlierRun:
         return next(iter(different), None)
 
     def seeded(self, config: RunConfig) -> RunConfig:
-        """The config with a seed: where it has none, with this run's, or else with one that is drawn now."""
+        """The config with a seed: if it has none, with this run's, or else with one that is drawn now."""
         return (replace(config, seed=self.seed) if config.seed is None else config).seeded()
 
     def check(self, env_id: str, config: RunConfig, tasks: Tasks, members: int, *, run_id: str | None = None) -> None:
@@ -101,12 +93,8 @@ class EarlierRun:
     async def check_settings(self, runner: Runner, tasks: Tasks) -> None:
         """Check what takes an env, the tokenizer and its chat template to see.
 
-        Files of versions before 4 have no settings. In them the first prompt is held against the chat template, and
-        where the env is a plain `ToolEnv`, all prompts and tools against what it would give now.
-
-        Args:
-            runner: plays what is left.
-            tasks: see `check`.
+        Files of versions before 4 have no settings. In them the first prompt is held against the chat template, and of
+        a plain `ToolEnv` all prompts and tools against what it would give now.
 
         Raises:
             ConfigError: an episode was played otherwise; says in what.
@@ -197,15 +185,9 @@ def _as_read(value: Any) -> Any:
 class Resumed(Scheduler):
     """Gives the jobs of another scheduler, but for those that an earlier run finished.
 
-    To the other scheduler these are episodes that finish at once, in its own order, so that groups and what is learnt
-    from rewards are as if one run had played all. The consumer and the sinks get only what is played now.
-
-    Args:
-        scheduler: the other one, with the `run_id` of the earlier run.
-        earlier: what the earlier run finished, by place.
-
-    Attributes:
-        skipped: the earlier run's trajectories that a consumer of the other scheduler would have got by now.
+    To the other scheduler, which has the `run_id` of the earlier run, these finish at once, in its own order. So
+    groups, and what is learnt from rewards, are as if one run had played all. The consumer gets what is played now;
+    `skipped` are the earlier trajectories that it would have got.
     """
 
     def __init__(self, scheduler: Scheduler, earlier: Mapping[EpisodeKey, Trajectory]) -> None:
@@ -233,7 +215,6 @@ class Resumed(Scheduler):
         return self._new(self._inside.finished(job, trajectory))
 
     def _new(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-        """Those that are played now; the others were on disk before."""
         new: list[Trajectory] = []
         for trajectory in trajectories:
             known = self._earlier.get(EpisodeKey(trajectory.task_index, trajectory.sample_index)) is trajectory

@@ -1,5 +1,3 @@
-"""`RolloutQueue`: groups from a rollout that goes on while its trainer learns, none staler than a limit."""
-
 from __future__ import annotations
 
 import asyncio
@@ -29,23 +27,23 @@ from toolgym.tools.keywords import named_keywords
 T = TypeVar("T")
 
 FEWEST_FAILURES = 8
-"""So many episodes in a row, or those of a batch where they are more, that fail at their first turn end the rollout."""
+"""This many episodes in a row, or those of a batch if they are more, that fail at their first turn end the rollout."""
 
 _log = logging.getLogger("toolgym.rollout")
 
 
 class RolloutQueue:
-    """Batches of whole groups for a trainer that learns while the next groups are played.
+    """Batches of whole groups for a trainer that learns while the next groups are played, none staler than a limit.
 
     A trajectory's staleness is the number of versions between the newest weights and the oldest that sampled one of its
     tokens; a group's is that of its stalest trajectory. Versions are ordered as they were published here. A group that
     is staler than `max_staleness` is dropped and counted. A new group begins only if it would be fresh enough when its
-    turn comes, with one update of the weights for each batch; so the queue is bounded: groups that are played or wait
-    fill at most `max_staleness + 1` batches. 0 makes the training synchronous.
+    turn comes, with one update of the weights for each batch; so groups that are played or wait fill at most
+    `max_staleness + 1` batches. 0 makes the training synchronous.
 
     Iterate over it for the batches, each a list of trajectories ordered by task and sample; the last one may have fewer
     groups. Failed trajectories are in their groups, as `make_batch` and `group_advantages` expect. One event loop owns
-    the queue; the learner itself computes in a thread, or the rollout stands still meanwhile.
+    the queue; the learner itself computes in a thread, or the rollout stands still.
 
     Example:
         >>> import asyncio
@@ -73,7 +71,7 @@ class RolloutQueue:
         plan: which groups are wanted, such as `GroupPlan(keep=has_signal)`; None: all.
         engine: whose weights are updated; None: the runner's.
         pause_mode: what an update does with the requests in flight. By default their later tokens are those of the new
-            weights alone.
+            weights.
         update_timeout: seconds for each of the engine's parts in an update: pause, new weights, resume.
 
     Raises:
@@ -145,10 +143,9 @@ class RolloutQueue:
         await self.close()
 
     async def close(self) -> None:
-        """Cancel the episodes that run and wait until they have cleaned up. What waits in the queue is given up.
+        """Cancel the episodes that run, wait until they have cleaned up, and give up what waits. Closing twice is fine.
 
-        An error of the rollout that the trainer has not met goes to the log, and so does the number of groups that were
-        dropped. Closing twice is fine.
+        An error of the rollout that the trainer has not met goes to the log, and so does the number of dropped groups.
         """
         if self._producer is None:
             return
@@ -203,14 +200,11 @@ class RolloutQueue:
         return trajectories
 
     async def update_weights(self, source: WeightSource, *, version: str) -> None:
-        """Give the engine new weights in the middle of the episodes, which go on with them.
-
-        Args:
-            source: see `Engine.update_weights`.
-            version: a name that no earlier version has.
+        """Give the engine new weights (see `Engine.update_weights`) in the middle of the episodes, which go on with
+        them.
 
         Raises:
-            ConfigError: the source or the version is not usable, or the queue is not open.
+            ConfigError: the source is not usable, `version` is no new name, or the queue is not open.
             EngineError: the engine cannot, failed to, or did not answer in time. All else that it raises passes
                 through. In each case it goes on with the weights it has.
         """
@@ -221,7 +215,7 @@ class RolloutQueue:
     async def updating(self, version: str) -> AsyncIterator[None]:
         """Pause the engine for a block that changes its weights in a way of the engine's own, then publish `version`.
 
-        Where the block raises, nothing is published, and the engine goes on.
+        If the block raises, nothing is published, and the engine goes on.
 
         Raises:
             ConfigError: the version is not usable, or the queue is not open.
@@ -253,7 +247,7 @@ class RolloutQueue:
 
     def publish(self, version: str) -> None:
         """Make a version the newest one. `update_weights` and `updating` do; call it yourself, before the first token,
-        where the weights are changed elsewhere and without a pause.
+        if the weights are changed elsewhere and without a pause.
 
         Raises:
             ConfigError: the version is not usable, or the queue is not open.
@@ -278,8 +272,8 @@ class RolloutQueue:
         return self._versions.staleness(trajectory)
 
     def metrics(self) -> dict[str, float]:
-        """Figures for a trainer's logger: the number of updates, groups by what became of them, the staleness of the
-        last batch (in versions), and the seconds that the trainer waited and that updates took."""
+        """Figures for a trainer's logger: updates, groups by what became of them, the staleness of the last batch (in
+        versions), and the seconds that the trainer waited and that updates took."""
         return {
             "queue/updates": len(self._versions) - 1 if self._versions is not None else 0,
             "queue/groups_playing": self._playing,
@@ -315,7 +309,6 @@ class RolloutQueue:
                 self._tell()
 
     async def _gated(self, feed: TaskFeed) -> AsyncGenerator[Task, None]:
-        """The tasks, each drawn when its group may begin."""
         nothing_else = asyncio.Event()
         try:
             while True:
@@ -341,7 +334,7 @@ class RolloutQueue:
         return self.staleness(trajectory) > self.max_staleness
 
     def _fresh(self, group: Sequence[Trajectory]) -> bool:
-        """Whether a group may be learned from; counts it where not."""
+        """Whether a group may be learned from; if not, it is counted."""
         fresh = not any(map(self._is_stale, group))
         self._dropped += not fresh
         return fresh
@@ -361,9 +354,8 @@ class RolloutQueue:
     def _came_back(self, trajectory: Trajectory) -> None:
         """Hear that an episode has ended: its group may be too stale, or the plan may have dropped it.
 
-        Raises:
-            RunFailedError: a whole batch of episodes failed at the first turn, and all in the same way: where the plan
-                drops such groups, the trainer would wait for ever.
+        If the plan drops the groups of a batch of failed episodes, the trainer would wait for ever: this raises
+        instead.
         """
         self._latest.append(trajectory)
         if len(self._latest) == self._latest.maxlen:
@@ -388,7 +380,6 @@ class RolloutQueue:
         self._news.set()
 
     async def _changed(self) -> None:
-        """Return when something may have changed."""
         self._news.clear()
         await self._news.wait()
 

@@ -1,9 +1,3 @@
-"""`run_episode`: one episode for a loop of the caller's own, tokens in and tokens out.
-
-Trainers that own the loop over their prompts ask for one episode at a time and bring their own generation. This is the
-episode of the runner, with an engine made from a function.
-"""
-
 from __future__ import annotations
 
 import uuid
@@ -50,7 +44,10 @@ async def run_episode(
     group_id: str | None = None,
     seed: int | None = None,
 ) -> Trajectory:
-    """Play one episode and return its trajectory, whatever breaks on the way; only cancellation passes through.
+    """Play one episode for a loop of the caller's, and return its trajectory, whatever breaks on the way; only
+    cancellation passes through.
+
+    It is the episode of the runner, with an engine made from a function.
 
     Example:
         >>> import asyncio
@@ -66,12 +63,11 @@ async def run_episode(
         answered #### 42<|im_end|>
 
     Args:
-        env: an env id, a function that makes an env, or an env. An env that is given stays the caller's to close;
-            after a failed episode its state is unknown, so give the next episode another one.
+        env: an env id, a function that makes an env, or an env. An env stays the caller's to close; after a failed
+            episode its state is unknown, so give the next episode another one.
         task: the task, or a row in verl's shape (see `Task.from_row`).
-        generate: an async function from a `GenerationRequest` to `(token_ids, logprobs)`, to a mapping that says more
-            (`finish_reason`, `weight_versions`, `aligned`), or to a `Generation`; see `read_answer` in
-            `toolgym.rollout.engines.callable`. Or an engine that was started.
+        generate: an async function from a `GenerationRequest` to `(token_ids, logprobs)`, or to what else `read_answer`
+            in `toolgym.rollout.engines.callable` takes. Or an engine that was started.
         tokenizer: of the model, a fast tokenizer with a chat template; None: the engine's.
         renderer: makes the renderer of an env's tools, to share one among episodes, or to have one of your own.
         config: how to play it. A `RunConfig` adds a seed, `template_kwargs` and a `parser`; what concerns a whole run
@@ -81,7 +77,7 @@ async def run_episode(
             engine's.
         task_index: number of the task in its run, counted from 0. Seeds depend on it, and on `sample_index`.
         sample_index: number of the episode among those of its task, counted from 0.
-        group_id: the same for all episodes of one task in one run, and for no others; None: one of its own.
+        group_id: the same for all episodes of one task in one run, and for no others; None: a new one.
         seed: the run's; None: the config's.
 
     Raises:

@@ -1,10 +1,9 @@
 """`run_settings`: what a run is, by name, so that a run that is resumed can be held against the one that began.
 
-Compared are the task of each episode, the sampling and the seed, which are fields of a `Trajectory`, and these
-settings, which it holds too: the fields of `RunConfig` and of its limits, the chat template, the tools, and the classes
-and arguments of the env and its wrappers, the scorer among them. A function counts by its name and by the plain values
-that it closes over, an object by its class and its arguments; what a function's body says is not seen. The tokenizer is
-held against the ids and texts of what it has tokenised. `MAY_CHANGE` names what may be given otherwise.
+The settings are the fields of `RunConfig` and of its limits, the chat template, the tools, and the classes and
+arguments of the env and its wrappers, the scorer among them. A function counts by its name and by the plain values that
+it closes over, an object by its class and its arguments; what a function's body says is not seen. `MAY_CHANGE` names
+what may be given otherwise. Task, sampling, seed and tokenizer are compared by the fields of a `Trajectory`.
 """
 
 from __future__ import annotations
@@ -35,8 +34,7 @@ MAY_CHANGE = frozenset(
         *("tool_config", "headers", "base_url", "api_key", "owns_tools"),
     )
 )
-"""Arguments that say how fast a run is played, how long the machines get and where the services are, and not what it
-is. So may the engine, the observers, `out`, `progress` and what is logged, which no setting holds."""
+"""Arguments that say how fast a run is played, how long the machines get and where the services are."""
 
 _APART = frozenset(
     (
@@ -52,14 +50,7 @@ _DEPTH = 6
 def run_settings(
     config: RunConfig, env: BaseEnv, env_kwargs: Mapping[str, Any] | None, tokenizer: PreTrainedTokenizerBase
 ) -> dict[str, str]:
-    """The settings of a run: short texts, by name.
-
-    Args:
-        config: how it is played.
-        env: one of its envs.
-        env_kwargs: the arguments that the env was made with, where they are known.
-        tokenizer: what has the chat template.
-    """
+    """The settings of a run: short texts, by name."""
     facts = _fields(config) | {f"limits.{name}": value for name, value in _fields(config.limits).items()}
     facts["history"] = HistoryMode(config.history)
     facts["on_truncated_turn"] = TruncationPolicy(config.on_truncated_turn)

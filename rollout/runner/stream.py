@@ -1,5 +1,3 @@
-"""`BoundedStream`: from many producers to one consumer, with room for so much and no more."""
-
 from __future__ import annotations
 
 import asyncio
@@ -10,11 +8,8 @@ T = TypeVar("T")
 
 
 class BoundedStream(Generic[T]):
-    """A queue that makes producers wait while it is full. The consumer iterates over it with `async for`.
-
-    Args:
-        room: most items that wait for the consumer.
-    """
+    """A queue from many producers, which wait while it is full, to one consumer, which iterates over it with `async
+    for`."""
 
     def __init__(self, room: int) -> None:
         self._items: deque[T] = deque()

@@ -1,5 +1,3 @@
-"""`WeightVersions`: the versions of a policy's weights, in order, and how stale tokens are."""
-
 from __future__ import annotations
 
 from toolgym.rollout.engines.base import checked_version
@@ -8,11 +6,7 @@ from toolgym.tools.errors import ConfigError, EngineError
 
 
 class WeightVersions:
-    """The versions of the weights in the order in which they were published. Names say nothing of the order.
-
-    Args:
-        first: the version that a run begins with.
-    """
+    """The versions of the weights in the order in which they were published. Names say nothing of the order."""
 
     def __init__(self, first: str) -> None:
         self._numbers = {first: 0}
@@ -22,11 +16,6 @@ class WeightVersions:
         return len(self._numbers)
 
     def require_new(self, version: str) -> None:
-        """Check the name of a version that is to be published.
-
-        Raises:
-            ConfigError: it is no text, empty, or was published before.
-        """
         if checked_version(version) in self._numbers:
             raise ConfigError(
                 f"weight version {version!r} was published before, the newest is {self.newest!r}: give each update a "
@@ -34,22 +23,13 @@ class WeightVersions:
             )
 
     def publish(self, version: str) -> None:
-        """Add the newest version.
-
-        Raises:
-            ConfigError: as `require_new`.
-        """
         self.require_new(version)
         self._numbers[version] = len(self._numbers)
         self.newest = version
 
     def staleness(self, trajectory: Trajectory) -> int:
         """Return how many versions lie between the newest one and the oldest that sampled a token of the trajectory; 0
-        if the policy sampled none.
-
-        Raises:
-            EngineError: a token has a version that was never published.
-        """
+        if the policy sampled none."""
         used = {
             version
             for sequence in trajectory.sequences

@@ -1,1 +1,1 @@
-"""The envs of a run: made, pooled, and kept for suspended episodes."""
+"""The envs of a run, from their making to their end."""

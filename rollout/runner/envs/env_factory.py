@@ -1,5 +1,3 @@
-"""`EnvFactory`: what makes the envs of a run."""
-
 from __future__ import annotations
 
 import inspect
@@ -19,9 +17,9 @@ class EnvFactory:
     """Makes the envs of a run, one for each episode in flight.
 
     Attributes:
-        env_id: what trajectories call the env: its id, or a name of your choice.
+        env_id: the env's name in trajectories: its id, or a name of your choice.
         make: makes one env.
-        kwargs: the arguments that make such an env with `toolgym.make(env_id, ...)`; None where only `make` can.
+        kwargs: the arguments that make such an env with `toolgym.make(env_id, ...)`; None if only `make` can.
     """
 
     env_id: str
@@ -64,11 +62,6 @@ class EnvFactory:
         return cls(getattr(env, "__name__", type(env).__name__), env)
 
     def __call__(self) -> BaseEnv:
-        """Make an env.
-
-        Raises:
-            ConfigError: `make` gave something else.
-        """
         env: Any = self.make()
         if not isinstance(env, BaseEnv):
             if inspect.iscoroutine(env):
@@ -90,7 +83,7 @@ class EnvFactory:
         """Return the source that the envs draw their tasks from by themselves.
 
         Raises:
-            ConfigError: these envs have no tasks of their own.
+            ConfigError: these envs have no tasks.
         """
         env = self()
         try:

@@ -1,5 +1,3 @@
-"""`EnvPool`: the envs of one run, and who closes them."""
-
 from __future__ import annotations
 
 import asyncio
@@ -19,19 +17,14 @@ from toolgym.tools.concurrency.execution_pool import ExecutionPool
 from toolgym.tools.errors import EpisodeError
 
 BATCH_SECONDS = 0.02
-"""After so many seconds no further env is made before those that are ready are handed over."""
+"""Seconds after which no further env is made before those that are ready are handed over."""
 
 
 class EnvPool:
-    """Owns the envs of one run. An env that is given back is used again as long as further ones may be taken, and is
-    closed else; closing the pool closes every env.
+    """Owns the envs of one run, uses them again, and closes them.
 
-    Envs are made in a thread, one after the other, so that those which are slow to make hold up no episode that has its
-    env. One whose making does not come to an end is left behind, and the next one is made in another thread.
-
-    Args:
-        make: makes one env.
-        timeout: seconds that it gets.
+    Envs are made in a thread, one after the other, so that slow ones hold up no episode that has its env. If the making
+    of one does not end within `timeout` seconds, it is left behind, and the next one is made in another thread.
     """
 
     def __init__(self, make: Callable[[], BaseEnv], timeout: float) -> None:
@@ -63,7 +56,6 @@ class EnvPool:
         return await future
 
     async def _serve(self) -> None:
-        """Make envs while any are waited for."""
         try:
             while self._waiting:
                 batch = _Batch(self._make, len(self._waiting), self._own(asyncio.get_running_loop()))
@@ -107,7 +99,7 @@ class EnvPool:
         return own
 
     def _close_from_thread(self, env: BaseEnv, loop: asyncio.AbstractEventLoop) -> None:
-        """Close an env that was made too late, on the event loop of its run; or on another, where that one is over."""
+        """Close an env that was made too late, on the event loop of its run; on another if that one is over."""
         closed = threading.Event()
 
         def begin() -> None:
@@ -129,21 +121,19 @@ class EnvPool:
             await close_env(env)
 
     def adopt(self, env: BaseEnv) -> None:
-        """Take over an env that is in use."""
         self._open[id(env)] = env
 
     def release(self, env: BaseEnv) -> None:
-        """Leave an env that is in use to another owner."""
         del self._open[id(env)]
 
     def give_back(self, env: BaseEnv) -> None:
-        """Keep an env for a further episode, or begin to close it where there is none."""
+        """Keep an env for a further episode, or begin to close it if there is none."""
         self._idle.append(env)
         self._close_spare()
 
     def expect(self, takes: int) -> None:
-        """Hear that so many envs will be taken yet, and no more. Those that are too many are closed from now on. A run
-        of a thousand episodes would otherwise close a thousand envs at its end, while its consumer waits for that."""
+        """Hear that this many envs will be taken yet, and no more. Idle ones beyond are closed from now on: else a
+        consumer would wait at the end of a run until a thousand are closed."""
         self._left = takes
         self._close_spare()
 
@@ -163,8 +153,7 @@ class EnvPool:
         await close_env(env)
 
     async def close(self) -> None:
-        """Close every env, those in use included. One that is just being made gets `CANCEL_GRACE` seconds and is closed
-        when it comes where it takes longer."""
+        """Close every env, those in use included; one that takes longer than `CANCEL_GRACE` to make, when it comes."""
         self._closed = True
         for future in self._waiting:
             future.cancel()
@@ -191,13 +180,7 @@ class EnvPool:
 
 
 class _Batch:
-    """Several envs, made with one change of threads.
-
-    Args:
-        make: makes one.
-        count: how many at most.
-        own: gets each.
-    """
+    """Several envs, made with one change of threads; `take` gets each."""
 
     def __init__(self, make: Callable[[], BaseEnv], count: int, take: Callable[[BaseEnv], None]) -> None:
         self._make, self._count, self._own = make, count, take

@@ -1,5 +1,3 @@
-"""`SuspendedEpisodes`: episodes that stand still between two runs, and who frees them."""
-
 from __future__ import annotations
 
 import logging
@@ -23,7 +21,7 @@ class Suspended(NamedTuple):
 
 
 class SuspendedEpisodes:
-    """Owns episodes that stand still, by `Job.member`."""
+    """Owns episodes that stand still between two runs, by `Job.member`."""
 
     def __init__(self) -> None:
         self._episodes: dict[tuple[str, int], Suspended] = {}
@@ -43,7 +41,6 @@ class SuspendedEpisodes:
         await close_all([suspended.env for member, suspended in episodes.items() if member not in wanted])
 
     async def close(self) -> None:
-        """Free all of them."""
         episodes, self._episodes = self._episodes, {}
         await close_all([suspended.env for suspended in episodes.values()])
 
