@@ -1,4 +1,4 @@
-"""The counts of `RunMetrics`, as plain data that its views read: a dict of figures, and a page for Prometheus."""
+"""The counts of `RunMetrics`, as plain data that a dict of figures and a page for Prometheus are made from."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MOST_NAMES = 100
 """Most tools, and statuses of a tool, that are counted by name; the rest is `other`: a tool may make up statuses."""
 
 MOST_GROUPS = 65_536
-"""Most groups whose members are remembered one by one; of the oldest beyond it, no further member is expected."""
+"""Most groups whose members are remembered one by one; the oldest beyond it are taken to be whole."""
 
 OTHER = "other"
 
@@ -24,11 +24,7 @@ _TIMEOUTS = frozenset({StopReason.ENV_TIMEOUT, StopReason.SCORE_TIMEOUT})
 
 
 class Spread:
-    """Mean and standard deviation of numbers that come one by one (Welford, 1962).
-
-    Attributes:
-        count, mean, least, most: of the numbers.
-    """
+    """Mean and standard deviation of numbers that come one by one (Welford, 1962)."""
 
     __slots__ = ("_squares", "count", "least", "mean", "most")
 
@@ -37,7 +33,6 @@ class Spread:
         self.least, self.most = math.inf, -math.inf
 
     def add(self, value: float) -> None:
-        """Count a number."""
         self.count += 1
         off = value - self.mean
         self.mean += off / self.count
@@ -51,15 +46,7 @@ class Spread:
 
 
 class ToolCounts:
-    """The calls of one tool. Calls that were not run, because they were malformed, are not among them.
-
-    Attributes:
-        seconds: how long each took.
-        characters: how long the text of each is that the model read.
-        statuses: how many had each status.
-        retries: requests to servers that were sent again.
-        infra_failures: calls that the tool's infrastructure failed.
-    """
+    """The calls of one tool. Calls that were not run, because they were malformed, are not among them."""
 
     __slots__ = ("characters", "infra_failures", "retries", "seconds", "statuses")
 
@@ -69,7 +56,6 @@ class ToolCounts:
         self.retries = self.infra_failures = 0
 
     def add(self, record: ToolCallRecord) -> None:
-        """Count a call."""
         self.seconds.add(record.seconds)
         self.characters.add(len(record.text))
         statuses, status = self.statuses, record.status
@@ -81,21 +67,11 @@ class ToolCounts:
 
     @property
     def errors(self) -> int:
-        """Calls whose status is not `ok`."""
         return self.seconds.count - self.statuses.get("ok", 0)
 
 
 class EnvCounts:
-    """The episodes of one env.
-
-    Attributes:
-        episodes: how many are over.
-        seconds: how long each of its steps took.
-        observation_tokens: how many tokens each of its observations has.
-        failures: how many episodes ended with each failure.
-        retries: requests of its tools to servers that were sent again.
-        timeouts: steps, scorers and tool calls that overran their deadline.
-    """
+    """The episodes of one env; `seconds` are those of its steps."""
 
     __slots__ = ("episodes", "failures", "observation_tokens", "retries", "seconds", "timeouts")
 
@@ -105,7 +81,6 @@ class EnvCounts:
         self.failures: Counter[StopReason] = Counter()
 
     def add(self, trajectory: Trajectory) -> None:
-        """Count an episode."""
         self.episodes += 1
         reason = trajectory.stop_reason
         if reason.failed:
@@ -132,7 +107,6 @@ class GroupCounts:
         self._forgotten = [0, 0, 0.0]
 
     def add(self, trajectory: Trajectory) -> None:
-        """Count a member."""
         group = self._groups.get(trajectory.group_id)
         if group is None:
             group = self._groups[trajectory.group_id] = Spread()
@@ -154,8 +128,7 @@ def _group(rewards: Spread) -> tuple[int, int, float]:
 
 
 class EventCounts:
-    """Everything that is counted between two resets. The attributes' meanings are those of the figures' names, see
-    `docs/metrics.md`."""
+    """Everything that is counted between two resets; `docs/metrics.md` tells what the figures of these names mean."""
 
     def __init__(self) -> None:
         self.tools: dict[str, ToolCounts] = {}
@@ -172,7 +145,6 @@ class EventCounts:
         self.outside_seconds = 0.0
 
     def add_turn(self, turn: Turn) -> None:
-        """Count a turn that is over, and its calls."""
         self.turns += 1
         self.truncated_turns += turn.truncated
         self.resumes += turn.resumes
@@ -211,21 +183,15 @@ class EventCounts:
 
     @property
     def episodes(self) -> int:
-        """Episodes that are over."""
         return self.episode_seconds.count
 
     @property
     def failed(self) -> int:
-        """Episodes that failed."""
         return sum(count for reason, count in list(self.stop_reasons.items()) if reason.failed)
 
 
 class RunClock:
-    """Wall time, and CPU time of this process, while runs go on.
-
-    Args:
-        running: whether one goes on already.
-    """
+    """Wall time, and CPU time of this process, while runs go on."""
 
     def __init__(self, *, running: bool) -> None:
         self._wall = self._cpu = 0.0
@@ -234,11 +200,9 @@ class RunClock:
             self.start()
 
     def start(self) -> None:
-        """A run goes on."""
         self._began = time.perf_counter(), time.process_time()
 
     def stop(self) -> None:
-        """None goes on."""
         self._wall, self._cpu = self.read()
         self._began = None
 

@@ -26,16 +26,8 @@ _HOURS_PER_MILLION = 1e6 / 3600
 def figures(
     counts: EventCounts, clock: RunClock, waiting: Waiting, *, running: int | None, lag: Lag | None, prefix: str
 ) -> dict[str, float]:
-    """Return the figures by name.
-
-    Args:
-        counts: what was counted.
-        clock: how long it took.
-        waiting: the phases of the episodes that run now.
-        running: how many there are; None if that is not known.
-        lag: how late the event loop was; None if it was not watched.
-        prefix: beginning of every name.
-    """
+    """Return the figures by name, each with `prefix`; `running` is None if that is not known, `lag` if nothing watched
+    it."""
     values = [*_run(counts), *_rewards(counts), *_process(counts, clock)]
     if lag is not None:
         values += [
@@ -118,5 +110,5 @@ def _env(env: EnvCounts) -> Figures:
 
 
 def _name(text: str) -> str:
-    """A tool's, an env's or a status's name as every logger takes it: MLflow refuses the most characters."""
+    """A tool's, an env's or a status's name as every logger takes it: MLflow refuses most characters."""
     return re.sub(r"[^\w./ -]", "_", text, flags=re.ASCII) or "unnamed"

@@ -1,5 +1,3 @@
-"""`LogTo`: the loggers by name."""
-
 from __future__ import annotations
 
 import enum

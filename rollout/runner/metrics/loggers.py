@@ -23,13 +23,11 @@ from toolgym.tools.errors import ConfigError, error_text
 from toolgym.tools.lazy import missing_package
 
 PROJECT = "toolgym"
-"""Name of the project, or of the experiment, where none is given."""
 
 PATIENCE = 60.0
 """Seconds that a logger gets for one call while a run goes on."""
 
 COLUMNS = ("id", "task", "reward", "stop_reason", "turns", "prompt", "response")
-"""Columns of the table of examples."""
 
 _log = logging.getLogger("toolgym.rollout")
 
@@ -41,12 +39,7 @@ class MetricLogger(Protocol):
         """Keep what the run is played with; any values that JSON can hold."""
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Keep figures.
-
-        Args:
-            metrics: by name, as `RunMetrics.metrics` and `summarize` give them.
-            step: their place in time; it never falls.
-        """
+        """Keep figures by name, as `RunMetrics.metrics` and `summarize` give them; `step` never falls."""
 
     def examples(self, trajectories: Sequence[Trajectory], step: int) -> None:
         """Keep trajectories as texts for a person, with the exact text that the policy saw and wrote."""
@@ -56,10 +49,7 @@ class MetricLogger(Protocol):
 
 
 class TensorBoardLogger:
-    """Writes event files for TensorBoard.
-
-    Args:
-        folder: where to; it is made.
+    """Writes event files for TensorBoard to a folder, which is made.
 
     Raises:
         MissingExtraError: the package tensorboard is not installed.
@@ -73,22 +63,18 @@ class TensorBoardLogger:
         self._writer = SummaryWriter(str(folder))
 
     def config(self, values: Mapping[str, Any]) -> None:
-        """Keep the config as a text."""
         self._writer.add_text("config", _block(json.dumps(plain(values), indent=2)))
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Keep figures as scalars."""
         for name, value in metrics.items():
             self._writer.add_scalar(name, value, step)
         self._writer.flush()
 
     def examples(self, trajectories: Sequence[Trajectory], step: int) -> None:
-        """Keep each trajectory as a text."""
         for number, row in enumerate(_rows(trajectories)):
             self._writer.add_text(f"examples/{number}", _block(_page(row)), step)
 
     def close(self, *, failed: bool = False) -> None:
-        """Write out everything."""
         self._writer.close()
 
 
@@ -98,7 +84,7 @@ class WandbLogger:
     Args:
         project: the project.
         name: the run's; None lets wandb find one.
-        folder: where wandb keeps its files; None for its own default.
+        folder: where wandb keeps its files; None for its default.
 
     Raises:
         MissingExtraError: the package wandb is not installed.
@@ -117,20 +103,16 @@ class WandbLogger:
             raise ConfigError(f"wandb begins no run: {error}; log in, or set WANDB_MODE=offline") from error
 
     def config(self, values: Mapping[str, Any]) -> None:
-        """Keep the config as the run's."""
         self._run.config.update(plain(values), allow_val_change=True)
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Keep figures."""
         self._run.log(dict(metrics), step=step)
 
     def examples(self, trajectories: Sequence[Trajectory], step: int) -> None:
-        """Keep the trajectories as a table."""
         table = self._table(columns=list(COLUMNS), data=[list(row.values()) for row in _rows(trajectories)])
         self._run.log({"examples": table}, step=step)
 
     def close(self, *, failed: bool = False) -> None:
-        """Send everything, and end the run."""
         self._run.finish(exit_code=int(failed))
 
 
@@ -138,7 +120,7 @@ class MLflowLogger:
     """Writes a run of MLflow, without touching the one that MLflow may hold active.
 
     Args:
-        experiment: the experiment; it is made where there is none.
+        experiment: it is made if there is none of that name.
         name: the run's; None lets MLflow find one.
         tracking_uri: the store; None for MLflow's own setting (`MLFLOW_TRACKING_URI`).
 
@@ -164,39 +146,26 @@ class MLflowLogger:
             raise ConfigError(f"MLflow begins no run: {error}") from error
 
     def config(self, values: Mapping[str, Any]) -> None:
-        """Keep the config as parameters, nested ones with dots in their names."""
         params = [self._param(name, value[:6000]) for name, value in _flat(plain(values))]
         for start in range(0, len(params), 100):  # most that MLflow takes at once
             self._client.log_batch(self._id, params=params[start : start + 100])
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Keep figures."""
         now = int(time.time() * 1000)
         rows = [self._metric(name, value, now, step) for name, value in metrics.items()]
         for start in range(0, len(rows), 1000):
             self._client.log_batch(self._id, metrics=rows[start : start + 1000])
 
     def examples(self, trajectories: Sequence[Trajectory], step: int) -> None:
-        """Keep each trajectory as a file of the run."""
         for number, row in enumerate(_rows(trajectories)):
             self._client.log_text(self._id, _page(row), f"examples/{step}-{number}.txt")
 
     def close(self, *, failed: bool = False) -> None:
-        """End the run."""
         self._client.set_terminated(self._id, "FAILED" if failed else "FINISHED")
 
 
 def open_logger(kind: LogTo | str, folder: Path) -> MetricLogger:
-    """The logger of that name, with its own defaults.
-
-    Args:
-        kind: which.
-        folder: where it may keep files: TensorBoard's are below `tensorboard`.
-
-    Raises:
-        MissingExtraError: its package is not installed; says what to install.
-        ConfigError: it cannot begin.
-    """
+    """The logger of that name, with its own defaults; TensorBoard's files are below `folder`."""
     match LogTo(kind):
         case LogTo.TENSORBOARD:
             return TensorBoardLogger(folder / "tensorboard")
@@ -208,7 +177,7 @@ def open_logger(kind: LogTo | str, folder: Path) -> MetricLogger:
 
 @contextlib.contextmanager
 def opened(kind: LogTo | str, folder: Path, config: Mapping[str, Any]) -> Iterator[MetricLogger]:
-    """`open_logger`, with the config logged, and closed at the end, as failed after an error.
+    """A logger with the config logged, which is closed at the end, as failed after an error.
 
     Raises:
         MissingExtraError: its package is not installed; says what to install.
@@ -230,7 +199,7 @@ def opened(kind: LogTo | str, folder: Path, config: Mapping[str, Any]) -> Iterat
 
 
 def examples(trajectories: Sequence[Trajectory], most: int = 8) -> list[Trajectory]:
-    """Up to so many trajectories for a person to read: those with the best and with the worst rewards."""
+    """Up to `most` trajectories for a person to read: those with the best and with the worst rewards."""
     ordered = sorted(
         trajectories, key=lambda trajectory: (-trajectory.reward, trajectory.task_index, trajectory.sample_index)
     )
@@ -245,9 +214,10 @@ async def logged(
     trajectories: Sequence[Trajectory] = (),
     every: float = 10.0,
 ) -> AsyncIterator[None]:
-    """Log the figures of a run every so often while the block goes on, and at its end, with a few examples. The step is
-    the number of finished episodes. A logger that fails, or does not return in time, is left out from then on, with a
-    warning: the run goes on without it.
+    """Log the figures of a run while the block goes on, and at its end, with a few examples.
+
+    The step is the number of finished episodes. A logger that fails, or does not return in time, is left out from then
+    on, with a warning.
 
     Args:
         loggers: where to.

@@ -40,15 +40,15 @@ _MOST_PLACES = 3
 
 
 class Progress(EpisodeObserver):
-    """Shows how far a run is: episodes, turns, tokens per second, the reward so far, failed episodes, and what the
-    slowest episodes wait for.
+    """Shows episodes, turns, tokens per second, the reward so far, failed episodes, and what the slowest episodes wait
+    for.
 
-    It reads the figures of a `RunMetrics` some times a second, so that an episode costs it nothing. Where the console
-    is neither a terminal nor a notebook it prints some ten lines.
+    It reads the figures of a `RunMetrics` some times a second, so that an episode costs it nothing. A console that is
+    neither a terminal nor a notebook gets some ten lines.
 
     Args:
         metrics: whose figures are shown; an observer of the same run, before this one.
-        total: episodes of the run; None where that is not known.
+        total: episodes of the run; None if that is not known.
         finished: episodes of the run that an earlier call finished; the figures are without them.
         console: where to; None for standard error.
         transient: remove what is shown when the run is over.
@@ -128,7 +128,6 @@ class _Moment:
 
     @property
     def episodes(self) -> str:
-        """Episodes, of how many."""
         return f"{self.finished} episodes" if self.total is None else f"{self.finished} of {self.total} episodes"
 
     @property
@@ -140,7 +139,6 @@ class _Moment:
 
     @property
     def figures(self) -> list[str]:
-        """The figures, each with its name."""
         return [
             *([f"reward {self.reward:.2f}"] if self.reward is not None else []),
             *([f"{self.failed} failed"] if self.failed else []),
@@ -215,7 +213,7 @@ class _Notebook:
 
 
 class _Lines:
-    """A line at each tenth of the run, and where nothing was said for a while."""
+    """A line at each tenth of the run, and after a minute without one."""
 
     def __init__(self, console: Console) -> None:
         self._console = console

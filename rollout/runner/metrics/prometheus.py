@@ -25,16 +25,12 @@ class RunCollector(Collector):
     """The families of a `RunMetrics`, for a registry of your own: `registry.register(RunCollector(metrics))`.
 
     The counts fall back to 0 at `RunMetrics.reset`; Prometheus's `rate` takes that for a restart.
-
-    Args:
-        metrics: whose figures they are.
     """
 
     def __init__(self, metrics: RunMetrics) -> None:
         self._metrics = metrics
 
     def collect(self) -> Iterable[Metric]:
-        """Return every family, with the samples of this moment."""
         counts = self._metrics.counts
         yield from _run(counts)
         yield from _process(self._metrics)
@@ -68,7 +64,6 @@ class MetricsServer:
         self.url = f"http://{address}:{self._server.server_port}/metrics"
 
     def close(self) -> None:
-        """End it. Closing twice is fine."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -132,7 +127,6 @@ def _envs(counts: EventCounts) -> Iterator[Metric]:
 
 
 def _counter(name: str, text: str, label: str, counts: Sequence[tuple[str, int]]) -> Metric:
-    """Return a counter for each value of a label."""
     family = CounterMetricFamily(f"{PREFIX}_{name}", text, labels=[label])
     for value, count in counts:
         family.add_metric([value], count)

@@ -1,5 +1,3 @@
-"""`RunCounts`: what a run did with its groups and episodes, beside what its consumer got."""
-
 from __future__ import annotations
 
 import dataclasses

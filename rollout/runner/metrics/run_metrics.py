@@ -1,5 +1,3 @@
-"""`RunMetrics`: what a run does, in figures, while it goes on."""
-
 from __future__ import annotations
 
 import contextlib
@@ -24,9 +22,9 @@ if TYPE_CHECKING:
 class RunMetrics(EpisodeObserver):
     """Counts what the episodes of one run, or of several, do: per tool, per env, and of the engine and this process.
 
-    Give it to a runner as an observer. Where episodes are played in other processes, give it as a sink: then it counts
-    each trajectory when it arrives, and knows nothing of the requests in between. An event takes some microseconds,
-    whatever the size of the run; `docs/metrics.md` lists the figures. `MetricsServer` serves them to Prometheus.
+    Give it to a runner as an observer. If episodes are played in other processes, give it as a sink: then it counts
+    each trajectory when it arrives, and knows nothing of the requests in between. An event takes some microseconds;
+    `docs/metrics.md` lists the figures. `MetricsServer` serves them to Prometheus.
 
     Example:
         >>> import asyncio
@@ -54,18 +52,13 @@ class RunMetrics(EpisodeObserver):
     # ------------------------------------------------------------------ what is read
 
     def metrics(self, prefix: str = "rollout/") -> dict[str, float]:
-        """The figures since the last `reset`, by name, as a trainer's logger takes them. What has no value yet, such as
-        the mean of no rewards, is left out.
-
-        Args:
-            prefix: beginning of every name.
-        """
+        """The figures since the last `reset`, as a trainer's logger takes them, each with `prefix`. What has no value
+        yet, such as the mean of no rewards, is left out."""
         running = len(self._playing) if self._observes else None
         return figures(self.counts, self.clock, self._waiting, running=running, lag=self.lag, prefix=prefix)
 
     def reset(self) -> None:
-        """Begin anew with every figure, as at the beginning of a training step. Episodes that run go on; turns that
-        they had before are no longer counted."""
+        """Begin again with every figure. Episodes that run go on; turns that they had before no longer count."""
         self.counts = EventCounts()
         self.clock = RunClock(running=self._runs > 0)
 
@@ -151,14 +144,8 @@ class RunMetrics(EpisodeObserver):
 
 
 class _Played:
-    """An episode that runs.
-
-    Attributes:
-        job: its job, kept so that its `id` stays its own.
-        turns: turns that were counted, those that a branch has from its parent among them.
-        prompt_ids: of the last request of the present sequence; None before the first.
-        generated: what came back.
-    """
+    """An episode that runs, with its job, so that `id(job)` stays its own, and its last request of the present
+    sequence."""
 
     __slots__ = ("generated", "job", "prompt_ids", "turns")
 

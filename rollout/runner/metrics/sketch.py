@@ -1,7 +1,4 @@
-"""`Sketch`: a bounded-memory percentile sketch.
-
-It is written here, since it takes forty lines and a package would be a further dependency.
-"""
+"""`Sketch`: a bounded-memory percentile sketch; forty lines, where a package would be a further dependency."""
 
 from __future__ import annotations
 
@@ -19,14 +16,7 @@ _LOWEST = math.ceil(math.log(_LEAST) * _PER_LOG)
 
 class Sketch:
     """Counts numbers of at least 0 in buckets whose bounds grow by the same factor, so that each percentile is exact to
-    `ACCURACY` of itself: DDSketch (Masson, Rim, Lee, 2019, arXiv 1908.10693). Adding a number takes the same time
-    however many there are. What is below 1e-6 counts as 0.
-
-    Attributes:
-        count: how many numbers there are.
-        total: their sum.
-        most: the greatest.
-    """
+    `ACCURACY` of itself: DDSketch (Masson, Rim, Lee, 2019, arXiv 1908.10693). What is below 1e-6 counts as 0."""
 
     __slots__ = ("_buckets", "count", "most", "total")
 
@@ -37,7 +27,6 @@ class Sketch:
         self.most = 0.0
 
     def add(self, value: float) -> None:
-        """Count a number."""
         bucket = math.ceil(math.log(value) * _PER_LOG) if value > _LEAST else _LOWEST
         buckets = self._buckets
         buckets[bucket] = buckets.get(bucket, 0) + 1
@@ -48,11 +37,10 @@ class Sketch:
 
     @property
     def mean(self) -> float:
-        """The mean of the numbers; 0 of none."""
         return self.total / self.count if self.count else 0.0
 
     def percentile(self, part: float) -> float:
-        """The number that this part (0 to 1) of the numbers does not exceed; 0 where there are none."""
+        """The number that this part (0 to 1) of the numbers does not exceed; 0 if there are none."""
         wanted = max(1, math.ceil(part * self.count))
         for bound, count in self.cumulated():
             if count >= wanted:

@@ -1,7 +1,7 @@
-"""Spans of a run for OpenTelemetry, where the application has set it up: the run, its episodes, their turns and calls.
+"""Spans of a run for OpenTelemetry, if the application has set it up: the run, its episodes, their turns and calls.
 
-The names of attributes are those of OpenTelemetry's semantic conventions for generative AI (`gen_ai.*`) where they have
-one, and begin with `rollout.` otherwise. No text of a prompt, a turn or a tool's result is in a span.
+Attributes have the names of OpenTelemetry's semantic conventions for generative AI (`gen_ai.*`) if there is one, and
+begin with `rollout.` otherwise. No text of a prompt, a turn or a tool's result is in a span.
 """
 
 from __future__ import annotations
@@ -27,13 +27,7 @@ if TYPE_CHECKING:
 
 
 def spans_of_run(env_id: str, model: str, provider: str) -> Sequence[EpisodeObserver]:
-    """The observer that makes a run's spans; none where the application has set up no tracer provider.
-
-    Args:
-        env_id: the env's id.
-        model: name or folder of the model.
-        provider: what serves it.
-    """
+    """The observer that makes a run's spans; none if the application has set up no tracer provider."""
     trace = sys.modules.get("opentelemetry.trace")  # without a provider, nothing is imported
     if trace is None or isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider | trace.NoOpTracerProvider):
         return ()
@@ -45,11 +39,6 @@ class RunSpans(EpisodeObserver):
 
     While an episode waits for the engine, its turn's span is current in its task, and otherwise the episode's own: the
     spans of instrumented HTTP clients, and of tools that make some, hang below them.
-
-    Args:
-        env_id: the env's id.
-        model: name or folder of the model.
-        provider: what serves it.
     """
 
     def __init__(self, env_id: str, model: str = "", provider: str = "") -> None:
@@ -166,7 +155,7 @@ class RunSpans(EpisodeObserver):
         self._context.attach(spans.outer)
 
     def _calls(self, spans: _EpisodeSpans, turn: Turn) -> None:
-        """The spans of a turn's calls. They were made at the same time, when the env was stepped."""
+        """The spans of a turn's calls, all from the time when the env was stepped."""
         for record in turn.tool_calls:
             span = self._tracer.start_span(
                 f"execute_tool {record.name}",
@@ -179,7 +168,6 @@ class RunSpans(EpisodeObserver):
             span.end(spans.stepped_at + int(record.seconds * 1e9))
 
     def _make_current(self, span: Span) -> None:
-        """Make a span the current one of the episode's task, which has a context of its own."""
         self._context.attach(self._trace.set_span_in_context(span))
 
     def _fail(self, span: Span, kind: str, text: str) -> None:
@@ -188,18 +176,8 @@ class RunSpans(EpisodeObserver):
 
 
 class _EpisodeSpans:
-    """The spans of an episode that runs.
-
-    Attributes:
-        job: its job, kept so that its `id` stays its own.
-        span: its own.
-        outer: what was current before it.
-        turn: that of the turn that is being sampled.
-        turns: turns whose calls have their spans; those before a branch have them below its parent.
-        stepped_at: nanoseconds since the epoch, when the env was last stepped.
-        suspended: whether it stands still.
-        requests, output_tokens: of the present turn.
-    """
+    """The spans of an episode that runs, with its job, so that `id(job)` stays its own. `turns` have the spans of their
+    calls."""
 
     def __init__(self, job: Job, span: Span, outer: Context) -> None:
         self.job, self.span, self.outer = job, span, outer
@@ -209,7 +187,6 @@ class _EpisodeSpans:
         self.suspended = False
 
     def end_turn(self) -> None:
-        """End the span of the turn, if there is one."""
         turn, self.turn = self.turn, None
         if turn is not None:
             turn.end()

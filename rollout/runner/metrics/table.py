@@ -17,14 +17,7 @@ C = TypeVar("C")
 
 
 class Count(NamedTuple, Generic[C]):
-    """A number that grows.
-
-    Attributes:
-        figure: its name in the dict; None: it is not there.
-        family: its name on the page, without the prefix; None: it is not there.
-        meaning: its meaning, for the page.
-        value: reads it from the counts.
-    """
+    """A number that grows: its name in the dict and its family on the page, if it is there, and how it is read."""
 
     figure: str | None
     family: str | None
@@ -33,15 +26,7 @@ class Count(NamedTuple, Generic[C]):
 
 
 class Distribution(NamedTuple, Generic[C]):
-    """Many numbers: percentiles in the dict, a histogram on the page.
-
-    Attributes:
-        figure: its name in the dict, before the percentile.
-        family: its name on the page, without the prefix.
-        meaning: its meaning, for the page.
-        sketch: reads it from the counts.
-        bounds: of the histogram's buckets.
-    """
+    """Many numbers: percentiles in the dict, a histogram with these bounds on the page."""
 
     figure: str
     family: str
@@ -63,14 +48,13 @@ RUN: tuple[Count[EventCounts], ...] = (
     Count("tokens/observations", None, "", attrgetter("observation_tokens")),
     Count(None, "outside_seconds", "Seconds of finished episodes outside the engine.", attrgetter("outside_seconds")),
 )
-"""Of a run."""
 
 REQUESTS: tuple[Count[EventCounts], ...] = (
     Count("engine/requests", "requests", "Requests to the engine.", attrgetter("requests")),
     Count("engine/prefix_drift", "prefix_drift", "Requests without the prefix before: 0.", attrgetter("drifted")),
     Count("context/rewritten", "context_rewritten", "Times that a context began again.", attrgetter("rewritten")),
 )
-"""Of a run; in the dict only if requests were heard of, since else nothing was compared."""
+"""In the dict only if requests were heard of, since else nothing was compared."""
 
 RUN_DISTRIBUTIONS: tuple[Distribution[EventCounts], ...] = (
     Distribution("episodes/seconds", "episode_seconds", "Seconds of an episode.", attrgetter("episode_seconds")),
@@ -95,7 +79,6 @@ TOOL: tuple[Count[ToolCounts], ...] = (
         attrgetter("infra_failures"),
     ),
 )
-"""Of each tool."""
 
 TOOL_DISTRIBUTIONS: tuple[Distribution[ToolCounts], ...] = (
     Distribution("seconds", "tool_seconds", "Seconds of a call.", attrgetter("seconds")),
@@ -109,7 +92,6 @@ ENV: tuple[Count[EnvCounts], ...] = (
     Count("timeouts", "env_timeouts", "Steps, scorers and tool calls over their deadline.", attrgetter("timeouts")),
     Count("retries", "env_retries", "Requests of its tools that were sent again.", attrgetter("retries")),
 )
-"""Of each env."""
 
 ENV_DISTRIBUTIONS: tuple[Distribution[EnvCounts], ...] = (
     Distribution("seconds", "env_seconds", "Seconds of a step.", attrgetter("seconds")),

@@ -1,5 +1,3 @@
-"""`Waiting`: the phases of the episodes of a run, and how long they wait."""
-
 from __future__ import annotations
 
 import time
@@ -10,14 +8,7 @@ from toolgym.rollout.job import Job
 
 
 class Wait(NamedTuple):
-    """Episodes that wait for the same thing.
-
-    Attributes:
-        phase: the phase that they are in.
-        what: the tools that they wait for, in `Phase.ENV`.
-        episodes: how many they are.
-        longest: seconds that the one that came first has waited.
-    """
+    """Episodes that wait for the same thing; `longest` are the seconds that the first one has waited."""
 
     phase: Phase
     what: str
@@ -36,7 +27,6 @@ class Waiting:
         return len(self._place)
 
     def enter(self, job: Job, phase: Phase, what: str = "") -> None:
-        """An episode waits for this from now on."""
         self.leave(job)
         place = (phase, what)
         self._place[id(job)] = (job, place)
@@ -55,14 +45,14 @@ class Waiting:
         return id(job) in self._place
 
     def end_run(self) -> None:
-        """No episode runs any more, those included that were cancelled without a word; those that stand still may go on
-        in another run."""
+        """No episode runs any more, those included that were cancelled; those that stand still may go on in another
+        run."""
         for job, (phase, _) in list(self._place.values()):
             if phase is not Phase.SUSPENDED:
                 self.leave(job)
 
     def phases(self) -> dict[Phase, int]:
-        """Return the number of episodes in each phase; without those that no episode is in. Any thread may ask."""
+        """Return the number of episodes in each phase that has some. Any thread may ask."""
         counts: dict[Phase, int] = {}
         for (phase, _), since in list(self._since.items()):
             counts[phase] = counts.get(phase, 0) + len(since)

@@ -36,8 +36,8 @@ class WorkerDiedError(WorkerLostError):
 def connect(address: str | None) -> None:
     """Connect to Ray as `ray.init(address)` does, unless this process is connected.
 
-    It takes a second, or several where it starts a cluster, and blocks: what it starts ends with the thread that called
-    it, so it cannot be a helper's.
+    It blocks, for several seconds if it starts a cluster, which ends with the thread that called: so no helper thread
+    can call it.
 
     Raises:
         ClusterError: there is no cluster at that address.
@@ -50,11 +50,6 @@ def connect(address: str | None) -> None:
 
 
 def check_options(options: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Check options for Ray's `.options(...)` of a worker.
-
-    Raises:
-        ConfigError: they are no mapping, or one is the runner's own to set.
-    """
     if not isinstance(options, Mapping | None):
         raise ConfigError(f"ray_options must map names to Ray's options of an actor, got {options!r}")
     wrong = sorted(set(options or {}) & set(OURS))
@@ -64,7 +59,7 @@ def check_options(options: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 async def call(actor: Any, method: str, *args: Any, seconds: float) -> Any:
-    """Call a method of an actor, and return what it returns. A call may be made twice where its reply was lost.
+    """Call a method of an actor, and return what it returns. A call may be made twice if its reply was lost.
 
     Raises:
         WorkerDiedError: the actor is dead.

@@ -19,15 +19,7 @@ DEATHS_TOGETHER = 2
 
 @dataclass(eq=False)
 class PendingJob:
-    """A job that is not finished.
-
-    Attributes:
-        number: unique in the run.
-        job: the job.
-        deaths: how often its worker died.
-        alone: whether its worker plays nothing else.
-        cut: whether its episode is to end now, as far as it got.
-    """
+    """A job that is not finished, with a number of its own in the run; `deaths` are those of its workers."""
 
     number: int
     job: Job
@@ -38,13 +30,8 @@ class PendingJob:
 
 @dataclass(eq=False)
 class WorkerSlots:
-    """The jobs of one worker, and its room.
-
-    Attributes:
-        room: how many jobs it can take, those that it has included.
-        playing: the jobs that it has, by number.
-        reserved: whether it gets no further job but one that is played alone.
-    """
+    """The jobs of one worker by number, and how many it can take in all. A worker that is `reserved` gets no further
+    job but one that is played alone."""
 
     room: int
     playing: dict[int, PendingJob] = field(default_factory=dict)
@@ -58,13 +45,7 @@ class WorkerSlots:
 
 
 class Dispatcher:
-    """Gives jobs to workers; the one with the most room gets the next.
-
-    Attributes:
-        workers: those that play.
-        waiting: jobs that wait for room, the next one first.
-        suspects: jobs that wait for a worker of their own.
-    """
+    """Gives jobs to workers; the one with the most room gets the next. `suspects` wait for a worker of their own."""
 
     def __init__(self) -> None:
         self.workers: list[WorkerSlots] = []
@@ -99,11 +80,8 @@ class Dispatcher:
             yield roomiest, entry
 
     def worker_died(self, slots: WorkerSlots) -> list[PendingJob]:
-        """Take a worker away that died. Its jobs wait again, before new ones.
-
-        Returns:
-            The jobs that were played alone there, and so are the reason: they are played no more.
-        """
+        """Take a worker away that died. Its jobs wait again, before new ones; those are returned that were played alone
+        there, and so are the reason: they are played no more."""
         self.workers.remove(slots)
         lost = list(slots.playing.values())
         for entry in lost:

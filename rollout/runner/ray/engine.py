@@ -43,7 +43,6 @@ CONTROL_TIMEOUT = 600.0
 """Seconds for an actor to start its engine, to pause it, or to load weights."""
 
 LOAD_TIMEOUT = 10.0
-"""Seconds for an actor to say how busy its engine is."""
 
 _LOST = object()
 
@@ -59,9 +58,8 @@ class RayEngine(Engine):
     `abort`, `pause`, `resume`, `update_weights` and `load`, as an `Engine` has them, and `about` (see
     `EngineActor.about`).
 
-    Requests of one trajectory go to one actor. Where that is dead or restarts they go to another; a request is a clean
-    start. Where none lives but one restarts (`max_restarts` of Ray), they wait for it. What concerns all actors
-    (`pause`, `update_weights`) concerns those that live.
+    Requests of one trajectory go to one actor. If that is dead or restarts they go to another. If none lives but one
+    restarts (`max_restarts` of Ray), they wait for it. `pause` and `update_weights` concern all actors that live.
 
     Args:
         actors: handles, at least one.
@@ -111,11 +109,10 @@ class RayEngine(Engine):
 
     @property
     def weight_version(self) -> str:
-        """The version that an actor gave last."""
         return self._weight_version
 
     async def start(self) -> None:
-        """Ask an actor what it is. Raises `EngineUnavailableError` where none lives."""
+        """Ask an actor for its model's facts. Raises `EngineUnavailableError` if none lives."""
         if hasattr(self._actors[0], "about"):
             about = await self._about()
             self._vocab_size = self._vocab_size or about["vocab_size"]
@@ -134,7 +131,6 @@ class RayEngine(Engine):
             )
 
     async def _about(self) -> dict[str, Any]:
-        """Return the facts of the first actor that answers."""
         for actor in self._actors:
             try:
                 return dict(await self._control(actor, "about"))
@@ -198,7 +194,7 @@ class RayEngine(Engine):
         await self._all("abort", request_id)
 
     async def pause(self, mode: PauseMode = PauseMode.IN_PLACE) -> None:
-        """See `Engine.pause`. Where an actor fails to, the others go on as before."""
+        """See `Engine.pause`. If an actor fails to, the others go on as before."""
         try:
             await self._all("pause", mode)
         except BaseException:  # also where the caller is cancelled: some may have paused, and would stay so
@@ -281,7 +277,7 @@ class EngineActor:
     async def generate(
         self, prompt_ids: np.ndarray[Any, Any], params: SamplingParams, request_id: str, affinity: str | None
     ) -> dict[str, Any]:
-        """Generate one turn, see `Engine.generate`."""
+        """See `Engine.generate`."""
         engine = await self._engine()
         try:
             generation = await engine.generate(prompt_ids.tolist(), params, request_id=request_id, affinity=affinity)
@@ -298,27 +294,21 @@ class EngineActor:
         }
 
     async def abort(self, request_id: str) -> None:
-        """See `Engine.abort`."""
         await (await self._engine()).abort(request_id)
 
     async def pause(self, mode: PauseMode = PauseMode.IN_PLACE) -> None:
-        """See `Engine.pause`."""
         await (await self._engine()).pause(mode)
 
     async def resume(self) -> None:
-        """See `Engine.resume`."""
         await (await self._engine()).resume()
 
     async def update_weights(self, source: WeightSource, version: str) -> None:
-        """See `Engine.update_weights`."""
         await (await self._engine()).update_weights(source, version=version)
 
     async def load(self) -> EngineLoad | None:
-        """See `Engine.load`."""
         return await (await self._engine()).load()
 
     async def close(self) -> None:
-        """Close the engine."""
         if self._started is not None:
             await (await self._started).close()
 

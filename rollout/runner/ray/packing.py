@@ -1,8 +1,7 @@
-"""Jobs and trajectories between processes: as few bytes as there are, and no text that is not read.
+"""Jobs and trajectories between processes.
 
-Token ids and log-probabilities are arrays, which pickle writes as they lie in memory: 4 and 8 bytes a token. The texts
-of a trajectory are not sent; the driver decodes them when they are first read. The schemas of its tools, which a
-worker's trajectories share, are sent once for each worker.
+Token ids and log-probabilities are arrays, which pickle writes as they lie in memory. The texts of a trajectory are not
+sent; the driver decodes them when they are first read. The schemas of its tools are sent once for each worker.
 """
 
 from __future__ import annotations
@@ -28,17 +27,12 @@ _TEXTS = ("_prompt_text", "_response_text")
 
 
 class Packer:
-    """Packs the trajectories of one worker.
-
-    Attributes:
-        tools: the schemas that the packed trajectories refer to, in the order of their numbers.
-    """
+    """Packs the trajectories of one worker, which refer to its `tools` by number."""
 
     def __init__(self) -> None:
         self.tools: list[Tools] = []
 
     def pack(self, trajectory: Trajectory) -> bytes:
-        """A trajectory as bytes, for `unpack` with the `tools` of that moment, or with more."""
         state = dict(trajectory.__dict__)
         state["tools"] = self._number(trajectory.tools)
         unread = [name for name in _TEXTS if not isinstance(state[name], str)]
@@ -53,13 +47,7 @@ class Packer:
 
 
 def unpack(data: bytes, tools: Sequence[Tools], decode: Decode) -> Trajectory:
-    """Read what `Packer.pack` made.
-
-    Args:
-        data: the bytes, which the arrays go on using.
-        tools: the packer's.
-        decode: from token ids to text; called when a text is first read.
-    """
+    """Read what `Packer.pack` made; `decode` makes texts of token ids when they are first read."""
     state, unread = pickle.loads(data)
     state["tools"] = tools[state["tools"]]
     sequences = state["sequences"]
@@ -94,11 +82,9 @@ class TextDecoder:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it knows the tokenizer."""
         return self._packed is not None
 
     def learn(self, tokenizer: bytes) -> None:
-        """Take a worker's tokenizer, pickled; those of the others are the same."""
         self._packed = self._packed or tokenizer
 
     def __call__(self, token_ids: Sequence[int]) -> str:

@@ -1,5 +1,3 @@
-"""One run of a `RayRunner`: hands out jobs, collects trajectories, and replaces workers that die."""
-
 from __future__ import annotations
 
 import asyncio
@@ -46,20 +44,11 @@ _log = logging.getLogger("toolgym.rollout")
 
 
 class RayRun:
-    """One call of `RayRunner.stream`.
+    """One call of `RayRunner.stream`: hands out jobs, puts trajectories into `finished`, and replaces workers that die.
 
-    Args:
-        scheduler: what runs next.
-        pool: the workers.
-        config: how to play; `max_concurrent` is each worker's.
-        env_id: what trajectories call the env.
-        observers: hear of a job when it is handed out, and when its trajectory is here.
-        decoder: decodes the trajectories' texts; it learns the workers' tokenizer here.
-        metrics: gets each worker's figures, by its number.
-
-    Attributes:
-        finished: gets the trajectories, and the error that ends the run.
-        failures: counts the episodes that failed.
+    `max_concurrent` of the config is each worker's. Observers hear of a job when it is handed out, and when its
+    trajectory is here. The decoder learns the workers' tokenizer here, and `metrics` get each worker's figures, by its
+    number.
     """
 
     def __init__(
@@ -92,7 +81,7 @@ class RayRun:
         self.finished: BoundedStream[Trajectory] = BoundedStream(self._room)
 
     async def play(self, ready: Sequence[Trajectory], first: Job | None) -> None:
-        """Play this job and all that follow, and end the stream; with an error where the run cannot go on."""
+        """Play this job and all that follow, and end the stream; with an error if the run cannot go on."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._hand_out(ready, first))
@@ -272,14 +261,12 @@ class _JobSender:
         self._news = asyncio.Event()
 
     def send(self, entry: PendingJob) -> None:
-        """Send a job soon."""
         self._entries.append(entry)
         if entry.cut:
             self._cuts.append(entry.number)
         self._news.set()
 
     def cut(self, entry: PendingJob) -> None:
-        """Say soon that the episode of a job is to end."""
         self._cuts.append(entry.number)
         self._news.set()
 

@@ -1,5 +1,3 @@
-"""`RayRunner`: a runner whose episodes are played by Ray actors, on any number of machines."""
-
 from __future__ import annotations
 
 import asyncio
@@ -61,14 +59,14 @@ class RayRunner(RunnerProtocol):
         env: an env id, a function that makes an env, or an `EnvFactory`; functions travel by cloudpickle.
         engine: what `open_engine` takes, such as a server's address; a function that makes an engine, or an awaitable
             of one; or handles of Ray actors, see `RayEngine`. Each worker makes its own of it.
-        num_workers: how many workers; None: one for each machine of the cluster. A worker keeps one processor busy.
+        num_workers: None: one for each machine of the cluster. A worker keeps one processor busy.
         tokenizer: of the model that the engine serves, or its folder or hub name; None: the engine's.
         env_kwargs: for `toolgym.make`, when `env` is an id.
         sinks: get each trajectory before the consumer does, in this order, in this process.
         observers: hear in this process when a run begins and is over, when a job is handed out (`began`, once), and
             when its trajectory is here (`ended`).
         worker_observers: makes observers in each worker, which hear everything of its episodes. What their `metrics()`
-            returns, where they have it, is in `worker_metrics`.
+            returns, if they have it, is in `worker_metrics`.
         config: see `RunConfig`; `max_concurrent` is each worker's.
         ray_options: for each worker, as Ray's `.options(...)` takes them: `num_cpus` (1), `resources`,
             `scheduling_strategy` ("SPREAD"), `runtime_env`, and others.
@@ -76,7 +74,7 @@ class RayRunner(RunnerProtocol):
             unless their configuration names a sandbox; the servers end with the workers. So does a mapping, with the
             servers' settings, as `toolgym serve sandbox --config` takes them. None: tools run code where their
             configuration says.
-        address: of the cluster, as for `ray.init`; where this process is connected already, that connection is used.
+        address: of the cluster, as for `ray.init`; if this process is connected already, that connection is used.
 
     Attributes:
         counts: what the last call did beside what its consumer got, or the present one so far.
@@ -153,7 +151,7 @@ class RayRunner(RunnerProtocol):
     async def stream(
         self, tasks: Tasks | Scheduler, *, group_size: int | None = None, plan: GroupPlan | None = None
     ) -> AsyncGenerator[Trajectory, None]:
-        """Play tasks, and yield each trajectory as it finishes; see `RunnerProtocol.stream`.
+        """See `RunnerProtocol.stream`.
 
         Raises:
             ConfigError: as there; or a run of this runner is under way, or the plan carries stragglers over.
@@ -203,11 +201,7 @@ class RayRunner(RunnerProtocol):
     def schedule(
         self, tasks: Tasks | Scheduler, *, group_size: int | None = None, plan: GroupPlan | None = None
     ) -> Scheduler:
-        """The scheduler for one call of `stream`; see `RunnerProtocol.schedule`.
-
-        Raises:
-            ConfigError: as there; or the plan carries stragglers over, or the config has branches.
-        """
+        """As `RunnerProtocol.schedule`; carried stragglers and branches are refused."""
         if self.config.branching is not None:
             raise ConfigError("episodes of a RayRunner cannot branch; use a Runner for RunConfig(branching=...)")
         if isinstance(plan, GroupPlan) and plan.stragglers == Stragglers.CARRY:
@@ -246,7 +240,6 @@ class RayRunner(RunnerProtocol):
 
 
 def _engine(engine: Any, tokenizer: Any) -> str | Path | MakeEngine:
-    """Return what a worker opens, or calls."""
     from ray.actor import ActorHandle
 
     actors = list(engine) if isinstance(engine, list | tuple) else [engine]

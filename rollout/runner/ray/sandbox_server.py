@@ -1,7 +1,7 @@
 """`toolgym serve sandbox` as a program that ends with the process that started it.
 
-It reads its settings, a JSON object, from the first line of standard input, and prints its address when it serves. At
-the end of standard input it stops, as at SIGTERM: the pipe ends when the other process does, however that does.
+Its settings, a JSON object, are the first line of standard input. At the end of standard input, which comes when the
+other process ends, it stops as at SIGTERM.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from toolgym.tools.serving.supervisor import serve
 
 
 def main() -> None:
-    """Serve until standard input ends."""
     config = ServerConfig.load(flags=json.loads(sys.stdin.readline()))
     threading.Thread(target=_stop_at_the_end_of_input, daemon=True).start()
     asyncio.run(serve(config, lambda text: print(text, flush=True)))

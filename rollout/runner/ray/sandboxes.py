@@ -23,7 +23,6 @@ from toolgym.tools.sandbox.open import TOKEN_VARIABLE, URLS_VARIABLE
 PROGRAM = "toolgym.rollout.runner.ray.sandbox_server"
 
 START_TIMEOUT = 180.0
-"""Seconds for a server to start."""
 
 STOP_TIMEOUT = 15.0
 """Seconds for a server to stop, before it is killed."""
@@ -41,11 +40,7 @@ class SandboxHost:
         self._process: subprocess.Popen[str] | None = None
 
     def start(self, settings: Mapping[str, Any]) -> str:
-        """Start the server, with `ServerConfig`'s settings. Returns its address.
-
-        Raises:
-            ClusterError: it did not start; says what it printed last.
-        """
+        """Start the server, with `ServerConfig`'s settings. Returns its address."""
         self._process = process = subprocess.Popen(
             [sys.executable, "-P", "-m", PROGRAM],
             stdin=subprocess.PIPE,
@@ -65,7 +60,6 @@ class SandboxHost:
         raise ClusterError(f"a sandbox server did not start: {last}")
 
     def close(self) -> None:
-        """Stop the server."""
         if self._process is not None:
             assert self._process.stdin is not None
             self._process.stdin.close()
@@ -76,10 +70,7 @@ class SandboxHost:
 
 
 class SandboxServers:
-    """Starts and stops the servers.
-
-    Args:
-        settings: of each server, as `toolgym serve sandbox --config` takes them, without host, port and token.
+    """Starts and stops the servers, each with these settings of `ServerConfig`.
 
     Raises:
         ConfigError: one of them is not the user's to set.
@@ -96,13 +87,13 @@ class SandboxServers:
         self._hosts: list[Any] = []
 
     async def start(self) -> dict[str, str]:
-        """Start a server on each machine that is there now.
+        """Start a server on each machine that is there now; one that cannot start is left out, and logged.
 
         Returns:
             The variables of the environment that lead a process's tools to them.
 
         Raises:
-            ClusterError: none could be started. (One that could not is left out, and logged.)
+            ClusterError: none could be started.
         """
         kind = ray.remote(SandboxHost)
         for node in nodes():
@@ -121,7 +112,6 @@ class SandboxServers:
         return {URLS_VARIABLE: ",".join(urls), TOKEN_VARIABLE: self._token}
 
     async def close(self) -> None:
-        """Stop all servers."""
         hosts, self._hosts = self._hosts, []
         await asyncio.gather(*map(_close, hosts))
 

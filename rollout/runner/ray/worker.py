@@ -1,7 +1,7 @@
 """`RolloutWorker`: the process that plays episodes for a `RayRunner`. It is a Ray actor, and knows nothing of Ray.
 
-It plays what it is handed with the runner of one process, so an episode is the same in a worker as anywhere else. The
-runner's scheduler is an inbox that the driver fills; what comes back waits in an outbox until the driver has it.
+It plays with the runner of one process, whose scheduler is an inbox that the driver fills; what comes back waits in an
+outbox until the driver has it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,6 @@ REPLY_BYTES = 4 * 2**20
 """Bytes of trajectories in one reply, the last of which may go beyond."""
 
 MOST_WARNINGS = 100
-"""Most warnings of one run that a worker hands on."""
 
 _log = logging.getLogger("toolgym")
 
@@ -55,15 +54,7 @@ MakeEngine = Callable[[], Engine | Awaitable[Engine]]
 
 @dataclass(frozen=True)
 class WorkerSetup:
-    """The parts of a worker, as its process gets them.
-
-    Attributes:
-        env: makes the envs.
-        engine: what `open_engine` takes, or a function that makes an engine.
-        tokenizer: of the model; None: the engine's.
-        observers: makes what hears of the worker's episodes; None: nothing does.
-        variables: of the environment, set before anything else is made.
-    """
+    """The parts of a worker, as its process gets them; `variables` of the environment are set first."""
 
     env: EnvFactory
     engine: str | Path | MakeEngine
@@ -74,14 +65,14 @@ class WorkerSetup:
 
 @dataclass(frozen=True)
 class WorkerReply:
-    """The news of a worker for its driver.
+    """The news of a worker for its driver; tools and warnings are those behind earlier replies.
 
     Attributes:
         results: finished jobs in their order: the job's number, and its trajectory packed.
-        tools: further schemas that packed trajectories refer to, behind those of earlier replies.
+        tools: schemas that packed trajectories refer to.
         room: how many jobs it can take, those that it has included.
         metrics: its figures up to now.
-        warnings: what its process logged as warnings, behind those of earlier replies.
+        warnings: what its process logged as warnings.
         broken: the error that ended the run in this worker; None while it goes on.
     """
 
@@ -94,11 +85,7 @@ class WorkerReply:
 
 
 class RolloutWorker:
-    """Plays episodes, on the event loop of its actor. One run at a time.
-
-    Args:
-        setup: a `WorkerSetup`, pickled.
-    """
+    """Plays episodes, on the event loop of its actor. One run at a time."""
 
     def __init__(self, setup: bytes) -> None:
         self._setup: WorkerSetup = cloudpickle.loads(setup)
@@ -107,7 +94,7 @@ class RolloutWorker:
         self._run: _WorkersRun | None = None
 
     async def start(self) -> dict[str, Any]:
-        """Start the engine. Returns what the worker's process is.
+        """Start the engine.
 
         Raises:
             ToolgymError: the engine cannot be opened, as `open_engine` and `Engine.start` say.
@@ -122,13 +109,10 @@ class RolloutWorker:
         return {"pid": os.getpid()}
 
     async def begin(self, config: bytes, send_tokenizer: bool) -> bytes | None:
-        """Begin a run with a config, pickled. What runs of an earlier one is ended first.
-
-        Returns:
-            The tokenizer, pickled, if it is asked for: the driver decodes texts with it.
+        """Begin a run with a pickled config, and end an earlier one. Returns the pickled tokenizer if it is asked for.
 
         Raises:
-            ConfigError: the engine has no tokenizer, and none was given.
+            ConfigError: the engine has no tokenizer, and `WorkerSetup` has none.
         """
         await self.end()
         wanted: RunConfig = cloudpickle.loads(config)
@@ -149,12 +133,7 @@ class RolloutWorker:
         return Runner(self._setup.env, self._engine, tokenizer=tokenizer, observers=observers)
 
     async def add(self, jobs: bytes, cuts: Sequence[int]) -> None:
-        """Take jobs to play, and end episodes that play. What it has already is not taken twice.
-
-        Args:
-            jobs: pairs of a number and a `Job`, pickled.
-            cuts: numbers of jobs whose episodes are to end now, as far as they got.
-        """
+        """Take pickled pairs of a number and a `Job`, and cut the jobs of some numbers. Jobs are not taken twice."""
         assert self._run is not None
         for number, job in pickle.loads(jobs):
             self._run.inbox.put(number, job)
@@ -163,12 +142,8 @@ class RolloutWorker:
     async def collect(self, taken: int, tools: int, warnings: int = 0) -> WorkerReply:
         """Return what has finished since the driver took `taken` trajectories of this run; wait for the first.
 
-        A reply that is lost on its way is given again, until the driver says that it took it.
-
-        Args:
-            taken: trajectories that the driver has.
-            tools: schemas of tools that it has.
-            warnings: warnings that it has.
+        A reply that is lost on its way is given again, until the driver says that it took it, and the tools and
+        warnings in it.
         """
         assert self._run is not None
         return await self._run.collect(taken, tools, warnings)
@@ -179,7 +154,6 @@ class RolloutWorker:
         return {} if run is None else await run.end()
 
     async def close(self) -> None:
-        """End the run, and close the engine."""
         await self.end()
         if self._engine is not None:
             await self._engine.close()
@@ -259,13 +233,7 @@ class _Warnings(logging.Handler):
 
 
 class Inbox(Scheduler):
-    """Jobs that the driver hands out, and the trajectories that came of them, until the driver has them.
-
-    Attributes:
-        outbox: finished jobs, oldest first: the job's number and its trajectory.
-        news: set when there is something new in `outbox`.
-        figures: what was played: `episodes`, `failed`, `turns`, `policy_tokens`.
-    """
+    """Jobs that the driver hands out, and the trajectories that came of them, until the driver has them."""
 
     def __init__(self) -> None:
         self.outbox: deque[tuple[int, Trajectory]] = deque()
@@ -284,7 +252,6 @@ class Inbox(Scheduler):
         return len(self._numbers) - self._jobs.qsize() + len(self.outbox)
 
     def put(self, number: int, job: Job) -> None:
-        """Queue a job, unless one of its number is known."""
         if number not in self._known:
             self._known.add(number)
             self._numbers[id(job)] = number, job
@@ -297,7 +264,6 @@ class Inbox(Scheduler):
             self._first += 1
 
     def cut(self, numbers: Sequence[int]) -> None:
-        """End the episodes of these jobs now; those that have ended are passed over."""
         wanted = set(numbers)
         self._cuts += [Cut(job, Stragglers.KEEP) for number, job in self._numbers.values() if number in wanted]
         if self._cuts:

@@ -1,5 +1,3 @@
-"""`WorkerPool`: the worker actors of a `RayRunner`, from their start to their end."""
-
 from __future__ import annotations
 
 import asyncio
@@ -24,29 +22,17 @@ _log = logging.getLogger("toolgym.rollout")
 
 @dataclass(eq=False)
 class WorkerHandle:
-    """One worker, alive as far as is known.
-
-    Attributes:
-        number: its place in the pool; the worker that replaces it has the same.
-        actor: Ray's handle.
-    """
+    """One worker, alive as far as is known; the worker that replaces it has the same number."""
 
     number: int
     actor: Any = field(repr=False)
 
     async def call(self, method: str, *args: Any, seconds: float) -> Any:
-        """Call one of `RolloutWorker`'s methods, see `call`."""
         return await call(self.actor, method, *args, seconds=seconds)
 
 
 class WorkerPool:
-    """Starts workers when they are needed, and ends them.
-
-    Args:
-        setup: a `WorkerSetup`, pickled.
-        size: how many workers there are.
-        options: Ray's, for each of them.
-    """
+    """Starts worker actors when they are needed, and ends them; `setup` is a `WorkerSetup`, pickled."""
 
     def __init__(self, setup: bytes, size: int, options: Mapping[str, Any]) -> None:
         self.size = size
@@ -58,7 +44,7 @@ class WorkerPool:
         self._workers: dict[int, WorkerHandle] = {}
 
     async def worker(self, number: int) -> WorkerHandle:
-        """The worker of that number, started where there is none.
+        """The worker of that number, started if there is none.
 
         Raises:
             WorkerLostError: it died, or did not start in time.

@@ -1,5 +1,3 @@
-"""`GroupScheduler`: every trajectory of each group; or whole groups, by a `GroupPlan`."""
-
 from __future__ import annotations
 
 import logging
@@ -33,9 +31,8 @@ class GroupScheduler(Scheduler):
         tasks: the tasks, in anything to iterate over, with or without an end; `task_index` is a task's place in it.
         config: says the size of a group, the seed, and how often a lost member is played again.
         plan: which groups are wanted; None: every trajectory, at once.
-        observe: gets each task with its group's rewards, as `TaskSource.observe` takes them, in the order of the tasks,
-            also of groups that the plan drops. A task waits for its own group and those of the tasks before it. None:
-            nothing does.
+        observe: gets each task with its group's rewards, also of groups that the plan drops, in the order of the tasks;
+            see `TaskSource.observe`.
         run_id: see `GroupTracker`.
 
     Attributes:
@@ -202,11 +199,8 @@ class GroupScheduler(Scheduler):
         return chosen
 
     def give_up(self, unwanted: Callable[[Trajectory], bool]) -> int:
-        """Drop the open groups that have an unwanted trajectory, and cut their other members.
-
-        Returns:
-            How many groups; none where they are chosen in order, which each one decides.
-        """
+        """Drop the open groups that have an unwanted trajectory, and cut their other members. Returns how many; none if
+        the plan is `in_order`, where each group decides the next."""
         if self._plan.in_order or self._enough:
             return 0
         open_groups = [group for group in self._tracker.groups.values() if not (group.late or group.closing)]

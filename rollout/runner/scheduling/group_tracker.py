@@ -1,5 +1,3 @@
-"""`GroupTracker`: the open groups of a run, and which job is next."""
-
 from __future__ import annotations
 
 import asyncio
@@ -29,12 +27,6 @@ class GroupTracker:
         members: how many episodes begin for a task.
         run_id: what the ids of the groups begin with, of a run that is resumed; None: a new one.
 
-    Attributes:
-        feed: the tasks.
-        groups: the open groups by id.
-        counts: what happened so far.
-        out: how many jobs were given out and have not come back.
-
     Raises:
         ConfigError: see `TaskFeed`.
     """
@@ -61,7 +53,7 @@ class GroupTracker:
 
         Args:
             more: whether another task may be drawn now.
-            waits: whether there may be another job later, where there is none now.
+            waits: whether there may be another job later, if there is none now.
         """
         while not self._stopped:
             job = self._next_begun()
@@ -90,7 +82,6 @@ class GroupTracker:
             self.counts.groups_begun += 1
 
     def _next_begun(self) -> Job | None:
-        """The next job of the groups that have begun."""
         if self._lost:
             return self._lost.popleft()
         while self._beginning:
@@ -101,11 +92,7 @@ class GroupTracker:
         return None
 
     def back(self, job: Job, trajectory: Trajectory) -> OpenGroup | None:
-        """Take what became of a job.
-
-        Returns:
-            Its group; None where that was closed, or the member is played again.
-        """
+        """Take what became of a job. Returns its group, unless that was closed, or the member is played again."""
         self.out -= 1
         self._news.set()
         group = self.groups.get(job.group_id)
@@ -129,7 +116,6 @@ class GroupTracker:
         return lost and job.attempt < self._config.refills and trajectory.parent is None
 
     def suspended(self, job: Job) -> OpenGroup | None:
-        """Take that a job's episode stands still. Returns its group; None where that was closed."""
         self.out -= 1
         self._news.set()
         group = self.groups.get(job.group_id)
@@ -138,11 +124,6 @@ class GroupTracker:
         return group
 
     def branch(self, job: Job) -> Job:
-        """See `Scheduler.branch`.
-
-        Raises:
-            EpisodeError: the run does not wait for the episode's group any more.
-        """
         group = self.groups.get(job.group_id)
         if group is None:
             raise EpisodeError(f"the episode of {job.key} cannot branch: its run does not wait for its group any more")
@@ -157,7 +138,6 @@ class GroupTracker:
         self._news.set()
 
     def stop(self) -> None:
-        """Begin nothing more."""
         self._stopped = True
         for job in self._lost:
             self.groups[job.group_id].stand_still(job)
@@ -166,10 +146,8 @@ class GroupTracker:
 
     @property
     def stopped(self) -> bool:
-        """Whether nothing begins any more."""
         return self._stopped
 
     async def close(self) -> None:
-        """See `Scheduler.close`."""
         self._stopped = True
         await self.feed.close()

@@ -1,5 +1,3 @@
-"""`OpenGroup`: the members of one task of a run, from their begin to their end."""
-
 from __future__ import annotations
 
 from dataclasses import replace
@@ -12,18 +10,11 @@ from toolgym.rollout.trajectory.trajectory import Peer, Trajectory
 
 
 class OpenGroup:
-    """The members of a group: those that run, those that are suspended, and those that have ended.
-
-    Args:
-        task: the task.
-        task_index: its number in the run.
-        group_id: see `Job`.
-        seed: the run's.
-        size: how many members it has; branches come on top.
+    """The members of one task of a run, from their begin to their end; branches come on top of its `size`.
 
     Attributes:
         running: the jobs of the members that are played now, by sample.
-        suspended: the jobs of those that stand still, or are to be played anew in a later run.
+        suspended: the jobs of those that stand still, or are to be played again in a later run.
         ended: the trajectories of those that have ended, in the order that they ended.
         closing: nothing more of it begins, and the group is given out when what runs is back.
         late: the group was given out without these members.
@@ -60,7 +51,6 @@ class OpenGroup:
         self.size = self._begun
 
     def branch(self) -> Job:
-        """The job of a further member, with the next free sample."""
         job = Job(self.task, EpisodeKey(self.task_index, self._next_branch), self.id, self._seed)
         self._next_branch += 1
         self.running[job.key.sample_index] = job
@@ -78,7 +68,6 @@ class OpenGroup:
         self.suspended[job.key.sample_index] = job
 
     def end(self, job: Job, trajectory: Trajectory) -> None:
-        """Take what became of a member."""
         self.running.pop(job.key.sample_index, None)
         new = trajectory.turns[trajectory.branch_turn or 0 :]  # the turns before are the parent's
         seeds = {turn.seed for turn in new if turn.seed is not None}
@@ -88,19 +77,12 @@ class OpenGroup:
 
     @property
     def whole(self) -> bool:
-        """Whether all members have ended."""
         return not self.running and not self.suspended and self._begun == self.size
 
     def first(self, count: int, *, in_order: bool) -> list[Trajectory] | None:
-        """The first `count` members that did not fail, ordered by sample; with failed ones where there are too few.
-
-        Args:
-            count: how many, branches not counted.
-            in_order: the first by sample, not by time: what is chosen does not depend on which ends first.
-
-        Returns:
-            None if that is not decided yet.
-        """
+        """The first `count` members, and as many branches, that did not fail, ordered by sample; with failed ones if
+        there are too few. None if that is not decided yet. `in_order`: the first by sample, not by time, which depends
+        on no clock."""
         count += self._next_branch - self._first_branch
         ended = list(self.ended.items())
         if in_order:

@@ -1,5 +1,3 @@
-"""`GroupPlan`: selects groups by count and filter, and says what becomes of stragglers."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -12,7 +10,6 @@ from toolgym.tools.errors import ConfigError, require_whole_number
 from toolgym.tools.keywords import named_fields
 
 Keep = Callable[[Sequence[Trajectory]], bool]
-"""From a whole group, ordered by sample, to whether the consumer gets it."""
 
 
 def has_signal(group: Sequence[Trajectory]) -> bool:
@@ -31,8 +28,8 @@ class GroupPlan:
     A run without any of this plays each task `RunConfig.group_size` times and gives out every group.
 
     Attributes:
-        groups: the run ends with so many groups; None: with the last task. Where tasks or `max_groups` run out before,
-            a warning says so.
+        groups: the run ends with so many groups; None: with the last task. If tasks or `max_groups` run out before, a
+            warning says so.
         spare_groups: how many groups beyond those that are still wanted may be under way; the run then ends with the
             first that are whole, and the others are stragglers.
         spare_members: how many episodes beyond `group_size` begin for each task; a group is whole with the first
@@ -80,11 +77,7 @@ class GroupPlan:
             )
 
     def check(self, group_size: int, tasks: int | None) -> None:
-        """Check the plan against a run.
-
-        Args:
-            group_size: episodes per task.
-            tasks: how many tasks there are; None where that is not known.
+        """Check the plan against a run of this many tasks; None if that is not known.
 
         Raises:
             ConfigError: it would never end, or no group could ever be kept.

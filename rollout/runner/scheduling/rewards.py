@@ -1,5 +1,3 @@
-"""`GroupRewards`: tells a task source what became of its tasks, in their order."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
@@ -12,12 +10,8 @@ Observe = Callable[[Task, Sequence[float]], None]
 
 
 class GroupRewards:
-    """Reports the rewards of groups in the order of the tasks: what is learnt from them does not depend on which ends
-    first.
-
-    Args:
-        observe: gets each task with its group's rewards; None: nothing does.
-    """
+    """Reports the rewards of groups to a task source in the order of the tasks: what is learnt from them does not
+    depend on which ends first."""
 
     def __init__(self, observe: Observe | None) -> None:
         self._observe = observe

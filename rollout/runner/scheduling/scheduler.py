@@ -1,8 +1,6 @@
 """`Scheduler`: which episode runs next, and what becomes of what came back.
 
-A runner plays jobs and knows nothing of groups. Everything that depends on how the episodes of a run belong together
-(more groups than are needed, groups that are dropped, failed episodes that are played again, jobs that an earlier run
-finished) is decided by a scheduler.
+A runner plays jobs and knows nothing of groups: how the episodes of a run belong together is decided by a scheduler.
 """
 
 from __future__ import annotations
@@ -22,21 +20,15 @@ class Stragglers(enum.StrEnum):
     """The fate of episodes that a run does not wait for. The engine and the tools stop working for them."""
 
     DROP = "drop"
-    """They are dropped."""
     KEEP = "keep"
-    """They are kept as far as they got, with the stop reason `straggler`: trainable, and without a say in their group's
+    """They are kept as far as they got, with the stop reason `straggler`: trainable, and outside of their group's
     statistics."""
     CARRY = "carry"
     """They stand still, and the next call of the same runner goes on with them in mid-turn."""
 
 
 class Cut(NamedTuple):
-    """An episode to end now.
-
-    Attributes:
-        job: the episode's.
-        how: `CARRY` suspends it, the others cut it.
-    """
+    """An episode to end now: `CARRY` suspends it, the others cut it."""
 
     job: Job
     how: Stragglers

@@ -1,5 +1,3 @@
-"""`TaskFeed`: the tasks of a run, one at a time, from any iterable or async iterable."""
-
 from __future__ import annotations
 
 import asyncio
@@ -15,7 +13,6 @@ Tasks = Iterable[Task] | AsyncIterable[Task]
 """The tasks of a run: a list, a generator that may have no end, an async generator."""
 
 CLOSE_TIMEOUT = 10.0
-"""Seconds that an async iterable gets to close."""
 
 _END = object()
 
@@ -23,17 +20,10 @@ _log = logging.getLogger("toolgym.rollout")
 
 
 class TaskFeed:
-    """Draws tasks when they are asked for, and none ahead.
+    """Draws tasks when they are asked for, and none ahead; `size` is None if nothing says how many there are.
 
     An async iterable may wait for its next item as long as it likes; `close` ends that. One asyncio task draws all of
     its items, so it may hold a timeout or a task group across them.
-
-    Args:
-        tasks: the tasks.
-
-    Attributes:
-        over: whether all tasks were drawn.
-        size: how many there are; None where that is not known.
 
     Raises:
         ConfigError: `tasks` is neither iterable nor async iterable, or a list that holds something else than tasks.
@@ -55,7 +45,7 @@ class TaskFeed:
         self._items: Iterator[Any] | _Drawer = iter(items) if isinstance(items, Iterable) else _Drawer(aiter(items))
 
     async def next(self, news: asyncio.Event) -> Task | None:
-        """The next task; None where there is none any more (then `over` is true), or `news` was set first.
+        """The next task; None if there is none any more (then `over` is true), or `news` was set first.
 
         Raises:
             ConfigError: what came is no task.
@@ -76,13 +66,12 @@ class TaskFeed:
         return _require_task(task, self._drawn - 1)
 
     def take_drawn(self) -> Task | None:
-        """The task that an async iterable has given and that nothing has taken; None where there is none."""
+        """The task that an async iterable has given and that nothing has taken, if there is one."""
         if not isinstance(self._items, _Drawer) or (task := self._items.drawn()) is _END:
             return None
         return _require_task(task, self._drawn)
 
     async def close(self) -> None:
-        """Draw no more, and close an async iterable."""
         self.over = True
         if isinstance(self._items, _Drawer):
             await self._items.close()
@@ -115,7 +104,6 @@ class _Drawer:
         return self._drawn.done()
 
     def take(self) -> Any:
-        """The item that was drawn, or `_END`. Raises what the iterator raised."""
         assert self._drawn is not None
         drawn, self._drawn = self._drawn, None
         return drawn.result()
