@@ -1,23 +1,57 @@
 from __future__ import annotations
 
+import asyncio
 import logging
+import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from operator import attrgetter
 
+from toolgym.envs.tasks.task import Task
+from toolgym.envs.types import Blame
 from toolgym.rollout.job import Job
 from toolgym.rollout.runner.config import RunConfig
 from toolgym.rollout.runner.metrics.run_counts import RunCounts
-from toolgym.rollout.runner.scheduling.group_tracker import GroupTracker
 from toolgym.rollout.runner.scheduling.open_group import OpenGroup
 from toolgym.rollout.runner.scheduling.plan import GroupPlan
-from toolgym.rollout.runner.scheduling.rewards import GroupRewards, Observe
 from toolgym.rollout.runner.scheduling.scheduler import Cut, Scheduler, Stragglers
-from toolgym.rollout.runner.scheduling.tasks import Tasks
+from toolgym.rollout.runner.scheduling.tasks import TaskFeed, Tasks
 from toolgym.rollout.trajectory.trajectory import Peer, Trajectory
+from toolgym.tools.errors import EpisodeError
+
+Observe = Callable[[Task, Sequence[float]], None]
+"""As `TaskSource.observe`: takes a task and the rewards of its group."""
 
 _log = logging.getLogger("toolgym.rollout")
+
+
+class GroupRewards:
+    """Reports the rewards of groups to a task source in the order of the tasks: what is learnt from them does not
+    depend on which ends first."""
+
+    def __init__(self, observe: Observe | None) -> None:
+        self._observe = observe
+        self._waiting: dict[int, tuple[Task, list[float]]] = {}
+        self._next = 0
+
+    def add(self, task_index: int, task: Task, members: Iterable[Trajectory]) -> None:
+        """Take a group that has ended; `members` ordered by sample."""
+        if self._observe is None:
+            return
+        self._waiting[task_index] = task, [member.reward for member in members if member.in_group_statistics]
+        while self._next in self._waiting:
+            task, rewards = self._waiting.pop(self._next)
+            self._next += 1
+            if rewards:
+                self._observe(task, rewards)
+
+    def flush(self) -> None:
+        """Report the groups that wait for one which will not end in this run."""
+        for _, (task, rewards) in sorted(self._waiting.items()):
+            if rewards and self._observe is not None:
+                self._observe(task, rewards)
+        self._waiting.clear()
 
 
 class GroupScheduler(Scheduler):
@@ -33,7 +67,7 @@ class GroupScheduler(Scheduler):
         plan: which groups are wanted; None: every trajectory, at once.
         observe: gets each task with its group's rewards, also of groups that the plan drops, in the order of the tasks;
             see `TaskSource.observe`.
-        run_id: see `GroupTracker`.
+        run_id: what the ids of the groups begin with, of a run that is resumed; None: a new one.
 
     Attributes:
         count: how many trajectories there will be in all, without branches, if the tasks suffice; None if that is not
@@ -55,44 +89,77 @@ class GroupScheduler(Scheduler):
         *,
         run_id: str | None = None,
     ) -> None:
-        self.whole_groups, self._refills = plan is not None, config.refills > 0
+        self.whole_groups, self._config = plan is not None, config
         plan = plan or GroupPlan()
         self._plan, self._how = plan, Stragglers(plan.stragglers)
-        self._group_size = config.group_size
-        self._tracker = GroupTracker(tasks, config, config.group_size + plan.spare_members, run_id)
-        self._rewards = GroupRewards(observe)
-        self._earlier: set[str] = set()
+        self._group_size, self._members = config.group_size, config.group_size + plan.spare_members
+        self._run_id = run_id or uuid.uuid4().hex
+        self._feed, self._rewards = TaskFeed(tasks), GroupRewards(observe)
+        self._groups: dict[str, OpenGroup] = {}
+        self._beginning: deque[OpenGroup] = deque()  # of which members have not begun
+        self._lost: deque[Job] = deque()  # to be played again
+        self._earlier: set[str] = set()  # groups that an earlier run carried over
         self._cuts: list[Cut] = []
+        self._counts = RunCounts()
+        self._out = 0  # jobs that have not come back
         self._kept = self._decided = 0
         self._enough = False
+        self._news = asyncio.Event()
         self.sizes: deque[int] = deque()
-        plan.check(config.group_size, self._tracker.feed.size)
-        groups = plan.groups if plan.keep is not None else plan.groups or self._tracker.feed.size
+        plan.check(config.group_size, self._feed.size)
+        groups = plan.groups if plan.keep is not None else plan.groups or self._feed.size
         self.count = None if groups is None else groups * config.group_size
 
     @property
     def counts(self) -> RunCounts:
-        return self._tracker.counts
+        return self._counts
 
     def go_on_with(self, carried: Iterable[OpenGroup]) -> None:
         """Go on with the `carried_groups` of an earlier run, before any other. Call it before the run, with a plan."""
         for group in carried:
             self._earlier.add(group.id)
-            self._tracker.go_on_with(group)
+            self._groups[group.id] = group
+            self._beginning.append(group)
 
     # ------------------------------------------------------------------ what is played
 
     async def next(self) -> Job | None:
-        if not self.whole_groups:
-            return await self._tracker.next(lambda: True, lambda: self._refills and self._tracker.out > 0)
-        job = await self._tracker.next(self._more, self._waits)
-        if job is None and not self._enough:
-            self._end()
-        return job
+        while not self._enough:
+            job = self._next_begun()
+            if job is not None:
+                self._out += 1
+                return job
+            if not self._feed.over and self._wants_another():
+                self._open_group(await self._feed.next(self._news))
+            elif self._waits():
+                await self._news.wait()
+            else:
+                if self.whole_groups:
+                    self._end()
+                return None
+            self._news.clear()
+        return None
 
-    def _more(self) -> bool:
-        """Whether another group may begin."""
-        if self._plan.max_groups is not None and self.counts.groups_begun >= self._plan.max_groups:
+    def _next_begun(self) -> Job | None:
+        if self._lost:
+            return self._lost.popleft()
+        while self._beginning:
+            job = self._beginning[0].begin()
+            if job is not None:
+                return job
+            self._beginning.popleft()
+        return None
+
+    def _open_group(self, task: Task | None) -> None:
+        if task is not None:
+            number = self._counts.groups_begun
+            group = OpenGroup(task, number, f"{self._run_id}-{number}", self._config.seed, self._members)
+            self._groups[group.id] = group
+            self._beginning.append(group)
+            self._counts.groups_begun += 1
+
+    def _wants_another(self) -> bool:
+        if self._plan.max_groups is not None and self._counts.groups_begun >= self._plan.max_groups:
             return False
         wanted = self._plan.groups
         return wanted is None or self._kept + self._undecided < wanted + self._plan.spare_groups
@@ -100,40 +167,76 @@ class GroupScheduler(Scheduler):
     def _waits(self) -> bool:
         """Whether there is a group that may yet lose a member, or have another one take its place. Members that an
         earlier run carried over are waited for, too: they would be carried for ever."""
-        groups = self._tracker.groups.values()
+        if not self.whole_groups:
+            return self._config.refills > 0 and self._out > 0
+        groups = self._groups.values()
         return any(group.id in self._earlier or not (group.late or group.closing) for group in groups)
 
     @property
     def _undecided(self) -> int:
-        return sum(not group.late and not group.closing for group in self._tracker.groups.values())
+        return sum(not group.late and not group.closing for group in self._groups.values())
 
     def branch(self, job: Job) -> Job:
-        return self._tracker.branch(job)
+        group = self._groups.get(job.group_id)
+        if group is None:
+            raise EpisodeError(f"the episode of {job.key} cannot branch: its run does not wait for its group any more")
+        self._out += 1
+        return group.branch()
 
     # ------------------------------------------------------------------ what comes back
 
     def ready(self) -> Sequence[Trajectory]:
-        groups = list(self._tracker.groups.values())
+        groups = list(self._groups.values())
         return self._in_groups([trajectory for group in groups for trajectory in self._settled(group)])
 
     def finished(self, job: Job, trajectory: Trajectory) -> Sequence[Trajectory]:
-        group = self._tracker.back(job, trajectory)
+        group = self._group_of(job)
         if group is None:
             return ()
+        if not (group.late or group.closing) and self._is_lost(job, trajectory):
+            self._counts.refills += 1
+            again = group.again(job)
+            if not self._enough:
+                self._lost.append(again)
+                return ()
+            group.stand_still(again)
+        else:
+            group.end(job, trajectory)
         if self.whole_groups:
             return self._in_groups(self._settled(group))
         if group.whole:
-            self._tracker.close_group(group)
+            self._close_group(group)
             self._observe(group, group.all_ended())
-            self.counts.groups_kept += 1
+            self._counts.groups_kept += 1
         return (trajectory,)
+
+    def _group_of(self, job: Job) -> OpenGroup | None:
+        """The group of a job that has come back; None if that was closed."""
+        self._out -= 1
+        self._news.set()
+        return self._groups.get(job.group_id)
+
+    def _is_lost(self, job: Job, trajectory: Trajectory) -> bool:
+        """Whether the infrastructure broke it off, and it may be played again. A branch has no beginning to play."""
+        reason = trajectory.stop_reason
+        lost = reason.failed and reason.blame not in (Blame.USER, Blame.POLICY)
+        return lost and job.attempt < self._config.refills and trajectory.parent is None
+
+    def _close_group(self, group: OpenGroup) -> None:
+        """Begin no further member of a group, and forget it: what comes back of it is not taken any more."""
+        group.begin_no_more()
+        self._lost = deque(job for job in self._lost if job.group_id != group.id)
+        del self._groups[group.id]
+        self._news.set()
 
     def _in_groups(self, trajectories: list[Trajectory]) -> list[Trajectory]:
         self.sizes += [len(list(group)) for _, group in groupby(trajectories, attrgetter("group_id"))]
         return trajectories
 
     def suspended(self, job: Job) -> None:
-        self._tracker.suspended(job)
+        group = self._group_of(job)
+        if group is not None:
+            group.stand_still(job)
 
     def _settled(self, group: OpenGroup) -> list[Trajectory]:
         """Return what the consumer gets now that a group has got further."""
@@ -145,7 +248,7 @@ class GroupScheduler(Scheduler):
             return self._decision(group)
         decided: list[Trajectory] = []
         if group.task_index == self._decided:
-            groups = self._tracker.groups.values()
+            groups = self._groups.values()
             by_index = {known.task_index: known for known in groups if known.id not in self._earlier}
             while not self._enough and (following := by_index.get(self._decided)) is not None:
                 if following.first(self._group_size, in_order=True) is None:
@@ -160,7 +263,7 @@ class GroupScheduler(Scheduler):
             return []
         if group.late and (group.suspended or self._enough):
             return []  # carried over
-        self._tracker.close_group(group)
+        self._close_group(group)
         return group.all_ended()
 
     def _decision(self, group: OpenGroup) -> list[Trajectory]:
@@ -170,11 +273,11 @@ class GroupScheduler(Scheduler):
             return []
         self._observe(group, chosen)
         if self._plan.keep is not None and not self._plan.keep(tuple(chosen)):
-            self.counts.groups_filtered += 1
+            self._counts.groups_filtered += 1
             self._drop(group)
             return []
         self._kept += 1
-        self.counts.groups_kept += 1
+        self._counts.groups_kept += 1
         kept = self._leave(group, chosen)
         if self._kept == self._plan.groups:
             kept += self._end()
@@ -184,10 +287,10 @@ class GroupScheduler(Scheduler):
         """Give out the chosen members of a group, and do with its stragglers as the plan says."""
         group.begin_no_more()
         if not group.running or self._how is Stragglers.DROP:
-            self.counts.episodes_dropped += len(group.ended) - len(chosen)
+            self._counts.episodes_dropped += len(group.ended) - len(chosen)
             self._drop(group, but=len(group.ended))
             return chosen
-        self.counts.episodes_dropped += len(group.ended) - len(chosen)
+        self._counts.episodes_dropped += len(group.ended) - len(chosen)
         if self._how is Stragglers.KEEP:
             group.ended = {trajectory.sample_index: trajectory for trajectory in chosen}
             group.closing = True
@@ -203,7 +306,7 @@ class GroupScheduler(Scheduler):
         the plan is `in_order`, where each group decides the next."""
         if self._plan.in_order or self._enough:
             return 0
-        open_groups = [group for group in self._tracker.groups.values() if not (group.late or group.closing)]
+        open_groups = [group for group in self._groups.values() if not (group.late or group.closing)]
         given_up = [group for group in open_groups if any(map(unwanted, group.ended.values()))]
         for group in given_up:
             self._observe(group, group.all_ended())
@@ -212,9 +315,9 @@ class GroupScheduler(Scheduler):
 
     def _drop(self, group: OpenGroup, but: int = 0) -> None:
         """Cut what runs of a group, and forget it; `but` so many of those that ended count as dropped already."""
-        self.counts.episodes_dropped += len(group.ended) - but + len(group.running)
+        self._counts.episodes_dropped += len(group.ended) - but + len(group.running)
         self._cut(group)
-        self._tracker.close_group(group)
+        self._close_group(group)
 
     def _observe(self, group: OpenGroup, members: Sequence[Trajectory]) -> None:
         if group.id not in self._earlier:
@@ -225,14 +328,17 @@ class GroupScheduler(Scheduler):
     def _end(self) -> list[Trajectory]:
         """Begin nothing more, and do with what still runs as the plan says. Returns what the consumer gets at once."""
         self._enough = True
-        self._tracker.stop()
+        for job in self._lost:
+            self._groups[job.group_id].stand_still(job)
+        self._lost.clear()
+        self._news.set()
         self._rewards.flush()
         ended: list[Trajectory] = []
-        for group in [group for group in self._tracker.groups.values() if not group.closing]:
+        for group in [group for group in self._groups.values() if not group.closing]:
             if self._how is Stragglers.CARRY:
                 self._cut(group)
                 continue
-            self.counts.groups_cut += not group.late
+            self._counts.groups_cut += not group.late
             if self._how is Stragglers.DROP:
                 self._drop(group)
                 continue
@@ -244,13 +350,13 @@ class GroupScheduler(Scheduler):
             _log.warning(
                 "the run has %d of the %d groups that it wanted: it tried %d and dropped %d of them, and there were no "
                 "more tasks or max_groups was reached",
-                self._kept, self._plan.groups, self.counts.groups_begun, self.counts.groups_filtered,
+                self._kept, self._plan.groups, self._counts.groups_begun, self._counts.groups_filtered,
             )  # fmt: skip
         return ended
 
     def _cut(self, group: OpenGroup) -> None:
         self._cuts += [Cut(job, self._how) for job in group.running.values()]
-        self.counts.episodes_cut += len(group.running)
+        self._counts.episodes_cut += len(group.running)
 
     def cuts(self) -> Sequence[Cut]:
         cuts, self._cuts = self._cuts, []
@@ -258,7 +364,7 @@ class GroupScheduler(Scheduler):
 
     @property
     def over(self) -> bool:
-        return self._enough and (self._how is Stragglers.DROP or not self._tracker.out)
+        return self._enough and (self._how is Stragglers.DROP or not self._out)
 
     def carried(self) -> Sequence[Job]:
         return [job for group in self.carried_groups for job in group.suspended.values()]
@@ -267,15 +373,15 @@ class GroupScheduler(Scheduler):
     def carried_groups(self) -> list[OpenGroup]:
         """The groups that a later run can go on with; none of their members runs."""
         if self._how is Stragglers.CARRY:
-            self._tracker.take_drawn()
+            self._open_group(self._feed.take_drawn())  # drawn when the run had no use for it any more
         return [
             group
-            for group in self._tracker.groups.values()
+            for group in self._groups.values()
             if not group.running and not group.closing and (self._how is Stragglers.CARRY or group.id in self._earlier)
         ]
 
     async def close(self) -> None:
         if self.whole_groups:
-            self.counts.groups_carried = len(self.carried_groups)
-            _log.info("%s", self.counts)
-        await self._tracker.close()
+            self._counts.groups_carried = len(self.carried_groups)
+            _log.info("%s", self._counts)
+        await self._feed.close()
