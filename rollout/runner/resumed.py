@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
@@ -17,7 +17,7 @@ from toolgym.rollout.episode.record import task_label
 from toolgym.rollout.job import EpisodeKey, Job
 from toolgym.rollout.runner.config import RunConfig
 from toolgym.rollout.runner.metrics.run_counts import RunCounts
-from toolgym.rollout.runner.scheduling.scheduler import Cut, Scheduler
+from toolgym.rollout.runner.scheduling.scheduler import Scheduler
 from toolgym.rollout.runner.scheduling.tasks import Tasks
 from toolgym.rollout.tokens.renderer import ChatRenderer
 from toolgym.rollout.trajectory.file import read_trajectories
@@ -193,9 +193,8 @@ class Resumed(Scheduler):
     def __init__(self, scheduler: Scheduler, earlier: Mapping[EpisodeKey, Trajectory]) -> None:
         self._inside, self._earlier = scheduler, earlier
         self.skipped: list[Trajectory] = []
-
-    def tell_cuts(self, on_cuts: Callable[[], None]) -> None:
-        self._inside.tell_cuts(on_cuts)
+        for name in ("tell_cuts", "ready", "cuts", "suspended", "carried", "branch", "close"):
+            setattr(self, name, getattr(scheduler, name))
 
     @property
     def counts(self) -> RunCounts:
@@ -224,21 +223,3 @@ class Resumed(Scheduler):
     @property
     def over(self) -> bool:
         return self._inside.over
-
-    def ready(self) -> Sequence[Trajectory]:
-        return self._inside.ready()
-
-    def cuts(self) -> Sequence[Cut]:
-        return self._inside.cuts()
-
-    def suspended(self, job: Job) -> None:
-        self._inside.suspended(job)
-
-    def carried(self) -> Sequence[Job]:
-        return self._inside.carried()
-
-    def branch(self, job: Job) -> Job:
-        return self._inside.branch(job)
-
-    async def close(self) -> None:
-        await self._inside.close()
