@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from toolgym.rollout.engines.base import Engine
 from toolgym.rollout.limits import EpisodeLimits
+from toolgym.rollout.tokens.conversation import Conversation
 from toolgym.tools.errors import ConfigError
 
 
@@ -17,18 +18,20 @@ class EpisodeBudget:
         most = self._engine.context_length - 1
         return most if self._limits.max_prompt_tokens is None else min(most, self._limits.max_prompt_tokens)
 
-    def longest(self, first_prompt_tokens: int) -> int:
-        """Most tokens of a sequence, prompt included, if the episode's first prompt has `first_prompt_tokens`."""
+    def longest(self, conversation: Conversation) -> int:
+        """Most tokens that the present sequence, or the next one, may have, the prompt included."""
         longest = self._engine.context_length
         if self._limits.max_response_tokens is not None:
-            longest = min(longest, first_prompt_tokens + self._limits.max_response_tokens)
+            longest = min(longest, conversation.first_prompt_tokens + self._limits.max_response_tokens)
         return longest
 
-    def room(self, first_prompt_tokens: int, tokens: int, response_tokens: int) -> int:
-        """Return how many more tokens a sequence of `tokens` may take, of which `response_tokens` behind its prompt."""
-        room = self.longest(first_prompt_tokens) - tokens
+    def room(self, conversation: Conversation, tokens: int | None = None, response_tokens: int | None = None) -> int:
+        """Tokens that the conversation's sequence may still take; or one of `tokens`, `response_tokens` of them behind
+        its prompt."""
+        room = self.longest(conversation) - (len(conversation.context) if tokens is None else tokens)
         if self._limits.max_response_tokens is not None:
-            room = min(room, self._limits.max_response_tokens - response_tokens)
+            behind = conversation.response_tokens if response_tokens is None else response_tokens
+            room = min(room, self._limits.max_response_tokens - behind)
         return room
 
 

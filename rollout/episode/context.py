@@ -37,7 +37,7 @@ class EpisodeContext:
             TooManyTokensError: there is no room for them.
             EpisodeFailedError: a context policy, or the template, refused.
         """
-        longest = self._budget.longest(conversation.first_prompt_tokens)
+        longest = self._budget.longest(conversation)
         admitted = list(result.obs)
         with failing(StopReason.CONTEXT_FAILED, unless=TooManyTokensError):
             for policy in self._policies:

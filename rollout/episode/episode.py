@@ -360,7 +360,7 @@ class Episode:
             return await self._cut_off(conversation, StopReason.BUDGET)  # as below, found out without encoding it
         added = len(extension.added or ())
         response_tokens = 0 if extension.begins_sequence else conversation.response_tokens + added
-        if self._room(conversation, extension.tokens, response_tokens) < 1:  # for a turn that could read it
+        if self._budget.room(conversation, extension.tokens, response_tokens) < 1:  # for a turn that could read it
             return await self._cut_off(conversation, StopReason.BUDGET)
         conversation.apply(extension, observation)
         turns[-1] = replace_fields(turns[-1], observation_tokens=added)
@@ -402,7 +402,7 @@ class Episode:
         """Sample the next turn, or the rest of it, and close it if it has come to its end. Returns why the episode is
         over."""
         if self._open_turn is None:
-            budget = self._room(conversation)
+            budget = self._budget.room(conversation)
             if budget < 1:
                 return StopReason.BUDGET
             self._open_turn = self._sampler.open(len(self._record.turns), budget, len(conversation.context))
@@ -419,14 +419,6 @@ class Episode:
         if reason is None:
             self._stage = Stage.STEPPING
         return reason
-
-    def _room(self, conversation: Conversation, tokens: int | None = None, response_tokens: int | None = None) -> int:
-        """Tokens that the conversation's sequence may still take; or one with these tokens."""
-        return self._budget.room(
-            conversation.first_prompt_tokens,
-            len(conversation.context) if tokens is None else tokens,
-            conversation.response_tokens if response_tokens is None else response_tokens,
-        )
 
     def _close_open_turn(self) -> None:
         """Make a `Turn` of what was sampled, unless nothing was and the engine did not end it."""
@@ -455,7 +447,7 @@ class Episode:
             return StopReason.BUDGET if turn.budget < self._config.sampling_in_use.max_new_tokens else StopReason.LENGTH
         with failing(StopReason.PROMPT_REFUSED):
             closing = conversation.missing_end()
-        if self._room(conversation) < len(closing):
+        if self._budget.room(conversation) < len(closing):
             return StopReason.BUDGET
         conversation.add_env_tokens(closing)
         turns = self._record.turns
