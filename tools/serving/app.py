@@ -10,6 +10,7 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 from aiohttp import web
@@ -28,26 +29,16 @@ _log = logging.getLogger("toolgym.tools.serving")
 _access_log = logging.getLogger("toolgym.tools.serving.access")
 
 TOKEN_LOG_INTERVAL = 10.0
-"""At most one line about requests without a valid token is logged in so many seconds."""
+"""Seconds between two lines about requests without a valid token."""
 
 
 class HttpApp:
     """A service in one worker. The caller calls `start`, serves `listener()`, then calls `drain` and `close`.
 
-    Args:
-        config: settings.
-        gate: which requests run and which wait.
-        metrics: counts; the service adds the gauges that every service has.
-        peers: the other workers.
-        worker: number of this worker.
-        version: version of the library, for the API's description.
-
     Attributes:
         title: name of the service.
-        summary: what it serves, for its page.
+        summary: its description on its page.
         key_header: a header in which clients may show the token too, for APIs whose clients know no other way.
-        gate: as given.
-        version: as given.
     """
 
     title: ClassVar[str]
@@ -70,13 +61,13 @@ class HttpApp:
         self._worker = worker
         self._added: list[Route] = []
         self._router = Router(())
-        self._draining = False
-        self._in_flight = 0
+        self.draining = False
+        self.in_flight = 0
         self._quiet = asyncio.Event()
         self._bodies = Bodies(config)
         self._token = Token(config.secret, self.key_header)
         self._strangers = LogThrottle(TOKEN_LOG_INTERVAL)
-        metrics.gauge("in_flight", "Requests being answered, but for this one.", lambda: self._in_flight - 1)
+        metrics.gauge("in_flight", "Requests being answered, but for this one.", lambda: self.in_flight - 1)
         metrics.gauge("running", "Requests that run something.", lambda: gate.running)
         metrics.gauge("queue_length", "Requests that wait to run something.", lambda: gate.waiting)
 
@@ -86,52 +77,26 @@ class HttpApp:
         self._router = Router([*self._added, *self._service_routes()])
 
     def _service_routes(self) -> list[Route]:
+        always = partial(Route, public=True, while_draining=True)
+        alive = Operation(self._alive, "Tell that the server lives", None, "text/plain")
+        ready = Operation(self._ready, "Tell whether requests are taken, else 503", None, "text/plain")
+        figures = Operation(self._show_metrics, "Figures for Prometheus", None, "text/plain")
         return [
-            Route(
-                "/healthz",
-                {"GET": Operation(self._alive, "Tell that the server lives", None, "text/plain")},
-                public=True,
-                while_draining=True,
-            ),
-            Route(
-                "/readyz",
-                {"GET": Operation(self._ready, "Tell whether requests are taken, else 503", None, "text/plain")},
-                public=True,
-                while_draining=True,
-            ),
-            Route(
-                "/metrics",
-                {"GET": Operation(self._show_metrics, "Figures for Prometheus", None, "text/plain")},
-                while_draining=True,
-            ),
-            Route(WORKER_METRICS, {"GET": Operation(self._worker_metrics)}, public=True, while_draining=True),
-            Route("/", {"GET": Operation(self._index)}, public=True, while_draining=True),
-            Route("/docs", {"GET": Operation(self._docs)}, public=True, while_draining=True),
+            always("/healthz", {"GET": alive}),
+            always("/readyz", {"GET": ready}),
+            Route("/metrics", {"GET": figures}, while_draining=True),
+            always(WORKER_METRICS, {"GET": Operation(self._worker_metrics)}),
+            always("/", {"GET": Operation(self._index)}),
+            always("/docs", {"GET": Operation(self._docs)}),
             Route("/openapi.json", {"GET": Operation(self._openapi)}, while_draining=True),
         ]
 
-    @property
-    def routes(self) -> list[Route]:
-        """All routes."""
-        return self._router.routes
-
     def restarted(self, times: int) -> None:
-        """Count how often this worker was replaced so far."""
         self._metrics.restarted(times)
-
-    @property
-    def draining(self) -> bool:
-        """Whether no more requests are taken."""
-        return self._draining
-
-    @property
-    def in_flight(self) -> int:
-        """Requests that are being answered."""
-        return self._in_flight
 
     async def quiet(self) -> None:
         """Return when no request is being answered."""
-        while self._in_flight:
+        while self.in_flight:
             self._quiet.clear()
             await self._quiet.wait()
 
@@ -139,30 +104,25 @@ class HttpApp:
         """Start background work, on the event loop that will serve."""
 
     def drain(self) -> None:
-        """Refuse further requests; those that came before are answered."""
-        self._draining = True
+        """Refuse further requests; earlier ones are answered."""
+        self.draining = True
 
     async def close(self) -> None:
-        """Close the connections to other workers."""
-        self._draining = True
+        self.draining = True
         await self._peers.close()
 
     def listener(self, *, internal: bool = False) -> Listener:
-        """Return an HTTP server for a socket.
-
-        Args:
-            internal: whether it is for the other workers, and not for clients.
-        """
+        """Make an HTTP server for a socket: of clients, or `internal`, of the other workers."""
         return Listener(self._handle, self._config, internal=internal)
 
     # ------------------------------------------------------------------ for subclasses
 
     def error_answer(self, error: Exception) -> web.Response | None:
-        """Return the answer to a request that raised an error of the service's own; None: 500, and a log line."""
+        """Return the answer to an error of the service's own. None: 500, and a line in the log."""
         return None
 
     async def undelivered(self, request: web.BaseRequest, response: web.StreamResponse) -> None:
-        """Undo what a request made: its client disconnected before it got this answer."""
+        """Undo a request whose client disconnected before it got this answer."""
 
     # ------------------------------------------------------------------ every request
 
@@ -172,7 +132,7 @@ class HttpApp:
         loop = asyncio.get_running_loop()
         started = loop.time()
         route = UNKNOWN
-        self._in_flight += 1
+        self.in_flight += 1
         try:
             try:
                 route, params = self._router.find(request.raw_path.partition("?")[0])
@@ -192,8 +152,8 @@ class HttpApp:
                 self._metrics.disconnected()
             raise
         finally:
-            self._in_flight -= 1
-            if not self._in_flight:
+            self.in_flight -= 1
+            if not self.in_flight:
                 self._quiet.set()
         if not internal:  # the worker that the client speaks to counts it
             seconds = loop.time() - started
@@ -213,7 +173,7 @@ class HttpApp:
             raise RequestRefusedError(404, "Not Found")
         if not route.public:
             self._token.check(request)
-        if self._draining and not route.while_draining:
+        if self.draining and not route.while_draining:
             raise RequestRefusedError(503, "the server is being stopped", {"Retry-After": "1", "Connection": "close"})
         if route.runs and self.gate.full:
             raise self.gate.busy()
@@ -226,7 +186,7 @@ class HttpApp:
             self._bodies.release(body)
 
     def _log_stranger(self, request: web.BaseRequest, route: Route) -> None:
-        """Log a client without a valid token, and never what it showed."""
+        """Log a client without a valid token, and never the text that it showed."""
         more = self._strangers.due("")
         if more is not None:
             since = f" ({more} more since the last of these lines)" if more else ""
@@ -265,13 +225,13 @@ class HttpApp:
         return answer(self._description())
 
     def _description(self) -> dict[str, Any]:
-        return describe(self.title, self.version, self.routes, self._config.token is not None)
+        return describe(self.title, self.version, self._router.routes, self._config.token is not None)
 
     async def _alive(self, call: Call) -> web.Response:
         return web.Response(text="ok\n")
 
     async def _ready(self, call: Call) -> web.Response:
-        return web.Response(text="draining\n", status=503) if self._draining else web.Response(text="ok\n")
+        return web.Response(text="draining\n", status=503) if self.draining else web.Response(text="ok\n")
 
     async def _show_metrics(self, call: Call) -> web.Response:
         snapshots = [(self._worker, self._metrics.snapshot()), *await self._peers.metrics()]

@@ -25,13 +25,9 @@ _WIDTH = 100
 
 @dataclass(frozen=True)
 class ServerSpec:
-    """Identity of a server.
+    """Identity of a server: `toolgym serve COMMAND`, its name in announcements, the module that is run as a worker.
 
-    Attributes:
-        command: its command, `toolgym serve COMMAND`.
-        name: its name in announcements.
-        worker: module that is run as a worker process and calls `run_worker`.
-        flags: settings that are flags of the command, in the order of its help.
+    `flags` are the settings that are flags of the command, in the order of its help.
     """
 
     command: str
@@ -41,7 +37,7 @@ class ServerSpec:
 
     @property
     def token_variable(self) -> str:
-        """Environment variable that the command reads the token from. Workers do not get it."""
+        """Environment variable with the token for the command. Workers do not get it."""
         return f"TOOLGYM_{self.command.upper()}_TOKEN"
 
 
@@ -81,12 +77,11 @@ class ServingConfig(StrictSettings):
             see a command line: rather give it in `token_file` or the environment.
         token_file: file that holds the token.
         log_level: least level of the log's lines, which go to standard error: `debug`, `info`, `warning` or `error`.
-        access_log: `requests` for one line at the level `info` for each request: client, method, path, status, seconds.
-            The ids of sessions are left out. `none` for none.
+        access_log: `requests` for one line at the level `info` for each request: client, method, path, status, seconds,
+            without the ids of sessions. `none` for none.
     """
 
     spec: ClassVar[ServerSpec]
-    """Identity of the server, set by each server's class."""
 
     host: str = Field("127.0.0.1", min_length=1)
     port: int = Field(8080, ge=0, le=65535)
@@ -118,24 +113,17 @@ class ServingConfig(StrictSettings):
 
     @property
     def secret(self) -> str | None:
-        """The token itself."""
         return self.token.get_secret_value() if self.token is not None else None
 
     def share(self, total: int) -> int:
-        """Return one worker's part of what all workers have together, rounded up."""
+        """Return one worker's part of a total, rounded up."""
         return -(-total // self.workers)
 
     @classmethod
     def load(cls, path: Path | None = None, flags: Mapping[str, Any] | None = None) -> Self:
-        """Return settings from a file and from flags, which win.
+        """Make settings from a YAML file and from flags, by the field's name, which win unless they are None.
 
-        Args:
-            path: YAML file.
-            flags: by the field's name; None means not given.
-
-        Raises:
-            UnknownNameError: the file does not exist, or a setting is not known; names the nearest one.
-            ConfigError: the file or a value cannot be used; names the file or flag, and the field.
+        Raises ConfigError, with the file or flag and the field; UnknownNameError with the nearest name.
         """
         values = _read(path) if path is not None else {}
         set_flags = {name: value for name, value in (flags or {}).items() if value is not None}
@@ -166,16 +154,16 @@ class ServingConfig(StrictSettings):
             ) from None
 
     def as_yaml(self) -> str:
-        """Return the settings as a file that `load` takes, each with its meaning as a comment.
+        """Make a file for `load`, each setting with its meaning as a comment.
 
-        A setting that follows the machine and was not set is commented out: the file may go to another machine. A token
-        is left out.
+        A setting that follows the machine and was not set is commented out: the file may go to another machine. The
+        token is left out.
         """
         return "\n".join([f"# Settings of `toolgym serve {self.spec.command}`.", *_yaml_lines(self, "")]) + "\n"
 
 
 def meanings(model: type[StrictSettings]) -> dict[str, str]:
-    """Return what each setting means, by its name, from the docstrings of the class and its bases."""
+    """Return each setting's meaning, by its name, from the docstrings of the class and its bases."""
     texts: dict[str, str] = {}
     for base in reversed(model.__mro__):
         parsed = docstring_parser.parse(inspect.cleandoc(base.__doc__ or ""), docstring_parser.DocstringStyle.GOOGLE)
@@ -184,7 +172,7 @@ def meanings(model: type[StrictSettings]) -> dict[str, str]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach that address. A name other than localhost counts as reachable."""
+    """Return whether only this machine can reach that address. A name other than localhost counts as reachable."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -24,15 +24,11 @@ MAX_DEPTH = 50
 """Levels that are sent of a value that is nested too deeply to be sent whole."""
 
 Problem = dict[str, Any]
-"""One entry of a 422 answer, in FastAPI's shape: `type`, `loc`, `msg`, and `input` where it is short."""
+"""One entry of a 422 answer, in FastAPI's shape: `type`, `loc`, `msg`, and `input` if it is short."""
 
 
 class InvalidRequestError(ToolgymError):
-    """A request has an error, and is answered with 422.
-
-    Args:
-        problems: what is wrong with it; at least one.
-    """
+    """A request has errors, at least one, and is answered with 422."""
 
     def __init__(self, problems: list[Problem]) -> None:
         super().__init__("; ".join(str(problem.get("msg")) for problem in problems))
@@ -42,7 +38,7 @@ class InvalidRequestError(ToolgymError):
 def problem(
     loc: Sequence[str | int], message: str, kind: str = "value_error", value: Any = None
 ) -> InvalidRequestError:
-    """Return the error for a request with one problem, at `loc` below the body."""
+    """Make the error for a request with one problem, at `loc` below the body."""
     entry: Problem = {"type": kind, "loc": ["body", *loc], "msg": message}
     return InvalidRequestError([entry | _echo(value)])
 
@@ -51,11 +47,7 @@ RequestType = TypeVar("RequestType", bound=BaseModel)
 
 
 def parse(model: type[RequestType], body: bytes) -> RequestType:
-    """Return the request that a body holds.
-
-    Raises:
-        InvalidRequestError: the body is not JSON, or not of the model's shape.
-    """
+    """Return the request in a body. Raises InvalidRequestError if it is not JSON, or not of the model's shape."""
     if not body or body == b"null":  # as FastAPI says it
         raise InvalidRequestError([{"type": "missing", "loc": ["body"], "msg": "Field required", "input": None}])
     try:
@@ -86,7 +78,7 @@ def parse(model: type[RequestType], body: bytes) -> RequestType:
 
 
 _FASTAPI = {"model_type": "model_attributes_type"}
-"""FastAPI's names for kinds of problems. They differ where it lets pydantic read attributes too."""
+"""FastAPI's names for kinds of problems, because it lets pydantic read attributes too."""
 
 
 def _problems(details: Sequence[Any]) -> list[Problem]:
@@ -98,7 +90,7 @@ def _problems(details: Sequence[Any]) -> list[Problem]:
 
 
 def _echo(value: Any) -> dict[str, Any]:
-    """Return the bad value, if it is short. (FastAPI sends it back whole, even megabytes.)"""
+    """Return a bad value that is short. (FastAPI sends it back whole, even megabytes.)"""
     if isinstance(value, str):
         return {"input": value} if len(value) <= MAX_ECHO else {}
     if isinstance(value, int) and value.bit_length() > 64:  # too long to be read as a number everywhere
@@ -109,10 +101,7 @@ def _echo(value: Any) -> dict[str, Any]:
 
 
 def encode(message: BaseModel | Mapping[str, Any]) -> bytes:
-    """Return an answer as UTF-8 JSON.
-
-    Values that it cannot hold are replaced: lone surrogates by U+FFFD, numbers that are not finite by null.
-    """
+    """Make UTF-8 JSON. Lone surrogates become U+FFFD, numbers that are not finite null."""
     try:
         if isinstance(message, BaseModel):
             return message.__pydantic_serializer__.to_json(message)
@@ -122,7 +111,7 @@ def encode(message: BaseModel | Mapping[str, Any]) -> bytes:
 
 
 def _mended(value: Any, depth: int) -> Any:
-    """Return the value, with everything replaced that JSON in UTF-8 cannot hold."""
+    """Replace everything in a value that JSON in UTF-8 cannot hold."""
     if isinstance(value, str):
         return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     if isinstance(value, bool | int | None):

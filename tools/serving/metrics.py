@@ -1,8 +1,7 @@
 """Counts and times of one worker, and the page for Prometheus with those of all workers.
 
-Each worker has a registry of its own. The page holds every sample once, with the number of its worker as a label, and
-every worker gives the same page. (`prometheus_client`'s multi-process mode needs files that outlive a worker, and
-loses the label.)
+The page holds every sample once, with the number of its worker as a label, and every worker gives the same page.
+(`prometheus_client`'s multi-process mode needs files that outlive a worker, and loses the label.)
 """
 
 from __future__ import annotations
@@ -14,19 +13,13 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metr
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.registry import Collector
 
-BUCKETS = (0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
-"""Upper bounds of the histograms' buckets, in seconds."""
+BUCKETS = (0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)  # seconds
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
-"""MIME type of the page."""
 
 
 class ServerMetrics:
-    """Counts of one worker. A server adds its own families to `registry`.
-
-    Args:
-        prefix: beginning of every name.
-    """
+    """Counts of one worker, whose names begin with `prefix`. A server adds its own families to `registry`."""
 
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
@@ -59,21 +52,17 @@ class ServerMetrics:
         Gauge(f"{self._prefix}_{name}", text, registry=self.registry).set_function(value)
 
     def answered(self, endpoint: str, code: int, seconds: float) -> None:
-        """Count a request that was answered with that HTTP status."""
         self._requests.labels(endpoint, code).inc()
         if code != 101:  # a WebSocket lasts as long as its client wants
             self._latency.labels(endpoint).observe(seconds)
 
     def queued(self, seconds: float) -> None:
-        """Count a request that got its slot after that long."""
         self._queue.observe(seconds)
 
     def restarted(self, times: int) -> None:
-        """Count how often this worker was replaced so far."""
         self._restarts.inc(times)
 
     def disconnected(self) -> None:
-        """Count a client that disconnected before its answer."""
         self._disconnects.inc()
 
     def snapshot(self) -> list[list[Any]]:
@@ -94,7 +83,7 @@ class ServerMetrics:
 
 
 def render(snapshots: Sequence[tuple[int, list[list[Any]]]]) -> bytes:
-    """Return the page: the samples of all workers' snapshots, each with the number of its worker."""
+    """Make the page: the samples of all workers' snapshots, each with the number of its worker."""
     return generate_latest(_Snapshots(snapshots))
 
 
@@ -105,7 +94,6 @@ class _Snapshots(Collector):
         self._snapshots = snapshots
 
     def collect(self) -> Iterable[Metric]:
-        """Return each family once, with the samples of all workers."""
         families: dict[str, Metric] = {}
         for worker, snapshot in self._snapshots:
             for name, text, kind, samples in snapshot:

@@ -56,14 +56,7 @@ _ERRORS = {
 
 
 def describe(title: str, version: str, routes: Iterable[Route], with_token: bool) -> dict[str, Any]:
-    """Return the whole description.
-
-    Args:
-        title: the server's name.
-        version: the library's version.
-        routes: all routes; operations without a summary are left out.
-        with_token: whether clients need a bearer token.
-    """
+    """Return the whole description. Operations without a summary are left out."""
     shown = [
         (route, method, operation)
         for route in routes
@@ -118,7 +111,7 @@ def _operation(route: Route, operation: Operation) -> dict[str, Any]:
 
 
 def _content(what: type[BaseModel] | str) -> dict[str, Any]:
-    """Return the content of a body: JSON of a model, or text of a MIME type."""
+    """Describe a body: JSON of a model, or text of a MIME type."""
     return {what: {"schema": {"type": "string"}}} if isinstance(what, str) else _reference(what.__name__)
 
 
@@ -127,7 +120,7 @@ def _reference(schema: str) -> dict[str, Any]:
 
 
 def render_page(description: Mapping[str, Any]) -> str:
-    """Return an OpenAPI 3.1 description, as `describe` makes it, as one HTML page without scripts."""
+    """Make one HTML page without scripts of an OpenAPI 3.1 description from `describe`."""
     info = description["info"]
     title = html.escape(f"{info['title']} {info['version']}".strip())
     token = ""

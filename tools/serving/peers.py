@@ -22,29 +22,19 @@ PASSED_ON = ("Authorization", "Content-Type")
 PASSED_BACK = ("Content-Type", "Location", "Retry-After")
 
 WORKER_METRICS = "/worker/metrics"
-"""Path under which a worker gives its figures to the others."""
-
 METRICS_TIMEOUT = 2.0
-"""Seconds to wait for another worker's figures."""
 
 
 class PeerGoneError(ToolgymError):
-    """The worker does not exist (any more), and what it held is lost."""
+    """The worker does not exist (any more); all that it held is lost."""
 
 
 def socket_path(folder: Path, worker: int) -> Path:
-    """Return the path of the socket where a worker listens for the others."""
     return folder / f"w{worker}.sock"
 
 
 class Peers:
-    """The other workers.
-
-    Args:
-        folder: where their sockets are; None: there are none.
-        others: their numbers.
-        deadline: most seconds that a call may take.
-    """
+    """The other workers, with their sockets in a folder, if there are any. `deadline` is a call's most seconds."""
 
     def __init__(self, folder: Path | None, others: Iterable[int], deadline: float) -> None:
         self._folder = folder
@@ -53,29 +43,16 @@ class Peers:
 
     @property
     def others(self) -> list[int]:
-        """The other workers' numbers."""
         return list(self._clients)
 
     async def forward(self, worker: int, request: web.BaseRequest, body: bytes) -> web.Response:
-        """Return another worker's answer to a request.
-
-        Raises:
-            PeerGoneError: it does not exist.
-        """
+        """Return another worker's answer to a request. Raises PeerGoneError."""
         return await self.ask(worker, request.method, request.raw_path, request, body)
 
     async def ask(self, worker: int, method: str, path: str, request: web.BaseRequest, body: bytes) -> web.Response:
-        """Return another worker's answer to a request that this worker makes.
+        """Return another worker's answer to a request of this worker. Raises PeerGoneError.
 
-        Args:
-            worker: its number.
-            method: HTTP method.
-            path: path, percent-encoded.
-            request: the client's request, whose token and content type are passed on.
-            body: what to send.
-
-        Raises:
-            PeerGoneError: it does not exist.
+        The path is percent-encoded. The token and content type of the client's request are passed on.
         """
         headers = {name: request.headers[name] for name in PASSED_ON if name in request.headers}
         timeout = aiohttp.ClientTimeout(total=self._deadline)
@@ -94,14 +71,13 @@ class Peers:
             raise PeerGoneError(f"worker {worker} is gone: {type(error).__name__}") from None
 
     async def metrics(self) -> list[tuple[int, list[Any]]]:
-        """Return the figures of the workers that answer within `METRICS_TIMEOUT`, each with its number."""
+        """Return the figures of the workers that answer in time, each with its number."""
         answers = await asyncio.gather(*(self._figures(worker) for worker in self._clients))
         return [
             (worker, figures) for worker, figures in zip(self._clients, answers, strict=True) if figures is not None
         ]
 
     async def close(self) -> None:
-        """Close the connections."""
         clients = [client for client in self._clients.values() if client is not None]
         self._clients = dict.fromkeys(self._clients)
         await asyncio.gather(*(client.close() for client in clients))

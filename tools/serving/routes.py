@@ -1,4 +1,4 @@
-"""Paths of a server: what answers each, and what the API's description says about it."""
+"""Paths of a server, with their handlers and their part of the API's description."""
 
 from __future__ import annotations
 
@@ -11,14 +11,7 @@ from pydantic import BaseModel
 
 
 class Call(NamedTuple):
-    """One request, as its handler gets it.
-
-    Attributes:
-        request: the request.
-        body: its body.
-        params: the values of the route's placeholders in its path, percent-encoded.
-        internal: whether it came from another worker.
-    """
+    """One request. The values of its path's placeholders are percent-encoded; `internal`: another worker sent it."""
 
     request: web.BaseRequest
     body: bytes
@@ -27,7 +20,7 @@ class Call(NamedTuple):
 
 
 Handler = Callable[[Call], Awaitable[web.StreamResponse]]
-"""Answers a call. What it has sent itself, a stream of events or the frames of a WebSocket, is not sent again."""
+"""Answers a call. An answer that it has sent itself, such as a stream of events, is not sent again."""
 
 
 class Operation(NamedTuple):
@@ -35,11 +28,11 @@ class Operation(NamedTuple):
 
     Attributes:
         handler: answers a call.
-        summary: one line for the API's description; empty: it is not described.
-        request: the body: its model, a MIME type, or None for no body.
-        response: the answer: its model, the name of a schema, a MIME type, or None for no body.
+        summary: one line for the API's description, which leaves out an operation without it.
+        request: the body: its model or a MIME type.
+        response: the answer: its model or a MIME type.
         status: HTTP status of success.
-        conflict: what the status 409 means; empty: it does not occur.
+        conflict: meaning of the status 409, if it occurs.
     """
 
     handler: Handler
@@ -54,8 +47,7 @@ class Route(NamedTuple):
     """A path and its methods.
 
     Attributes:
-        path: the path. A placeholder `{name}` stands for what is between two slashes, `{name:path}` for all the rest.
-        operations: by method.
+        path: the path. A placeholder `{name}` stands for all between two slashes, `{name:path}` for all the rest.
         public: whether it is answered without a token.
         runs: whether it needs a slot to run something; a full server refuses it before it reads the body.
         while_draining: whether it is still answered while the server is being stopped.
@@ -74,7 +66,6 @@ class Route(NamedTuple):
 
     @property
     def placeholders(self) -> list[str]:
-        """Names of the path's placeholders, in order."""
         return re.findall(r"{(\w+)}", self.name)
 
 
@@ -83,11 +74,7 @@ UNKNOWN = Route("other", {}, public=True, while_draining=True)
 
 
 class Router:
-    """Finds the route of a path.
-
-    Args:
-        routes: all of them.
-    """
+    """Finds the route of a path."""
 
     def __init__(self, routes: Iterable[Route]) -> None:
         self.routes = list(routes)
@@ -95,7 +82,7 @@ class Router:
         self._patterns = [(_pattern(route.path), route) for route in self.routes if "{" in route.path]
 
     def find(self, path: str) -> tuple[Route, Mapping[str, str]]:
-        """Return the route of a percent-encoded path, `UNKNOWN` where there is none, and its placeholders' values."""
+        """Return the route of a percent-encoded path, or else `UNKNOWN`, and its placeholders' values."""
         route = self._fixed.get(path)
         if route is not None:
             return route, {}

@@ -1,19 +1,6 @@
 """The open sessions of a server: found by name, used one call at a time, removed when idle.
 
-A server derives its session from `TableSession` and keeps all of them in one `SessionTable`:
-
-    class Counter(TableSession):
-        def __init__(self, name: str) -> None:
-            super().__init__(name, patience=10.0, max_waiting=32)
-            self.count = 0
-
-        async def close(self) -> None: ...
-
-    table = SessionTable[Counter](limit=100, idle_timeout=600.0)
-    with table.room():  # BusyError if there is none
-        table.add(Counter(new_name()))
-    async with table.use(name) as counter:  # NoSessionError; BusyError if too many calls wait, or for too long
-        counter.count += 1
+A server derives its session from `TableSession` and keeps all of them in one `SessionTable`.
 """
 
 from __future__ import annotations
@@ -34,8 +21,7 @@ from toolgym.tools.serving.admission import BusyError
 LONGEST_PAUSE = 5.0
 """Most seconds between two looks for idle sessions."""
 
-RETRY_AFTER = 5
-"""Seconds after which a client is asked to try again for a session."""
+RETRY_AFTER = 5  # seconds
 
 _log = logging.getLogger("toolgym.tools.serving")
 
@@ -43,19 +29,12 @@ _log = logging.getLogger("toolgym.tools.serving")
 class TableSession(ABC):
     """A session of one client. Its calls run one after the other, each in a block of `turn`.
 
-    Args:
-        name: its name.
-        patience: most seconds that a call waits for the calls before it.
-        max_waiting: calls that may wait.
-
-    Attributes:
-        opened: when it was opened, on the monotonic clock.
-        used: when a call last began or ended, on the monotonic clock.
-        closed: whether it was closed or removed. Calls that wait, and further ones, raise NoSessionError.
+    Of these at most `max_waiting` wait, each for at most `patience` seconds. `opened`, and `used`, the last call's
+    beginning or end, are of the monotonic clock. Calls of a session that is `closed` raise NoSessionError.
     """
 
     idle_timeout: float | None = None
-    """Seconds without a call after which it is removed; None: its table's."""
+    """Seconds without a call after which it is removed, if not its table's."""
 
     def __init__(self, name: str, *, patience: float, max_waiting: int) -> None:
         self.name = name
@@ -67,7 +46,7 @@ class TableSession(ABC):
 
     @property
     def busy(self) -> bool:
-        """Whether a call runs or waits, or something is attached. A busy session is not idle."""
+        """Whether it is not idle: a call runs or waits, or something is attached."""
         return bool(self._pending or self._attached)
 
     @property
@@ -77,32 +56,23 @@ class TableSession(ABC):
 
     @property
     def over(self) -> bool:
-        """Whether no call can use it any more, so that its table removes it."""
+        """Whether no call can use it any more: its table then removes it."""
         return False
 
     @abstractmethod
     async def close(self) -> None:
-        """Free what it holds, also while a call runs. Called again it does nothing."""
+        """Free all that it holds, also while a call runs. Called again it does nothing."""
 
     async def delete(self) -> None:
-        """End it for good: a client removed it, or it was idle for too long. Default: `close`.
-
-        A session that outlives its server deletes here what is stored of it.
-        """
+        """End it for good, with all that is stored of it: a client removed it, or it was idle for too long."""
         await self.close()
 
     def touch(self) -> None:
-        """Begin its idle time anew."""
         self.used = time.monotonic()
 
     @contextlib.asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """Wait for the calls before, and hold the session while the block lasts.
-
-        Raises:
-            NoSessionError: it was closed.
-            BusyError: too many calls wait, or the wait took too long.
-        """
+        """Wait for the calls before, and hold the session. Raises NoSessionError, BusyError."""
         self._check_open()
         if self._pending > self._max_waiting:
             raise BusyError(f"{self._max_waiting} calls wait for this session: no more are taken", 1)
@@ -125,12 +95,7 @@ class TableSession(ABC):
 
     @contextlib.contextmanager
     def attached(self, most: float = float("inf")) -> Iterator[None]:
-        """Keep the session from being idle while the block lasts, beside its calls and without waiting for them.
-
-        Raises:
-            NoSessionError: it was closed.
-            BusyError: `most` such blocks are open.
-        """
+        """Keep the session from being idle, without waiting for its calls. Raises NoSessionError, BusyError."""
         self._check_open()
         if self._attached >= most:
             raise BusyError(f"{most} calls beside this session's others are under way: no more are taken", 1)
@@ -150,11 +115,9 @@ T = TypeVar("T", bound=TableSession)
 
 
 class SessionTable(Generic[T]):
-    """The open sessions of a server.
+    """The open sessions of a server, which take at most `limit` places (`TableSession.size`).
 
-    Args:
-        limit: places for sessions; see `TableSession.size`.
-        idle_timeout: seconds without a call after which a session is removed; the shortest, if sessions have their own.
+    `idle_timeout` is the shortest of all, if sessions have others.
     """
 
     def __init__(self, limit: int, idle_timeout: float) -> None:
@@ -169,7 +132,6 @@ class SessionTable(Generic[T]):
         return self._reserved + sum(session.size for session in (*self._sessions.values(), *self._ending))
 
     def __iter__(self) -> Iterator[T]:
-        """Iterate over the open sessions as they are now."""
         return iter(list(self._sessions.values()))
 
     def start(self) -> None:
@@ -177,7 +139,7 @@ class SessionTable(Generic[T]):
         self._sweeper = asyncio.create_task(self._sweep())
 
     async def close(self) -> None:
-        """Close all sessions. What they keep stored stays."""
+        """Close all sessions. All that they store stays."""
         if self._sweeper is not None:
             self._sweeper.cancel()
             await asyncio.gather(self._sweeper, return_exceptions=True)
@@ -186,11 +148,7 @@ class SessionTable(Generic[T]):
 
     @contextlib.contextmanager
     def room(self, places: int = 1) -> Iterator[None]:
-        """Reserve places for what the block opens.
-
-        Raises:
-            BusyError: there is no room for so many.
-        """
+        """Reserve places for the sessions that the block opens. Raises BusyError."""
         if len(self) + places > self.limit:
             reason = f"{len(self)} of at most {self.limit} sessions are open: no more are taken"
             raise BusyError(reason, RETRY_AFTER)
@@ -201,7 +159,7 @@ class SessionTable(Generic[T]):
             self._reserved -= places
 
     def add(self, session: T) -> T:
-        """Take in a session, whose name is new. Call it in a block of `room`, or right after it."""
+        """Take in a session with a new name, in a block of `room` or right after it."""
         assert session.name not in self._sessions
         self._sessions[session.name] = session
         return session
@@ -210,11 +168,7 @@ class SessionTable(Generic[T]):
         return name in self._sessions
 
     def find(self, name: str) -> T:
-        """Return the session of that name. It goes on being idle; see `TableSession.touch`.
-
-        Raises:
-            NoSessionError: there is none.
-        """
+        """Return a session, which goes on being idle; see `TableSession.touch`. Raises NoSessionError."""
         session = self._sessions.get(name)
         if session is None:
             raise NoSessionError(name)
@@ -222,12 +176,7 @@ class SessionTable(Generic[T]):
 
     @contextlib.asynccontextmanager
     async def use(self, name: str) -> AsyncIterator[T]:
-        """Hold a session while the block lasts; other calls wait. One that is over then is removed.
-
-        Raises:
-            NoSessionError: there is none of that name, or it was closed.
-            BusyError: too many calls wait for it, or the wait took too long.
-        """
+        """Hold a session; other calls wait. One that is over then is removed. Raises NoSessionError, BusyError."""
         session = self.find(name)
         try:
             async with session.turn():
@@ -237,12 +186,7 @@ class SessionTable(Generic[T]):
 
     @contextlib.asynccontextmanager
     async def use_beside(self, name: str, most: float = float("inf")) -> AsyncIterator[T]:
-        """Use a session for a call that waits for no other. A session that is over then is removed.
-
-        Raises:
-            NoSessionError: there is none of that name.
-            BusyError: `most` such calls are under way in it.
-        """
+        """Use a session for a call that waits for no other, beside at most `most`, as `use` does."""
         session = self.find(name)
         try:
             with session.attached(most):
@@ -251,16 +195,12 @@ class SessionTable(Generic[T]):
             await self._remove_if_over(session)
 
     async def remove(self, name: str) -> None:
-        """End a session for good, also while a call runs in it.
-
-        Raises:
-            NoSessionError: there is none of that name.
-        """
+        """End a session for good, also while a call runs in it. Raises NoSessionError."""
         session = self.find(name)
         await self._end(session, session.delete)
 
     async def discard(self, name: str) -> None:
-        """End a session for good, if there is one of that name."""
+        """End a session for good, if it exists."""
         with contextlib.suppress(NoSessionError):
             await self.remove(name)
 
@@ -269,7 +209,7 @@ class SessionTable(Generic[T]):
             await self._end(session, session.delete)
 
     async def _end(self, session: T, ending: Callable[[], Awaitable[None]]) -> None:
-        """Take a session out and await its end. It counts until it has given back what it holds."""
+        """Take a session out and await its end. It counts until it has given back all that it holds."""
         if self._sessions.get(session.name) is not session:
             return  # another caller ends it
         del self._sessions[session.name]
@@ -294,5 +234,4 @@ class SessionTable(Generic[T]):
 
 
 def new_name() -> str:
-    """Return a session name that cannot be guessed."""
     return secrets.token_hex(16)

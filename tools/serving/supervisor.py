@@ -24,10 +24,8 @@ SILENCE = 30 * HEARTBEAT
 """Seconds without a heartbeat after which a worker is killed and replaced."""
 
 MAX_FAILURES = 5
-"""Starts of one worker that may fail in a row."""
-
 BACKOFF = (0.0, 0.5, 1.0, 2.0, 5.0)
-"""Seconds before a worker is started again, by how many starts have failed."""
+"""Seconds before a worker is started again, by the number of failures."""
 
 _log = logging.getLogger("toolgym.tools.serving")
 
@@ -39,13 +37,8 @@ class ServerStartError(ToolgymError, RuntimeError):
 async def serve(config: ServingConfig, announce: Callable[[str], None]) -> None:
     """Run a server until SIGTERM, SIGINT or SIGHUP; then drain it. A second signal ends the drain.
 
-    Args:
-        config: settings.
-        announce: called once, when all workers serve, with the name, the address, and what a worker says of itself.
-
-    Raises:
-        ConfigError: the address cannot be used.
-        ServerStartError: the workers cannot start.
+    `announce` is called once all workers serve, with the name, the address, and a worker's announcement. Raises
+    ConfigError if the address cannot be used, and ServerStartError.
     """
     family, address = resolve(config)
     reserved = listening_socket(family, address)  # it never listens; it keeps the port while workers are replaced
@@ -69,11 +62,7 @@ async def serve(config: ServingConfig, announce: Callable[[str], None]) -> None:
 
 
 def resolve(config: ServingConfig) -> tuple[int, tuple[Any, ...]]:
-    """Return the family and address to listen on.
-
-    Raises:
-        ConfigError: there is no such address here, or it is taken.
-    """
+    """Return the family and address to listen on. Raises ConfigError if it does not exist here, or is taken."""
     try:
         addresses = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
@@ -90,8 +79,6 @@ def resolve(config: ServingConfig) -> tuple[int, tuple[Any, ...]]:
 
 
 class _Supervisor:
-    """Keeps the workers running, in the parent process."""
-
     def __init__(self, config: ServingConfig, folder: str, family: int, address: tuple[Any, ...]) -> None:
         self._config, self._folder, self._family, self._address = config, folder, family, address
         self._processes: dict[int, asyncio.subprocess.Process] = {}
@@ -102,14 +89,12 @@ class _Supervisor:
         self._about = ""
 
     def stop(self) -> None:
-        """Tell all workers to stop."""
         self._stopping.set()
         for process in self._processes.values():
             with contextlib.suppress(ProcessLookupError):
                 process.terminate()
 
     async def run(self, announce: Callable[[str], None]) -> None:
-        """Keep all workers running until `stop`."""
         tasks = [asyncio.create_task(self._keep(number)) for number in range(self._config.workers)]
         ready = asyncio.create_task(self._announce(announce))
         try:
@@ -150,7 +135,7 @@ class _Supervisor:
             _log.error("worker %d cannot start (%s); trying again", number, why)
 
     async def _run_once(self, number: int) -> tuple[bool, str]:
-        """Run a worker until it ends. Returns whether it was ever ready, and why it ended."""
+        """Run a worker until it ends. Returns whether it was ever ready, and the reason of its end."""
         setup = {
             "config": _plain(self._config),
             "worker": number,
@@ -207,7 +192,7 @@ class _Supervisor:
         return was_ready, why or f"exit status {code}"
 
     async def _kill_when_late(self, process: asyncio.subprocess.Process) -> None:
-        """Once the server is stopping, kill a worker that does not end in time."""
+        """Kill a worker that does not end in time once the server is stopping."""
         await self._stopping.wait()
         await asyncio.sleep(self._config.drain_timeout + 4 * CANCEL_GRACE)
         with contextlib.suppress(ProcessLookupError):
@@ -215,14 +200,13 @@ class _Supervisor:
 
 
 async def _all_or_first_failure(tasks: list[asyncio.Task[None]]) -> None:
-    """Wait until all tasks are done, or one has failed; raises its error."""
     done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
     for task in done:
         task.result()
 
 
 async def _end(process: asyncio.subprocess.Process) -> int:
-    """Return a process's exit status once it has ended. After `CANCEL_GRACE` seconds it is killed."""
+    """Return a process's exit status; kill it if it does not end in time."""
     try:
         async with asyncio.timeout(CANCEL_GRACE):
             return await process.wait()

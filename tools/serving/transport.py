@@ -22,16 +22,13 @@ LINGER = 2.0
 """Seconds that the rest of a refused body is read: a client may read the answer only after it has sent the body."""
 
 MIB = 1024 * 1024
-
-
 _log = logging.getLogger("toolgym.tools.serving.http")
 
 
 def _is_ours(record: logging.LogRecord) -> bool:
-    """Whether a line of the log is about this server.
+    """Keep lines out of the log about clients that disconnect or send something else than HTTP.
 
-    Clients that disconnect or send something else than HTTP must not fill the log. Neither must the errors that aiohttp
-    raises when it cuts connections at the end of a drain.
+    So are the errors that aiohttp raises when it cuts connections at the end of a drain.
     """
     error = record.exc_info[1] if record.exc_info else None
     expected = ConnectionError | web.RequestPayloadError | aiohttp.http.HttpProcessingError | asyncio.InvalidStateError
@@ -42,14 +39,7 @@ _log.addFilter(_is_ours)
 
 
 class RequestRefusedError(ToolgymError):
-    """A request is answered with an error.
-
-    Args:
-        status: HTTP status.
-        detail: the answer's `detail`.
-        headers: further headers.
-        reason: the answer's `reason`, a word that tells clients which error it is.
-    """
+    """A request is answered with an error. Its `reason` is a word for clients."""
 
     def __init__(
         self, status: int, detail: str, headers: Mapping[str, str] | None = None, *, reason: str | None = None
@@ -61,7 +51,6 @@ class RequestRefusedError(ToolgymError):
 
 
 def answer(message: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
-    """Return a JSON answer."""
     content_type = {"Content-Type": "application/json"}
     return web.Response(
         body=encode(message), status=status, headers=content_type | dict(headers) if headers else content_type
@@ -71,10 +60,8 @@ def answer(message: Any, status: int = 200, headers: Mapping[str, str] | None = 
 class Listener(web.Server):
     """An HTTP server that closes connections which send no request in time.
 
-    Args:
-        handler: answers one request of this listener. It is cancelled when the client goes away.
-        config: deadlines and limits.
-        internal: whether the other workers send the requests, and not clients.
+    The handler answers a request of this listener, and is cancelled when the client goes away. The other workers send
+    the requests of an `internal` one.
     """
 
     def __init__(
@@ -98,7 +85,6 @@ class Listener(web.Server):
         self._expected: dict[RequestHandler, asyncio.TimerHandle] = {}
 
     def connection_made(self, handler: RequestHandler, transport: asyncio.Transport) -> None:
-        """Take a new connection, if there is room, and start the timer of its first head."""
         super().connection_made(handler, transport)
         if len(self._connections) > self._max_connections:
             transport.abort()
@@ -109,23 +95,18 @@ class Listener(web.Server):
         self._expected[handler] = loop.call_later(self._head_timeout, transport.abort)
 
     def connection_lost(self, handler: RequestHandler, error: BaseException | None = None) -> None:
-        """Stop the timer of a connection that has ended."""
         self.head_arrived(handler)
         super().connection_lost(handler, error)
 
     def head_arrived(self, handler: RequestHandler) -> None:
-        """Stop the timer of the first head. (Later heads are under the deadline of idle connections.)"""
+        """Stop the timer of the first head. Later heads are under the deadline of idle connections."""
         timer = self._expected.pop(handler, None)
         if timer is not None:
             timer.cancel()
 
 
 class Bodies:
-    """Receives bodies, each within a deadline and a size, and all of them together within a size.
-
-    Args:
-        config: deadlines and limits.
-    """
+    """Receives bodies, each within a deadline and a size, and all of them together within a size."""
 
     def __init__(self, config: ServingConfig) -> None:
         self._limit = int(config.body_limit_mb * MIB)
@@ -134,11 +115,10 @@ class Bodies:
         self._held = 0
 
     async def receive(self, request: web.BaseRequest) -> bytes:
-        """Return a request's body. It counts as held until `release`.
+        """Return a request's body, which counts as held until `release`.
 
-        Raises:
-            RequestRefusedError: it is too long (413), comes too slowly (408) or breaks HTTP (400).
-            BusyError: there is no memory for it now.
+        Raises RequestRefusedError if it is too long (413), comes too slowly (408) or breaks HTTP (400), and BusyError
+        if there is no memory for it now.
         """
         length = request.content_length
         if length is not None and length > self._limit:
@@ -171,7 +151,6 @@ class Bodies:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def release(self, body: bytes) -> None:
-        """Count a body as held no longer."""
         self._held -= len(body)
 
     def _too_long(self) -> RequestRefusedError:
@@ -179,11 +158,7 @@ class Bodies:
 
 
 async def send(request: web.BaseRequest, response: web.Response, timeout: float) -> None:
-    """Send an answer; cut the connection to a client that does not take it in time.
-
-    Raises:
-        ConnectionError: the client is gone.
-    """
+    """Send an answer; cut the connection to a client that does not take it in time. Raises ConnectionError."""
     try:
         await within(timeout, _whole(request, response))
     except ConnectionError:
@@ -198,11 +173,7 @@ async def _whole(request: web.BaseRequest, response: web.Response) -> None:
 
 
 async def within(seconds: float, writing: Coroutine[Any, Any, Any]) -> None:
-    """Await a write to a client.
-
-    Raises:
-        ConnectionError: the client is gone, or does not read.
-    """
+    """Await a write to a client. Raises ConnectionError if that is gone, or does not read."""
     try:
         async with asyncio.timeout(seconds):
             await writing
@@ -211,11 +182,9 @@ async def within(seconds: float, writing: Coroutine[Any, Any, Any]) -> None:
 
 
 class Token:
-    """The secret that clients must show.
+    """The secret that clients must show, unless it is None.
 
-    Args:
-        secret: None: every client is let in.
-        key_header: a header that may hold it alone, instead of `Authorization: Bearer ...`.
+    The header `key_header` may hold it without `Bearer`, instead of `Authorization: Bearer ...`.
     """
 
     def __init__(self, secret: str | None, key_header: str | None = None) -> None:
@@ -223,7 +192,7 @@ class Token:
         self._key_header = key_header
 
     def check(self, request: web.BaseRequest) -> None:
-        """Raise RequestRefusedError (401) for a client without it. Takes the same time for every one."""
+        """Raise RequestRefusedError (401) for a client without it. Takes the same time for every client."""
         if self._expected is None:
             return
         shown = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")

@@ -1,8 +1,8 @@
 """One worker process of a server.
 
-`serve` starts it, writes one line of settings to its standard input, and keeps that open. When it closes, the
-parent has ended, and the worker ends too. The worker writes JSON lines to its standard output: that it is ready, or why
-it cannot start, and a heartbeat every second.
+`serve` starts it, writes one line of settings to its standard input, and keeps that open: its end is the parent's, and
+ends the worker. The worker writes JSON lines to its standard output: that it is ready, or why it cannot start, and a
+heartbeat every second.
 """
 
 from __future__ import annotations
@@ -40,44 +40,27 @@ IN_TRANSIT = 4 * ACCEPTED
 three turns, and accepts further ones in each turn."""
 
 OWN_FILES = 64
-"""Descriptors that a worker needs in addition to those of connections and of what runs."""
+"""Descriptors of a worker beside those of connections and executions."""
 
 HEARTBEAT = 1.0
-"""Seconds between two heartbeats."""
-
 START_DEADLINE = 120.0
-"""Seconds for a service to start."""
-
 CANCEL_GRACE = 5.0
-"""Seconds after the drain to kill what still runs."""
-
 CUT = 0.05
 """Seconds between two steps of cutting a connection."""
 
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-
 
 _log = logging.getLogger("toolgym.tools.serving")
 
 C = TypeVar("C", bound=ServingConfig)
 
 OpenApp = Callable[[C, int, Path | None], AbstractAsyncContextManager[tuple[HttpApp, str]]]
-"""Opens the service of one worker, from the settings, the worker's number and the folder of the workers' sockets (None:
-it is the only worker). Gives the service, and what the announcement says about it."""
+"""Opens the service of one worker, from the settings, the worker's number and the folder of the workers' sockets (None
+for the only worker). Gives the service, and its part of the announcement."""
 
 
 class ServerWorker(Generic[C]):
-    """Serves until it is stopped.
-
-    Args:
-        open_app: opens the service.
-        config: settings.
-        number: number of this worker.
-        folder: folder of the workers' sockets; None: this is the only one.
-        family: address family of the public socket.
-        address: address of the public socket.
-        restarts: how often this worker was started before.
-    """
+    """Serves until it is stopped. It was started `restarts` times before."""
 
     def __init__(
         self,
@@ -97,7 +80,7 @@ class ServerWorker(Generic[C]):
         self._orphaned = False
 
     def stop(self) -> None:
-        """Stop: at the first call when what runs has finished, at the second call at once."""
+        """Stop: at the first call after the drain, at the second call at once."""
         if self._stop.is_set():
             self._force.set()
         self._stop.set()
@@ -109,12 +92,7 @@ class ServerWorker(Generic[C]):
         self._stop.set()
 
     async def run(self) -> None:
-        """Start, tell the parent, serve, drain.
-
-        Raises:
-            ToolgymError: it cannot start.
-            OSError: it cannot listen.
-        """
+        """Start, tell the parent, serve, drain. Raises ToolgymError if it cannot start, OSError if it cannot listen."""
         heartbeat = asyncio.create_task(self._send_heartbeats())
         try:
             async with self._open_app(_affordable(self._config), self._number, self._folder) as (app, about):
@@ -160,7 +138,7 @@ class ServerWorker(Generic[C]):
                     await app.quiet()
 
     def _tidy(self, folder: Path) -> None:
-        """Remove the socket. The parent removes the folder; if it has ended, the last worker does."""
+        """Remove the socket, and as an orphan the folder, which is else the parent's to remove."""
         with contextlib.suppress(OSError):
             socket_path(folder, self._number).unlink(missing_ok=True)
             if self._orphaned:
@@ -183,7 +161,7 @@ class ServerWorker(Generic[C]):
 
 
 def listening_socket(family: int, address: tuple[Any, ...]) -> socket.socket:
-    """Return a socket at an address that other workers have too; the kernel gives each connection to one of them."""
+    """Make a socket at an address that other workers have too; the kernel gives each connection to one of them."""
     listening = socket.socket(family, socket.SOCK_STREAM)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -202,7 +180,7 @@ def tell_parent(message: dict[str, Any]) -> None:
 
 
 def allow_many_files() -> None:
-    """Raise this process's limit of descriptors as far as allowed: each connection and what it runs need some."""
+    """Raise this process's limit of descriptors as far as allowed: connections and executions need some."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 65536 if hard == resource.RLIM_INFINITY else hard
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -211,7 +189,7 @@ def allow_many_files() -> None:
 
 
 def _affordable(config: C) -> C:
-    """Return the settings with no more connections than there are descriptors for."""
+    """Reduce the connections to those for which there are descriptors."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return config
@@ -247,12 +225,7 @@ def _parent_gone(loop: asyncio.AbstractEventLoop, worker: ServerWorker[Any]) -> 
 
 
 def run_worker(model: type[C], open_app: OpenApp[C]) -> None:
-    """Be a worker process. Exit status: 0 it was stopped, 1 it could not start.
-
-    Args:
-        model: the settings' class.
-        open_app: opens the service.
-    """
+    """Be a worker process. Exit status: 0 it was stopped, 1 it could not start."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent too, which then stops all workers
     setup = json.loads(sys.stdin.buffer.readline())
     logging.basicConfig(level=setup["config"]["log_level"].upper(), format=LOG_FORMAT)
