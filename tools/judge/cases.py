@@ -16,10 +16,9 @@ class StdioTest:
     """The program reads standard input and prints; the comparison is made outside of its sandbox.
 
     Attributes:
-        stdin: what the program reads.
-        expected: what it should print; several texts: any of them is right.
-        tolerance: numbers may differ by this much, relative to the expected one if that is above 1, as AtCoder's
-            judge has it, but not two whole numbers; None: they must be equal, as in LiveCodeBench.
+        expected: the right output, or several right ones.
+        tolerance: most difference of two numbers, relative to the expected one if that is above 1, as AtCoder's judge
+            has it, but not of two whole numbers. Default: they must be equal, as in LiveCodeBench.
         ignore_case: whether letters may differ in case, as SandboxFusion has it.
     """
 
@@ -34,13 +33,13 @@ class StdioTest:
 
 @dataclass(frozen=True)
 class FunctionTest:
-    """A function of the program is called; what it returns is compared outside of its sandbox.
+    """A function of the program is called; its value is compared outside of its sandbox.
 
     Attributes:
-        function: its name; if the program has a class `Solution` with a method of that name, that one is called, as
-            LiveCodeBench and LeetCode have it.
+        function: its name. A method of that name of a class `Solution` is called instead, as LiveCodeBench and LeetCode
+            have it.
         args: arguments, as JSON holds them.
-        expected: what it should return, as JSON holds it; tuples count as lists.
+        expected: the right value, as JSON holds it; tuples count as lists.
         or_expected: further right values.
         tolerance: as for `StdioTest`.
     """
@@ -57,16 +56,13 @@ class FunctionTest:
 
 @dataclass(frozen=True)
 class AssertTest:
-    """Python source that calls the program's functions and asserts what they return.
-
-    It runs beside the program, in another process of the sandbox; see `toolgym.tools.judge.in_sandbox` for what can go
-    from one to the other.
+    """Python source that calls the program's functions and asserts their values, from another process of the sandbox.
 
     Attributes:
         code: the assertions.
-        setup: source that stands before the program. What it imports is there for `code` too.
-        helpers: source that stands before `code` alone: functions that the program must not replace.
-        entry_points: names of the program that `code` uses. Empty: all that `code` names, apart from Python's builtins.
+        setup: source that stands before the program. Its imports are there for `code` too.
+        helpers: source that stands only before `code`: functions that the program must not replace.
+        entry_points: names of the program that `code` uses. Default: all its names but Python's builtins.
     """
 
     code: str
@@ -91,20 +87,17 @@ class VerdictStatus(enum.StrEnum):
     LIMIT = "limit"
     """The program exceeded its memory, output, or files."""
     NOT_JUDGEABLE = "not_judgeable"
-    """The test itself is at fault, and not the program: it does not begin, or needs what the judge cannot do."""
+    """The test itself is at fault, and not the program: it does not begin, or needs things that the judge cannot do."""
     NOT_RUN = "not_run"
-    """A test before it failed."""
+    """An earlier test failed."""
 
 
 @dataclass(frozen=True)
 class Verdict:
     """The outcome of one test.
 
-    Attributes:
-        status: passed, or why not.
-        detail: for a reader: the error, or what came and what was expected; empty if the test passed. It tells what
-            the test expects: do not show it for hidden tests.
-        run: the run; None if there was none.
+    `detail` is for a reader: the error, or the value and the expected one; empty if the test passed. It tells the
+    expected value, so do not show it for hidden tests.
     """
 
     status: VerdictStatus
@@ -113,7 +106,6 @@ class Verdict:
 
     @property
     def passed(self) -> bool:
-        """Whether the test passed."""
         return self.status is VerdictStatus.PASSED
 
 
@@ -122,11 +114,10 @@ class Problem:
     """A programming task with its tests.
 
     Attributes:
-        prompt: what to write, for a reader.
         hidden: tests that decide.
         visible: tests that its writer may see and run.
         id: its name in its data set.
-        solution: a program that passes; empty: unknown.
+        solution: a program that passes, if known.
         source: the format that it was read from, for example `humaneval`.
         labels: further columns of its row.
     """
@@ -141,6 +132,5 @@ class Problem:
 
 
 def check_tolerance(tolerance: float | None) -> None:
-    """Raise ConfigError for what is no tolerance."""
     if tolerance is not None and not (isinstance(tolerance, int | float) and 0 <= tolerance < 1):
         raise ConfigError(f"tolerance must be a number from 0 to below 1, or None, got {tolerance!r}")

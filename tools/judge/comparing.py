@@ -7,21 +7,15 @@ from decimal import Decimal, InvalidOperation
 from typing import Any
 
 TOLERANCE = 1e-5
-"""How much numbers may differ if a data set's own judge lets them, as those of APPS, TACO and SandboxFusion do."""
+"""Tolerance of data sets whose own judge has one, as those of APPS, TACO and SandboxFusion."""
 
 
 def same_output(actual: str, expected: str, *, tolerance: float | None = None, ignore_case: bool = False) -> bool:
-    """Whether two outputs say the same: line by line the same words, whatever the white space between and around them.
+    """Compare two outputs line by line and word by word; white space and empty lines around them do not count.
 
-    Empty lines at the beginning and at the end do not count. Without a tolerance, a line of numbers alone may write
-    them in another way, `0.5` for `0.50` or `1e3` for `1000`, as in LiveCodeBench. With a tolerance, each word that is
-    a number may differ by it, but two whole numbers must be the same: 10000001 is not 10000000.
-
-    Args:
-        actual: what the program printed.
-        expected: what it should have printed.
-        tolerance: see `StdioTest`.
-        ignore_case: likewise.
+    Without a tolerance, a line that has only numbers may write them in another way, `0.5` for `0.50` or `1e3` for
+    `1000`, as in LiveCodeBench. With a tolerance (see `StdioTest`), each word that is a number may differ by it, but
+    two whole numbers must be the same: 10000001 is not 10000000.
     """
     left, right = actual.strip(), expected.strip()
     if ignore_case:
@@ -35,7 +29,7 @@ def same_output(actual: str, expected: str, *, tolerance: float | None = None, i
 
 
 def same_value(actual: Any, expected: Any, *, tolerance: float | None = None) -> bool:
-    """Whether two values are equal, where tuples count as lists; numbers may differ as for `same_output`."""
+    """Compare two values; tuples count as lists, and numbers may differ as for `same_output`."""
     if isinstance(actual, list | tuple) and isinstance(expected, list | tuple):
         return len(actual) == len(expected) and all(
             same_value(left, other, tolerance=tolerance) for left, other in zip(actual, expected, strict=True)
@@ -92,5 +86,5 @@ def _is_number(value: Any) -> bool:
 
 
 def _key(key: Any) -> Any:
-    """A key as JSON has it: `json.loads` gives texts for the numbers that a program uses."""
+    """Write a key as JSON has it: `json.loads` gives texts for the numbers that a program uses."""
     return str(key) if isinstance(key, int | float) else key

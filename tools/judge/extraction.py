@@ -6,7 +6,7 @@ import re
 from typing import Literal, NamedTuple
 
 Kind = Literal["fenced", "incomplete_fenced", "heuristic", "empty"]
-"""How a program was found, in SandboxFusion's words: in a fence, in one that is not closed, without a fence, not."""
+"""Origin of a program, in SandboxFusion's words: in a fence, in one that is not closed, without a fence, absent."""
 
 _FENCE = re.compile(r"^[ \t]{0,3}(`{3,}|~{3,})[ \t]*([^\n`]*)$", re.MULTILINE)
 
@@ -24,16 +24,11 @@ _ALIASES = {
     "kotlin_script": ("kotlin",),
     "pytest": ("python", "py", "python3"),
 }
-"""Words behind a fence for a language, beside its own name."""
+"""Words behind a fence for a language, beside its name."""
 
 
 class Extracted(NamedTuple):
-    """A program that was found in a text.
-
-    Attributes:
-        code: its source; empty if there is none.
-        kind: how it was found.
-    """
+    """A program in a text; its source is empty if there is none."""
 
     code: str
     kind: Kind
@@ -48,14 +43,9 @@ class _Block(NamedTuple):
 def extract_program(text: str, language: str = "python", *, which: Literal["first", "last"] = "last") -> Extracted:
     """Return the program in a model's text.
 
-    Blocks with the language's tag go before those without a tag, and these before others; of equals the first or the
-    last. A block that is not closed counts if no block is. Without any fence, a text that reads as a Python program
-    is taken whole, or from its first line that begins one.
-
-    Args:
-        text: what the model wrote.
-        language: the language's name in a sandbox.
-        which: of several blocks, the first one (SandboxFusion's choice) or the last one.
+    Blocks with the language's tag go before those without a tag, and these before others; of equals the first
+    (SandboxFusion's choice) or the last. A block that is not closed counts if no block is. Without any fence, a text
+    that reads as a Python program is taken whole, or from its first line that begins one.
     """
     blocks = _blocks(text)
     for closed, kind in ((True, "fenced"), (False, "incomplete_fenced")):

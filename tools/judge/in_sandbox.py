@@ -1,15 +1,13 @@
 """Runs inside a sandbox: the program in one process, its tests in another.
 
-`judge` sends the source of this file and of `link`, followed by a call of `main` with the program. The first thing that
-`main` does is to fork. The child waits; the parent reads the tests and a secret word from standard input, prepares the
-tests, lets the child run the program, runs the tests, and prints the word with what came of them. So the program's
-process never holds the tests or the word in any object of its own, nor the descriptors of the parent, and the kernel
-refuses it the parent's memory (`PR_SET_DUMPABLE`). What fails before the program runs is no fault of the program.
+`judge` sends the source of this file and of `link`, followed by a call of `main`, which forks first. The child waits;
+the parent reads the tests and a secret word from standard input, prepares the tests, lets the child run the program,
+runs the tests, and prints the word with their outcome. So the program's process never holds the tests or the word in
+any object, nor the descriptors of the parent, and the kernel refuses it the parent's memory (`PR_SET_DUMPABLE`). A
+failure before the program runs is no fault of the program.
 
-What crosses between the two is plain data: see `link`. Every other object stays in the program's process, and the tests
-hold a `Remote` of it.
-
-It needs the standard library and `link` alone.
+Only plain data crosses between the two: see `link`. The tests hold a `Remote` of each other object. The file needs only
+the standard library and `link`.
 """
 
 from __future__ import annotations
@@ -48,14 +46,13 @@ from math import *
 from typing import *
 from builtins import pow
 """
-"""What programs for function tests may use without an import, as LiveCodeBench lets them. `math` has another `pow`."""
+"""Names for function tests without an import, as in LiveCodeBench. `math` has another `pow`."""
 
 
 # ---------------------------------------------------------------------- the program's process
 
 
 def _be_program(setup: str, program: str, reader: int, writer: int) -> NoReturn:
-    """Run the program when the tests ask for it, and answer them. Never returns."""
     try:
         _leave_parent(reader, writer)
         module = types.ModuleType("solution")
@@ -83,7 +80,7 @@ def _begin(program: str, namespace: dict[str, Any]) -> None:
 
 
 def _leave_parent(reader: int, writer: int) -> None:
-    """Close all descriptors but these two and standard error, to which all that the program prints goes."""
+    """Close all descriptors but these two and standard error, to which all prints of the program go."""
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)
     os.dup2(2, 1)
@@ -95,7 +92,7 @@ def _leave_parent(reader: int, writer: int) -> None:
 
 
 def _function(namespace: dict[str, Any], name: str) -> Any:
-    """The function of that name, or else the method of that name of a new `Solution`, as LiveCodeBench has it."""
+    """Return the function, or else the method of that name of a new `Solution`, as LiveCodeBench has it."""
     solution = namespace.get("Solution")
     if isinstance(solution, type) and hasattr(solution, name):
         return getattr(solution(), name)
@@ -108,7 +105,6 @@ def _function(namespace: dict[str, Any], name: str) -> Any:
 
 
 def main(setup: str, program: str) -> None:
-    """Fork for the program, run the tests that standard input holds, and print what came of them."""
     with contextlib.suppress(AttributeError):  # before Python 3.11
         sys.set_int_max_str_digits(0)
     # The program may write modules to its folder.
@@ -145,7 +141,6 @@ def _say(task: dict[str, Any], report: dict[str, Any]) -> None:
 
 
 def _report(link: Link, task: dict[str, Any]) -> dict[str, Any]:
-    """The result of the tests: a `status`, with an `error` or the function's `value`."""
     status = "not_judgeable"
     try:
         run = _called(task) if "function" in task else _prepared(task)
@@ -168,7 +163,7 @@ def _called(task: dict[str, Any]) -> Callable[[Link], dict[str, Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """A function's value as the judge reads it: JSON, but for `{"dict": pairs}` and `{"other": text}`."""
+    """Write a value for the judge: JSON, but for `{"dict": pairs}` and `{"other": text}`."""
     if value is None or isinstance(value, bool | float | str):
         return value
     if isinstance(value, int):
@@ -219,9 +214,9 @@ def _refuse_emptiness() -> None:
 
 
 def _asked(tree: ast.Module, entry_points: Sequence[str], namespace: dict[str, Any]) -> list[str]:
-    """The names that the program is asked for: never those of the tests themselves, of their helpers or imports.
+    """Return the names for the program to find: never those of the tests themselves, of their helpers or imports.
 
-    Modules that the tests use without an import (the program is supposed to have it) are imported into `namespace`.
+    Modules that the tests use without an import, because the program should have it, come into `namespace`.
     """
     used = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
     owners = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
@@ -245,7 +240,7 @@ def _imports(source: str) -> ast.Module:
 
 
 def _told(tree: ast.Module) -> ast.Module:
-    """Let each `assert one == other` without a message say what both are."""
+    """Give each `assert one == other` without a message a message with both."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Assert) and node.msg is None and isinstance(node.test, ast.Compare):
             test = node.test

@@ -1,22 +1,20 @@
 """`Judge`: a program and tests in, a verdict for each test out.
 
-Each test is a run of its own in a sandbox, so none sees what another left, and each has the limits for itself. How many
-run at once is the sandbox's matter.
+Each test is a separate run in a sandbox, so none sees another's leftovers, and each has the full limits.
 
-What the program could do to its verdict, and what stands against it:
+A program cannot forge its verdict:
 
-- The tests never stand in the sandbox as files. Standard input of a `StdioTest` is the program's to read, and what it
-  should print stays outside; so do the expected values of a `FunctionTest`.
+- The tests never stand in the sandbox as files. A program may read the standard input of a `StdioTest`; its expected
+  output stays outside, as do the expected values of a `FunctionTest`.
 - The program of an `AssertTest` runs in another process than the tests. It can neither find them in frames or through
-  `gc`, nor replace what they call, nor pass an object that equals everything, nor forge an answer: `in_sandbox` and
-  `link` say how.
-- That all assertions were passed is said by a random word, which the tests' process alone knows. A program that exits
-  with 0, prints "passed", or kills its tests gets no point.
+  `gc`, nor replace their functions, nor pass an object that equals everything, nor forge an answer: see `in_sandbox`
+  and `link`.
+- A random word, which only the tests' process knows, says that all assertions were passed. A program that exits with 0,
+  prints "passed", or kills its tests gets no point.
 
-What is left: the process that becomes the program's has received the run's request, so bytes of the assertions,
-compressed, may lie in its memory. No object leads there; a program that searches its own raw memory could find them.
-If tests are to be kept from such a program too, use tests whose expected values stay outside. In a `ProcessSandbox`,
-which isolates nothing, a program of root can read the memory of the tests' process as well.
+A gap remains: the process that becomes the program's has received the run's request, so compressed bytes of the
+assertions may lie in its raw memory. Against programs that search it, use tests whose expected values stay outside. In
+a `ProcessSandbox`, which isolates nothing, a program of root can read the memory of the tests' process as well.
 """
 
 from __future__ import annotations
@@ -48,13 +46,13 @@ from toolgym.tools.judge.comparing import same_output, same_value
 from toolgym.tools.sandbox.base import ExecutionResult, ExecutionStatus, Sandbox
 
 AT_ONCE = 8
-"""Tests of one program that are asked of the sandbox at once."""
+"""Tests of one program that run in the sandbox at once."""
 
 _DETAIL = 2000
 """Characters of a verdict's detail."""
 
 _OUTPUT = 1 << 20
-"""Bytes that a program may print beside twice what a test expects of it; a sandbox may let it print more."""
+"""Bytes that a program may print beside twice the expected output; a sandbox may let it print more."""
 
 _STATUS = {
     ExecutionStatus.COMPILE_ERROR: VerdictStatus.COMPILE_ERROR,
@@ -72,18 +70,15 @@ class Judge:
 
         judge = Judge(sandbox)
         verdicts = await judge.judge("print(int(input()) * 2)", [StdioTest("4", "8")])
-        all(one.passed for one in verdicts)
+        all(verdict.passed for verdict in verdicts)
 
     Args:
-        sandbox: where programs run; it stays the caller's to close.
-        language: the programs' language. Function and assert tests are Python's alone.
+        sandbox: runs the programs; it stays the caller's to close.
+        language: the programs' language. Function and assert tests are only for Python.
         timeout: wall seconds for one test.
         compile_timeout: wall seconds for a compiler. Default: `timeout`.
-        memory_mb: memory of one test in MiB. Default: the sandbox's own limit.
+        memory_mb: memory of one test in MiB. Default: the sandbox's limit.
         stop_at_failure: whether tests behind one that fails are left out, with the verdict `NOT_RUN`.
-
-    Raises:
-        ConfigError: a number is out of range.
     """
 
     def __init__(
@@ -194,7 +189,7 @@ class Judge:
 
 @functools.cache
 def _driver() -> str:
-    """The sources of `link` and `in_sandbox`; a Python of the same version need not compile them anew."""
+    """Return the sources of `link` and `in_sandbox`; a Python of the same version need not compile them again."""
     sources = [Path(str(module.__file__)).read_text("utf-8") for module in (link, in_sandbox)]
     compiled = marshal.dumps([compile(source, "<judge>", "exec") for source in sources])
     packed, texts = (base64.b64encode(zlib.compress(data, 9)).decode() for data in (compiled, marshal.dumps(sources)))
@@ -221,7 +216,7 @@ def _stdio_verdict(run: ExecutionResult, test: StdioTest) -> Verdict:
 
 
 def _reported_verdict(run: ExecutionResult, word: str, test: FunctionTest | AssertTest) -> Verdict:
-    """Read what the tests' process has said. Without its word it has said nothing."""
+    """Read the report of the tests' process. Without its word there is none."""
     try:
         report = _report(run.stdout, word)
         if report is None:
@@ -252,7 +247,7 @@ def _report(stdout: str, word: str) -> dict[str, Any] | None:
 
 
 def _value(encoded: Any) -> Any:
-    """Return the value that `in_sandbox._plain` has written; values that JSON lacks equal nothing."""
+    """Read a value that `in_sandbox._plain` has written; values that JSON lacks equal nothing."""
     if isinstance(encoded, list):
         return [_value(item) for item in encoded]
     if not isinstance(encoded, dict):

@@ -1,9 +1,8 @@
 """Messages between a program's process and that of its tests: questions, answers and values. See `in_sandbox`.
 
-All that comes from the program's process is hostile. A message of another shape, an answer to no question, and a value
-that cannot be read end the test, and count against the program. An object that the tests hand over and that cannot
-cross is the test's own fault, and counts against no program. So all that a program can send can be sent back. Like
-`in_sandbox`, it needs the standard library alone.
+Everything from the program's process is hostile. A message of another shape, an answer to no question, and a value that
+cannot be read end the test, and count against the program. An object of the tests that cannot cross is the test's own
+fault. So everything that a program can send can be sent back. Like `in_sandbox`, it needs only the standard library.
 """
 
 from __future__ import annotations
@@ -35,26 +34,26 @@ _SHAPES: dict[str, tuple[type, ...]] = {
     "raised": (int, object),
 }
 _REPLIES: dict[str, type] = {"len": int, "hash": int, "bool": bool, "isinstance": bool, "str": str, "find": dict}
-"""Types of the answers that can have but one."""
+"""Types of the answers that can have only one."""
 
 
 class BrokenLinkError(BaseException):
-    """The other process has ended, or sent what no honest one sends. Tests cannot catch it by `except Exception`."""
+    """The other process has ended, or sent a forgery. Tests cannot catch it by `except Exception`."""
 
 
 class NotJudgeableError(BaseException):
-    """The tests need what cannot be done here, whatever the program is."""
+    """The tests need things that cannot be done here, whatever the program is."""
 
 
 class _ProgramError(Exception):
-    """Raised for what the program raised, if that is no `Exception`: `KeyboardInterrupt`, for example."""
+    """Raised if the program raised no `Exception`: `KeyboardInterrupt`, for example."""
 
 
 class Remote:
     """An object of the program's process.
 
-    The program must not see what the tests expect, nor say that it has come. So a `Remote` and a value of the tests are
-    never equal, and have no operators; only of two `Remote`s the program says how they compare or add up.
+    The program must neither see the tests' expected value nor say that it has come. So a `Remote` and a value of the
+    tests are never equal, and have no operators; the program compares or adds only two `Remote`s.
     """
 
     __slots__ = ("_id", "_link", "_type")
@@ -139,17 +138,14 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "isinstance": isinstance,
     **{name: getattr(operator, name) for name in _OPERATORS},
 }
-"""What the tests may ask of the program's objects."""
+"""Operations of the program's objects for the tests."""
 
 
 class Link:
     """One end of the two pipes between the program's process and that of the tests.
 
-    Args:
-        reader: a binary file to read from.
-        writer: likewise, to write to.
-        serves: the operations that the other end may ask for.
-        keeps: whether objects that are no plain data can be sent, as references. Functions always can.
+    The other end may ask for the operations `serves`. With `keeps`, objects that are no plain data can be sent, as
+    references. Functions always can.
     """
 
     def __init__(self, reader: BinaryIO, writer: BinaryIO, serves: dict[str, Callable[..., Any]], keeps: bool) -> None:
@@ -185,7 +181,7 @@ class Link:
         return kind, content
 
     def ask(self, operation: str, /, *args: Any, **kwargs: Any) -> Any:
-        """Let the other end do something, and return what comes of it; what it raised is raised here."""
+        """Let the other end do something, and return its value; its exception is raised here."""
         encoded = [self.encode(value) for value in args], {name: self.encode(value) for name, value in kwargs.items()}
         self._asked += 1
         number = self._asked
@@ -210,7 +206,6 @@ class Link:
             raise raised
 
     def serve(self) -> NoReturn:
-        """Answer until the other end is gone."""
         while True:
             kind, content = self._receive()
             if kind == "ask":
@@ -238,7 +233,7 @@ class Link:
         self._send(reply)
 
     def _taken(self, operation: str, value: Any, changed: list[Any], arguments: list[Any]) -> Any:
-        """Read an answer; what the other end has left in lists and the like goes into those that it was given."""
+        """Read an answer, and put the other end's changes of lists and the like into the arguments."""
         taken = self.decode(value)
         if operation in _REPLIES and type(taken) is not _REPLIES[operation]:
             raise TypeError(f"{type(taken).__name__} for {operation}")
@@ -253,7 +248,7 @@ class Link:
     # -------------------------------------------------------------- values
 
     def encode(self, value: Any) -> Any:
-        """Return a value as JSON holds it: each object of JSON has one key, which says what stands behind it."""
+        """Make JSON of a value: each object of JSON has one key, which tells the kind of its value."""
         if value is None or value is True or value is False or type(value) in (int, float, str):
             return value
         encode = _ENCODERS.get(type(value)) or next(
@@ -277,13 +272,13 @@ class Link:
         return {"ref": [self.keep(value), type(value).__name__]}
 
     def keep(self, value: Any) -> int:
-        """Return the number under which the other end may name an object from now on."""
+        """Return the number of an object for the other end."""
         id = self._ids.setdefault(builtins.id(value), len(self._ids))
         self._objects[id] = value  # kept, so that its id stays its own
         return id
 
     def decode(self, value: Any) -> Any:
-        """Return the value that `encode` gave at the other end. Raises if it is none."""
+        """Read a value that the other end has encoded. Raises if it is none."""
         if isinstance(value, list):
             return [self.decode(item) for item in value]
         if not isinstance(value, dict):
@@ -419,7 +414,7 @@ _LIBRARY: dict[str, tuple[str, Callable[[Link, Any], Any], Callable[[Any, Any], 
     "Series": ("pandas", _pack_series, _series),
     "Index": ("pandas", _pack_index, _index),
 }
-"""By the name of a class: its module, what to send of an object, and how to make it again of that."""
+"""By the name of a class: its module, and functions that pack an object and make it again."""
 
 
 # ---------------------------------------------------------------------- exceptions
@@ -433,7 +428,7 @@ def _encode_class(link: Link, kind: type) -> Any:
 
 
 def _decode_class(link: Link, id: int | None, module: str, name: str, base: Any) -> Any:
-    """A class of plain data, or of an exception: Python's, the standard library's, or one like the program's own."""
+    """Find a class of plain data, or of an exception: Python's, the standard library's, or one like the program's."""
     is_pythons = module.partition(".")[0] in sys.stdlib_module_names and module in sys.modules
     kind = vars(sys.modules[module]).get(name) if is_pythons else None
     if kind in _DATA or (isinstance(kind, type) and issubclass(kind, Exception | SystemExit)):
@@ -476,7 +471,7 @@ def _decode_error(kind: Any, args: Any, original: Any) -> BaseException:
 
 
 def said(error: object, most: int = 2000) -> str:
-    """Return the text of an exception, or of what stands for one."""
+    """Return the text of an exception, or of the value in its place."""
     try:
         return str(error)[:most]
     except BaseException:  # noqa: BLE001  its `__str__` is the program's

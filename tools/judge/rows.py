@@ -31,15 +31,11 @@ from toolgym.tools.lazy import missing_package
 STDIN_HINT = "Write a Python program that reads standard input and prints the answer to standard output."
 
 VISIBLE = 2
-"""Tests of an APPS or TACO row that its writer may see: the first ones, if there are more."""
+"""Tests of a longer APPS or TACO row that its writer may see."""
 
 
 def problem_of(row: Mapping[str, Any]) -> Problem:
-    """Read a row of any format of the table above.
-
-    Raises:
-        ConfigError: it is of no such format, or lacks a column of it.
-    """
+    """Read a row of any format of the table above. Raises ConfigError for any other."""
     if not isinstance(row, Mapping):
         raise ConfigError(f"a row of a code data set must be an object, got {shorten(repr(row))}")
     for column, read in _FORMATS.items():
@@ -63,14 +59,10 @@ def read_tests(spec: Any, tolerance: float | None = None) -> tuple[Test, ...]:
 
     It is a list of tests as `dataclasses.asdict` gives them; or a row of the formats above; or `{"inputs", "outputs"}`
     with an optional `fn_name` (the `input_output` of APPS and TACO, and the ground truth of verl's code rows); or a
-    list of `{"input", "output", "testtype"}` (LiveCodeBench).
+    list of `{"input", "output", "testtype"}` (LiveCodeBench). The tolerance is that of the format's own judge, unless
+    one is given.
 
-    Args:
-        spec: the ground truth.
-        tolerance: how much numbers may differ, see `StdioTest`. Default: as the format's own judge has it.
-
-    Raises:
-        ConfigError: it is none of these.
+    Raises ConfigError for anything else.
     """
     tests = _read_tests(_json("a task's tests", spec))
     if tolerance is None:
@@ -157,7 +149,7 @@ def _parquet(path: Path) -> list[dict[str, Any]]:
 
 
 def prompt_helpers(prompt: str, entry_point: str) -> str:
-    """Return what a HumanEval prompt has beside the function to write: imports and helper functions."""
+    """Return the imports and helper functions of a HumanEval prompt, without the function to write."""
     try:
         body = ast.parse(prompt.rstrip() + "\n    pass\n").body
     except SyntaxError:
@@ -182,7 +174,7 @@ def _humaneval(row: Mapping[str, Any]) -> Problem:
 
 
 def _doctests(prompt: str, name: str, helpers: str) -> tuple[Test, ...]:
-    """The examples of a docstring, `>>> f(1)` and a line with the value, as tests."""
+    """Read the examples of a docstring, `>>> f(1)` and a line with the value, as tests."""
     lines = [line.strip() for line in prompt.split("\n")]
     tests: list[Test] = []
     for line, value in itertools.pairwise(lines):
@@ -212,7 +204,7 @@ def _is_literal(text: str) -> bool:
 
 
 def mbpp_tests(row: Mapping[str, Any], assertions: Sequence[str]) -> tuple[Test, ...]:
-    """Return the tests of an MBPP row, for these of its assertions."""
+    """Make tests of some assertions of an MBPP row."""
     setup = "\n".join([row.get("test_setup_code") or "", *(row.get("test_imports") or ())])
     names = tuple(sorted({*_defined(row.get("code") or ""), *_defined(setup)}))
     return tuple(AssertTest(assertion, setup=setup, entry_points=names) for assertion in assertions)
@@ -238,7 +230,7 @@ def _mbpp(row: Mapping[str, Any]) -> Problem:
 
 
 def _defined(source: str) -> set[str]:
-    """Names of the functions and classes, and the variables, that a source defines at its top."""
+    """Return the names of functions, classes and variables at the top of a source."""
     try:
         body = ast.parse(source).body
     except SyntaxError:
@@ -251,7 +243,7 @@ def _defined(source: str) -> set[str]:
 # ---------------------------------------------------------------------- LiveCodeBench
 
 MAX_PACKED_BYTES = 512 * 1024 * 1024
-"""Bytes that a packed text may have; the largest of LiveCodeBench have some 100 MB."""
+"""Most bytes of a packed text; the largest of LiveCodeBench have some 100 MB."""
 
 _TEXT = frozenset({"UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"})
 _HARMLESS = frozenset({"PROTO", "FRAME", "MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT", "STOP"})
@@ -274,7 +266,7 @@ def _livecodebench(row: Mapping[str, Any]) -> Problem:
 
 
 def _private(packed: Any) -> Any:
-    """LiveCodeBench's private tests: JSON in its first releases, packed since."""
+    """Read LiveCodeBench's private tests: JSON in its first releases, packed since."""
     if not isinstance(packed, str):
         return packed
     try:
@@ -284,13 +276,10 @@ def _private(packed: Any) -> Any:
 
 
 def packed_text(packed: str) -> str:
-    """Return the text that `base64(zlib(pickle(text)))` holds, as LiveCodeBench packs its private tests.
+    """Return the text in `base64(zlib(pickle(text)))`, as LiveCodeBench packs its private tests.
 
-    A pickle is a program, which may call any function of the machine that reads it. So nothing is unpickled here: the
-    pickle is taken apart, and must hold one text and nothing else.
-
-    Raises:
-        ConfigError: it is no such thing, or holds anything but one text.
+    A pickle is a program, which may call any function of the machine that reads it. So the pickle is not loaded but
+    taken apart. Raises ConfigError unless it holds one text and nothing else.
     """
     try:
         opener = zlib.decompressobj()
@@ -363,11 +352,8 @@ def _input_output(spec: Mapping[str, Any]) -> tuple[Test, ...]:
 
 
 def _text(value: Any) -> str:
-    """A text of APPS, which may be given as a list of lines."""
+    """Read a text of APPS, which may be a list of lines."""
     return "\n".join(map(str, value)) if isinstance(value, list) else str(value)
-
-
-# ---------------------------------------------------------------------- rows
 
 
 _FORMATS = {
@@ -376,7 +362,7 @@ _FORMATS = {
     "private_test_cases": _livecodebench,
     "input_output": _apps,
 }
-"""From a column to the reader of the format that it stands for."""
+"""Readers of formats, by the column that tells the format."""
 
 
 def _json(what: str, value: Any) -> Any:

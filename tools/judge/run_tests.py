@@ -16,30 +16,22 @@ from toolgym.tools.sandbox.base import Sandbox
 from toolgym.tools.schema import ToolSchema
 from toolgym.tools.stateful import ToolSession
 
-MOST_FAILURES = 3
-"""Failures that the model reads of one call."""
-
-_CHARS = 400
-"""Characters of one test, and of what came of it."""
+MOST_FAILURES = 3  # of one call
+_CHARS = 400  # of one test, and of its failure
 
 
 class RunTestsTool(SandboxTool[CodeInterpreterConfig]):
     """Runs the task's visible tests on the `code` that the model sends, and says which fail and how.
 
-    A task's `create_kwargs` have `tests`: JSON that `toolgym.tools.judge.read_tests` reads. Hidden tests do not belong
-    there. Without any the model reads that there are none.
+    A task's `create_kwargs` have `tests`: JSON for `toolgym.tools.judge.read_tests`, without hidden tests.
 
     Args:
-        config: where it runs, and `default_timeout` for one test; see `toolgym.tools.CodeInterpreterConfig`.
+        config: see `toolgym.tools.CodeInterpreterConfig`; `default_timeout` is for one test.
         tool_schema: another name or description for the model; it must keep the argument `code`.
-        sandbox: run on this sandbox instead; it stays the caller's to close.
-        tolerance: how much numbers may differ, see `read_tests`.
+        sandbox: a sandbox for the tests, each a run of its own; it stays the caller's to close.
+        tolerance: see `read_tests`.
 
-    Attributes:
-        sandbox: where the programs run, each test as a run of its own.
-
-    Raises:
-        ConfigError: an option is unknown or out of range; names it.
+    Raises ConfigError, which names the option that is unknown or out of range.
     """
 
     label = "run_tests"
@@ -70,11 +62,7 @@ class RunTestsTool(SandboxTool[CodeInterpreterConfig]):
         self._judge = Judge(self.sandbox, timeout=options.default_timeout, memory_mb=memory, stop_at_failure=False)
 
     async def open(self, **create_kwargs: Any) -> ToolSession:
-        """Begin an episode.
-
-        Raises:
-            ConfigError: the tests cannot be read.
-        """
+        """Begin an episode. Raises ConfigError if the tests cannot be read."""
         tests = create_kwargs.get("tests")
         return _Episode(self._judge, read_tests(tests, self._tolerance) if tests else ())
 
@@ -103,7 +91,6 @@ class _Episode(ToolSession):
         return ToolResult("\n\n".join(text), 0.0, {"passed": passed, "tests": len(verdicts)})
 
     async def fork(self) -> ToolSession:
-        """Return a session with the same tests; it keeps nothing else."""
         return _Episode(self._judge, self._tests)
 
 
@@ -115,7 +102,7 @@ def _failure(number: int, test: Test, verdict: Verdict) -> str:
 
 
 def shown(test: Test, most: int = _CHARS) -> str:
-    """Return a test for a reader, cut to so many characters."""
+    """Show a test to a reader, cut to `most` characters."""
     match test:
         case StdioTest():
             return f"Input:\n{shorten(test.stdin.rstrip(), most)}"
@@ -126,7 +113,7 @@ def shown(test: Test, most: int = _CHARS) -> str:
 
 
 def example(test: Test, most: int = _CHARS) -> str:
-    """Return a test with what it expects, for a reader, each part cut to so many characters."""
+    """Show a test with its expected value to a reader, each part cut to `most` characters."""
     text = shown(test, most)
     match test:
         case StdioTest():
