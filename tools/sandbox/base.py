@@ -1,8 +1,7 @@
 """The contract of a sandbox: code in, an `ExecutionResult` out; and sessions, which keep their state.
 
-A failed run is a result, never an exception: the caller is a model, and it reads what happened. Exceptions are for what
-the *user* did wrong (`ConfigError`) and for what the sandbox could not do (`SandboxError`, whose subclasses are split
-by what the caller should do).
+A failed run is a result: a model reads it. Exceptions are for mistakes of the *user* (`ConfigError`) and for failures
+of the sandbox (`SandboxError`, whose subclasses are split by what the caller should do).
 """
 
 from __future__ import annotations
@@ -34,17 +33,13 @@ class ExecutionStatus(enum.StrEnum):
     KILLED = "killed"
     """The program was killed by a signal that the sandbox did not send."""
     TIMEOUT = "timeout"
-    """The wall-clock deadline passed and the sandbox killed the program with all that it had started."""
     CPU_LIMIT = "cpu_limit"
-    """The program used up its CPU time."""
     MEMORY_LIMIT = "memory_limit"
     """The program asked for more memory than allowed, or used it and was killed."""
     OUTPUT_LIMIT = "output_limit"
     """The program printed far more than the cap and was killed."""
     FILE_LIMIT = "file_limit"
-    """The program wrote a file beyond the size limit."""
     DISK_LIMIT = "disk_limit"
-    """The program wrote more than its file system holds."""
     SANDBOX_ERROR = "sandbox_error"
     """The sandbox itself failed; the program is not to blame."""
 
@@ -55,12 +50,11 @@ class Limits:
 
     Attributes:
         memory_mb: memory of all its processes together, in MiB, beyond what the template already has.
-        cpu_seconds: CPU seconds of one process; None: the wall-clock deadline alone.
-        processes: processes and threads at once, in a session and its forks together. The interpreters of the forks do
-            not count. Programs count at most one processor for eight of them, so that a
-            pool with a process for each does not reach the limit on a large machine.
-        cores: processors' worth of time that all its processes together may use, for example 0.5; None: no limit. A
-            local sandbox needs control groups for it, and refuses if there are none.
+        cpu_seconds: CPU seconds of one process. Default: only the wall-clock deadline holds.
+        processes: processes and threads at once, in a session and its forks together, without the forks' interpreters.
+            Programs count at most one processor for eight of them, so pools stay below the limit on large machines.
+        cores: processors' worth of time of all its processes together, for example 0.5. Default: no limit. A local
+            sandbox needs control groups for it, and refuses if there are none.
         file_mb: size of one file, in MiB.
         disk_mb: everything written to its folders together, in MiB.
         inodes: files and folders at once.
@@ -68,8 +62,7 @@ class Limits:
         output_bytes: cap on each of stdout and stderr; the middle of more is dropped. At 64 times this the program is
             killed.
 
-    Raises:
-        ConfigError: a number is not positive.
+    Raises ConfigError if a number is not positive.
     """
 
     memory_mb: int = 1024
@@ -93,17 +86,14 @@ class ExecutionResult:
     """The result of one execution.
 
     Attributes:
-        status: how it ended.
         stdout: standard output, invalid UTF-8 replaced; partial if the program did not end by itself.
-        stderr: standard error, likewise.
-        return_code: the process's code, negative for a signal; None when it never ran or was killed by the sandbox.
+        return_code: the process's code, negative for a signal; None if it never ran or the sandbox killed it.
         duration: wall seconds from the start of the program to its end.
-        stdout_truncated: true when the middle of `stdout` was dropped to stay under the cap.
-        stderr_truncated: likewise for `stderr`.
+        stdout_truncated: whether the middle of `stdout` was dropped to stay under the cap.
         message: the sandbox's explanation, above all for `SANDBOX_ERROR`, and which files could not be fetched.
         cpu_seconds: CPU seconds of the program, if measured.
         memory_bytes: peak resident memory of the program, if measured.
-        files: contents of the files that were asked for and exist, by the name asked.
+        files: the files that were asked for and exist, by the name asked.
         compile: the compiler's run, for languages that have one.
     """
 
@@ -122,7 +112,6 @@ class ExecutionResult:
 
     @property
     def ok(self) -> bool:
-        """Whether the program ended by itself with return code 0."""
         return self.status is ExecutionStatus.OK
 
     def _repr_html_(self) -> str:
@@ -134,13 +123,8 @@ class ExecutionResult:
 class ExecResult(ExecutionResult):
     """The result of a program run beside the interpreter of a session.
 
-    The return code of a program that cannot be started is a shell's: 127, there is none of that name; 126, it cannot be
-    executed, or its working folder cannot be entered; standard error says why. A signal is a negative number, as
-    `subprocess` has it.
-
-    Attributes:
-        stdout_bytes: standard output as it came, the middle dropped if `stdout_truncated`.
-        stderr_bytes: standard error, likewise.
+    A program that cannot be started has a shell's return code: 127, there is none of that name; 126, it cannot be
+    executed, or its working folder cannot be entered. `stdout_bytes` and `stderr_bytes` are the output as it came.
     """
 
     stdout_bytes: bytes = b""
@@ -155,13 +139,7 @@ class ExecResult(ExecutionResult):
 
 @dataclass(frozen=True)
 class CellError:
-    """An exception that ended a cell.
-
-    Attributes:
-        name: the exception's class.
-        value: its text.
-        traceback: the lines of its traceback, without the sandbox's own frames, newest call last.
-    """
+    """An exception that ended a cell. The lines of its traceback leave out the sandbox's own frames."""
 
     name: str
     value: str
@@ -173,16 +151,12 @@ class CellResult:
     """The result of one cell of a session.
 
     Attributes:
-        status: `OK`, `ERROR` if it raised, or the limit that ended it. `alive` is whether the session lives on.
-        stdout: what it printed.
-        stderr: likewise.
+        status: `OK`, `ERROR` if it raised, or the limit that ended it.
         result: `repr` of the last expression, as Jupyter echoes it; None if there is none.
         display: rich output in order, each a mapping from MIME type to data (text, or base64 for images).
-        error: the exception, if it raised.
         duration: wall seconds.
-        alive: whether the session still lives and keeps its state.
-        stdout_truncated: true when the middle of `stdout` was dropped.
-        stderr_truncated: likewise.
+        alive: whether the session lives on and keeps its state.
+        stdout_truncated: whether the middle of `stdout` was dropped.
         message: the sandbox's explanation.
     """
 
@@ -213,8 +187,7 @@ def _html(status: ExecutionStatus, seconds: float, rows: Mapping[str, str | None
 class Session(SessionFiles, AsyncCloseable):
     """A running interpreter that keeps variables, imports and files from cell to cell, and programs beside it.
 
-    One cell, call about files or fork at a time; a second one waits. Use it as an async context manager, or call
-    `close` when done.
+    One cell, call about files or fork at a time; a second one waits. Close it, or use it as an async context manager.
     """
 
     def __repr__(self) -> str:
@@ -222,8 +195,7 @@ class Session(SessionFiles, AsyncCloseable):
 
     @property
     @abstractmethod
-    def id(self) -> str:
-        """Unique among the sandbox's sessions."""
+    def id(self) -> str: ...
 
     @property
     @abstractmethod
@@ -240,7 +212,7 @@ class Session(SessionFiles, AsyncCloseable):
         """Run one cell.
 
         At the deadline the cell gets `KeyboardInterrupt` and the session keeps its state; a cell that ignores that is
-        killed, and the session with it (`alive` false). A session that is gone, or a sandbox that fails meanwhile, is a
+        killed, and the session with it (`alive` false). A session that is gone, or a sandbox that fails, is a
         result too: `SANDBOX_ERROR`.
 
         Args:
@@ -264,18 +236,16 @@ class Session(SessionFiles, AsyncCloseable):
     ) -> ExecResult:
         """Run a program beside the interpreter, and wait until it ends.
 
-        It does not wait for cells, nor for other programs. It ends when the program itself does; what that has left
-        running goes on until the session ends, and what that prints goes nowhere.
+        It waits neither for cells nor for other programs. What the program leaves running goes on until the session
+        ends, and what that prints goes nowhere.
 
         Args:
-            command: the program and its arguments; or one text, which a shell runs (`bash -c` if there is a bash,
-                otherwise `sh -c`).
-            cwd: folder to start in, relative to the session's or absolute. Default: the session's folder.
-            env: further environment variables, beside the session's.
-            user: name of the user to run as. Default: the session's, `user`, which is the only one of ours.
-            stdin: what it can read from standard input; a text is sent as UTF-8.
-            timeout: wall seconds until it is killed with all that it started, except what has left its session
-                (`setsid`).
+            command: the program and its arguments; or one text for a shell (`bash`, or else `sh`).
+            cwd: folder to start in, relative to the session's or absolute.
+            env: environment variables beside the session's.
+            user: name of the user to run as. Default: the session's, `user`, the only one of our own sandboxes.
+            stdin: its standard input; a text is sent as UTF-8.
+            timeout: wall seconds until it is killed with all that it started, except what called `setsid`.
 
         Raises:
             ConfigError: an argument cannot be used.
@@ -306,18 +276,15 @@ class Session(SessionFiles, AsyncCloseable):
         Raises:
             SandboxFileError: the program cannot be started, for example because there is none (FileNotFoundError).
             SessionLostError: the session is gone.
-            ConfigError: as `exec`; and likewise SandboxUnsupportedError (also if there are no terminals),
-                SandboxBusyError, SandboxClosedError.
+            SandboxError: as `exec`; SandboxUnsupportedError also if there are no terminals.
         """
         return await self._start(Command.of(command, cwd, env, user, pty))
 
     @abstractmethod
-    async def _exec(self, command: Command, stdin: bytes, timeout: float) -> ExecResult:
-        """As `exec`, with arguments that were checked."""
+    async def _exec(self, command: Command, stdin: bytes, timeout: float) -> ExecResult: ...
 
     @abstractmethod
-    async def _start(self, command: Command) -> Process:
-        """As `start`, with arguments that were checked."""
+    async def _start(self, command: Command) -> Process: ...
 
     @overload
     async def fork(self, name: str | None = None) -> Session: ...
@@ -326,15 +293,12 @@ class Session(SessionFiles, AsyncCloseable):
     async def fork(self, name: str | None = None, *, n: int | None = None) -> Session | list[Session]:
         """Make independent sessions in the same state: variables, imports, open files and folder go along.
 
-        They live on when this session is closed, and are the caller's to close. They share its limits of memory and
-        processes.
+        They share its limits of memory and processes, live on when this session is closed, and are the caller's to
+        close. With `n` they are a list, all of them or none.
 
         Args:
-            name: go on from this checkpoint. Default: from the state as it is now.
+            name: the checkpoint to go on from. Default: the state as it is now.
             n: how many. Default: one.
-
-        Returns:
-            The fork; a list of `n` forks if `n` is given, all of them or none.
 
         Raises:
             ConfigError: `n` is not at least 1.
@@ -342,8 +306,7 @@ class Session(SessionFiles, AsyncCloseable):
             SessionForkError: sessions of this sandbox cannot be forked; says why.
             SandboxBusyError: there is no room for so many.
             SessionLostError: the session, or its checkpoint, is gone.
-            SandboxClosedError: the sandbox is closed.
-            SandboxError: what runs in the session kept the fork from coming about.
+            SandboxError: the sandbox is closed, or what runs in the session kept the fork from coming about.
         """
         if n is not None and (type(n) is not int or n < 1):
             raise ConfigError(f"n must be a whole number of at least 1, got {n!r}")
@@ -355,11 +318,10 @@ class Session(SessionFiles, AsyncCloseable):
     async def checkpoint(self, name: str) -> None:
         """Keep the state as it is now, under a name: `fork(name)` goes on from it, any number of times.
 
-        A checkpoint is an idle fork. It counts against the session's limit of memory and against a server's limit of
-        sessions, outlives a cell that kills the session, and is freed when the session is closed, by
-        `drop_checkpoint`, or when another one takes its name. The call waits for a cell that runs, as every call does.
-        A session can have about fifteen different states behind it that were forked or kept, and no more: the kernel
-        keeps so many generations from signalling each other.
+        A checkpoint is an idle fork. It counts against the session's limit of memory and a server's limit of sessions,
+        outlives a cell that kills the session, and is freed by `close`, by `drop_checkpoint`, or when another one takes
+        its name. A session can have about fifteen generations of forks and checkpoints behind it: the kernel keeps no
+        more of them from signalling each other.
 
         Raises:
             ConfigError: the name is not a text of 1 to 200 printable characters.
@@ -368,33 +330,27 @@ class Session(SessionFiles, AsyncCloseable):
         await self._checkpoint(check_label(name))
 
     async def drop_checkpoint(self, name: str) -> None:
-        """Free a checkpoint; forks of it live on.
-
-        Raises:
-            UnknownNameError: there is no such checkpoint; names the nearest.
-            SandboxClosedError: the sandbox is closed.
-        """
+        """Free a checkpoint; forks of it live on. Raises UnknownNameError if there is no such checkpoint."""
         self._check_known(name)
         await self._drop_checkpoint(name)
 
     @abstractmethod
     async def _fork(self, name: str | None, n: int) -> list[Session]:
-        """As `fork`, with arguments that were checked. If one of the forks fails, none is left behind."""
+        """As `fork`; if one of the forks fails, none is left behind."""
 
     @abstractmethod
     async def _checkpoint(self, name: str) -> None:
-        """As `checkpoint`, with a name that was checked; an older one of that name stays until the new one is there."""
+        """As `checkpoint`; an older one of that name stays until the new one is there."""
 
     @abstractmethod
-    async def _drop_checkpoint(self, name: str) -> None:
-        """As `drop_checkpoint`, with a name that was checked."""
+    async def _drop_checkpoint(self, name: str) -> None: ...
 
     @abstractmethod
     async def close(self) -> None:
         """Kill everything of the session and free it, with its checkpoints. Closing twice is fine.
 
-        Its processes count against the sandbox's limits until they are gone, a moment later: a fork or a session
-        that is opened at the limit right afterwards may raise `SandboxBusyError`; try again then.
+        Its processes count against the sandbox's limits for a moment more: a fork or session that is opened at the
+        limit right afterwards may raise `SandboxBusyError`.
         """
 
     def _check_known(self, name: str) -> None:
@@ -406,21 +362,16 @@ class Session(SessionFiles, AsyncCloseable):
 
 
 class Sandbox(AsyncCloseable):
-    """Runs code. Safe to use from many tasks at once.
+    """Runs code. Safe to use from many tasks at once. Close it, or use it as an async context manager.
 
-    Use it as an async context manager, or call `close` when done. A sandbox of your own implements `execute`, and
-    `open_session` if it has sessions; both get options that were checked.
+    A sandbox of your own implements `execute`, and `open_session` if it has sessions; both get checked options.
     """
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}>"
 
     async def run(self, code: str, **options: Unpack[RunOptions]) -> ExecutionResult:
-        """Run a program from a clean start. Cancelling the call kills what it ran.
-
-        Args:
-            code: the program's source.
-            options: see `RunOptions`.
+        """Run a program from a clean start; `RunOptions` has the options. Cancelling the call kills what it ran.
 
         Raises:
             ConfigError: an option is unknown (names the nearest), a value cannot be used, or this sandbox lacks it.
@@ -430,7 +381,7 @@ class Sandbox(AsyncCloseable):
 
     @abstractmethod
     async def execute(self, request: RunRequest) -> ExecutionResult:
-        """As `run`, for options that were checked.
+        """Carry out `run` with checked options.
 
         Raises:
             ConfigError: the language is not known, or this sandbox lacks something that the request asks for.
@@ -439,10 +390,7 @@ class Sandbox(AsyncCloseable):
         """
 
     async def session(self, **options: Unpack[SessionOptions]) -> Session:
-        """Open a session.
-
-        Args:
-            options: see `SessionOptions`.
+        """Open a session; `SessionOptions` has the options.
 
         Raises:
             ConfigError: an option is unknown (names the nearest), or a value cannot be used.
@@ -451,7 +399,7 @@ class Sandbox(AsyncCloseable):
         return await self.open_session(SessionRequest.of(options))
 
     async def open_session(self, request: SessionRequest) -> Session:
-        """As `session`, for options that were checked.
+        """Carry out `session` with checked options.
 
         Raises:
             SandboxUnsupportedError: this sandbox has no sessions.

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import itertools
 import os
 import stat
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, Literal, NamedTuple
+from typing import IO, Any, Literal, NamedTuple, TypeVar
 
 from toolgym.tools.concurrency.blocking import in_thread
 from toolgym.tools.errors import (
@@ -26,8 +25,10 @@ from toolgym.tools.errors import (
 )
 from toolgym.tools.sandbox.names import check_path
 
+_T = TypeVar("_T")
+
 BATCH = 4 * 1024 * 1024
-"""Bytes of small files that are copied at once; a larger file is copied by itself."""
+"""Bytes of small files that are copied at once; a larger file is copied separately."""
 
 BATCH_FILES = 2000
 """Files and folders that are copied at once."""
@@ -52,7 +53,7 @@ ERRORS: Mapping[str, tuple[type[SandboxFileError], tuple[int, ...]]] = {
 
 
 def file_error(text: str, *, code: int | None = None, reason: str | None = None) -> SandboxFileError:
-    """Return the error for a file, from the kernel's number or from a server's reason."""
+    """Make the error for a file from the kernel's number or from a server's reason."""
     for name, (kind, codes) in ERRORS.items():
         if code in codes or reason == name:
             error = kind(text)
@@ -63,7 +64,6 @@ def file_error(text: str, *, code: int | None = None, reason: str | None = None)
 
 
 def reason_of(error: SandboxFileError) -> str:
-    """Return the reason that a server gives for an error."""
     return next(name for name, (kind, _) in ERRORS.items() if isinstance(error, kind))
 
 
@@ -72,12 +72,12 @@ class FileInfo:
     """One file, folder or link.
 
     Attributes:
-        name: its name in the folder that was listed; for `stat`, as it was asked for.
-        kind: `file`, `folder`, `link`, or `other` (a pipe, a socket, a device).
+        name: its name in the folder that was listed; for `stat`, the name that was asked for.
+        kind: `other` is a pipe, a socket or a device.
         size: bytes.
         mode: permission bits.
-        changed: when its content changed last, in seconds since 1970.
-        target: what a link points to.
+        changed: time of the last change of its content, in seconds since 1970.
+        target: the place that a link points to.
     """
 
     name: str
@@ -89,13 +89,9 @@ class FileInfo:
 
 
 class FileRow(NamedTuple):
-    """One file, folder or link to make, or a mode to set (`mode`).
+    """One file, folder or link to make below the folder that is copied, or a mode to set (`mode`).
 
-    Attributes:
-        name: relative to the folder that is copied.
-        kind: what to make.
-        mode: its permission bits.
-        rest: bytes of a file; what a link points to.
+    `rest` is the bytes of a file, or the place that a link points to.
     """
 
     name: str
@@ -108,9 +104,9 @@ class SessionFiles(ABC):
     """The part of a session that is about its files.
 
     A name is relative to the session's folder, or absolute: then it is any place in the world that its programs see. A
-    link means what it means to them, too. Every call raises `ConfigError` for what cannot be a name, `SessionLostError`
-    if the session is gone, and `SandboxFileError`, or a subclass that is Python's own error too, if it cannot be
-    done: FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError.
+    link means what it means to them, too. Every call raises `ConfigError` for an impossible name, `SessionLostError` if
+    the session is gone, and `SandboxFileError` for a failure; its subclasses are FileNotFoundError, FileExistsError,
+    IsADirectoryError, NotADirectoryError and PermissionError too.
     """
 
     @abstractmethod
@@ -119,15 +115,11 @@ class SessionFiles(ABC):
 
     @abstractmethod
     async def read_file(self, name: str) -> bytes:
-        """Read a regular file.
-
-        Raises:
-            SandboxError: it is larger than a file may be (`Limits.file_mb`).
-        """
+        """Read a regular file. Raises SandboxError if it is larger than a file may be (`Limits.file_mb`)."""
 
     @abstractmethod
     async def _act(self, action: FileAction, name: str, rest: Mapping[str, Any]) -> Sequence[FileInfo]:
-        """Do something with a file, whose name was checked. `walk` lists all below a folder."""
+        """Do something with a file whose name was checked. `walk` lists all below a folder."""
 
     @abstractmethod
     async def _pack(self, name: str, names: Sequence[str]) -> Sequence[bytes | None]:
@@ -147,10 +139,9 @@ class SessionFiles(ABC):
         return info
 
     async def walk(self, path: str = ".") -> Sequence[FileInfo]:
-        """Return all below a folder, a folder before what is in it. The names are relative to it; links stay links.
+        """Return all below a folder, a folder before its content. The names are relative to it; links stay links.
 
-        Raises:
-            SandboxError: a name leads outside. Programs of the session may have made up what is there.
+        Raises SandboxError if a name leads outside: programs of the session may have made it up.
         """
         infos = await self._act("walk", check_path(path), {})
         for info in infos:
@@ -158,45 +149,34 @@ class SessionFiles(ABC):
         return infos
 
     async def read_files(self, path: str, files: Sequence[FileInfo]) -> Mapping[str, bytes]:
-        """Read files below a folder that `walk` listed, many at once; by name. One that cannot be read is left out."""
+        """Read files below a folder that `walk` listed, many at once. One that cannot be read is left out."""
         read: dict[str, bytes] = {}
-        for batch in _groups(files):
+        for batch in _groups(files, lambda info: info.size):
             contents = await self._read_group(path, batch)
             read |= {info.name: data for info, data in zip(batch, contents, strict=True) if data is not None}
         return read
 
     async def _read_group(self, path: str, group: Sequence[FileInfo]) -> Sequence[bytes | None]:
-        """Read files of `_groups` below a folder."""
         if len(group) == 1 and group[0].size > BATCH:
             return [await self.read_file(f"{path.rstrip('/')}/{group[0].name}")]
         return await self._pack(check_path(path), [info.name for info in group])
 
     async def write_rows(self, path: str, rows: Sequence[FileRow], contents: Sequence[bytes]) -> None:
-        """Make what the rows say below a folder, in their order, many at once.
+        """Make the rows below a folder, which is made too, many at once; folders come before their content.
 
-        Args:
-            path: the folder; it is made.
-            rows: folders before what is in them.
-            contents: of the rows that are files, in their order.
+        `contents` are those of the rows that are files, in their order.
         """
-        await self.mkdir(path, parents=True, exist_ok=True)
         left = iter(contents)
-        batch: list[FileRow] = []
-        parts: list[bytes] = []
-        size = 0
-        for row in rows:
-            data = next(left) if row.kind == "file" else b""
-            if len(data) > BATCH:  # a large file by itself
-                await self.write_file(f"{path.rstrip('/')}/{row.name}", data)
-                row, data = row._replace(kind="mode"), b""
-            batch.append(row)
-            parts += [data] if row.kind == "file" else []
-            size += len(data)
-            if size > BATCH or len(batch) >= BATCH_FILES:
-                await self._unpack(path, batch, b"".join(parts))
-                batch, parts, size = [], [], 0
-        if batch:
-            await self._unpack(path, batch, b"".join(parts))
+        await self.mkdir(path, parents=True, exist_ok=True)
+        for group in _groups(((row, next(left) if row.kind == "file" else b"") for row in rows), _size_of_data):
+            await self._write_group(path, group)
+
+    async def _write_group(self, path: str, group: Sequence[tuple[FileRow, bytes]]) -> None:
+        row, data = group[0]
+        if len(data) > BATCH:
+            await self.write_file(f"{path.rstrip('/')}/{row.name}", data)
+            group = [(row._replace(kind="mode"), b"")]
+        await self._unpack(path, [row for row, _ in group], b"".join(data for _, data in group))
 
     async def exists(self, path: str) -> bool:
         """Return whether there is a file, folder or link of that name."""
@@ -219,7 +199,7 @@ class SessionFiles(ABC):
         await self._act("remove", check_path(path), {"recursive": recursive})
 
     async def upload(self, files: Mapping[str, bytes]) -> None:
-        """Write several files, by name. Raises as `write_file`."""
+        """Write several files, by name."""
         for name, data in files.items():
             await self.write_file(name, data)
 
@@ -228,49 +208,35 @@ class SessionFiles(ABC):
 
         Files that are there already are replaced. What is no file, folder or link is left out.
 
-        Args:
-            local: the folder here.
-            path: the folder there; it is made.
-
         Raises:
-            ConfigError: there is no folder `local`.
-            SandboxFileError: something cannot be written there, for example because the disk is full.
+            ConfigError: there is no folder `local` on this machine.
+            SandboxFileError: something cannot be written in the session, for example because the disk is full.
             OSError: something cannot be read here.
         """
         root = Path(local)
         if not root.is_dir():
             raise ConfigError(f"local must be a folder of this machine, got {str(local)!r}")
         await self.mkdir(path, parents=True, exist_ok=True)
-        batches = _batches(root)
-        while batch := await in_thread(next, batches, None):
-            rows, data = batch
-            if data is None:  # a large file by itself
-                (row,) = rows
-                content = await in_thread((root / row.name).read_bytes)
-                await self.write_file(f"{path.rstrip('/')}/{row.name}", content)
-                rows, data = [row._replace(kind="mode")], b""
-            await self._unpack(path, rows, data)
+        groups = _groups(_rows_below(root), _size_of_data)
+        while group := await in_thread(next, groups, None):
+            await self._write_group(path, group)
 
     async def download_folder(self, path: str, local: str | Path, *, max_bytes: int = MAX_DOWNLOAD) -> None:
         """Copy a folder of the session to this machine, with links and permission bits (at most 0o777).
 
-        Programs of the session may have made up what is there. Nothing is written outside of `local`: a link that leads
-        outside is left out, as is what is no file, folder or link, and a file that cannot be read.
-
-        Args:
-            path: the folder there.
-            local: the folder here; it is made. Files that are there already are replaced.
-            max_bytes: most bytes of all files together.
+        Programs of the session may have made up its content. Nothing is written outside of `local`: a link that leads
+        outside is left out, as is what is no file, folder or link, and a file that cannot be read. Files of `local`
+        that are there already are replaced.
 
         Raises:
-            SandboxError: there is more than that, or a name that leads outside.
+            SandboxError: the files have more than `max_bytes` together, or a name leads outside.
             OSError: something cannot be written here.
         """
         root = Path(local)
         infos = await self.walk(path)
         await in_thread(_make_folders, root, [info for info in infos if info.kind == "folder"])
         left = max_bytes
-        for batch in _groups([info for info in infos if info.kind == "file"]):
+        for batch in _groups([info for info in infos if info.kind == "file"], lambda info: info.size):
             contents = await self._read_group(path, batch)
             left -= sum(len(content) for content in contents if content is not None)
             if left < 0:
@@ -281,11 +247,7 @@ class SessionFiles(ABC):
 
 
 def read_listing(rows: object) -> Sequence[FileInfo]:
-    """Return what a session lists. Programs of the session may have written it.
-
-    Raises:
-        SandboxError: it is no listing.
-    """
+    """Return the listing of a session, untrusted so far. Raises SandboxError if it is none."""
     infos = []
     try:
         for name, kind, size, mode, changed, target in rows:  # type: ignore[attr-defined]
@@ -301,8 +263,7 @@ def read_listing(rows: object) -> Sequence[FileInfo]:
 def split(sizes: object, data: object, count: int) -> Sequence[bytes | None]:
     """Return contents that come one after another, from their sizes; -1 stands for None.
 
-    Raises:
-        SandboxError: these are no such sizes. Programs of the session may have written them.
+    Raises SandboxError for wrong sizes: programs of the session may have written them.
     """
     if not isinstance(sizes, list) or not isinstance(data, bytes) or len(sizes) != count:
         raise SandboxError("what the session says about its files makes no sense")
@@ -319,7 +280,7 @@ def split(sizes: object, data: object, count: int) -> Sequence[bytes | None]:
 def stays_inside(link: FileInfo) -> bool:
     """Return whether a link of a folder that is copied leads to a place in that folder.
 
-    Steps up are only allowed at its beginning: there, they lead up from real folders.
+    Steps up are only allowed at its beginning, because there they lead up from real folders.
     """
     target = PurePosixPath(link.target or "/")
     parts = [part for part in target.parts if part != "."]
@@ -334,47 +295,36 @@ def _check_below(name: str) -> None:
         raise SandboxError(f"the session lists a name that leads outside of its folder: {name[:200]!r}")
 
 
-def _batches(root: Path) -> Iterator[tuple[Sequence[FileRow], bytes | None]]:
-    """Yield what is below a folder: rows and the contents of their files; None stands for that of one large file."""
-    rows: list[FileRow] = []
-    parts: list[bytes] = []
-    size = 0
+def _rows_below(root: Path) -> Iterator[tuple[FileRow, bytes]]:
     for place, folders, files in os.walk(root):
         for name in sorted([*folders, *files]):
             path = os.path.join(place, name)
             about = os.lstat(path)
             relative, mode = os.path.relpath(path, root), stat.S_IMODE(about.st_mode)
             if stat.S_ISDIR(about.st_mode):
-                rows.append(FileRow(relative, "folder", mode, 0))
+                yield FileRow(relative, "folder", mode, 0), b""
             elif stat.S_ISLNK(about.st_mode):
-                rows.append(FileRow(relative, "link", mode, os.readlink(path)))
-            elif stat.S_ISREG(about.st_mode) and about.st_size > BATCH:
-                if rows:
-                    yield rows, b"".join(parts)
-                rows, parts, size = [], [], 0
-                yield [FileRow(relative, "file", mode, about.st_size)], None
+                yield FileRow(relative, "link", mode, os.readlink(path)), b""
             elif stat.S_ISREG(about.st_mode):
                 data = Path(path).read_bytes()
-                rows.append(FileRow(relative, "file", mode, len(data)))
-                parts.append(data)
-                size += len(data)
-            if size > BATCH or len(rows) >= BATCH_FILES:
-                yield rows, b"".join(parts)
-                rows, parts, size = [], [], 0
-    if rows:
-        yield rows, b"".join(parts)
+                yield FileRow(relative, "file", mode, len(data)), data
 
 
-def _groups(files: Sequence[FileInfo]) -> Iterator[Sequence[FileInfo]]:
-    """Yield files in groups of at most `BATCH` bytes and `BATCH_FILES` files; a larger file by itself."""
-    group: list[FileInfo] = []
-    size = 0
-    for file in files:
-        if group and (size + file.size > BATCH or len(group) >= BATCH_FILES):
+def _size_of_data(item: tuple[FileRow, bytes]) -> int:
+    return len(item[1])
+
+
+def _groups(items: Iterable[_T], size_of: Callable[[_T], int]) -> Iterator[Sequence[_T]]:
+    """Yield groups of at most `BATCH` bytes and `BATCH_FILES` items; a larger item comes in a group without others."""
+    group: list[_T] = []
+    total = 0
+    for item in items:
+        size = size_of(item)
+        if group and (total + size > BATCH or len(group) >= BATCH_FILES):
             yield group
-            group, size = [], 0
-        group.append(file)
-        size += file.size
+            group, total = [], 0
+        group.append(item)
+        total += size
     if group:
         yield group
 
@@ -390,8 +340,7 @@ def _write_files(root: Path, files: Sequence[FileInfo], contents: Sequence[bytes
         if content is None:
             continue
         path = root / info.name
-        with contextlib.suppress(FileNotFoundError):
-            path.unlink()  # it may be a link
+        path.unlink(missing_ok=True)  # it may be a link
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         with open(fd, "wb") as file:
             _write(file, content)
@@ -416,6 +365,5 @@ def _write(file: IO[bytes], content: bytes) -> None:
 def _make_links(root: Path, links: Sequence[FileInfo]) -> None:
     for link in links:
         path = root / link.name
-        with contextlib.suppress(FileNotFoundError):
-            path.unlink()
+        path.unlink(missing_ok=True)
         os.symlink(link.target or "", path)

@@ -1,4 +1,7 @@
-"""Checks of single values that callers of a sandbox hand in: names of files, environment variables, numbers."""
+"""Checks of values that callers of a sandbox hand in: names of files, environment variables, numbers.
+
+Each returns the value, or raises `OptionError` with `field`, the place that the value has in its call's options.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +15,14 @@ MAX_PART = 255
 """Bytes between two slashes of a file's name: the kernel's limit."""
 
 MAX_DEPTH = 64
-"""Folders that a file's name may lead through, the file itself included."""
+"""Parts of a file's name: the folders that it leads through, and the file."""
 
 MAX_NAME = 4096
 """Bytes of a file's whole name: the kernel's limit."""
 
 MAX_LABEL = 200
-"""Characters of a checkpoint's name."""
-
 MAX_FOLDERS = 32
-"""Further folders that a session can have."""
-
 MAX_REASONS = 10
-"""A message gives the reasons for at most so many files that could not be fetched."""
 
 
 class OptionError(ConfigError):
@@ -40,16 +38,9 @@ class OptionError(ConfigError):
 
 
 def check_name(name: str, *, absolute: bool = False, up: bool = False, field: Sequence[str | int] = ()) -> str:
-    """Return the name of a file in a sandbox's folder.
+    """Check the name of a file in a sandbox's folder.
 
-    Args:
-        name: relative, below the folder.
-        absolute: whether `/tmp/…` is fine too.
-        up: whether `..` is fine too.
-        field: for the error.
-
-    Raises:
-        OptionError: the name leads outside of the folder, or cannot be a name.
+    With `absolute`, `/tmp/…` is fine too; with `up`, `..` is fine too.
     """
     if not isinstance(name, str) or not name or "\0" in name:
         raise OptionError(f"a file's name must be a non-empty text without NUL, got {name!r}", *field)
@@ -70,11 +61,7 @@ def check_name(name: str, *, absolute: bool = False, up: bool = False, field: Se
 
 
 def check_files(names: Iterable[str]) -> None:
-    """Check the names of files that are to be written beside each other.
-
-    Raises:
-        OptionError: a name is a folder's, leads outside, or leads through another one of the files.
-    """
+    """Check names of files that are to be written beside each other; none may lead through another one."""
     places: dict[PurePosixPath, str] = {}
     for name in names:
         check_name(name, field=("files", name))
@@ -89,12 +76,7 @@ def check_files(names: Iterable[str]) -> None:
 
 
 def fetchable(names: Iterable[str], *, absolute: bool) -> tuple[list[str], list[str]]:
-    """Return the names that files in a sandbox's folder can have, and for each other one why it cannot be fetched.
-
-    Args:
-        names: as the caller gave them.
-        absolute: whether `/tmp/…` is fine too.
-    """
+    """Return the names that files in a sandbox's folder can have, and the reasons against the others."""
     good, refused = [], []
     for name in dict.fromkeys(names):
         try:
@@ -105,21 +87,12 @@ def fetchable(names: Iterable[str], *, absolute: bool) -> tuple[list[str], list[
 
 
 def not_fetched(why: Sequence[str]) -> str:
-    """Return a message about files that could not be fetched, for reasons; empty if there are none."""
     shown = [*why[:MAX_REASONS], *([f"and {len(why) - MAX_REASONS} more"] if len(why) > MAX_REASONS else [])]
     return f"not fetched: {'; '.join(shown)}" if shown else ""
 
 
 def unused_stem(patterns: Iterable[str], files: Iterable[str]) -> str:
-    """Return what to put for `{main}` in the names that a program's own files have, so that no given file has one.
-
-    Args:
-        patterns: the names of its own files, with `{main}` in them. One without is no matter of this function.
-        files: names of the files that are given, which keep their names.
-
-    Returns:
-        `main`, or else the first of `main_1`, `main_2` and so on that is not used.
-    """
+    """Return the first of `main`, `main_1`, `main_2` … for `{main}` in `patterns` that makes no name of `files`."""
     taken = {PurePosixPath(name).parts[0] for name in files}
     wanted = [pattern for pattern in patterns if "{main}" in pattern]
     for stem in itertools.chain(["main"], (f"main_{number}" for number in itertools.count(1))):
@@ -129,15 +102,7 @@ def unused_stem(patterns: Iterable[str], files: Iterable[str]) -> str:
 
 
 def check_path(name: str, *, field: Sequence[str | int] = ()) -> str:
-    """Return the name of a file or folder of a session.
-
-    Args:
-        name: relative to the session's folder, and then below it; or absolute, anywhere in the session's world.
-        field: for the error.
-
-    Raises:
-        OptionError: a relative name leads outside of the folder, or it cannot be a name.
-    """
+    """Check the name of a file or folder of a session: relative and below its folder, or absolute and anywhere."""
     if name in (".", "/"):
         return name
     is_absolute = isinstance(name, str) and name.startswith("/")
@@ -146,11 +111,7 @@ def check_path(name: str, *, field: Sequence[str | int] = ()) -> str:
 
 
 def check_folders(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the absolute names of further folders of a session, sorted.
-
-    Raises:
-        OptionError: they are no list, or too many, or one is relative, not in its shortest form, or in another one.
-    """
+    """Check absolute names of further folders of a session, and return them sorted."""
     if isinstance(names, str) or not isinstance(names, Sequence) or len(names) > MAX_FOLDERS:
         raise OptionError(f"folders must be a list of at most {MAX_FOLDERS} absolute names, got {names!r}", "folders")
     for at, name in enumerate(names):
@@ -165,11 +126,6 @@ def check_folders(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def check_env(env: Mapping[str, str]) -> Mapping[str, str]:
-    """Return environment variables.
-
-    Raises:
-        OptionError: one of them is none that a process can have.
-    """
     for name, value in env.items():
         bad = not isinstance(name, str) or not isinstance(value, str) or not name or "=" in name
         if bad or "\0" in name + value or name + value != (name + value).encode(errors="ignore").decode():
@@ -179,11 +135,7 @@ def check_env(env: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def check_command(command: Sequence[str] | str) -> list[str] | str:
-    """Return the words of a command, or one text for a shell.
-
-    Raises:
-        OptionError: there is none, or a word is not a text, or cannot be given to a program.
-    """
+    """Check the words of a command, or one text for a shell."""
     words = [command] if isinstance(command, str) else command
     if not isinstance(words, list | tuple) or not words or not all(isinstance(word, str) for word in words):
         raise OptionError(f"command must be a list of words, or a text for a shell, got {command!r}", "argv")
@@ -193,11 +145,7 @@ def check_command(command: Sequence[str] | str) -> list[str] | str:
 
 
 def check_label(name: str) -> str:
-    """Return the name of a checkpoint, which is a part of a URL too.
-
-    Raises:
-        OptionError: it is not a text of 1 to `MAX_LABEL` printable characters, or it is `.` or `..`.
-    """
+    """Check the name of a checkpoint, which is a part of a URL too."""
     if not isinstance(name, str) or not 0 < len(name) <= MAX_LABEL or not name.isprintable() or name in (".", ".."):
         rule = f"1 to {MAX_LABEL} printable characters, and not '.' or '..'"
         raise OptionError(f"a checkpoint's name must be {rule}, got {name!r}", "name")
@@ -205,7 +153,6 @@ def check_label(name: str) -> str:
 
 
 def positive(name: str, value: float) -> float:
-    """Return a number. Raises OptionError if it is not positive."""
     if not isinstance(value, int | float) or not value > 0:
         raise OptionError(f"{name} must be a positive number, got {value!r}", name)
     return value

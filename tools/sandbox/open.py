@@ -18,10 +18,10 @@ from toolgym.tools.sandbox.shared import SharedSandbox
 _log = logging.getLogger("toolgym.tools")
 
 TOKEN_VARIABLE = "TOOLGYM_SANDBOX_TOKEN"
-"""Environment variable whose content is the token if the configuration has none, as for the server."""
+"""Environment variable with the token, for clients without one and for servers."""
 
 URLS_VARIABLE = "TOOLGYM_SANDBOX_URLS"
-"""Environment variable with addresses of servers, with commas between, if the configuration names none."""
+"""Environment variable with addresses of servers and commas between, for configurations that name none."""
 
 
 class SandboxTarget(pydantic.BaseModel):
@@ -59,14 +59,9 @@ class SandboxOptions(SandboxTarget):
 
 
 def open_sandbox(options: SandboxOptions, what: str) -> Sandbox:
-    """Return the sandbox that options name, which is the caller's to close.
+    """Return the sandbox that options name, which is the caller's to close; `what` is the tool's name in errors.
 
-    Args:
-        options: the options.
-        what: the tool's name in error messages.
-
-    Raises:
-        ConfigError: the options do not fit together, or the local sandbox lacks the language.
+    Raises ConfigError if the options do not fit together, or the local sandbox lacks the language.
     """
     remote = _remote(options, what)
     if remote is not None:
@@ -84,7 +79,6 @@ def open_sandbox(options: SandboxOptions, what: str) -> Sandbox:
 
 
 def _remote(options: SandboxOptions, what: str) -> Sandbox | None:
-    """The servers that the options name, if they name any."""
     named = ("sandbox_fusion_url", "sandbox_url", "sandbox_urls")
     sources = [name for name in named if getattr(options, name) is not None]
     usual = [url.strip() for url in os.environ.get(URLS_VARIABLE, "").split(",") if url.strip()]

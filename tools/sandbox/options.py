@@ -77,11 +77,7 @@ class SessionOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class RunRequest:
-    """One run, checked: what `Sandbox.execute` gets. The attributes are those of `RunOptions`, and the code.
-
-    Raises:
-        OptionError: a value cannot be used; says which.
-    """
+    """A checked run, for `Sandbox.execute`: the code and `RunOptions`. Raises OptionError for an unusable value."""
 
     code: str
     language: str = "python"
@@ -112,17 +108,13 @@ class RunRequest:
 
     @classmethod
     def of(cls, code: str, options: Mapping[str, Any]) -> RunRequest:
-        """Return the request for a call's options. Raises UnknownNameError for an option that there is not."""
+        """Raise UnknownNameError for an option that does not exist."""
         return cls(code, **_known(options, cls, "run"))
 
 
 @dataclass(frozen=True)
 class SessionRequest:
-    """One session to open, checked: what `Sandbox.open_session` gets. The attributes are those of `SessionOptions`.
-
-    Raises:
-        OptionError: a value cannot be used; says which.
-    """
+    """A checked session to open, for `Sandbox.open_session`. Raises OptionError for an unusable value."""
 
     files: Mapping[str, bytes] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
@@ -147,12 +139,12 @@ class SessionRequest:
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> SessionRequest:
-        """Return the request for a call's options. Raises UnknownNameError for an option that there is not."""
+        """Raise UnknownNameError for an option that does not exist."""
         return cls(**_known(options, cls, "session"))
 
 
 def _known(options: Mapping[str, Any], request: type[RunRequest | SessionRequest], call: str) -> dict[str, Any]:
-    """Return the options that were given; None stands for the default."""
+    """Return the options that differ from the default; None stands for that."""
     known = {item.name: item for item in fields(request) if item.name != "code"}
     for name in options:
         if name not in known:
@@ -164,7 +156,6 @@ def _known(options: Mapping[str, Any], request: type[RunRequest | SessionRequest
 
 
 def _check_start(files: Mapping[str, bytes], env: Mapping[str, str], memory_mb: int | None) -> None:
-    """Check what runs and sessions have in common."""
     check_files(files)
     for name, data in files.items():
         if not isinstance(data, bytes | bytearray | memoryview):

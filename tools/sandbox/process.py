@@ -37,7 +37,6 @@ from toolgym.tools.sandbox.names import fetchable, not_fetched, unused_stem
 from toolgym.tools.sandbox.options import RunRequest
 
 KILL_GRACE = 5.0
-"""Seconds to wait for a killed process to be reaped."""
 
 DRAIN_GRACE = 0.5
 """Seconds to wait for the pipes of a dead process to close."""
@@ -50,20 +49,19 @@ _COMMANDS = {
 
 @functools.cache
 def _limiter_of_all() -> LocalRateLimiter:
-    """The limiter of all process sandboxes that have no number of their own."""
+    """Make the limiter of all process sandboxes that have no number of their own."""
     return LocalRateLimiter(COMPUTING_EACH * available_processors())
 
 
 class ProcessSandbox(Sandbox):
-    """Runs each program in a fresh process. The module's docstring says what that protects against, and what not.
+    """Runs each program in a fresh process, without further isolation: see the module's docstring.
 
     Args:
         max_output_bytes: cap for each of stdout and stderr; the middle of a longer stream is dropped.
         max_running: executions at once, those that sleep included. Default: four per processor, of all such sandboxes
             of the process together.
 
-    Raises:
-        ConfigError: a number is out of range.
+    Raises ConfigError if a number is out of range.
     """
 
     def __init__(self, *, max_output_bytes: int = 64 * 1024, max_running: int | None = None) -> None:
@@ -76,12 +74,11 @@ class ProcessSandbox(Sandbox):
 
     @property
     def process_ids(self) -> frozenset[int]:
-        """Ids of the processes that run right now (each leads its own process group)."""
+        """Ids of the processes that run now; each leads its own process group."""
         return frozenset(self._groups)
 
     @staticmethod
     def check_language(language: str) -> None:
-        """Raise `UnknownNameError` unless this sandbox can run that language; names the nearest one."""
         if language not in _COMMANDS:
             raise UnknownNameError(
                 f"unknown language {language!r}{nearest(language, _COMMANDS) or '.'} Known: {', '.join(_COMMANDS)}."
@@ -168,8 +165,8 @@ async def _start(
 ) -> tuple[asyncio.SubprocessTransport, asyncio.CancelledError | None]:
     """Start a program in a process group of its own.
 
-    A start that is cancelled half-way would kill the process only, and not the group that it may lead by then: the
-    cancellation is returned, for the caller to raise.
+    A start that is cancelled half-way would kill the process, and not the group that it may lead by then: the
+    cancellation is returned for the caller to raise.
     """
     starting = asyncio.ensure_future(
         asyncio.get_running_loop().subprocess_exec(
@@ -186,7 +183,6 @@ async def _start(
 
 
 def _ending(code: int | None, timed_out: bool, flooded: bool) -> tuple[ExecutionStatus, int | None]:
-    """Return the status and the return code of a program."""
     if timed_out:
         return ExecutionStatus.TIMEOUT, None
     if flooded:
@@ -199,7 +195,7 @@ def _ending(code: int | None, timed_out: bool, flooded: bool) -> tuple[Execution
 class _Program(asyncio.SubprocessProtocol):
     """Collects the output and the end of one process.
 
-    (`asyncio.Process.wait` will not do: it also waits for the pipes, which a grandchild may hold open.)
+    `asyncio.Process.wait` also waits for the pipes, which a grandchild may hold open.
     """
 
     def __init__(self, out: Capture, err: Capture) -> None:
@@ -224,16 +220,13 @@ class _Program(asyncio.SubprocessProtocol):
             self._drained.set_result(None)
 
     async def settle(self) -> None:
-        """Wait until the killed process is reaped and its pipes are read to the end.
-
-        Pipes that a process outside the group still holds are given up on after `DRAIN_GRACE`.
-        """
+        """Wait until the killed process is reaped and its pipes are read, unless another process holds them open."""
         await asyncio.wait({self.exited}, timeout=KILL_GRACE)
         await asyncio.wait({self._drained}, timeout=DRAIN_GRACE)
 
 
 def _feed(transport: asyncio.SubprocessTransport, data: bytes) -> None:
-    """Write standard input and close it. A program that does not read it is no error."""
+    """Write standard input and close it; the program need not read it."""
     stream = cast(asyncio.WriteTransport, transport.get_pipe_transport(0))  # uvloop's is one without deriving from it
     if data:
         stream.write(data)
@@ -253,7 +246,7 @@ def _place_files(folder: Path, files: Mapping[str, bytes]) -> None:
 
 
 def _fetch_files(folder: Path, names: Sequence[str], left_out: list[str]) -> dict[str, bytes]:
-    """Read regular files that lie truly below the folder; for all else that is there, `left_out` gets the reason."""
+    """Read regular files below the folder; `left_out` gets the reason against each other one that exists."""
     files = {}
     root = folder.resolve()
     for name in names:
@@ -266,7 +259,6 @@ def _fetch_files(folder: Path, names: Sequence[str], left_out: list[str]) -> dic
 
 
 def _environment(folder: Path) -> dict[str, str]:
-    """Environment variables of the program: nothing of the host's but the search path."""
     return {
         "PATH": os.environ.get("PATH", os.defpath),
         "HOME": str(folder),

@@ -18,18 +18,7 @@ MAX_INPUT = 4 * 1024 * 1024
 
 @dataclass(frozen=True)
 class Command:
-    """A program to start, checked.
-
-    Attributes:
-        argv: the program and its arguments, or one text for a shell.
-        cwd: folder to start in; None: the session's.
-        env: further environment variables.
-        user: name of the user to run as; None: the session's.
-        pty: rows and columns of its terminal; None: it has none.
-
-    Raises:
-        OptionError: a value cannot be used; says which.
-    """
+    """A program to start, checked: arguments or one text for a shell, and the options of `Session.start`."""
 
     argv: list[str] | str
     cwd: str | None = None
@@ -46,7 +35,7 @@ class Command:
         user: str | None = None,
         pty: tuple[int, int] | None = None,
     ) -> Command:
-        """Return the command of a call's arguments."""
+        """Return the command of a call's arguments. Raises OptionError for a value that cannot be used."""
         if cwd is not None:
             check_path(cwd, field=("cwd",))
         if user is not None and (not isinstance(user, str) or not user):
@@ -59,14 +48,14 @@ class ProcessRequest:
     """Things to do with a process, in the order of the attributes.
 
     Attributes:
-        data: write this to its standard input.
-        close_stdin: close that.
-        size: give its terminal these rows and columns.
-        signal: send it this signal.
-        until: wait until it has ended or, sooner, has printed something (`output`) or taken its input (`stdin`).
-        wait: but at most these seconds.
-        read: take what it has printed since it was read last.
-        forget: free what is kept about it; a process that runs is to be killed in the same request.
+        data: bytes to write to its standard input.
+        close_stdin: whether to close that.
+        size: new rows and columns of its terminal.
+        signal: number of a signal to send.
+        until: end of the wait: it has ended or, sooner, has printed something or taken its input.
+        wait: most seconds to wait.
+        read: whether to take its output since the last read.
+        forget: whether to free all that is kept about it; one that runs is to be killed in the same request.
     """
 
     data: bytes = b""
@@ -81,13 +70,10 @@ class ProcessRequest:
 
 @dataclass(frozen=True)
 class ProcessState:
-    """The state of a process.
+    """The state of a process, and the output that was read.
 
-    Attributes:
-        running: whether it runs.
-        code: its exit code, negative for a signal; None: it runs.
-        unwritten: bytes that it has not taken from its standard input yet.
-        output: what was read.
+    `code` is its exit code, negative for a signal, and None while it runs; `unwritten` is the bytes that it has not
+    taken from its standard input yet.
     """
 
     running: bool
@@ -100,12 +86,7 @@ class ProcessState:
 class ProcessOutput:
     """Output of a process since it was read last. With a terminal, all of it is in `stdout`.
 
-    Attributes:
-        stdout: standard output.
-        stderr: standard error.
-        stdout_truncated: whether the middle of `stdout` was dropped: it printed more than `Limits.output_bytes` since
-            it was read last. At 64 times that it is killed.
-        stderr_truncated: likewise.
+    The middle of more than `Limits.output_bytes` is dropped (`stdout_truncated`); at 64 times that it is killed.
     """
 
     stdout: bytes = b""
@@ -115,12 +96,12 @@ class ProcessOutput:
 
     @property
     def text(self) -> str:
-        """`stdout` as text, invalid UTF-8 replaced."""
+        """Decode `stdout`, with invalid UTF-8 replaced."""
         return self.stdout.decode("utf-8", "replace")
 
 
 class Process(AsyncCloseable):
-    """A program that runs beside the interpreter of a session. Made by `Session.start`.
+    """A program that runs beside the interpreter of a session, from `Session.start`.
 
     Every method raises `SessionLostError` if the session is gone, and `SandboxError` if this handle is closed.
     """
@@ -132,22 +113,18 @@ class Process(AsyncCloseable):
 
     @abstractmethod
     async def ask(self, request: ProcessRequest) -> ProcessState:
-        """Carry out a request. All other methods are made of this one."""
+        """Carry out a request. All other methods call this one."""
 
     async def poll(self) -> int | None:
-        """Return its exit code, negative for a signal; None: it runs."""
+        """Return its exit code, negative for a signal; None while it runs."""
         return (await self.ask(ProcessRequest())).code
 
     async def wait(self, timeout: float = 30.0) -> int | None:
-        """Wait until it ends. Returns its exit code, negative for a signal; None: it still runs after `timeout` s."""
+        """Wait until it ends, and return its exit code; None if it still runs after `timeout` seconds."""
         return (await self.ask(ProcessRequest(until="exit", wait=positive("timeout", timeout)))).code
 
     async def output(self, *, wait: float = 0.0) -> ProcessOutput:
-        """Return what it has printed since the last call.
-
-        Args:
-            wait: seconds to wait if there is nothing yet; fewer if it prints something or ends.
-        """
+        """Return its output since the last call; with `wait`, wait at most these seconds for some."""
         until: Literal["output"] | None = None
         if wait != 0:
             until = "output"
@@ -157,10 +134,8 @@ class Process(AsyncCloseable):
     async def write_stdin(self, data: bytes | str, *, timeout: float = 30.0) -> None:
         """Write to its standard input, and wait until it has taken all of it into its pipe. A text is sent as UTF-8.
 
-        If it has ended, or has closed its standard input, the data is dropped.
-
-        Raises:
-            SandboxError: it did not take all in `timeout` seconds.
+        Data for one that has ended, or has closed its standard input, is dropped. Raises SandboxError if it did not
+        take all in `timeout` seconds.
         """
         positive("timeout", timeout)
         encoded = data.encode() if isinstance(data, str) else bytes(data)
@@ -190,7 +165,6 @@ class Process(AsyncCloseable):
 
 
 def check_size(size: tuple[int, int]) -> tuple[int, int]:
-    """Return rows and columns of a terminal. Raises OptionError if they cannot be one."""
     is_pair = isinstance(size, tuple | list) and len(size) == 2
     if not is_pair or not all(type(number) is int and 0 < number < 65536 for number in size):
         raise OptionError(f"a terminal's size must be (rows, columns), each from 1 to 65535, got {size!r}", "pty")

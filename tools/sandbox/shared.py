@@ -26,22 +26,17 @@ T = TypeVar("T")
 _log = logging.getLogger("toolgym.tools.sandbox")
 
 LINGER = 60.0
-"""Seconds that the local sandbox stays when its last handle is closed, unless that handle says otherwise."""
+"""Seconds that the local sandbox stays after its last handle, by default."""
+
 
 CLOSE_TIMEOUT = 30.0
-"""Seconds that the sandbox gets to close."""
 
 
 class _Host:
     """A local sandbox, and the event loop in a thread that it belongs to.
 
-    When nothing refers to this object any more, its thread closes the sandbox and ends.
-
-    Attributes:
-        options: of the sandbox.
-        handles: those that are open; one that is forgotten leaves by itself.
-        ending: what ends this host later, once its last handle is closed; it refers to it until then.
-        pid: of the process that made it.
+    When nothing refers to this object any more, its thread closes the sandbox and ends. `ending` ends it later, once
+    its last handle is closed, and refers to it until then.
     """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
@@ -62,11 +57,9 @@ class _Host:
 
     @property
     def is_inherited(self) -> bool:
-        """Whether this is a forked child of the process that made it."""
         return self.pid != os.getpid()
 
     def warm(self) -> None:
-        """Start the template processes, once, without waiting for them."""
 
         async def start() -> None:
             try:
@@ -80,16 +73,12 @@ class _Host:
                 self.submit(start())
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        """Begin to run a coroutine on the sandbox's loop. Raises `EpisodeError` when the thread has ended."""
+        """Begin to run a coroutine on the sandbox's loop. Raises EpisodeError if the thread has ended."""
         self._started = True
         return self._thread.submit(coroutine)
 
     async def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Await a coroutine on the sandbox's loop; cancelling the caller cancels it there.
-
-        Raises:
-            SandboxClosedError: the sandbox is closed.
-        """
+        """Await a coroutine on the sandbox's loop; cancelling the caller cancels it. Raises SandboxClosedError."""
         self._started = True
         try:
             return await self._thread.call(coroutine)
@@ -97,7 +86,7 @@ class _Host:
             raise SandboxClosedError("the sandbox is closed") from None
 
     def linger(self, seconds: float) -> bool:
-        """End it in so many seconds. Returns False if that is now: nothing of it runs, or nothing may stay."""
+        """End it later. Returns False to end it now: it did nothing yet, or this process may not let it stay."""
         if not seconds or not self._started or multiprocessing.parent_process() is not None or os.getpid() != _pid:
             return False
         with contextlib.suppress(EpisodeError):  # the interpreter ends, and the thread has ended before
@@ -110,7 +99,7 @@ class _Host:
             self._thread.stop()
 
     def leave(self) -> bool:
-        """Make sure that no handle finds it any more. Returns whether it lingered, and is now the caller's to end."""
+        """Remove it from the hosts that handles find. Returns whether it lingered; then the caller must end it."""
         with _lock:
             lingered, self.ending = self.ending is not None, None
             if lingered:
@@ -118,12 +107,7 @@ class _Host:
             return lingered
 
     async def close(self) -> None:
-        """Close the sandbox and end the thread. If the caller is cancelled, it happens all the same.
-
-        Raises:
-            LoopTimeoutError: it did not end in time.
-            Exception: what closing the sandbox raised; the thread has ended.
-        """
+        """Close the sandbox and end the thread, even if the caller is cancelled."""
         await self._thread.aclose()
 
 
@@ -134,7 +118,6 @@ _pid = os.getpid()
 
 
 def _forget_hosts() -> None:
-    """In a forked child: its parent's threads are not there, and its parent's sandboxes are not the child's to end."""
     global _hosts, _lock
     _hosts = weakref.WeakSet()
     _lock = threading.Lock()  # another thread may have held it
@@ -146,19 +129,15 @@ os.register_at_fork(after_in_child=_forget_hosts)
 class SharedSandbox(Sandbox):
     """Shares one `LocalSandbox` with every other `SharedSandbox` of the same options in this process.
 
-    Template processes cost memory and one to three seconds to start, and one set of them is enough for a process,
-    however many tools and event loops it has. The set stays for a while when the last handle is closed, and the next
-    handle with the same options finds it there; the end of the interpreter ends it. In a child of `multiprocessing`
-    and in a forked process nothing stays, as these may end without a chance to end it. A handle that is forgotten
-    instead of closed leaves nothing either.
+    Template processes cost memory and one to three seconds to start; one set of them serves all tools and event loops.
+    The set stays for a while after the last handle is closed, for the next handle with the same options, at most until
+    the interpreter ends. Nothing stays in a child of `multiprocessing` or a forked process, which may end without a
+    chance to end it, nor for a handle that is forgotten instead of closed.
 
     Args:
         linger: seconds that the local sandbox stays when this handle is closed as the last one; 0: it ends with
             the handle. `end_lingering` ends it sooner.
         options: those of `LocalSandbox`.
-
-    Attributes:
-        sessions: those that are open, which end with this handle.
 
     Raises:
         SandboxUnavailableError: the machine cannot give the isolation that the options ask for.
@@ -184,24 +163,15 @@ class SharedSandbox(Sandbox):
 
     @staticmethod
     async def end_lingering() -> None:
-        """End the local sandboxes of this process that have no open handle any more, and wait until they are gone.
-
-        Raises:
-            Exception: what closing one of them raised.
-        """
+        """End the local sandboxes of this process without an open handle, and wait until they are gone."""
         await asyncio.gather(*(host.close() for host in [*_hosts] if host.leave()))
 
     @property
     def local(self) -> LocalSandbox:
-        """The sandbox behind it."""
         return self._open_host.sandbox
 
     def check_open(self) -> _Host:
-        """Return what runs the sandbox.
-
-        Raises:
-            SandboxClosedError: the handle is closed, or this is a forked child of the process that made it.
-        """
+        """Return the host. Raises SandboxClosedError if this is closed, or a forked child of its maker."""
         host = self._open_host
         if host.is_inherited:
             raise SandboxClosedError(
@@ -217,17 +187,17 @@ class SharedSandbox(Sandbox):
         return self._host
 
     def warm(self) -> None:
-        """Start the template processes now, without waiting for them: the first call finds them there."""
+        """Start the template processes without waiting for them: the first call needs them."""
         self._open_host.warm()
 
     async def execute(self, request: RunRequest) -> ExecutionResult:
         return await self._call(lambda sandbox: sandbox.execute(request))
 
     async def open_session(self, request: SessionRequest) -> Session:
-        """See `Sandbox.open_session`. Calls of the session run on the caller's loop: a model waits for them in every
-        turn, and handing one to the sandbox's loop and back costs as much as the call itself."""
-
         opened: list[LocalSession] = []
+
+        # The session's calls run on the caller's loop: a model waits for them in every turn, and handing one to the
+        # sandbox's loop and back costs as much as the call itself.
 
         async def opening(sandbox: LocalSandbox) -> None:
             opened.append(await sandbox.open_session(request, self))
@@ -241,7 +211,7 @@ class SharedSandbox(Sandbox):
         return opened[0]
 
     async def _call(self, begin: Callable[[LocalSandbox], Coroutine[Any, Any, T]]) -> T:
-        """Await what a function returns, on the sandbox's loop, until this handle is closed."""
+        """Await a call of the sandbox, on its loop, until this handle is closed."""
         host = self.check_open()
 
         async def tracked() -> T:
@@ -260,10 +230,7 @@ class SharedSandbox(Sandbox):
         return result
 
     async def close(self) -> None:
-        """Kill what still runs for this handle and close its sessions; other handles may stay open.
-
-        It happens even if the caller is cancelled.
-        """
+        """Kill all that runs for this handle and close its sessions, even if the caller is cancelled."""
         host, self._host = self._host, None
         if host is None or host.is_inherited:
             return

@@ -1,16 +1,8 @@
-"""SandboxFusion's messages, `/run_code` and `/run_jupyter`, and what a sandbox's results are in them.
+"""SandboxFusion's messages, `/run_code` and `/run_jupyter`, and a sandbox's results in them.
 
 Fields, enums and defaults are those of its OpenAPI description at commit 469de08. Unknown fields are ignored, as there.
-Our answers have further fields, those of `CommandRunResult` after `stderr`, which its clients ignore. Where a result
-differs from SandboxFusion's:
-
-- Bad requests are 422 and name the field, where SandboxFusion runs something else or fails with 500: a file's name that
-  leads outside, content that is not base64, numbers that are not finite or beyond the server's limits.
-- A lone surrogate in `code`, `stdin` or a cell reaches the program, and Python reports it; SandboxFusion answers 500.
-- Output, memory, file size and disk limits are a non-zero `return_code` with a `message` that says which.
-- A language that is not offered is a `return_code` of 127, where SandboxFusion's `sql` is a `SandboxError`.
-- `/run_jupyter` honours `cell_timeout` and `memory_limit_MB`, and keeps what the cells gave up to a time-out or the
-  death of the interpreter. Tracebacks have no colour codes.
+Our answers have further fields, those of `CommandRunResult` after `stderr`, which its clients ignore.
+`docs/sandboxfusion.md` lists the differences.
 """
 
 from __future__ import annotations
@@ -34,14 +26,10 @@ Language = Literal[
     "python2", "gtest", "react",  # the official SDK's, beyond its server's
     "c", "js",  # ours
 ]  # fmt: skip
-"""Languages that a request may name; see `toolgym.tools.sandbox.local.host.languages` for those that can run."""
-
-COMPILED = frozenset({"cpp", "c", "go", "java", "rust", "csharp", "swift", "D_ut", "verilog", "junit", "scala"})
-"""Languages with a compiler's run of its own; `compile_timeout` applies to that."""
-
+"""Languages that a request may name; `local.host.languages` has those that can run."""
 
 POD_NAME = os.environ.get("MY_POD_NAME")
-"""The `executor_pod_name` of answers, from the variable that SandboxFusion reads."""
+"""The variable is SandboxFusion's."""
 
 _LIMITS = {
     ExecutionStatus.MEMORY_LIMIT: (-9, "asked for more memory than allowed"),
@@ -106,7 +94,7 @@ class CommandRunResult(WireMessage):
 
     @classmethod
     def of(cls, result: ExecutionResult) -> CommandRunResult:
-        """Return a command's part. `CPU_LIMIT` is a time limit too."""
+        """Make a command's part of an answer. `CPU_LIMIT` is a time limit too."""
         status, code, stderr = CommandRunStatus.FINISHED, result.return_code, result.stderr
         if result.status in _TIME:
             status, code = CommandRunStatus.TIME_LIMIT_EXCEEDED, None
@@ -167,15 +155,10 @@ class RunCodeResponse(WireMessage):
     def of(
         cls, result: ExecutionResult, files: Mapping[str, bytes] | None = None, message: str = ""
     ) -> RunCodeResponse:
-        """Return the answer for a result.
+        """Make the answer for a result, with `files` instead of the result's, and `message` as a further note.
 
         Its status is `SandboxError` if the sandbox failed, and `Failed` if a command ran too long or ended with another
         return code than 0.
-
-        Args:
-            result: the program's result.
-            files: instead of the result's.
-            message: a further note.
         """
         compiled = CommandRunResult.of(result.compile) if result.compile is not None else None
         ran: CommandRunResult | None = None
@@ -203,11 +186,7 @@ class RunCodeResponse(WireMessage):
         )
 
     def result(self) -> ExecutionResult:
-        """Return the program's result, from an answer of ours or of SandboxFusion's.
-
-        Raises:
-            SandboxError: it holds none.
-        """
+        """Return the program's result, also from SandboxFusion's answer. Raises SandboxError if it holds none."""
         compiled = self.compile_result.result() if self.compile_result is not None else None
         command = self.run_result or self.compile_result
         if self.status is RunStatus.SANDBOX_ERROR:
@@ -252,7 +231,7 @@ class CellRunResult(WireMessage):
 
     @classmethod
     def of(cls, cell: CellResult) -> CellRunResult:
-        """Return a cell's part. The last expression's echo is a display, as in Jupyter."""
+        """Make a cell's part of an answer. The last expression's echo is a display, as in Jupyter."""
         display = [dict(shown) for shown in cell.display]
         if cell.result is not None and not any(shown.get("text/plain") == cell.result for shown in display):
             display.append({"text/plain": cell.result})
@@ -261,7 +240,6 @@ class CellRunResult(WireMessage):
         return cls(stdout=cell.stdout, stderr=cell.stderr, display=display, error=errors)
 
     def result(self) -> CellResult:
-        """Return the cell's result."""
         error = None
         if self.error:
             first = self.error[0]
@@ -292,15 +270,10 @@ class RunJupyterResponse(WireMessage):
         timed_out: bool = False,
         message: str = "",
     ) -> RunJupyterResponse:
-        """Return the answer for the results of the cells that ran.
+        """Make the answer for the results of the cells that ran.
 
-        Args:
-            cells: results in order. A cell that raised is no failure; a last one that ran too long or took the
-                interpreter with it is.
-            duration: seconds for all of it.
-            files: the files that were asked for.
-            timed_out: whether the time was up before the next cell could begin.
-            message: a further note.
+        A cell that raised is no failure; a last one that ran too long or took the interpreter with it is. `timed_out`
+        says that the time was up before the next cell could begin.
         """
         last = cells[-1] if cells else CellResult(ExecutionStatus.OK)
         status, code = CommandRunStatus.FINISHED, 0 if last.alive else -9
@@ -335,5 +308,5 @@ class RunJupyterResponse(WireMessage):
 
 
 def limit_message(status: ExecutionStatus) -> str:
-    """Return an answer's `message` about the limit that a program hit; empty for other statuses."""
+    """Return the note about a limit that a program hit; empty for other statuses."""
     return f"{status.value}: the program {_LIMITS[status][1]}" if status in _LIMITS else ""

@@ -27,7 +27,6 @@ SKIPPED_FILES = "IGNORE_THIS_FILE"
 """Files with this in their name are not written, as in SandboxFusion."""
 
 MAX_FORKS = 1024
-"""Forks that one call may ask for."""
 
 
 def _few(value: Any) -> Any:
@@ -62,7 +61,6 @@ def _decode(value: Any) -> Any:
 
 
 def encode_base64(data: bytes) -> str:
-    """Return bytes as messages hold them."""
     return base64.b64encode(data).decode()
 
 
@@ -161,7 +159,6 @@ class _InputRequest(WireMessage):
 
     @property
     def input(self) -> bytes:
-        """The input as bytes."""
         return _either(self.stdin, self.stdin_base64)
 
 
@@ -187,7 +184,6 @@ class ExecResponse(WireMessage):
 
     @classmethod
     def of(cls, result: ExecResult) -> ExecResponse:
-        """Return the answer for a result."""
         values = {name: getattr(result, name) for name in cls.model_fields if not name.endswith("_base64")}
         return cls(
             **values,
@@ -196,7 +192,6 @@ class ExecResponse(WireMessage):
         )
 
     def result(self) -> ExecResult:
-        """Return the result."""
         values = self.model_dump(exclude={"stdout_base64", "stderr_base64"})
         return ExecResult(
             **values,
@@ -246,7 +241,6 @@ class AskProcessResponse(WireMessage):
 
     @classmethod
     def of(cls, state: ProcessState) -> AskProcessResponse:
-        """Return the answer for a state."""
         output = state.output
         return cls(
             running=state.running,
@@ -259,7 +253,6 @@ class AskProcessResponse(WireMessage):
         )
 
     def state(self) -> ProcessState:
-        """Return the state."""
         output = ProcessOutput(self.stdout_base64, self.stderr_base64, self.stdout_truncated, self.stderr_truncated)
         return ProcessState(self.running, self.code, self.unwritten, output)
 
