@@ -9,8 +9,8 @@ import pytest
 from toolgym.tools.errors import ConfigError, SandboxError
 from toolgym.tools.sandbox import ExecutionStatus, LocalSandbox, SharedSandbox
 from toolgym.tools.sandbox.local.host import languages
+from toolgym.tools.sandbox.local.host.isolation import Level
 from toolgym.tools.sandbox.local.host.languages import LANGUAGES
-from toolgym.tools.sandbox.protocol.fusion import COMPILED
 
 HELLO = {
     "bash": 'read x; echo "hello $x"',
@@ -274,10 +274,6 @@ async def test_where_no_processes_may_be_started(name):
     assert (result.status, result.stdout, result.compile) == (ExecutionStatus.OK, "hello world\n", None), result
 
 
-def test_compiled_languages_are_known_to_the_server():
-    assert {name for name, language in LANGUAGES.items() if language.compile} == COMPILED
-
-
 def test_commands_follow_the_memory_and_the_level():
     java = LANGUAGES["java"]
     small, large = (java.request("", memory, "namespaces")["argv"] for memory in (1024, 4096))
@@ -288,7 +284,7 @@ def test_commands_follow_the_memory_and_the_level():
     assert tight["compile_memory_mb"] == 512
     alone = java.request("", 128, "landlock")
     assert (alone["compile"], alone["argv"][-1], alone["compile_memory_mb"]) == ([], "Main.java", 128)
-    levels = {name: [at for at in languages.LEVELS if LANGUAGES[name].possible(at)] for name in LANGUAGES}
+    levels = {name: [at for at in Level if LANGUAGES[name].possible(at)] for name in LANGUAGES}
     assert levels["java"] == levels["bash"] == ["namespaces", "uid", "landlock"]
     assert levels["cpp"] == levels["typescript"] == levels["R"] == ["namespaces", "uid"]
     assert levels["csharp"] == ["namespaces"]

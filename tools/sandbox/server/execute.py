@@ -13,10 +13,10 @@ from aiohttp import web
 
 from toolgym.tools.errors import ConfigError, SandboxError
 from toolgym.tools.sandbox.base import CellResult, ExecutionResult, ExecutionStatus, Sandbox, Session
+from toolgym.tools.sandbox.local.host.languages import LANGUAGES
 from toolgym.tools.sandbox.names import fetchable, not_fetched
 from toolgym.tools.sandbox.options import SessionRequest
 from toolgym.tools.sandbox.protocol.fusion import (
-    COMPILED,
     RunCodeRequest,
     RunCodeResponse,
     RunJupyterRequest,
@@ -36,8 +36,8 @@ GRACE = 60.0
 FILE_DEADLINE = 60.0
 """Seconds for reading or writing one file of a session, and for opening, forking or closing a session."""
 
-NOT_FOUND = 127
-"""The return code that shells give for a command that they do not find."""
+NOT_FOUND = 127  # as shells have it for a command
+
 
 _STOPPED = frozenset(ExecutionStatus) - {
     ExecutionStatus.OK,
@@ -45,7 +45,7 @@ _STOPPED = frozenset(ExecutionStatus) - {
     ExecutionStatus.COMPILE_ERROR,
     ExecutionStatus.SANDBOX_ERROR,
 }
-"""How a program ends that the sandbox has killed, or another process."""
+"""Ends of a program that was killed, by the sandbox or otherwise."""
 
 Result = TypeVar("Result", ExecutionResult, CellResult)
 
@@ -53,15 +53,7 @@ _log = logging.getLogger("toolgym.tools.sandbox.server")
 
 
 class Executor:
-    """Answers `/run_code` and `/run_jupyter`.
-
-    Args:
-        sandbox: runs programs.
-        config: limits.
-        languages: languages that are offered.
-        gate: gives slots to run.
-        metrics: counts.
-    """
+    """Answers `/run_code` and `/run_jupyter`."""
 
     def __init__(
         self,
@@ -80,14 +72,11 @@ class Executor:
 
         A language that is not offered is answered as SandboxFusion answers if the toolchain is missing: the program
         failed with return code 127. A time-out of 0 or less is exceeded at once, as there.
-
-        Raises:
-            InvalidRequestError: a value cannot be used.
-            BusyError: no slot came free to run it.
         """
         asked = parse(RunCodeRequest, call.body)
         request = run_request(asked, self._config)
-        compiled = asked.language in COMPILED
+        language = LANGUAGES.get(asked.language)
+        compiled = language is not None and bool(language.compile)
         if asked.language not in self._languages:
             result = self._not_offered(asked.language)
             if compiled:
@@ -109,14 +98,9 @@ class Executor:
         return answer(RunCodeResponse.of(result, kept, note))
 
     async def run_jupyter(self, call: Call) -> web.Response:
-        """Answer `/run_jupyter`: all cells in one fresh session.
+        """Answer `/run_jupyter`: all cells in one fresh session, whose opening counts towards the time.
 
-        Cells go on after one that raised, and stop after one that ran too long or took the interpreter with it. Time
-        counts from when the session begins to open.
-
-        Raises:
-            InvalidRequestError: a value cannot be used.
-            BusyError: no slot came free to run it.
+        Cells go on after one that raised, and stop after one that ran too long or took the interpreter with it.
         """
         asked = parse(RunJupyterRequest, call.body)
         opening = session_request(asked, self._config)
@@ -207,11 +191,7 @@ class Executor:
 
 
 async def _answered(running: Awaitable[Result], patience: float, failed: Callable[..., Result]) -> Result:
-    """Return what the sandbox answers within so many seconds; else a `SANDBOX_ERROR`, which `failed` makes.
-
-    Raises:
-        InvalidRequestError: the sandbox lacks something that the request asks for.
-    """
+    """Return the sandbox's answer, or after `patience` seconds a `SANDBOX_ERROR` that `failed` makes."""
     try:
         async with asyncio.timeout(patience):
             return await running

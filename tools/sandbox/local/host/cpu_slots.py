@@ -1,8 +1,8 @@
-"""`CpuSlots`: how many executions of a local sandbox there are at once, and how many of them compute.
+"""`CpuSlots`: limits on the executions of a local sandbox, and on those that compute.
 
-An execution that computes needs a processor, and one that sleeps only memory. So there are two numbers. If executions
-wait for a slot, the sandbox looks which others sleep, and lends their slots. An execution that wakes up takes a slot at
-once, as it cannot be stopped; then that many fewer begin until others end.
+An execution that computes needs a processor, and one that sleeps only memory. If executions wait for a slot, the
+sandbox looks which others sleep, and lends their slots. An execution that wakes up takes a slot at once, as it cannot
+be stopped; then fewer begin until others end.
 """
 
 from __future__ import annotations
@@ -19,40 +19,29 @@ from toolgym.tools.sandbox.base import Limits
 from toolgym.tools.sandbox.local.host import resources
 
 COMPUTING_EACH = 4
-"""Executions for each processor that may compute at once. One that computes gets a fourth of a processor at least, so
-that its wall-clock deadline holds what it could expect; and while it waits for something, others use the processor."""
+"""Executions for each processor that may compute at once: each gets a fourth of one, enough for its wall-clock
+deadline, and while one waits for something, others use the processor."""
 
 RUNNING_EACH = 32
-"""Executions for each processor, most of them asleep."""
 
 MEMORY_SHARE = 1 / 8
-"""How much of its limit of memory an execution is expected to use. The limit itself is enforced."""
+"""Share of its limit of memory that an execution is expected to use."""
 
 LOOK_EVERY = 0.02
-"""Seconds between two looks for executions that sleep, while others wait."""
+"""Seconds between two looks for executions that sleep."""
 
 LOOK_SHARE = 0.05
 """Share of a processor that looking may take: after a long look the next one comes later."""
 
 
 def most_executions(limits: Limits, processors: int) -> int:
-    """Return how many executions there may be at once by default: no more than fit into half of the memory.
-
-    Args:
-        limits: of each execution.
-        processors: how many there are.
-    """
+    """Return the default limit of executions: no more than fit into half of the memory."""
     fitting = int(resources.available_memory() / 2 / (limits.memory_mb * (1 << 20) * MEMORY_SHARE))
     return max(COMPUTING_EACH * processors, min(RUNNING_EACH * processors, fitting))
 
 
 class CpuSlot:
-    """The slot of one execution. Its methods may be called from any thread.
-
-    Args:
-        slots: all of them.
-        lease: of this one.
-    """
+    """The slot of one execution. Its methods may be called from any thread."""
 
     def __init__(self, slots: LocalRateLimiter, lease: Lease) -> None:
         self._slots, self._lease = slots, lease
@@ -70,28 +59,26 @@ class CpuSlot:
                 self._lease = self._slots.overdraw()
 
     def release(self) -> None:
-        """Give the slot back, if it is not lent."""
+        """Give the slot back, unless it is lent."""
         with self._lock:
             self._ended = True
             self._lease.release()
 
     def is_held_of(self, slots: LocalRateLimiter) -> bool:
-        """Whether it is one of these, and not given back."""
         return self._slots is slots and not self._ended
 
 
 _held: ContextVar[CpuSlot | None] = ContextVar("toolgym_sandbox_cpu_slot", default=None)
-"""The slot of the block of `CpuSlots.hold` that the caller is in."""
 
 
 class CpuSlots:
     """Admits executions, first come, first served, from any event loop.
 
     Args:
-        executions: most executions at once; None: any number, as long as they sleep.
-        computing: how many of them may compute.
+        executions: most executions at once. None: any number, as long as they sleep.
+        computing: most of them that may compute.
         look: tells the `CpuSlot` of each execution whether it sleeps; returns the seconds of a processor that it took.
-        loop: returns the event loop to look in; None: the one that runs.
+        loop: returns the event loop to look in; None for the running one.
     """
 
     def __init__(
@@ -114,7 +101,7 @@ class CpuSlots:
 
     @contextlib.asynccontextmanager
     async def hold(self) -> AsyncIterator[None]:
-        """Hold a slot for everything that the block executes. The block executes one thing at a time."""
+        """Hold a slot for the executions of the block, which come one at a time."""
         async with self.permit() as slot:
             token = _held.set(slot)
             try:
@@ -123,21 +110,18 @@ class CpuSlots:
                 _held.reset(token)
 
     def permit(self) -> contextlib.AbstractAsyncContextManager[CpuSlot]:
-        """Hold a slot for the length of the block. While the caller waits for it, deadlines do not run.
-
-        In a block of `hold` it is the slot that is held already.
-        """
+        """Hold a slot for the length of the block, that of `hold` if there is one. Waiting stops the deadlines."""
         return _Permit(self)
 
     async def close(self) -> None:
-        """Stop to look. Called in the loop that looks."""
+        """Stop to look; called in the loop that looks."""
         self._closed = True
         if self._looking is not None:
             self._looking.cancel()
             await asyncio.wait({self._looking})
 
     def ask_to_look(self) -> None:
-        """Have executions looked at for as long as others wait. For one that is in the queue now."""
+        """Look at executions for as long as others wait."""
         if self._asked:
             return
         self._asked = True

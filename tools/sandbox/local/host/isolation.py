@@ -1,4 +1,4 @@
-"""The isolation levels, and which of them this machine offers, found out by trying."""
+"""The isolation levels, and those that this machine offers, found by trying."""
 
 from __future__ import annotations
 
@@ -31,23 +31,19 @@ class Level(enum.StrEnum):
     """For an ordinary user without user namespaces: Landlock, seccomp and limits. No processes, no sockets."""
 
 
-ORDER = (Level.NAMESPACES, Level.UID, Level.LANDLOCK)
-
-
 @dataclass(frozen=True)
 class Isolation:
     """Protection of the host from a program.
 
     Attributes:
-        level: the level in use.
         landlock: ABI of Landlock in use; 0: none.
         seccomp: whether system calls are filtered.
-        fresh_proc: whether a program sees a /proc of its own processes only (at the level `namespaces`).
+        fresh_proc: whether a program sees a /proc with only its own processes (at the level `namespaces`).
         network: `off`, `loopback` (inside only) or `host`.
-        cgroup: version of the control groups in use, `v1` or `v2`; None: there are none, and the memory of all
-            processes of a program together is checked every 50 ms instead of limited by the kernel.
-        controllers: what they limit: `memory`, `pids`, `cpu`.
-        missing: what the machine does not offer, a sentence each.
+        cgroup: `v1` or `v2`. None: there are no control groups, and the memory of all processes of a program together
+            is checked every 50 ms instead of limited by the kernel.
+        controllers: those of `memory`, `pids`, `cpu` that are limited.
+        missing: a sentence for each thing that the machine does not offer.
     """
 
     level: Level
@@ -70,10 +66,7 @@ if pid := jail.enter(jail.SYSTEM_PATHS, network=False).pid:
 
 @functools.cache
 def user_namespaces() -> bool:
-    """Return whether this process may make user namespaces with a root of their own.
-
-    It tries each step as a template does: some containers allow new namespaces and mounts, but no change of the root.
-    """
+    """Try each step of a template: some containers allow new namespaces and mounts, but no change of the root."""
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", _ENTER, FOLDER], capture_output=True, timeout=30, check=False, cwd="/"
     )
@@ -82,7 +75,7 @@ def user_namespaces() -> bool:
 
 @functools.cache
 def may_change_user() -> bool:
-    """Return whether this process may become other users (root with its usual capabilities)."""
+    """Try to become another user, as root with its usual capabilities can."""
     if os.geteuid() != 0 or users.pool() is None:
         return False
     code = "import os; os.setgroups([]); os.setresgid(65533, 65533, 65533); os.setresuid(65533, 65533, 65533)"
@@ -91,7 +84,7 @@ def may_change_user() -> bool:
 
 
 def offered() -> list[Level]:
-    """Return the levels that this machine can give, strongest first."""
+    """Return the levels of this machine, strongest first."""
     if sys.platform != "linux" or not seccomp.supported():
         return []
     levels = []
@@ -105,7 +98,7 @@ def offered() -> list[Level]:
 
 
 def probe() -> dict[str, object]:
-    """Return what the machine offers, for `toolgym doctor` and bug reports."""
+    """Return the machine's offers, for `toolgym doctor` and bug reports."""
     return {
         "platform": sys.platform,
         "root": os.geteuid() == 0,
@@ -118,7 +111,7 @@ def probe() -> dict[str, object]:
 
 
 def _groups() -> str:
-    """Return version and controllers of the control groups that can be made, or why none can."""
+    """Return version and controllers of the possible control groups, or the reason against them."""
     if sys.platform != "linux":
         return "not on this system"
     parent, why = cgroup.find()
@@ -126,13 +119,7 @@ def _groups() -> str:
 
 
 def missing(level: Level, layers: Mapping[str, Any], network: str) -> Iterator[str]:
-    """Yield what a template process found that it cannot do, a sentence each.
-
-    Args:
-        level: the level in use.
-        layers: what the template reported when it was ready.
-        network: what programs reach.
-    """
+    """Yield a sentence for each thing that a template process, by its report `layers`, cannot do."""
     if not layers["landlock"]:
         yield "the kernel has no Landlock"
     if level is Level.NAMESPACES and not layers["fresh_proc"]:
@@ -168,23 +155,14 @@ def missing(level: Level, layers: Mapping[str, Any], network: str) -> Iterator[s
 
 
 def _cores_are_handled() -> bool:
-    """Return whether a program's crash runs the machine's handler of cores: it does where 1 byte is not allowed."""
+    """Return whether a crash runs the machine's handler of cores: it does if 1 byte is not allowed."""
     with contextlib.suppress(OSError), open("/proc/sys/kernel/core_pattern") as file:
         return file.read(1) in "|@" and resource.getrlimit(resource.RLIMIT_CORE)[1] == 0
     return False
 
 
 def choose(require: str | None, level: str | None) -> Level:
-    """Return the level to use.
-
-    Args:
-        require: the weakest level that is acceptable; None accepts every one.
-        level: exactly this one; None takes the strongest that the machine offers.
-
-    Raises:
-        ConfigError: there is no level of that name.
-        SandboxUnavailableError: the machine cannot give it.
-    """
+    """Return the level to use, the strongest unless `level` names it. Raises ConfigError, SandboxUnavailableError."""
     for name in (require, level):
         if name is not None and name not in list(Level):
             known = ", ".join(Level)
@@ -201,7 +179,8 @@ def choose(require: str | None, level: str | None) -> Level:
             "this machine offers no isolation that the sandbox knows (it needs Linux with user namespaces or Landlock, "
             "on x86-64 or arm64); run code on a remote sandbox, or on ProcessSandbox, which isolates nothing"
         )
-    if require is not None and ORDER.index(levels[0]) > ORDER.index(Level(require)):
+    order = list(Level)
+    if require is not None and order.index(levels[0]) > order.index(Level(require)):
         raise SandboxUnavailableError(
             f"isolation level {str(require)!r} was required, and this machine offers: {_names(levels)}"
         )

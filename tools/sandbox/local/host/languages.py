@@ -12,32 +12,28 @@ from types import MappingProxyType
 
 from toolgym.tools.errors import ConfigError, UnknownNameError, nearest
 from toolgym.tools.sandbox.local.host import packages
+from toolgym.tools.sandbox.local.host.isolation import Level
 from toolgym.tools.sandbox.local.kernel.jail import SYSTEM_PATHS
 from toolgym.tools.sandbox.local.protocol.messages import Program
 from toolgym.tools.sandbox.names import OptionError, unused_stem
 
 SEARCH_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/go/bin:/usr/lib/go/bin"
-"""Search path for programs, on the host and in the sandbox."""
-
-LEVELS = ("namespaces", "uid", "landlock")
-"""Isolation levels, strongest first."""
 
 COMPILER_MB = 512
-"""MiB that a compiler may use at least: C++'s standard library alone takes more than many programs may use."""
+"""MiB that a compiler may use at least: C++'s standard library takes more than many programs may use."""
 
 
 @dataclass(frozen=True)
 class Language:
     """One language.
 
-    In commands and variables, `{heap}`, `{start}` and `{stack}` stand for MiB: what a garbage collector may use, what
-    it begins with, and a thread's stack, all in proportion to the memory that the program may have. `{processors}` is
-    the number that is reported to the program. `{main}`, which names of files may hold too, is `main`, or another word
-    if one of the caller's files has such a name. `{main_class}` is the program's main class or object, `Main` where
-    none is found. `{jars}`, `{go_module}` and `{node_project}` come from `packages`.
+    In commands and variables, `{heap}`, `{start}` and `{stack}` are a garbage collector's most and first memory and a
+    thread's stack in MiB, in proportion to the program's memory; `{processors}` is the number that it is told.
+    `{main}`, also in names of files, is `main`, or another word if a file of the caller has that name. `{main_class}`
+    is the program's main class or object, or else `Main`. `{jars}`, `{go_module}` and `{node_project}` are of
+    `packages`.
 
     Attributes:
-        name: as callers give it.
         source: name of the file that holds the program.
         run: the command that runs it.
         compile: the command that compiles it first, if there is one.
@@ -47,9 +43,8 @@ class Language:
             `namespaces` if it does not start without a /proc.
         env: variables for the commands.
         begins: text that is put in front of a program without it, and behind its first lines that match `head`.
-        head: pattern of lines that must stay first.
         named_by_class: whether the file has the name of the program's public class, if it has one.
-        makes: names of what the commands put beside it.
+        makes: names of files that the commands put beside it.
     """
 
     name: str
@@ -67,18 +62,18 @@ class Language:
 
     @property
     def absent(self) -> tuple[str, ...]:
-        """Phrases for what it needs and lacks."""
+        """Phrases for the programs that it lacks."""
         return tuple(phrase for need in self.needs if (phrase := _lacks(need)))
 
     @property
     def available(self) -> bool:
-        """Whether everything that it needs is installed where a sandbox can see it."""
+        """Whether a sandbox can see all that it needs."""
         return not self.absent
 
     def possible(self, level: str) -> bool:
-        """Whether it can run at an isolation level."""
+        """Return whether it can run at an isolation level."""
         least = "uid" if self.compile and not self.alone and self.level == "landlock" else self.level
-        return LEVELS.index(level) <= LEVELS.index(least)
+        return [*Level].index(Level(level)) <= [*Level].index(Level(least))
 
     def request(
         self,
@@ -89,20 +84,10 @@ class Language:
         files: Mapping[str, bytes] = MappingProxyType({}),
         folder: str | None = None,
     ) -> Program:
-        """Return what a request says of a program.
+        """Return the program's part of a request; `folder` holds packages.
 
-        A compiler gets `COMPILER_MB` where the program itself may use less.
-
-        Args:
-            code: the program.
-            memory_mb: what it may use.
-            level: the isolation level.
-            processors: how many are reported to it, see `reported_processors`.
-            files: what the caller puts beside it.
-            folder: where packages are; None: there are none.
-
-        Raises:
-            OptionError: one of the files has the name that the language wants for the program itself.
+        A compiler gets `COMPILER_MB` even if the program may use less. Raises OptionError if one of the files has the
+        name that the language wants for the program itself.
         """
         source = self.source
         if self.named_by_class and (public := _PUBLIC_CLASS.search(code)):
@@ -146,7 +131,7 @@ _SCALA_PACKAGE = re.compile(r"^\s*package\s+([\w.]+)\s*;?\s*$", re.MULTILINE)
 
 
 def _main_class(code: str) -> str:
-    """Return the name of the Scala object that a program begins with: an `App`, or the one around `def main`."""
+    """Return the Scala object that a program begins with: an `App`, or the one around `def main`."""
     if app := _SCALA_APP.search(code):
         name = app[1]
     else:
@@ -158,7 +143,7 @@ def _main_class(code: str) -> str:
 
 
 def _fitted(text: str, names: Mapping[str, str], memory_mb: int, processors: int) -> str:
-    """Return a word of a command with its names and numbers filled in."""
+    """Fill in the names and numbers of a word."""
     heap = max(16, memory_mb * 3 // 5)
     stack = max(1, min(16, memory_mb // 64))
     numbers = {"heap": heap, "start": heap // 4, "stack": stack, "processors": processors}
@@ -168,7 +153,7 @@ def _fitted(text: str, names: Mapping[str, str], memory_mb: int, processors: int
 
 
 def _lacks(need: str) -> str:
-    """Return what is wrong with a program that is needed; empty where a sandbox can see it."""
+    """Return the fault of a program that is needed; empty if a sandbox can see it."""
     path = need if os.path.isabs(need) else shutil.which(need, path=SEARCH_PATH)
     if path is None or not os.path.exists(path):
         return need
@@ -179,10 +164,10 @@ def _lacks(need: str) -> str:
 
 
 _JARS = "/usr/local/share/java"
-"""Where archives for all Java programs can be put, for example `javatuples`, which some benchmarks' programs need."""
+"""A folder of archives for all Java programs, such as `javatuples`, which some benchmarks need."""
 
 _CLASSES = ("-cp", f".:*:{_JARS}/*{{jars}}")
-"""The working folder, the archives that were given along with the program, those that are installed, and packages."""
+"""The working folder, archives beside the program, those that are installed, and packages."""
 
 _JAVA_FLAGS = (
     "-Xmx{heap}m", "-Xms{start}m", "-Xss{stack}m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData",
@@ -192,8 +177,7 @@ _JAVA_OPTS = (("JAVA_OPTS", " ".join(_JAVA_FLAGS)),)
 """For the scripts that start Scala and Kotlin: by themselves they take 256 MiB, and compile at half the speed."""
 _JAVAC_FLAGS = tuple(f"-J{flag}" for flag in _JAVA_FLAGS)
 
-_JUNIT = "/usr/share/java/junit-platform-console-standalone.jar"
-"""Where Debian's package `junit5` has it."""
+_JUNIT = "/usr/share/java/junit-platform-console-standalone.jar"  # of Debian's package `junit5`
 
 
 _CRYPTO = ("-Wl,--as-needed", "-lcrypto", "-lssl") if glob.glob("/usr/lib/*/libcrypto.so") else ()
@@ -207,11 +191,10 @@ def _shell(script: str) -> tuple[str, ...]:
 _GO_ENV = (("GOFLAGS", "-p=4"),)
 
 _GO_FOLDER = ".{main}-go"
-"""Go's folder for temporary files."""
 
 
 def _go(command: str) -> tuple[str, ...]:
-    """Return a command of Go's.
+    """Make a command of Go's.
 
     Go ignores a `go.mod` in the folder for temporary files, so that must be another one. Since Go 1.20 the standard
     library does not come compiled, and compiling it for each program takes ten seconds. After one
@@ -242,25 +225,24 @@ exec mcs -nowarn:105 -d:DEBUG -out:{main}.exe {main}.cs .{main}-assertions.cs"""
 _USINGS = "".join(
     f"using System{name}; " for name in ("", ".Collections.Generic", ".IO", ".Linq", ".Threading", ".Threading.Tasks")
 )
-"""What .NET's projects use without saying so. A program that says it too gets a warning, number 105."""
+"""Namespaces that .NET's projects use without naming them. A program that names them too gets warning 105."""
 
 _CSHARP_HEAD = r"(?:[ \t]*(?:#.*|//.*|extern alias .*)?\r?\n)*"
-"""Blank lines, directives and comments: nothing may stand in front of a `#define`."""
+"""Blank lines, directives and comments: nothing may precede a `#define`."""
 
 
 def _typescript() -> tuple[str, ...]:
-    """Node with what `tsx` loads into it; `tsx` itself needs a socket, which not every level allows."""
+    """Run Node with the loader of `tsx`; `tsx` itself needs a socket, which not every level allows."""
     loader = os.path.join(os.path.dirname(os.path.realpath(shutil.which("tsx", path=SEARCH_PATH) or "")), "loader.mjs")
     return ("node", "--import", loader, "{main}.ts") if os.path.exists(loader) else ("tsx", "{main}.ts")
 
 
 def _first(*names: str) -> str:
-    """Return the first of these programs that is installed."""
+    """Return the first program that is installed."""
     return next((name for name in names if shutil.which(name, path=SEARCH_PATH)), names[0])
 
 
 _D = _first("dmd", "ldmd2", "gdmd")
-
 
 _PROGRAM = ("{main}",)
 
@@ -388,9 +370,7 @@ LANGUAGES = _table(
 def find(name: str) -> Language | None:
     """Return the language of that name; None for Python.
 
-    Raises:
-        UnknownNameError: it is not known; names the nearest one.
-        ConfigError: what it needs is not installed.
+    Raises UnknownNameError with the nearest name, or ConfigError if something that it needs is not installed.
     """
     if name == "python":
         return None

@@ -11,14 +11,10 @@ from toolgym.tools.concurrency.rate_limit import running_loop
 
 
 class Outbox:
-    """Sends bytes, as far as the socket takes them, and the rest, in order, when there is room.
+    """Sends bytes, in order, as soon as the socket takes them. The socket becomes this object's to close.
 
-    What an event loop writes in one turn can go out together: a system call each would let another thread have the
+    All that an event loop writes in one turn can go out together: a system call each would let another thread have the
     interpreter's lock, and wake up the reader.
-
-    Args:
-        end: the socket, which becomes this object's to close; it is not read here.
-        loop: the event loop that waits for room.
     """
 
     def __init__(self, end: socket.socket, loop: asyncio.AbstractEventLoop) -> None:
@@ -38,7 +34,7 @@ class Outbox:
             self._write(data)
 
     def write_soon(self, data: bytes) -> None:
-        """As `write`, at the end of the running loop's turn: for a caller that lets the loop go on."""
+        """Write at the end of the running loop's turn, for a caller that lets the loop go on."""
         loop = asyncio.get_running_loop()
         turn = self._turns.get(loop)
         if turn is not None:
@@ -63,7 +59,7 @@ class Outbox:
                         self.loop.call_soon_threadsafe(self._await_room)
 
     def close(self) -> None:
-        """Close the socket, on the loop. Closing twice is fine."""
+        """Close the socket, on the loop."""
         with self._lock:
             if not self._closed:
                 self._closed = True

@@ -1,7 +1,6 @@
-"""An operator's packages for the programs of a sandbox: one folder, with a subfolder for each language.
+"""An operator's packages for programs: one folder, with a subfolder for each language, as `docs/sandboxfusion.md` says.
 
-What each subfolder holds is in `docs/sandboxfusion.md`. Programs see the folder read-only, at its own path. Python's
-packages are those of the sandbox's interpreter.
+Programs see the folder read-only, at its own path. Python's packages are those of the sandbox's interpreter.
 """
 
 from __future__ import annotations
@@ -12,15 +11,11 @@ import shlex
 from toolgym.tools.errors import ConfigError
 
 NODE_PATH = ("/usr/local/lib/node_modules", "/usr/lib/node_modules", "/usr/share/nodejs")
-"""Where packages of Node's are that are installed for all."""
+"""Folders of Node's packages that are installed for all."""
 
 
 def check(folder: str) -> str:
-    """Return the real path of the folder with packages.
-
-    Raises:
-        ConfigError: there is no such folder, or root's programs, which run as another user, cannot read it.
-    """
+    """Return the real path of the folder. Raises ConfigError if it is none, or root's programs cannot read it."""
     real = os.path.realpath(folder)
     if not os.path.isdir(real) or real == "/":
         raise ConfigError(f"packages must be a folder with a subfolder for each language, got {folder!r}")
@@ -32,7 +27,7 @@ def check(folder: str) -> str:
 
 
 def variables(folder: str | None) -> dict[str, str]:
-    """Return the environment variables that let programs find packages; None: there is no such folder."""
+    """Return the environment variables that let programs find packages."""
     node = NODE_PATH if folder is None else (f"{folder}/node/node_modules", *NODE_PATH)
     environment = {"NODE_PATH": ":".join(node)}
     if folder is not None:
@@ -49,7 +44,7 @@ def variables(folder: str | None) -> dict[str, str]:
 
 
 def jars(folder: str | None) -> str:
-    """Return what to append to Java's class path."""
+    """Return the packages' part of Java's class path."""
     return "" if folder is None else f":{folder}/java/*"
 
 

@@ -19,34 +19,24 @@ from toolgym.tools.sandbox.local.protocol import messages
 from toolgym.tools.sandbox.processes import MAX_INPUT, Command, Process, ProcessOutput, ProcessRequest, ProcessState
 
 SLACK = 5.0
-"""Seconds beyond a program's deadline until the broker has killed it, or its session."""
+"""Seconds beyond a program's deadline until the broker has killed it or its session."""
 
 NO_PROGRAM, NOT_EXECUTABLE = 127, 126
-"""A shell's codes for a program that is not there, and for one that cannot be executed."""
+"""A shell's codes for an absent program, and for one that cannot be executed."""
 
 
 class ProgramOwner(Protocol):
     """The part of a session that its programs need."""
 
-    async def launch(self, request: messages.StartMessage) -> dict[str, Any]:
-        """Return the broker's answer to starting a program."""
+    async def launch(self, request: messages.StartMessage) -> dict[str, Any]: ...
 
-    async def request(self, request: messages.SessionMessage, *, slot: CpuSlot | None = None) -> dict[str, Any]:
-        """Return the broker's answer to a request."""
+    async def request(self, request: messages.SessionMessage, *, slot: CpuSlot | None = None) -> dict[str, Any]: ...
 
-    def send(self, request: messages.SessionMessage) -> None:
-        """Send a request without waiting for its answer."""
+    def send(self, request: messages.SessionMessage) -> None: ...
 
 
 class Programs:
-    """Starts the programs of one session.
-
-    Args:
-        owner: the session.
-        level: its isolation level.
-        terminals: whether programs can have a terminal.
-        cpu_slots: admits what runs.
-    """
+    """Starts the programs of one session."""
 
     def __init__(self, owner: ProgramOwner, level: Level, terminals: bool, cpu_slots: CpuSlots) -> None:
         self._owner, self._level, self._terminals, self._cpu_slots = owner, level, terminals, cpu_slots
@@ -151,8 +141,6 @@ class Programs:
 
 
 class LocalProcess(Process):
-    """A program in the background of a `LocalSession`."""
-
     def __init__(self, owner: ProgramOwner, name: str, pid: int) -> None:
         self._owner, self._name, self._pid = owner, name, pid
         self._closed = False
@@ -195,7 +183,6 @@ def _message(name: str, *, wait: float) -> messages.ProcessMessage:
 
 
 def _abandon(owner: ProgramOwner, name: str) -> None:
-    """Have a program killed and forgotten."""
     request = _message(name, wait=0.0)
     request["signal"], request["forget"] = int(signal.SIGKILL), True
     owner.send(request)
@@ -210,7 +197,7 @@ def _output(answer: dict[str, Any]) -> ProcessOutput:
 
 
 def _why_not(command: Command, answer: dict[str, Any]) -> tuple[str, int]:
-    """Return why a program could not be started, as a shell says it, and the shell's code for that."""
+    """Return the reason of a program's failed start in a shell's words, and the shell's code for it."""
     number, program = int(answer["errno"]), command.argv if isinstance(command.argv, str) else command.argv[0]
     if answer.get("folder"):
         return f"{command.cwd}: {os.strerror(number)}", NOT_EXECUTABLE
@@ -218,7 +205,7 @@ def _why_not(command: Command, answer: dict[str, Any]) -> tuple[str, int]:
 
 
 def _not_started(command: Command, answer: dict[str, Any]) -> ExecResult:
-    """Return the result of `exec` for a program that was not started. Raises SandboxBusyError: there are too many."""
+    """Make the result of `exec` for a program that was not started. Raises SandboxBusyError."""
     if answer.get("alive") and "errno" in answer:
         reason, code = _why_not(command, answer)
         text = f"{reason}\n"

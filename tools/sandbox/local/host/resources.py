@@ -16,14 +16,14 @@ PROCESSES_EACH = 8
 """Processes that a program may have for each processor that is reported to it."""
 
 RESERVED_INODES = 16
-"""Files and folders that the sandbox itself keeps where a program's are."""
+"""Files and folders of the sandbox itself beside a program's."""
 
 _MIB = 1 << 20
 _BLOCK = 4096
 
 
 def available_memory() -> int:
-    """Return how many bytes this process and its children can use: the machine's, or what its control groups allow.
+    """Return the bytes that this process and its children can use.
 
     Source: the kernel's `Documentation/admin-guide/cgroup-v2.rst` and `Documentation/admin-guide/cgroup-v1/memory.rst`.
     """
@@ -36,13 +36,13 @@ def available_memory() -> int:
 
 
 def available_processors() -> int:
-    """Return how many processors this process can use, by its affinity and the quotas of its control groups."""
+    """Return the processors that this process can use, by its affinity and the quotas of its control groups."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min([allowed, *map(math.ceil, _quotas())]))
 
 
 def reported_processors(limits: Limits) -> int:
-    """Return how many processors programs see: no more than they can use, see `Limits.processes`."""
+    """Return the processors that programs see: no more than they can use, see `Limits.processes`."""
     usable = min(available_processors(), limits.processes // PROCESSES_EACH)
     return max(1, usable if limits.cores is None else min(usable, math.ceil(limits.cores)))
 
@@ -71,16 +71,9 @@ def _control_groups(kind: str, controller: str) -> Iterator[Path]:
 
 
 def check_room(limits: Limits, files: Mapping[str, bytes], **texts: str) -> None:
-    """Check that files fit into the folder of a program.
+    """Check that files fit into a program's folder, with texts that the sandbox keeps there, by their options.
 
-    Args:
-        limits: of the program.
-        files: content by name.
-        texts: what is kept in a file of the sandbox's own, by the option that it comes from.
-
-    Raises:
-        OptionError: one is larger than `Limits.file_mb`, all are larger than `Limits.disk_mb`, or there are more than
-            `Limits.inodes`; names the file and the limit.
+    Raises OptionError, with the file and the limit, for `Limits.file_mb`, `Limits.disk_mb` or `Limits.inodes`.
     """
     encoded = {field: text.encode("utf-8", "surrogatepass") for field, text in texts.items() if text}
     for name, data in files.items():

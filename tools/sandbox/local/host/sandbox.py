@@ -42,22 +42,20 @@ from toolgym.tools.sandbox.names import OptionError, check_folders, fetchable, n
 from toolgym.tools.sandbox.options import Network, RunRequest, SessionRequest
 
 PRELOAD = ("numpy", "sympy", "pandas", "scipy")
-"""What the full template loads, as far as it is installed."""
+"""Modules of the full template that are installed."""
 
 PYTHON_SOURCE = "{main}.py"
-"""Name of the file that holds a Python program."""
 
 TRIES = 5
-"""How often a run is sent when its template process is lost under it: three tries are too few once in 30,000 executions
-where seven processes a second are killed at random."""
+"""Most times that a run is sent if its template process is lost under it: three are too few once in 30,000 executions
+if seven processes a second are killed at random."""
 
 TOGETHER = 2
-"""How many of these tries are beside other programs, which may have caused the loss. The rest are in a template process
-that has no other program, one run at a time: a run that is lost there too ended it itself."""
+"""Tries beside other programs, which may have caused the loss. The others are in a template process without another
+program: a run that is lost there too ended it itself."""
 
 MOST_POOLS = 8
-"""Sets of template processes for sessions with limits, a network or folders of their own; beyond that an idle one makes
-room."""
+"""Sets of template processes for sessions with other limits, networks or folders; an idle one makes room for more."""
 
 
 class _Kind(NamedTuple):
@@ -75,34 +73,27 @@ class LocalSandbox(Sandbox):
     """Runs code in confined children of template processes.
 
     A *template process* has the interpreter and the scientific libraries loaded, and forks a child for each call, which
-    takes milliseconds. There is a bare template for code that needs no library and a full one for code that does; which
-    one a program gets is decided by the names in it, and a wrong guess only costs the import. Templates that die are
-    replaced, and what they were asked is asked again.
+    takes milliseconds. Code that names no library gets a bare template, other code a full one; a wrong guess only costs
+    the import. Templates that die are replaced, and their requests are sent again.
 
     `async with` starts and closes it. It belongs to the event loop that uses it first; for several see `SharedSandbox`.
 
     Args:
-        require: weakest isolation level that is acceptable, see `Level`; None takes what the machine offers.
+        require: weakest isolation level that is acceptable, see `Level`. Default: the strongest of the machine.
         level: exactly this level.
-        limits: what one execution or session may use.
+        limits: limits of one execution or session.
         network: `off`; `loopback`, a network of its own inside; or `host`.
-        allow_host_network: whether a session may ask for the network `host`, where the sandbox's is another.
+        allow_host_network: whether a session may ask for the network `host` if the sandbox has another.
         preload: modules of the full template; those that are not installed are left out with a line in the log.
-        python: interpreter to run programs with, for example that of another virtual environment: a path, or a name to
-            look up in PATH. Default: this one.
+        python: interpreter to run programs with, as a path or a name in PATH. Default: this one.
         packages: a folder with packages for programs, readable for all; see `docs/sandboxfusion.md`.
-        max_running: executions and cells at once, those that sleep included; `"unlimited"`: any number, for a caller
-            that has a limit of its own. Default: 32 per processor, and no more than fit into half of the memory (of
-            the machine, or of this process's control groups), with an eighth of `limits.memory_mb` each.
-        max_computing: how many of them may compute. Default: four per processor.
-        templates: most template processes of each kind; the next is started when all there are have `CROWDED` requests
-            each, or `SESSIONS_EACH` times as many sessions. Default: one per two processors, and at most
-            `MOST_TEMPLATES`.
+        max_running: executions and cells at once, those that sleep included; `"unlimited"` for a caller with a limit.
+            Default: 32 per processor, and no more than fit into half of the memory (of the machine, or of this
+            process's control groups), with an eighth of `limits.memory_mb` each.
+        max_computing: executions that may compute at once. Default: four per processor.
+        templates: most template processes of each kind; another starts when all have `CROWDED` requests each, or
+            `SESSIONS_EACH` times as many sessions. Default: one per two processors, at most `MOST_TEMPLATES`.
         warm: children that each template keeps ready.
-
-    Attributes:
-        limits: the argument.
-        cpu_slots: admits what runs code.
 
     Raises:
         SandboxUnavailableError: the machine cannot give the level.
@@ -163,12 +154,11 @@ class LocalSandbox(Sandbox):
 
     @property
     def level(self) -> Level:
-        """The isolation level in use."""
         return self._level
 
     @property
     def isolation(self) -> Isolation:
-        """Exactly what is on. Raises `SandboxUnavailableError` before a template has started; see `start`."""
+        """The isolation in force. Raises SandboxUnavailableError before a template has started; see `start`."""
         isolation = self._templates.isolation
         if isolation is None:
             raise SandboxUnavailableError(
@@ -187,13 +177,9 @@ class LocalSandbox(Sandbox):
         return len(self._sessions)
 
     async def start(self, *, full: bool = False) -> None:
-        """Start a bare template, so that the first call need not, and log the isolation level once.
+        """Start a bare template, and with `full` one with the preloaded modules, so that the first call need not.
 
-        Args:
-            full: start one with the preloaded modules as well.
-
-        Raises:
-            SandboxUnavailableError: it does not start.
+        Raises SandboxUnavailableError if it does not start.
         """
         await self._templates.start(full=full)
 
@@ -253,12 +239,7 @@ class LocalSandbox(Sandbox):
         return ExecutionResult(ExecutionStatus.KILLED, message=why)
 
     async def open_session(self, request: SessionRequest, user: SessionUser | None = None) -> LocalSession:
-        """See `Sandbox.open_session`. With `hint`, code that names no preloaded module gets a bare template, sooner.
-
-        Args:
-            request: its options.
-            user: see `LocalSession`.
-        """
+        """Open a session. With `hint`, code that names no preloaded module gets a bare template, sooner."""
         asked = {name: getattr(request, name) for name in ("file_mb", "disk_mb", "inodes")}
         limits = replace(self.limits, **{name: value for name, value in asked.items() if value is not None})
         check_room(limits, request.files)
@@ -308,12 +289,7 @@ class LocalSandbox(Sandbox):
         return next((pool.loop for pool in self._pools if pool.loop is not None), None)
 
     async def _check_kind(self, kind: _Kind) -> None:
-        """Check that there can be sessions of a kind.
-
-        Raises:
-            SandboxUnsupportedError: there is no such network at this level, or it is not allowed; or no such folders.
-            OptionError: a folder is where something else is.
-        """
+        """Raise SandboxUnsupportedError or OptionError if sessions of a kind cannot be here."""
         if kind.network == "host" and not self._may_use_host:
             raise SandboxUnsupportedError(
                 "the network 'host' is not allowed to sessions here: make the sandbox with allow_host_network=True"
@@ -336,7 +312,7 @@ class LocalSandbox(Sandbox):
                 )
 
     async def _pool(self, kind: _Kind) -> TemplatePool:
-        """Return the templates of a kind of sessions. Raises SandboxBusyError: there are too many other kinds."""
+        """Return the templates of a kind of sessions. Raises SandboxBusyError if there are too many other kinds."""
         if kind == (self.limits, self._network, ()):
             return self._templates
         pool = self._others.get(kind)
@@ -367,7 +343,7 @@ def _bytes(files: Mapping[str, bytes]) -> dict[str, bytes]:
 
 
 def _execution_result(answer: Mapping[str, Any], refused: Sequence[str]) -> ExecutionResult:
-    """Return the result in an answer. `refused` are the reasons why names of files were not even asked for."""
+    """Return the result in an answer; `refused` are the reasons against names of files that were not asked for."""
     status = ExecutionStatus(answer["status"])
     ended_itself = status in (ExecutionStatus.OK, ExecutionStatus.ERROR, ExecutionStatus.KILLED)
     compiled = answer.get("compiled")

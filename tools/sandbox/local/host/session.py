@@ -34,36 +34,26 @@ from toolgym.tools.sandbox.names import check_path, positive
 from toolgym.tools.sandbox.processes import Command
 
 CHUNK = 4 * 1024 * 1024
-"""Bytes of a file that are read or written in one step: other sessions have their turn in between."""
+"""Bytes of a file that are read or written in one step, between which other sessions have their turn."""
 
 START_SESSION = 30.0
 """Seconds that opening or forking a session may take, and each of its steps with files."""
 
-_NO_PROCESS = "Resource temporarily unavailable"
-"""The C library's name for EAGAIN: `fork` gives it at the limit of processes."""
+_NO_PROCESS = "Resource temporarily unavailable"  # EAGAIN, which `fork` gives at the limit of processes
 
 
 class SessionUser(Protocol):
-    """One of several users of a sandbox, who takes its sessions along when it goes.
-
-    Attributes:
-        sessions: those that are open.
-    """
+    """A user of a shared sandbox, whose `sessions` end with it; then `check_open` raises SandboxClosedError."""
 
     sessions: set[LocalSession]
 
-    def check_open(self) -> object:
-        """Raise `SandboxClosedError` once it has gone."""
+    def check_open(self) -> object: ...
 
 
 class OpenSessions:
     """The names of a sandbox's open sessions, and what the sessions share.
 
     It does not refer to the sessions: one that is forgotten takes its user along, see `SharedSandbox`.
-
-    Args:
-        cpu_slots: admits what runs code.
-        level: their isolation level, which decides whether they can be forked.
     """
 
     def __init__(self, cpu_slots: CpuSlots, level: Level) -> None:
@@ -79,34 +69,24 @@ class OpenSessions:
         return name in self._templates and self._pid == os.getpid()  # a forked child must not write to the sockets
 
     def add(self, name: str, template: TemplateProcess) -> None:
-        """Note a session that is open in a template process."""
         with self._lock:
             self._templates[name] = template
             template.sessions += 1
 
     def discard(self, name: str) -> None:
-        """Forget a session that has ended. Doing so twice is fine."""
+        """Forget a session; twice is fine."""
         with self._lock:
             template = self._templates.pop(name, None)
             if template is not None:
                 template.sessions -= 1
 
     def clear(self) -> None:
-        """Forget all, for a sandbox whose template processes end."""
         for name in [*self._templates]:
             self.discard(name)
 
 
 class LocalSession(Session):
-    """A session of a `LocalSandbox`, for callers on any event loop.
-
-    Args:
-        opened: the sandbox's open sessions.
-        template: the process that it lives in.
-        name: its name there.
-        limits: what it may use.
-        user: ends with it; None: it has the sandbox for itself.
-    """
+    """A session of a `LocalSandbox`, for callers on any event loop. It ends with its user, if it has one."""
 
     def __init__(
         self, opened: OpenSessions, template: TemplateProcess, name: str, limits: Limits, user: SessionUser | None
@@ -165,7 +145,7 @@ class LocalSession(Session):
         return await self._programs.start(command)
 
     async def launch(self, request: StartMessage) -> dict[str, Any]:
-        """Return the answer to starting a program. The first one waits for a cell that runs: see `child.launcher`."""
+        """Start a program. The first one waits for a cell that runs: see `child.launcher`."""
         if self._has_launcher:
             answer = await self.request(request)
             if answer["status"] != "sandbox_error" or not answer.get("alive"):
@@ -178,12 +158,9 @@ class LocalSession(Session):
     async def request(
         self, request: SessionMessage, *, slot: CpuSlot | None = None, settle: float = 0.0
     ) -> dict[str, Any]:
-        """Return the template's answer, which comes before the request's `timeout` and `GRACE` are over.
+        """Return the template's answer, before the request's `timeout` and `GRACE` are over.
 
-        What the session itself sent is under `answer`. See `TemplateProcess.request` for the arguments.
-
-        Raises:
-            SandboxClosedError: the session's user has gone, or went before the answer was there.
+        The session's own part is under `answer`. Raises SandboxClosedError if the session's user has gone, or goes.
         """
         if self._user is not None:
             self._user.check_open()
@@ -268,7 +245,7 @@ class LocalSession(Session):
             )
 
     async def _ask_files(self, what: str, request: FileMessage) -> dict[str, Any]:
-        """Return what the session answers to a request about files, while the caller holds the lock."""
+        """Return the session's answer to a request about files; the caller holds the lock."""
         answer = await self.request(request, settle=GRACE)
         inner: dict[str, Any] = answer.get("answer") or {}
         failed, number = inner.get("failed"), inner.get("errno")
@@ -279,18 +256,16 @@ class LocalSession(Session):
         return inner
 
     async def _fork(self, name: str | None, n: int) -> list[Session]:
-        """See `Session.fork`. Each fork gets copies of /tmp and /dev/shm, as they are now, in its own file system.
+        """Make forks, each with copies of /tmp and /dev/shm in a file system of its own.
 
-        What is open or mapped of these is the copy's then, in the state that it had; so are shared memory, pipes, and
-        the event loop with its tasks. The generators of `random` and `numpy.random` are seeded again, others go along.
-        Not copied are threads (a pool of them that was used before takes no more work), timers of `setitimer`, locks
-        on files, programs, and sockets: in the fork their other ends are closed, as those of a program's pipes are.
-        What is no file, folder or link there, or may not be read, is left out.
+        Open and mapped files there are then the copy's, in the same state; so are shared memory, pipes, and the event
+        loop with its tasks. `random` and `numpy.random` are seeded again, other generators go along. Not copied are
+        threads (a used pool of them takes no more work), timers of `setitimer`, locks on files, programs, and sockets:
+        in the fork their other ends are closed, as are those of a program's pipes.
 
-        Neither sees the other's processes nor can signal them; a thread or program that the session had started before
-        the fork may still signal the fork, and takes no signals from either afterwards. The kernel (with Landlock's ABI
-        6 or later) allows about fifteen such partings in the past of one session, and refuses more: each fork is one
-        for itself, and all forks made between two cells of their origin are one for that. A checkpoint is a fork.
+        Neither sees or signals the other's processes; a thread or program that the session had started before may still
+        signal the fork, and takes no signals from either afterwards. The kernel (with Landlock's ABI 6 or later) allows
+        about fifteen such partings in the past of one session; all forks made between two cells are one for the origin.
         """
         origin = self if name is None else self._checkpoints[name]
         if self._opened.level is not Level.NAMESPACES:
@@ -353,13 +328,12 @@ class LocalSession(Session):
                 return
 
     def _end(self) -> None:
-        """Mark it as ended: its process is gone, or is about to be. Doing so twice is fine."""
         self._opened.discard(self._id)
         if self._user is not None:
             self._user.sessions.discard(self)
 
     def _error(self, what: str, answer: dict[str, Any], why: object = None) -> SandboxError:
-        """Return the error for a request that failed, by what its caller can do."""
+        """Make the error for a request that failed, by its remedy."""
         text = f"{what}: {_valid(str(why or answer.get('message') or answer['status']))}"
         if not answer.get("alive"):
             return SessionLostError(text)
@@ -394,5 +368,5 @@ def _cell_error(value: object) -> CellError | None:
 
 
 def _valid(text: str) -> str:
-    """Return a text that UTF-8 can hold: lone surrogates become their escapes."""
+    """Make a text valid for UTF-8: lone surrogates become their escapes."""
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()

@@ -40,10 +40,10 @@ WARM_CODE = {
 """Small computations that fill the libraries' caches before the fork."""
 
 MOST_TEMPLATES = 16
-"""Template processes of each kind, unless more are asked for: they fork thousands of children a second."""
+"""Template processes of each kind by default: they fork thousands of children a second."""
 
 CROWDED = 4
-"""Requests that a template has at once when another one is started, if there may be more."""
+"""Requests of one template at which another one is started, up to the limit."""
 
 SESSIONS_EACH = 8
 """Open sessions that count as one request: they stay with their template, and end with it."""
@@ -54,22 +54,7 @@ _logged: set[str] = set()
 
 
 class TemplatePool:
-    """Bare template processes, and full ones, which have libraries loaded. Belongs to one event loop.
-
-    Args:
-        level: isolation level of their children.
-        network: what their children reach.
-        limits: of one execution or session.
-        python: absolute path of the interpreter.
-        preload: modules of the full ones, as far as they are installed.
-        packages: a folder with packages for programs; None: there is none.
-        folders: absolute names of further folders of their children.
-        count: most template processes of each kind.
-        warm: children that each keeps ready.
-
-    Attributes:
-        loop: its event loop; None: none has been started yet.
-    """
+    """Bare template processes, and full ones with libraries loaded. Belongs to one event loop, see `loop`."""
 
     def __init__(
         self,
@@ -96,12 +81,12 @@ class TemplatePool:
         self._paths: tuple[str, ...] = ()
         self._work = ""
         self.loop: asyncio.AbstractEventLoop | None = None
-        self._closed = False
+        self.closed = False
         self._layers: Mapping[str, Any] = {}
 
     @property
     def isolation(self) -> Isolation | None:
-        """Exactly what is on; None before a template has started."""
+        """The isolation in force; None before a template has started."""
         layers = self._layers
         if not layers:
             return None
@@ -118,49 +103,40 @@ class TemplatePool:
         )
 
     @property
-    def closed(self) -> bool:
-        return self._closed
-
-    @property
     def _templates(self) -> list[TemplateProcess]:
         return [template for kind in self._kinds.values() for template in kind if template is not None]
 
     @property
     def idle(self) -> bool:
-        """Whether no template has anything to do, or is about to."""
+        """Whether no template has anything to do, or will have soon."""
         busy = any(template.busy or template.sessions for template in self._templates)
         return not busy and not any(self._starting.values())
 
     @property
     def process_ids(self) -> list[int]:
-        """Process ids of the templates that run."""
         return [template.pid for template in self._templates if template.alive]
 
     async def start(self, *, full: bool) -> None:
-        """Start the first bare template; and the first full one, if that is asked for and there are modules for it."""
+        """Start the first bare template; and with `full` the first full one, if there are modules for it."""
         await self._get("bare", 0)
         if full and self._preload:
             await self._get("full", 0)
 
     async def for_code(self, code: str) -> TemplateProcess:
-        """Return a template for code: a full one where the code names a module of it.
+        """Return a template for code: a full one if the code names a module of it.
 
-        Raises:
-            SandboxUnavailableError: it cannot be started.
-            SandboxClosedError: the pool is closed, or belongs to another event loop.
+        Raises SandboxUnavailableError if it cannot be started, and SandboxClosedError.
         """
         return await self._get("full" if self._pattern.search(code) else "bare")
 
     async def bare(self) -> TemplateProcess:
-        """Return a template without libraries. Raises as `for_code`."""
         return await self._get("bare")
 
     async def full(self) -> TemplateProcess:
-        """Return a template with all libraries that there are. Raises as `for_code`."""
+        """Return a template with all libraries of the pool."""
         return await self._get("full" if self._preload else "bare")
 
     async def look(self) -> float:
-        """Tell the slot of each execution whether it sleeps. Returns the seconds of a processor that it took."""
         looking = [template.look() for template in self._templates if template.alive]
         total = 0.0
         for seconds in await asyncio.gather(*looking, return_exceptions=True):
@@ -171,8 +147,7 @@ class TemplatePool:
         return total
 
     async def close(self) -> None:
-        """End all template processes. None is started any more."""
-        self._closed = True
+        self.closed = True
         for lock in list(self._locks.values()):
             async with lock:
                 pass  # a template that was just starting is there now, and is closed with the others
@@ -186,7 +161,7 @@ class TemplatePool:
     async def _get(self, kind: str, index: int | None = None) -> TemplateProcess:
         """Return a living template of that kind, the one with the least to do; a dead one is replaced first."""
         loop = asyncio.get_running_loop()
-        if self._closed:
+        if self.closed:
             raise SandboxClosedError("the sandbox is closed")
         if self.loop is None:
             self.loop = loop
@@ -206,7 +181,7 @@ class TemplatePool:
                 template = row[index]
                 if template is not None and template.alive:
                     return template
-                if self._closed:
+                if self.closed:
                     raise SandboxClosedError("the sandbox is closed")
                 if template is not None:
                     _log.warning("a template process ended and is replaced")
@@ -217,7 +192,7 @@ class TemplatePool:
             self._starting[kind, index] -= 1
 
     def _load(self, kind: str, index: int) -> int:
-        """Return how much a template has to do; for one that is not there yet, how much justifies starting it."""
+        """Return a template's work; for an absent one, the work that justifies starting it."""
         template = self._kinds[kind][index]
         if template is None or not template.alive:
             return CROWDED + self._starting[kind, index]
@@ -276,16 +251,15 @@ class TemplatePool:
 
 
 OWN_TASKS = str(Path(__file__).resolve().parents[4] / "envs")
-"""Where the library keeps its own tasks, with their answers and hidden tests: programs find an empty folder there."""
+"""The library's own tasks, with answers and hidden tests: programs find an empty folder there."""
 
 
 def world(runtime: Sequence[str], packages: str | None) -> list[str]:
-    """Return the files and folders of this machine that programs see: the system's, an interpreter's and packages."""
+    """Return the files and folders of this machine that programs see."""
     return [*jail.SYSTEM_PATHS, *runtime, *([packages] if packages else ())]
 
 
 def _work_folder() -> str:
-    """Make a folder of the host for all programs of a sandbox; `folders.remove` removes it."""
     try:
         return folders.make()
     except OSError as error:
@@ -306,7 +280,7 @@ def absolute(python: str) -> str:
 
 
 def enterable(python: str, level: str | None, require: str | None) -> Level:
-    """Return `uid` where other users can enter the interpreter's folders, as that level needs; else `landlock`."""
+    """Return `uid` if other users can enter the interpreter's folders, as that level needs; else `landlock`."""
     closed = [
         str(folder)
         for path in runtime_paths(python)
@@ -324,7 +298,7 @@ def enterable(python: str, level: str | None, require: str | None) -> Level:
 
 
 def _names_pattern(preload: Sequence[str]) -> re.Pattern[str]:
-    """Return what matches code that names a preloaded module, or one that usually brings it."""
+    """Return a pattern of code that names a preloaded module, or one that usually brings it."""
     names = {name.partition(".")[0] for name in preload}
     friends = {"numpy": ("np", "matplotlib", "sklearn"), "pandas": ("pd",), "scipy": ("sklearn",)}
     words = sorted({*names, *(friend for name in names for friend in friends.get(name, ()))})
@@ -332,7 +306,6 @@ def _names_pattern(preload: Sequence[str]) -> re.Pattern[str]:
 
 
 def _installed(python: str, names: Sequence[str]) -> tuple[str, ...]:
-    """Return those of the modules that the interpreter can find."""
     if not names:
         return ()
     code = (

@@ -33,10 +33,8 @@ PATIENCE = 3.0
 """Seconds that a template may take to end by itself before it is killed."""
 
 END_TIMEOUT = 5.0
-"""Seconds that a killed template may take to be reaped."""
 
 GRACE = 10.0
-"""Seconds beyond a request's own deadline until the template counts as stuck."""
 
 MIN_DESCRIPTORS = 100
 """Open files that a template process must be allowed, for itself and its first children."""
@@ -49,7 +47,7 @@ for name in ("toolgym", "toolgym.tools", "toolgym.tools.sandbox", "toolgym.tools
     module.__path__ = [sys.argv[1]] if name.endswith("local") else []
     sys.modules[name] = module
 """
-"""A Python may have no toolgym: with `FOLDER` as first argument, this gives it the modules here, under their names."""
+"""Makes the modules of `FOLDER`, the first argument, known to a Python that may have no toolgym."""
 
 _BOOT = f"""import sys
 sys.path.remove("")
@@ -70,19 +68,9 @@ class TemplateLostError(Exception):
 class TemplateProcess:
     """Owns one template process.
 
-    It belongs to the event loop that starts it. `request` and `send` may be called on any loop and in any thread: what
-    is asked is written there, and answers are read on the process's own loop and handed over.
-
-    Args:
-        python: the interpreter to run it with.
-        config: see `startup.main`; `socket` and `cgroup` are filled in here.
-        make_group: makes a control group for it, which is removed with it; None: there is none.
-
-    Attributes:
-        layers: what confines its children, as the process reported it.
-        pid: its process id.
-        answered: requests that it has answered.
-        sessions: open sessions that live in it. Their owner counts.
+    It belongs to the event loop that starts it. `request` and `send` may be called on any loop and in any thread: they
+    write there, and the process's own loop reads the answers and hands them over. `config` is that of `startup.main`;
+    `sessions` is the number of open sessions that live in it, which their owner counts.
     """
 
     def __init__(
@@ -108,20 +96,14 @@ class TemplateProcess:
 
     @property
     def alive(self) -> bool:
-        """Whether requests can be sent."""
         return self._first is None and self._line is not None and not self._line.lost.done()
 
     @property
     def busy(self) -> int:
-        """Number of requests that wait for their answers."""
         return len(self._waiting)
 
     async def start(self) -> None:
-        """Start the process and wait until it is ready.
-
-        Raises:
-            SandboxUnavailableError: it cannot be started; says why.
-        """
+        """Start the process and wait until it is ready. Raises SandboxUnavailableError."""
         allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # the template raises its own to that
         if 0 <= allowed < MIN_DESCRIPTORS:
             raise SandboxUnavailableError(
@@ -156,9 +138,7 @@ class TemplateProcess:
             loop = asyncio.get_running_loop()
             self._first = loop.create_future()
             self._outbox = Outbox(ours.dup(), loop)
-            _, self._line = await loop.create_connection(
-                lambda: _Line(self._on_message, self._on_read, self._on_loss), sock=ours
-            )
+            _, self._line = await loop.create_connection(lambda: _Line(self), sock=ours)
             async with asyncio.timeout(START_TIMEOUT):
                 first = await self._first
             if "refused" in first:
@@ -179,7 +159,6 @@ class TemplateProcess:
             raise
 
     def _last_words(self) -> str:
-        """Return what the process wrote to standard error."""
         if self._words is None or self._words.closed:
             return ""
         self._words.seek(0)
@@ -191,17 +170,12 @@ class TemplateProcess:
         """Send a request and wait for its answer. Cancelling gives the request up in the template too.
 
         Args:
-            message: the request; it gets its id here, a new one each time.
+            message: the request; it gets a new id each time.
             patience: seconds after which the template counts as stuck and is killed.
-            settle: when cancelled, seconds to wait until the template has given up, so that the next request does not
-                find it busy.
+            settle: seconds that a cancelled call waits until the template has given up, for the next request's sake.
             slot: of the execution; `look` tells it whether the execution sleeps.
 
-        Returns:
-            The answer; under `raw`, the bytes that came ahead of it, where some did.
-
-        Raises:
-            TemplateLostError: there is no answer and will be none.
+        Returns the answer, with bytes that came ahead of it under `raw`. Raises TemplateLostError.
         """
         if not self.alive or self._outbox is None:
             raise TemplateLostError
@@ -240,11 +214,7 @@ class TemplateProcess:
             _fail(future)
 
     async def look(self) -> float:
-        """Tell the slot of each execution whether it sleeps. Returns the seconds of a processor that it took.
-
-        Raises:
-            TemplateLostError: as `request`.
-        """
+        """Tell the slot of each execution whether it sleeps. Returns the seconds of a processor that it took."""
         if not self._slots:
             return 0.0
         answer = await self.request(LookMessage(op="look"), patience=GRACE)
@@ -254,12 +224,10 @@ class TemplateProcess:
         return float(answer["seconds"])
 
     def kill(self) -> None:
-        """End the process and everything below it, at once."""
         if self._process is not None:
             self._process.kill()
 
     async def close(self) -> None:
-        """End the process, reap it, and fail what still waits. Closing twice is fine."""
         self._closing = True
         if self._line is not None:
             self._line.transport.abort()  # then the process ends its children and itself
@@ -272,7 +240,9 @@ class TemplateProcess:
                 if time.monotonic() >= patience:
                     self.kill()
                 await asyncio.sleep(0.005)
-        self._end_users()
+        if self._process is not None and self._config["level"] == "uid":
+            # Its children's processes run as other users; a template that was killed could not end them.
+            users.end_orphans(self._config["first_uid"], END_TIMEOUT)
         if self._group is not None:
             for wait in self._group.removal():
                 await asyncio.sleep(wait)
@@ -289,7 +259,7 @@ class TemplateProcess:
             message["id"] = next(self._numbers)
             self._outbox.write(frames.encode(message))
 
-    def _on_message(self, message: dict[str, Any] | frames.DataChunk) -> None:
+    def on_message(self, message: dict[str, Any] | frames.DataChunk) -> None:
         if isinstance(message, frames.DataChunk):
             if message.number in self._waiting:
                 self._pieces.setdefault(message.number, []).append(message.data)
@@ -307,28 +277,24 @@ class TemplateProcess:
         self.answered += 1
         loop = future.get_loop()
         if self._outbox is not None and loop is self._outbox.loop:
-            self._deliver(message)
+            self._deliver([message])
         else:
             self._mailboxes.setdefault(loop, []).append(message)
 
-    def _on_read(self) -> None:
-        """Hand over what came for other loops. Each is woken once."""
+    def on_read(self) -> None:
+        """Hand over the answers for other loops, each of which is woken once."""
         mailboxes, self._mailboxes = self._mailboxes, {}
         for loop, messages in mailboxes.items():
             with contextlib.suppress(RuntimeError):  # it is closed, and nothing waits on it any more
-                loop.call_soon_threadsafe(self._deliver_all, messages)
+                loop.call_soon_threadsafe(self._deliver, messages)
 
-    def _deliver_all(self, messages: Iterable[dict[str, Any]]) -> None:
+    def _deliver(self, messages: Iterable[dict[str, Any]]) -> None:
         for message in messages:
-            self._deliver(message)
+            future = self._waiting.get(message["id"])
+            if future is not None and not future.done():
+                future.set_result(message)
 
-    def _deliver(self, message: dict[str, Any]) -> None:
-        """Give an answer to what waits for it, on its own loop, unless that has gone."""
-        future = self._waiting.get(message["id"])
-        if future is not None and not future.done():
-            future.set_result(message)
-
-    def _on_loss(self) -> None:
+    def on_loss(self) -> None:
         if self._outbox is not None:
             self._outbox.close()
         if self._first is not None and not self._first.done():
@@ -341,11 +307,6 @@ class TemplateProcess:
         if not self._closing:
             self.kill()
         self._fail_waiting()
-
-    def _end_users(self) -> None:
-        """Kill processes of its children that run as users of their own; a template that was killed could not."""
-        if self._process is not None and self._config["level"] == "uid":
-            users.end_orphans(self._config["first_uid"], END_TIMEOUT)
 
     def _fail_waiting(self) -> None:
         for future in [*self._waiting.values()]:
@@ -363,28 +324,12 @@ def _fail(future: asyncio.Future[dict[str, Any]]) -> None:
 
 
 class _Line(asyncio.Protocol):
-    """The host's end of the socket to a template, for reading. Delivers messages in the turn of the event loop in which
-    they come.
-
-    Args:
-        on_message: is called with each message.
-        on_read: is called behind the messages that came together.
-        on_loss: is called once, when the template is gone or sent what cannot be read.
-
-    Attributes:
-        transport: of the socket.
-        lost: done when the socket is closed.
-    """
+    """Reads messages from a template, and delivers them in the turn of the event loop in which they come."""
 
     transport: asyncio.Transport
 
-    def __init__(
-        self,
-        on_message: Callable[[dict[str, Any] | frames.DataChunk], None],
-        on_read: Callable[[], None],
-        on_loss: Callable[[], None],
-    ) -> None:
-        self._on_message, self._on_read, self._on_loss = on_message, on_read, on_loss
+    def __init__(self, reader: TemplateProcess) -> None:
+        self._reader = reader
         self._decoder = frames.FrameDecoder()
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -394,24 +339,20 @@ class _Line(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         try:
             for message in self._decoder.feed(data):
-                self._on_message(message)
+                self._reader.on_message(message)
         except (ValueError, RecursionError):
             self.transport.abort()
-        self._on_read()
+        self._reader.on_read()
 
     def connection_lost(self, error: Exception | None) -> None:
         if not self.lost.done():
             self.lost.set_result(None)
-        self._on_loss()
+        self._reader.on_loss()
 
 
 @functools.cache
 def runtime_paths(python: str) -> tuple[str, ...]:
-    """Return the folders that an interpreter needs: its prefixes. Programs do not see the host's import path.
-
-    Raises:
-        SandboxUnavailableError: the interpreter cannot be run.
-    """
+    """Return the folders that an interpreter needs, without its import path. Raises SandboxUnavailableError."""
     code = (
         "import sys, json, os; print(json.dumps([sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix, "
         "os.path.dirname(os.path.realpath(sys.executable))]))"
