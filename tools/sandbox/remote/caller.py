@@ -17,7 +17,6 @@ from toolgym.tools.http.session import HttpResponse, HttpSession
 T = TypeVar("T")
 
 DESCRIPTION = "/openapi.json"
-"""Where both kinds of server describe themselves."""
 
 HEALTH = "/v1/ping"
 """Path that both kinds of server answer at once, without a token."""
@@ -33,12 +32,7 @@ class ServerKind(enum.StrEnum):
 
 
 class SandboxReplica(Replica):
-    """One sandbox server.
-
-    Attributes:
-        kind: which API it has; None until it was asked.
-        sessions: sessions that this client has open there.
-    """
+    """One sandbox server, with its API once it was asked, and the number of sessions that this client has there."""
 
     def __init__(self, url: str, kind: ServerKind | None = None) -> None:
         super().__init__(url)
@@ -48,13 +42,7 @@ class SandboxReplica(Replica):
 
 
 class Caller:
-    """Calls sandbox servers from one event loop.
-
-    Args:
-        replicas: the servers.
-        retries: how patient to be.
-        session: sends; closed with the caller.
-    """
+    """Calls sandbox servers from one event loop. It closes the HTTP session too."""
 
     def __init__(self, replicas: Sequence[SandboxReplica], retries: Retries, session: HttpSession) -> None:
         self.replicas = list(replicas)
@@ -62,7 +50,6 @@ class Caller:
         self._client = HttpClient(self.replicas, retries, session, health_path=HEALTH, prepare=self._kind)
 
     async def close(self) -> None:
-        """Cancel the calls that are under way, and close all connections."""
         questions = [replica.question for replica in self.replicas if replica.question is not None]
         for task in questions:
             task.cancel()
@@ -78,15 +65,9 @@ class Caller:
         attempts: int | None = None,
         for_session: bool = False,
     ) -> tuple[T, SandboxReplica]:
-        """Return what a server answers, and the server, see `HttpClient.call`.
+        """Return a server's answer as `read` makes it, and the server, see `HttpClient.call`.
 
-        Args:
-            request: what to send.
-            read: makes the result from the answer.
-            at: the only server that will do; None: any.
-            attempts: instead of the retries'.
-            for_session: whether it opens a session. It goes to the server of ours with the fewest sessions, because a
-                session stays where it is opened.
+        A call `for_session` goes to the server of ours with the fewest sessions, where the session stays.
 
         Raises:
             CallError: no server answered properly, or the time is up.
@@ -103,11 +84,9 @@ class Caller:
             raise SandboxClosedError("the sandbox is closed") from None
 
     async def kind(self, replica: SandboxReplica) -> ServerKind:
-        """Return which API a server has; it is asked once.
+        """Return the API of a server, which is asked once.
 
-        Raises:
-            CallError: it cannot be asked now.
-            ConfigError: it is no sandbox server, or refuses the token.
+        Raises CallError if it cannot be asked now, and ConfigError as `read_kind`.
         """
         try:
             async with asyncio.timeout(self._retries.connect_timeout * 2):
@@ -124,7 +103,7 @@ class Caller:
         return able
 
     async def _kind(self, replica: SandboxReplica) -> ServerKind:
-        """As `kind`. Calls that need it at the same time share one request."""
+        """Ask a server for its API; calls that need it at the same time share one request."""
         if replica.kind is None:
             if replica.question is None or replica.question.done():
                 replica.question = asyncio.create_task(self._ask_kind(replica))
@@ -155,17 +134,12 @@ def _fewest_sessions(replica: SandboxReplica) -> tuple[int, int]:
 
 
 def _retrieve(task: asyncio.Task[ServerKind]) -> None:
-    """Retrieve the exception, so that asyncio does not log it if all callers were cancelled."""
     if not task.cancelled():
-        task.exception()
+        task.exception()  # retrieved, so that asyncio does not log it if all callers were cancelled
 
 
 def read_kind(url: str, reply: HttpResponse) -> ServerKind:
-    """Return which kind a server is, from its answer to `DESCRIPTION`.
-
-    Raises:
-        ConfigError: it is neither, or refuses the token.
-    """
+    """Read a server's API from its description. Raises ConfigError if it has neither, or refuses the token."""
     if reply.status in (401, 403):
         raise ConfigError(
             f"the sandbox server {url} answers {reply.status}: it wants a bearer token, and got none or a wrong one"

@@ -1,7 +1,7 @@
 """Results from servers' answers, which may hold any bytes.
 
-A reader raises `GarbledError` for an answer that makes no sense, `CallError` if the server failed, and `ConfigError` if
-the server says that the caller made a mistake.
+A reader raises `GarbledError` for an answer that makes no sense, `CallError` if the server failed, and `ConfigError`
+for the caller's mistake.
 """
 
 from __future__ import annotations
@@ -32,11 +32,7 @@ class SessionGoneError(CallError):
 
 
 class FileCallError(CallError):
-    """A request about a file cannot be carried out.
-
-    Attributes:
-        reason: as the server calls it, see `files.ERRORS`.
-    """
+    """A request about a file cannot be carried out; `reason` is one of `files.ERRORS`."""
 
     def __init__(self, message: str, reason: str) -> None:
         super().__init__(message)
@@ -59,10 +55,9 @@ class CellsResult:
     """The results of several cells that ran in one fresh interpreter.
 
     Attributes:
-        status: `OK` if all cells ran, even if some raised; else what ended it before.
+        status: `OK` if all cells ran, even if some raised; else the end of the last one.
         cells: results of the cells that ran, in order. The value of a last expression is among `display`.
         duration: wall seconds, all together.
-        message: the sandbox's message.
         files: contents of the files that were asked for and exist.
     """
 
@@ -74,7 +69,6 @@ class CellsResult:
 
 
 def read_run_code(reply: HttpResponse) -> ExecutionResult:
-    """Return the result in an answer of `/run_code`, ours or SandboxFusion's."""
     message = _read(fusion.RunCodeResponse, reply)
     try:
         result = message.result()
@@ -84,7 +78,6 @@ def read_run_code(reply: HttpResponse) -> ExecutionResult:
 
 
 def read_run_jupyter(reply: HttpResponse) -> CellsResult:
-    """Return the result in an answer of `/run_jupyter`, ours or SandboxFusion's."""
     message = _read(fusion.RunJupyterResponse, reply)
     driver = message.driver
     status = ExecutionStatus.OK
@@ -109,7 +102,6 @@ def read_run_jupyter(reply: HttpResponse) -> CellsResult:
 
 
 def read_sessions(reply: HttpResponse) -> list[messages.SessionInfo]:
-    """Return the sessions in the answer to opening or forking some."""
     if "sessions" in _json_object(reply):
         sessions = _read(messages.ForkResponse, reply, 201).sessions
     else:
@@ -125,36 +117,30 @@ def _check_id(what: str, name: str) -> None:
 
 
 def read_cell(reply: HttpResponse) -> CellResult:
-    """Return the result in the answer to a cell of a session."""
     result = _read(messages.CellResponse, reply).root
     return replace(result, duration=finite(result.duration))
 
 
 def read_exec(reply: HttpResponse) -> ExecResult:
-    """Return the result in the answer to a program run in a session."""
     result = _read(messages.ExecResponse, reply).result()
     return replace(result, duration=finite(result.duration))
 
 
 def read_started(reply: HttpResponse) -> messages.ProcessInfo:
-    """Return the program in the answer to starting one."""
     info = _read(messages.ProcessInfo, reply)
     _check_id("process", info.process)
     return info
 
 
 def read_process(reply: HttpResponse) -> ProcessState:
-    """Return what the answer to a request about a program says."""
     return _read(messages.AskProcessResponse, reply).state()
 
 
 def read_files(reply: HttpResponse) -> Sequence[FileInfo]:
-    """Return the files that an answer lists."""
     return _read(messages.FilesResponse, reply).files
 
 
 def read_contents(reply: HttpResponse) -> tuple[Any, bytes]:
-    """Return the sizes and the contents in the answer to reading several files."""
     _check(reply, 200)
     try:
         return messages.unframed(reply.body)
@@ -163,18 +149,16 @@ def read_contents(reply: HttpResponse) -> tuple[Any, bytes]:
 
 
 def read_content(reply: HttpResponse) -> bytes:
-    """Return the content in the answer to reading a file."""
     _check(reply, 200)
     return reply.body
 
 
 def read_nothing(reply: HttpResponse) -> None:
-    """Check the answer to writing a file or closing a session."""
     _check(reply, 204)
 
 
 def finite(seconds: float | None) -> float:
-    """Return a number of seconds; 0 for one that is missing or not finite."""
+    """Replace a number of seconds that is missing or not finite by 0."""
     return seconds if seconds is not None and math.isfinite(seconds) else 0.0
 
 
@@ -190,7 +174,6 @@ def _read(model: type[M], reply: HttpResponse, expected: int = 200) -> M:
 
 
 def _check(reply: HttpResponse, expected: int) -> None:
-    """Raise for any status but that of success."""
     if reply.status == expected:
         return
     answer = _json_object(reply)
@@ -220,7 +203,7 @@ def _json_object(reply: HttpResponse) -> Mapping[str, Any]:
 
 
 def _problems(detail: object) -> str:
-    """Return the problems of a 422 answer on one line."""
+    """Put the problems of a 422 answer on one line."""
     lines = []
     for problem in detail if isinstance(detail, list) else []:
         if isinstance(problem, dict):

@@ -26,13 +26,12 @@ from toolgym.tools.sandbox.remote.session import OPENING, RemoteSession, error_f
 T = TypeVar("T")
 
 CLOSE_TIMEOUT = 15.0
-"""Seconds for closing the sessions that are still open when the sandbox closes."""
 
 LAST_ANSWER = 1.0
 """Seconds to wait for the answer when opening a session was cancelled; then the connection is closed."""
 
 MAX_CONNECTIONS = 256
-"""Calls at once, unless another number is given: what a server has no slot for waits there."""
+"""Calls at once by default: those for which a server has no slot wait there."""
 
 SPARE = 32
 """Connections beyond `max_connections`, for health checks and for closing sessions."""
@@ -43,29 +42,28 @@ _log = logging.getLogger("toolgym.tools.sandbox")
 class RemoteSandbox(Sandbox):
     """Runs code on one or several servers: our own (`toolgym serve sandbox`) or ones with SandboxFusion's API.
 
-    The sandbox asks each address once which of the two it is, unless `kind` says so. With `kind="sandboxfusion"` it
-    uses `/run_code` and `/run_jupyter` alone, so there are no sessions: for SandboxFusion itself, and for gateways that
-    let nothing else through.
+    The sandbox asks each address once for its API, unless `kind` says so. With `kind="sandboxfusion"` it uses only
+    `/run_code` and `/run_jupyter`, so there are no sessions: for SandboxFusion itself, and for gateways that let
+    nothing else through.
 
     Calls go to the server that has the least to do. A server that fails gets no calls for a growing time, and gets some
-    again when it answers a health check. What is safe to send again is sent again, see `Retries`: a run is, because it
-    is a clean start. A cell or program in a session is not, once it may have begun; then the result is `SANDBOX_ERROR`
-    and says that the outcome is unknown. `SANDBOX_ERROR` is a server's failure, and never a program's. Cancelling a
-    call closes its connection; our own server then kills what it ran.
+    again when it answers a health check. A run is sent again, because it is a clean start (see `Retries`); a cell or
+    program that may have begun is not, and its result is then `SANDBOX_ERROR`, with an unknown outcome. `SANDBOX_ERROR`
+    is a server's failure, and never a program's. Cancelling a call closes its connection; our own server then kills
+    what it ran.
 
-    May be used from several event loops, which have connections of their own (`leave` closes those of a loop that is
-    about to end); a session belongs to the loop that opened it.
+    Several event loops may use it, each with its own connections (`leave` closes those of a loop that is about to end);
+    a session belongs to the loop that opened it.
 
     Args:
         urls: addresses of the servers, as `http://host:port`.
         token: bearer token for the servers.
-        kind: which API all of them have; None: ask.
-        memory_mb: memory of each run and session in MiB, for calls that set none; None: the servers' own.
+        kind: the API of all of them. Default: ask.
+        memory_mb: memory of each run and session in MiB, for calls that set none. Default: the servers' own.
         max_connections: calls at once, to all servers, from one event loop; more wait for their turn.
-        retries: how patient to be.
+        retries: patience with servers.
 
-    Raises:
-        ConfigError: an argument cannot be used; says which.
+    Raises ConfigError, which names the argument that cannot be used.
     """
 
     @named_keywords
@@ -101,7 +99,7 @@ class RemoteSandbox(Sandbox):
         return f"<{type(self).__name__} {', '.join(self.urls)}>"
 
     async def execute(self, request: RunRequest) -> ExecutionResult:
-        """See `Sandbox.execute`. Environment variables need our own server; SandboxFusion's API has none."""
+        """Run a program. Environment variables need our own server; SandboxFusion's API has none."""
         compiling = request.compile_timeout if request.compile_timeout is not None else request.timeout
         body = {
             "code": request.code,
@@ -140,13 +138,12 @@ class RemoteSandbox(Sandbox):
         Args:
             cells: their code.
             timeout: wall seconds for all of them.
-            cell_timeout: wall seconds for each; SandboxFusion's own server ignores it.
-            memory_mb: instead of the sandbox's; likewise.
+            cell_timeout: wall seconds for each; SandboxFusion's own server ignores it, and `memory_mb`.
+            memory_mb: instead of the sandbox's.
             files: files to put into the folder first.
             fetch_files: files to bring back afterwards.
 
-        Raises:
-            ConfigError: as `run`.
+        Raises ConfigError as `run`.
         """
         checked = RunRequest("", timeout=timeout, memory_mb=memory_mb, files=files or {}, fetch_files=fetch_files)
         body = {
@@ -163,7 +160,7 @@ class RemoteSandbox(Sandbox):
             return CellsResult(ExecutionStatus.SANDBOX_ERROR, message=str(error))
 
     async def open_session(self, request: SessionRequest) -> Session:
-        """See `Sandbox.open_session`. The session is on one of our own servers, and stays there."""
+        """Open a session on one of our own servers, where it stays."""
         if not await self.has_sessions():
             raise SandboxUnsupportedError(
                 f"{', '.join(self.urls)}: SandboxFusion's API has no sessions; use `toolgym serve sandbox`, or run "
@@ -191,7 +188,7 @@ class RemoteSandbox(Sandbox):
         return None if self._kind is None else self._kind is ServerKind.TOOLGYM
 
     async def has_sessions(self) -> bool:
-        """See `Sandbox.has_sessions`: whether one of the servers has them. Asks the servers the first time."""
+        """Return whether one of the servers has them, which are asked the first time."""
         return await self._any_kind() is ServerKind.TOOLGYM
 
     async def leave(self) -> None:
@@ -234,17 +231,13 @@ class RemoteSandbox(Sandbox):
         *,
         for_session: bool = False,
     ) -> tuple[T, SandboxReplica]:
-        """Return what a server answers, see `Caller.call`, when it is this call's turn."""
+        """Call a server when it is this call's turn, see `Caller.call`."""
         caller = self.caller()
         async with self._gate.permit():  # `release` does not await, so no cancellation can lose an answer
             return await caller.call(request, read, at, for_session=for_session)
 
     def caller(self) -> Caller:
-        """Return what calls servers from the running event loop.
-
-        Raises:
-            SandboxClosedError: the sandbox is closed.
-        """
+        """Return the caller of the running event loop. Raises SandboxClosedError."""
         loop = asyncio.get_running_loop()
         caller = self._callers.get(loop)
         if caller is None:
@@ -258,8 +251,7 @@ class RemoteSandbox(Sandbox):
     async def opened(self, asking: Coroutine[Any, Any, tuple[Sequence[SessionInfo], SandboxReplica]]) -> list[Session]:
         """Return the sessions that a call makes; they are closed with the sandbox.
 
-        If the caller is cancelled before the answer comes, this waits `LAST_ANSWER` seconds for it and closes the
-        sessions: they would stay open on the server.
+        A cancelled caller waits `LAST_ANSWER` seconds for the answer, to close sessions that would stay on the server.
         """
         call = asyncio.ensure_future(asking)
         try:
@@ -282,7 +274,6 @@ class RemoteSandbox(Sandbox):
             await asyncio.gather(*(RemoteSession(self, replica, info.id).close() for info in infos))
 
     def forget(self, session: RemoteSession) -> None:
-        """Remove a session that is closed."""
         if session in self._open:
             self._open.discard(session)
             session.replica.sessions -= 1
@@ -294,9 +285,8 @@ class RemoteSandbox(Sandbox):
         return result
 
     def _memory_limit(self, memory_mb: int | None) -> int:
-        """Return the limit as servers take it: MiB, or -1 for their own."""
-        asked = memory_mb if memory_mb is not None else self._memory_mb
-        return -1 if asked is None else int(asked)
+        limit = memory_mb if memory_mb is not None else self._memory_mb
+        return -1 if limit is None else int(limit)
 
     async def _known_kind(self) -> ServerKind | None:
         """Return the better of the servers' kinds; None if they cannot be asked now."""
@@ -306,7 +296,6 @@ class RemoteSandbox(Sandbox):
             return None
 
     async def _any_kind(self) -> ServerKind:
-        """Return the better of the servers' kinds."""
         caller = self.caller()
         if any(replica.kind is ServerKind.TOOLGYM for replica in caller.replicas):
             return ServerKind.TOOLGYM
@@ -321,7 +310,7 @@ class RemoteSandbox(Sandbox):
 
 
 def check_url(url: object) -> str:
-    """Return a server's address without `/run_code` at its end. Raises ConfigError for what is none."""
+    """Return a server's address without `/run_code` at its end."""
     return check_address(url, "a sandbox server").removesuffix("/run_code").rstrip("/")
 
 

@@ -46,10 +46,9 @@ from toolgym.tools.sandbox.remote.response_parsing import (
 T = TypeVar("T")
 
 OPENING = 60.0
-"""Seconds for opening or forking a session, or for a file to be read or written, once its turn has come."""
+"""Seconds for opening or forking a session, or for a file, once its turn has come."""
 
 CLOSING = 10.0
-"""Seconds for closing one."""
 
 RAW = "application/octet-stream"
 
@@ -60,25 +59,20 @@ class SessionOwner(Protocol):
     """The part of a sandbox that its remote sessions need."""
 
     async def call(
-        self,
-        request: HttpRequest,
-        read: Callable[[HttpResponse], T],
-        at: SandboxReplica | None = None,
-    ) -> tuple[T, SandboxReplica]:
-        """Send a call to a server when its turn has come."""
+        self, request: HttpRequest, read: Callable[[HttpResponse], T], at: SandboxReplica | None = None
+    ) -> tuple[T, SandboxReplica]: ...
 
-    def caller(self) -> Caller:
-        """Return what sends calls from the running event loop at once."""
+    def caller(self) -> Caller: ...
 
-    async def opened(self, asking: Coroutine[Any, Any, tuple[Sequence[SessionInfo], SandboxReplica]]) -> list[Session]:
-        """Return the sessions that a call makes."""
+    async def opened(
+        self, asking: Coroutine[Any, Any, tuple[Sequence[SessionInfo], SandboxReplica]]
+    ) -> list[Session]: ...
 
-    def forget(self, session: RemoteSession) -> None:
-        """Remove a session that is closed."""
+    def forget(self, session: RemoteSession) -> None: ...
 
 
 class RemoteSession(Session):
-    """A session of a `RemoteSandbox`. Made by `RemoteSandbox.session`; lives on one server, which gets all its calls.
+    """A session of a `RemoteSandbox`, on one server, which gets all its calls.
 
     A cell or program that may have begun is never sent again. A session whose server cannot be reached any more, or
     does not know it, counts as ended (`alive` false).
@@ -114,7 +108,7 @@ class RemoteSession(Session):
             return await self._exec_fed(command, stdin, timeout)
         body = json_body({**_fields(command), **_input(stdin), "timeout": timeout})
         try:
-            return await self.beside(HttpRequest("POST", "/exec", body, timeout, repeatable=False), read_exec)
+            return await self.call(HttpRequest("POST", "/exec", body, timeout, repeatable=False), read_exec)
         except (SessionGoneError, FileCallError) as error:
             return ExecResult(ExecutionStatus.SANDBOX_ERROR, message=str(error))
         except CallError as error:
@@ -123,7 +117,7 @@ class RemoteSession(Session):
             return ExecResult(ExecutionStatus.SANDBOX_ERROR, message=str(error))
 
     async def _exec_fed(self, command: Command, stdin: bytes, timeout: float) -> ExecResult:
-        """As `_exec`, for more input than one request may have."""
+        """Run a program with more input than one request may have."""
         began = time.monotonic()
         async with await self._start(command) as process:
             try:
@@ -154,7 +148,7 @@ class RemoteSession(Session):
     async def _start(self, command: Command) -> RemoteProcess:
         body = json_body({**_fields(command), "pty": command.pty})
         try:
-            info = await self.beside(HttpRequest("POST", "/processes", body, OPENING, repeatable=False), read_started)
+            info = await self.call(HttpRequest("POST", "/processes", body, OPENING, repeatable=False), read_started)
         except CallError as error:
             raise error_for("the program cannot be started", error) from None
         return RemoteProcess(self, info)
@@ -196,7 +190,7 @@ class RemoteSession(Session):
         return tuple(self._checkpoints)
 
     async def _fork(self, name: str | None, n: int) -> list[Session]:
-        """See `Session.fork`. The new sessions live on the same server."""
+        """Make forks, on the same server."""
         body = b"" if name is None and n == 1 else json_body({"checkpoint": name, "n": n})
         request = HttpRequest("POST", "/fork", body, OPENING)
 
@@ -230,7 +224,7 @@ class RemoteSession(Session):
             raise error_for(f"the checkpoint {name!r} cannot be dropped", error) from None
 
     async def close(self) -> None:
-        """See `Session.close`. A server that cannot be reached ends the session itself when it is idle."""
+        """Close the session. A server that cannot be reached ends the session itself when it is idle."""
         if self._closed:
             return
         self._closed = True
@@ -250,16 +244,13 @@ class RemoteSession(Session):
             level = logging.WARNING if reachable else logging.DEBUG
             _log.log(level, "a remote session could not be closed, its server will: %s", error or "it took too long")
 
-    async def beside(self, request: HttpRequest, read: Callable[[HttpResponse], T]) -> T:
-        """Return the server's answer to what need not wait for cells."""
-        return await self._call(request, read)
-
     async def _ask(self, request: HttpRequest, read: Callable[[HttpResponse], T], *, dead_too: bool = False) -> T:
-        """Return the server's answer. `dead_too`: also if the session has died, whose checkpoints are still there."""
+        """Return the server's answer when it is this call's turn."""
         async with self._lock:
-            return await self._call(request, read, dead_too=dead_too)
+            return await self.call(request, read, dead_too=dead_too)
 
-    async def _call(self, request: HttpRequest, read: Callable[[HttpResponse], T], *, dead_too: bool = False) -> T:
+    async def call(self, request: HttpRequest, read: Callable[[HttpResponse], T], *, dead_too: bool = False) -> T:
+        """Return the server's answer, with `dead_too` also if only checkpoints of the session are there."""
         if self._closed or self._gone or not (self._alive or (dead_too and not self._unreached)):
             raise SessionGoneError(NO_SESSION)
         request = request._replace(path=f"/sessions/{self._id}{request.path}")
@@ -304,7 +295,7 @@ class RemoteProcess(Process):
         repeatable = not (request.data or request.read or request.signal)
         asked = HttpRequest("POST", self._path, body, OPENING + request.wait, repeatable=repeatable)
         try:
-            return await self._session.beside(asked, read_process)
+            return await self._session.call(asked, read_process)
         except CallError as error:
             raise error_for("the process cannot be asked", error) from None
 
@@ -313,7 +304,7 @@ class RemoteProcess(Process):
             return
         self._closed = True
         try:
-            await self._session.beside(HttpRequest("DELETE", self._path, timeout=OPENING), read_nothing)
+            await self._session.call(HttpRequest("DELETE", self._path, timeout=OPENING), read_nothing)
         except SessionGoneError:
             return
         except CallError as error:
@@ -325,7 +316,7 @@ def _fields(command: Command) -> dict[str, Any]:
 
 
 def _input(data: bytes) -> dict[str, str]:
-    """Return the fields of a program's input: a text, or base64 for what is none."""
+    """Make the fields of a program's input: a text, or base64 for other bytes."""
     try:
         return {"stdin": data.decode()}
     except UnicodeDecodeError:
@@ -335,7 +326,7 @@ def _input(data: bytes) -> dict[str, str]:
 def error_for(
     what: str, error: CallError, unsupported: type[SandboxUnsupportedError] = SandboxUnsupportedError
 ) -> SandboxError:
-    """Return the error for a call that failed, by what its caller can do."""
+    """Make the error for a call that failed, by its remedy."""
     text = f"{what}: {error}"
     if isinstance(error, SessionGoneError):
         return SessionLostError(text)

@@ -1,4 +1,4 @@
-"""The sandbox server's service: its paths, and which worker answers a call of a session."""
+"""The sandbox server's service: its paths, and the worker that answers a call of a session."""
 
 from __future__ import annotations
 
@@ -48,21 +48,9 @@ class Health(pydantic.BaseModel):
 
 
 class SandboxApp(HttpApp):
-    """The service over one sandbox.
+    """The service over one sandbox, which stays the caller's to close.
 
-    Args:
-        sandbox: runs programs; the caller closes it.
-        config: settings.
-        languages: languages that are offered.
-        version: version of the library, for `/health` and `/openapi.json`.
-        about: further fields of `/health`.
-        worker: number of this worker.
-        folder: folder of the workers' sockets; None: this is the only worker.
-
-    Attributes:
-        sandbox: as given.
-        gate: which requests run and which wait.
-        metrics: counts.
+    `about` are further fields of `/health`. `folder` has the workers' sockets, if there are several.
     """
 
     title = "toolgym sandbox"
@@ -97,17 +85,14 @@ class SandboxApp(HttpApp):
         self.add_routes(self._table())
 
     async def start(self) -> None:
-        """Start to close idle sessions, on the event loop that will serve."""
         self._sessions.start()
 
     async def close(self) -> None:
-        """Close all sessions and the connections to other workers."""
         self.drain()
         await self._sessions.close()
         await super().close()
 
     def error_answer(self, error: Exception) -> web.Response | None:
-        """Answer a call of a session that does not exist."""
         if isinstance(error, NoSessionError):
             return answer({"detail": str(error), "reason": "no_session"}, 404)
         return None
@@ -150,7 +135,7 @@ class SandboxApp(HttpApp):
         ]
 
     def _routed_to_owner(self, route: Route) -> Route:
-        """Return the route of a session, whose calls are answered by the worker that has the session."""
+        """Make the worker that has the session answer the calls of a route."""
         operations = {
             method: operation._replace(handler=partial(self._at_owner, operation.handler))
             for method, operation in route.operations.items()
@@ -187,7 +172,7 @@ class SandboxApp(HttpApp):
             raise NoSessionError(name) from None
 
     def _owner(self, name: str) -> int | None:
-        """Return the other worker that a session's id names; None: this worker, or the id names none."""
+        """Return the other worker that a session's id names; None for this one, or if it names none."""
         number = owner_of(name)
         return None if number == self._worker else number
 

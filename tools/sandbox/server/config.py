@@ -44,24 +44,24 @@ class ServerConfig(ServingConfig):
         workers: processes that share the port. Default: one per four processors.
         max_concurrency: programs and cells at once, those that sleep included, all workers together. Default: 32 per
             processor, and no more than fit into half of the memory with 128 MiB each.
-        max_computing: how many of them may compute, all workers together. One that sleeps or waits lends its place to
-            another. Default: 4 per processor.
+        max_computing: most of them that may compute, all workers together. One that sleeps or waits lends its place.
+            Default: 4 per processor.
         max_sessions: sessions that are open at once, all workers together; more are refused (429). Each worker has its
             share of them, and a fork lives where its parent does.
         session_idle_timeout: seconds without a call after which a session is closed.
-        files_limit_mb: MiB of fetched files in one answer; what does not fit is left out, and the message says so.
+        files_limit_mb: MiB of fetched files in one answer; the message names those that do not fit.
         max_timeout: most seconds that a request may ask for.
         max_memory_mb: most MiB that a request may ask for.
-        max_disk_mb: most MiB of files that a session may ask for; so is the size of one file.
+        max_disk_mb: most MiB of files, and of one file, that a session may ask for.
         max_inodes: most files and folders that a session may ask for.
         isolation: weakest acceptable isolation: `namespaces`, `uid` or `landlock`; None: the strongest that there is.
-        network: what programs can reach: `off`, `loopback` (their own) or `host`.
+        network: network of programs: `off`, `loopback` (their own) or `host`.
         max_network: the widest network that a session may ask for, `loopback` or `host`.
-        limits: what one execution or session may use.
+        limits: limits of one execution or session.
         preload: modules that the full template process has loaded.
         python: interpreter that runs Python programs; None: the server's.
         packages: a folder with packages for programs, a subfolder for each language; None: there is none.
-        languages: those that are offered; None: all that are installed.
+        languages: offered languages; None: all that are installed.
     """
 
     spec = ServerSpec(
@@ -128,11 +128,7 @@ class ServerConfig(ServingConfig):
         return names
 
     def sandbox(self) -> LocalSandbox:
-        """Return the sandbox of one worker. The server's `Gate` bounds how many executions there are.
-
-        Raises:
-            SandboxError: the machine cannot give the isolation that is asked for.
-        """
+        """Make the sandbox of one worker. The server's `Gate` bounds its executions."""
         return LocalSandbox(
             require=self.isolation,
             limits=Limits(**self.limits.model_dump()),
@@ -147,7 +143,7 @@ class ServerConfig(ServingConfig):
         )
 
     def offered_languages(self, level: Level) -> frozenset[str]:
-        """Return the languages that requests can use: installed, possible at that isolation level, and not left out."""
+        """Return the languages of this server that are installed, and possible at that isolation level."""
         able = {name for name, language in LANGUAGES.items() if language.available and language.possible(level)}
         able.add("python")
         return frozenset(able if self.languages is None else able & set(self.languages))

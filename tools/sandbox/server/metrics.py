@@ -10,7 +10,7 @@ PREFIX = "toolgym_sandbox"
 
 
 class SandboxMetrics(ServerMetrics):
-    """The counts of every server, and how programs and cells ended."""
+    """The counts of every server, and the ends of programs and cells."""
 
     def __init__(self) -> None:
         super().__init__(PREFIX)
@@ -22,5 +22,4 @@ class SandboxMetrics(ServerMetrics):
         )
 
     def ran(self, endpoint: str, outcome: str) -> None:
-        """Count a program or cell that ended that way."""
         self._outcomes.labels(endpoint, outcome).inc()

@@ -1,4 +1,4 @@
-"""Answering what is about the programs of a session: `/exec` and `/processes`."""
+"""Answers about the programs of a session: `/exec` and `/processes`."""
 
 from __future__ import annotations
 
@@ -34,14 +34,9 @@ from toolgym.tools.serving.transport import RequestRefusedError, answer
 
 
 class ProcessApi:
-    """Answers calls about programs of sessions that live in this worker. They wait for no cell.
+    """Answers calls about programs of this worker's sessions. They wait for no cell.
 
-    Args:
-        config: limits.
-        gate: gives slots to run; a program in the background has one only while it is started.
-        metrics: counts.
-        sessions: those that are open.
-        api: says what a failure of a session means.
+    A program in the background has a slot of the gate only while it is started.
     """
 
     def __init__(
@@ -51,7 +46,6 @@ class ProcessApi:
         self._sessions, self._api = sessions, api
 
     def routes(self) -> list[Route]:
-        """Return the paths of a session that are about its programs."""
         cannot_run = "It cannot be started"
         run = Operation(self.exec, "Run a program in it", ExecRequest, ExecResponse, conflict=cannot_run)
         start = Operation(
@@ -67,7 +61,6 @@ class ProcessApi:
         ]
 
     async def exec(self, call: Call) -> web.Response:
-        """Run a program, and wait for its end."""
         request = parse(ExecRequest, call.body)
         check_limits(request, self._config, "timeout")
         command = _command(request)
@@ -78,7 +71,6 @@ class ProcessApi:
         return answer(ExecResponse.of(result))
 
     async def start(self, call: Call) -> web.Response:
-        """Start a program in the background."""
         request = parse(StartProcessRequest, call.body)
         command = _command(request)
         async with self._using(call, FILE_DEADLINE) as entry, self._gate.slot():
@@ -88,7 +80,6 @@ class ProcessApi:
         return answer(ProcessInfo(process=name, pid=process.pid))
 
     async def ask(self, call: Call) -> web.Response:
-        """Do something with a program, and tell how it is."""
         request = parse(AskProcessRequest, call.body)
         check_limits(request, self._config, "wait")
         asked = ProcessRequest(
@@ -105,7 +96,7 @@ class ProcessApi:
         return answer(AskProcessResponse.of(state))
 
     async def end(self, call: Call) -> web.Response:
-        """Kill and forget a program; that there is none of that id is fine."""
+        """Kill and forget a program; an unknown id is fine."""
         async with self._using(call, FILE_DEADLINE) as entry:
             process = entry.processes.pop(call.params["process"], None)
             if process is not None:
@@ -114,7 +105,7 @@ class ProcessApi:
 
     @contextlib.asynccontextmanager
     async def _using(self, call: Call, seconds: float) -> AsyncIterator[ServedSession]:
-        """Give the session. Translates what goes wrong to answers."""
+        """Give the session, and translate failures to answers."""
         async with self._sessions.use_beside(call.params["id"], MAX_BESIDE) as entry:
             try:
                 async with asyncio.timeout(seconds + GRACE + self._config.queue_timeout):

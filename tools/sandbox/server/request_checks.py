@@ -1,7 +1,7 @@
-"""Checks of requests. Every value is checked once; an error names the field of the body.
+"""Checks of requests; an error names the field of the body.
 
-The server's own limits (seconds, MiB) are checked here. `RunRequest` and `SessionRequest` check what is the same on
-every sandbox: names of files, environment variables, and that numbers are positive. The sandbox checks that files fit.
+The server's own limits (seconds, MiB) are checked here. `RunRequest` and `SessionRequest` check the rules of every
+sandbox (names of files, environment variables, positive numbers), and the sandbox checks that files fit.
 """
 
 from __future__ import annotations
@@ -18,11 +18,7 @@ from toolgym.tools.serving.json_bodies import InvalidRequestError, problem
 
 
 def run_request(asked: RunCodeRequest, config: ServerConfig) -> RunRequest:
-    """Return the run that `/run_code` asks for. A time-out of 0 is replaced: such a program is not run.
-
-    Raises:
-        InvalidRequestError: a value cannot be used.
-    """
+    """Make the run for `/run_code`. A time-out of 0 is replaced: such a program is not run."""
     check_limits(asked, config, "run_timeout", "compile_timeout")
     try:
         return RunRequest(
@@ -41,11 +37,6 @@ def run_request(asked: RunCodeRequest, config: ServerConfig) -> RunRequest:
 
 
 def session_request(asked: CreateSessionRequest | RunJupyterRequest, config: ServerConfig) -> SessionRequest:
-    """Return the session that `POST /sessions` or `/run_jupyter` asks for.
-
-    Raises:
-        InvalidRequestError: a value cannot be used.
-    """
     timeouts = ("total_timeout", "cell_timeout") if isinstance(asked, RunJupyterRequest) else ()
     check_limits(asked, config, *timeouts)
     memory = asked.memory_limit_MB if asked.memory_limit_MB > 0 else None
@@ -67,16 +58,12 @@ def session_request(asked: CreateSessionRequest | RunJupyterRequest, config: Ser
 
 
 def refused(error: ConfigError) -> InvalidRequestError:
-    """Return the error for what the sandbox itself refuses; it names the field of the body if that is known."""
+    """Make the answer to a refusal of the sandbox."""
     return problem(error.field if isinstance(error, OptionError) else (), str(error))
 
 
 def check_limits(asked: BaseModel, config: ServerConfig, *timeouts: str) -> None:
-    """Check the time-outs, which are fields of what a client asks for, and the limits among its fields.
-
-    Raises:
-        InvalidRequestError: it is more than a request may ask for, or a time-out is negative.
-    """
+    """Check time-outs, by their names, and limits among the fields of a request."""
     limits = dict.fromkeys(timeouts, config.max_timeout) | {
         "memory_limit_MB": config.max_memory_mb,
         "file_mb": config.max_disk_mb,

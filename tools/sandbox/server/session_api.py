@@ -1,4 +1,4 @@
-"""Answering `/sessions`: interpreters that keep their state from call to call."""
+"""Answers of `/sessions`: interpreters that keep their state from call to call."""
 
 from __future__ import annotations
 
@@ -61,16 +61,7 @@ UNPACK = (
 
 
 class SessionApi:
-    """Answers calls of sessions that live in this worker. A session's id is the part `id` of a call's path.
-
-    Args:
-        sandbox: has the sessions.
-        config: limits.
-        gate: gives slots to run.
-        metrics: counts.
-        sessions: those that are open.
-        worker: number of this worker.
-    """
+    """Answers calls of this worker's sessions. A session's id is the part `id` of a call's path."""
 
     def __init__(
         self,
@@ -85,7 +76,6 @@ class SessionApi:
         self._metrics, self._sessions, self._worker = metrics, sessions, worker
 
     def routes(self) -> list[Route]:
-        """Return the paths of a session, except those about its programs."""
         session = "/sessions/{id}"
         cannot_fork = "It is in a state that cannot be forked"
         cannot_do = "It cannot be done; `reason` says why"
@@ -118,7 +108,6 @@ class SessionApi:
         ]
 
     async def create(self, call: Call) -> web.Response:
-        """Open a session."""
         request = session_request(parse(CreateSessionRequest, call.body or b"{}"), self._config)
 
         async def opening() -> list[Session]:
@@ -129,7 +118,6 @@ class SessionApi:
         return answer(self._info(entry), 201, {"Location": f"/sessions/{entry.name}"})
 
     async def fork(self, call: Call) -> web.Response:
-        """Make independent sessions in the same state, or in that of a checkpoint."""
         request = parse(ForkRequest, call.body or b"{}")
         async with self._sessions.use(call.params["id"]) as entry:
 
@@ -142,7 +130,6 @@ class SessionApi:
         return answer(response, 201, {"Location": f"/sessions/{response.id}"})
 
     async def checkpoint(self, call: Call) -> web.Response:
-        """Keep the state as it is now, under a name."""
         label = _unquoted(call.params["name"])
         async with self._sessions.use(call.params["id"]) as entry:
             with self._sessions.room():
@@ -156,7 +143,7 @@ class SessionApi:
         return answer(CheckpointNames(checkpoints=list(session.checkpoints)))
 
     async def drop_checkpoint(self, call: Call) -> web.Response:
-        """Free a checkpoint; that there is none of that name is fine."""
+        """Free a checkpoint; an unknown name is fine."""
         label = _unquoted(call.params["name"])
         async with self._sessions.use(call.params["id"]) as entry:
             if label in entry.session.checkpoints:
@@ -198,7 +185,6 @@ class SessionApi:
         return [self._sessions.add(ServedSession(self._worker, session, patience, cells)) for session in sessions]
 
     async def run_cell(self, call: Call) -> web.Response:
-        """Run a cell."""
         request = parse(CellRequest, call.body)
         check_limits(request, self._config, "timeout")
         async with self._sessions.use(call.params["id"]) as entry, self._gate.slot() as waited:
@@ -213,19 +199,18 @@ class SessionApi:
         return answer(CellResponse(result))
 
     async def write_file(self, call: Call) -> web.Response:
-        """Write a file: the body is its content."""
-        async with self._file(call) as (session, name):
+        name = _unquoted(call.params["name"])
+        async with self._using_files(call) as session:
             await session.write_file(name, call.body)
         return web.Response(status=204)
 
     async def read_file(self, call: Call) -> web.Response:
-        """Read a file: the answer is its content."""
-        async with self._file(call) as (session, name):
+        name = _unquoted(call.params["name"])
+        async with self._using_files(call) as session:
             content = await session.read_file(name)
         return web.Response(body=content, content_type=RAW)
 
     async def files(self, call: Call) -> web.Response:
-        """Do something with a file or folder."""
         request = parse(FilesRequest, call.body)
         by_action: dict[str, dict[str, Any]] = {
             "move": {"to": _path(request.to, "to") if request.action == "move" else None},
@@ -239,7 +224,6 @@ class SessionApi:
         return answer(FilesResponse(files=list(files)))
 
     async def pack(self, call: Call) -> web.Response:
-        """Read several files: the answer is their sizes and contents."""
         request = parse(PackRequest, call.body)
         path = _path(request.path, "path")
         async with self._using_files(call) as session:
@@ -249,22 +233,14 @@ class SessionApi:
         return web.Response(body=framed(sizes, data), content_type=RAW)
 
     async def unpack(self, call: Call) -> web.Response:
-        """Make folders, links and files below a folder: the body holds their rows and contents."""
         path, rows, data = _rows(call.body)
         async with self._using_files(call) as session:
             await session._unpack(path, rows, data)
         return web.Response(status=204)
 
     @contextlib.asynccontextmanager
-    async def _file(self, call: Call) -> AsyncIterator[tuple[Session, str]]:
-        """Give the session and the file's name, which the session checks."""
-        name = _unquoted(call.params["name"])
-        async with self._using_files(call) as session:
-            yield session, name
-
-    @contextlib.asynccontextmanager
     async def _using_files(self, call: Call) -> AsyncIterator[Session]:
-        """Give the session. Translates what goes wrong with its files to answers."""
+        """Give the session, and translate failures with its files to answers."""
         async with self._sessions.use(call.params["id"]) as entry:
             try:
                 async with asyncio.timeout(FILE_DEADLINE):
@@ -285,19 +261,14 @@ class SessionApi:
         return entry.info(self._sessions.idle_timeout)
 
     async def delete(self, call: Call) -> web.Response:
-        """Close a session."""
         await self._sessions.remove(call.params["id"])
         return web.Response(status=204)
 
     async def failed(self, entry: ServedSession, error: Exception, *, of_file: bool = False) -> RequestRefusedError:
-        """Return the answer for a failure of the sandbox. A session that does not answer is closed.
+        """Make the answer for a failure of the sandbox, and close a session that does not answer.
 
-        How far the call came is unknown, so the status is one that clients do not retry.
-
-        Args:
-            entry: the session.
-            error: what happened.
-            of_file: whether the call was about a file: if the session goes on, the file is to blame.
+        The call's progress is unknown, so the status is one that clients do not retry. If the session goes on, the
+        file is to blame for a failure `of_file`.
         """
         if isinstance(error, SandboxUnsupportedError | SandboxBusyError):
             return _refusal(error)
@@ -313,7 +284,7 @@ class SessionApi:
 
 
 def _refusal(error: SandboxError) -> RequestRefusedError:
-    """Return the answer for what the sandbox cannot do, or not now."""
+    """Make the answer for a thing that the sandbox cannot do, or not now."""
     reasons = {SandboxUnsupportedError: "unsupported", SandboxBusyError: "no_room"}
     reason = next((reason for kind, reason in reasons.items() if isinstance(error, kind)), None)
     return RequestRefusedError(409, str(error), reason=reason)
@@ -324,14 +295,12 @@ def _try_again(detail: str) -> RequestRefusedError:
 
 
 def made_sessions(response: web.Response) -> list[str]:
-    """Return the ids of the sessions in an answer with the status 201."""
     assert isinstance(response.body, bytes)
     body = json.loads(response.body)
     return [info["id"] for info in body.get("sessions", [body])]
 
 
 def _unquoted(raw: str) -> str:
-    """Return a name from a path that has it percent-encoded."""
     try:
         return unquote(raw, errors="strict")
     except UnicodeDecodeError:
@@ -346,7 +315,6 @@ def _path(name: str | None, field: str) -> str:
 
 
 def _rows(body: bytes) -> tuple[str, list[FileRow], bytes]:
-    """Return the folder, the rows and the contents of a body of several files, checked."""
     try:
         head, data = unframed(body)
         path, rows = head["path"], [_row(*row) for row in head["rows"]]

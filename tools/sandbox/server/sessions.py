@@ -12,29 +12,15 @@ from toolgym.tools.sandbox.processes import Process
 from toolgym.tools.sandbox.protocol.messages import SessionInfo
 from toolgym.tools.serving.session_table import SessionTable, TableSession, new_name
 
-MAX_WAITING = 32
-"""Calls that may wait for one session."""
-
-MAX_BESIDE = 128
-"""Calls about programs that may be under way in one session."""
-
+MAX_WAITING = 32  # calls for one session
+MAX_BESIDE = 128  # calls about programs of one session
 CLOSE_DEADLINE = 10.0
-"""Seconds to wait for a session to close."""
 
 
 class ServedSession(TableSession):
-    """An open session and what is known about it. Its checkpoints take places too.
+    """An open session, which has run `cells` cells, with its programs in the background by their ids.
 
-    Args:
-        worker: number of the worker; the session's name begins with it, so that every worker knows where it lives.
-        session: runs the cells.
-        patience: most seconds that a call waits for those before it.
-        cells: cells that it has run already.
-
-    Attributes:
-        session: as given.
-        cells: cells that it has run.
-        processes: its programs in the background, by id.
+    Its name begins with the number of its worker, so that every worker knows where it lives.
     """
 
     def __init__(self, worker: int, session: Session, patience: float, cells: int = 0) -> None:
@@ -49,7 +35,6 @@ class ServedSession(TableSession):
 
     @property
     def over(self) -> bool:
-        """Whether it has died, and has no checkpoint."""
         return not self.session.alive and not self.session.checkpoints
 
     async def close(self) -> None:
@@ -61,7 +46,6 @@ class ServedSession(TableSession):
             raise SandboxError(f"it did not close within {CLOSE_DEADLINE:g} s") from None
 
     def info(self, idle_timeout: float) -> SessionInfo:
-        """Return its description."""
         now = time.monotonic()
         return SessionInfo(
             id=self.name,
@@ -77,6 +61,6 @@ SandboxSessions: TypeAlias = SessionTable[ServedSession]
 
 
 def owner_of(name: str) -> int | None:
-    """Return the number of the worker that a session's name begins with; None: it names none."""
+    """Return the number of the worker in a session's name; None if it has none."""
     number = name[1:].partition("-")[0]
     return int(number) if name.startswith("w") and number.isascii() and number.isdigit() and len(number) < 4 else None

@@ -17,16 +17,7 @@ from toolgym.tools.serving.worker import START_DEADLINE, run_worker
 
 @contextlib.asynccontextmanager
 async def open_app(config: ServerConfig, number: int, folder: Path | None) -> AsyncIterator[tuple[SandboxApp, str]]:
-    """Start a sandbox and open the service over it. A worker that serves more adds its routes to the app.
-
-    Args:
-        config: settings.
-        number: number of this worker.
-        folder: folder of the workers' sockets; None: this is the only one.
-
-    Raises:
-        SandboxError: the sandbox cannot start.
-    """
+    """Start a sandbox and open the service over it. A worker that serves more adds its routes to the app."""
     sandbox = config.sandbox()
     try:
         try:
