@@ -1,8 +1,4 @@
-"""The contract of an engine: tokens in, tokens out.
-
-An engine of yours says how large its vocabulary and its context are and writes `_generate`; everything else has a
-default. `examples/own_engine.py` is a complete one.
-"""
+"""The contract of an engine: tokens in, tokens out. `examples/own_engine.py` is a complete one."""
 
 from __future__ import annotations
 
@@ -29,12 +25,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 WeightSource: TypeAlias = "str | Path | Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]]"
-"""Where new weights come from: a folder that holds a checkpoint, or tensors by their names in the checkpoint."""
+"""A folder that holds a checkpoint, or tensors by their names in the checkpoint."""
 
 
 ROUNDING = 0.01
-"""How far above 0 a log-probability may be: engines that take the logarithm of a rounded probability give up to 0.008
-for a sure token (bfloat16), and 1e-7 as a rule. Such a value stays as it came."""
+"""Largest log-probability accepted: bfloat16 rounding gives up to 0.008 for a sure token. Such a value stays as it
+came."""
 
 _log = logging.getLogger("toolgym.rollout")
 
@@ -47,17 +43,17 @@ class FinishReason(enum.StrEnum):
     LENGTH = "length"
     """`max_new_tokens` was reached."""
     ABORT = "abort"
-    """`abort` was called; what was generated until then is kept."""
+    """`abort` was called; what was generated so far is kept."""
 
 
 class PauseMode(enum.StrEnum):
     """Effect of `pause` on the requests in flight."""
 
     IN_PLACE = "in_place"
-    """They keep their ids, and their keys and values. After `resume` they go on under the weights of that moment."""
+    """They keep their ids, keys and values, and go on after `resume` under the weights of that moment."""
     RETRACT = "retract"
-    """They keep their ids and give up their keys and values, which are computed again (under the new weights) when
-    they go on after `resume`."""
+    """They keep their ids; their keys and values are computed again after `resume`, under the weights of that
+    moment."""
     ABORT = "abort"
     """They end at once with `FinishReason.ABORT` and what they have; the caller may send prompt and partial again."""
 
@@ -72,12 +68,12 @@ class SamplingParams:
     """Sampling of one turn.
 
     Attributes:
-        max_new_tokens: most tokens to generate; always explicit, no engine default applies.
+        max_new_tokens: most tokens to generate; no engine default applies.
         temperature: 0 is greedy.
-        top_p: keep the smallest set of tokens whose probability reaches this; 1 keeps all.
+        top_p: keep the most probable tokens up to this total probability; 1 keeps all.
         top_k: keep the k most probable tokens; -1 keeps all.
-        min_p: drop tokens less probable than this share of the most probable one's; 0 keeps all.
-        stop_token_ids: generation ends after any of these; the stop token is part of the result.
+        min_p: drop tokens less probable than this share of the most probable one; 0 keeps all.
+        stop_token_ids: generation ends after any of these, which is then part of the result.
         seed: makes the request reproducible if the engine can; None draws afresh.
 
     Raises:
@@ -117,11 +113,11 @@ class GenerationRequest:
     """One turn to generate, checked.
 
     Attributes:
-        prompt_ids: the whole context, in order; at least one id, each in the vocabulary.
+        prompt_ids: the whole context; at least one id, each in the vocabulary.
         params: how to sample. `prompt_ids` and `max_new_tokens` fit the context.
         request_id: unique among running requests.
-        affinity: requests that share it share a growing context (the turns of one trajectory). An engine with several
-            replicas sends them to the same one, for its prefix cache.
+        affinity: shared by the turns of one trajectory, whose context grows. An engine with several replicas sends them
+            to the same one, for its prefix cache.
     """
 
     prompt_ids: tuple[int, ...]
@@ -135,15 +131,14 @@ class Generation:
     """The answer of an engine to one request.
 
     Attributes:
-        token_ids: the sampled ids, in order, a matched stop token included.
-        logprobs: natural-log probability of each sampled id, under the temperature-scaled distribution before
-            top-p, top-k and min-p (under the unscaled one when the temperature is 0). Finite, and at most 0 (but see
-            `ROUNDING`). Same length as `token_ids`.
+        token_ids: the sampled ids, a matched stop token included.
+        logprobs: natural-log probability of each id, under the temperature-scaled distribution before top-p, top-k and
+            min-p (under the unscaled one at temperature 0). Finite, and at most `ROUNDING`.
         finish_reason: why it ended.
-        weight_versions: the version of the weights that sampled each id. Same length as `token_ids`.
+        weight_versions: the version of the weights that sampled each id.
         cached_tokens: prompt tokens whose keys and values the engine already had.
-        aligned: further payloads by name, one entry per sampled id: the first axis of each array has the length of
-            `token_ids`. `SGLangServer` documents those that it can fill. Two generations are compared without them.
+        aligned: further payloads by name, arrays with one row for each id, such as those that `SGLangServer` documents.
+            Two generations are compared without them.
 
     Raises:
         EngineError: the lengths differ.
@@ -158,16 +153,16 @@ class Generation:
 
     @cached_property
     def ids(self) -> TokenIds:
-        """`token_ids`, looked at once; its `array` is int32 `[tokens]`.
+        """`token_ids`, checked once; its `array` is int32 `[tokens]`.
 
         Raises:
-            ConfigError: one is no whole number.
+            ConfigError: an id is no whole number.
         """
         return TokenIds(self.token_ids)
 
     @cached_property
     def logprob_array(self) -> np.ndarray[Any, Any]:
-        """`logprobs` as an array `[tokens]`: float64, or another dtype where they are no floats.
+        """`logprobs` as an array `[tokens]`: float64, or another dtype if they are no floats.
 
         Raises:
             ValueError: there is no such dtype.
@@ -195,13 +190,13 @@ class Generation:
 
 @dataclass(frozen=True)
 class EngineLoad:
-    """Load of an engine, with all requests that it has, those of other callers too.
+    """Load of an engine under the requests of all callers.
 
     Attributes:
-        kv_cache_use: share of the memory for keys and values that running requests take, 0 to 1. Of several replicas,
+        kv_cache_use: share of the memory for keys and values that running requests take, 0 to 1; of several replicas,
             that of the fullest.
         running: requests that are generated now, of all replicas together.
-        queued: requests that wait inside of the engine for their turn, of all replicas together.
+        queued: requests that wait inside of the engine, of all replicas together.
         max_running: most requests that it generates at once, all replicas together; None if it does not say.
     """
 
@@ -212,7 +207,6 @@ class EngineLoad:
 
     @classmethod
     def of_replicas(cls, loads: Sequence[EngineLoad]) -> EngineLoad:
-        """The load of several replicas together, of at least one."""
         most = [load.max_running for load in loads if load.max_running is not None]
         return cls(
             kv_cache_use=max(load.kv_cache_use for load in loads),
@@ -227,10 +221,8 @@ class Engine(ABC):
 
     `start` before the first request and `close` after the last, or use it as an async context manager.
 
-    A subclass writes `vocab_size`, `context_length` and `_generate`. It replaces `weight_version`, `abort`, `pause`,
-    `resume`, `update_weights` and `load` if it can do these, `start` and `close` if it has something to get ready
-    or to free. `generate` is not to be replaced: it checks each request before `_generate` sees it, and each answer
-    before a caller does.
+    A subclass writes `vocab_size`, `context_length` and `_generate`. It replaces other methods if it can do what they
+    promise; only `generate`, which checks each request and answer, is final.
     """
 
     _tokenizer: PreTrainedTokenizerBase | None = None
@@ -273,10 +265,7 @@ class Engine(ABC):
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase | None:
-        """The tokenizer of the engine's model; None if the engine has none and does not know where one is.
-
-        An engine that knows where its model lies loads it at the first use; `open_engine` has loaded it. Set it to use
-        another.
+        """The tokenizer of the engine's model, loaded at the first use; None if the engine does not know where one is.
 
         Raises:
             ConfigError: the model's folder holds no tokenizer.
@@ -314,7 +303,7 @@ class Engine(ABC):
         self._agreed = tokenizer
 
     async def _detokenize(self, token_ids: list[int]) -> dict[str, str]:
-        """The text of ids, special tokens included, by the tokenizer of each server; none where there is no means."""
+        """The text of ids by each server's tokenizer, special tokens included; empty if no server can tell."""
         return {}
 
     async def start(self) -> None:
@@ -338,7 +327,7 @@ class Engine(ABC):
         """Generate one turn. Cancelling the call aborts the request.
 
         Args:
-            prompt_ids: the whole context, in order; not empty. `TokenIds` are not looked at one by one again.
+            prompt_ids: the whole context; not empty. `TokenIds` are not checked again.
             params: how to sample.
             request_id: unique among running requests.
             affinity: see `GenerationRequest`.
@@ -360,10 +349,7 @@ class Engine(ABC):
 
     @abstractmethod
     async def _generate(self, request: GenerationRequest) -> Generation:
-        """Generate one turn. Cancelling the call must abort the request.
-
-        Args:
-            request: what to generate; checked, so every id is in the vocabulary and everything fits the context.
+        """Generate one turn of a checked request. Cancelling the call must abort it.
 
         Raises:
             ConfigError: the request asks for something that this engine cannot do, or its id is running.
@@ -382,7 +368,7 @@ class Engine(ABC):
         """Stop sampling until `resume`; new requests wait. The mode says what becomes of those in flight.
 
         Raises:
-            ConfigError: the mode is none, or one that this engine cannot do.
+            ConfigError: this engine cannot pause in this mode.
             EngineError: this engine cannot pause at all, or did not answer.
         """
         raise EngineError(f"{type(self).__name__} cannot pause")
@@ -398,11 +384,11 @@ class Engine(ABC):
     async def update_weights(self, source: WeightSource, *, version: str) -> None:
         """Load new weights of the same architecture. Tokens sampled from here on carry `version`.
 
-        Requests in flight go on; `pause` first decides how. Engines have further ways beside this one, see each.
+        Requests in flight go on, as `pause` decides.
 
         Args:
-            source: a folder that holds a checkpoint (where the engine runs, it must be visible under this name), or
-                tensors by their names in the checkpoint.
+            source: a folder with a checkpoint, as the engine's machine sees it, or tensors by their names in the
+                checkpoint.
             version: name of these weights, not empty.
 
         Raises:
@@ -432,7 +418,6 @@ class Engine(ABC):
         await self.close()
 
     def _check_request(self, prompt_ids: TokenIds, params: SamplingParams) -> None:
-        """Refuse a request that an engine must never see: an unknown id can kill a server."""
         if not prompt_ids:
             raise ConfigError("a prompt must have at least one token")
         low, high = prompt_ids.least, prompt_ids.greatest
@@ -447,7 +432,6 @@ class Engine(ABC):
             )
 
     def _check_generation(self, generation: Generation, request: GenerationRequest) -> None:
-        """Refuse an answer that would break a batch."""
         name = type(self).__name__
         if not isinstance(generation, Generation):
             raise EngineError(f"{name}._generate must return a Generation, got {type(generation).__name__}")
@@ -472,7 +456,6 @@ class Engine(ABC):
 
 
 def _are_finite(generation: Generation) -> bool:
-    """Whether all log-probabilities are finite numbers."""
     try:
         array = generation.logprob_array
     except ValueError:
@@ -481,11 +464,6 @@ def _are_finite(generation: Generation) -> bool:
 
 
 def checked_version(version: object) -> str:
-    """Return the version of an update of the weights.
-
-    Raises:
-        ConfigError: it is no text, or empty.
-    """
     if not isinstance(version, str) or not version:
         raise ConfigError(f"version must be a string that is not empty, got {version!r}")
     return version

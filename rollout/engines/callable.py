@@ -1,4 +1,4 @@
-"""`CallableEngine`: an engine made from one async function, which is what a trainer's own generation looks like."""
+"""`CallableEngine`: an engine made from one async function, such as a trainer's own generation."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Answer: TypeAlias = "Generation | Mapping[str, Any] | tuple[Any, ...]"
-"""What a generate function may return; see `read_answer`."""
+"""A return value that `read_answer` reads."""
 
 Generate: TypeAlias = Callable[[GenerationRequest], Awaitable[Answer]]
-"""An async function that generates one turn."""
 
 NO_LIMIT = 10**9
 """From this length on, a tokenizer's `model_max_length` says that it has none."""
@@ -40,8 +39,7 @@ class CallableEngine(Engine):
         weight_version: version of the weights, for answers that do not say theirs.
 
     Raises:
-        ConfigError: `generate` cannot be called, a number is out of range, or the tokenizer has no length and
-            `context_length` was not given.
+        ConfigError: an argument is not usable, or the tokenizer has no length and `context_length` was not given.
     """
 
     def __init__(
@@ -80,7 +78,6 @@ class CallableEngine(Engine):
 
     @property
     def weight_version(self) -> str:
-        """The version that was last set."""
         return self._weight_version
 
     @weight_version.setter
@@ -101,10 +98,10 @@ def read_answer(answer: object, request: GenerationRequest, weight_version: str 
     Args:
         answer: a `Generation`; or a mapping with `token_ids` and `logprobs`, and any of the other attributes of
             `Generation`; or a tuple `(token_ids, logprobs)` or `(token_ids, logprobs, finish_reason)`. Lists, tuples,
-            NumPy arrays and tensors `[tokens]` are fine. `weight_versions` may be one version for all tokens. Where
+            NumPy arrays and tensors `[tokens]` are fine. `weight_versions` may be one version for all tokens. If
             `finish_reason` is left out, it follows from the last id and the number of ids.
         request: what was asked for.
-        weight_version: version of the weights where the answer does not say it.
+        weight_version: version of the weights if the answer does not say it.
 
     Raises:
         EngineError: it is none of these, the lengths differ, or the reason is left out and does not follow.
@@ -137,7 +134,6 @@ def read_answer(answer: object, request: GenerationRequest, weight_version: str 
 
 
 def _numbers(name: str, values: Any, kind: type) -> list[Any]:
-    """The values as a list, each of which is of the kind."""
     if hasattr(values, "tolist"):
         values = values.tolist()
     if isinstance(values, str | bytes) or not isinstance(values, Sequence):

@@ -21,13 +21,7 @@ TINY_TOP_P = 1e-9
 
 
 class NotTakenError(AttemptError):
-    """A server did not take a request, which may be sent again.
-
-    Args:
-        final: what to raise if no attempt is left.
-        after: as in `AttemptError`.
-        counts: as in `AttemptError`.
-    """
+    """A server did not take a request, which may be sent again. `final` is raised if no attempt is left."""
 
     def __init__(self, final: ConfigError | EngineError, after: float | None = None, *, counts: bool = True) -> None:
         super().__init__(str(final), sent=False, after=after)
@@ -36,11 +30,7 @@ class NotTakenError(AttemptError):
 
 
 async def repeat_request(attempt: Callable[[], Awaitable[T]]) -> T:
-    """Make attempts at a request as `RETRIES` says, until one succeeds.
-
-    Raises:
-        EngineError, ConfigError: the last attempt's `NotTakenError.final`, or what an attempt raised itself.
-    """
+    """Make attempts as `RETRIES` says, and raise the last one's `NotTakenError.final` if none succeeds."""
     try:
         return await repeat(attempt, RETRIES, repeatable=True)
     except NotTakenError as error:
@@ -48,11 +38,7 @@ async def repeat_request(attempt: Callable[[], Awaitable[T]]) -> T:
 
 
 def error_text(answer: Any) -> str:
-    """Find the message in the decoded body of an error.
-
-    Shapes seen, of SGLang and vLLM: `{"error": {"message": ...}}`, `{"error": "..."}`, `{"message": ...}`,
-    `{"detail": ...}`.
-    """
+    """Find the message in the decoded body of an error, in any of the shapes that SGLang and vLLM send."""
     if isinstance(answer, Mapping):
         for name in ("error", "message", "detail"):
             inner = answer.get(name)
@@ -80,7 +66,7 @@ def refusal(
         url: the endpoint.
         status: of the answer.
         body: of the answer, decoded.
-        name: of the server in the error that the request's content is wrong; the url if empty.
+        name: of the server, for the error that the request's content is wrong; the url if empty.
         of_content: whether such a status as 400 means that the request's content is wrong.
         hint: what to do about 404.
     """
@@ -95,15 +81,11 @@ def refusal(
 
 
 def sampling_fields(params: SamplingParams, *, of_sglang: bool, mask: bool = False) -> dict[str, Any]:
-    """Return the fields that every server takes. Each that changes the distribution is explicit.
+    """Return the fields that every server takes. All are explicit, because servers have defaults of their own.
 
-    Servers take other defaults from the model's `generation_config.json`, or from their command line.
-
-    Args:
-        params: how to sample.
-        of_sglang: to it, top-k 1 is greedy: log-probabilities would be temperature-scaled or not depending on the rest
-            of the batch (`is_all_greedy` in its sampler). A tiny top-p keeps the same token, and the scaled ones.
-        mask: whether a sampling mask will be asked for, which wants a finite top-k.
+    To SGLang, top-k 1 is greedy: log-probabilities would be temperature-scaled or not depending on the rest of the
+    batch (`is_all_greedy` in its sampler). A tiny top-p keeps the same token, and the scaled ones. With `mask`, a
+    sampling mask will be asked for, which wants a finite top-k.
     """
     top_p, top_k, min_p = params.top_p, params.top_k, params.min_p
     if of_sglang and top_k == 1 and params.temperature > 0:
@@ -125,11 +107,8 @@ def sampling_fields(params: SamplingParams, *, of_sglang: bool, mask: bool = Fal
 def seed_of(params: SamplingParams, source: random.Random, *, deterministic: bool) -> int | None:
     """Return the seed to send; None sends none.
 
-    Args:
-        params: how to sample.
-        source: where a seed is drawn for an SGLang server with `--enable-deterministic-inference`, which would give
-            every request without one the same.
-        deterministic: whether it is such a server.
+    A `deterministic` SGLang server (`--enable-deterministic-inference`) would give every request without a seed the
+    same one, so one is drawn for each.
 
     Raises:
         ConfigError: the seed is no non-negative 63-bit integer, or the server cannot sample so.

@@ -9,13 +9,7 @@ from typing import NamedTuple
 
 
 class ModelConfig(NamedTuple):
-    """Sizes of a model; None if its files do not tell them, or are not on this machine.
-
-    Attributes:
-        vocab_size: number of token ids.
-        layers: number of layers.
-        experts_per_token: experts that a mixture-of-experts layer sends each token to.
-    """
+    """Sizes of a model; None if its files do not tell them, or are not on this machine."""
 
     vocab_size: int | None = None
     layers: int | None = None

@@ -63,7 +63,7 @@ def open_engine(
             another server with its `/v1`.
         tokenizer: a tokenizer, or its folder or hub name; None: the one that the engine names.
         api_key: for servers that want one.
-        device: where to put a model that is loaded here, for example "cuda"; None: the CPU.
+        device: for a model that is loaded here, for example "cuda"; None: the CPU.
         dtype: for a model that is loaded here, for example "bfloat16"; None: the checkpoint's.
 
     Returns:
@@ -71,8 +71,7 @@ def open_engine(
 
     Raises:
         UnknownNameError: the name is none of these.
-        ConfigError: the model or the tokenizer cannot be loaded; or `device` or `dtype` is unknown, or was given for a
-            server, which has its own.
+        ConfigError: the model or the tokenizer cannot be loaded; or `device` or `dtype` is unknown, or for a server.
         EngineUnavailableError: no server answers.
         EngineError: the server does not do what an engine needs.
         MissingExtraError: torch or transformers is not installed.

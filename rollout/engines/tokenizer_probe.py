@@ -1,4 +1,4 @@
-"""Whether a tokenizer is that of the model which a server has: what a few ids mean to both."""
+"""Whether a tokenizer is that of the model which a server has."""
 
 from __future__ import annotations
 
@@ -19,11 +19,7 @@ def probe_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
 
 
 def require_same_text(tokenizer: PreTrainedTokenizerBase, ids: list[int], theirs: str, server: str) -> None:
-    """Compare what ids mean to a tokenizer and to a server, up to white space, which decoders may tidy.
-
-    Raises:
-        ConfigError: the texts differ.
-    """
+    """Compare what ids mean to a tokenizer and to a server, up to white space, which decoders may tidy."""
     ours = str(tokenizer.decode(ids, skip_special_tokens=False))
     if "".join(ours.split()) != "".join(theirs.split()):
         raise ConfigError(

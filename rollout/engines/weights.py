@@ -14,15 +14,10 @@ except ImportError as error:
     raise missing_extra("rollout", "The embedded engine", error) from error
 
 SHOWN = 5
-"""How many wrong names an error message lists."""
 
 
 def collect_weights(source: Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """Read a whole source, so that a source that fails half-way changes nothing.
-
-    Raises:
-        ConfigError: an entry is not a name with a tensor, or a name comes twice.
-    """
+    """Read a whole source, so that a source that fails half-way changes nothing."""
     weights: dict[str, torch.Tensor] = {}
     for entry in source.items() if isinstance(source, Mapping) else source:
         if not (
@@ -43,10 +38,6 @@ def check_weights(module: nn.Module, weights: Mapping[str, torch.Tensor]) -> Non
     """Make sure that `weights` are exactly the module's parameters and persistent buffers.
 
     Of tied tensors (an embedding that is also the output layer) one name is enough, as in saved checkpoints.
-
-    Raises:
-        ConfigError: a name is unknown or missing, a shape or kind of dtype differs, a tensor has no data, or two
-            tied names disagree.
     """
     current: dict[str, torch.Tensor] = module.state_dict()
     unknown = [name for name in weights if name not in current]

@@ -11,11 +11,7 @@ if TYPE_CHECKING:
 
 
 class EngineWrapper(Engine):
-    """Passes everything on to the engine inside. A subclass replaces what it does otherwise, most often `_generate`.
-
-    Args:
-        engine: the engine inside; started and closed with this one.
-    """
+    """Passes everything on to the engine inside. A subclass replaces what it changes, most often `_generate`."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
