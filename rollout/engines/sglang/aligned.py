@@ -1,18 +1,15 @@
 """Payloads that SGLang returns beside each sampled token, as arrays for `Generation.aligned`.
 
 `routed_experts`: int32 `[tokens, layers, experts_per_token]`, the experts that a mixture of experts chose, for routing
-replay. Row t belongs to the forward pass whose logits gave token t, as its log-probability does; that is the pass over
-the token *before* it. So every sampled token has a row. The first row is that of the prompt's last token; the pass over
-the last sampled token was never made. SGLang could return the prompt's rows too (one per position but the last); they
-are not asked for, and cut away where a server sends them anyway. Rows of layers without experts are 0. Servers need
-`--enable-return-routed-experts`. Where SGLang retracts a request it computes its keys and values anew, and returns the
-rows of the last time.
+replay. Row t belongs to the forward pass whose logits gave token t, as its log-probability does: the pass over the
+token *before* it. So every sampled token has a row; the prompt's rows are not asked for, and cut away if a server sends
+them anyway. Rows of layers without experts are 0. Servers need `--enable-return-routed-experts`. If SGLang retracts a
+request, it returns the rows of the last time.
 
 `sampling_mask`: int32 `[tokens, kept]`, the ids among which each token was sampled, after top-k, top-p and min-p, in no
-particular order; -1 fills up rows with fewer. `kept` is `top_k` (1 at temperature 0), or more where equally probable
-ids stand at the border. It may thus differ from one generation to the next; where generations are joined, rows are
-filled up with -1 to the widest (`FILLERS` in `toolgym.rollout.trajectory.token_sequence`). SGLang wants a finite
-`top_k` of at most `--sampling-mask-max-tokens`.
+particular order; -1 fills up rows with fewer. `kept` is `top_k` (1 at temperature 0), or more if equally probable ids
+stand at the border; where generations are joined, rows are filled up to the widest (`FILLERS` in
+`toolgym.rollout.trajectory.token_sequence`). SGLang wants a finite `top_k` of at most `--sampling-mask-max-tokens`.
 
 Sources: SGLang 0.5.23, `GenerateReqInput` in `managers/io_struct.py`, `_maybe_collect_routed_experts` in
 `managers/scheduler_components/batch_result_processor.py`, `sampling/sampling_mask.py`, and what servers were seen to
@@ -38,11 +35,6 @@ Ints: TypeAlias = np.ndarray[Any, np.dtype[np.int32]]
 
 
 def check_names(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the payloads' names.
-
-    Raises:
-        ConfigError: one is not known.
-    """
     if isinstance(names, str):
         raise ConfigError(f"aligned must be a sequence of names, got the text {names!r}: write ({names!r},)")
     for name in names:
@@ -54,11 +46,7 @@ def check_names(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def check_server(names: Sequence[str], info: ServerInfo) -> None:
-    """Refuse a server that cannot return these payloads.
-
-    Raises:
-        ConfigError: it was started without the flag, or the shape of its routing is not known.
-    """
+    """Refuse a server that cannot return these payloads."""
     if ROUTED_EXPERTS not in names:
         return
     if info.returns_routed_experts is False:
@@ -75,17 +63,12 @@ def check_server(names: Sequence[str], info: ServerInfo) -> None:
 
 
 def check_params(names: Sequence[str], params: SamplingParams) -> None:
-    """Refuse parameters under which SGLang cannot return these payloads.
-
-    Raises:
-        ConfigError: a sampling mask is wanted, and `top_k` keeps all tokens.
-    """
+    """Refuse parameters under which SGLang cannot return these payloads."""
     if SAMPLING_MASK in names and params.temperature > 0 and params.top_k == -1:
         raise ConfigError("SGLang returns a sampling mask only where top_k is finite: set top_k, for example to 64")
 
 
 def payload_fields(names: Sequence[str], prompt_tokens: int) -> dict[str, Any]:
-    """Return the fields of `/generate` that ask for these payloads."""
     fields: dict[str, Any] = {}
     if ROUTED_EXPERTS in names:
         fields |= {"return_routed_experts": True, "routed_experts_start_len": prompt_tokens - 1}
@@ -101,11 +84,6 @@ def read_payloads(
     request: GenerationRequest,
     info: ServerInfo,
 ) -> dict[str, np.ndarray[Any, Any]]:
-    """Decode the payloads of one answer.
-
-    Raises:
-        EngineError: one is missing, or does not fit the tokens.
-    """
     payloads: dict[str, np.ndarray[Any, Any]] = {}
     if ROUTED_EXPERTS in names:
         assert info.routing_shape is not None

@@ -1,8 +1,7 @@
 """`SGLangClient`: the engine that asks SGLang over any transport.
 
-Every control call goes to all replicas at once, each with a deadline. It leaves out a replica that is known to be
-unreachable, which comes back only with the right weights. A replica that refuses or takes too long is an error that
-names it.
+Control calls go to all replicas at once, but for those that are known to be unreachable; these come back only with the
+right weights.
 """
 
 from __future__ import annotations
@@ -48,28 +47,23 @@ if TYPE_CHECKING:
 WEIGHT_UPDATE_GROUP = "weight_update_group"
 """SGLang's own default name of the process group that carries new weights."""
 LOAD_TIMEOUT = 5.0
-"""Seconds that a replica gets to tell its load."""
 
 
 class SGLangClient(Engine):
     """Generates with SGLang over a transport. `SGLangServer` and `SGLangEngine` make one with theirs.
 
-    Versions: every update names the version of its weights, and each token says which version sampled it
-    (`Generation.weight_versions`). Under `PauseMode.IN_PLACE` or `RETRACT` what is in flight goes on under the new
-    weights. An update needs no pause: SGLang finishes what runs, and what is new waits. An update in several buckets
-    would let requests in between them, so it pauses SGLang by itself, with `RETRACT`.
+    Versions: every update names the version of its weights, and each token says which version sampled it. Under
+    `PauseMode.IN_PLACE` or `RETRACT` what is in flight goes on under the new weights. An update needs no pause: SGLang
+    finishes what runs, and what is new waits. An update in several buckets would let requests in between them, so it
+    pauses SGLang by itself, with `RETRACT`.
 
-    The prefix cache is flushed with each update, except under `PauseMode.IN_PLACE`, where SGLang cannot. There it is
-    kept apart by a label that no other update has, and tokens come with it. So the first token tells of a request that
-    began on older keys and values, as its client did not know of the update yet, or it waited inside SGLang. It is sent
-    again, once, with nothing of the cache.
-
-    Payloads: `aligned` names what `Generation.aligned` is to hold, of `routed_experts` and `sampling_mask`; see
-    `toolgym.rollout.engines.sglang.aligned` for shapes, and for the flags that the servers need.
+    The prefix cache is flushed with each update, except under `PauseMode.IN_PLACE`, where SGLang cannot. There a label
+    that no other update has keeps it apart, and tokens come with that label. So the first token tells of a request that
+    began on older keys and values; it is sent again, once, with nothing of the cache.
 
     Args:
-        transport: where SGLang is.
-        aligned: payloads to ask for with every request.
+        transport: the way to SGLang.
+        aligned: payloads to ask for with every request, see `toolgym.rollout.engines.sglang.aligned`.
         request_timeout: seconds for one generation, waiting and pauses included.
         control_timeout: seconds for a control call.
         weights_timeout: seconds for an update of the weights.
@@ -186,11 +180,10 @@ class SGLangClient(Engine):
         """Stop sampling until `resume`; new requests wait here, not in SGLang.
 
         `PauseMode.ABORT` ends every request that SGLang has, other clients' too. A paused engine can be paused again
-        with another mode; after `PauseMode.RETRACT`, and where SGLang had retracted a request for lack of memory, an
-        abort gives back nothing of it.
+        with another mode; after `PauseMode.RETRACT`, and if SGLang had retracted a request for lack of memory, an abort
+        gives back nothing of it.
 
         Raises:
-            ConfigError: the mode is none.
             EngineError: a replica did not pause; the engine is then as before.
         """
         mode = PauseMode(mode)
@@ -222,7 +215,6 @@ class SGLangClient(Engine):
         self._state.running.set()
 
     async def update_weights(self, source: WeightSource, *, version: str) -> None:
-        """Load new weights: `update_weights_from_disk` of a folder, `update_weights_from_tensors` of tensors."""
         if isinstance(source, str | Path):
             await self.update_weights_from_disk(str(source), version=version)
         else:
@@ -235,7 +227,6 @@ class SGLangClient(Engine):
         return read_load(loads) if self.paused is None else None
 
     async def close(self) -> None:
-        """Abort what runs, and free the connections, or SGLang's processes if it runs in this one."""
         if self._closed:
             return
         self._closed = True
@@ -251,8 +242,7 @@ class SGLangClient(Engine):
     async def release_memory_occupation(self, tags: Sequence[str] | None = None) -> None:
         """Give the accelerator's memory back, for a learner on the same device. The engine must be idle.
 
-        Args:
-            tags: "weights", "kv_cache"; None is all. Servers need `--enable-memory-saver`.
+        `tags` are of "weights" and "kv_cache"; None is all. Servers need `--enable-memory-saver`.
         """
         await self._command("/release_memory_occupation", {"tags": None if tags is None else list(tags)})
 
@@ -267,7 +257,7 @@ class SGLangClient(Engine):
 
         Args:
             model_path: a folder that every server sees under this name, or a hub name.
-            version: what the tokens sampled from here on say.
+            version: name of these weights.
             load_format: SGLang's `--load-format`; None takes the server's.
 
         Raises:
@@ -291,7 +281,7 @@ class SGLangClient(Engine):
 
         Args:
             named_tensors: weights by the names of the Hugging Face checkpoint, any subset of them.
-            version: what the tokens sampled from here on say.
+            version: name of these weights.
             load_format: None, or "direct" for names of SGLang's own module.
             bucket_bytes: most bytes of tensors in one request.
 
@@ -329,8 +319,8 @@ class SGLangClient(Engine):
     ) -> None:
         """Let the servers join a torch process group whose rank 0 is the learner.
 
-        The learner must join at the same time (`torch.distributed`, or SGLang's `init_custom_process_group`), with
-        the world size of `weights_world_size`. All servers must be healthy: a group waits for each of its ranks.
+        The learner must join at the same time (`join_weights_update_group`), with the world size of
+        `weights_world_size`. All servers must be healthy: a group waits for each of its ranks.
         """
         self._require_open()
         ranks = list(self._transport.ranks.values())
@@ -365,11 +355,11 @@ class SGLangClient(Engine):
         """Receive weights that the learner broadcasts in the group, in this order.
 
         The learner must not broadcast before this call has begun, and not wait for it to end: run both together. A
-        broadcast has no end where the servers refuse this call, so give the learner's a deadline too.
+        broadcast has no end if the servers refuse this call, so give the learner's a deadline too.
 
         Args:
             tensors: name, dtype ("float32") and shape of each.
-            version: what the tokens sampled from here on say.
+            version: name of these weights.
             group_name: as in `init_weights_update_group`.
             load_format: as SGLang's.
         """
@@ -385,13 +375,12 @@ class SGLangClient(Engine):
             await self._weights_command("/update_weights_from_distributed", body, load_format, all_required=True)
 
     async def destroy_weights_update_group(self, group_name: str = WEIGHT_UPDATE_GROUP) -> None:
-        """Leave the group."""
         await self._command("/destroy_weights_update_group", {"group_name": group_name})
 
     async def update_weight_version(self, version: str) -> None:
         """Name the version of weights that were changed in another way. Aborts nothing.
 
-        Where SGLang is not paused in place, the prefix cache must have been flushed with them, as SGLang does itself.
+        Unless SGLang is paused in place, the prefix cache must have been flushed with them, as SGLang does itself.
         """
         async with self._new_weights(version) as label:
             await self._command("/update_weight_version", {"new_version": label, "abort_all_requests": False})
@@ -407,10 +396,8 @@ class SGLangClient(Engine):
         return {name: answer["loads"] for name, answer in (await self._query("/v1/loads")).items()}
 
     async def metrics(self) -> dict[str, dict[str, float]]:
-        """The Prometheus samples of each replica, for example "sglang:num_running_reqs{...}".
-
-        Servers need `--enable-metrics`.
-        """
+        """The Prometheus samples of each replica, such as "sglang:num_running_reqs{...}". Servers need
+        `--enable-metrics`."""
         return {name: messages.parse_metrics(text) for name, text in (await self._query("/metrics")).items()}
 
     # ---- inside
@@ -442,7 +429,7 @@ class SGLangClient(Engine):
 
     @contextlib.asynccontextmanager
     async def _held(self, needed: bool) -> AsyncIterator[None]:
-        """Pause SGLang for a block, if that is needed and it is not paused."""
+        """Pause SGLang for a block if that is needed and it is not paused."""
         if not needed or self.paused is not None:
             yield
             return

@@ -21,13 +21,11 @@ from toolgym.tools.lazy import missing_extra
 T = TypeVar("T")
 
 WATCH_INTERVAL = 0.5
-"""Seconds between two checks that SGLang's processes live."""
 END_TIMEOUT = 60.0
-"""Seconds that SGLang's processes get to end."""
 
 
 class About(NamedTuple):
-    """SGLang's facts about itself: as `/model_info` and `/server_info` do, and the number of token ids."""
+    """SGLang's answers at `/model_info` and `/server_info`, and the number of token ids."""
 
     model: dict[str, Any]
     server: dict[str, Any]
@@ -63,16 +61,9 @@ class EngineThread:
         return self._engine.tokenizer_manager
 
     def message(self, name: str, **fields: Any) -> Any:
-        """Make one of SGLang's messages."""
         return getattr(self._messages, name)(**fields)
 
     async def start(self, timeout: float) -> About:
-        """Start SGLang.
-
-        Raises:
-            ConfigError: it refuses the arguments or the model.
-            EngineUnavailableError: it was not ready within `timeout` seconds.
-        """
         self._callers = asyncio.get_running_loop()
         self._death = asyncio.Event()
         self._catch_signal()
@@ -84,11 +75,7 @@ class EngineThread:
             raise EngineUnavailableError(f"sglang.Engine was not ready within {timeout:g} seconds") from error
 
     async def run(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Run a coroutine on SGLang's event loop; cancelling the call cancels it there.
-
-        Raises:
-            EngineUnavailableError: a process of SGLang died.
-        """
+        """Run a coroutine on SGLang's event loop; cancelling the call cancels it there."""
         if self._died:
             raise EngineUnavailableError(self._died)
         if self._loop is None or self._death is None or not self._loop.is_running():
@@ -106,7 +93,6 @@ class EngineThread:
             death.cancel()
 
     async def close(self) -> None:
-        """End SGLang's processes and the thread."""
         await in_thread(self._end)
         self._release_signal()
 
@@ -117,12 +103,10 @@ class EngineThread:
         return {**self._about.server, "internal_states": await self.manager.get_internal_state()}
 
     async def loads(self) -> dict[str, Any]:
-        """Return the answer of `/v1/loads`."""
         loads = await self.manager.get_loads()
         return {"loads": [_plain(load) for load in loads]}
 
     async def metrics(self) -> str:
-        """Return the answer of `/metrics`."""
         if not self._about.server.get("enable_metrics"):
             raise EngineError("SGLang counts nothing: make the engine with enable_metrics=True")
         client = importlib.import_module("prometheus_client")

@@ -1,4 +1,4 @@
-"""One SGLang server or router over HTTP: sends requests to it, and says what went wrong on the way."""
+"""One SGLang server or router over HTTP."""
 
 from __future__ import annotations
 
@@ -37,19 +37,12 @@ class HttpReply(NamedTuple):
 
 
 def check_url(url: str) -> str:
-    """Return a usable url without its final slash.
-
-    Raises:
-        ConfigError: it is not the address of an HTTP server.
-    """
     if not is_address(url):
         raise ConfigError(f"the url of an SGLang server must look like http://host:30000, got {url!r}")
     return url.rstrip("/")
 
 
 class SGLangReplica(Replica):
-    """One SGLang server or router."""
-
     def __init__(self, url: str, session: HttpSession) -> None:
         super().__init__(url)
         self._session = session

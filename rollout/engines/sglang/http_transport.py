@@ -38,18 +38,17 @@ FIRST_ANSWER = 10.0
 ROUTING_KEY = "x-smg-routing-key"
 """`sglang-router --policy manual` keeps a trajectory on one worker by this header."""
 MAX_ROUTING_KEYS = 65_536
-"""Most trajectories remembered that a router had to place again."""
 
 
 @dataclass(frozen=True)
 class HttpOptions:
-    """Options of the way to SGLang servers over HTTP.
+    """Options of the way to SGLang servers over HTTP. Times are seconds.
 
     Attributes:
-        connect_timeout: seconds to connect.
-        health_interval: seconds between two health checks of a server.
-        health_timeout: seconds for one.
-        unavailable_timeout: seconds that a request waits while no server is healthy.
+        connect_timeout: to connect.
+        health_interval: between two health checks of a server.
+        health_timeout: for one check.
+        unavailable_timeout: that a request waits while no server is healthy.
         balance_abs_threshold: requests that a server may have more than the least loaded one before it gives its
             trajectories away,
         balance_rel_threshold: if it also has this many times as many.
@@ -79,11 +78,7 @@ class HttpOptions:
 
 
 class HttpTransport:
-    """Carries requests and control calls to servers, or to a router and its workers. An `SGLangTransport`.
-
-    Raises:
-        ConfigError: an argument is not usable.
-    """
+    """Carries requests and control calls to servers, or to a router and its workers. An `SGLangTransport`."""
 
     def __init__(
         self,
@@ -141,7 +136,6 @@ class HttpTransport:
         return {replica.url: replica.in_flight for replica in self._routes.all} if self._routes is not None else {}
 
     async def start(self, state: ClientState) -> ServerInfo:
-        """Connect, and ask every server what it serves; see `SGLangTransport.start`."""
         self._state = state
         session = HttpSession(self._api_key, 0, self._options.connect_timeout, MAX_ANSWER)
         try:
@@ -230,7 +224,6 @@ class HttpTransport:
     # ---- health
 
     async def _probe(self, replica: SGLangReplica) -> ReplicaState:
-        """Find out whether a server or the router takes requests; see `ReplicaPool`."""
         assert self._workers is not None
         is_server = replica in self._workers.all
         # A health check may generate a token, which a paused server does not.
@@ -263,11 +256,8 @@ class HttpTransport:
     # ---- one request
 
     async def dispatch(self, request: InFlightRequest, body: dict[str, Any], affinity: str | None) -> Any:
-        """Send a request until a server answers it; see `SGLangTransport.dispatch`.
-
-        It is sent again when a server is overloaded (as `RETRIES` says), and, from its exact ids, when its server is
-        lost (at most `MOVES` times).
-        """
+        """Send a request until a server answers it: again when one is overloaded (as `RETRIES` says), and, from its
+        exact ids, when its server is lost (at most `MOVES` times)."""
         losses = 0
 
         async def attempt() -> Any:

@@ -17,9 +17,7 @@ from toolgym.tools.concurrency.blocking import in_thread
 from toolgym.tools.errors import ConfigError, EngineError, EngineUnavailableError, check_seconds
 
 NAME = "sglang.Engine"
-"""What the one replica of this engine is called."""
 ABORT_TIMEOUT = 30.0
-"""Most seconds that SGLang gets to take an abort."""
 
 _INPUTS = {
     "/abort_request": "AbortReq",
@@ -58,7 +56,6 @@ class InProcessTransport:
         return {NAME: self._ranks}
 
     async def start(self, state: ClientState) -> ServerInfo:
-        """Start SGLang and wait until it is ready; see `SGLangTransport.start`."""
         self._state = state
         thread = await in_thread(EngineThread, self._server_args)  # importing SGLang takes seconds
         try:
@@ -76,7 +73,6 @@ class InProcessTransport:
             await self._thread.close()
 
     async def dispatch(self, request: InFlightRequest, body: dict[str, Any], affinity: str | None) -> Any:
-        """Have one request generated; see `SGLangTransport.dispatch`. There is one replica, so affinity is ignored."""
         await self._state.admit(request, body)
         thread = self._started
         rid = request.next_rid()
@@ -169,13 +165,12 @@ class SGLangEngine(SGLangClient):
 
     It has the same methods as `SGLangServer`, and the same notes on logprobs, seeds and stopping hold. It lives on an
     event loop and a thread of its own, and speaks to SGLang's tokenizer manager: `sglang.Engine` itself has no abort
-    and no pause. Where a process of SGLang dies, what is in flight fails with EngineUnavailableError, and this process
-    goes on; SGLang's own watchdog would end it. (Start it from the main thread: only there can the signal be caught
-    that a dying scheduler sends.) `close` ends SGLang's processes and no other children of this one.
+    and no pause. If a process of SGLang dies, what is in flight fails with EngineUnavailableError, and this process
+    goes on. (Start it from the main thread: only there can the signal be caught that a dying scheduler sends.) `close`
+    ends SGLang's processes and no other children of this one.
 
-    A process can start it with `enable_metrics=True` once only: SGLang registers its counters for good.
-
-    SGLang starts its processes by `spawn`: a script that uses this engine needs `if __name__ == "__main__":`.
+    A process can start it with `enable_metrics=True` only once: SGLang registers its counters for good. SGLang starts
+    its processes by `spawn`: a script that uses this engine needs `if __name__ == "__main__":`.
 
     Args:
         model: a folder with a model and its tokenizer, or a hub name.

@@ -1,8 +1,5 @@
-"""Bodies for SGLang's HTTP server, and its answers as plain data: pure functions.
-
-Formats as in SGLang 0.5.23: `GenerateReqInput` in `managers/io_struct.py`, `SamplingParams` in
-`sampling/sampling_params.py`, and what the server was seen to send.
-"""
+"""Bodies for SGLang's HTTP server, and its answers as plain data. Formats as in SGLang 0.5.23: `GenerateReqInput` in
+`managers/io_struct.py`, `SamplingParams` in `sampling/sampling_params.py`, and what the server was seen to send."""
 
 from __future__ import annotations
 
@@ -40,9 +37,8 @@ class ServerInfo:
         context_length: most tokens of prompt and generation together that it serves without cutting.
         weight_version: version of its weights.
         deterministic: whether it honours seeds (`--enable-deterministic-inference`).
-        sglang_version: version of SGLang; None if the server does not say.
-        returns_routed_experts: whether it was started with `--enable-return-routed-experts`; None if it does not
-            say.
+        sglang_version: None if the server does not say.
+        returns_routed_experts: whether it was started with `--enable-return-routed-experts`; None if it does not say.
         routing_shape: layers, and experts per token, of a mixture of experts; None if they are not known.
     """
 
@@ -66,13 +62,8 @@ def read_info(
 ) -> ServerInfo:
     """Read the answers of `/model_info` and `/server_info`.
 
-    The context is what the server accepts *and* serves whole. The model has its own `context_length`. The server
-    derives `max_req_input_len` from its memory: a prompt must be shorter than that, and the server silently cuts a
-    generation whose prompt and `max_new_tokens` together are a few tokens longer.
-
-    Raises:
-        EngineError: a field is missing.
-        ConfigError: the vocabulary's size is not known.
+    The server derives `max_req_input_len` from its memory: a prompt must be shorter than that, and the server silently
+    cuts a generation whose prompt and `max_new_tokens` together are a few tokens longer.
     """
     model_path = _field(url, "/model_info", model, "model_path", str)
     context_length = _field(url, "/server_info", server, "max_req_input_len", int)
@@ -105,14 +96,13 @@ def read_info(
 def label_of(version: str, *, flushed: bool) -> str:
     """Return the label under which SGLang knows new weights.
 
-    It is the version, if the prefix cache was flushed. If it was not, it is like no label before: a version's
-    name may come twice, and what the cache holds under the first one is not of the second one's weights.
+    It is the version, if the prefix cache was flushed. If it was not, it is like no label before: a version's name may
+    come twice, and what the cache holds under the first is not of the second one's weights.
     """
     return version if flushed else f"{version}{_KEPT}{uuid.uuid4().hex}"
 
 
 def version_of(label: str) -> str:
-    """Return the version that a label names."""
     return label.partition(_KEPT)[0]
 
 
@@ -129,11 +119,7 @@ def read_labels(answer: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def merge_infos(infos: Mapping[str, ServerInfo]) -> ServerInfo:
-    """Return what equal servers say: what the first one says, with the shortest context of all.
-
-    Raises:
-        ConfigError: they are not equal.
-    """
+    """Return what equal servers say, with the shortest context of all."""
     (first_url, first), *others = infos.items()
     for name in ("vocab_size", "weight_version", "deterministic", "returns_routed_experts", "routing_shape"):
         for url, info in others:
@@ -162,7 +148,7 @@ def _field(url: str, path: str, answer: Mapping[str, Any], name: str, kind: type
 def request_body(
     prompt_ids: Sequence[int], params: SamplingParams, seed: int | None, *, mask: bool = False
 ) -> dict[str, Any]:
-    """Build the body of `/generate`, without the `rid`; see `sampling_fields`."""
+    """Build the body of `/generate`, without the `rid`."""
     sampling = {
         **sampling_fields(params, of_sglang=True, mask=mask),
         "max_new_tokens": params.max_new_tokens,
@@ -184,11 +170,6 @@ def request_body(
 
 
 def read_generation(answer: Any, params: SamplingParams) -> Generation:
-    """Read the answer of `/generate`.
-
-    Raises:
-        EngineError: it is not what SGLang answers, or the parts do not fit together.
-    """
     if not isinstance(answer, Mapping) or not isinstance(answer.get("meta_info"), Mapping):
         raise EngineError(f"SGLang must answer with output_ids and meta_info, got {shorten(answer)}")
     meta = answer["meta_info"]
@@ -268,11 +249,7 @@ def _weight_versions(meta: Mapping[str, Any], count: int) -> tuple[str, ...]:
 
 
 def parse_metrics(text: Any) -> dict[str, float]:
-    """Read Prometheus' text format: each sample by its name with its labels, as written.
-
-    Raises:
-        EngineError: it is not that format.
-    """
+    """Read Prometheus' text format: each sample by its name with its labels, as written."""
     if not isinstance(text, str):
         raise EngineError(f"/metrics must answer in Prometheus' text format, got {str(text)[:200]!r}")
     samples: dict[str, float] = {}
@@ -292,9 +269,6 @@ def read_load(answers: Mapping[str, Sequence[Mapping[str, Any]]]) -> EngineLoad 
     SGLang answers there without a flag (0.5.23, `srt/entrypoints/v1_loads.py`): one entry for each data-parallel rank,
     whose `token_usage` is the share of its KV cache that running requests take. What the prefix cache merely keeps
     counts as free.
-
-    Raises:
-        EngineError: an entry has not the fields of `/v1/loads`.
     """
     silent = [name for name, loads in answers.items() if not loads]
     if silent or not answers:

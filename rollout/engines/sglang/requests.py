@@ -19,12 +19,9 @@ WITHDRAW_DEADLINE = 5.0
 ABORT_GRACE = 5.0
 """Most seconds that a pause which aborts waits for what was in flight to come back."""
 NOTHING = Generation((), (), FinishReason.ABORT, ())
-"""The generation of a request that was aborted before it began."""
 
 
 class InFlightRequests:
-    """The requests that one client has out."""
-
     def __init__(self, state: ClientState, transport: SGLangTransport, timeout: float) -> None:
         self._state = state
         self._transport = transport
@@ -38,13 +35,7 @@ class InFlightRequests:
     async def run(
         self, wanted: GenerationRequest, body: dict[str, Any], read: Callable[[Any], Generation]
     ) -> Generation:
-        """Run one request to its end. Cancelling the call ends the request in SGLang, too.
-
-        Raises:
-            ConfigError: the id is running already.
-            EngineError: the engine was closed, or no answer came in time; or what `read` and
-                `SGLangTransport.dispatch` raise.
-        """
+        """Run one request to its end. Cancelling the call ends the request in SGLang, too."""
         request_id = wanted.request_id
         if request_id in self._requests:
             raise ConfigError(f"request id {request_id!r} is already running")
@@ -92,7 +83,6 @@ class InFlightRequests:
         return labels[0] != request.label and may_be_stale(labels[0])
 
     async def abort(self, request_id: str) -> None:
-        """End a request early. Unknown ids are fine."""
         request = self._requests.get(request_id)
         if request is not None:
             await self._abort(request)
@@ -122,7 +112,6 @@ class InFlightRequests:
             await asyncio.wait({request.task for request in late})
 
     async def close(self) -> None:
-        """End everything."""
         await asyncio.gather(*(self._withdraw(request) for request in list(self._requests.values())))
         if self._withdrawals:
             await asyncio.wait(self._withdrawals, timeout=WITHDRAW_DEADLINE)
@@ -147,7 +136,7 @@ class InFlightRequests:
             await self._transport.abort(request)
 
     async def _withdraw(self, request: InFlightRequest) -> None:
-        """End a request in every case, also where the caller is cancelled again."""
+        """End a request in every case, also if the caller is cancelled again."""
 
         async def withdraw() -> None:
             try:

@@ -18,22 +18,20 @@ class SGLangServer(SGLangClient):
 
     Several servers: requests that share an `affinity` stay with one server, for its prefix cache; new ones go to the
     server with the fewest requests in flight. A server that has `balance_abs_threshold` requests more than the least
-    loaded one, and more than `balance_rel_threshold` times as many, gives its trajectories away. Health checks take
-    servers out and back in: one that cannot be reached leaves at once, and one that answers badly leaves after three
-    checks in a row, but never the last one. A request whose server dies is sent to another from its exact ids: none of
-    its tokens had been returned. A server that comes back with other weights than the rest (it was restarted) is
-    suspended until the next update of the weights.
+    loaded one, and more than `balance_rel_threshold` times as many, gives its trajectories away. A server that cannot
+    be reached leaves at once, one that fails three health checks in a row leaves too, but never the last one. A request
+    whose server dies is sent to another from its exact ids. A server that comes back with other weights than the rest
+    (it was restarted) is suspended until the next update of the weights.
 
     A router: its workers are asked from it, or given as `workers`; control calls and aborts go to them directly, for
     routers do not pass them on. Start it with `--policy manual --disable-retries`.
 
-    Logprobs: SGLang reports them under the temperature-scaled distribution before top-p, top-k and min-p, and
-    unscaled at temperature 0 (`layers/sampler.py`), which is this library's meaning. A server must not run with
+    Logprobs: SGLang reports them under the temperature-scaled distribution before top-p, top-k and min-p, and unscaled
+    at temperature 0 (`layers/sampler.py`), which is this library's meaning. A server must not run with
     `SGLANG_RETURN_ORIGINAL_LOGPROB`, which makes all of them unscaled; no endpoint tells it.
 
-    Seeds: a server honours them only when started with `--enable-deterministic-inference`; others ignore them. Such
-    a server gives every request *without* a seed the same one (42), so this engine draws one for each. It cannot
-    combine seeds with min-p (its sampler dies), which is refused here.
+    Seeds: a server honours them only when started with `--enable-deterministic-inference`; others ignore them. Such a
+    server cannot combine seeds with min-p (its sampler dies), which is refused here.
 
     Stopping: a server also stops at the model's own end-of-sequence ids when `stop_token_ids` is not empty.
 
@@ -45,15 +43,14 @@ class SGLangServer(SGLangClient):
     Args:
         urls: the servers, for example "http://127.0.0.1:30000", or one router.
         workers: the urls of a router's workers, if they cannot be asked from it.
-        aligned: what `Generation.aligned` is to hold, of `routed_experts` and `sampling_mask`; see
+        aligned: payloads that `Generation.aligned` is to hold, of `routed_experts` and `sampling_mask`; see
             `toolgym.rollout.engines.sglang.aligned` for shapes, and for the flags that the servers need.
         request_timeout: seconds for one generation, waiting on the server and pauses included.
         control_timeout: seconds for every other call.
         weights_timeout: seconds for an update of the weights.
-        options: of connections, health checks and balance, see `HttpOptions`.
+        options: of connections, health checks and balance.
         api_key: sent as a bearer token.
-        vocab_size: number of token ids, for servers whose model folder is not on this machine: SGLang does not
-            tell it.
+        vocab_size: number of token ids, for servers whose model folder is not on this machine: SGLang does not tell it.
         routing_shape: layers, and experts per token, for `routed_experts` of such servers.
 
     Raises:
@@ -93,7 +90,6 @@ class SGLangServer(SGLangClient):
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """The servers, or the router, as given."""
         return self._http.urls
 
     @property

@@ -1,10 +1,5 @@
-"""The contract of a transport, which carries requests and control calls to SGLang.
-
-There are two: over HTTP (`http_transport`) and in this process (`in_process`).
-
-`SGLangClient` knows what to ask; a transport knows where SGLang is, how to reach it, and which replica gets what. Both
-see one `ClientState`.
-"""
+"""The contract of a transport, which knows where SGLang is, and which replica gets what: `http_transport`,
+`in_process`."""
 
 from __future__ import annotations
 
@@ -19,7 +14,7 @@ from toolgym.rollout.engines.sglang.messages import ServerInfo
 from toolgym.tools.errors import EngineError
 
 Body: TypeAlias = Mapping[str, Any] | Callable[[int], Mapping[str, Any]] | None
-"""What a control call sends: the same to every replica, or a function from a replica's number to its body."""
+"""The same for every replica, or a function from a replica's number to its body."""
 
 
 class InFlightRequest:
@@ -28,13 +23,12 @@ class InFlightRequest:
     Attributes:
         rid: the id that SGLang knows it by.
         updates: how many updates of the weights had begun when it was sent.
-        label: the label of the weights whose keys and values it may begin on.
+        label: of the weights whose keys and values it may begin on.
         own_cache: whether it is to begin on no other request's keys and values.
         sent: whether SGLang may know it.
         aborted: whether it is to end early.
         dropped: whether its answer is no longer waited for.
-        carrier: where it was sent.
-        task: the task that runs it.
+        carrier: the replica that it was sent to.
     """
 
     task: asyncio.Task[Generation]
@@ -67,10 +61,10 @@ class ClientState:
     """The state that a client and its transport share.
 
     Attributes:
-        label: that of the newest weights that are known, see `label_of` in `messages`.
-        updates_begun: how many updates of the weights have begun.
-        updates_ended: how many have ended, well or not.
-        pause_mode: how the engine is paused; None when it is not.
+        label: of the newest weights that are known, see `label_of`.
+        updates_begun: updates of the weights so far.
+        updates_ended: those of them that have ended, well or not.
+        pause_mode: None if the engine is not paused.
         running: set while the engine is not paused.
     """
 
@@ -90,12 +84,7 @@ class ClientState:
 
 
 class ReplicaError(EngineError):
-    """Some replicas did not carry out a control call; the message names each.
-
-    Attributes:
-        failed: the names of those.
-        succeeded: the names of the others.
-    """
+    """Some replicas did not carry out a control call; `failed` and `succeeded` are names."""
 
     def __init__(self, message: str, failed: Sequence[str], succeeded: Sequence[str]) -> None:
         super().__init__(message)
@@ -103,7 +92,6 @@ class ReplicaError(EngineError):
 
     @classmethod
     def of(cls, path: str, failed: Mapping[str, Exception], succeeded: Sequence[str]) -> ReplicaError:
-        """Make the error of one control call that went to every replica."""
         reasons = "; ".join(str(error) for error in failed.values())
         many = len(failed) + len(succeeded)
         message = reasons if many == 1 else f"{path} failed on {len(failed)} of {many} servers: {reasons}"
@@ -114,9 +102,7 @@ class SGLangTransport(Protocol):
     """Way to SGLang. `start` before the first other call and `close` after the last."""
 
     @property
-    def name(self) -> str:
-        """Name of the whole in error messages."""
-        ...
+    def name(self) -> str: ...
 
     @property
     def ranks(self) -> Mapping[str, int]:
@@ -124,13 +110,7 @@ class SGLangTransport(Protocol):
         ...
 
     async def start(self, state: ClientState) -> ServerInfo:
-        """Connect, or start SGLang. A start that raises leaves nothing behind.
-
-        Raises:
-            EngineUnavailableError: it does not answer, or was not ready in time.
-            EngineError: what answers is not SGLang.
-            ConfigError: an argument or the model is not usable.
-        """
+        """Connect, or start SGLang. A start that raises leaves nothing behind."""
         ...
 
     async def dispatch(self, request: InFlightRequest, body: dict[str, Any], affinity: str | None) -> Any:
@@ -143,44 +123,28 @@ class SGLangTransport(Protocol):
 
         Returns:
             SGLang's answer, decoded; None if the request was aborted while nothing of it was out.
-
-        Raises:
-            ConfigError: SGLang refused the request.
-            EngineError: it failed, or was lost too often.
-            EngineUnavailableError: nothing answers.
         """
         ...
 
     async def abort(self, request: InFlightRequest) -> None:
-        """Ask SGLang once to end a request. Raises EngineError if it does not answer."""
+        """Ask SGLang once to end a request."""
         ...
 
     async def command(self, path: str, body: Body, *, timeout: float, all_required: bool = False) -> dict[str, Any]:
-        """Have every replica do something, at once.
-
-        Args:
-            path: the endpoint.
-            body: see `Body`.
-            timeout: seconds for each replica.
-            all_required: whether it is an error when a replica is not reachable.
-
-        Returns:
-            The answers of those that are reachable, by name.
+        """Have every replica that is reachable do something, and return their answers by name.
 
         Raises:
-            ReplicaError: one refused, or gave no answer in time; names it.
-            EngineUnavailableError: those that are needed are not reachable.
+            ReplicaError: one refused, or gave no answer in time.
+            EngineUnavailableError: none is reachable, or not all are and `all_required`.
         """
         ...
 
     async def query(self, path: str, *, timeout: float) -> dict[str, Any]:
-        """Ask every replica something; returns their answers by name. Raises as `command` does."""
+        """Ask every replica something. Raises as `command` does."""
         ...
 
     def mark_outdated(self, names: Sequence[str]) -> None:
         """Suspend replicas that did not take an update of the weights which others took."""
         ...
 
-    async def close(self) -> None:
-        """Free everything; nothing is in flight any more."""
-        ...
+    async def close(self) -> None: ...

@@ -1,9 +1,8 @@
 """Tensors as SGLang's `/update_weights_from_tensor` takes them: a pickled list of (name, tensor) pairs in base64.
 
-Tensors on a CPU are pickled with their data. (SGLang's own `MultiprocessingSerializer` hands over open files or
-shared memory. A server that is no child of this process cannot take them, and dies.) Tensors on CUDA are handed over as
-CUDA IPC handles, which needs the same machine. The server's unpickler (`SafeUnpickler` in
-`srt/utils/common.py`) takes both.
+Tensors on a CPU are pickled with their data: SGLang's own `MultiprocessingSerializer` hands over open files or shared
+memory, which kills a server that is no child of this process. Tensors on CUDA are handed over as CUDA IPC handles,
+which needs the same machine.
 """
 
 from __future__ import annotations
@@ -29,11 +28,7 @@ except ImportError as error:
 def tensor_buckets(
     named_tensors: Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]], bucket_bytes: int
 ) -> list[list[tuple[str, torch.Tensor]]]:
-    """Split weights into groups of at most `bucket_bytes` bytes; a larger tensor is a group of its own.
-
-    Raises:
-        ConfigError: an entry is no name with a tensor, a name comes twice, or there is none.
-    """
+    """Split weights into groups of at most `bucket_bytes` bytes; a larger tensor is a group of its own."""
     buckets: list[list[tuple[str, torch.Tensor]]] = []
     size = 0
     for name, tensor in collect_weights(named_tensors).items():
@@ -49,7 +44,6 @@ def tensor_buckets(
 
 
 def payload(bucket: Iterable[tuple[str, torch.Tensor]]) -> str:
-    """Pickle one group of weights, in base64."""
     pairs = list(bucket)
     buffer = io.BytesIO()
     if any(tensor.is_cuda for _, tensor in pairs):
@@ -66,8 +60,8 @@ def join_weights_update_group(
     """Join, as the learner (rank 0), the process group that `init_weights_update_group` lets the servers join.
 
     It stands beside the learner's own default group, so it cannot be made with `torch.distributed.init_process_group`;
-    the servers look for each other under its name in the store at `master_address` (`init_custom_process_group`
-    in SGLang's `srt/utils/common.py`). Blocks until all have joined: call it in a thread while the engine's
+    the servers look for each other under its name in the store at `master_address` (`init_custom_process_group` in
+    SGLang's `srt/utils/common.py`). Blocks until all have joined: call it in a thread while the engine's
     `init_weights_update_group` runs.
 
     Args:
