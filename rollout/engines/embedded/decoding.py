@@ -1,9 +1,9 @@
 """A batch of sequences that a causal language model decodes together, one token per step.
 
-Sequences come and go between steps (iteration-level batching). Rows are left-padded to one length, so that every
-row's next token lies in the last column. What is covered: every causal LM of transformers whose layers all keep
-plain keys and values (full or sliding-window attention). What is not: recurrent state (Mamba, linear attention),
-encoder-decoder models, and sharing the prefill of equal prompts.
+Sequences come and go between steps (iteration-level batching). Rows are left-padded to one length, so that every row's
+next token lies in the last column. Covered is every causal LM of transformers whose layers all keep plain keys and
+values (full or sliding-window attention); recurrent state (Mamba, linear attention), encoder-decoder models, and
+sharing the prefill of equal prompts are not.
 """
 
 from __future__ import annotations
@@ -30,19 +30,14 @@ HEADROOM = 64
 
 
 class Source(Protocol):
-    """Source of a row's uniform numbers (`random.Random` is one)."""
+    """Source of a row's uniform numbers in [0, 1) (`random.Random` is one)."""
 
-    def random(self) -> float:
-        """Return a number in [0, 1)."""
-        ...
+    def random(self) -> float: ...
 
 
 @dataclass(eq=False, slots=True)
 class DecodingRow:
-    """One sequence: its prompt, its parameters, and what was sampled so far.
-
-    `token_ids`, `logprobs` and `weight_versions` have one entry per sampled token.
-    """
+    """One sequence: its prompt, its parameters, and what was sampled so far."""
 
     prompt_ids: tuple[int, ...]
     params: SamplingParams
@@ -57,22 +52,18 @@ class DecodingRow:
 
     @property
     def context_ids(self) -> list[int]:
-        """The prompt and what was sampled so far."""
         return [*self.prompt_ids, *self.token_ids]
 
     @property
     def length(self) -> int:
-        """Number of tokens in `context_ids`."""
         return len(self.prompt_ids) + len(self.token_ids)
 
     @property
     def stopped(self) -> bool:
-        """Whether the last sampled token is a stop token."""
         return bool(self.token_ids) and self.token_ids[-1] in self.stop_token_ids
 
     @property
     def done(self) -> bool:
-        """Whether no further token is to be sampled."""
         return self.stopped or len(self.token_ids) >= self.params.max_new_tokens
 
 
@@ -155,7 +146,6 @@ class DecodingBatch:
         self._columns = None
 
     def step(self, weight_version: str) -> None:
-        """Sample one more token of every row."""
         self._mask = torch.cat([self._mask, self._mask.new_ones(len(self.rows), 1)], dim=1)
         logits = self._forward(self._last_ids, self._mask, self._lengths[:, None], self._cache)
         self._lengths += 1
@@ -180,7 +170,6 @@ class DecodingBatch:
             layer.set(layer.keys[kept, :, unused:], layer.values[kept, :, unused:])
 
     def clear(self) -> None:
-        """Let all rows leave and free their keys and values."""
         self.keep([])
 
     def _extend(
@@ -235,11 +224,7 @@ class DecodingBatch:
 
 
 def check_model(model: nn.Module, device: torch.device) -> None:
-    """Make sure that batched, left-padded, cached decoding gives what the plain forward pass gives.
-
-    Raises:
-        ConfigError: it does not, so the model keeps state that this engine does not know.
-    """
+    """Make sure that batched, left-padded, cached decoding gives what the plain forward pass gives."""
     prompts = ((0, 1, 2), (1,))
     greedy = SamplingParams(max_new_tokens=2, temperature=0)
     rows = [DecodingRow(prompt, greedy, _Zero()) for prompt in prompts]

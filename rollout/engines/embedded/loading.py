@@ -26,11 +26,6 @@ class ModelFacts(NamedTuple):
 
 
 def read_device(device: str | torch.device | None) -> torch.device | None:
-    """The device of that name.
-
-    Raises:
-        ConfigError: torch knows no such device.
-    """
     if device is None:
         return None
     try:
@@ -43,11 +38,7 @@ def read_device(device: str | torch.device | None) -> torch.device | None:
 
 
 def read_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
-    """The floating dtype of that name; None for None and `"auto"`, which mean the checkpoint's.
-
-    Raises:
-        ConfigError: torch knows no such dtype, or it is not a floating one.
-    """
+    """The floating dtype of that name; None for None and `"auto"`, which mean the checkpoint's."""
     if dtype is None or dtype == "auto":
         return None
     torch_dtype = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
@@ -61,11 +52,7 @@ def read_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
 
 
 def _require_there(device: torch.device) -> None:
-    """Find out before gigabytes are loaded.
-
-    Raises:
-        ConfigError: the device is not on this machine.
-    """
+    """Find out before gigabytes are loaded."""
     try:
         torch.empty(0, device=device)
     except Exception as error:  # each backend has errors of its own
@@ -78,12 +65,7 @@ def _require_there(device: torch.device) -> None:
 
 
 def load_model(source: str | Path, dtype: torch.dtype | None, device: torch.device | None) -> nn.Module:
-    """Load a model, in evaluation mode.
-
-    Args:
-        source: a folder or a hub name.
-        dtype: None takes the checkpoint's.
-        device: None is the CPU.
+    """Load a model, in evaluation mode. `source` is a folder or a hub name.
 
     Raises:
         ConfigError: it cannot be loaded, or lacks weights; or the device is not there, or too small.
@@ -112,12 +94,7 @@ def load_model(source: str | Path, dtype: torch.dtype | None, device: torch.devi
 
 
 def inspect_model(model: nn.Module, device: torch.device | None, context_length: int | None) -> ModelFacts:
-    """Look at a module.
-
-    Args:
-        model: what should be a causal LM of transformers.
-        device: where the user says that it is; None says nothing.
-        context_length: None takes the config's `max_position_embeddings`.
+    """Look at a module, which should be a causal LM of transformers on this device.
 
     Raises:
         ConfigError: it is no such model, is elsewhere, or does not tell its context.

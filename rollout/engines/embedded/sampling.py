@@ -1,8 +1,7 @@
 """Sampling one token per row of a batch, each row with its own parameters.
 
-Every row is sampled by inverting its cumulative distribution at one uniform number that the caller drew from the
-row's own generator. So a row's token depends on its own logits, parameters and number only, never on the company
-that it has in the batch.
+Every row is sampled by inverting its cumulative distribution at one uniform number from the row's own generator. So a
+row's token depends on its own logits, parameters and number only, never on its company in the batch.
 """
 
 from __future__ import annotations
@@ -49,7 +48,6 @@ class SamplingColumns:
 
     @classmethod
     def of(cls, rows: Sequence[SamplingParams], device: torch.device) -> SamplingColumns:
-        """Lay out the parameters of `rows` as tensors on `device`."""
         greedy = [row.temperature < GREEDY_BELOW for row in rows]
         narrow = [
             index
@@ -75,15 +73,14 @@ class SamplingColumns:
 
 
 def generator_of(seed: int) -> random.Random:
-    """Make the generator of one seeded request. Any integer is a seed, and different ones differ."""
     return random.Random(str(seed))  # a string is hashed: as a number, -1 would be the same seed as 1
 
 
 def sample(logits: torch.Tensor, columns: SamplingColumns, uniforms: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Sample one token per row.
 
-    Top-p, top-k and min-p each look at the temperature-scaled distribution over the whole vocabulary, and a token
-    must pass all three ("joint", as SGLang's default sampler does). The most probable token always passes.
+    Top-p, top-k and min-p each look at the temperature-scaled distribution over the whole vocabulary, and a token must
+    pass all three ("joint", as SGLang's default sampler does). The most probable token always passes.
 
     Args:
         logits: `[batch, vocab]`, any floating dtype; NaN gives a NaN logprob.
@@ -91,8 +88,8 @@ def sample(logits: torch.Tensor, columns: SamplingColumns, uniforms: torch.Tenso
         uniforms: float64 `[batch]`, each in [0, 1).
 
     Returns:
-        The ids, int64 `[batch]`, and their natural-log probabilities, float32 `[batch]`, under the
-        temperature-scaled distribution before truncation.
+        The ids, int64 `[batch]`, and their natural-log probabilities, float32 `[batch]`, under the temperature-scaled
+        distribution before truncation.
     """
     scores = logits.float()
     # Subtracting the maximum first keeps a small temperature from overflowing to infinity minus infinity.

@@ -1,8 +1,8 @@
 """`TransformersEngine`: the embedded engine, any causal LM of transformers in this process.
 
-One thread owns the model and decodes all running requests together, one token per step; requests join and leave
-between steps. It serves small policies on a CPU, tests, and a learner that shares its module. What is not covered:
-reusing the keys and values of an earlier turn (`cached_tokens` is always 0), and several devices.
+One thread owns the model and decodes all running requests together, one token per step; requests join and leave between
+steps. It does not reuse the keys and values of an earlier turn (`cached_tokens` is always 0), and knows one device
+only.
 """
 
 from __future__ import annotations
@@ -48,8 +48,6 @@ MAX_PREFILL_TOKENS = 16384
 
 
 class _Request:
-    """One `generate` call: its row, and the future that its caller waits for."""
-
     def __init__(self, request_id: str, row: DecodingRow) -> None:
         self.request_id = request_id
         self.row = row
@@ -169,7 +167,6 @@ class TransformersEngine(Engine):
 
     @property
     def vocab_size(self) -> int:
-        """Rows of the input embedding."""
         self.model  # noqa: B018 - raises before start
         return self._vocab_size
 
@@ -251,14 +248,13 @@ class TransformersEngine(Engine):
     async def update_weights(self, source: WeightSource, *, version: str) -> None:
         """Change the weights between two decoding steps.
 
-        Requests in flight go on with the new weights: they keep the keys and values that the old ones computed, and
-        record the version of each token. So their later logprobs are those of a mixture, not of the new weights
-        only. Where that matters, pause with `PauseMode.RETRACT` or `PauseMode.ABORT` first.
+        Requests in flight go on with the new weights and the keys and values of the old ones, so their later logprobs
+        are those of a mixture. Pause with `PauseMode.RETRACT` or `PauseMode.ABORT` first if that matters.
 
         Args:
             source: a folder with a checkpoint; or all parameters and persistent buffers by the names of `state_dict`
                 (of tied ones one name is enough), cast to the model's dtype.
-            version: what `weight_versions` says from here on.
+            version: version of the weights from here on.
 
         Raises:
             ConfigError: the folder holds no such model, a name is unknown, missing or twice there, or a shape differs.
@@ -281,14 +277,10 @@ class TransformersEngine(Engine):
         return weights
 
     async def change_weights(self, change: Callable[[nn.Module], object], *, version: str) -> None:
-        """Call a function that changes the module in place, between two decoding steps.
-
-        Args:
-            change: gets the module; runs in the engine's thread.
-            version: what `weight_versions` says from here on.
+        """Call a function that changes the module in place, between two decoding steps, in the engine's thread.
 
         Raises:
-            EngineError: the function failed. What it had changed until then stays changed, under the old version.
+            EngineError: the function failed. Its changes so far stay, under the old version.
         """
         checked_version(version)
 
@@ -312,7 +304,6 @@ class TransformersEngine(Engine):
         await self._command(bump)
 
     async def close(self) -> None:
-        """Abort what runs, end the thread and free keys, values and a model that the engine loaded itself."""
         await in_thread(self._close)
 
     # ---- callers' side of the thread
@@ -409,7 +400,6 @@ class TransformersEngine(Engine):
             return not self._closing
 
     def _work(self, batch: DecodingBatch) -> None:
-        """Everything that happens around one decoding step."""
         with self._changed:
             commands = list(self._commands)
             self._commands.clear()
@@ -462,7 +452,6 @@ class TransformersEngine(Engine):
             self._let_go(self._batch)
 
     def _let_go(self, batch: DecodingBatch) -> None:
-        """Deliver every request that is done or aborted."""
         with self._changed:
             gone = [r for r in self._requests.values() if r.aborted or r.row.done]
             if not gone:

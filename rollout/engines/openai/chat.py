@@ -18,10 +18,9 @@ from toolgym.tools.parsers.base import ParsedTurn
 from toolgym.tools.schema import CallProblem, ToolCall, ToolCallError
 
 CONNECT_TIMEOUT = 5.0
-"""Seconds for a connection to be made."""
 
 KEPT = ("role", "content", "reasoning_content", "reasoning", "tool_calls", "refusal")
-"""What goes back to the server of a message that it sent; `null` stands for what it left out."""
+"""Parts of a server's message that go back to it; `null` stands for what it left out."""
 
 
 class ContextFullError(EngineError):
@@ -45,9 +44,9 @@ class ChatTurn(NamedTuple):
 class ChatClient:
     """Asks one server. `close` ends what is under way, and leaves a client that was given open.
 
-    A request is sent again only if it is safe, at most 4 times: when the server was not reached, and when it says
-    429, or 503 with `Retry-After`. A 429 with `Retry-After`, as gateways answer while weights change, does not count:
-    the caller's deadline bounds it.
+    A request is sent again only if it is safe, at most 4 times: when the server was not reached, and when it says 429,
+    or 503 with `Retry-After`. A 429 with `Retry-After`, as gateways answer while weights change, does not count: the
+    caller's deadline bounds it.
 
     Args:
         base_url: the address that an OpenAI client would be given: with `/v1`, or with whatever path a gateway has.
@@ -67,7 +66,6 @@ class ChatClient:
         self._session = HttpSession(None, 0, CONNECT_TIMEOUT) if http_client is None else None
 
     async def close(self) -> None:
-        """Close its own connections."""
         if self._session is not None:
             await self._session.close()
 
@@ -160,7 +158,6 @@ class ChatClient:
 
 
 def _is_too_long(answer: Any) -> bool:
-    """Whether a refused conversation has become too long for the model."""
     error = answer.get("error") if isinstance(answer, Mapping) else None
     message = error_text(answer)
     return (

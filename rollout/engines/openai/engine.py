@@ -40,11 +40,10 @@ T = TypeVar("T")
 CLOSE_DEADLINE = 5.0
 """Most seconds that `pause`, `abort` and `close` wait for a request to close its connection."""
 PROBE_IDS = (0, 1, 2)
-"""The prompt that a server is tried with at start."""
 
 
 class _InFlight:
-    """One `generate` call: what it has so far, over all the requests that it takes."""
+    """One `generate` call: its tokens so far, over all the requests that it takes."""
 
     def __init__(self) -> None:
         self.token_ids: list[int] = []
@@ -63,10 +62,9 @@ class _InFlight:
 class OpenAICompatible(Engine):
     """Generates through `/v1/completions` of a server that takes and returns token ids: vLLM, SGLang, their routers.
 
-    The prompt is sent as ids, the answer is streamed, and its ids and log-probabilities are kept as they come. A
-    server that returns text only is refused: at `start`, by a probe of one token, and with every answer, whose parts
-    must agree (ids and log-probabilities, the prompt that the server saw, the counts in `usage`, the last id with
-    what it says it stopped on). Use `SGLangServer` for an SGLang server if you can: it has a control plane.
+    The prompt is sent as ids, the answer is streamed, and its ids and log-probabilities are kept as they come. A server
+    that returns text only is refused: at `start`, by a probe of one token, and with every answer, whose parts must
+    agree. Use `SGLangServer` for an SGLang server if you can: it has a control plane.
 
     Log-probabilities: `start` finds out by three requests of one token which distribution they are of (see
     `LogprobsMode`), and `generate` refuses parameters under which they would not be what `Generation` promises. vLLM
@@ -77,17 +75,16 @@ class OpenAICompatible(Engine):
     `weight_version`, best between `pause` and `resume`; each id carries the version that was set when it arrived.
 
     Pausing: a server stops only requests whose connection is closed. `PauseMode.ABORT` works as everywhere, and so does
-    `PauseMode.RETRACT`: connections are closed, and after `resume` each request goes on by sending its prompt and
-    what it has. (A request with a seed goes on with another one derived from it, so it gives other tokens than
-    without the pause.) `PauseMode.IN_PLACE` is refused. The server sees closed connections, and may take some seconds
-    to drop their requests.
+    `PauseMode.RETRACT`: connections are closed, and after `resume` each request goes on by sending its prompt and what
+    it has. (A request with a seed goes on with another one derived from it, so it gives other tokens than without the
+    pause.) `PauseMode.IN_PLACE` is refused. The server may take some seconds to drop their requests.
 
     Seeds: vLLM honours them; SGLang only if it was started with `--enable-deterministic-inference`.
 
     Stopping: an SGLang server also stops at the model's own end-of-sequence ids when `stop_token_ids` is not empty.
 
-    A request is sent again only if it is safe: when the connection was refused before anything was sent, and when
-    the server says 429 or 503 with `Retry-After`; at most 4 times.
+    A request is sent again only if it is safe: when the connection was refused before anything was sent, and when the
+    server says 429 or 503 with `Retry-After`; at most 4 times.
 
     One engine belongs to the event loop that called `start`.
 
@@ -98,9 +95,9 @@ class OpenAICompatible(Engine):
         vocab_size: number of token ids; None reads the model's `config.json` if its folder is on this machine.
         context_length: most tokens of prompt and generation together; None takes the server's.
         weight_version: version of the weights that the server has now.
-        logprobs_mode: what the server's log-probabilities are of; None finds out.
-        affinity_header: header that carries a request's `affinity`, for a router that keeps those with the same
-            value on one server (`x-smg-routing-key` for SGLang's).
+        logprobs_mode: distribution of the server's log-probabilities; None finds out.
+        affinity_header: header that carries a request's `affinity`, for a router that keeps those with the same value
+            on one server (`x-smg-routing-key` for SGLang's).
         request_timeout: seconds for one generation, waiting on the server and pauses included.
         connect_timeout: seconds to connect.
         control_timeout: seconds for every other call, the probes included.
@@ -170,7 +167,6 @@ class OpenAICompatible(Engine):
 
     @property
     def weight_version(self) -> str:
-        """The version that was last set."""
         return self._weight_version
 
     @weight_version.setter
@@ -254,7 +250,7 @@ class OpenAICompatible(Engine):
         """Stop sampling until `resume`; see the class for the modes.
 
         Raises:
-            ConfigError: the mode is `IN_PLACE`, or none.
+            ConfigError: the mode is `IN_PLACE`.
             EngineError: the engine was not started, or was closed.
         """
         self._require_open()
@@ -275,18 +271,13 @@ class OpenAICompatible(Engine):
         self._going.set()
 
     async def update_weights(self, source: WeightSource, *, version: str) -> None:
-        """Refuse: the API cannot load weights.
-
-        Raises:
-            EngineError: always.
-        """
+        """Refuse with an EngineError: the API cannot load weights."""
         raise EngineError(
             f"/v1/completions cannot load weights: load them into {self.url} in its own way, then set weight_version "
             f"to {version!r}; or use SGLangServer"
         )
 
     async def close(self) -> None:
-        """Abort what runs, and close the connections. The server itself goes on."""
         if self._closed:
             return
         self._closed = True

@@ -1,4 +1,4 @@
-"""The HTTP side of `OpenAICompatible`: one pooled session, retries if they are safe, answers as they stream in."""
+"""The HTTP side of `OpenAICompatible`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,6 @@ class CompletionsClient:
         self._session = new_session(self._api_key)
 
     async def close(self) -> None:
-        """Close all connections. Closing twice is fine."""
         session, self._session = self._session, None
         if session is not None:
             await session.close()
@@ -47,15 +46,10 @@ class CompletionsClient:
         headers: dict[str, str] | None = None,
         progress: Callable[[], None] = lambda: None,
     ) -> None:
-        """Send a request until the server takes it, and read the answer to its end.
+        """Send a request until the server takes it, and read the answer to its end. Cancelling closes the connection.
 
         It is sent again, as `RETRIES` says, when the connection was refused before anything was sent, and when the
-        server says 429 or 503 with `Retry-After`. Cancelling the call closes its connection.
-
-        Raises:
-            ConfigError: the server refused the request's content.
-            EngineUnavailableError: nothing answers.
-            EngineError: it answered something else, or broke off.
+        server says 429 or 503 with `Retry-After`.
         """
         await repeat_request(lambda: self._send(body, answer, headers or {}, progress))
 
@@ -102,11 +96,7 @@ class CompletionsClient:
                 response.close()  # the server must stop generating, and the connection is not reused
 
     async def ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
-        """Return a JSON document; the answer to a POST, if there is a body.
-
-        Raises:
-            ConfigError, EngineUnavailableError, EngineError: as `complete`.
-        """
+        """Return a JSON document; the answer to a POST, if there is a body."""
         assert self._session is not None
         limit = aiohttp.ClientTimeout(total=self._control_timeout, sock_connect=self._connect_timeout)
         method, url = "GET" if body is None else "POST", f"{self.url}{path}"
@@ -122,7 +112,7 @@ class CompletionsClient:
 
     @contextlib.contextmanager
     def _answering(self, url: str, token_ids: Sequence[int] = ()) -> Iterator[None]:
-        """Raise what breaks off in the block, after some tokens perhaps, as the errors of an engine."""
+        """Raise what breaks off in the block as the errors of an engine."""
         try:
             yield
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:

@@ -56,11 +56,7 @@ class LogprobsMode(enum.StrEnum):
     where none of the three narrows."""
 
     def check(self, params: SamplingParams) -> None:
-        """Refuse parameters under which these are not the log-probabilities that a trainer needs.
-
-        Raises:
-            ConfigError: they differ.
-        """
+        """Refuse parameters under which these are not the log-probabilities that a trainer needs."""
         if self is LogprobsMode.RAW and params.temperature not in (0.0, 1.0):
             raise ConfigError(
                 f"this server gives log-probabilities without the temperature, so they would be wrong at temperature "
@@ -86,12 +82,6 @@ class ModelInfo:
 
 
 def read_models(url: str, answer: Any, wanted: str | None) -> ModelInfo:
-    """Read the answer of `/v1/models`.
-
-    Raises:
-        EngineError: it is no list of models.
-        ConfigError: the wanted model is not served, or none was named and there are several.
-    """
     data = answer.get("data") if isinstance(answer, Mapping) else None
     if not isinstance(data, list) or not all(isinstance(card, Mapping) and card.get("id") for card in data):
         raise EngineError(
@@ -146,11 +136,7 @@ class EventReader:
         self.done = False
 
     def feed(self, chunk: bytes) -> list[dict[str, Any]]:
-        """Take bytes; return the events that they complete.
-
-        Raises:
-            EngineError: an event is not JSON.
-        """
+        """Take bytes; return the events that they complete."""
         head, newline, rest = chunk.rpartition(b"\n")
         if not newline:
             self._parts.append(chunk)
@@ -182,12 +168,12 @@ class Answer:
     Attributes:
         prompt: the ids that were sent.
         params: how they were to be sampled.
-        vocab_size: what every id must be below.
+        vocab_size: bound of the ids.
         token_ids: the ids so far.
         logprobs: their log-probabilities; may lag behind the ids by some.
         finish: the server's `finish_reason`, once it came.
-        top: the log-probabilities of the most probable first tokens, where they were asked for.
-        cached_tokens: prompt tokens that the server says it had in its prefix cache.
+        top: the log-probabilities of the most probable first tokens, if they were asked for.
+        cached_tokens: prompt tokens that the server had in its prefix cache.
     """
 
     prompt: Sequence[int]
@@ -202,11 +188,6 @@ class Answer:
     _prompt_seen: bool = False
 
     def take(self, event: Mapping[str, Any]) -> None:
-        """Take one event.
-
-        Raises:
-            EngineError: the server reports an error, or the event lacks what this engine needs.
-        """
         if event.get("error"):
             error = event["error"]
             text = error.get("message") if isinstance(error, Mapping) else error
@@ -291,11 +272,7 @@ class Answer:
             )
 
     def reason(self) -> FinishReason:
-        """Say why the answer ended, once it is whole, having checked that the parts agree.
-
-        Raises:
-            EngineError: they do not, or the end is missing.
-        """
+        """Say why the answer ended, having checked that its parts agree."""
         count = len(self.token_ids)
         if self.finish is None:
             raise EngineError(f"the server's answer broke off after {count} tokens, before it was finished")
@@ -352,17 +329,14 @@ def _ids(token_ids: Any, tokens: Any) -> list[int] | None:
 def read_mode(url: str, plain: Sequence[float], hot: Sequence[float], narrow: Sequence[float]) -> LogprobsMode:
     """Tell from three answers to one prompt which distribution a server's log-probabilities are of.
 
-    Between any two tokens, the difference of log-probabilities halves at temperature 2, unless they are raw; and
-    top-k 2 leaves the third token its log-probability, unless they are processed.
+    Between any two tokens, the difference of log-probabilities halves at temperature 2, unless they are raw; and top-k
+    2 leaves the third token its log-probability, unless they are processed.
 
     Args:
         url: the server, for error messages.
         plain: the most probable first tokens' log-probabilities at temperature 1, falling.
         hot: the same at temperature 2.
         narrow: the same at temperature 1 with top-k 2.
-
-    Raises:
-        EngineError: the answers do not tell it.
     """
     advice = "say which they are with logprobs_mode=..., if you know how the server was started"
     if min(len(plain), len(hot)) < 3 or not narrow:

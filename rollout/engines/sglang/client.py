@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import functools
 import random
-from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from toolgym.rollout.engines.base import (
     Engine,
     EngineLoad,
+    FinishReason,
     Generation,
     GenerationRequest,
     PauseMode,
@@ -155,17 +156,17 @@ class SGLangClient(Engine):
         self._state.label = info.weight_version
         self._info = info
 
-    def _generate(self, request: GenerationRequest) -> Coroutine[Any, Any, Generation]:
+    async def _generate(self, request: GenerationRequest) -> Generation:
         self._require_open()
         params = request.params
         check_params(self._aligned, params)
         seed = seed_of(params, self._random, deterministic=self.info.deterministic)
         body = messages.request_body(request.prompt_ids, params, seed, mask=SAMPLING_MASK in self._aligned)
         body |= payload_fields(self._aligned, len(request.prompt_ids))
-        return self._in_flight.run(request, body, functools.partial(self._read, request))
-
-    def _read(self, request: GenerationRequest, answer: Any) -> Generation:
-        generation = messages.read_generation(answer, request.params)
+        answer = await self._in_flight.run(request, body)
+        if answer is None:
+            return Generation((), (), FinishReason.ABORT, ())
+        generation = messages.read_generation(answer, params)
         if not self._aligned:
             return generation
         payloads = read_payloads(self._aligned, answer["meta_info"], generation.token_ids, request, self.info)

@@ -111,11 +111,18 @@ def may_be_stale(label: str) -> bool:
     return _KEPT in label
 
 
-def read_labels(answer: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the labels of the weights that sampled the tokens, in order, of an answer that `read_generation` takes."""
-    meta = answer["meta_info"]
-    spans = meta.get("weight_versions")
-    return (meta["weight_version"],) if spans is None else tuple(span["version"] for span in spans)
+def read_labels(answer: Any) -> tuple[str, ...]:
+    """Return the labels of the weights that sampled the tokens, in order.
+
+    There are none of an answer without tokens, and none of one that `read_generation` refuses.
+    """
+    try:
+        meta = answer["meta_info"]
+        spans = meta.get("weight_versions")
+        labels = [meta["weight_version"]] if spans is None else [span["version"] for span in spans]
+        return tuple(map(str, labels)) if answer["output_ids"] else ()
+    except (AttributeError, KeyError, TypeError):
+        return ()
 
 
 def merge_infos(infos: Mapping[str, ServerInfo]) -> ServerInfo:

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from toolgym.rollout.engines.base import FinishReason, Generation, GenerationRequest, PauseMode
+from toolgym.rollout.engines.base import GenerationRequest, PauseMode
 from toolgym.rollout.engines.sglang.messages import may_be_stale, read_labels
 from toolgym.rollout.engines.sglang.transport import ClientState, InFlightRequest, SGLangTransport
 from toolgym.tools.errors import ConfigError, EngineError
@@ -18,7 +18,6 @@ WITHDRAW_DEADLINE = 5.0
 """Most seconds that a cancelled or closed request is waited for after its abort."""
 ABORT_GRACE = 5.0
 """Most seconds that a pause which aborts waits for what was in flight to come back."""
-NOTHING = Generation((), (), FinishReason.ABORT, ())
 
 
 class InFlightRequests:
@@ -32,15 +31,16 @@ class InFlightRequests:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._requests
 
-    async def run(
-        self, wanted: GenerationRequest, body: dict[str, Any], read: Callable[[Any], Generation]
-    ) -> Generation:
-        """Run one request to its end. Cancelling the call ends the request in SGLang, too."""
+    async def run(self, wanted: GenerationRequest, body: dict[str, Any]) -> Any:
+        """Return SGLang's answer to a request; None if it was aborted before it began.
+
+        Cancelling the call ends the request in SGLang, too.
+        """
         request_id = wanted.request_id
         if request_id in self._requests:
             raise ConfigError(f"request id {request_id!r} is already running")
         request = InFlightRequest()
-        task = request.task = asyncio.create_task(self._answer(request, body, wanted.affinity, read))
+        task = request.task = asyncio.create_task(self._answer(request, body, wanted.affinity))
         self._requests[request_id] = request
         try:
             await asyncio.wait({task})
@@ -51,24 +51,21 @@ class InFlightRequests:
             del self._requests[request_id]
         if task.cancelled():
             if request.dropped or (request.aborted and not request.sent):
-                return NOTHING
+                return None
             raise EngineError("the engine was closed before the server answered")
         return task.result()
 
-    async def _answer(
-        self, request: InFlightRequest, body: dict[str, Any], affinity: str | None, read: Callable[[Any], Generation]
-    ) -> Generation:
+    async def _answer(self, request: InFlightRequest, body: dict[str, Any], affinity: str | None) -> Any:
         try:
             async with asyncio.timeout(self._timeout):
                 answer = await self._transport.dispatch(request, body, affinity)
-                generation = NOTHING if answer is None else read(answer)
-                if generation.token_ids and self._began_stale(request, read_labels(answer)):
+                labels = read_labels(answer)
+                if labels and self._began_stale(request, labels):
                     if request.aborted:
-                        return NOTHING
+                        return None
                     request.own_cache, request.sent = True, False
                     answer = await self._transport.dispatch(request, body, affinity)
-                    generation = NOTHING if answer is None else read(answer)
-                return generation
+                return answer
         except TimeoutError as error:
             if request.sent:
                 with contextlib.suppress(TimeoutError, EngineError):  # the caller gets an error in any case

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
-from toolgym.rollout.engines.base import Generation, PauseMode
+from toolgym.rollout.engines.base import PauseMode
 from toolgym.rollout.engines.sglang.messages import ServerInfo
 from toolgym.tools.errors import EngineError
 
@@ -31,7 +31,7 @@ class InFlightRequest:
         carrier: the replica that it was sent to.
     """
 
-    task: asyncio.Task[Generation]
+    task: asyncio.Task[Any]
 
     def __init__(self) -> None:
         self.rid = ""
