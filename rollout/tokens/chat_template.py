@@ -1,9 +1,8 @@
 """A tokenizer's chat template as a function from messages to text, the same one for a whole run.
 
-It renders as the tokenizer's own `apply_chat_template` does, with three differences: the compiled template is called
-directly, which is several times faster; the date that some templates write is the one on which the object was made, so
-that a conversation does not change at midnight; and tool calls' arguments are given as the JSON text that some
-templates want, where they want it.
+It renders as `apply_chat_template` does, but calls the compiled template directly, which is several times faster; keeps
+the date of its making, so that a conversation does not change at midnight; and gives tool calls' arguments as the JSON
+text that some templates want.
 """
 
 from __future__ import annotations
@@ -34,10 +33,10 @@ _NAMES_OF_DICTS = frozenset(dir(dict))
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """Remembers whether an attribute is safe: the sandbox decides by the object's type and the name alone.
+    """Remembers whether an attribute is safe, which depends on the object's type and the name only.
 
-    `message.role` is looked up as a key at once where a dict has no attribute of that name; the sandbox gets there by
-    way of an exception.
+    `message.role` is looked up as a key at once if a dict has no attribute of that name; the sandbox gets there by way
+    of an exception.
     """
 
     answers: dict[tuple[type, str], bool]
@@ -84,8 +83,8 @@ class ChatTemplate:
         json_arguments: whether the template wants the arguments of tool calls as JSON text.
         uses_date: whether the template asks for the date.
         special_tokens: the tokens that the template knows by name, such as `bos_token`.
-        fewest_tools: what to render a text with that does not depend on the tools: none, or where the template fails
-            without tools, an empty list or the first one.
+        fewest_tools: tools for a text that does not depend on them: none, or an empty list or the first one if the
+            template fails without tools.
 
     Raises:
         TemplateError: the tokenizer has no chat template, or it does not compile.
@@ -129,12 +128,7 @@ class ChatTemplate:
         generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
-        """Render messages.
-
-        Args:
-            messages: at least one.
-            generation_prompt: whether the policy speaks next.
-            tools: other tools than the conversation's; `fewest_tools` if empty.
+        """Render messages. With empty `tools`, `fewest_tools` are shown instead of the conversation's.
 
         Raises:
             TemplateError: the template refuses the messages or fails on them; the message holds its own words.
@@ -147,7 +141,6 @@ class ChatTemplate:
         return text
 
     def _takes(self, tools: list[Mapping[str, Any]] | None) -> bool:
-        """Whether the template renders a user's message with these tools."""
         message: dict[str, Any] = {"role": "user", "content": "x"}
         try:
             self._text([message], tools, True)
@@ -190,11 +183,7 @@ class ChatTemplate:
 
 
 def check_message(message: Message) -> None:
-    """Refuse a message that no part of the library can handle.
-
-    Raises:
-        TemplateError: an unknown role, or a content that is not text.
-    """
+    """Refuse a message of an unknown role, or with a content that is not text."""
     role: Any = message.get("role")
     content: Any = message.get("content")
     if role not in ROLES:

@@ -1,9 +1,8 @@
 """Context policies: how much of a long conversation the policy goes on seeing.
 
-A context policy acts at two moments. `admit` looks at each new message before the model reads it and may shorten it;
-that only makes the next tokens fewer. `revise` looks at the whole conversation before each turn and may give another
-one in its place; then the present token sequence is over and a new one begins (see
-`toolgym.rollout.tokens.conversation`). The trajectory's `messages` keep every message.
+`admit` looks at each new message before the model reads it and may shorten it. `revise` looks at the whole conversation
+before each turn and may give another one in its place; then the present token sequence is over and a new one begins
+(see `toolgym.rollout.tokens.conversation`). The trajectory's `messages` keep every message.
 
     config = RunConfig(context=[CutToolResults(max_tokens=2000), KeepToolResults(last=3)])
 """
@@ -65,7 +64,7 @@ class ContextPolicy:
         return type(self).revise is not ContextPolicy.revise
 
     def admit(self, message: Message, renderer: ChatRenderer) -> Message:
-        """The new message as the model is to read it. Called once for each message that the env gives in a step.
+        """Return the new message as the model is to read it. Called once for each message that the env gives in a step.
 
         Args:
             message: the message; not to be changed.
@@ -74,10 +73,10 @@ class ContextPolicy:
         return message
 
     async def revise(self, messages: Sequence[Message], state: ContextState) -> Sequence[Message]:
-        """The conversation as the model is to see it from here on, the new messages included.
+        """Return the conversation as the model is to see it from here on, the new messages included.
 
-        Called before each turn but the first. What is returned unchanged goes on without a new sequence. It has
-        `EpisodeLimits.context_timeout` seconds.
+        Called before each turn but the first, for at most `EpisodeLimits.context_timeout` seconds. An unchanged
+        conversation goes on without a new sequence.
 
         Args:
             messages: the conversation; not to be changed.
@@ -95,7 +94,7 @@ class KeepToolResults(ContextPolicy):
     Attributes:
         last: how many results are kept. Each message of a tool counts, those of parallel calls too.
         slack: how many results more may pile up before all but the last ones are replaced at once.
-        placeholder: what stands for the others.
+        placeholder: text that stands for the others.
 
     Raises:
         ConfigError: a number is out of range.
@@ -185,7 +184,6 @@ def _span(places: Encoding, index: int) -> tuple[int, int]:
 
 
 Summary = Callable[[list[Message]], Awaitable[Sequence[Message]]]
-"""From the conversation to the one that takes its place."""
 
 
 @dataclass(frozen=True)
@@ -193,9 +191,8 @@ class Summarize(ContextPolicy):
     """Lets a function of yours write a shorter conversation when the context fills up.
 
     Attributes:
-        callback: gets copies of the messages, from the first to those the model has not read yet, and returns those
-            that take their place. They are rendered as a prompt, so they usually end with a message of a user or a
-            tool; tool results need the assistant's message that called.
+        callback: gets copies of all messages and returns those that take their place. They are rendered as a prompt, so
+            they usually end with a message of a user or a tool; tool results need the assistant's message that called.
         share: it is called before each turn once this share of the budget is used.
 
     Raises:
@@ -257,11 +254,7 @@ def _make_policy(spec: Any) -> ContextPolicy:
 
 
 def checked_messages(giver: str, messages: Any) -> list[Message]:
-    """The messages that a context policy or an env gave, if they are a conversation in which the policy speaks next.
-
-    Raises:
-        ConfigError: they are not.
-    """
+    """The messages that a context policy or an env gave, if they are a conversation in which the policy speaks next."""
     if isinstance(messages, str) or not isinstance(messages, Sequence) or not messages:
         raise ConfigError(f"{giver} must return a list of messages, got {messages!r}")
     for message in messages:

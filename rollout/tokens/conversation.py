@@ -1,13 +1,11 @@
 """`Conversation`: the messages and the exact tokens of one episode, as they grow.
 
-The tokens of a conversation are one sequence as long as each turn only adds to it. With `history="append"` that is
-always so: what was generated stays, and the renderer's delta is put after it. With `history="template"` the chat
-template renders the whole conversation before every turn, as an inference server would, with thinking and tool calls
-taken out of the text. As long as that rendering begins with the ids that are there, the sequence goes on. If it does
-not (templates drop earlier thinking; what a policy spelled in unusual tokens is encoded in the usual ones), the
-sequence is over and a new one begins with that rendering as its prompt. A turn that the template refuses (some refuse
-two calls at once) stays text. If it refuses the whole (a result after a call that could not be read), an inference
-server could send nothing at all, and the sequence goes on by the delta.
+With `history="append"` all tokens are one sequence: what was generated stays, and the renderer's delta is put after it.
+With `history="template"` the chat template renders the whole conversation before every turn, as an inference server
+would, with thinking and tool calls taken out of the text. As long as that rendering begins with the ids that are there,
+the sequence goes on. If it does not (templates drop earlier thinking; what a policy spelled in unusual tokens is
+encoded in the usual ones), a new sequence begins with that rendering as its prompt. A turn that the template refuses
+(some refuse two calls at once) stays text. If it refuses the whole, the sequence goes on by the delta.
 
 Context policies, and envs that begin the context anew, change the messages and go the same way. A sequence that has
 begun is never changed, so each is exactly what the engine was sent and produced.
@@ -51,7 +49,6 @@ class Extension:
 
     @property
     def begins_sequence(self) -> bool:
-        """Whether a new sequence begins."""
         return self.prompt is not None
 
 
@@ -61,16 +58,10 @@ class Conversation:
     One turn goes through `add_generation` (once for each part), `add_turn`, perhaps `add_env_tokens`, `parse_turn` and
     `set_message`; then `apply` puts the observation behind it.
 
-    Args:
-        renderer: renders the messages and parses the turns.
-        history: see `HistoryMode`.
-        messages: the conversation that the episode begins with.
-        most: tokens that a prompt may have; see `ChatRenderer.prompt`.
-
     Attributes:
         messages: every message so far.
         view: the conversation as the policy sees it: `messages`, unless a context policy changed it.
-        context: the ids of the present sequence, prompt included; what the engine is sent.
+        context: the ids of the present sequence, prompt included; the engine is sent these.
 
     Raises:
         TemplateError: the template cannot render the messages.
@@ -113,7 +104,7 @@ class Conversation:
 
     @property
     def turn_ids(self) -> Sequence[int]:
-        """The ids of the present turn, what closes it included."""
+        """The ids of the present turn, those that close it included."""
         return self.context[self._turn_start :]
 
     @property
@@ -124,7 +115,6 @@ class Conversation:
     # ------------------------------------------------------------------ the policy's turn
 
     def add_generation(self, generation: Generation) -> None:
-        """Keep what the engine generated, as it is."""
         if generation.token_ids:
             runs = version_runs(generation.weight_versions)
             ids, logprobs = generation.ids.array, generation.logprob_array
@@ -132,11 +122,8 @@ class Conversation:
             self.context = self.context.followed_by(generation.ids)
 
     def add_turn(self) -> str:
-        """Keep the generations of this turn as an assistant message.
-
-        Returns:
-            The turn's text, without the token that ended it.
-        """
+        """Keep the generations of this turn as an assistant message; return its text, without the token that ended
+        it."""
         self._text = self._renderer.text(self.turn_ids)
         message = assistant(self._text)
         self.messages.append(message)
@@ -155,21 +142,14 @@ class Conversation:
             self.context = self.context.followed_by(ids)
 
     def parse_turn(self) -> ParsedTurn:
-        """Read the turn, once; its calls are numbered on from those of the turns before.
-
-        Raises:
-            TemplateError: see `ChatRenderer.require_parser`.
-        """
+        """Read the turn, once; its calls are numbered on from those of the turns before."""
         turn = self._renderer.parse_text(self._text, first_id=self._requests, starts_open=self._starts_open)
         self._requests += len(turn.requests)
         return turn
 
     def set_message(self, message: Message) -> None:
-        """Put the turn's reading in the place of its text, as the history mode wants it.
-
-        Args:
-            message: the turn as an assistant message: what `parse_turn` made of it, or what the env did.
-        """
+        """Put the turn's reading, by `parse_turn` or the env, in the place of its text, as the history mode wants
+        it."""
         reading = part_reasoning(message, starts_open=self._starts_open)
         if self._history is HistoryMode.APPEND:
             message = self._renderer.exact_message(self._text, message)
@@ -180,7 +160,7 @@ class Conversation:
         self.messages[-1] = self.view[-1] = message
 
     def _renderable(self, reading: Message) -> Message:
-        """The reading, or the turn's text where the template refuses it: some take no two calls in a turn."""
+        """The reading, or the turn's text if the template refuses it: some take no two calls in a turn."""
         try:
             self._renderer.render([user("x"), reading], generation_prompt=False, tools=False)
         except TemplateError:
@@ -196,13 +176,9 @@ class Conversation:
     def extended_with(self, observation: Sequence[Message], *, most: int | None = None) -> Extension:
         """Continue the conversation with new messages. Nothing changes before `apply`.
 
-        Args:
-            observation: the new messages.
-            most: tokens that the whole context may have. Messages that surely lead to more are not encoded.
-
         Raises:
             TemplateError: the template cannot render them.
-            TooManyTokensError: they surely lead to more than `most` tokens.
+            TooManyTokensError: the context would surely have more than `most` tokens.
         """
         view = [*self.view, *observation]
         if self._history is HistoryMode.TEMPLATE:
@@ -213,14 +189,10 @@ class Conversation:
         return Extension(view, added, None, "", len(self.context) + len(added))
 
     def rewritten(self, view: list[Message], start_reason: str, *, most: int | None = None) -> Extension:
-        """Continue the conversation with messages; any of them may have changed. Nothing changes before `apply`.
+        """Continue the conversation with messages of which any may have changed. Nothing changes before `apply`.
 
-        Turns that are kept as text are rendered as they were read where the template refuses the text: some templates
-        take no tool result without a structured call before it.
-
-        Raises:
-            TemplateError: the template cannot render them.
-            TooManyTokensError: they surely have more than `most` tokens.
+        Turns that are kept as text are rendered as they were read if the template refuses the text: some templates take
+        no tool result without a structured call before it. Raises as `extended_with` does.
         """
         try:
             ids = self._renderer.prompt(view, most=most)
@@ -233,8 +205,8 @@ class Conversation:
     def _structured(self, view: Sequence[Message]) -> list[Message]:
         """The messages, with its own reading in the place of each turn that is kept as text.
 
-        Turns come in the order of their sampling. A context policy may have dropped some, so among turns of
-        the same text the result behind the message decides.
+        Turns come in the order of their sampling. A context policy may have dropped some, so among turns of the same
+        text the result behind the message decides.
         """
         left = list(self._readings)
         structured: list[Message] = []
@@ -256,12 +228,7 @@ class Conversation:
         return True
 
     def apply(self, extension: Extension, observation: Sequence[Message]) -> None:
-        """Go on with an extension.
-
-        Args:
-            extension: from `extended_with` or `rewritten`.
-            observation: the new messages, for the record.
-        """
+        """Go on with an extension that the observation led to."""
         self.messages.extend(observation)
         self.view = extension.messages
         if extension.prompt is None:
@@ -275,13 +242,12 @@ class Conversation:
 
 
 class _Reading(NamedTuple):
-    """A turn that is kept as text, and what was read in it."""
+    """A turn that is kept as text, and its reading."""
 
     text: str
     message: Message
 
     def is_answered_by(self, result: Message) -> bool:
-        """Whether the message is the result of one of the turn's calls."""
         return any(call["id"] == result.get("tool_call_id") for call in self.message.get("tool_calls", ()))
 
 
@@ -290,12 +256,7 @@ def _is_text(message: Message) -> bool:
 
 
 def part_reasoning(message: Message, *, starts_open: bool) -> Message:
-    """Move the thinking of an assistant message from its content to `reasoning_content`, as inference servers do.
-
-    Args:
-        message: the message; one that has `reasoning_content` stays as it is.
-        starts_open: the prompt had opened the thinking already.
-    """
+    """Move the thinking of an assistant message from its content to `reasoning_content`, as inference servers do."""
     if "reasoning_content" in message:
         return message
     reasoning, content = split_reasoning(message["content"], starts_open=starts_open)

@@ -1,9 +1,9 @@
 """The end of an assistant's turn in rendered text, found by experiment.
 
-A turn ends with the token that the policy samples when it is done. Templates differ in which token that is: the same
-one always (`<|im_end|>`), one after an answer and another after a tool call (gpt-oss), one that opens the tool's
-response already (Gemma 4), several in a row (Cohere 2), another one once the conversation goes on (gpt-oss again), or
-none at all, so that the next role's marker ends the turn (GLM 4).
+A turn ends with the token that the policy samples when it is done: the same one always (`<|im_end|>`), one after an
+answer and another after a tool call (gpt-oss), one that opens the tool's response already (Gemma 4), several in a row
+(Cohere 2), another one once the conversation goes on (gpt-oss again), or none at all, so that the next role's marker
+ends the turn (GLM 4).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Terminator(NamedTuple):
     """Text that a template writes after a turn's own text, up to its end.
 
     Attributes:
-        text: all of it, `end` included; `_ID` where it holds the call's id.
+        text: all of it, `end` included; `_ID` stands for the call's id.
         end: the control token that ends the turn.
     """
 
@@ -42,11 +42,11 @@ class EndOfTurn:
     """Ends of turns in one template.
 
     Attributes:
-        answer: after an answer; what the policy samples first, then other forms that the template gives it later.
+        answer: after an answer; the one that the policy samples first, then others that the template gives it later.
         call: after tool calls; empty if the template does not render them.
         ends_with_next_role: no token ends a turn, the next role's marker does.
-        call_text: where `ends_with_next_role`: what the template writes after the arguments of the last call.
-        markers: where `ends_with_next_role`: the markers, the user's first.
+        call_text: text after the arguments of the last call, if `ends_with_next_role`.
+        markers: the markers, the user's first, if `ends_with_next_role`.
         json_arguments: the template wants arguments as JSON text.
     """
 
@@ -59,7 +59,6 @@ class EndOfTurn:
 
     @property
     def renders_calls(self) -> bool:
-        """Whether the template renders tool calls."""
         return bool(self.call) or self.call_text is not None
 
     @property
@@ -78,10 +77,8 @@ class EndOfTurn:
         return tuple(dict.fromkeys([*self.sampled, *(terminator.end for terminator in self.answer)]))
 
     def cut(self, encoder: SafeEncoder, text: str, mark: str, turn: Message) -> tuple[str, str]:
-        """Split rendered text after the turn whose last written word is `mark`.
-
-        Returns:
-            The token that ends the turn, and the text after it.
+        """Split rendered text after the turn whose last written word is `mark`: the token that ends it, and the text
+        behind.
 
         Raises:
             TemplateError: the turn is not there, or does not end as other turns do.
@@ -126,14 +123,14 @@ def called(mark: str, names: Sequence[str], ids: Sequence[str] = (), content: st
 def find_end_of_turn(
     template: ChatTemplate, encoder: SafeEncoder, name: str, own_ends: Sequence[str] = ()
 ) -> EndOfTurn:
-    """Find how turns end.
+    """Find how turns end, and set `template.json_arguments`.
 
     Args:
-        template: the template; its `json_arguments` is set as found.
+        template: the template.
         encoder: knows the control tokens.
         name: of a tool that may be called.
-        own_ends: the tokens that end a text by what the tokenizer and the model say. Where the template writes one of
-            them behind a turn, that one is the turn's end.
+        own_ends: the tokens that end a text by what the tokenizer and the model say. If the template writes one of them
+            behind a turn, that one is the turn's end.
 
     Raises:
         TemplateError: no turn could ever end, or assistant messages are not rendered.
@@ -193,9 +190,7 @@ def find_end_of_turn(
 class _Closing(NamedTuple):
     """Finds the end of a turn among the tokens that a template writes behind it whatever comes next.
 
-    Attributes:
-        own_ends: what ends a text by what the tokenizer and the model say.
-        openers: what begins a message. A template that ignores `add_generation_prompt` writes it behind every turn.
+    A template that ignores `add_generation_prompt` writes `openers`, which begin a message, behind every turn.
     """
 
     own_ends: Sequence[str]
@@ -251,7 +246,6 @@ def _between_calls(template: ChatTemplate, mark: str, name: str) -> str:
 
 
 def shared_beginning(text: str, other: str) -> str:
-    """The longest text that both begin with."""
     pairs = zip(text, other, strict=False)
     return text[: next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(text), len(other)))]
 

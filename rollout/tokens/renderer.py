@@ -39,10 +39,9 @@ except ImportError as error:
 __all__ = ["ChatRenderer", "SafeEncoder", "TemplateFacts"]
 
 _OWN = frozenset({"content", "reasoning_content", "reasoning", "thinking"})
-"""What an assistant's message holds of the policy's own writing."""
+"""Parts of an assistant's message that the policy wrote itself."""
 
 _PROMPTS = 32
-"""How many prompts are kept for the other episodes of their groups."""
 
 _OPENS_THINKING, _CLOSES_THINKING = "<think>", "</think>"
 _OPENING_IDS = 16
@@ -163,12 +162,7 @@ class ChatRenderer:
         return self._encoder.encode(self._template.render(self._safe(messages)), most=most, shares_beginning=True)
 
     def prompt_ids(self, messages: Sequence[Message], *, most: int | None = None) -> TokenIds:
-        """As `prompt`. The episodes of a group begin with the same messages, and share the ids.
-
-        Raises:
-            TemplateError: as `prompt`.
-            TooManyTokensError: as `prompt`.
-        """
+        """As `prompt`. The episodes of a group begin with the same messages, and share the ids."""
         key = tuple(tuple(message.items()) for message in messages)
         if all(type(value) is str for pairs in key for _, value in pairs):
             return self._kept_prompt(key, most)
@@ -183,20 +177,17 @@ class ChatRenderer:
         earlier: Sequence[Message] | None = None,
         most: int | None = None,
     ) -> list[int]:
-        """Token ids to append after a turn of the policy.
+        """Token ids to append after a turn of the policy, from the turn's end to the next generation.
 
         Args:
-            messages: the new messages, not the assistant's own: all tool results of the turn at once (some templates
-                put them into one common frame), or a user's, or both; a system message where the template takes one.
-            turn: the ids of the turn. If it does not end with the token that the template expects before these
-                messages (it was cut, or it ended otherwise), that token comes first. Without it, the turn is taken to
-                have ended as expected, or to be closed by `close_turn`.
-            earlier: the conversation up to the turn, which a few templates look at (`facts.plans[kind].earlier`). Of
-                it, the system prompt counts, and the messages' roles and ids.
+            messages: the new messages: all tool results of the turn at once (some templates put them into one common
+                frame), or a user's, or both; a system message if the template takes one.
+            turn: the ids of the turn. If it does not end with the token that the template expects before these messages
+                (it was cut, or it ended otherwise), that token comes first. Without it, the turn is taken to have ended
+                as expected, or to be closed by `close_turn`.
+            earlier: the conversation up to the turn, of which a few templates look at the system prompt and the
+                messages' roles and ids (`facts.plans[kind].earlier`).
             most: tokens that are of use; see `SafeEncoder.encode`.
-
-        Returns:
-            What the template puts between the end of the turn and the next generation, both separators included.
 
         Raises:
             TemplateError: a message holds something else than text, the template cannot go on with such messages, or
@@ -218,16 +209,13 @@ class ChatRenderer:
     def close_turn(self, token_ids: Sequence[int], *, starts_open: bool | None = None) -> list[int]:
         """The ids that close a turn which stopped without its end, because of a limit or an abort.
 
-        They are the template's, not the policy's: no trainer may count them as sampled.
+        They are the template's, not the policy's: no trainer may count them as sampled. There are none if the turn ends
+        with a token that ends turns. If turns have no end of their own, it is the marker of the user's next message.
+        The end of thinking comes first if the turn was cut inside of `<think>`.
 
         Args:
             token_ids: the turn as generated, maybe empty.
             starts_open: whether the turn began inside of thinking; default: `opens_thinking`.
-
-        Returns:
-            What the template writes at the end of an answer, or as much of it as is missing; nothing if the turn ends
-            with a token that ends turns. Where turns have no end of their own, the marker of the user's next message.
-            The end of thinking comes first if the turn was cut inside of `<think>`.
         """
         return [] if token_ids and token_ids[-1] in self._end_ids else self._missing(token_ids, starts_open)
 
@@ -264,7 +252,7 @@ class ChatRenderer:
     # ------------------------------------------------------------------ turns
 
     def require_parser(self) -> Parser:
-        """`parser`, where there is one.
+        """`parser`, if there is one.
 
         Raises:
             TemplateError: there are tools, and the chat template does not show how its model calls them.
@@ -282,8 +270,7 @@ class ChatRenderer:
 
         Args:
             token_ids: the turn as generated, with or without the token that ended it.
-            first_id: number in the id of the turn's first call: how many calls, malformed ones included, the
-                conversation had before.
+            first_id: number in the id of the turn's first call: how many calls, malformed ones included, came before.
             starts_open: whether the turn began inside of thinking; default: `opens_thinking`.
 
         Raises:
@@ -292,11 +279,7 @@ class ChatRenderer:
         return self.parse_text(self.text(token_ids), first_id=first_id, starts_open=starts_open)
 
     def parse_text(self, text: str, *, first_id: int = 0, starts_open: bool | None = None) -> ParsedTurn:
-        """Read a turn whose text is known. See `parse`; the text has no end-of-turn token.
-
-        Raises:
-            TemplateError: see `require_parser`.
-        """
+        """Read a turn whose text is known, without its end-of-turn token. See `parse`."""
         starts_open = self.opens_thinking if starts_open is None else starts_open
         return self.require_parser()(text, first_id=first_id, schemas=self._schemas, starts_open=starts_open)
 
@@ -320,15 +303,8 @@ class ChatRenderer:
         return self._encoder.restore(rendered)
 
     def exact_message(self, text: str, message: Message) -> Message:
-        """The assistant message to store for a turn, such that the template renders it to what was generated.
-
-        Args:
-            text: the turn's text as generated.
-            message: the env's reading of it.
-
-        Returns:
-            `message` where the template renders it exactly to `text`; otherwise the text itself as content.
-        """
+        """The assistant message to store for a turn, such that the template renders it to what was generated:
+        `message`, which is the env's reading, or else the text itself as content."""
         if message.get("content") == text and "tool_calls" not in message:
             return message
         head = self._head

@@ -1,14 +1,14 @@
 """From rendered text to token ids, such that only the chat template can write control tokens.
 
-A tokenizer reads `<|im_end|>` as one control token in any text, also in a web page that a tool fetched. Here
-every control token gets a name that no author of a text can guess: a nonce, drawn when the encoder is made. The encoder
-works with a copy of the tokenizer that knows the control tokens by these names only.
+A tokenizer reads `<|im_end|>` as one control token in any text, also in a web page that a tool fetched. Here every
+control token gets a name that no author of a text can guess: a nonce, drawn when the encoder is made. The encoder works
+with a copy of the tokenizer that knows the control tokens by these names only.
 
 1. Before rendering, `protect` looks for control tokens in foreign text (also for pieces of one that the text around
-   could complete) and replaces one character of each by a placeholder.
-2. After rendering, every control token that stands in the text was written by the template. `encode` replaces it by its
-   name, the placeholders by their characters, and hands the whole text to the copy. Text that merely looks like a
-   control token means nothing to the copy, for any normaliser and vocabulary.
+could complete) and replaces one character of each by a placeholder. 2. After rendering, every control token that stands
+in the text was written by the template. `encode` replaces it by its name, the placeholders by their characters, and
+hands the whole text to the copy. Text that merely looks like a control token means nothing to the copy, for any
+normaliser and vocabulary.
 """
 
 from __future__ import annotations
@@ -32,14 +32,12 @@ except ImportError as error:
     raise missing_extra("rollout", "Exact tokens", error) from error
 
 LONG = 16_384
-"""A text of this many characters or more is encoded without the interpreter's lock. It takes some 10 ms, and no other
-thread could run."""
+"""From this many characters on, a text takes some 10 ms and is encoded without the interpreter's lock."""
 
 _BEGINNING = 1_000
 """From this many characters on, the beginning of a prompt is kept for others that share it. It takes 0.3 ms."""
 
 _BEGINNINGS = 8
-"""How many of them are kept."""
 
 _made: weakref.WeakKeyDictionary[PreTrainedTokenizerBase, tuple[tuple[Any, ...], SafeEncoder]]
 _made = weakref.WeakKeyDictionary()
@@ -49,10 +47,8 @@ class SafeEncoder:
     """Encodes rendered text in which only the template's own control tokens count.
 
     A *control token* is an added token of the tokenizer, special or not, but for those that are plain vocabulary: runs
-    of white space, and words of letters and digits that are not special.
-
-    Args:
-        tokenizer: a fast tokenizer. It is not changed.
+    of white space, and words of letters and digits that are not special. The fast tokenizer that is given is not
+    changed.
 
     Attributes:
         control_ids: ids of all control tokens.
@@ -111,23 +107,18 @@ class SafeEncoder:
 
     @property
     def contents(self) -> tuple[str, ...]:
-        """The texts of all control tokens."""
         return tuple(self._ids)
 
     def id_of(self, content: str) -> int:
-        """The id of the control token with this text."""
         return self._ids[content]
 
     def first_control(self, text: str, start: int = 0) -> re.Match[str] | None:
-        """The first control token in a text from `start` on."""
         return self._control.search(text, start) if self._ids else None
 
     def all_controls(self, text: str) -> list[re.Match[str]]:
-        """All control tokens in a text, in order."""
         return list(self._control.finditer(text)) if self._ids else []
 
     def without_controls(self, text: str) -> str:
-        """A text with all control tokens taken out."""
         return self._control.sub("", text) if self._ids else text
 
     # ------------------------------------------------------------------ before rendering
@@ -182,16 +173,13 @@ class SafeEncoder:
         return self._written.sub(lambda match: chr(int(match[1], 16)) if match[1] else match.group(), rendered)
 
     def encode(self, rendered: str, *, most: int | None = None, shares_beginning: bool = False) -> list[int]:
-        """Token ids of rendered text; no beginning-of-sequence token is added.
-
-        Several threads may encode at once. A text of at least `LONG` characters is encoded without the interpreter's
-        lock, so that other threads go on.
+        """Token ids of rendered text; no beginning-of-sequence token is added. Several threads may encode at once.
 
         Args:
-            rendered: what a template made of messages whose foreign texts went through `protect`.
+            rendered: text that a template made of messages whose foreign texts went through `protect`.
             most: tokens that are of use. A text that surely has more is not encoded.
             shares_beginning: other texts begin like this one, as prompts do with what the template says of the tools.
-                What comes before the first control token behind `_BEGINNING` characters is then encoded once.
+                The text before the first control token behind `_BEGINNING` characters is then encoded once.
 
         Raises:
             TemplateError: the text holds a lone surrogate, which no tokenizer takes.
@@ -207,7 +195,6 @@ class SafeEncoder:
         return [*self._kept_beginning(rendered[: cut.start()]), *self._encode(rendered[cut.start() :])]
 
     def _encode(self, text: str) -> list[int]:
-        """Token ids of a text in which the control tokens go by their names."""
         encoding = self._encoding(text, offsets=self._may_miss)
         if self._may_miss:
             encoding = self._without_missed(text, encoding)
@@ -215,11 +202,7 @@ class SafeEncoder:
         return [self._remap.get(token_id, token_id) for token_id in ids] if self._remap else ids
 
     def plain(self, text: str) -> Encoding:
-        """Return the encoding of foreign text on its own, without any control token.
-
-        Raises:
-            TemplateError: as `encode`.
-        """
+        """Return the encoding of foreign text on its own, without any control token."""
         return self._encoding(text)
 
     def _encoding(self, text: str, *, offsets: bool = True) -> Encoding:
@@ -233,7 +216,6 @@ class SafeEncoder:
             raise TemplateError(f"the text holds a lone surrogate, which has no UTF-8 form: {error}") from error
 
     def _least(self, text: str) -> int:
-        """The fewest tokens that a text of this length has."""
         if self._longest_token is None:
             return 0
         return len(text) // (self._longest_token * (COMPOSED if self._composes and not text.isascii() else 1))
@@ -282,7 +264,7 @@ def _draw_nonce(contents: Iterable[str]) -> str:
 
 
 def _any_of(texts: Iterable[str]) -> str:
-    """A regular expression for any of the texts, the longest where several fit, quick for thousands of them."""
+    """A regular expression for any of the texts, the longest if several fit, quick for thousands of them."""
     trie: dict[str, Any] = {}
     for text in texts:
         node = trie

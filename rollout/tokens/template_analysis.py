@@ -1,11 +1,11 @@
 """Facts about a chat template and a conversation that grows, proven by rendering it.
 
 A delta is what the template puts between the end of a turn and the next generation. It is taken from a short *probe*
-conversation, so that its cost depends on the new messages only. Whether the probe's delta is the one that the whole
-conversation would show is a property of the template. It is proven here for each *kind* of new messages: the template
-renders a set of real conversations (with system prompts, tools, earlier turns and tool cycles, odd contents), and the
-probe has to give the same text after the turn's end, character by character. If one form of probe fails, the next is
-tried; if all fail, that kind of messages is not supported, with the reason.
+conversation, so that its cost depends on the new messages only. Whether it is the delta of the whole conversation is
+proven for each *kind* of new messages: the template renders a set of real conversations (with system prompts, tools,
+earlier turns and tool cycles, odd contents), and the probe has to give the same text after the turn's end, character by
+character. If one form of probe fails, the next is tried; if all fail, that kind of messages is not supported, with the
+reason.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from toolgym.tools.errors import TemplateError
 from toolgym.tools.message import Message, assistant, system, tool, user
 
 DeltaKind = Literal["one result", "several results", "user", "system", "results and user", "results and system"]
-"""What new messages are, as far as a template could care."""
 
 _KINDS: tuple[tuple[DeltaKind, re.Pattern[str]], ...] = (
     ("one result", re.compile(r"t")),
@@ -49,9 +48,9 @@ class Plan:
     Attributes:
         calls: how many tools the probe's assistant calls: one per result, one at all, or none.
         tools: whether the probe shows the tools, which makes a delta's cost depend on them.
-        earlier: whether the probe begins with an outline of the conversation, which makes a delta's cost depend on how
-            many messages it has and on its system prompt. DeepSeek V3 writes results otherwise once there were others,
-            Command R7B numbers them, and Mistral Nemo repeats the system prompt.
+        earlier: whether the probe begins with an outline of the conversation, which makes a delta's cost depend on its
+            length. DeepSeek V3 writes results otherwise once there were others, Command R7B numbers them, and Mistral
+            Nemo repeats the system prompt.
     """
 
     calls: Literal["each", "one", "none"]
@@ -63,18 +62,16 @@ class Plan:
 class TemplateFacts:
     """Proven facts about a template with its tools and variables.
 
-    Whether rendering again changes what was there before, `check_template` tells case by case.
-
     Attributes:
-        generation_prompt: what the template writes for the policy to go on from.
+        generation_prompt: text that the template writes for the policy to go on from.
         ends_of_turn: the tokens that end the policy's turns.
-        end_of_turn_in_history: what the template writes there once the conversation goes on.
+        end_of_turn_in_history: text that the template writes there once the conversation goes on.
         end_of_turn_is_marker: turns have no end of their own; the next role's marker ends them.
         merged_results: results of one turn share a frame, so they must be added together.
         parallel_calls: several calls in one message can be rendered.
         tool_calls_rendered: structured calls are rendered; if not, they must be kept as text.
-        results_rendered: tool results are rendered at all; a template without tools may leave them out without a word.
-        end_of_thinking: what the template writes between thinking and what follows it.
+        results_rendered: tool results are rendered; a template without tools may leave them out without a word.
+        end_of_thinking: text between thinking and what follows it.
         tools_rendered: the template tells the policy of the tools; None if there are none.
         json_arguments: arguments of calls are given as JSON text.
         default_system: the template writes a system prompt of its own.
@@ -102,8 +99,6 @@ class TemplateFacts:
 
 @dataclass(frozen=True)
 class TemplateAnalysis:
-    """Ends of turns, and the facts."""
-
     ends: EndOfTurn
     facts: TemplateFacts
 
@@ -160,11 +155,7 @@ def _outline(earlier: Sequence[Message], plan: Plan) -> list[Message]:
 def analyze(
     template: ChatTemplate, encoder: SafeEncoder, variables: Mapping[str, Any], own_ends: Sequence[str] = ()
 ) -> TemplateAnalysis:
-    """Find out what the template does; remembered, so that a process analyzes the same template once.
-
-    Raises:
-        TemplateError: no turn could ever end, or assistant messages are not rendered.
-    """
+    """Find out what the template does; remembered, so that a process analyzes the same template once."""
     parts = (template.source, template.tools, dict(variables), template.special_tokens, encoder.contents, own_ends)
     key = json.dumps(parts, sort_keys=True, default=repr)
     analysis = _REMEMBERED.get(key)
@@ -211,14 +202,13 @@ class _Analyzer:
         return TemplateAnalysis(self.ends, self._facts(plans, unsupported))
 
     def _called(self, argument: str, count: int = 1, ids: Sequence[str] = PROBE_IDS) -> Message:
-        """A turn that calls the tool, as text where the template does not render calls."""
+        """A turn that calls the tool, as text if the template does not render calls."""
         return called(argument, [self.name] * count, ids) if self.ends.renders_calls else assistant(argument)
 
     def _results(self, *contents: str, ids: Sequence[str] = PROBE_IDS) -> list[Message]:
         return [tool(text, tool_call_id=ids[at], name=self.name) for at, text in enumerate(contents)]
 
     def _cycle(self, number: int, *contents: str) -> list[Message]:
-        """An earlier turn and its results, with ids of its own."""
         ids = [f"earlier{number}{at}" for at in range(len(contents))]
         return [self._called("earlier", len(contents), ids), *self._results(*contents, ids=ids)]
 
@@ -300,7 +290,6 @@ class _Analyzer:
         return plans
 
     def _turns(self, new: Sequence[Message]) -> list[Message]:
-        """Turns of the assistant that the new messages may follow."""
         results = sum(message["role"] == "tool" for message in new)
         turn = self._called(self.mark, results) if results else assistant(self.mark)
         if results > 1 and not self._renders([user("x"), turn]):
@@ -391,7 +380,6 @@ class _Analyzer:
         return closing.group() if closing else "\n</think>\n\n"
 
     def _generation_prompt(self) -> str:
-        """Text that the template adds after a user's message for the policy to speak."""
         asked = [user(self.mark)]
         tail, closed = (
             self.template.render(asked, tools=(), generation_prompt=wanted).rpartition(self.mark)[2]
@@ -405,7 +393,6 @@ class _Analyzer:
         return tail[starts[-1] if starts else at :]
 
     def _has_default_system(self) -> bool:
-        """Whether the template writes text of its own in front of the first message."""
         front = self.template.render([user(self.mark)], tools=()).rpartition(self.mark)[0]
         try:
             later = self.template.render([user("x"), assistant("x"), user(self.mark)], tools=())

@@ -69,9 +69,8 @@ class Case:
     Attributes:
         name: of the case.
         status: see `Status`.
-        why: what the template does, where it is not append-only; otherwise empty.
-        required: whether a template that does not support it cannot be used at all. The other cases are the
-            template's choice.
+        why: reason why it is not append-only; otherwise empty.
+        required: whether a template that does not support it cannot be used at all.
     """
 
     name: str
@@ -86,7 +85,7 @@ class TemplateReport:
 
     Attributes:
         cases: see `Case`.
-        facts: what was proven; None if the template cannot be used at all.
+        facts: proven facts; None if the template cannot be used at all.
         tokenizer: where the tokenizer came from, in words.
     """
 
@@ -117,7 +116,7 @@ def check_template(
     *,
     origin: str = "the model's own",
 ) -> TemplateReport:
-    """Try all cases, each with and without a system prompt where the template takes one.
+    """Try all cases, each with and without a system prompt if the template takes one.
 
     Args:
         tokenizer: a fast tokenizer with a chat template.
@@ -159,7 +158,7 @@ class _Checker:
         self.variables, self.now = dict(variables), now
 
     def render(self, messages: Sequence[Message], *, generation_prompt: bool = True) -> str:
-        """By transformers itself; arguments as text where nothing else will do."""
+        """By transformers itself; arguments as text if nothing else will do."""
         shown = json.loads(json.dumps(messages))
         if self.facts.json_arguments:
             for function in (call["function"] for message in shown for call in message.get("tool_calls", ())):
@@ -188,7 +187,7 @@ class _Checker:
         return text
 
     def refusal(self, messages: Sequence[Message]) -> str:
-        """Why the template does not take the messages; empty if it does."""
+        """Reason why the template does not take the messages; empty if it does."""
         try:
             self.render(messages)
         except TemplateError as error:
@@ -196,7 +195,6 @@ class _Checker:
         return ""
 
     def encode(self, text: str) -> list[int]:
-        """By transformers itself."""
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
         return ids
 
@@ -327,15 +325,12 @@ def _conversations(checker: _Checker, asked: list[Message], name: str) -> list[_
 
 
 def tokenizer_for(source: str | Path, special: Sequence[str] = ()) -> tuple[PreTrainedTokenizerBase, str]:
-    """The tokenizer to check a template with.
+    """The tokenizer to check a template with, and in words where it came from.
 
     Args:
         source: a folder with a tokenizer, a folder or file with nothing but a chat template, or a model's name on the
             hub. For what lies in a folder, no network is used.
         special: special tokens of a template that came without a tokenizer, beside those that it shows.
-
-    Returns:
-        The tokenizer with its chat template, and in words where it came from.
 
     Raises:
         UnknownNameError: there is no such folder or file.

@@ -14,16 +14,12 @@ except ImportError as error:
     raise missing_extra("rollout", "Exact tokens", error) from error
 
 COMPOSED = 4
-"""Most characters that NFC or NFKC make into one: no character's canonical decomposition has more. Source: Unicode
-Standard Annex 15, on the lengths of normalised text."""
+"""Most characters that NFC or NFKC make into one. Source: Unicode Standard Annex 15, on the lengths of normalised
+text."""
 
 
 class TooManyTokensError(ToolgymError, ValueError):
-    """A text surely has more tokens than are of use, so it was not encoded.
-
-    Attributes:
-        least: how many tokens it has at least.
-    """
+    """A text surely has more tokens than are of use, `least` or more, so it was not encoded."""
 
     def __init__(self, least: int) -> None:
         super().__init__(f"the text has at least {least} tokens")
@@ -31,7 +27,7 @@ class TooManyTokensError(ToolgymError, ValueError):
 
 
 def longest_token(state: Mapping[str, Any]) -> int | None:
-    """Return the most characters of normalised text that one token stands for; None: there is no such number.
+    """Return the most characters of normalised text that one token stands for; None if there is no such number.
 
     There is none if a tokenizer may drop characters, or make one token of any number of them: of unknown ones, or of
     white space beside an added token.
@@ -54,7 +50,6 @@ def composes(state: Mapping[str, Any]) -> bool:
 
 
 def _keeps_all(component: Mapping[str, Any] | None) -> bool:
-    """Whether a normaliser or pre-tokenizer drops nothing."""
     return all(_keeps(part) for part in _parts(component))
 
 
