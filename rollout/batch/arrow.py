@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     import pyarrow
 
 KEY = b"toolgym.batch"
-"""The key of a Parquet file's metadata that holds what belongs to the whole batch, as JSON."""
 
 _PLAIN = ("env_id", "task_id", "source", "role", "task_index", "sample_index", "training_step", "validate")
 
@@ -159,7 +158,6 @@ def _table(batch: Batch, trajectories: Sequence[Trajectory] | None) -> pyarrow.T
 
 
 def _masks(batch: Batch) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Masks of the places at which prompts and responses have tokens."""
     width = batch.prompts.shape[1]
     tokens = batch.attention_mask.numpy().astype(bool)
     return tokens[:, :width], tokens[:, width:]

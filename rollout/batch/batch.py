@@ -1,7 +1,7 @@
 """`Batch`: trajectories as masked token tensors.
 
-Layout (as verl's, TRL's and OpenRLHF's padded batches have it): the prompt is padded on the left, the response on
-the right, so that all responses begin in the same column.
+Layout (as verl's, TRL's and OpenRLHF's padded batches have it): the prompt is padded on the left, the response on the
+right, so that all responses begin in the same column.
 
     prompts         [rows, prompt]                  pad pad p1 p2 p3
     responses       [rows, response]                                 r1 r2 t1 t2 r3 pad
@@ -10,12 +10,11 @@ the right, so that all responses begin in the same column.
     attention_mask  [rows, prompt + response]         0   0  1  1  1  1  1  1  1  1   0
     position_ids    [rows, prompt + response]         0   0  0  1  2  3  4  5  6  7   0
 
-A row is one token sequence. Most trajectories are one sequence; one whose context was rewritten on the way
-(`history="template"`, a context policy) is several, and each becomes a row of its own with the trajectory's reward
-and group. What an earlier sequence sampled is prompt in a later one, so no token is trained twice. `trajectory_ids`
-tells which rows belong together: statistics over trajectories, such as a group's mean reward, must count each
-trajectory once, and its advantage goes to all of its rows: `toolgym.rollout.advantages.advantages` does the first, and
-`Batch.per_row` the second.
+A row is one token sequence. A trajectory whose context was rewritten on the way (`history="template"`, a context
+policy) is several sequences, and each becomes a row of its own with the trajectory's reward and group. Tokens that an
+earlier sequence sampled are prompt in a later one, so no token is trained twice. `trajectory_ids` tells which rows
+belong together: statistics such as a group's mean reward must count each trajectory once
+(`toolgym.rollout.advantages.advantages`), and its advantage goes to all of its rows (`Batch.per_row`).
 """
 
 from __future__ import annotations
@@ -43,12 +42,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Dropped:
-    """A trajectory that is not in the batch.
-
-    Attributes:
-        id: the trajectory's id.
-        reason: why it was left out.
-    """
+    """A trajectory that is not in the batch, by its id, and why."""
 
     id: str
     reason: str
@@ -61,15 +55,15 @@ class Batch:
     Attributes:
         the tensors that `FIELDS` lists.
         pad_token_id: the id that padding holds.
-        ids: the rows' ids: the trajectory's id if it is one sequence, else that id, a slash and the sequence's
-            number in the trajectory.
+        ids: the rows' ids: the trajectory's id if it is one sequence, else that id, a slash and the sequence's number
+            in the trajectory.
         groups: the ids of the groups, see `Trajectory.group_id`; `group_ids` are places in it.
         dropped: trajectories that were left out, and why.
-        version_numbers: the engine's name of each version to its number in `weight_versions`. A name that is a
-            decimal number, as a training step is, keeps it. Others get the smallest numbers that are left, in the
-            order of their first appearance; so SGLang's initial `default` comes before step 1.
+        version_numbers: the engine's name of each version to its number in `weight_versions`. A name that is a decimal
+            number, as a training step is, keeps it. Others get the smallest numbers that are left, in the order of
+            their first appearance; so SGLang's initial `default` comes before step 1.
         aligned: payloads of the policy's tokens by name, `[rows, response, ...]` in the dtype in which they came.
-            Elsewhere they hold -1 where the dtype has a sign and is an integer, else 0 or False.
+            Elsewhere they hold -1 if the dtype has a sign and is an integer, else 0 or False.
         reward_placement: which tokens have `token_rewards`: `turns` or `outcome`, see
             `toolgym.rollout.advantages.reward_placement`.
     """
@@ -118,14 +112,12 @@ class Batch:
         return fields | {f"aligned.{name}": value for name, value in self.aligned.items()}
 
     def to(self, device: torch.device | str) -> Batch:
-        """The batch with all of its tensors on a device, such as `"cuda"`."""
         return moved(self, device)
 
     def select(self, rows: Tensor | Sequence[int]) -> Batch:
-        """A part of the batch: some rows, without the padding that none of them needs.
+        """Some rows of the batch, without the padding that none of them needs. The tensors are copies.
 
-        `trajectory_ids`, `group_ids` and `weight_versions` mean what they mean in the whole, and so do `groups` and
-        `version_numbers`: what was computed for the whole can be looked up. The tensors are copies.
+        `trajectory_ids`, `group_ids` and `weight_versions` mean the same as in the whole.
 
         Args:
             rows: places of rows, int `[rows]`. In ascending order the part holds the invariants of a batch too.
@@ -174,7 +166,7 @@ class Batch:
     def micro_batches(self, *, max_tokens: int, count: Count = "padded", min_parts: int = 1) -> list[MicroBatch]:
         """Parts with at most `max_tokens` tokens each, as few as that and as even as the rows allow.
 
-        Each row is in one part; `restore_rows` brings results back into this order. What is counted:
+        Each row is in one part; `restore_rows` brings results back into this order. `count` says what is counted:
 
         - `padded`: rows times the width of the part's tensors. Rows of like length share a part.
         - `packed`: tokens without padding, for `pack`. The longest rows are shared out first, each to the least part.
@@ -188,7 +180,7 @@ class Batch:
 
         Raises:
             ConfigError: an argument cannot be.
-            BatchError: a row alone has more tokens; nothing is ever cut.
+            BatchError: one row has more tokens; nothing is ever cut.
         """
         require_whole_number("max_tokens", max_tokens, at_least=1)
         require_whole_number("min_parts", min_parts, at_least=1)
@@ -237,13 +229,12 @@ class Batch:
         return [places[name] for name in names]
 
     def per_row(self, trajectories: Sequence[Trajectory], values: Sequence[float | None]) -> Tensor:
-        """Values of trajectories as values of the rows: float32 `[rows]`, with 0 where a value is None.
+        """Values of trajectories as values of the rows: float32 `[rows]`, with 0 for None.
 
-        Trajectories that the batch left out are passed over. For advantages:
-        `batch.per_row(trajectories, group_advantages(trajectories))`.
+        For advantages: `batch.per_row(trajectories, group_advantages(trajectories))`.
 
         Args:
-            trajectories: all that are in the batch, in any order.
+            trajectories: all that are in the batch, in any order; those that it left out are passed over.
             values: as many.
 
         Raises:
@@ -261,7 +252,7 @@ class MicroBatch(NamedTuple):
 
     Attributes:
         rows: int64 `[rows]`, their places in the batch, ascending: `advantages[part.rows]` are theirs.
-        batch: these rows, without the padding that none of them needs (see `Batch.select`).
+        batch: these rows, without the padding that none of them needs.
     """
 
     rows: Tensor
@@ -274,8 +265,9 @@ def restore_rows(parts: Sequence[MicroBatch], values: Sequence[Tensor], *, paddi
     Args:
         parts: all that `Batch.micro_batches` made of a batch.
         values: one tensor for each part, `[rows, ...]`. Those of responses, `[rows, response, ...]`, may be of
-            different widths: all get the width of the widest.
-        padding: what the columns that a part did not have get.
+            different
+            widths: all get the width of the widest.
+        padding: value of the columns that a part did not have.
 
     Raises:
         ConfigError: the values are not of these parts.
@@ -297,12 +289,8 @@ def restore_rows(parts: Sequence[MicroBatch], values: Sequence[Tensor], *, paddi
 
 
 def moved(value: T, device: torch.device | str) -> T:
-    """A copy whose tensors are on the device, in dataclasses and mappings too; those that are there already are shared.
-
-    Args:
-        value: a tensor, a frozen dataclass, a mapping of such; everything else is returned as it is.
-        device: as `torch.Tensor.to` takes it.
-    """
+    """A copy whose tensors are on the device, in dataclasses and mappings too; those that are there already are
+    shared."""
     return _moved(value, device)  # type: ignore[no-any-return]
 
 

@@ -17,8 +17,7 @@ from toolgym.rollout.trajectory.trajectory import Trajectory
 from toolgym.tools.errors import BatchError, ConfigError
 
 BLOCK = 2**18
-"""Tokens, padding included, that are checked at a time: what is computed on the way then stays in the processor's
-cache."""
+"""Tokens, padding included, that are checked at a time, so that all stays in the processor's cache."""
 
 
 def check_batch(batch: Batch, trajectories: Sequence[Trajectory] | None = None) -> None:
@@ -38,7 +37,6 @@ def check_batch(batch: Batch, trajectories: Sequence[Trajectory] | None = None) 
 
 
 def check_rows(batch: Batch, rows: Sequence[RowSource] | None) -> None:
-    """As `check_batch`, with the rows that the trajectories make."""
     batch = batch.to("cpu")
     payloads = {name: value.numpy() for name, value in batch.aligned.items()}
     fields = [

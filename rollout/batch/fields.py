@@ -16,8 +16,8 @@ from toolgym.rollout.batch.row import RowSource
 from toolgym.rollout.trajectory.token_sequence import joined_payload
 
 Place = Literal["prompt", "response", "policy", "tokens", "row"]
-"""Where a field has values: one for each token of the prompt, of the response, of the policy's tokens in the response
-(a column of `response` as well), of prompt and response together; or one per row."""
+"""Place of a field's values: one for each token of the prompt, of the response, of the policy's tokens in the
+response (a column of `response` as well), of prompt and response together; or one per row."""
 
 SHAPES: Mapping[Place, str] = {
     "prompt": "[rows, prompt]",
@@ -29,7 +29,6 @@ SHAPES: Mapping[Place, str] = {
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """As `int64`."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -37,7 +36,7 @@ Values = Callable[[RowSource], NDArray[Any]]
 """A row's values of a field without padding, in one dimension."""
 
 Invariants = Mapping[str, Callable[["Tensors"], Tensor]]
-"""What must hold of a field, as a sentence, with a function that says where it does: bool `[rows]` or `[rows, ...]`."""
+"""Sentences that must hold of a field, each with a function that says where it does: bool `[rows]` or `[rows, ...]`."""
 
 
 @dataclass(frozen=True)
@@ -48,12 +47,11 @@ class Field:
         name: the attribute of `Batch`.
         dtype: of the tensor.
         place: where it has values; its shape follows (see `SHAPES`).
-        padding: what it holds elsewhere: a number, `pad_token_id`, or None if it has values everywhere.
-        doc: what it is.
+        padding: its value elsewhere: a number, `pad_token_id`, or None if it has values everywhere.
+        doc: its meaning.
         values: a row's values.
-        invariants: what is checked.
-        column: its name in the rows of a data set (see `toolgym.rollout.batch.arrow`); None if it follows from
-            others.
+        invariants: checked conditions.
+        column: its name in the rows of a data set (see `toolgym.rollout.batch.arrow`); None if it follows from others.
     """
 
     name: str
@@ -108,17 +106,14 @@ class Tensors(Protocol):
 
 
 def _same_trajectory(batch: Tensors) -> Tensor:
-    """bool `[rows]`: whether the row is of the same trajectory as the row before it."""
     return torch.cat([torch.tensor([False]), batch.trajectory_ids.diff() == 0])
 
 
 def _prompt_attention(batch: Tensors) -> Tensor:
-    """The columns of `attention_mask` that are the prompts'."""
     return batch.attention_mask[:, : batch.prompts.shape[1]]
 
 
 def _response_attention(batch: Tensors) -> Tensor:
-    """The columns of `attention_mask` that are the responses'."""
     return batch.attention_mask[:, batch.prompts.shape[1] :]
 
 
@@ -128,7 +123,6 @@ def _finite(values: Tensor) -> Tensor:
 
 
 def _known_versions(batch: Tensors) -> Tensor:
-    """bool `[rows, response]`: whether a version has a number in `version_numbers`, where the policy sampled."""
     known = batch.response_mask == 0
     for number in batch.version_numbers.values():
         known |= batch.weight_versions == number
@@ -136,7 +130,6 @@ def _known_versions(batch: Tensors) -> Tensor:
 
 
 def _in_order(batch: Tensors) -> Tensor:
-    """bool `[rows]`: whether the trajectory's number is at least that of the row before."""
     return torch.cat([batch.trajectory_ids[:1] >= 0, batch.trajectory_ids.diff() >= 0])
 
 
@@ -324,10 +317,7 @@ def payload_padding(dtype: torch.dtype) -> int:
 def aligned_field(name: str, dtype: np.dtype[Any], width: int) -> Field:
     """The field of a payload of the policy's tokens; its tensor is `Batch.aligned[name]`, `[rows, response, ...]`.
 
-    Args:
-        name: the payload's name.
-        dtype: of its values.
-        width: what the rows of a payload in `FILLERS` are filled up to; without effect on others.
+    `width` is what the rows of a payload in `FILLERS` are filled up to; without effect on others.
     """
     kind = torch.from_numpy(np.empty(0, dtype=dtype)).dtype
     padding = payload_padding(kind)

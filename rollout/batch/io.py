@@ -42,7 +42,6 @@ def save_batch(batch: Batch, path: str | Path) -> None:
 
 
 def metadata_of(batch: Batch) -> dict[str, Any]:
-    """The contents of a batch besides its tensors, as JSON can hold them."""
     return {
         "format_version": FORMAT_VERSION,
         "pad_token_id": batch.pad_token_id,
@@ -77,11 +76,8 @@ def load_batch(path: str | Path) -> Batch:
 
 
 def batch_of(metadata: dict[str, Any], tensors: dict[str, Tensor]) -> Batch:
-    """The batch with this metadata and these tensors, unchecked.
-
-    Raises:
-        KeyError, TypeError, ValueError: they make none.
-    """
+    """The batch with this metadata and these tensors, unchecked. Raises KeyError, TypeError or ValueError if they
+    make none."""
     version = metadata.get("format_version")
     if version != FORMAT_VERSION:
         raise ValueError(f"expected format version {FORMAT_VERSION}, got {version!r}")

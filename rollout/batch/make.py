@@ -38,21 +38,20 @@ def make_batch(
 
     Args:
         trajectories: in the order of the rows; the rows of one trajectory follow each other.
-        pad_token_id: what padding holds; masks, not ids, tell padding from tokens.
+        pad_token_id: the id in padding; masks, not ids, tell padding from tokens.
         max_prompt_length: width of the prompts in tokens; None: the longest one.
         max_response_length: width of the responses in tokens; None: the longest one.
         aligned: names of the payloads (see `Segment.aligned`) that become tensors; None: all that there are, `()`:
             none. Each must be there for every token that the policy sampled.
-        reward_placement: which tokens have `token_rewards`. `turns`: the last one of each turn has the turn's reward,
-            and the trajectory's last one what the whole was given beyond that. `outcome`: the trajectory's last one
-            has all of it. See `toolgym.rollout.advantages.reward_placement` for turns without tokens or without a
-            reward.
+        reward_placement: which tokens have `token_rewards`, see `toolgym.rollout.advantages.reward_placement`. `turns`:
+            the last one of each turn has the turn's reward, and the trajectory's last one what the whole was given
+            beyond that. `outcome`: the trajectory's last one has all of it.
 
     Raises:
         ConfigError: `trajectories` holds something else, or `reward_placement` is unknown.
         BatchError: no trajectory is left, one does not fit the widths (nothing is ever cut), a payload is missing or
-            has another dtype or shape somewhere (nothing is ever filled in), turns tell of other tokens than there
-            are, or an invariant broke.
+            has another dtype or shape somewhere (nothing is ever filled in), turns tell of other tokens than there are,
+            or an invariant broke.
     """
     kept: list[Trajectory] = []
     dropped: list[Dropped] = []
@@ -143,7 +142,6 @@ def _width(what: str, rows: Sequence[RowSource], lengths: Sequence[int], limit: 
 
 
 def _payloads(rows: Sequence[RowSource], names: Sequence[str] | None) -> dict[str, Field]:
-    """The fields of the payloads with these names, or of all. See `make_batch`."""
     segments = [(row.id, segment) for row in rows for segment in row.sequence.policy_segments]
     if names is None:
         names = list(dict.fromkeys(name for _, segment in segments for name in segment.aligned))

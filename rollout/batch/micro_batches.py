@@ -1,7 +1,4 @@
-"""Division of a batch's rows into parts that each keep to a number of tokens.
-
-There are at least `parts` parts of at most `most` tokens (or nodes); no row alone has more.
-"""
+"""Division of a batch's rows into at least `parts` parts of at most `most` tokens; no single row has more."""
 
 from __future__ import annotations
 
@@ -15,7 +12,6 @@ from numpy.typing import NDArray
 from toolgym.rollout.batch.prefixes import shared_prefixes
 
 Count = Literal["padded", "packed", "tree"]
-"""What is counted as a part's tokens: the padded tensor's, those of its rows, or the nodes of its tree."""
 
 COUNTS: tuple[Count, ...] = get_args(Count)
 
@@ -62,7 +58,7 @@ def packed_parts(lengths: Sequence[int], most: int, parts: int) -> Parts:
 
 
 _Run = tuple[int, ...]
-"""What must be known of a run of rows to make it longer; first its tokens. Empty: no rows."""
+"""Facts about a run of rows that make it longer; first its tokens. Empty: no rows."""
 
 _Grow = Callable[[_Run, int], _Run]
 """A run with the row at the next place in the order."""

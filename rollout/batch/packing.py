@@ -30,7 +30,6 @@ PACKED: tuple[Field, ...] = tuple(
 """The fields of a batch that a `Packed` has for each token: all but those of padding and parts."""
 
 PADDINGS = {item.name: item.padding for item in PACKED if isinstance(item.padding, int)}
-"""What they hold at tokens that have no value."""
 
 
 @dataclass(frozen=True)
@@ -83,12 +82,11 @@ class Packed:
     def attention_mask(self) -> Tensor:
         """bool `[tokens, tokens]`, which tokens (columns) each token (row) attends: those before it in its row.
 
-        For attention that takes a mask; that which takes `cu_seqlens` needs none.
+        Attention that takes `cu_seqlens` needs none.
         """
         return reaches(self.cu_seqlens[1:].long()[self.row_ids])
 
     def to(self, device: torch.device | str) -> Packed:
-        """The same with all tensors on a device."""
         return moved(self, device)
 
     def token_log_probs(self, logits: Tensor, *, temperature: float = 1.0) -> Tensor:
@@ -104,13 +102,9 @@ class Packed:
         return log_probs_at(logits, self.input_ids, self.parents, self.response_mask > 0, temperature)
 
     def unpack(self, values: Tensor, *, padding: float = 0) -> Tensor:
-        """Values of the tokens in the batch's layout: `[rows, prompt + response, ...]`.
+        """Values of the tokens, `[tokens, ...]`, in the batch's layout: `[rows, prompt + response, ...]`.
 
-        `packed.unpack(values)[:, packed.widths[0]:]` are those of the responses.
-
-        Args:
-            values: `[tokens, ...]`.
-            padding: what the padding gets.
+        `packed.unpack(values)[:, packed.widths[0]:]` are those of the responses. Padding gets `padding`.
 
         Raises:
             ConfigError: the values are of another number of tokens.
@@ -122,10 +116,10 @@ class Packed:
 
 
 def pack(batch: Batch, advantages: Tensor | None = None) -> Packed:
-    """Put the rows of a batch one behind the other, without padding.
+    """Put the rows of a batch one behind the other, without padding. The tensors stay on its device.
 
     Args:
-        batch: the batch, or a part of one (`Batch.select`, `Batch.micro_batches`); the tensors stay on its device.
+        batch: the batch, or a part of one (`Batch.select`, `Batch.micro_batches`).
         advantages: `[rows]`, one for all of the policy's tokens of a row (see `Batch.per_row`), or `[rows, response]`.
 
     Raises:
@@ -155,8 +149,7 @@ def pack(batch: Batch, advantages: Tensor | None = None) -> Packed:
 def reaches(ends: Tensor) -> Tensor:
     """bool `[tokens, tokens]`: whether a token (column) is another one (row) or before it on its way from the root.
 
-    Args:
-        ends: int64 `[tokens]`; what comes behind a token stands between it and its end.
+    The descendants of a token stand between it and its place in `ends`.
     """
     at = torch.arange(len(ends), device=ends.device)
     return (at <= at[:, None]) & (at[:, None] < ends)
@@ -172,7 +165,6 @@ def log_probs_at(logits: Tensor, ids: Tensor, parents: Tensor, where: Tensor, te
 
 
 def _per_token(advantages: Tensor, batch: Batch) -> Tensor:
-    """float32 `[rows, response]`, 0 where the policy did not sample."""
     values = advantages.to(batch.responses.device, torch.float32)
     if values.shape == batch.rewards.shape:
         values = values[:, None].expand(batch.responses.shape)

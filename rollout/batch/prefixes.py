@@ -16,9 +16,8 @@ READ_BY_MODELS = ("routed_experts",)
 
 
 def shared_prefixes(rows: Sequence[NDArray[np.int64]]) -> tuple[list[int], list[int]]:
-    """The order in which rows with equal beginnings follow each other, and how much each shares with the one before it.
-
-    The rows are int64 `[tokens]`, none below 0."""
+    """The order in which rows with equal beginnings follow each other, and how much each shares with the one before
+    it. The rows are int64 `[tokens]`, none below 0."""
     order = sorted(range(len(rows)), key=lambda row: rows[row].astype(">i8").tobytes())  # by bytes is by numbers then
     shared = [0]
     for last, row in itertools.pairwise(order):
@@ -32,15 +31,10 @@ def shared_prefixes(rows: Sequence[NDArray[np.int64]]) -> tuple[list[int], list[
 def prefix_keys(
     ids: NDArray[np.int64], aligned: Mapping[str, NDArray[Any]], split_by: Sequence[str] | None = None
 ) -> NDArray[np.int64]:
-    """Keys that decide which tokens are shared: int64 `[tokens]`, equal where the ids are, and the payloads named.
-
-    Args:
-        ids: int64 `[tokens]`.
-        aligned: payloads by name, `[tokens, ...]`.
-        split_by: names of payloads; None: those of `READ_BY_MODELS` that there are.
+    """Keys that decide which tokens are shared: int64 `[tokens]`, equal where the ids and the payloads named are.
 
     Raises:
-        ConfigError: there is no such payload.
+        ConfigError: there is no payload of a name in `split_by`.
     """
     names = [name for name in READ_BY_MODELS if name in aligned] if split_by is None else split_by
     if not names:

@@ -38,17 +38,14 @@ class RowSource:
 
     @functools.cached_property
     def response_ids(self) -> NDArray[np.int32]:
-        """As the sequence's, put together once for all fields."""
         return self.sequence.response_ids
 
     @functools.cached_property
     def response_mask(self) -> NDArray[np.int8]:
-        """Likewise."""
         return self.sequence.response_mask
 
     @property
     def tokens(self) -> int:
-        """Number of tokens, the prompt's included."""
         return len(self.sequence.prompt_ids) + len(self.response_ids)
 
     @functools.cached_property
@@ -69,12 +66,9 @@ def rows_of(
     version_numbers: Mapping[str, int],
     reward_placement: RewardPlacement,
 ) -> list[RowSource]:
-    """The rows that trajectories make. A sequence without a sampled token, where the engine gave nothing, makes none.
+    """The rows that trajectories make. A sequence without a sampled token makes none.
 
     A group that is not among `groups` gets the number -1.
-
-    Raises:
-        BatchError: the rewards cannot be placed.
     """
     numbers = {group: number for number, group in enumerate(groups)}
     return [

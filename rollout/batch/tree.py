@@ -10,13 +10,12 @@ what a context policy left. A forward pass over the tree computes that once:
                              ends        7  6  6  5  5  6  7     nodes from here to there hang below a node
 
 **What is shared:** a token with everything before it, where all ids are equal, since a model computes the same from the
-same ids. Who put a token there plays no part: what one row's policy sampled may be another one's prompt. **What is not
-shared:** all that a loss takes. Mask, log-probabilities of the sampler, versions, rewards and advantages stay with each
-row in `Tree.packed`, and `Tree.nodes` leads from its tokens to the nodes. So any loss over `token_log_probs` is that
-over the rows, and so is its gradient.
+same ids. **What is not shared:** all that a loss takes. Mask, log-probabilities of the sampler, versions, rewards and
+advantages stay with each row in `Tree.packed`, and `Tree.nodes` leads from its tokens to the nodes. So any loss over
+`token_log_probs` is that over the rows, and so is its gradient.
 
-The nodes stand in depth-first order, so a node's descendants follow it up to its end. That makes the attention a
-comparison: a node attends those before it that end behind it.
+The nodes stand in depth-first order, so a node's descendants follow it up to its end: a node attends those before it
+that end behind it.
 """
 
 from __future__ import annotations
@@ -77,23 +76,21 @@ class Tree:
     def additive_mask(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """`[1, 1, nodes, nodes]`, 0 where a node attends and the dtype's least number elsewhere.
 
-        Models of transformers add a mask of this shape to their attention (`attn_implementation` `sdpa` or `eager`).
+        Models of transformers add it to their attention (`attn_implementation` `sdpa` or `eager`).
         """
         hidden = torch.full((), torch.finfo(dtype).min, dtype=dtype, device=self.ends.device)
         return torch.where(self.attention_mask, torch.zeros_like(hidden), hidden)[None, None]
 
     def to(self, device: torch.device | str) -> Tree:
-        """The same with all tensors on a device."""
         return moved(self, device)
 
     def token_log_probs(self, logits: Tensor, *, temperature: float = 1.0) -> Tensor:
-        """Log-probabilities of the policy's tokens in `packed`: float32 `[tokens]`, 0 elsewhere.
-
-        A loss takes them as it takes those of `Packed.token_log_probs`; they carry the logits' gradient.
+        """Log-probabilities of the policy's tokens in `packed`: float32 `[tokens]`, 0 elsewhere. See
+        `Packed.token_log_probs`.
 
         Args:
             logits: `[nodes, vocabulary]`, of a model that was given `input_ids`, `position_ids` and the mask.
-            temperature: see `Packed.token_log_probs`.
+            temperature: that of the sampling.
 
         Raises:
             ConfigError: the logits are of another number of nodes.
@@ -112,7 +109,7 @@ def pack_tree(batch: Batch, advantages: Tensor | None = None, *, split_by: Seque
         batch: the batch, or a part of one.
         advantages: see `pack`.
         split_by: payloads in which tokens must be equal, too, to be shared: those that the model is given back. None:
-            `routed_experts` where the batch has it.
+            `routed_experts` if the batch has it.
 
     Raises:
         ConfigError: see `pack`; or the batch has no such payload.

@@ -32,13 +32,7 @@ class ContextRouting:
         return sum(map(len, parts)) if goes_on else 0
 
     def add(self, prompt_ids: Sequence[int], token_ids: Sequence[int], rows: Rows, *, start: int = 0) -> None:
-        """Add what came with one turn.
-
-        Args:
-            prompt_ids: what was sent.
-            token_ids: what was sampled, at least one id.
-            rows: those from row `start` of the context on.
-            start: 0, or what `covered` said of the prompt.
+        """Add the rows of one turn, from row `start` of the context on: 0, or what `covered` said of the prompt.
 
         Raises:
             EngineError: the rows are not as many as the tokens want.

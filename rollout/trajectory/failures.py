@@ -42,7 +42,6 @@ class FailureLog:
         self._examples: dict[_Kind, Trajectory] = {}
 
     def add(self, trajectory: Trajectory) -> None:
-        """Count an episode."""
         self._episodes += 1
         if trajectory.failed:
             kind = _kind(trajectory)
@@ -62,17 +61,12 @@ class FailureLog:
         return lines
 
     def warn(self) -> None:
-        """Log each of the lines as a warning."""
         for line in self.lines():
             log.warning("%s", line)
 
 
 def require_one_that_played(trajectories: Sequence[Trajectory]) -> None:
-    """Check the trajectories of a whole run.
-
-    Raises:
-        RunFailedError: all failed at their first turn, and all in the same way.
-    """
+    """Raise `RunFailedError` if all trajectories of a run failed at their first turn in the same way."""
     at_once = all(trajectory.error is not None and trajectory.error.turn == 0 for trajectory in trajectories)
     if at_once and len({_kind(trajectory) for trajectory in trajectories}) == 1:
         raise RunFailedError(trajectories)

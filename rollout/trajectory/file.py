@@ -16,7 +16,6 @@ from toolgym.rollout.trajectory.trajectory import Trajectory
 from toolgym.tools.errors import ConfigError, missing_file, shorten
 
 BLOCK = 1 << 20
-"""Bytes that are read at once where the end of a file is looked for."""
 
 _log = logging.getLogger("toolgym.rollout")
 
@@ -24,14 +23,14 @@ _log = logging.getLogger("toolgym.rollout")
 class TrajectoryWriter:
     """Appends trajectories to a JSON Lines file, each as soon as it is finished.
 
-    Every line is handed to the operating system at once, so that a killed run keeps all that had finished. What could
-    not be written, to a full disk for example, is tried again with the next trajectory and when the file is closed.
-    The file is locked until it is closed or the process ends, so that two runs do not write it at once.
+    Every line is handed to the operating system at once, so that a killed run keeps all that had finished. A line that
+    could not be written, to a full disk for example, is tried again with the next trajectory and when the file is
+    closed. The file is locked until it is closed or the process ends, so that two runs do not write it at once.
 
     Args:
         path: the file.
-        append: write behind what an earlier run left there. Its last line, where that run was killed while it wrote
-            it, is cut off. False: an existing file is replaced.
+        append: write behind what an earlier run left there; a last line that was cut is removed. False: an existing
+            file is replaced.
 
     Attributes:
         count: trajectories that this object has written.
@@ -58,11 +57,6 @@ class TrajectoryWriter:
             raise ConfigError(f"cannot write trajectories to {str(self.path)!r}: {error}") from error
 
     def clear(self) -> None:
-        """Drop all that is in the file.
-
-        Raises:
-            OSError: it cannot be cut.
-        """
         self._file.clear()
 
     def write(self, trajectory: Trajectory) -> None:
@@ -120,11 +114,8 @@ class TrajectoryWriter:
 def read_trajectories(path: str | Path, *, skip_broken: bool = False) -> Iterator[Trajectory]:
     """Read a JSON Lines file of trajectories, one by one.
 
-    A last line that was cut off, as a killed run leaves it, is skipped with a warning in the log.
-
-    Args:
-        path: the file.
-        skip_broken: skip every line that is not a trajectory, with a warning in the log for each.
+    A last line that was cut off, as a killed run leaves it, is skipped with a warning in the log. So is, with
+    `skip_broken`, every line that is not a trajectory.
 
     Raises:
         UnknownNameError: there is no such file; names the nearest one.
@@ -176,7 +167,7 @@ def _end_last_line(file: io.FileIO, path: Path) -> None:
 
 
 class _NotJsonError(ConfigError):
-    """A line is not a JSON object."""
+    pass
 
 
 def _json_object(line: bytes) -> dict[str, Any]:

@@ -22,7 +22,7 @@ PATIENCE = 1.0
 """Wall seconds to wait for a lock: a process that was killed a moment ago may still be ending."""
 
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
-"""What file systems answer that have no locks."""
+"""Answers of file systems that have no locks."""
 
 _log = logging.getLogger("toolgym.rollout")
 
@@ -30,8 +30,7 @@ _log = logging.getLogger("toolgym.rollout")
 def open_locked(path: Path) -> io.FileIO:
     """Open a file for reading and writing, unbuffered, and lock it; a new one is empty, an old one is left as it is.
 
-    The lock is the kernel's (flock), so a process that is killed leaves none behind. What is no regular file, such as
-    `/dev/null`, is not locked. Folders above are made.
+    A file that is no regular one, such as `/dev/null`, is not locked. Folders above are made.
 
     Raises:
         ConfigError: another writer has it.
@@ -62,20 +61,13 @@ class LineFile:
 
     @classmethod
     def open(cls, path: Path) -> LineFile:
-        """Open a file with `open_locked`; raises as that does."""
         return cls(open_locked(path))
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed."""
         return self.file.closed
 
     def clear(self) -> None:
-        """Drop all that is in the file.
-
-        Raises:
-            OSError: it cannot be cut.
-        """
         if is_on_disk(self.file):
             self.file.truncate(0)
             self.file.seek(0)
@@ -91,11 +83,7 @@ class LineFile:
             del self._pending[: self.file.write(self._pending)]
 
     def close(self) -> None:
-        """Write what is left to disk and close the file, which is closed in any case. Closing twice is fine.
-
-        Raises:
-            OSError: the disk is full or the file is gone.
-        """
+        """Write what is left to disk and close the file, which is closed in any case. Closing twice is fine."""
         if self.closed:
             return
         with self.file:
@@ -104,7 +92,6 @@ class LineFile:
                 os.fsync(self.file.fileno())
 
     def abandon(self) -> None:
-        """Close the file with what is in it."""
         self.file.close()
 
 
@@ -114,10 +101,6 @@ def replaced(path: Path) -> Iterator[io.FileIO]:
 
     Yields the new file, to be cleared first. It takes the old one's place at the end of the block and stays open and
     locked; the caller closes it. If the block raises, the old one stays.
-
-    Raises:
-        ConfigError: another writer has it.
-        OSError: it cannot be written.
     """
     new = path.with_name(f"{path.name}.new")
     with open_locked(path) as old:

@@ -14,13 +14,12 @@ from toolgym.rollout.trajectory.trajectory import Trajectory, require_trajectori
 from toolgym.tools.schema import CallProblem
 
 _MOST = sys.float_info.max
-"""No float beyond it is a figure: not the infinities, nor nan."""
 
 _MALFORMED = {problem.value for problem in CallProblem}
 
 
 def succeeded(trajectory: Trajectory) -> bool:
-    """Whether the scorer gave full marks (where an env reports no score, whether the reward reached 1)."""
+    """Whether the scorer gave full marks (if an env reports no score, whether the reward reached 1)."""
     return not trajectory.failed and float(trajectory.metrics.get("score", trajectory.reward)) >= 1.0
 
 
@@ -120,7 +119,6 @@ def _spread(name: str, values: list[float]) -> dict[str, float]:
 
 
 def _metrics(trajectories: list[Trajectory]) -> dict[str, float]:
-    """The means of what envs, scorers and tools report."""
     values: dict[str, list[float]] = {}
     for trajectory in trajectories:
         for name, value in trajectory.metrics.items():

@@ -1,8 +1,8 @@
 """`Segment` and `TokenSequence`: the exact tokens of an episode, as arrays.
 
-Tokens are stored once, in the order in which the context grew; every mask and layout is derived from them. What belongs
-to single tokens (log-probabilities, weight versions, payloads such as the experts that a router chose) is kept beside
-them and is cut, joined and stored together with them.
+Tokens are stored once, in the order in which the context grew; every mask and layout is derived from them. Values of
+single tokens (log-probabilities, weight versions, payloads such as the experts that a router chose) are kept beside
+them and are cut, joined and stored together with them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ KINDS = "biuf"
 """Kinds of NumPy dtypes that a payload may have: booleans, integers and floats (of at most 64 bits)."""
 
 FILLERS = {"sampling_mask": -1}
-"""What fills up the rows of payloads `[tokens, width]` whose width may differ from one generation to the next."""
+"""Fillers for the rows of payloads `[tokens, width]` whose width may differ from one generation to the next."""
 
 
 class ArrayJson(TypedDict):
@@ -44,21 +44,15 @@ class ArrayJson(TypedDict):
 
 
 class PayloadJson(ArrayJson):
-    """A payload of a segment."""
-
     name: str
 
 
 class VersionRunJson(TypedDict):
-    """A number of tokens in a row that one version of the weights sampled."""
-
     version: str
     tokens: int
 
 
 class SegmentJson(TypedDict):
-    """A `Segment` in a line of a file."""
-
     token_ids: list[int]
     is_policy: bool
     logprobs: list[float]
@@ -67,8 +61,6 @@ class SegmentJson(TypedDict):
 
 
 class SequenceJson(TypedDict):
-    """A `TokenSequence` in a line of a file."""
-
     prompt_ids: list[int]
     segments: list[SegmentJson]
     start_reason: str
@@ -79,7 +71,6 @@ _UNSIGNED: dict[Any, type[np.unsignedinteger[Any]]] = {np.dtype(np.int32): np.ui
 
 
 def version_runs(versions: Iterable[str]) -> VersionRuns:
-    """Weight versions, one per token, as runs."""
     if isinstance(versions, tuple) and versions and versions.count(versions[0]) == len(versions):
         return ((versions[0], len(versions)),)  # as nearly always
     return tuple((version, len(list(run))) for version, run in itertools.groupby(versions))
@@ -103,7 +94,6 @@ def _ids(values: ArrayLike) -> Ids:
 
 
 def _fits_int32(array: NDArray[Any]) -> bool:
-    """Whether whole numbers are from 0 to 2**31 - 1."""
     if not array.size:
         return True
     unsigned = _UNSIGNED.get(array.dtype)
@@ -130,8 +120,8 @@ class Segment:
         is_policy: whether the policy sampled them.
         logprobs: float64 `[tokens]`, the engine's log-probability of each id; empty for the env's tokens.
         version_runs: the versions of the weights that sampled the ids, as runs; empty for the env's tokens.
-        aligned: further values per token by name, such as `routed_experts`; the first axis of each array is the
-            segment's tokens. The engine names them (see `Generation.aligned`); only a policy's segment has them.
+        aligned: further values per token by name, such as `routed_experts`, `[tokens, ...]`; see `Generation.aligned`.
+            Only a policy's segment has them.
 
     Raises:
         ConfigError: an array does not have one value per token.
@@ -204,11 +194,7 @@ class Segment:
         return len(self.token_ids)
 
     def __getitem__(self, part: slice) -> Segment:
-        """A part of the segment with everything that belongs to its tokens, as `segment[2:5]`.
-
-        Raises:
-            ConfigError: the slice has a step.
-        """
+        """A part of the segment with everything that belongs to its tokens, as `segment[2:5]`."""
         start, stop, step = part.indices(len(self))
         if step != 1:
             raise ConfigError(f"a segment is cut in order, without a step; got step {step}")
@@ -221,7 +207,6 @@ class Segment:
         return Segment(self.token_ids[start:stop], self.is_policy, self.logprobs[start:stop], tuple(runs), aligned)
 
     def __eq__(self, other: object) -> bool:
-        """Whether all ids, log-probabilities, versions and payloads are equal, the payloads' dtypes included."""
         if not isinstance(other, Segment):
             return NotImplemented
         return (
@@ -264,12 +249,7 @@ class Segment:
 
 
 def joined_payload(name: str, segments: Sequence[Segment], width: int = 0) -> NDArray[Any]:
-    """A payload of segments that follow each other, as one array.
-
-    Args:
-        name: its name.
-        segments: the segments that have it.
-        width: see `filled_up`; at least that of the widest segment's.
+    """A payload of segments that follow each other, as one array, at least `width` wide (see `filled_up`).
 
     Raises:
         ConfigError: a segment lacks it, or has it in another dtype or shape.
@@ -287,7 +267,7 @@ def joined_payload(name: str, segments: Sequence[Segment], width: int = 0) -> ND
 
 
 def filled_up(name: str, array: NDArray[Any], width: int) -> NDArray[Any]:
-    """A payload whose rows have at least so many values, where `FILLERS` says what fills them up; else as it is."""
+    """A payload whose rows have at least so many values, if `FILLERS` says what fills them up; else as it is."""
     if name not in FILLERS or array.ndim != 2 or array.dtype.kind != "i" or array.shape[1] >= width:
         return array
     return np.pad(array, ((0, 0), (0, width - array.shape[1])), constant_values=FILLERS[name])
@@ -298,17 +278,12 @@ def _same(array: NDArray[Any], other: NDArray[Any]) -> bool:
 
 
 def array_to_json(array: NDArray[Any]) -> ArrayJson:
-    """An array as JSON can hold it; `array_from_json` reads it back equal."""
     raw = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
     return {"dtype": array.dtype.name, "shape": list(array.shape), "base64": base64.b64encode(raw).decode("ascii")}
 
 
 def array_from_json(value: ArrayJson) -> NDArray[Any]:
-    """Read what `array_to_json` made.
-
-    Raises:
-        KeyError, TypeError, ValueError: it is something else.
-    """
+    """Read what `array_to_json` made. Raises KeyError, TypeError or ValueError for something else."""
     dtype = np.dtype(value["dtype"])
     raw = base64.b64decode(value["base64"], validate=True)
     return np.frombuffer(raw, dtype=dtype.newbyteorder("<")).reshape(value["shape"])
@@ -318,15 +293,15 @@ def array_from_json(value: ArrayJson) -> NDArray[Any]:
 class TokenSequence:
     """One context from its prompt to its end: what an engine was sent and produced, and one row of a batch.
 
-    A later sequence holds the turns of earlier ones in its prompt, if at all, so no sampled token is in the segments
-    of two sequences.
+    A later sequence holds the turns of earlier ones in its prompt, if at all, so no sampled token is in the segments of
+    two sequences.
 
     Attributes:
         prompt_ids: int32 `[tokens]`, the ids up to the first turn that was sampled in this sequence.
-        segments: what came after, in order.
+        segments: the tokens behind the prompt, in order.
         start_reason: why it began: `start` (the episode's first), `template` (the chat template renders the
-            conversation otherwise than what was there), `env` (the env began the context anew, see
-            `StepInfo.context`), or the name of the context policy that changed the messages.
+            conversation otherwise than what was there), `env` (the env began the context anew, see `StepInfo.context`),
+            or the name of the context policy that changed the messages.
 
     Raises:
         ConfigError: `prompt_ids` are no token ids.
@@ -384,7 +359,6 @@ class TokenSequence:
 
     @property
     def policy_segments(self) -> tuple[Segment, ...]:
-        """The segments that the policy sampled."""
         return tuple(segment for segment in self.segments if segment.is_policy)
 
     @property
@@ -393,7 +367,6 @@ class TokenSequence:
         return sum(map(len, self.policy_segments))
 
     def to_json(self) -> SequenceJson:
-        """The sequence as JSON can hold it; `from_json` reads it back equal."""
         return {
             "prompt_ids": self.prompt_ids.tolist(),
             "segments": [segment.to_json() for segment in self.segments],
@@ -402,10 +375,5 @@ class TokenSequence:
 
     @classmethod
     def from_json(cls, value: SequenceJson) -> TokenSequence:
-        """Read what `to_json` made.
-
-        Raises:
-            KeyError, TypeError, ValueError: it is something else.
-        """
         segments = tuple(Segment.from_json(segment) for segment in value["segments"])
         return cls(np.asarray(value["prompt_ids"]), segments, value["start_reason"])

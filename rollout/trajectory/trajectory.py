@@ -1,9 +1,9 @@
 """`Trajectory`: the record of one episode, with the exact tokens that the policy saw and wrote.
 
-Most episodes are one token sequence (see `toolgym.rollout.trajectory.token_sequence`). Where the context had to be
-written anew (see `toolgym.rollout.tokens.conversation`), a further sequence begins; none is ever changed. As JSON (one
-line of a file, see `toolgym.rollout.trajectory.file`) a trajectory is a superset of the rows that verl's
-`rollout_data_dir` holds (`input`, `output`, `gts`, `score`, `step`).
+Most episodes are one token sequence (see `toolgym.rollout.trajectory.token_sequence`). If the context had to be written
+anew (see `toolgym.rollout.tokens.conversation`), a further sequence begins; none is ever changed. As JSON (one line of
+a file) a trajectory is a superset of the rows that verl's `rollout_data_dir` holds (`input`, `output`, `gts`, `score`,
+`step`).
 """
 
 from __future__ import annotations
@@ -36,24 +36,22 @@ class Turn:
     """One turn of the policy and the observation it led to.
 
     Attributes:
-        text: what the policy wrote, without its end-of-turn token.
+        text: the policy's text, without its end-of-turn token.
         finish_reason: the engine's: `stop`, `length` or `abort`.
         prompt_tokens: tokens of the context that was sent.
         generated_tokens: tokens that came back, of all parts together.
         cached_tokens: tokens of the context that the engine had in its prefix cache.
-        observation_tokens: tokens that the env appended afterwards; 0 where a new sequence began instead.
-        tool_calls: what became of each call, in order.
+        observation_tokens: tokens that the env appended afterwards; 0 if a new sequence began instead.
+        tool_calls: records of the calls, in order.
         reward: reward of the env's step; None if the env was not stepped, as after a turn that was cut.
         engine_seconds: wall seconds until the engine had answered, resumes included, without `queue_seconds`.
         env_seconds: wall seconds of the env's step, tools included.
         sequence: number of the sequence that it was sampled in, counted from 0.
         resumes: how often it was aborted and went on from what it had.
         truncated: it ended without an end, by its length or by an abort that was not resumed.
-        closing_tokens: tokens that were appended, as the env's, to end a turn that had not sampled its end-of-turn
-            token.
-        seed: the sampling seed that the engine was sent with the turn's first part; None if it had none.
-        queue_seconds: wall seconds that the turn waited for its place among those that the engine works for; see
-            `RunConfig.max_generations`.
+        closing_tokens: tokens that the env appended to end a turn without its end-of-turn token.
+        seed: the sampling seed of the turn's first part; None if it had none.
+        queue_seconds: wall seconds that the turn waited for its place, see `RunConfig.max_generations`.
     """
 
     text: str
@@ -76,20 +74,15 @@ class Turn:
 
 @dataclass(frozen=True)
 class Failure:
-    """The error of an episode whose `stop_reason` is a failure.
-
-    Attributes:
-        message: the error's type and text.
-        turn: number of the turn, counted from 0.
-    """
+    """The error of an episode whose `stop_reason` is a failure: its type and text, and the turn's number from 0."""
 
     message: str
     turn: int
 
 
 class _Text:
-    """A text that may be given as a function, which is called when the text is first read: decoding takes as long as
-    the rest of the record, and in training nothing reads it."""
+    """A text that may be given as a function, called when the text is first read: decoding takes as long as the rest
+    of the record, and in training nothing reads it."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._slot = f"_{name}"
@@ -108,12 +101,7 @@ class _Text:
 
 @dataclass(frozen=True)
 class Peer:
-    """Another member of a trajectory's group.
-
-    Attributes:
-        id: its trajectory's.
-        reward: its reward, as its run gave it out.
-    """
+    """Another member of a trajectory's group: its trajectory's id, and its reward as its run gave it out."""
 
     id: str
     reward: float
@@ -139,7 +127,7 @@ class Trajectory:
         stop_reason: why it ended.
         turns: turn by turn.
         ground_truth: the task's; any value that JSON can hold.
-        error: the failure, when it failed; everything up to it is kept.
+        error: the failure, if it failed; everything up to it is kept.
         sampling: parameters of the sampling, by name.
         metrics: the env's metrics of the last step.
         prompt_text: the last sequence's prompt decoded, special tokens included; when it is first read. To make a
@@ -147,14 +135,14 @@ class Trajectory:
         response_text: the last sequence's ids behind the prompt decoded, likewise.
         started_at: seconds since the epoch.
         seconds: wall seconds of the whole episode, without those that it stood still.
-        training_step: the training step it belongs to, where the caller says so.
+        training_step: the training step it belongs to, if the caller says so.
         validate: whether it was played to validate a policy, not to train it.
         role: which of the env's roles the policy played.
         parent: id of the trajectory that it was branched from; None if it began with `reset`.
         branch_turn: number of the parent's turn, counted from 0, before which it was branched; None without a parent.
-        settings: what its run was beside the sampling (limits, chat template, tools, the env's arguments, ...), as
-            short texts by name; see `run_settings`. Empty where it was not played in a run.
-        peers: the usable members of its group that were given out before it, where the group was whole without it.
+        settings: settings of its run beside the sampling (limits, chat template, tools, the env's arguments, ...), as
+            short texts by name; see `run_settings`. Empty if it was not played in a run.
+        peers: the usable members of its group that were given out before it, if the group was whole without it.
     """
 
     id: str
@@ -224,32 +212,26 @@ class Trajectory:
 
     @property
     def prompt_ids(self) -> Ids:
-        """`prompt_ids` of the only sequence."""
         return self.sequence.prompt_ids
 
     @property
     def segments(self) -> tuple[Segment, ...]:
-        """`segments` of the only sequence."""
         return self.sequence.segments
 
     @property
     def response_ids(self) -> Ids:
-        """`response_ids` of the only sequence."""
         return self.sequence.response_ids
 
     @property
     def response_mask(self) -> NDArray[np.int8]:
-        """`response_mask` of the only sequence."""
         return self.sequence.response_mask
 
     @property
     def logprobs(self) -> LogProbs:
-        """`logprobs` of the only sequence."""
         return self.sequence.logprobs
 
     @property
     def weight_versions(self) -> list[str | None]:
-        """`weight_versions` of the only sequence."""
         return self.sequence.weight_versions
 
     @property
@@ -281,7 +263,6 @@ class Trajectory:
 
     @property
     def tool_calls(self) -> list[ToolCallRecord]:
-        """All tool calls of the episode, in order."""
         return [record for turn in self.turns for record in turn.tool_calls]
 
     @property
@@ -321,9 +302,9 @@ class Trajectory:
         """The trajectory as JSON can hold it; `from_json` reads it back equal.
 
         verl's keys `input` and `output` hold `prompt_text` and `response_text`, `gts` the ground truth, `score` the
-        reward, and `step` the training step. Each field has one type in all trajectories, as readers of tables want
-        it: tools' schemas, and the arguments and metrics of calls, which may hold anything, are JSON texts. Only
-        `gts` and the env's `metrics` are what tasks and env make them.
+        reward, and `step` the training step. Each field has one type in all trajectories, as readers of tables want it:
+        tools' schemas, and the arguments and metrics of calls, which may hold anything, are JSON texts. Only `gts` and
+        the env's `metrics` are what tasks and env make them.
         """
         verl = {
             "input": self.prompt_text,
@@ -373,11 +354,6 @@ class Trajectory:
 
 
 def require_trajectories(values: object) -> list[Trajectory]:
-    """Return what should be trajectories as a list.
-
-    Raises:
-        ConfigError: they are none.
-    """
     if not isinstance(values, Iterable):
         raise ConfigError(f"expected a list of toolgym Trajectories, got {shorten(repr(values))}")
     trajectories = []
@@ -395,11 +371,11 @@ _VERLS = {
     "reward": "score",
     "training_step": "step",
 }
-"""Fields of a trajectory to verl's names for them."""
 
 
 def plain(value: Any, depth: int = 0) -> Any:
-    """Copy a value as plain JSON. What JSON cannot hold, as a tool may have in its metrics, becomes its text."""
+    """Copy a value as plain JSON. A value that JSON cannot hold, such as a tool's metrics may have, becomes its
+    text."""
     if value is None or type(value) in (str, int, float, bool):
         return value
     if depth > MAX_DEPTH:
