@@ -93,7 +93,7 @@ def picture(figure: Any) -> bytes | None:
 
 
 def _rich(value: Any) -> dict[Any, Any]:
-    """Return the forms that a value's methods offer; its text only if one method offers several forms."""
+    """The forms that a value's methods offer; its text only if one method offers several forms."""
     if _has_any_name(value):
         return {}
     shown: dict[Any, Any] = {}
@@ -136,11 +136,7 @@ def _method(value: Any, name: str) -> Callable[..., Any] | None:
 
 
 class Display:
-    """Rich output of a cell, in order, and the functions for it.
-
-    Attributes:
-        shown: a mapping from MIME types to data for each.
-    """
+    """Rich output of a cell, in order, and the functions for it. `shown` has data by MIME type for each value."""
 
     def __init__(self) -> None:
         self.shown: list[dict[str, Any]] = []
@@ -190,7 +186,6 @@ class Display:
         return DisplayHandle(self, name) if name is not None else None
 
     def publish_display_data(self, data: Mapping[str, Any], *_: Any, **options: Any) -> None:
-        """Show forms by MIME type, as IPython's function of that name does."""
         transient = options.get("transient") or {}
         self.add(data, transient.get("display_id"), update=bool(options.get("update")))
 
@@ -238,11 +233,7 @@ class Display:
 
 
 class DisplayHandle:
-    """Handle that `display` returns if it was given a name for what it shows.
-
-    Attributes:
-        display_id: the name.
-    """
+    """The name by which `display` showed something."""
 
     def __init__(self, shows: Display, display_id: str) -> None:
         self._shows = shows
@@ -252,7 +243,6 @@ class DisplayHandle:
         return f"<DisplayHandle display_id={self.display_id}>"
 
     def display(self, value: Any, **options: Any) -> None:
-        """Show another value by that name."""
         self._shows.display(value, display_id=self.display_id, **options)
 
     def update(self, value: Any, **options: Any) -> None:
@@ -269,7 +259,6 @@ class _Finder:
         self._display = display
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """The module's own specification, with a loader that applies the change; None for all other modules."""
         if name not in (_IPYTHON[0], _PYPLOT):
             return None
         others = (finder for finder in sys.meta_path if finder is not self)

@@ -33,7 +33,6 @@ from collections.abc import Sequence
 from toolgym.tools.sandbox.local.kernel import harden, landlock
 
 FileId = tuple[int, int]
-"""Device and inode of a file."""
 
 _STEP = 1 << 20
 
@@ -61,12 +60,8 @@ _libc.tee.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_size_t, ctypes.c_uint
 def become_copy(ends: Sequence[int], writable: tuple[str, ...]) -> None:
     """In the copy: take these descriptors, and the root that comes over the first, and replace what is shared.
 
-    Args:
-        ends: the copy's control socket, its standard output and its standard error.
-        writable: the folders that a session can write to.
-
-    Raises:
-        OSError: something cannot be replaced; a copy that is not complete must not go on.
+    `ends` are the copy's control socket, its standard output and its standard error; `writable` the folders that a
+    session can write to. Raises `OSError` if something cannot be replaced; a copy that is not complete must not go on.
     """
     control, out, err = ends
     outputs = {_file_id(os.fstat(fd)): fd for fd in (1, 2)}
@@ -130,11 +125,7 @@ def receive_descriptors(count: int) -> list[int]:
 
 
 def separate() -> None:
-    """Keep origin and copies from signalling each other, where the kernel supports it (see `Isolation.missing`).
-
-    Raises:
-        OSError: the kernel supports it, but not once more for this process.
-    """
+    """Keep origin and copies from signalling each other, if the kernel supports it (see `Isolation.missing`)."""
     if landlock.abi() < landlock.SCOPED_SINCE:
         return
     try:
@@ -157,7 +148,7 @@ def _file_id(about: os.stat_result) -> FileId:
 
 
 def _open_files() -> dict[int, os.stat_result]:
-    """Return the session's open descriptors, except its input, outputs and control socket."""
+    """The session's open descriptors, except its input, outputs and control socket."""
     files = {}
     for fd in range(harden.CONTROL_FD + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0]):
         with contextlib.suppress(OSError):

@@ -26,7 +26,7 @@ from toolgym.tools.sandbox.local.kernel import harden, syscalls
 from toolgym.tools.sandbox.local.protocol import frames
 
 SHELLS = ("/bin/bash", "/bin/sh")
-"""What runs a command that is one text: the first that is there."""
+"""Programs for a command that is one text: the first that exists runs it."""
 
 _SUBREAPER = syscalls.PR_SET_CHILD_SUBREAPER
 _READ_SIZE = 64 * 1024
@@ -39,7 +39,6 @@ class _Program:
     """A program that runs, or whose output is not passed on wholly.
 
     Attributes:
-        handle: the process.
         master: the terminal's end that this process holds; -1: the program has no terminal.
         code: its exit code, negative for a signal, once it has ended.
     """
@@ -51,7 +50,7 @@ class _Program:
         self._to_terminal, self._to_broker = b"", b""
 
     def interests(self) -> list[tuple[int, int]]:
-        """Return the descriptors to wait for, and for what."""
+        """The descriptors to wait for, and for what."""
         interests = []
         if self.master >= 0:
             reads = select.POLLIN if not self._to_broker else 0
@@ -97,13 +96,7 @@ class _Program:
 
 
 class Launcher:
-    """Carries out the broker's requests.
-
-    Args:
-        control: the socket to the broker.
-        home: folder that programs start in.
-        environment: their variables.
-    """
+    """Carries out the broker's requests; programs start in the folder `home`, with these variables."""
 
     def __init__(self, control: socket.socket, home: str, environment: Mapping[str, str]) -> None:
         self._control, self._home, self._environment = control, home, dict(environment)
@@ -243,13 +236,7 @@ class Launcher:
 
 
 def run(control: int, home: str, environment: Mapping[str, str]) -> NoReturn:
-    """Become the launcher, in a fork of the session's interpreter.
-
-    Args:
-        control: the socket to the broker.
-        home: folder that programs start in.
-        environment: their variables.
-    """
+    """Become the launcher, in a fork of the session's interpreter. `control` is the socket to the broker."""
     try:
         sys.settrace(None)
         sys.setprofile(None)

@@ -43,11 +43,7 @@ _DROP = compile("dropped.clear()", "<session>", "eval")
 
 
 class Notebook:
-    """Runs cells.
-
-    Args:
-        main: the module whose names they share.
-    """
+    """Runs cells, which share the names of `main`."""
 
     def __init__(self, main: types.ModuleType) -> None:
         sys.path[0] = ""  # modules are found in the current folder, even after a change of it
@@ -63,7 +59,6 @@ class Notebook:
         self._dropped: list[Any] = []
 
     def run(self, request: CellMessage) -> CellAnswer:
-        """Run a cell."""
         self._count += 1
         self._display.begin()
         self._names.pop("__warningregistry__", None)  # each cell gets its own warnings

@@ -39,10 +39,9 @@ _MERSENNE = 624
 """Words of state of numpy's global generator; at this position it makes new ones before it uses the first."""
 
 MAX_FRAMES = 4000
-"""Frames of a traceback that are shown."""
 
 _UNFLUSHED = 120
-"""What the interpreter exits with when standard output or error cannot be flushed."""
+"""The interpreter's exit code if standard output or error cannot be flushed."""
 
 _FOLDER = os.path.dirname(os.path.dirname(__file__))
 
@@ -70,15 +69,12 @@ _ALWAYS_LOADED = (
     "abc", "builtins", "codecs", "encodings", "genericpath", "io", "marshal", "os", "posix", "posixpath", "site",
     "stat", "sys", "time", "zipimport",
 )  # fmt: skip
-"""Modules that an interpreter has before it runs any program."""
 
 
 def run(request: Mapping[str, Any], *, base: str) -> NoReturn:
-    """Carry out a run, report how it ended on the control socket, and exit.
+    """Carry out a `messages.RunMessage`, report how it ended on the control socket, and exit.
 
-    Args:
-        request: a `messages.RunMessage`.
-        base: the folder that /tmp stands for in absolute names of files to fetch.
+    `base` is the folder that /tmp stands for in absolute names of files to fetch.
     """
     catch_interrupts()
     if request.get("env"):
@@ -110,7 +106,6 @@ def catch_interrupts() -> None:
 
 
 def ignore_interrupts() -> None:
-    """Ignore SIGINT."""
     _signal.signal(_INTERRUPT, _IGNORE)
 
 
@@ -159,7 +154,7 @@ def _open_stream(fd: int, name: str, errors: str) -> io.TextIOWrapper:
 
 
 def _count_thread_exits() -> int:
-    """Return the number of functions that run when all threads have ended."""
+    """The number of functions that run when all threads have ended."""
     return len(getattr(threading, "_threading_atexits", ()))
 
 
@@ -297,7 +292,6 @@ def _end_of(raised: BaseException | None) -> tuple[int, str]:
 
 
 def _say(text: str) -> None:
-    """Write to standard error, if there is one."""
     with suppress(BaseException):  # it may be the program's own object
         sys.stderr.write(text)
 
@@ -387,7 +381,7 @@ def _leave(status: int) -> NoReturn:
 
 
 def _run_command(request: Mapping[str, Any]) -> NoReturn:
-    """Compile where needed, then run; each as a process below this one."""
+    """Compile if asked to, then run; each as a process below this one."""
     with open(request["source"], "wb") as file:
         file.write(request["code"].encode("utf-8", "surrogatepass"))
     run_report.announce_user_code()
@@ -413,9 +407,8 @@ def _exec(argv: list[str]) -> NoReturn:
 def _spawn(argv: list[str]) -> tuple[int, resource.struct_rusage]:
     """Run a program to its end.
 
-    Returns:
-        Its exit code, negative for a signal, 127 if it does not exist; and what it and its children used. A compiler
-        that ran before it is not counted.
+    Returns its exit code, negative for a signal, 127 if it does not exist; and what it and its children used. A
+    compiler that ran before it is not counted.
     """
     try:
         process = subprocess.Popen(argv, close_fds=True)

@@ -1,9 +1,9 @@
 """Makes a program look as if no code of the sandbox had called it.
 
-A dozen functions of the sandbox call a program. Without this module they would appear in every stack that the program
-looks at, and count towards its recursion limit. The interpreter keeps both, the running frame and the remaining depth,
-in places that are not public, so this module searches for them. If it does not find one, and in an interpreter of
-another version, the program sees a few frames of the sandbox, and everything else works the same.
+Functions of the sandbox call a program, and would appear in every stack that it looks at, and count towards its
+recursion limit. The interpreter keeps both, the running frame and the remaining depth, in places that are not public,
+so this module searches for them. If it does not find one, and in an interpreter of another version, the program sees a
+few frames of the sandbox, and everything else works the same.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class RecursionDepth:
             self._calls_left.value = sys.getrecursionlimit() + _CALLS_BETWEEN - 1  # for leaving this one
 
     def frame_place(self) -> ctypes.c_void_p:
-        """Return where the interpreter keeps the frame that is running.
+        """The place where the interpreter keeps the frame that is running.
 
         A caller that sets it to None, in a statement of its own, has the next code that it runs from C run without a
         caller. It must set it back before it calls anything of Python.
@@ -60,7 +60,7 @@ class RecursionDepth:
         return ctypes.c_void_p.from_address((at.value or 0) + self._inside)
 
     def _find_frame(self, limit_at: int) -> tuple[int, int]:
-        """Return the address of the frame's place, and the offset if it is in a structure. Zeros: not found."""
+        """The address of the frame's place, and the offset if it is in a structure. Zeros: not found."""
         frame = _address(sys._getframe())
         if sys.version_info >= (3, 13):
             words = (ctypes.c_size_t * (_INTS // 2)).from_address(self._state)
@@ -77,7 +77,7 @@ class RecursionDepth:
 
 
 def _changing(ints: ctypes.Array[ctypes.c_int]) -> int:
-    """Return where the limit is: at the number that changes with it, behind the depth that is left. 0: not found."""
+    """The place of the limit: at the number that changes with it, behind the depth that is left. 0: not found."""
     limit = sys.getrecursionlimit()
     places = set(range(1, len(ints)))
     try:

@@ -20,9 +20,7 @@ MAX_REASON = 1000
 def serve(request: Mapping[str, Any], writable: tuple[str, ...]) -> NoReturn:
     """Become a session: prepare its folder and environment, then answer requests until the broker closes the socket.
 
-    Args:
-        request: the `SessionMessage` of the broker.
-        writable: the folders that it can write to, all of which a fork copies.
+    `writable` are the folders that it can write to, all of which a fork copies.
     """
     if request.get("env"):
         os.environ.update(request["env"])
@@ -34,7 +32,7 @@ def serve(request: Mapping[str, Any], writable: tuple[str, ...]) -> NoReturn:
 
 
 class Repl:
-    """Keeps the state of a session. `writable` are the folders that it can write to."""
+    """Keeps the state of a session."""
 
     def __init__(self, writable: tuple[str, ...]) -> None:
         self._writable = writable
@@ -51,7 +49,6 @@ class Repl:
         }
 
     def run(self) -> NoReturn:
-        """Answer requests until the control socket closes."""
         while True:
             program.ignore_interrupts()
             request = frames.receive(harden.CONTROL_FD)
@@ -140,7 +137,7 @@ class Repl:
 
 
 def _describe(error: BaseException) -> str:
-    """An exception in a sentence, even where its own `__str__` fails."""
+    """An exception in a sentence, even if its own `__str__` fails."""
     try:
         return f"{type(error).__name__}: {error}"[:MAX_REASON]
     except BaseException:  # noqa: BLE001

@@ -17,11 +17,7 @@ _KINDS = {stat.S_IFREG: "file", stat.S_IFDIR: "folder", stat.S_IFLNK: "link"}
 
 
 class FileOperations:
-    """Carries out messages that name files.
-
-    Args:
-        home: folder that relative names belong to.
-    """
+    """Carries out messages that name files; relative names belong to the folder `home`."""
 
     def __init__(self, home: str) -> None:
         self._home = home
@@ -42,7 +38,6 @@ class FileOperations:
         }
 
     def carry_out(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the answer to a message about files."""
         try:
             return self._operations[request["op"]](request)
         except OSError as error:
@@ -127,7 +122,6 @@ class FileOperations:
         return {"sizes": sizes, "data": b"".join(parts)}
 
     def _unpack(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Make folders, links and files, in their order."""
         root, at = self._path(request["name"]), 0
         data = memoryview(request["data"])
         for name, kind, mode, rest in request["rows"]:
@@ -150,7 +144,7 @@ class FileOperations:
 
 
 def _row(path: str, name: str) -> list[Any]:
-    """Return the fields of a `FileInfo`."""
+    """The fields of a `FileInfo`."""
     about = os.lstat(path)
     kind = _KINDS.get(stat.S_IFMT(about.st_mode), "other")
     target = os.readlink(path) if kind == "link" else None
