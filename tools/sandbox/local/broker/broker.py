@@ -379,10 +379,8 @@ class Broker:
             channel.child.kill()
 
     def _drop(self, channel: Channel, reason: KillReason | None) -> None:
-        """End one interpreter of a session; the last one takes its namespaces along.
-
-        `reason` is None if it ended by itself. A reason that is noted already comes first.
-        """
+        """End one interpreter of a session; the last one takes its namespaces along. `reason` is None if it ended by
+        itself. A reason that is noted already comes first."""
         self._sessions.pop(channel.session, None)
         self._asked.discard(channel)
         channel.drain()
@@ -424,9 +422,7 @@ class Broker:
 
     def _on_fork_failed(self, child: Child, error: str) -> None:
         """Give the request of a child that could not be forked to another one. After several tries, the sandbox failed.
-
-        No part of the request has run yet: the first process of its namespace may have been killed, for example.
-        """
+        No part of the request has run yet: the first process of its namespace may have been killed, for example."""
         self._fork_failures += 1
         again = None
         for channel in list(child.channels):

@@ -59,10 +59,7 @@ class Kill:
 @dataclass
 class RequestProgress:
     """The current request of a channel: when it began, in the time of `time.monotonic`, and what was printed, by
-    stream.
-
-    At its deadline a cell is `interrupted` (SIGINT); after the `last_warning`, the next deadline kills.
-    """
+    stream. At its deadline a cell is `interrupted` (SIGINT); after the `last_warning`, the next deadline kills."""
 
     started: float
     output: dict[int, Capture]
@@ -178,11 +175,9 @@ class Channel:
         socket.send_fds(self.control, [b"."], fds)
 
     def open_pending_ends(self) -> None:
-        """Make a socket and two pipes for the copy to be, and send the session its ends of them.
-
-        The broker's ends were never in a program's hands: a program that shared them could make reads from them block,
-        and the broker with them.
-        """
+        """Make a socket and two pipes for the copy to be, and send the session its ends of them. The broker's ends were
+        never in a program's hands: a program that shared them could make reads from them block, and the broker with
+        them."""
         with contextlib.ExitStack() as lent:
             ours, theirs = socket.socketpair()
             lent.callback(theirs.close)
@@ -279,10 +274,8 @@ class Channel:
 
 
 def receive(control: socket.socket) -> bytes | None:
-    """Read from a control socket. None: nothing now; empty: it is closed.
-
-    Raises `ValueError` if descriptors came along. There is no room for any, so the kernel has dropped them.
-    """
+    """Read from a control socket. None: nothing now; empty: it is closed. Raises `ValueError` if descriptors came
+    along. There is no room for any, so the kernel has dropped them."""
     try:
         data, _, flags, _ = control.recvmsg(READ_SIZE)
     except BlockingIOError:

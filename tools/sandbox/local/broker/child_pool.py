@@ -77,10 +77,8 @@ class ChildPool:
         self._warm.append(self._spawn().child)
 
     def take(self) -> Channel:
-        """The channel to a hardened child that waits for its first request.
-
-        The child may not be forked yet: what is sent to it waits in the socket.
-        """
+        """The channel to a hardened child that waits for its first request. The child may not be forked yet: what is
+        sent to it waits in the socket."""
         while self._warm:
             child = self._warm.pop(0)
             if not child.dead:
@@ -116,11 +114,9 @@ class ChildPool:
             self.read_replies()
 
     def reap(self, child: Child) -> tuple[int, Any] | None:
-        """Reap a child that exited. Returns its exit code, negative for a signal, and its usage; None: it is alive.
-
-        In a pid namespace, other processes of it may live on until the child is killed; `child.init_fd` tells when the
-        last one ended.
-        """
+        """Reap a child that exited. Returns its exit code, negative for a signal, and its usage; None: it is alive. In
+        a pid namespace, other processes of it may live on until the child is killed; `child.init_fd` tells when the
+        last one ended."""
         pid, status, usage = os.wait4(child.pid, os.WNOHANG)
         if pid == 0:
             return None
@@ -153,10 +149,8 @@ class ChildPool:
 
     def kill_all(self) -> None:
         """Kill and reap all children, all that they started, and the zygote. The last thing that this process does.
-
         Children die with their parent, but what they started does not, unless a namespace ends with it. And unreaped
-        children would go to the next parent, which in a container is a program that never reaps them.
-        """
+        children would go to the next parent, which in a container is a program that never reaps them."""
         if self._namespaces:
             return
         first = self._spec.hardening.first_uid

@@ -13,9 +13,7 @@ from toolgym.tools.sandbox.local.protocol import frames
 
 class HostLink:
     """Takes requests and sends answers. When the host is gone, this process calls `on_end`, and ends with its children.
-
-    `operations` are called with each request, a `messages.HostMessage`, by its `op`.
-    """
+    `operations` are called with each request, a `messages.HostMessage`, by its `op`."""
 
     def __init__(
         self,
@@ -41,8 +39,7 @@ class HostLink:
 
     def forward(self, number: int, data: bytes, *, more: bool = True) -> None:
         """Send bytes that belong to the answer of a request, ahead of it: now, unless there are no `more` before the
-        answer.
-        """
+        answer."""
         self._outbox.add(frames.data_chunk_head(number, len(data)))
         self._outbox.add(data)
         if more:
@@ -80,9 +77,7 @@ class HostLink:
             os._exit(0)
 
     def flush(self) -> None:
-        """Send what waits, as far as the socket takes it now, and the rest when there is room.
-
-        The broker calls it once a turn: answers that came together go out together.
-        """
+        """Send what waits, as far as the socket takes it now, and the rest when there is room. The broker calls it once
+        a turn: answers that came together go out together."""
         if not self._outbox.flush(self.flush):
             self._end()

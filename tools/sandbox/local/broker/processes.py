@@ -37,10 +37,8 @@ MAX_CODE = 1 << 31
 
 
 class Processes:
-    """All programs of all sessions.
-
-    `output_bytes` of each stream are kept until the host asks for them; `drop` ends a session.
-    """
+    """All programs of all sessions. `output_bytes` of each stream are kept until the host asks for them; `drop` ends a
+    session."""
 
     def __init__(
         self, host: HostLink, reactor: Reactor, output_bytes: int, drop: Callable[[Channel, KillReason | None], None]
@@ -56,8 +54,7 @@ class Processes:
 
     def start(self, channel: Channel, request: dict[str, Any]) -> None:
         """Start a program. A session that has no launcher yet, or was forked since, has to make one first, and must be
-        free.
-        """
+        free."""
         if self._count_of(channel) >= MAX_PROCESSES:
             self._make_room(channel)
         if self._count_of(channel) >= MAX_PROCESSES:
@@ -136,11 +133,9 @@ class Processes:
         waiter.deadline = 0
 
     def retire_launcher(self, channel: Channel) -> None:
-        """Have the session's next program started by a new launcher; those there are keep theirs.
-
-        For a session that is forked: its own programs and those of the fork must not signal each other. And for one
-        whose limit of processes is raised, which a launcher passes on to what it starts.
-        """
+        """Have the session's next program started by a new launcher; those there are keep theirs. For a session that is
+        forked: its own programs and those of the fork must not signal each other. And for one whose limit of processes
+        is raised, which a launcher passes on to what it starts."""
         link = self._launchers.pop(channel, None)
         if link is not None and not link.processes:
             self._links[channel].remove(link)
@@ -364,10 +359,8 @@ class Processes:
                     self._free(process)
 
     def _free_if_silent(self, process: RunningProgram) -> None:
-        """Free a program that the host has forgotten, once nothing that it left behind holds its pipes.
-
-        Until then they are read and dropped: a server that writes its log there is not to fail over it.
-        """
+        """Free a program that the host has forgotten, once nothing that it left behind holds its pipes. Until then they
+        are read and dropped: a server that writes its log there is not to fail over it."""
         if 1 not in process.pipes and 2 not in process.pipes:
             self._free(process)
 

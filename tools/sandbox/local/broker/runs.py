@@ -32,10 +32,8 @@ MAX_REASONS = 100
 
 
 class Runs:
-    """Takes the notes of children that run a program, and answers the host.
-
-    `running` has the channels of all runs, by the id of the request.
-    """
+    """Takes the notes of children that run a program, and answers the host. `running` has the channels of all runs, by
+    the id of the request."""
 
     def __init__(
         self,

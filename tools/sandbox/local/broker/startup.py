@@ -114,9 +114,7 @@ def _await_zygote(host: socket.socket, zygote: socket.socket, zygote_pid: int) -
 
 def _reset_signals() -> None:
     """Undo what was inherited: a host under `nohup`, or a launcher that ignores SIGCHLD, passes ignored signals on.
-
-    SIGINT is ignored: it is for the host to heed.
-    """
+    SIGINT is ignored: it is for the host to heed."""
     fixed, pythons = {signal.SIGKILL, signal.SIGSTOP}, {signal.SIGPIPE, signal.SIGXFSZ}  # Python itself ignores these
     for number in signal.valid_signals() - fixed - pythons:
         if signal.getsignal(number) is signal.SIG_IGN:

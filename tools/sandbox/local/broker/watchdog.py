@@ -83,11 +83,9 @@ class Watchdog:
         return time.monotonic() >= self._next
 
     def look(self, busy: Collection[Child], sessions: Mapping[str, Channel]) -> Iterator[tuple[Child, Kill]]:
-        """Yield the children that use too much, and why to kill each. `busy` are those that work on a request now.
-
-        The `sessions` are gone through only once a second, unless free space shrinks fast: each page that this process
-        writes to stops being shared between it and its children.
-        """
+        """Yield the children that use too much, and why to kill each. `busy` are those that work on a request now. The
+        `sessions` are gone through only once a second, unless free space shrinks fast: each page that this process
+        writes to stops being shared between it and its children."""
         now = time.monotonic()
         self._next = now + self.pace(True)
         alarm, full = self._glance()
@@ -182,10 +180,8 @@ class Sleepers:
         self._looks: dict[int, int] = {}
 
     def look(self, requests: Iterable[tuple[int, Channel]]) -> AsleepAnswer:
-        """The requests, of the given ids and channels, whose programs sleep.
-
-        A program of a session sleeps if all that runs in the session does.
-        """
+        """The requests, of the given ids and channels, whose programs sleep. A program of a session sleeps if all that
+        runs in the session does."""
         began = time.process_time()
         looks: dict[int, int] = {}
         asleep: dict[Channel, bool] = {}

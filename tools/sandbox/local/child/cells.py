@@ -68,11 +68,8 @@ def plain(code: str) -> str:
 
 
 def run_shell(command: str, catch: bool = False) -> list[str] | None:
-    """Run `!command` for a cell.
-
-    `{expression}` and `$name` are replaced by the cell's values, if it has them; otherwise the shell gets them. With
-    `catch`, the lines of its output and errors are returned instead of printed.
-    """
+    """Run `!command` for a cell. `{expression}` and `$name` are replaced by the cell's values, if it has them;
+    otherwise the shell gets them. With `catch`, the lines of its output and errors are returned instead of printed."""
     frame = sys._getframe(1)
     sys.stdout.flush()
     output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT} if catch else {}

@@ -208,10 +208,8 @@ class Display:
                 pyplot.close("all")
 
     def put_in_place(self) -> None:
-        """Make libraries show here: without IPython's shell they would print values, and draw figures unseen.
-
-        Modules that are loaded already are changed at once, others when they are imported.
-        """
+        """Make libraries show here: without IPython's shell they would print values, and draw figures unseen. Modules
+        that are loaded already are changed at once, others when they are imported."""
         for name in (*_IPYTHON, _PYPLOT):
             module = sys.modules.get(name)
             if module is not None:

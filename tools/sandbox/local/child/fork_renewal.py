@@ -58,11 +58,9 @@ _libc.tee.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_size_t, ctypes.c_uint
 
 
 def become_copy(ends: Sequence[int], writable: tuple[str, ...]) -> None:
-    """In the copy: take these descriptors, and the root that comes over the first, and replace what is shared.
-
-    `ends` are the copy's control socket, its standard output and its standard error; `writable` the folders that a
-    session can write to. Raises `OSError` if something cannot be replaced; a copy that is not complete must not go on.
-    """
+    """In the copy: take these descriptors, and the root that comes over the first, and replace what is shared. `ends`
+    are the copy's control socket, its standard output and its standard error; `writable` the folders that a session can
+    write to. Raises `OSError` if something cannot be replaced; a copy that is not complete must not go on."""
     control, out, err = ends
     outputs = {_file_id(os.fstat(fd)): fd for fd in (1, 2)}
     for old, new in ((control, harden.CONTROL_FD), (out, 1), (err, 2)):

@@ -274,10 +274,8 @@ def _resize(master: int, rows: int, cols: int) -> None:
 
 
 def _signal_session(leader: int, number: int) -> None:
-    """Signal the group of a program; to kill it means to kill all that it started, in other groups too.
-
-    Only what has left its session (`setsid`) goes on.
-    """
+    """Signal the group of a program; to kill it means to kill all that it started, in other groups too. Only what has
+    left its session (`setsid`) goes on."""
     with contextlib.suppress(OSError):
         os.killpg(leader, number)
     if number != signal.SIGKILL:

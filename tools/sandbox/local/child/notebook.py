@@ -79,11 +79,9 @@ class Notebook:
         return {"result": result, "error": error, "why": why, "display": self._display.shown}
 
     def be_copy(self) -> None:
-        """In the copy of a session: give the event loop its own selector and wake-up pipe.
-
-        Its tasks go on in the copy. The kernel's list of watched descriptors would be shared with the origin, and the
-        executor's threads do not exist here.
-        """
+        """In the copy of a session: give the event loop its own selector and wake-up pipe. Its tasks go on in the copy.
+        The kernel's list of watched descriptors would be shared with the origin, and the executor's threads do not
+        exist here."""
         loop: Any = self._loop
         if loop is None or loop.is_closed() or not hasattr(loop, "_selector"):
             return

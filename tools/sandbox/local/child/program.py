@@ -72,10 +72,8 @@ _ALWAYS_LOADED = (
 
 
 def run(request: Mapping[str, Any], *, base: str) -> NoReturn:
-    """Carry out a `messages.RunMessage`, report how it ended on the control socket, and exit.
-
-    `base` is the folder that /tmp stands for in absolute names of files to fetch.
-    """
+    """Carry out a `messages.RunMessage`, report how it ended on the control socket, and exit. `base` is the folder that
+    /tmp stands for in absolute names of files to fetch."""
     catch_interrupts()
     if request.get("env"):
         os.environ.update(request["env"])
@@ -159,10 +157,8 @@ def _count_thread_exits() -> int:
 
 
 def fresh_main(name: str) -> types.ModuleType:
-    """Make a new `__main__`, with streams and random state of its own.
-
-    Each object that this touches costs a copied page, so it touches as few as possible.
-    """
+    """Make a new `__main__`, with streams and random state of its own. Each object that this touches costs a copied
+    page, so it touches as few as possible."""
     random.seed()
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
@@ -257,10 +253,8 @@ def limit_of(error: BaseException) -> str:
 
 
 def _end_of(raised: BaseException | None) -> tuple[int, str]:
-    """A program's exit status (negative: a signal), and the limit that it met.
-
-    An exception is printed as the interpreter would, without this module's own frames.
-    """
+    """A program's exit status (negative: a signal), and the limit that it met. An exception is printed as the
+    interpreter would, without this module's own frames."""
     if raised is None:
         return 0, ""
     if isinstance(raised, SystemExit):
@@ -297,11 +291,8 @@ def _say(text: str) -> None:
 
 
 def own_frames(frames: types.TracebackType | None) -> types.TracebackType | None:
-    """A traceback without the frames at its top that belong to the sandbox.
-
-    The middle of a very deep one is dropped: printing a million frames takes minutes, and memory that a program which
-    has run out of it does not have.
-    """
+    """A traceback without the frames at its top that belong to the sandbox. The middle of a very deep one is dropped:
+    printing a million frames takes minutes, and memory that a program which has run out of it does not have."""
     while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_FOLDER):
         frames = frames.tb_next
     depth, last = 0, frames
@@ -405,11 +396,8 @@ def _exec(argv: list[str]) -> NoReturn:
 
 
 def _spawn(argv: list[str]) -> tuple[int, resource.struct_rusage]:
-    """Run a program to its end.
-
-    Returns its exit code, negative for a signal, 127 if it does not exist; and what it and its children used. A
-    compiler that ran before it is not counted.
-    """
+    """Run a program to its end. Returns its exit code, negative for a signal, 127 if it does not exist; and what it and
+    its children used. A compiler that ran before it is not counted."""
     try:
         process = subprocess.Popen(argv, close_fds=True)
     except OSError as error:

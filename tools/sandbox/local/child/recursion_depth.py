@@ -47,11 +47,9 @@ class RecursionDepth:
             self._calls_left.value = sys.getrecursionlimit() + _CALLS_BETWEEN - 1  # for leaving this one
 
     def frame_place(self) -> ctypes.c_void_p:
-        """The place where the interpreter keeps the frame that is running.
-
-        A caller that sets it to None, in a statement of its own, has the next code that it runs from C run without a
-        caller. It must set it back before it calls anything of Python.
-        """
+        """The place where the interpreter keeps the frame that is running. A caller that sets it to None, in a
+        statement of its own, has the next code that it runs from C run without a caller. It must set it back before it
+        calls anything of Python."""
         if not self._chain:
             return ctypes.c_void_p()  # not found
         at = ctypes.c_void_p.from_address(self._chain)

@@ -19,9 +19,7 @@ MAX_REASON = 1000
 
 def serve(request: Mapping[str, Any], writable: tuple[str, ...]) -> NoReturn:
     """Become a session: prepare its folder and environment, then answer requests until the broker closes the socket.
-
-    `writable` are the folders that it can write to, all of which a fork copies.
-    """
+    `writable` are the folders that it can write to, all of which a fork copies."""
     if request.get("env"):
         os.environ.update(request["env"])
     if request.get("files"):
@@ -95,11 +93,9 @@ class Repl:
     # ------------------------------------------------------------------ fork
 
     def _fork(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Fork this interpreter. The copy gets a control socket, pipes and a root of its own.
-
-        The ends of the first three come over this session's control socket. The root goes only to the copy, over its
-        own control socket, see `fork_mounts`. The session never sends a descriptor.
-        """
+        """Fork this interpreter. The copy gets a control socket, pipes and a root of its own. The ends of the first
+        three come over this session's control socket. The root goes only to the copy, over its own control socket, see
+        `fork_mounts`. The session never sends a descriptor."""
         sys.stdout.flush()
         sys.stderr.flush()
         frames.send_all(harden.CONTROL_FD, frames.encode({"ends": True}))

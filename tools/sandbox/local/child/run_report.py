@@ -29,11 +29,9 @@ def announce_folder(base: str) -> None:
 
 
 def report_and_exit(status: int, why: str = "") -> NoReturn:
-    """Report how the program ended, and exit without the interpreter's slow teardown.
-
-    The report comes first, so that the host can answer while the kernel still tears this process down. `why` is the
-    status of the limit that the program met, if it met one.
-    """
+    """Report how the program ended, and exit without the interpreter's slow teardown. The report comes first, so that
+    the host can answer while the kernel still tears this process down. `why` is the status of the limit that the
+    program met, if it met one."""
     with suppress(OSError):  # the program may have closed the socket; then the broker goes by the exit code
         _write(harden.CONTROL_FD, _report(status, why))
     _exit(status & 0xFF)

@@ -96,10 +96,8 @@ class ControlGroup:
         self._opened = []
 
     def removal(self) -> Iterator[float]:
-        """Kill what is left in the group and remove it. Yields the seconds to wait before the next try.
-
-        It never blocks, and gives up after `REMOVE_TIMEOUT`; then the next process that starts a sandbox tries again.
-        """
+        """Kill what is left in the group and remove it. Yields the seconds to wait before the next try. It never
+        blocks, and gives up after `REMOVE_TIMEOUT`; then the next process that starts a sandbox tries again."""
         self.close()
         deadline = time.monotonic() + REMOVE_TIMEOUT
         while not self._try_to_remove() and time.monotonic() < deadline:

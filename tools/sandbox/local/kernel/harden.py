@@ -179,8 +179,7 @@ class Hardening:
     @property
     def above_runtime(self) -> list[str]:
         """The folders between /tmp and the runtime below it. They are the child's, as its other folders: a fork gives
-        its own the same times and permissions, which takes their owner.
-        """
+        its own the same times and permissions, which takes their owner."""
         parents = {str(above) for path in self.below_tmp for above in PurePosixPath(path).parents}
         return sorted(path for path in parents if path.startswith("/tmp/"))
 

@@ -167,11 +167,9 @@ def _may_mount() -> bool:
 
 
 def _enter_as_another(flags: int, paths: Iterable[str], first_uid: int) -> dict[str, int]:
-    """Enter new namespaces as root, and become `SANDBOX_UID` in them. Returns handles of the paths.
-
-    In between, this process still owns root's folders, but the map of ids is already the other user's. A helper that
-    stays outside writes the map, because that takes root's capabilities there.
-    """
+    """Enter new namespaces as root, and become `SANDBOX_UID` in them. Returns handles of the paths. In between, this
+    process still owns root's folders, but the map of ids is already the other user's. A helper that stays outside
+    writes the map, because that takes root's capabilities there."""
     ids = f"0 {SANDBOX_UID} 1"
     if first_uid:
         ids += f"\n{users.FIRST_INSIDE} {first_uid} {users.SPAN}"

@@ -36,11 +36,9 @@ def abi() -> int:
 
 
 def separate() -> None:
-    """Confine signals and abstract sockets of this process, and of all that it starts, to these processes for good.
-
-    A process that stays in the domain that this one leaves may still signal it, unless it does the same. Raises
-    `OSError` before ABI 6, and if there are too many layers (16) already.
-    """
+    """Confine signals and abstract sockets of this process, and of all that it starts, to these processes for good. A
+    process that stays in the domain that this one leaves may still signal it, unless it does the same. Raises `OSError`
+    before ABI 6, and if there are too many layers (16) already."""
     attributes = struct.pack("QQQ", 0, 0, _SCOPE_ABSTRACT_UNIX_AND_SIGNALS)
     ruleset = syscalls.check(
         syscalls.syscall(syscalls.number("landlock_create_ruleset"), attributes, ctypes.c_size_t(24), ctypes.c_uint(0)),
@@ -56,10 +54,8 @@ def separate() -> None:
 
 
 def around(read_only: Iterable[str], hidden: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Split what may be read so that it leaves hidden folders out: a rule holds for all that is below its path.
-
-    Returns what may be read, and the folders above the hidden ones, which may only be listed.
-    """
+    """Split what may be read so that it leaves hidden folders out: a rule holds for all that is below its path. Returns
+    what may be read, and the folders above the hidden ones, which may only be listed."""
     readable, listed = [os.path.realpath(path) for path in read_only], list[str]()
     for folder in filter(os.path.isdir, map(os.path.realpath, hidden)):
         while above := next((path for path in readable if f"{folder}/".startswith(f"{path}/")), None):

@@ -23,11 +23,8 @@ _DUP3 = syscalls.number("dup3")
 
 
 class SyscallBatch:
-    """A list of system calls.
-
-    Their results must be known beforehand. Those of descriptors are: the kernel gives the lowest number that is free,
-    and a batch begins by closing all others.
-    """
+    """A list of system calls. Their results must be known beforehand. Those of descriptors are: the kernel gives the
+    lowest number that is free, and a batch begins by closing all others."""
 
     def __init__(self) -> None:
         self._calls: list[tuple[int, int, int, int, int, int, int, int]] = []
@@ -52,8 +49,7 @@ class SyscallBatch:
 
     def run(self) -> None:
         """Make the calls, in order, up to the first that fails or does not return what it should: that raises
-        `OSError`.
-        """
+        `OSError`."""
         for word in self._own:
             word.value = os.getpid()
         for expect, number, a, b, c, d, e, f in self._calls:

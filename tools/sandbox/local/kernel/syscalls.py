@@ -121,11 +121,9 @@ def library_path() -> dict[str, str]:
 
 
 def fork() -> int:
-    """Fork without Python's hooks, for a process that has one thread.
-
-    `os.fork` prepares every lock and registered module for threads that a zygote does not have: 0.7 ms and two hundred
-    copied pages. Children renew their random state, the only other thing that matters, themselves.
-    """
+    """Fork without Python's hooks, for a process that has one thread. `os.fork` prepares every lock and registered
+    module for threads that a zygote does not have: 0.7 ms and two hundred copied pages. Children renew their random
+    state, the only other thing that matters, themselves."""
     return check(_python.fork(), NO_PROCESS)
 
 
@@ -138,10 +136,8 @@ def fork_sibling(thread_id: int) -> int:
 
 
 def end_processes(*pids: int) -> None:
-    """Kill children and wait for them, in this order; 0 stands for none.
-
-    The first process of a namespace comes last: it cannot end before its others have been reaped.
-    """
+    """Kill children and wait for them, in this order; 0 stands for none. The first process of a namespace comes last:
+    it cannot end before its others have been reaped."""
     for pid in pids:
         if pid:
             os.kill(pid, signal.SIGKILL)
@@ -151,11 +147,9 @@ def end_processes(*pids: int) -> None:
 
 
 def thread_id_address() -> int:
-    """The place where the C library keeps the id of this process's only thread; a fork of our own has to set it.
-
-    The place is not public, so it is looked for: it lies in the thread's structure, holds the id, and holds the new id
-    in a process that the library forks.
-    """
+    """The place where the C library keeps the id of this process's only thread; a fork of our own has to set it. The
+    place is not public, so it is looked for: it lies in the thread's structure, holds the id, and holds the new id in a
+    process that the library forks."""
     libc.pthread_self.restype = ctypes.c_void_p
     words = (ctypes.c_int * 255).from_address(libc.pthread_self())
     thread = threading.get_native_id()
@@ -224,10 +218,8 @@ def close_from(first: int) -> None:
 
 
 def open_beneath(folder: int, name: str) -> int:
-    """Open a file for reading that lies truly below a folder: no links, no `..`, no other file system.
-
-    Never blocks, not even on a FIFO.
-    """
+    """Open a file for reading that lies truly below a folder: no links, no `..`, no other file system. Never blocks,
+    not even on a FIFO."""
     how = struct.pack(
         "QQQ",
         os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC,

@@ -59,10 +59,8 @@ def take() -> int:
 
 
 def end(uid: int, first: int) -> None:
-    """Kill all processes of a user at once, so that none can fork another one in between; for root.
-
-    Does nothing if no process can be started for it; the caller tries again. `first` is from `take`.
-    """
+    """Kill all processes of a user at once, so that none can fork another one in between; for root. Does nothing if no
+    process can be started for it; the caller tries again. `first` is from `take`."""
     try:
         helper = syscalls.fork()
         if helper:
@@ -88,10 +86,8 @@ def owner(pid: int) -> int:
 
 
 def end_orphans(first: int, timeout: float) -> None:
-    """Kill the processes that a template process's users left behind, and those that they started; for root.
-
-    `first` is from `take`; after `timeout` seconds it gives up.
-    """
+    """Kill the processes that a template process's users left behind, and those that they started; for root. `first` is
+    from `take`; after `timeout` seconds it gives up."""
     heirs = {1}  # possible new parents of a process below us that loses its own
     heir = os.getpid()
     while heir:

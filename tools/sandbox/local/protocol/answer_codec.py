@@ -28,11 +28,8 @@ class TooLargeError(ValueError):
 
 
 def pack(answer: Mapping[str, Any]) -> bytes:
-    """Pack an answer: JSON, except `data`, which may be bytes. See `messages`.
-
-    Only `data`, `result`, and the parts of `error` and of the mappings of `display` may be long. Raises
-    `TooLargeError`, or what `json.dumps` raises.
-    """
+    """Pack an answer: JSON, except `data`, which may be bytes. See `messages`. Only `data`, `result`, and the parts of
+    `error` and of the mappings of `display` may be long. Raises `TooLargeError`, or what `json.dumps` raises."""
     places: list[list[Any]] = []
     parts: list[bytes] = []
 
@@ -70,10 +67,8 @@ def pack(answer: Mapping[str, Any]) -> bytes:
 
 
 def unpack(packed: bytes) -> dict[str, Any]:
-    """Read an answer that user code may have written.
-
-    Raises `ValueError` if these bytes are no answer, and `RecursionError` if it is nested too deeply to parse.
-    """
+    """Read an answer that user code may have written. Raises `ValueError` if these bytes are no answer, and
+    `RecursionError` if it is nested too deeply to parse."""
     if len(packed) < HEADER.size:
         raise ValueError("an answer without a head")
     (length,) = HEADER.unpack_from(packed)

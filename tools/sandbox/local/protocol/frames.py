@@ -81,9 +81,7 @@ def encode(message: Mapping[str, Any]) -> bytes:
 
 def encode_request(number: int, message: Mapping[str, Any]) -> tuple[bytes, ...]:
     """The parts of a host's request. Its bytes, under `data` and by name under `files`, come first, in one raw frame.
-
-    In place of the message goes a copy that has lengths instead of bytes.
-    """
+    In place of the message goes a copy that has lengths instead of bytes."""
     short = dict(message)
     parts = [*message.get("files", {}).values()]
     if parts:
@@ -145,20 +143,16 @@ class FrameDecoder:
 
 
 class ChildDecoder:
-    """Decodes the bytes of a child, as they come, to messages and chunks of answers.
-
-    It never holds more than one message, and never parses a long one, because that would delay other children.
-    """
+    """Decodes the bytes of a child, as they come, to messages and chunks of answers. It never holds more than one
+    message, and never parses a long one, because that would delay other children."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
         self._left = 0
 
     def feed(self, data: bytes) -> Iterator[dict[str, Any] | AnswerChunk]:
-        """Yield every message that is complete, and the bytes of an answer so far.
-
-        Raises `ValueError` if a frame is too long, or no JSON object, and `RecursionError` if it is too deep.
-        """
+        """Yield every message that is complete, and the bytes of an answer so far. Raises `ValueError` if a frame is
+        too long, or no JSON object, and `RecursionError` if it is too deep."""
         self._buffer += data
         while self._buffer:
             if self._left:
@@ -203,10 +197,8 @@ def send_all(fd: int, data: bytes) -> None:
 
 
 def receive(fd: int) -> dict[str, Any] | None:
-    """In a child: read one frame of the broker's from a blocking descriptor; None at its end.
-
-    The broker sends the next frame only when this one is answered, so there is never more than one to read.
-    """
+    """In a child: read one frame of the broker's from a blocking descriptor; None at its end. The broker sends the next
+    frame only when this one is answered, so there is never more than one to read."""
     data, missing = bytearray(), HEADER.size
     while missing:
         part = os.read(fd, min(max(missing, _READ_SIZE), _MAX_READ))

@@ -68,10 +68,8 @@ Status = Literal[
 
 
 class Program(TypedDict):
-    """Program of a run that is not Python.
-
-    `code` is written to `source`, compiled by `compile` (empty: not at all), and run by `argv`, both with `env`.
-    """
+    """Program of a run that is not Python. `code` is written to `source`, compiled by `compile` (empty: not at all),
+    and run by `argv`, both with `env`."""
 
     code: str
     source: str
@@ -82,12 +80,9 @@ class Program(TypedDict):
 
 
 class RunMessage(TypedDict):
-    """Run one program in a child of its own.
-
-    `files` maps relative names to contents; `fetch` names files to send back. The code is written to `source`, which is
-    the name of none of the files. Without `argv` it is a Python program, and otherwise it has the keys of a `Program`.
-    Times are in seconds.
-    """
+    """Run one program in a child of its own. `files` maps relative names to contents; `fetch` names files to send back.
+    The code is written to `source`, which is the name of none of the files. Without `argv` it is a Python program, and
+    otherwise it has the keys of a `Program`. Times are in seconds."""
 
     op: Literal["run"]
     id: NotRequired[int]
@@ -215,11 +210,9 @@ class PackMessage(_SessionMessage):
 
 
 class UnpackMessage(_SessionMessage):
-    """Make folders, links and files below the folder `name`.
-
-    A row is a name, a kind (`folder`, `link`, `file`, or `mode` to set no more than that), a mode, and what a link
-    points to or how many bytes a file has. `data` holds the files' contents one after another.
-    """
+    """Make folders, links and files below the folder `name`. A row is a name, a kind (`folder`, `link`, `file`, or
+    `mode` to set no more than that), a mode, and what a link points to or how many bytes a file has. `data` holds the
+    files' contents one after another."""
 
     op: Literal["unpack"]
     name: str
@@ -305,9 +298,7 @@ class CompilerOutput(Output):
 
 class RunAnswer(Output):
     """End of a run. Fetched files come before it as data chunks, one after another; `files` has names and sizes.
-
-    `left_out` says of each file that exists and could not be fetched why.
-    """
+    `left_out` says of each file that exists and could not be fetched why."""
 
     status: Status
     code: int | None
@@ -337,10 +328,8 @@ class AsleepAnswer(TypedDict):
 
 class ProcessAnswer(SessionAnswer):
     """State of a program: whether it runs, its exit code (negative: a signal), and `why` it ended, if not by itself.
-
     What was read came before it as data chunks: standard output and error, with these `sizes`, and whether the middle
-    of each was dropped. `unwritten`: bytes that it has not taken from its standard input yet.
-    """
+    of each was dropped. `unwritten`: bytes that it has not taken from its standard input yet."""
 
     running: bool
     code: int | None

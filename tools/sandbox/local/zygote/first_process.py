@@ -76,11 +76,9 @@ _INSTRUCTIONS = {
 
 
 class InitMaker:
-    """Makes first processes. `thread_id` is for `syscalls.fork_sibling`.
-
-    If these instructions cannot run (another processor, a system that forbids new executable memory), it forks instead:
-    just as correct, and slower by a copy of the zygote's page tables.
-    """
+    """Makes first processes. `thread_id` is for `syscalls.fork_sibling`. If these instructions cannot run (another
+    processor, a system that forbids new executable memory), it forks instead: just as correct, and slower by a copy of
+    the zygote's page tables."""
 
     def __init__(self, thread_id: int) -> None:
         self._thread_id = thread_id
@@ -98,10 +96,8 @@ class InitMaker:
             self._start = 0
 
     def make(self, *, sibling: bool = False) -> int:
-        """Start one in the namespace of this process's next child, and return its process id. Only SIGKILL ends it.
-
-        A `sibling` has this process's parent for its parent, and not this process.
-        """
+        """Start one in the namespace of this process's next child, and return its process id. Only SIGKILL ends it. A
+        `sibling` has this process's parent for its parent, and not this process."""
         if not self._start:
             return self._fork(sibling=sibling)
         flags = syscalls.CLONE_VM | signal.SIGCHLD | (syscalls.CLONE_PARENT if sibling else 0)

@@ -101,11 +101,9 @@ class Zygote:
         self._inits = first_process.InitMaker(self._thread_id) if spec.pid_namespace >= 0 else None
 
     def calibrate(self, proc: int) -> None:
-        """Make forks cheaper, see `huge_pages`; `proc` is a descriptor of a /proc that shows this process.
-
-        Two children show which pages children write to: one runs a program, and one becomes a session. If a step fails,
-        or the system does not allow it, everything works the same way, only slower.
-        """
+        """Make forks cheaper, see `huge_pages`; `proc` is a descriptor of a /proc that shows this process. Two children
+        show which pages children write to: one runs a program, and one becomes a session. If a step fails, or the
+        system does not allow it, everything works the same way, only slower."""
         gc.collect()
         syscalls.trim_heap()
         gc.freeze()
@@ -115,10 +113,8 @@ class Zygote:
             huge_pages.collapse(ranges[-1], set.union(*written))
 
     def _watch(self, proc: int, requests: Sequence[Mapping[str, Any]]) -> tuple[set[int], list[range]]:
-        """Have a child carry out requests.
-
-        Returns the pages that it or this process has written to, and the ranges that huge pages could replace.
-        """
+        """Have a child carry out requests. Returns the pages that it or this process has written to, and the ranges
+        that huge pages could replace."""
         encoded = [frames.encode_for_child(request) for request in requests]
         with contextlib.ExitStack() as stack:
             snapshot = huge_pages.PageSnapshot(proc)
@@ -147,12 +143,9 @@ class Zygote:
             return snapshot.unshared(), snapshot.full()
 
     def serve(self) -> NoReturn:
-        """Serve until the broker closes its end.
-
-        If neither a namespace nor a user of their own tells whose the children are, this process kills those that a
-        broker which was killed leaves. The kernel's own signal at a parent's end does not suffice: a program can turn
-        that off.
-        """
+        """Serve until the broker closes its end. If neither a namespace nor a user of their own tells whose the
+        children are, this process kills those that a broker which was killed leaves. The kernel's own signal at a
+        parent's end does not suffice: a program can turn that off."""
         if self._owned is not None:
             syscalls.prctl(syscalls.PR_SET_PDEATHSIG, 0)
         try:
