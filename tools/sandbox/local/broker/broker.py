@@ -22,7 +22,7 @@ from toolgym.tools.sandbox.local.broker.processes import Processes
 from toolgym.tools.sandbox.local.broker.reactor import Deadlines, Reactor
 from toolgym.tools.sandbox.local.broker.runs import Runs
 from toolgym.tools.sandbox.local.broker.session_fork import MAX_REASON, Forks
-from toolgym.tools.sandbox.local.broker.watchdog import MonitorConfig, Sleepers, Watchdog
+from toolgym.tools.sandbox.local.broker.watchdog import MonitorConfig, Watchdog
 from toolgym.tools.sandbox.local.kernel import landlock, syscalls
 from toolgym.tools.sandbox.local.protocol import frames
 from toolgym.tools.sandbox.local.zygote.zygote import ChildSpec
@@ -79,7 +79,6 @@ class Broker:
         self._absent = absent
         self._fork_failures = 0
         self._watchdog = Watchdog(spec, monitor)
-        self._sleepers = Sleepers(monitor.proc, self._watchdog)
         self._reactor = Reactor()
         operations: Mapping[str, Callable[[Any], None]] = {
             "run": self._run,
@@ -232,7 +231,7 @@ class Broker:
     def _is_free(self, channel: Channel, request: dict[str, Any]) -> bool:
         """Whether a session has no request. If it has one, the new one is answered."""
         if channel.request is not None:
-            self._host.answer(request, {"status": "sandbox_error", "alive": True, "message": "the session is busy"})
+            self._host.refuse(request, "the session is busy", status="sandbox_error")
         return channel.request is None
 
     def _close(self, request: dict[str, Any]) -> None:
@@ -266,7 +265,7 @@ class Broker:
     def _find_asleep(self, request: dict[str, Any]) -> None:
         channels = (*self._runs.running.values(), *self._asked)
         requests = [(channel.request["id"], channel) for channel in channels if channel.request is not None]
-        self._host.answer(request, self._sleepers.look([*requests, *self._processes.waited_for()]))
+        self._host.answer(request, self._watchdog.asleep([*requests, *self._processes.waited_for()]))
 
     # ------------------------------------------------------------------ children
 

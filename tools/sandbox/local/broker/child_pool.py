@@ -193,26 +193,22 @@ class ChildPool:
     def _spawn(self) -> Channel:
         slot = self._free_slots.pop() if self._free_slots else self._next_slot
         self._next_slot = max(self._next_slot, slot + 1)
+        folder = self._spec.folder(slot)
         with contextlib.ExitStack() as undo:
             undo.callback(self._free_slots.append, slot)
-            return self._spawn_in(slot, undo)
-
-    def _spawn_in(self, slot: int, undo: contextlib.ExitStack) -> Channel:
-        """Ask for the child of a slot; `undo` gets what to do should that fail."""
-        if self._spec.cgroups is not None:
-            self._spec.cgroups.prepare(slot)
-        folder = self._spec.folder(slot)
-        if not self._namespaces:
-            if os.path.lexists(folder):
-                folders.remove(folder)  # of the slot's last child: its removal can have failed for want of descriptors
-            os.mkdir(folder, 0o700)
-            undo.callback(folders.remove, folder)
-        out_read, out_write = _undone(undo, *os.pipe())
-        err_read, err_write = _undone(undo, *os.pipe())
-        ours, theirs = _undone(undo, *(end.detach() for end in socket.socketpair()))
-        child = Child(slot, folder)
-        channel = Channel(self._reactor, child, ours, out_read, err_read, -1, self._spec.output_bytes)
-        undo.pop_all()
+            if self._spec.cgroups is not None:
+                self._spec.cgroups.prepare(slot)
+            if not self._namespaces:
+                if os.path.lexists(folder):
+                    folders.remove(folder)  # of the slot's last child: that can have failed for want of descriptors
+                os.mkdir(folder, 0o700)
+                undo.callback(folders.remove, folder)
+            out_read, out_write = _undone(undo, *os.pipe())
+            err_read, err_write = _undone(undo, *os.pipe())
+            ours, theirs = _undone(undo, *(end.detach() for end in socket.socketpair()))
+            child = Child(slot, folder)
+            channel = Channel(self._reactor, child, ours, out_read, err_read, -1, self._spec.output_bytes)
+            undo.pop_all()
         child.channels.append(channel)
         child.first = channel
         self._children.add(child)

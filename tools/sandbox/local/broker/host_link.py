@@ -48,6 +48,10 @@ class HostLink:
     def answer(self, request: Mapping[str, Any], message: Mapping[str, Any]) -> None:
         self.send({"id": request.get("id"), **message})
 
+    def refuse(self, request: Mapping[str, Any], why: str, **details: Any) -> None:
+        """Answer that a request failed, and that its session goes on."""
+        self.answer(request, {"status": "error", "alive": True, "message": why, **details})
+
     def _receive(self) -> None:
         try:
             data = self._socket.recv(1 << 20)

@@ -58,8 +58,8 @@ class Processes:
         if self._count_of(channel) >= MAX_PROCESSES:
             self._make_room(channel)
         if self._count_of(channel) >= MAX_PROCESSES:
-            detail = f"{MAX_PROCESSES} programs of this session run or wait to be asked about: no more are started"
-            self._host.answer(request, {"status": "error", "alive": True, "busy": True, "message": detail})
+            why = f"{MAX_PROCESSES} programs of this session run or wait to be asked about: no more are started"
+            self._host.refuse(request, why, busy=True)
         elif channel in self._launchers:
             self._launch(self._launchers[channel], request)
         else:
@@ -95,14 +95,13 @@ class Processes:
             return
         if launcher is not None:
             self._lose(launcher)
-        detail = str(note.get("failed", "no launcher came of it"))[:1000]
-        self._host.answer(request, {"status": "error", "alive": True, "message": detail})
+        self._host.refuse(request, str(note.get("failed", "no launcher came of it"))[:1000])
 
     def ask(self, channel: Channel, request: dict[str, Any]) -> None:
         """Carry out a `ProcessMessage`: all that it asks for, in the order of its fields."""
         process = self._named.get((channel.session, request["process"]))
         if process is None:
-            self._host.answer(request, {"status": "error", "alive": True, "message": "no such process"})
+            self._host.refuse(request, "no such process")
             return
         self._act(process, request)
         waiter = Waiter(request, process)
@@ -190,8 +189,7 @@ class Processes:
         except OSError as error:
             for fd in (*theirs, *process.pipes.values()):
                 os.close(fd)
-            detail = f"no pipes for another program: {error.strerror}"
-            self._host.answer(request, {"status": "error", "alive": True, "busy": True, "message": detail})
+            self._host.refuse(request, f"no pipes for another program: {error.strerror}", busy=True)
             return
         link.processes[process.number] = process
         self._named[link.channel.session, process.name] = process
@@ -199,20 +197,20 @@ class Processes:
             self._reactor.watch(process.pipes[stream], lambda stream=stream: self._read(process, stream))  # type: ignore[misc]
         message = {name: request[name] for name in ("argv", "cwd", "env", "pty")}
         link.send({"op": "start", "number": process.number, **message}, theirs)
-        self._feed(process, request.get("data", b""), ends=bool(request.get("eof")))
+        self._feed(process, request)
         self._deadlines.arm(process, request["deadline"] or request["timeout"])
 
     def _act(self, process: RunningProgram, request: Mapping[str, Any]) -> None:
-        if request.get("data") or request.get("eof"):
-            self._feed(process, request.get("data", b""), ends=bool(request.get("eof")))
+        self._feed(process, request)
         if request.get("size"):
             rows, cols = request["size"]
             process.launcher.send({"op": "size", "number": process.number, "rows": rows, "cols": cols})
         if request.get("signal") and not process.ended:
             process.launcher.send({"op": "signal", "number": process.number, "signal": request["signal"]})
 
-    def _feed(self, process: RunningProgram, data: bytes, *, ends: bool) -> None:
-        if process.closes_input or 0 not in process.pipes:
+    def _feed(self, process: RunningProgram, request: Mapping[str, Any]) -> None:
+        data, ends = request.get("data", b""), bool(request.get("eof"))
+        if process.closes_input or 0 not in process.pipes or not (data or ends):
             return
         process.outbox += data
         process.closes_input = ends
@@ -297,8 +295,7 @@ class Processes:
         for waiter in [waiter for waiter in process.waiters if waiter.met]:
             self._drop_waiter(waiter)
             self._answer(process, waiter.request)
-        if process.ended and process.forgotten and not process.waiters:
-            self._free_if_silent(process)
+        self._free_if_done(process)
 
     def _answer(
         self,
@@ -348,8 +345,7 @@ class Processes:
     def _forget(self, process: RunningProgram) -> None:
         process.forgotten = True
         self._named.pop((process.launcher.channel.session, process.name), None)
-        if process.ended:
-            self._free_if_silent(process)
+        self._free_if_done(process)
 
     def _make_room(self, channel: Channel) -> None:
         """Free the programs of a session that ended and are forgotten, with all that they left behind."""
@@ -358,28 +354,27 @@ class Processes:
                 if process.ended and process.forgotten:
                     self._free(process)
 
-    def _free_if_silent(self, process: RunningProgram) -> None:
-        """Free a program that the host has forgotten, once nothing that it left behind holds its pipes. Until then they
-        are read and dropped: a server that writes its log there is not to fail over it."""
-        if 1 not in process.pipes and 2 not in process.pipes:
+    def _free_if_done(self, process: RunningProgram) -> None:
+        """Free an ended program that the host has forgotten, once nothing that it left behind holds its pipes. Until
+        then they are read and dropped: a server that writes its log there is not to fail over it."""
+        if process.ended and process.forgotten and not process.waiters and not process.pipes.keys() & {1, 2}:
             self._free(process)
 
     def _free(self, process: RunningProgram) -> None:
         for stream in range(3):
-            self._close_pipe(process, stream, frees=False)
+            self._close_pipe(process, stream)
         process.deadline = 0
         process.launcher.processes.pop(process.number, None)
         key = process.launcher.channel.session, process.name
         if self._named.get(key) is process:
             del self._named[key]
 
-    def _close_pipe(self, process: RunningProgram, stream: int, *, frees: bool = True) -> None:
+    def _close_pipe(self, process: RunningProgram, stream: int) -> None:
         fd = process.pipes.pop(stream, -1)
         if fd >= 0:
             self._reactor.unwatch(fd)
             os.close(fd)
-            if frees and process.ended and process.forgotten and not process.waiters:
-                self._free_if_silent(process)
+            self._free_if_done(process)
 
     # ------------------------------------------------------------------ launchers
 
@@ -438,8 +433,7 @@ class Processes:
             self._finish(process, None, "killed")
             request = self._take_start_request(process)
             if request is not None:
-                why = "the process that starts the session's programs ended"
-                self._host.answer(request, {"status": "error", "alive": True, "message": why})
+                self._host.refuse(request, "the process that starts the session's programs ended")
                 process.forgotten = True
             for stream in (1, 2):
                 self._close_pipe(process, stream)

@@ -56,7 +56,7 @@ class Forks:
         if self._watchdog.has_room(channel.child):
             return False
         why = f"its memory is used up: it has {channel.child.memory_mb} MiB together with its forks (`memory_mb`)"
-        self._host.answer(request, {"status": "error", "alive": True, "busy": True, "message": why})
+        self._host.refuse(request, why, busy=True)
         return True
 
     def let_start(self, channel: Channel, *, forks: bool = False) -> None:

@@ -193,11 +193,8 @@ def _cgroups(config: Mapping[str, Any]) -> ChildCgroups | None:
 
 
 def _threads(proc: int) -> int:
-    fd = os.open("self/task", os.O_RDONLY | os.O_DIRECTORY, dir_fd=proc)
-    try:
-        return len(os.listdir(fd))
-    finally:
-        os.close(fd)
+    with syscalls.opened("self/task", os.O_RDONLY | os.O_DIRECTORY, proc) as tasks:
+        return len(os.listdir(tasks))
 
 
 def _wait_for(pid: int) -> NoReturn:
@@ -216,25 +213,18 @@ def _raise_descriptor_limit() -> None:
 
 
 def _clean_environment(config: Mapping[str, Any]) -> None:
-    libraries = syscalls.library_path()
+    libraries, processors = syscalls.library_path(), str(config["processors"])
     os.environ.clear()
     os.environ.update(
         libraries,
         PATH=config["path"],
-        HOME="/tmp",
-        TMPDIR="/tmp",
         USER="user",
         LOGNAME="user",
         LANG="C.UTF-8",
         MPLBACKEND="Agg",
-        MPLCONFIGDIR="/tmp",
-        OMP_NUM_THREADS="1",
-        OPENBLAS_NUM_THREADS="1",
-        MKL_NUM_THREADS="1",
-        GOMAXPROCS=str(config["processors"]),
-        PYTHON_CPU_COUNT=str(config["processors"]),
-        POLARS_MAX_THREADS=str(config["processors"]),
-        RAYON_NUM_THREADS=str(config["processors"]),
+        **dict.fromkeys(("HOME", "TMPDIR", "MPLCONFIGDIR"), "/tmp"),
+        **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
+        **dict.fromkeys(("GOMAXPROCS", "PYTHON_CPU_COUNT", "POLARS_MAX_THREADS", "RAYON_NUM_THREADS"), processors),
         JE_ARROW_MALLOC_CONF="background_thread:false",  # pyarrow, which pandas loads if it is installed
         PYTHONDONTWRITEBYTECODE="1",
         OPENSSL_CONF="/dev/null",  # Node and git end if they may not read the system's settings

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from toolgym.tools.sandbox.local.kernel import syscalls
 
 PAGE = resource.getpagesize()
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY
 
 MAX_DEPTH = 200
 """A folder nested deeper than this counts as over the limit: it cannot be counted."""
@@ -82,13 +83,10 @@ def tree(proc: int, pid: int) -> list[int]:
 
 def _children(proc: int, parent: int) -> list[int]:
     children: list[int] = []
-    with contextlib.suppress(OSError):  # it is gone, or has ended
-        tasks = os.open(f"{parent}/task", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=proc)
-        try:
-            for task in os.listdir(tasks):
-                children += map(int, _read(tasks, f"{task}/children").split())
-        finally:
-            os.close(tasks)
+    # If it is gone, or has ended, it has none.
+    with contextlib.suppress(OSError), syscalls.opened(f"{parent}/task", _FOLDER, proc) as tasks:
+        for task in os.listdir(tasks):
+            children += map(int, _read(tasks, f"{task}/children").split())
     return children
 
 
@@ -146,14 +144,11 @@ def asleep(proc: int, pid: int) -> bool:
         for process in pending:
             if _awake(proc, f"{process}/stat"):  # its first thread: if a program computes, it is nearly always that
                 return False
-            tasks = os.open(f"{process}/task", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=proc)
-            try:
+            with syscalls.opened(f"{process}/task", _FOLDER, proc) as tasks:
                 for task in os.listdir(tasks):
                     if _awake(tasks, f"{task}/stat"):
                         return False
                     pending += map(int, _read(tasks, f"{task}/children").split())
-            finally:
-                os.close(tasks)
     except OSError:  # one ended a moment ago
         return False
     return True
@@ -209,19 +204,16 @@ def over_disk_limit(
     """
     account = Account(most_bytes, most_files)
     try:
-        top = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        device = os.fstat(top).st_dev
-        _count(top, account, 0)
-        with syscalls.files_as(owner) if owner else contextlib.nullcontext():
-            for pid in processes:
-                _count_deleted(proc, pid, device, account)
+        with syscalls.opened(folder, _FOLDER | os.O_NOFOLLOW) as top:
+            device = os.fstat(top).st_dev
+            _count(top, account, 0)
+            with syscalls.files_as(owner) if owner else contextlib.nullcontext():
+                for pid in processes:
+                    _count_deleted(proc, pid, device, account)
     except OverdrawnError:
         return True
-    finally:
-        os.close(top)
+    except OSError:  # the folder is gone
+        return False
     return False
 
 
@@ -249,22 +241,12 @@ def _count(folder: int, account: Account, depth: int) -> None:
             if stat.S_ISDIR(about.st_mode):
                 inner.append(entry.name)
     for name in inner:
-        try:
-            fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
-        except OSError:
-            continue
-        try:
+        with contextlib.suppress(OSError), syscalls.opened(name, _FOLDER | os.O_NOFOLLOW, folder) as fd:
             _count(fd, account, depth + 1)
-        finally:
-            os.close(fd)
 
 
 def _count_deleted(proc: int, pid: int, device: int, account: Account) -> None:
-    try:
-        descriptors = os.open(f"{pid}/fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=proc)
-    except OSError:
-        return
-    try:
+    with contextlib.suppress(OSError), syscalls.opened(f"{pid}/fd", _FOLDER, proc) as descriptors:
         for name in os.listdir(descriptors):
             try:
                 about = os.stat(name, dir_fd=descriptors)
@@ -272,7 +254,3 @@ def _count_deleted(proc: int, pid: int, device: int, account: Account) -> None:
                 continue
             if about.st_nlink == 0 and about.st_dev == device and stat.S_ISREG(about.st_mode):
                 account.add(about)
-    except OSError:
-        return
-    finally:
-        os.close(descriptors)

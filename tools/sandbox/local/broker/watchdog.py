@@ -40,7 +40,6 @@ DISK_SHARE = 0.05
 ALARM_SHARE = 0.25
 """The same while free space shrinks fast."""
 
-
 LOOKS = 2
 """How many looks in a row must find a program asleep: one that computes may well wait for a moment."""
 
@@ -67,6 +66,7 @@ class Watchdog:
         self._spec, self._monitor = spec, monitor
         self._next = self._next_thorough = self._next_idle = 0.0
         self._turn = 0
+        self._looks: dict[int, int] = {}  # by request, how many in a row found its program asleep
         self._free = self._free_files = 0
         self._reserve = min(usage.RESERVE, usage.free_disk(spec.work)[0] // 2) if monitor.disk else 0
 
@@ -171,31 +171,23 @@ class Watchdog:
             child.number = usage.number(self._monitor.proc, child.pidfd)
         return child.number
 
-
-class Sleepers:
-    """Remembers which programs were found asleep: none, if no /proc shows the children (`proc` is -1)."""
-
-    def __init__(self, proc: int, watchdog: Watchdog) -> None:
-        self._proc, self._watchdog = proc, watchdog
-        self._looks: dict[int, int] = {}
-
-    def look(self, requests: Iterable[tuple[int, Channel]]) -> AsleepAnswer:
+    def asleep(self, requests: Iterable[tuple[int, Channel]]) -> AsleepAnswer:
         """The requests, of the given ids and channels, whose programs sleep. A program of a session sleeps if all that
-        runs in the session does."""
+        runs in the session does; none does if no /proc shows the children."""
         began = time.process_time()
         looks: dict[int, int] = {}
-        asleep: dict[Channel, bool] = {}
+        asleep: dict[Child, bool] = {}
         for number, channel in requests:
-            if channel not in asleep:
-                asleep[channel] = self._asleep(channel)
-            if asleep[channel]:
+            if channel.child not in asleep:
+                asleep[channel.child] = self._asleep(channel.child)
+            if asleep[channel.child]:
                 looks[number] = self._looks.get(number, 0) + 1
         self._looks = looks
         asleep_ids = [number for number, count in looks.items() if count >= LOOKS]
         return {"asleep": asleep_ids, "seconds": time.process_time() - began}
 
-    def _asleep(self, channel: Channel) -> bool:
-        if self._proc < 0 or not channel.child.pid or channel.child.dead:
+    def _asleep(self, child: Child) -> bool:
+        if self._monitor.proc < 0 or not child.pid or child.dead:
             return False
-        number = self._watchdog.number(channel.child)
-        return number > 0 and usage.asleep(self._proc, number)
+        number = self.number(child)
+        return number > 0 and usage.asleep(self._monitor.proc, number)

@@ -27,16 +27,14 @@ import resource
 import shutil
 import socket
 import stat
-import sys
 from collections.abc import Sequence
 
-from toolgym.tools.sandbox.local.kernel import harden, landlock
+from toolgym.tools.sandbox.local.child import program
+from toolgym.tools.sandbox.local.kernel import harden, landlock, syscalls
 
 FileId = tuple[int, int]
 
 _STEP = 1 << 20
-
-_MERSENNE = 624
 
 _SHARED, _ANONYMOUS, _FIXED = 0x01, 0x20, 0x10
 _MOVE = 0x03  # MREMAP_MAYMOVE | MREMAP_FIXED
@@ -48,9 +46,8 @@ _SHARED_MAPPING = re.compile(
     rb"^([0-9a-f]+)-([0-9a-f]+) ([r-][w-][x-])s ([0-9a-f]+) ([0-9a-f]+):([0-9a-f]+) (\d+) *(.*)$", re.MULTILINE
 )
 
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = _libc.mremap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
+_libc = syscalls.libc
+_libc.mremap.restype = ctypes.c_void_p
 _libc.mremap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
 _libc.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _libc.tee.restype = ctypes.c_ssize_t
@@ -107,10 +104,7 @@ def become_copy(ends: Sequence[int], writable: tuple[str, ...]) -> None:
     _renew_mappings(copied)
     for path in nameless:
         os.unlink(path)
-    random = sys.modules.get("numpy.random")
-    if random is not None:
-        key = sys.modules["numpy"].frombuffer(os.urandom(4 * _MERSENNE), "uint32")  # see `program.fresh_main`
-        random.set_state(("MT19937", key, _MERSENNE))
+    program.renew_numpy()
 
 
 def receive_descriptors(count: int) -> list[int]:

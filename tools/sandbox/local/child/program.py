@@ -1,4 +1,4 @@
-"""Runs one program in a hardened child, and ends as the interpreter would."""
+"""Runs one program in a hardened child, reports on it, and ends as the interpreter would."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any, NoReturn
 
-from toolgym.tools.sandbox.local.child import recursion_depth, run_report
+from toolgym.tools.sandbox.local.child import recursion_depth
 from toolgym.tools.sandbox.local.kernel import harden, syscalls
 from toolgym.tools.sandbox.local.protocol import frames
 
@@ -47,7 +47,7 @@ _FOLDER = os.path.dirname(os.path.dirname(__file__))
 
 # Programs can replace anything, `os._exit` and `isinstance` too; how one ends must not depend on that.
 globals()["__builtins__"] = dict(vars(builtins))
-_exit, _own_id, _kill = os._exit, os.getpid, os.kill
+_exit, _own_id, _kill, _write, _usage = os._exit, os.getpid, os.kill, os.write, resource.getrusage
 _collect, _counts, _get_trace, _get_profile = gc.collect, gc.get_count, sys.gettrace, sys.getprofile
 _set_trace, _set_profile, _mask = sys.settrace, sys.setprofile, _signal.pthread_sigmask
 _ALL_SIGNALS = _signal.valid_signals()
@@ -81,7 +81,7 @@ def run(request: Mapping[str, Any], *, base: str) -> NoReturn:
     if request.get("files"):
         place_files(request["files"])
     if request.get("fetch"):
-        run_report.announce_folder(base)
+        _announce_folder(base)
     harden.limit_cpu(request.get("cpu_seconds"))
     if request.get("argv"):
         _run_command(request)
@@ -160,11 +160,7 @@ def fresh_main(name: str) -> types.ModuleType:
     """Make a new `__main__`, with streams and random state of its own. Each object that this touches costs a copied
     page, so it touches as few as possible."""
     random.seed()
-    numpy_random = sys.modules.get("numpy.random")
-    if numpy_random is not None:
-        # As good as `seed()`, which touches far more pages.
-        key = sys.modules["numpy"].frombuffer(os.urandom(4 * _MERSENNE), "uint32")
-        numpy_random.set_state(("MT19937", key, _MERSENNE))
+    renew_numpy()
     sys.argv[:] = [name]
     sys.path.insert(0, os.getcwd())
     sys.stdin, sys.stdout, sys.stderr = _streams or _open_streams()
@@ -187,7 +183,7 @@ def _run_python(code: str, source: str, files: Iterable[str]) -> NoReturn:
     _unload_shadowed(files)
     namespace["__loader__"] = importlib.machinery.SourceFileLoader("__main__", name)
     first, streams, raised = _own_id(), (sys.stdout, sys.stderr), None
-    run_report.announce_user_code()
+    _announce_user_code()
     depth = _depth or recursion_depth.RecursionDepth()
     place = depth.frame_place()
     here = place.value
@@ -231,8 +227,16 @@ def _run_python(code: str, source: str, files: Iterable[str]) -> NoReturn:
     place.value = here
     _flush(0, report=False)
     if _own_id() == first:
-        run_report.report_and_exit(status, why)
+        _report_and_exit(status, why)
     _leave(status)
+
+
+def renew_numpy() -> None:
+    """Give numpy's global generator new state, if it is loaded: as good as `seed()`, which touches far more pages."""
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        key = sys.modules["numpy"].frombuffer(os.urandom(4 * _MERSENNE), "uint32")
+        numpy_random.set_state(("MT19937", key, _MERSENNE))
 
 
 def _unload_shadowed(files: Iterable[str]) -> None:
@@ -375,15 +379,15 @@ def _run_command(request: Mapping[str, Any]) -> NoReturn:
     """Compile if asked to, then run; each as a process below this one."""
     with open(request["source"], "wb") as file:
         file.write(request["code"].encode("utf-8", "surrogatepass"))
-    run_report.announce_user_code()
+    _announce_user_code()
     if not request.get("fork", True):
         _exec(request["argv"])
     if request.get("compile"):
         status, _ = _spawn(request["compile"])
         frames.send_all(harden.CONTROL_FD, frames.encode({"compiled": status}))
         if frames.receive(harden.CONTROL_FD) is None or status != 0:
-            run_report.report_and_exit(1)
-    run_report.report_command(*_spawn(request["argv"]))
+            _report_and_exit(1)
+    _report_command(*_spawn(request["argv"]))
 
 
 def _exec(argv: list[str]) -> NoReturn:
@@ -417,3 +421,44 @@ def _connect_stdin(text: str) -> None:
     os.unlink(".stdin")
     os.dup2(fd, 0)
     os.close(fd)
+
+
+# ---------------------------------------------------------------------- reports
+
+
+def _announce_user_code() -> None:
+    """Tell the broker that user code begins: from here on it must not believe this socket about sandbox failures."""
+    frames.send_all(harden.CONTROL_FD, frames.encode({"begins": True}))
+
+
+def _announce_folder(base: str) -> None:
+    """Have the broker open the working folder before any user code runs; it fetches files through that descriptor."""
+    frames.send_all(harden.CONTROL_FD, frames.encode({"folder": os.path.relpath(".", base)}))
+    if frames.receive(harden.CONTROL_FD) is None:
+        os._exit(0)
+
+
+def _report_and_exit(status: int, why: str = "") -> NoReturn:
+    """Report how the program ended, and exit without the interpreter's slow teardown. The report comes first, so that
+    the host can answer while the kernel still tears this process down. `why` is the status of the limit that the
+    program met, if it met one."""
+    with suppress(OSError):  # the program may have closed the socket; then the broker goes by the exit code
+        _write(harden.CONTROL_FD, _report(status, why))
+    _exit(status & 0xFF)
+
+
+def _report(status: int, why: str = "") -> bytes:
+    """The frame that says how a program ended, and what it and its children used."""
+    used = _usage(resource.RUSAGE_SELF)
+    below = _usage(resource.RUSAGE_CHILDREN)
+    cpu = used.ru_utime + used.ru_stime + below.ru_utime + below.ru_stime
+    # Without `json`, which the program may have changed.
+    body = f'{{"done":{status},"why":"{why}","cpu":{cpu},"rss_kb":{used.ru_maxrss}}}'.encode()
+    return frames.HEADER.pack(len(body)) + body
+
+
+def _report_command(status: int, used: resource.struct_rusage) -> NoReturn:
+    """Report how a program ended that ran as a process below this one and what it used, and exit."""
+    report = {"done": status, "cpu": used.ru_utime + used.ru_stime, "rss_kb": used.ru_maxrss}
+    frames.send_all(harden.CONTROL_FD, frames.encode(report))
+    os._exit(0)

@@ -7,6 +7,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from toolgym.tools.sandbox.local.kernel import syscalls
+
 OVERHEAD_MB = 8
 """MiB on top of a child's limit for the kernel's own memory of it: page tables, stacks, sockets."""
 
@@ -112,21 +114,14 @@ class ChildCgroups:
         return int(words[words.index(b"oom_kill") + 1]) if b"oom_kill" in words else 0
 
     def _read(self, slot: int, name: str) -> bytes:
-        fd = os.open(f"{slot}/{name}", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._folders["memory"])
-        try:
+        with syscalls.opened(f"{slot}/{name}", os.O_RDONLY, self._folders["memory"]) as fd:
             return os.read(fd, 16384)
-        finally:
-            os.close(fd)
 
 
 def _write(folder: int, name: str, text: str, *, may_be_missing: bool = False) -> None:
     try:
-        fd = os.open(name, os.O_WRONLY | os.O_CLOEXEC, dir_fd=folder)
+        with syscalls.opened(name, os.O_WRONLY, folder) as fd:
+            os.write(fd, text.encode())
     except FileNotFoundError:
-        if may_be_missing:
-            return
-        raise
-    try:
-        os.write(fd, text.encode())
-    finally:
-        os.close(fd)
+        if not may_be_missing:
+            raise

@@ -194,11 +194,14 @@ def _head() -> bytes:
     return b"".join(parts)
 
 
+def _on_call(name: str, *body: bytes) -> bytes:
+    """Instructions for one call, which all others jump over; none if this processor has no such call."""
+    number, code = syscalls.number(name), b"".join(body)
+    return b"" if number < 0 else _instruction(_EQUAL, 0, len(code) // 8, number) + code
+
+
 def _when(name: str, verdict: int) -> bytes:
-    number = syscalls.number(name)
-    if number < 0:
-        return b""
-    return _instruction(_EQUAL, 0, 1, number) + _instruction(_RETURN, 0, 0, verdict)
+    return _on_call(name, _instruction(_RETURN, 0, 0, verdict))
 
 
 def _deny(names: Iterable[str]) -> bytes:
@@ -214,16 +217,12 @@ def _deny(names: Iterable[str]) -> bytes:
 
 def _when_arg(name: str, offset: int, tests: list[tuple[int, int]], *, deny_on_match: bool) -> bytes:
     """For one call, decide by an argument: refuse (or, with `deny_on_match` False, allow) it if any test holds."""
-    number = syscalls.number(name)
-    if number < 0:
-        return b""
     on_match, otherwise = (_DENY, _ALLOW) if deny_on_match else (_ALLOW, _DENY)
     count = len(tests)
     body = [_instruction(_LOAD, 0, 0, offset)]
     for index, (operator, value) in enumerate(tests):
         body.append(_instruction(operator, count - index, 0, value))
-    body += [_instruction(_RETURN, 0, 0, otherwise), _instruction(_RETURN, 0, 0, on_match)]
-    return _instruction(_EQUAL, 0, len(body), number) + b"".join(body)
+    return _on_call(name, *body, _instruction(_RETURN, 0, 0, otherwise), _instruction(_RETURN, 0, 0, on_match))
 
 
 def _unless_own(name: str, arguments: Sequence[int]) -> bytes:
@@ -233,8 +232,7 @@ def _unless_own(name: str, arguments: Sequence[int]) -> bytes:
         left = len(body) // 8 + 1  # what follows, and the allowance
         test = _instruction(_EQUAL, 0, left, value)
         body = _instruction(_LOAD, 0, 0, _ARG0_AT + 8 * place) + test + body
-    body += _instruction(_RETURN, 0, 0, _ALLOW) + _instruction(_RETURN, 0, 0, _DENY)
-    return _instruction(_EQUAL, 0, len(body) // 8, syscalls.number(name)) + body
+    return _on_call(name, body, _instruction(_RETURN, 0, 0, _ALLOW), _instruction(_RETURN, 0, 0, _DENY))
 
 
 def _keeping_limit(name: str, offset: int, new_value: int | None, kind: int, verdict: int) -> bytes:
@@ -244,28 +242,21 @@ def _keeping_limit(name: str, offset: int, new_value: int | None, kind: int, ver
     machine's handler of cores. That of processes, because the hard one is higher, see `harden.MOST_FORKS`. `new_value`
     is the offset of the argument that points to the new value; None: there always is one.
     """
-    number = syscalls.number(name)
-    if number < 0:
-        return b""
     ask = [_instruction(_LOAD, 0, 0, offset), _instruction(_EQUAL, 0, 1 if new_value is None else 5, kind)]
     if new_value is not None:
         ask += [_instruction(_LOAD, 0, 0, new_value), _instruction(_EQUAL, 0, 2, 0)]
         ask += [_instruction(_LOAD, 0, 0, new_value + 4), _instruction(_EQUAL, 1, 0, 0)]
-    ask += [_instruction(_RETURN, 0, 0, verdict), _instruction(_LOAD, 0, 0, _NUMBER_AT)]
-    return _instruction(_EQUAL, 0, len(ask), number) + b"".join(ask)
+    return _on_call(name, *ask, _instruction(_RETURN, 0, 0, verdict), _instruction(_LOAD, 0, 0, _NUMBER_AT))
 
 
 def _writing_to_truncate(name: str, offset: int) -> bytes:
     """Refuse to open a file for truncation without writing (access mode 0; or 3, which opens for neither)."""
-    number = syscalls.number(name)
-    if number < 0:
-        return b""
-    body = [
+    return _on_call(
+        name,
         _instruction(_LOAD, 0, 0, offset),
         _instruction(_AND, 0, 0, os.O_TRUNC | os.O_ACCMODE),
         _instruction(_EQUAL, 2, 0, os.O_TRUNC),
         _instruction(_EQUAL, 1, 0, os.O_TRUNC | os.O_ACCMODE),
         _instruction(_RETURN, 0, 0, _ALLOW),
         _instruction(_RETURN, 0, 0, _DENY),
-    ]
-    return _instruction(_EQUAL, 0, len(body), number) + b"".join(body)
+    )

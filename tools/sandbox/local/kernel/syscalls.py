@@ -213,6 +213,16 @@ def files_as(uid: int) -> Iterator[None]:
         libc.setfsgid(os.getegid())
 
 
+@contextlib.contextmanager
+def opened(name: str, flags: int, folder: int | None = None) -> Iterator[int]:
+    """A descriptor of a file, relative to that of a folder, until the end of the block."""
+    fd = os.open(name, flags | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
 def close_from(first: int) -> None:
     check(syscall(number("close_range"), ctypes.c_uint(first), ctypes.c_uint(0xFFFFFFFF), 0), "close_range")
 

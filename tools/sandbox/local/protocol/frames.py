@@ -33,7 +33,6 @@ REPORTED_LIMITS = ("memory_limit", "file_limit", "disk_limit")
 """Statuses of limits that a program or cell may report to have met; a lie would gain it nothing."""
 
 _READ_SIZE = 64 * 1024
-_MAX_READ = 1 << 20
 
 _to_json = json.JSONEncoder(separators=(",", ":")).encode
 
@@ -199,16 +198,12 @@ def send_all(fd: int, data: bytes) -> None:
 def receive(fd: int) -> dict[str, Any] | None:
     """In a child: read one frame of the broker's from a blocking descriptor; None at its end. The broker sends the next
     frame only when this one is answered, so there is never more than one to read."""
-    data, missing = bytearray(), HEADER.size
-    while missing:
-        part = os.read(fd, min(max(missing, _READ_SIZE), _MAX_READ))
-        if not part:
-            return None
-        data += part
-        size = HEADER.unpack_from(data)[0] if len(data) >= HEADER.size else 0
-        missing = HEADER.size + size - len(data)
-    message: dict[str, Any] = marshal.loads(memoryview(data)[HEADER.size :])
-    return message
+    inbox = bytearray()
+    while part := os.read(fd, _READ_SIZE):
+        inbox += part
+        for message in requests(inbox):
+            return message
+    return None
 
 
 def requests(inbox: bytearray) -> Iterator[dict[str, Any]]:
