@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
-import json
 from pathlib import Path
 
 import pytest
 
 import toolgym
+from tests.actors import call
 from toolgym.envs import StopReason, Task, ToolEnv
 from toolgym.envs.base import StepResult
 from toolgym.testing import ConformanceError, EnvSuite, check_env
@@ -26,10 +26,6 @@ def example(name):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-def call(name, **arguments):
-    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 
 @tool

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
 
 import pytest
 
+from tests.actors import call
 from toolgym.envs import EpisodeFailedError, StopReason, Task, ToolEnv
 from toolgym.tools import BaseTool, CodeInterpreterTool, StatefulTool, ToolSchema, ToolSession
 from toolgym.tools.errors import ConfigError, EpisodeError
@@ -48,10 +48,6 @@ class Plain(BaseTool):
 
     async def execute(self, instance_id, parameters, **execute_kwargs):
         return "ok"
-
-
-def call(name, **arguments):
-    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 
 async def count_lines(outcome):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import re
 
 import pytest
 
+from tests.actors import call, until
 from toolgym.envs.bad_calls import BadCallPolicy
 from toolgym.envs.library.code_interpreter import CodeInterpreterEnv
 from toolgym.envs.result_text import cut
@@ -20,10 +20,6 @@ from toolgym.tools.concurrency.deadline import DeadlineError, SelfCancelledError
 from toolgym.tools.errors import ConfigError, EpisodeError, ForkNotSupportedError
 from toolgym.tools.parsers import ParsedTurn
 from toolgym.tools.schema import ToolCall
-
-
-def call(name, **arguments):
-    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 
 @tool
@@ -110,13 +106,6 @@ def recorder():
 
 def make(recorder, **kwargs):
     return ToolEnv([recorder], [TASK], **{"tool_timeout": 60.0, **kwargs})
-
-
-async def until(holds):
-    """Wait until a condition holds."""
-    async with asyncio.timeout(60):
-        while not holds():
-            await asyncio.sleep(0.001)
 
 
 async def test_the_lifecycle_create_once_release_once_calc_reward_called(recorder):

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.actors import tasks
 from tests.rollout.conftest import ScriptedEngine
-from tests.rollout.held_engine import Envs, held_engine, tasks
+from tests.rollout.held_engine import Envs, held_engine
 from toolgym.envs import types
 from toolgym.envs.types import StopReason
 from toolgym.rollout import EpisodeLimits, GroupPlan, RolloutQueue, RunConfig, Runner, load_tokenizer, tiny_policy_path

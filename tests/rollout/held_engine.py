@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 
+from tests.actors import tasks
 from toolgym.envs import ToolEnv
-from toolgym.envs.tasks.task import Task
 from toolgym.rollout import RunConfig, SamplingParams
 from toolgym.rollout.engines.base import FinishReason, Generation
 
@@ -15,10 +15,6 @@ MOST = 200
 
 PARTIAL = 3
 """Tokens that an aborted request gives back."""
-
-
-def tasks(*questions):
-    return [Task(({"role": "user", "content": text},), id=text) for text in questions]
 
 
 def endless(drawn=None):
@@ -34,13 +30,6 @@ def config(**kwargs):
 
 def question(prompt):
     return prompt.partition("<|im_start|>user\n")[2].partition("<")[0]
-
-
-async def until(condition, seconds=50.0):
-    """Wait for a condition, through turns of the event loop."""
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 def others():

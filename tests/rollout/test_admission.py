@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.actors import until
 from toolgym.envs import Task, ToolEnv
 from toolgym.envs.types import StopReason
 from toolgym.rollout import EpisodeLimits, RunConfig, Runner, SamplingParams, Trajectory
@@ -78,12 +79,6 @@ def counting(scripted_engine, tokenizer):
 
 def call_then_answer(prompt, request_id):
     return "#### 1" if "done" in prompt else CALL
-
-
-async def until(holds):
-    async with asyncio.timeout(50):
-        while not holds():
-            await asyncio.sleep(0.002)
 
 
 async def test_an_episode_in_a_tool_holds_no_place_of_the_engine(counting):

@@ -15,7 +15,8 @@ from contextlib import aclosing
 
 import pytest
 
-from tests.rollout.held_engine import others, tasks
+from tests.actors import tasks
+from tests.rollout.held_engine import others
 from tests.rollout.test_random_runs import CALL, random_plan
 from toolgym.envs import ToolEnv
 from toolgym.rollout import EpisodeLimits, RunConfig, RunMetrics, Runner, SamplingParams

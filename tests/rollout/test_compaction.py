@@ -7,6 +7,7 @@ from functools import partial
 import gymnasium
 import pytest
 
+from tests.actors import echo
 from tests.rollout.test_endpoint import gateway
 from toolgym.envs import ToolEnv
 from toolgym.envs.base import BaseEnv, StepResult
@@ -15,7 +16,6 @@ from toolgym.envs.types import StopReason
 from toolgym.rollout import EpisodeLimits, RunConfig, Runner, SamplingParams, make_batch, run_episode
 from toolgym.rollout.endpoint import run
 from toolgym.rollout.tokens import ContextPolicy, KeepToolResults
-from toolgym.tools import tool
 from toolgym.tools.parsers import ParsedTurn
 from toolgym.wrappers import Compact, TurnLimit
 
@@ -23,12 +23,6 @@ TASK = Task(({"role": "system", "content": "Say it."}, {"role": "user", "content
 SUMMARY = "I have said much, and a is done."
 ASK = "Summarise."
 NOTE = f"[Yours:]\n{SUMMARY}"
-
-
-@tool
-def echo(text: str) -> str:
-    """Say it again."""
-    return text
 
 
 def call(text):

@@ -7,7 +7,8 @@ import random
 
 import pytest
 
-from tests.rollout.held_engine import Envs, config, tasks
+from tests.actors import tasks
+from tests.rollout.held_engine import Envs, config
 from toolgym.rollout import GroupPlan, Runner
 from toolgym.rollout.engines.base import FinishReason, Generation
 from toolgym.rollout.runner import has_signal

@@ -7,7 +7,8 @@ import logging
 
 import pytest
 
-from tests.rollout.held_engine import Envs, config, endless, held_engine, others, tasks, until
+from tests.actors import tasks, until
+from tests.rollout.held_engine import Envs, config, endless, held_engine, others
 from toolgym.envs import TaskList
 from toolgym.envs.types import Blame, EpisodeFailedError, StopReason
 from toolgym.rollout import GroupPlan, RunConfig, Runner, make_batch, replay, rollout

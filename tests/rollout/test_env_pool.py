@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from tests.rollout.held_engine import Envs, config, held_engine, tasks, until
+from tests.actors import tasks, until
+from tests.rollout.held_engine import Envs, config, held_engine
 from toolgym.envs import Task
 from toolgym.envs.tool_env import ToolEnv
 from toolgym.rollout import Runner

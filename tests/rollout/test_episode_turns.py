@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.actors import echo
 from toolgym.envs import ToolEnv
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import StopReason
@@ -14,17 +15,10 @@ from toolgym.rollout.engines.base import FinishReason
 from toolgym.rollout.episode import turn_sampling
 from toolgym.rollout.seeds import derive_seed
 from toolgym.rollout.trajectory.token_sequence import Segment
-from toolgym.tools import tool
 from toolgym.tools.errors import BatchError, ConfigError, EngineError
 
 CALL = '<tool_call>\n{"name": "echo", "arguments": {"text": "hi"}}\n</tool_call>'
 ABORT, LENGTH, STOP = FinishReason.ABORT, FinishReason.LENGTH, FinishReason.STOP
-
-
-@tool
-def echo(text: str) -> str:
-    """Say it again."""
-    return text
 
 
 def env():

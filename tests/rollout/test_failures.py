@@ -6,24 +6,12 @@ import logging
 
 import pytest
 
+from tests.actors import echo, tasks
 from toolgym.cli.app import main
 from toolgym.envs import ToolEnv
-from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import StopReason
 from toolgym.rollout import RunConfig, RunFailedError, Runner, SamplingParams, make_batch, read_trajectories, rollout
-from toolgym.tools import tool
 from toolgym.tools.errors import EngineError
-
-
-def tasks(*questions):
-    return [Task(({"role": "user", "content": text},), id=text) for text in questions]
-
-
-@tool
-def echo(text: str) -> str:
-    """Say it again."""
-    return text
-
 
 CALL = '<tool_call>\n{"name": "echo", "arguments": {"text": "x"}}\n</tool_call>'
 

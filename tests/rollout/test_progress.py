@@ -9,7 +9,8 @@ import re
 import pytest
 from rich.console import Console
 
-from tests.rollout.held_engine import held_engine, until
+from tests.actors import until
+from tests.rollout.held_engine import held_engine
 from toolgym.envs import Task, ToolEnv
 from toolgym.rollout import RunConfig, RunMetrics, Runner
 from toolgym.rollout.runner.metrics import progress

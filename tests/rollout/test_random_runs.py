@@ -9,7 +9,8 @@ from contextlib import aclosing
 
 import pytest
 
-from tests.rollout.held_engine import Envs, config, others, tasks
+from tests.actors import tasks
+from tests.rollout.held_engine import Envs, config, others
 from toolgym.rollout import GroupPlan, Runner, SamplingParams
 from toolgym.rollout.engines.base import FinishReason, Generation
 from toolgym.rollout.episode import turn_sampling

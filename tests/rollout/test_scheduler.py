@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
+from tests.actors import tasks
 from toolgym.envs import ToolEnv
-from toolgym.envs.tasks.task import Task
 from toolgym.rollout import RunConfig, Runner, SamplingParams, read_trajectories
 from toolgym.rollout.job import EpisodeKey, Job
 from toolgym.rollout.runner import EnvFactory, Scheduler
@@ -16,10 +16,6 @@ from toolgym.rollout.runner.scheduling.group_scheduler import GroupScheduler
 from toolgym.rollout.runner.stream import BoundedStream
 from toolgym.rollout.trajectory import TrajectoryWriter
 from toolgym.tools.errors import ConfigError, EngineError
-
-
-def tasks(*questions):
-    return [Task(({"role": "user", "content": text},), id=text) for text in questions]
 
 
 def env():

@@ -11,7 +11,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.rollout.held_engine import PARTIAL, Envs, config, endless, held_engine, others, tasks, until
+from tests.actors import tasks, until
+from tests.rollout.held_engine import PARTIAL, Envs, config, endless, held_engine, others
 from toolgym.envs import ToolEnv
 from toolgym.envs.types import StopReason
 from toolgym.rollout import EpisodeLimits, GroupPlan, Runner, group_advantages, make_batch, rollout

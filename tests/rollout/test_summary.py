@@ -6,22 +6,16 @@ import json
 
 import pytest
 
+from tests.actors import echo
 from toolgym.envs import ToolEnv
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import Blame, StopReason
 from toolgym.rollout import RunConfig, SamplingParams, rollout, summarize
 from toolgym.rollout.engines.base import FinishReason
-from toolgym.tools import tool
 from toolgym.tools.errors import EngineError
 
 CALL = '<tool_call>\n{"name": "echo", "arguments": {"text": "x"}}\n</tool_call>'
 BAD = '<tool_call>\n{"name": "ehco", "arguments": {}}\n</tool_call>'
-
-
-@tool
-def echo(text: str) -> str:
-    """Say it again."""
-    return text
 
 
 def score(text, task):

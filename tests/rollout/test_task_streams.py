@@ -7,7 +7,8 @@ from contextlib import aclosing
 
 import pytest
 
-from tests.rollout.held_engine import Envs, config, endless, held_engine, others, tasks, until
+from tests.actors import tasks, until
+from tests.rollout.held_engine import Envs, config, endless, held_engine, others
 from toolgym.rollout import GroupPlan, Runner
 from toolgym.rollout.runner import Scheduler
 from toolgym.tools.concurrency.deadline import SelfCancelledError

@@ -9,6 +9,7 @@ import gymnasium
 import pytest
 
 import toolgym
+from tests.actors import echo
 from toolgym.envs import BadCallPolicy, TaskList, TaskSource, ToolEnv
 from toolgym.envs.tasks.task import Task
 from toolgym.rollout import (
@@ -34,12 +35,6 @@ from toolgym.tools.sandbox import LocalSandbox, RemoteSandbox
 
 TASK = Task(({"role": "user", "content": "q"},), id="q")
 ROW = {"prompt": [{"role": "user", "content": "q"}]}
-
-
-@tool
-def echo(text: str) -> str:
-    """Say it again."""
-    return text
 
 
 def env():

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 from toolgym.envs import Task
 
 TASK = Task(({"role": "user", "content": "What is 6 * 7?"},), ground_truth="42", id="0")
-
-
-def call(name, **arguments):
-    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 
 def class_of(module, name, *bases):

@@ -9,7 +9,8 @@ import types
 import pydantic
 import pytest
 
-from tests.envs.foreign.shapes import call, class_of, contents
+from tests.actors import call
+from tests.envs.foreign.shapes import class_of, contents
 from toolgym.envs import StopReason, seed_tasks, wrap
 from toolgym.tools.errors import ConfigError
 

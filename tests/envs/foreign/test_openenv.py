@@ -9,7 +9,8 @@ import types
 import pydantic
 import pytest
 
-from tests.envs.foreign.shapes import TASK, call, class_of, contents
+from tests.actors import call
+from tests.envs.foreign.shapes import TASK, class_of, contents
 from toolgym.envs import StopReason, wrap
 from toolgym.tools import ToolSchema
 from toolgym.tools.errors import ConfigError

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.envs.foreign.shapes import TASK, call, class_of, contents
+from tests.actors import call
+from tests.envs.foreign.shapes import TASK, class_of, contents
 from toolgym.envs import StopReason, wrap
 from toolgym.tools.errors import ConfigError
 

@@ -7,7 +7,8 @@ import types
 
 import pytest
 
-from tests.envs.foreign.shapes import call, class_of, contents
+from tests.actors import call
+from tests.envs.foreign.shapes import class_of, contents
 from toolgym.envs import StopReason, wrap
 from toolgym.envs.types import EpisodeFailedError
 

@@ -6,7 +6,8 @@ import json
 import aiohttp
 import pytest
 
-from tests.envs.served.environments.toy import SumEnv, serving, until
+from tests.actors import until
+from tests.envs.served.environments.toy import SumEnv, serving
 
 
 @pytest.fixture

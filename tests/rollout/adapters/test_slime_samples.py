@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.actors import policy
 from tests.rollout.adapters import slime_stand_in
 from tests.rollout.adapters.golden import assert_golden, assert_grouped, response_row
 from toolgym.envs.types import StopReason
@@ -28,10 +29,6 @@ def slime(request, monkeypatch, tokenizer):
         slime_stand_in.install(monkeypatch, tokenizer)
     else:
         pytest.importorskip("slime.utils.types", reason="slime is not on the path")
-
-
-def policy(*ids, version="3", **aligned):
-    return Segment.policy(ids, [-0.5 - n / 10 for n in range(len(ids))], [version] * len(ids), aligned)
 
 
 def trajectory(name, *sequences, reward=1.0, reason=StopReason.ANSWERED, group="g", error=None):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import logging
 import queue
 import types
 
 import pytest
 
+from tests.actors import call
 from toolgym.envs import Task, ToolEnv
 from toolgym.rollout.adapters.trl import Spec
 from toolgym.tools.errors import SandboxError
@@ -49,10 +49,6 @@ def sums():
 def answer_of(sample):
     calls = [one["function"] for message in sample.completion for one in message.get("tool_calls") or ()]
     return calls[-1]["arguments"]["answer"]
-
-
-def call(name, **arguments):
-    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
 class Scripted(worker._AsyncRolloutLoop):

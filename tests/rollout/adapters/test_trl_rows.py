@@ -8,6 +8,7 @@ import pickle
 import numpy as np
 import pytest
 
+from tests.actors import policy
 from tests.rollout.adapters.golden import assert_golden, response_row, whole_row
 from toolgym.envs.types import StopReason
 from toolgym.rollout import Trajectory, Turn, group_advantages
@@ -16,10 +17,6 @@ from toolgym.rollout.trajectory import Failure, Segment, TokenSequence
 from toolgym.tools.errors import BatchError, ConfigError
 
 EOS = 2
-
-
-def policy(*ids, version="3"):
-    return Segment.policy(ids, [-0.5 - n / 10 for n in range(len(ids))], [version] * len(ids))
 
 
 GOOD = Trajectory(

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from tests.actors import until
 from toolgym.rollout.engines import Generation, HttpOptions, PauseMode, SamplingParams, SGLangServer
 from toolgym.tools.errors import ConfigError, EngineError, EngineUnavailableError
 from toolgym.tools.http.replicas import BAD_CHECKS, ReplicaState
@@ -136,13 +137,6 @@ def client(*servers: Fake, **changes: Any) -> SGLangServer:
     others = {name: value for name, value in changes.items() if name not in names}
     urls = (server.url for server in servers)
     return SGLangServer(*urls, vocab_size=320, options=HttpOptions(**options), **others)
-
-
-async def until(holds: Callable[[], bool], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        await asyncio.sleep(0.01)
 
 
 async def ask(engine: SGLangServer, name: str, affinity: str | None = None, ids: Any = (1, 2, 3)) -> Generation:

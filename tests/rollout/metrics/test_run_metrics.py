@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import json
 import time
 import urllib.request
 from functools import partial
 
 import pytest
 
+from tests.actors import call
 from toolgym.envs import Task, ToolEnv
 from toolgym.envs.types import StopReason
 from toolgym.rollout import RunConfig, RunMetrics, Runner
@@ -27,10 +27,6 @@ from toolgym.tools import tool
 from toolgym.tools.concurrency.deadline import own_deadline
 from toolgym.tools.errors import ConfigError
 from toolgym.tools.http.retries import AttemptError, Retries, repeat
-
-
-def call(name, **arguments):
-    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
 @tool

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 
 import numpy as np
 import pytest
 
+from tests.actors import call
 from toolgym.envs import CodeInterpreterEnv, Task, ToolEnv
 from toolgym.rollout import EpisodeLimits, RunConfig, Runner, SamplingParams, replay
 from toolgym.rollout.engines import FinishReason
@@ -27,10 +27,6 @@ from toolgym.wrappers import TruncateResults
 
 def tasks(*questions, **kwargs):
     return [Task(({"role": "user", "content": text},), ground_truth="6", id=text, **kwargs) for text in questions]
-
-
-def call(name, **arguments):
-    return "<tool_call>\n" + json.dumps({"name": name, "arguments": arguments}) + "\n</tool_call>"
 
 
 async def record(path, env, engine, questions, *, config=None, **kwargs):

@@ -11,6 +11,7 @@ import trl
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.actors import echo
 from toolgym.envs import ToolEnv
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import StopReason
@@ -21,17 +22,10 @@ from toolgym.rollout.tokens import ChatRenderer, ContextPolicy, CutToolResults, 
 from toolgym.rollout.tokens.context_policies import read_context
 from toolgym.rollout.tokens.safe_encoder import SafeEncoder
 from toolgym.rollout.tokens.template_check import byte_tokenizer
-from toolgym.tools import tool
 from toolgym.tools.errors import ConfigError
 
 TASK = Task(({"role": "user", "content": "q"},), id="q")
 PLACEHOLDER = KeepToolResults(1).placeholder
-
-
-@tool
-def echo(text: str) -> str:
-    """Say it again."""
-    return text
 
 
 def call(text, thought=""):

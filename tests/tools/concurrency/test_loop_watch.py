@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from tests.actors import until
 from toolgym.envs import Task, ToolEnv
 from toolgym.tools import BaseTool, StatefulTool, ToolResult, ToolSchema, ToolSession
 from toolgym.tools.concurrency import loop_watch, tool_loops
@@ -82,12 +83,6 @@ class Staying(Blocking):
 def lines(caplog, who=""):
     said = [record.getMessage() for record in caplog.records]
     return [line for line in said if f"{who} has blocked the event loop" in line]
-
-
-async def until(holds):
-    async with asyncio.timeout(60):
-        while not holds():
-            await asyncio.sleep(0.005)
 
 
 async def test_the_log_names_the_tool_and_the_place(caplog, warned):

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from tests.actors import until
 from toolgym.tools.http import replicas
 from toolgym.tools.http.replicas import Replica, ReplicaPool, ReplicaState
 from toolgym.tools.http.retries import AttemptError
@@ -171,12 +172,6 @@ async def test_closing_ends_probes():
     assert pool.begin_probe(pool.all[0]) is task, "one probe at a time"
     await pool.close()
     assert task.cancelled()
-
-
-async def until(holds):
-    async with asyncio.timeout(60):
-        while not holds():
-            await asyncio.sleep(0.005)
 
 
 async def test_a_watched_server_leaves_when_it_cannot_be_reached_and_comes_back(make, monkeypatch):

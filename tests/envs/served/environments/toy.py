@@ -135,10 +135,3 @@ async def serving(*names, **settings):
     finally:
         await runner.cleanup()
         await app.close()
-
-
-async def until(condition, seconds=60.0):
-    """Wait until a condition holds."""
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.01)

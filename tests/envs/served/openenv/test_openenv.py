@@ -8,7 +8,8 @@ import json
 import aiohttp
 import pytest
 
-from tests.envs.served.environments.toy import SECRET, SumEnv, until
+from tests.actors import until
+from tests.envs.served.environments.toy import SECRET, SumEnv
 from toolgym.envs.served.openenv import websocket
 
 CALL = {"type": "call_tool", "tool_name": "add", "arguments": {"a": 1, "b": 2}}

@@ -8,7 +8,8 @@ import json
 import aiohttp
 import pytest
 
-from tests.envs.served.environments.toy import SECRET, TASKS, SumEnv, until
+from tests.actors import until
+from tests.envs.served.environments.toy import SECRET, TASKS, SumEnv
 from toolgym.envs.served.ors import event_stream
 from toolgym.envs.tasks.arithmetic import ArithmeticTasks
 from toolgym.envs.tasks.sources import TaskList

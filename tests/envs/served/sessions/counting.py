@@ -108,10 +108,3 @@ async def serving(database: Path, backend=None, **settings):
         stack.push_async_callback(runner.cleanup)
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         yield Service(f"http://127.0.0.1:{runner.addresses[0][1]}", app, backend)
-
-
-async def until(condition, seconds=60.0):
-    """Wait until a condition holds."""
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.005)

@@ -9,7 +9,8 @@ import sqlite3
 import aiohttp
 import pytest
 
-from tests.envs.served.sessions.counting import CountingBackend, serving, until
+from tests.actors import until
+from tests.envs.served.sessions.counting import CountingBackend, serving
 from toolgym.envs.served.sessions.protocol import MAX_SID, new_sid, read_reward, read_sid
 from toolgym.envs.served.sessions.store import Store, Stored, StoreError
 from toolgym.tools.errors import ConfigError

@@ -13,6 +13,7 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.actors import until
 from toolgym.tools.serving.admission import BusyError, Gate
 
 HELLO = {"code": "print('hello')", "language": "python"}
@@ -24,13 +25,6 @@ def sleeping(seconds, **fields):
 
 def sleeping_for_long():
     return sleeping(600, run_timeout=600)
-
-
-async def until(check, timeout=60.0):
-    end = time.monotonic() + timeout
-    while not check():
-        assert time.monotonic() < end, "it did not come to be in time"
-        await asyncio.sleep(0.02)
 
 
 async def post(http, service, body, **kwargs):

@@ -19,6 +19,7 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.actors import until
 from toolgym.cli.app import main
 from toolgym.cli.serve import SERVERS
 from toolgym.tools.sandbox.server.config import ServerConfig
@@ -69,13 +70,6 @@ def alive(process):
     with contextlib.suppress(psutil.NoSuchProcess):
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     return False
-
-
-async def until(check, timeout=60.0):
-    end = time.monotonic() + timeout
-    while not check():
-        assert time.monotonic() < end, "it did not come to be in time"
-        await asyncio.sleep(0.05)
 
 
 async def running_one(url):

@@ -6,6 +6,8 @@ import asyncio
 
 import pytest
 
+from tests.actors import until
+
 
 async def call(http, method, url, expect=200, **kwargs):
     async with http.request(method, url, **kwargs) as response:
@@ -20,12 +22,6 @@ async def opened(http, url, **fields):
 
 async def cell(http, session, code, **fields):
     return await call(http, "POST", f"{session}/cells", json={"code": code, **fields})
-
-
-async def until(check):
-    async with asyncio.timeout(60):
-        while not check():
-            await asyncio.sleep(0.02)
 
 
 async def test_a_life(shared_url, http):
