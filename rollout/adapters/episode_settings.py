@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from toolgym.rollout.engines.base import SamplingParams
-from toolgym.rollout.episode.config import require_one_sequence
 from toolgym.rollout.limits import EpisodeLimits
 from toolgym.rollout.runner.config import RunConfig
 from toolgym.rollout.tokens.context_policies import read_context
@@ -118,13 +117,3 @@ def sampling_from(values: object, max_new_tokens: int) -> SamplingParams:
         min_p=value("min_p", 0.0),
         stop_token_ids=tuple(value("stop_token_ids", ())),
     )
-
-
-def run_config_of(config: RunConfig | None, one_row_trainer: str | None = None) -> RunConfig:
-    """Return the config or the default one; raises ConfigError if `one_row_trainer` cannot take its episodes."""
-    if not isinstance(config, RunConfig | None):
-        raise ConfigError(f"config must be a RunConfig, got {config!r}")
-    config = config or RunConfig()
-    if one_row_trainer is not None:
-        require_one_sequence(config, one_row_trainer)
-    return config

@@ -7,10 +7,10 @@ the model that the trainer holds, and sample with it or with the trainer's vLLM.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -21,15 +21,15 @@ from toolgym.envs.base import BaseEnv
 from toolgym.envs.tasks.row_fields import TASK_COLUMN
 from toolgym.envs.tasks.sources import TaskList, TaskSource
 from toolgym.envs.tasks.task import Task
-from toolgym.rollout.adapters.episode_settings import run_config_of
+from toolgym.rollout.adapters.episode_settings import sampling_from
 from toolgym.rollout.adapters.trl.rows import REWARD, STOP_REASON, check_output, to_output
-from toolgym.rollout.adapters.trl.sampling import prompts_of, require_usable, sampling_of
-from toolgym.rollout.adapters.trl.vllm import Colocated, server_engine
+from toolgym.rollout.adapters.trl.vllm import Colocated, require_usable_vllm, server_engine
 from toolgym.rollout.adapters.versions import needs
-from toolgym.rollout.engines.base import Engine
+from toolgym.rollout.engines.base import Engine, SamplingParams
 from toolgym.rollout.engines.callable import CallableEngine
 from toolgym.rollout.engines.embedded.transformers import TransformersEngine
 from toolgym.rollout.engines.openai.engine import OpenAICompatible
+from toolgym.rollout.episode.config import require_one_sequence
 from toolgym.rollout.job import EpisodeKey, Job
 from toolgym.rollout.models.tiny import tiny_policy_path
 from toolgym.rollout.models.tokenizer import load_tokenizer
@@ -43,7 +43,7 @@ from toolgym.rollout.tokens.renderer import ChatRenderer
 from toolgym.rollout.trajectory.failures import require_one_that_played
 from toolgym.rollout.trajectory.trajectory import Trajectory
 from toolgym.tools.concurrency.event_loop_thread import EventLoopThread
-from toolgym.tools.errors import BatchError, ConfigError, require_whole_number
+from toolgym.tools.errors import BatchError, ConfigError, require_whole_number, shorten
 from toolgym.tools.keywords import named_keywords
 from toolgym.tools.parsers import parser_for_template
 
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
     from trl import GRPOTrainer
 
+_PROBE = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call> 12345 \u00e9 #### 6.5'
 _SamplingEngine: TypeAlias = TransformersEngine | OpenAICompatible | CallableEngine
 
 
@@ -105,12 +106,15 @@ class Spec:
     ) -> None:
         with needs("trl", "The adapter for TRL"):
             import trl  # noqa: F401
+        if not isinstance(config, RunConfig | None):
+            raise ConfigError(f"config must be a RunConfig, got {config!r}")
         require_whole_number("num_tasks", num_tasks, at_least=1)
         require_whole_number("seed", seed, at_least=0)
         if not isinstance(policy, str | Path):
             raise ConfigError(f"policy must be a folder or a name on the hub, got {policy!r}")
         self.policy = str(tiny_policy_path()) if policy == "tiny" else str(policy)
-        self.config = run_config_of(config, "TRL")
+        self.config = config or RunConfig()
+        require_one_sequence(self.config, "TRL")
         self._seed, self._sinks = seed, tuple(sinks)
         self._factory = EnvFactory.of(env, env_kwargs)
         self._engines: list[tuple[Any, _SamplingEngine]] = []
@@ -371,15 +375,62 @@ def _answer(completion: Sequence[Mapping[str, Any]]) -> str | None:
     return content if isinstance(content, str) else None
 
 
-@contextlib.contextmanager
-def _unwrapped(trainer: GRPOTrainer) -> Any:
-    """The trainer's model as TRL itself generates with it: gathered, and without gradient checkpointing."""
+def _unwrapped(trainer: GRPOTrainer) -> AbstractContextManager[Any]:
+    """Return the trainer's model as TRL itself generates with it: gathered, and without gradient checkpointing."""
     from trl.models import unwrap_model_for_generation
 
-    with unwrap_model_for_generation(
+    unwrapped: AbstractContextManager[Any] = unwrap_model_for_generation(
         trainer.model_wrapped,
         trainer.accelerator,
         gather_deepspeed3_params=trainer.args.ds3_gather_for_generation,
         gradient_checkpointing_kwargs=trainer.args.gradient_checkpointing_kwargs,
-    ) as model:
-        yield model
+    )
+    return unwrapped
+
+
+def sampling_of(trainer: GRPOTrainer, sampling: SamplingParams) -> SamplingParams:
+    """Return the trainer's sampling, with the spec's `max_new_tokens` for one turn and its stop tokens."""
+    most = min(sampling.max_new_tokens, trainer.max_completion_length or sampling.max_new_tokens)
+    return replace(sampling_from(trainer.args, most), stop_token_ids=sampling.stop_token_ids)
+
+
+def require_usable(trainer: GRPOTrainer, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Check what TRL would take silently; raises ConfigError."""
+    if trainer.tools:
+        raise ConfigError(
+            "a trainer with rollout_func takes neither tools nor environment_factory: TRL would run its own tool loop "
+            "over the episodes, and train on the env's tokens"
+        )
+    if trainer.use_vllm:
+        require_usable_vllm(trainer)
+    args = trainer.args
+    if args.repetition_penalty != 1.0 or args.generation_kwargs:
+        raise ConfigError(
+            "rollout_func samples by temperature, top_p, top_k and min_p alone, got "
+            f"repetition_penalty={args.repetition_penalty!r} and generation_kwargs={args.generation_kwargs!r}"
+        )
+    theirs = trainer.processing_class
+    if theirs is not tokenizer:
+        same = theirs.get_vocab() == tokenizer.get_vocab() and theirs.encode(_PROBE) == tokenizer.encode(_PROBE)
+        same = same and theirs.chat_template == tokenizer.chat_template
+        if not same:
+            raise ConfigError(
+                "the trainer has another tokenizer, or another chat template, than the spec: give it "
+                "GRPOTrainer(processing_class=spec.tokenizer)"
+            )
+
+
+def prompts_of(prompts: Sequence[Any], tasks: Sequence[Task]) -> list[int]:
+    """Return the numbers of the tasks that prompts belong to; raises ConfigError if one is of another data set."""
+    indices: list[int] = []
+    for row, prompt in enumerate(prompts):
+        last: Any = prompt[-1] if isinstance(prompt, list) and prompt else None
+        index: Any = last.get("toolgym_index") if isinstance(last, Mapping) else None
+        known = isinstance(index, int) and 0 <= index < len(tasks)
+        if not known or tasks[index].messages[-1]["content"] != last["content"]:
+            raise ConfigError(
+                f"prompt {row} is not of this spec: train on spec.train_dataset, or on spec.dataset(tasks); got "
+                f"{shorten(repr(prompt))}"
+            )
+        indices.append(index)
+    return indices

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from toolgym.tools.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from toolgym.rollout.adapters.verifiers.env import ToolgymEnv as ToolgymEnv
+    from toolgym.rollout.adapters.verifiers.harness import ToolgymEnv as ToolgymEnv
     from toolgym.rollout.adapters.verifiers.harness import ToolgymHarness as ToolgymHarness
     from toolgym.rollout.adapters.verifiers.taskset import ToolgymTaskset as ToolgymTaskset
     from toolgym.rollout.adapters.verifiers.trace import to_trace as to_trace

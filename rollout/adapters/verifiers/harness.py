@@ -1,4 +1,4 @@
-"""`ToolgymHarness`: plays an episode of an env against verifiers' interception server, which keeps the tokens.
+"""An episode of an env against verifiers' interception server, which keeps the tokens.
 
 The contract is that of verifiers 0.4.0 (`verifiers/v1/harness.py`): the loop may run in the env server's own process
 if each request goes through the address that `launch` is given.
@@ -81,3 +81,17 @@ class ToolgymHarness(vf.Harness[ToolgymHarnessConfig]):
             ended=lambda: trace.stop_condition is not None,
         )
         return vf.ProgramResult(0, "", "")
+
+
+class ToolgymEnvConfig(vf.EnvConfig):
+    """The TOML table `[env]`."""
+
+    agent: vf.AgentConfig = vf.AgentConfig(runtime=vf.SubprocessConfig())
+    """The policy. No program runs in the runtime, so it need not be a rented one, as verifiers' default is."""
+
+
+class ToolgymEnv(vf.Env[ToolgymEnvConfig]):
+    """One agent plays each task once."""
+
+    async def run(self, task: vf.Task, agents: vf.Agents) -> None:
+        await agents.agent.run(task)

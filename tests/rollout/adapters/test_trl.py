@@ -278,7 +278,7 @@ def test_a_step_without_a_token_to_train_is_an_error(spec, model):
 
 
 def test_the_trainers_sampling_is_used(spec):
-    from toolgym.rollout.adapters.trl.sampling import sampling_of
+    from toolgym.rollout.adapters.trl.spec import sampling_of
 
     args = trl.GRPOConfig(use_cpu=True, bf16=False, temperature=0.7, top_p=0.9, top_k=0, min_p=0.1)
     made = sampling_of(fake(spec, args=args), SamplingParams(max_new_tokens=500))

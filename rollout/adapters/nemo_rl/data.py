@@ -1,15 +1,19 @@
-"""Trajectories as NeMo-RL's message logs: a message for each span of tokens, trained on if it is the assistant's.
+"""Trajectories as NeMo-RL's message logs, and rows of tasks as its `DatumSpec`s (`nemo_rl/data/interfaces.py`).
 
-NeMo-RL makes the mask of the messages' roles, and joins and pads them on the right itself.
+A log has a message for each span of tokens. NeMo-RL trains on the assistant's, and joins and pads them itself.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from toolgym.envs.tasks.task import Task
+from toolgym.rollout.adapters.task_rows import task_column, tools_of
 from toolgym.rollout.adapters.trainer_row import TrainerRow
+from toolgym.rollout.tokens.renderer import ChatRenderer
 from toolgym.rollout.trajectory.token_sequence import TokenSequence
 from toolgym.rollout.trajectory.trajectory import Trajectory, require_trajectories
 from toolgym.tools.errors import BatchError
@@ -104,3 +108,57 @@ def _masked(tokenizer: PreTrainedTokenizerBase) -> list[dict[str, Any]]:
         {"role": "user", "content": "", "token_ids": ids},
         {"role": "assistant", "content": "", "token_ids": ids, "generation_logprobs": torch.zeros(1)},
     ]
+
+
+log = logging.getLogger("toolgym.rollout.adapters.nemo_rl")
+
+CUT = 4
+"""Tokens that a prompt keeps which is too long, as in NeMo-RL's own processors; its row is masked."""
+
+
+class TaskProcessor:
+    """A task data processor of NeMo-RL for the tasks of an env: the prompt is rendered with the env's tools.
+
+    By `task_name` NeMo-RL finds the environment. Raises ConfigError if the env cannot be made.
+    """
+
+    @named_keywords
+    def __init__(
+        self,
+        env: str,
+        *,
+        env_kwargs: Mapping[str, Any] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+        task_name: str = "toolgym",
+    ) -> None:
+        self._tools = tools_of(env, env_kwargs)
+        self._template_kwargs = dict(template_kwargs or {})
+        self._task_name = task_name
+
+    def __call__(
+        self,
+        datum_dict: Mapping[str, Any],
+        task_data_spec: Any,
+        tokenizer: PreTrainedTokenizerBase,
+        max_seq_length: int | None,
+        idx: int,
+    ) -> dict[str, Any]:
+        """Make a `DatumSpec` of a row (see `Task.from_row`); one with a prompt above `max_seq_length` is masked."""
+        import torch
+
+        task = Task.from_row(datum_dict)
+        renderer = ChatRenderer(tokenizer, self._tools, self._template_kwargs)
+        ids = renderer.prompt(task.messages)
+        fits = max_seq_length is None or len(ids) <= max_seq_length
+        if not fits:
+            log.warning("row %s is masked: its prompt has %s tokens, of at most %s", idx, len(ids), max_seq_length)
+            ids = ids[:CUT]
+        text = renderer.decode(ids)
+        return {
+            "message_log": [{"role": "user", "content": text, "token_ids": torch.tensor(ids, dtype=torch.int64)}],
+            "length": len(ids),
+            "extra_env_info": task_column(task),
+            "loss_multiplier": float(fits),
+            "idx": idx,
+            "task_name": self._task_name,
+        }
