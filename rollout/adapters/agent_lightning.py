@@ -1,8 +1,8 @@
-"""Agent-Lightning: one episode against its gateway, which keeps the tokens, for its controllers to start.
+"""Agent-Lightning 1.0.2: one episode against its gateway, which keeps the tokens, for its controllers to start.
 
-The contract is that of Agent-Lightning 1.0.2 (`agentlightning/controller/local_reconciler.py`, `k8s_reconciler.py`): a
-process finds addresses and key in variables `AGL_...`. Its `env_map` fills `TOOLGYM_TASK`, `TOOLGYM_ENV` and
-`TOOLGYM_RUN`. `agent_class` names `ToolgymAgent`; a Kubernetes job runs this module.
+A process finds addresses and key in variables `AGL_...`; the controller's `env_map` fills the three below
+(`agentlightning/controller/local_reconciler.py`, `k8s_reconciler.py`). `agent_class` names `ToolgymAgent`; a Kubernetes
+job runs this module.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ _ALL_TOKENS = 10**8
 @named_fields
 @dataclass(frozen=True, kw_only=True)
 class EpisodeSettings:
-    """Settings of episodes, for trainers whose settings are plain data.
+    """Settings of episodes, for trainers whose settings are plain data; raises ConfigError if one cannot be used.
 
     Attributes:
         env: the env's id; `"package.module:MyEnv-v0"` imports the module that registers it.
@@ -33,10 +33,6 @@ class EpisodeSettings:
         template_kwargs: further variables for the chat template, beside the trainer's own.
         parser: how the model writes tool calls; None: as the chat template shows. `open_thinking:hermes` runs calls in
             thinking that never closes, as verl's own parser does.
-
-    Raises:
-        ConfigError: a value is of the wrong kind or unknown.
-        UnknownArgumentError: there is no such setting; names the nearest one.
     """
 
     env: str = ""
@@ -93,10 +89,9 @@ class EpisodeSettings:
 def sampling_from(values: object, max_new_tokens: int) -> SamplingParams:
     """Read a trainer's sampling parameters: a mapping or an object with the names of vLLM and SGLang.
 
-    Values that are missing or None are at their defaults, and a `top_k` of 0 or of AReaL's 10^8 keeps all tokens.
-
-    Raises:
-        ConfigError: a value is out of range, or there are stop strings, which no turn of exact tokens can end with.
+    A `top_k` of 0 or of AReaL's 10^8 keeps all tokens. Raises ConfigError if a value is out of range, or if there are
+    stop
+    strings, which no turn of exact tokens can end with.
     """
 
     def value(name: str, default: Any) -> Any:

@@ -39,16 +39,13 @@ class ToolgymGemEnv(gem.Env):  # type: ignore[misc]  # GEM may be missing
     episode that the infrastructure broke off raises `EpisodeFailedError`: GEM has no other way to say it.
 
     Args:
-        env: an env id of ours.
+        env: an env id of ours; `kwargs` are for `toolgym.make`.
         instructions: what the model reads about its tools behind the task; None: their schemas, and that calls are
-            written as JSON between `<tool_call>` tags. Leave it empty if a chat template tells of the tools.
+            JSON between `<tool_call>` tags, unless `parser` says otherwise. Leave it empty if a chat template tells of
+            the
+            tools.
         end_of_turn: the text that ends a turn, for callers that decode special tokens, as ROLL does: `<|im_end|>`.
         seed: of the first episode, unless `reset` is given one.
-        kwargs: for `toolgym.make`. `parser` says how calls are written.
-
-    Raises:
-        UnknownNameError: no env has that id; names the nearest one.
-        ConfigError: calls are written in another way, and `instructions` were not given.
     """
 
     def __init__(

@@ -52,13 +52,11 @@ def agent_executor(
     the env's tokens included, and of `--data.max_len`, which bounds prompt and response.
 
     Args:
-        env: an env id, or a function that makes an env.
-        env_kwargs: for `toolgym.make`, when `env` is an id.
+        env: an env id, with its `env_kwargs`, or a function that makes an env.
         attempts: how often an episode is begun before its failure stops the trainer.
         settings: the others of `EpisodeSettings`.
 
     Raises:
-        UnknownNameError: no env has that id; names the nearest one.
         ConfigError: an argument is of the wrong kind, or asks for what OpenRLHF has no row for.
         MissingExtraError: OpenRLHF is not installed, or too old.
     """

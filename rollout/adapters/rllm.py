@@ -34,14 +34,8 @@ _GRACE = 60.0
 class ToolgymAgent:
     """rLLM's `AgentFlow` that plays one episode of an env. `--agent toolgym` makes one without arguments.
 
-    Args:
-        env: an env id, or a function that makes an env; None: the row's column `env_id`, or the variable `TOOLGYM_ENV`.
-        env_kwargs: for `toolgym.make`, when `env` is an id.
-        limits: its deadlines hold; tokens are bounded by rLLM.
-
-    Raises:
-        UnknownNameError: no env has that id; names the nearest one.
-        ConfigError: an argument is of the wrong kind.
+    `env` is an env id, with its `env_kwargs`, or a function that makes an env; None: the row's column `env_id`, or the
+    variable `TOOLGYM_ENV`. The deadlines of `limits` hold; tokens are bounded by rLLM.
     """
 
     name = "toolgym"

@@ -59,7 +59,7 @@ def stop_metric(trajectory: Trajectory) -> dict[str, float]:
 
 
 class ToolgymEnv(types.Env):  # type: ignore[misc]  # tinker-cookbook may be missing
-    """Plays one episode of an env with the tokens that tinker-cookbook samples.
+    """Plays one episode of an env with the tokens that tinker-cookbook samples; a `ToolgymGroupBuilder` makes it.
 
     An episode that something broke off raises `EpisodeFailedError`, as tinker-cookbook expects: its rollout strategy
     then leaves it out of the group, or plays it again.
@@ -72,9 +72,6 @@ class ToolgymEnv(types.Env):  # type: ignore[misc]  # tinker-cookbook may be mis
         config: how the episode is played. Its `sampling` is not used; `limits.max_response_tokens` must be None.
         task_index: number of the task in its data set, counted from 0.
         sample_index: number of the episode in its group, counted from 0.
-
-    Raises:
-        ConfigError: an argument is of the wrong kind, or the limits have a bound that tinker-cookbook does not keep.
     """
 
     def __init__(
@@ -117,10 +114,9 @@ class ToolgymEnv(types.Env):  # type: ignore[misc]  # tinker-cookbook may be mis
     async def step(self, action: list[int], *, extra: types.ActionExtra | None = None) -> types.StepResult:
         """Take a turn of sampled ids. Without a `stop_reason` in `extra`, `stop` or `length`, the last id decides.
 
-        Raises:
-            EpisodeFailedError: the env failed.
-            EpisodeError: no episode waits for a turn.
-            ConfigError: there are more ids than the episode has room for.
+        Raises EpisodeFailedError if the env failed, EpisodeError if no episode waits for a turn, and ConfigError if
+        there are
+        more ids than the episode has room for.
         """
         if self._playing is None or not self._asked.done():
             raise EpisodeError(
@@ -292,7 +288,7 @@ class ToolgymDatasetBuilder(types.RLDatasetBuilder):  # type: ignore[misc]  # ti
     """The training set of an env, and a test set with other tasks: `dataset_builder` of tinker-cookbook's `Config`.
 
     Attributes:
-        env: an env id, or a function of a module that makes an env.
+        env: an env id, with its `env_kwargs`, or a function of a module that makes an env.
         tokenizer: folder or hub name of the model's tokenizer.
         num_tasks: tasks of the training set.
         batch_size: tasks of one training step.
@@ -300,12 +296,10 @@ class ToolgymDatasetBuilder(types.RLDatasetBuilder):  # type: ignore[misc]  # ti
         max_trajectory_tokens: most tokens of prompt and response together. `max_tokens` of the `Config` bounds a turn.
         num_test_tasks: tasks of the test set, with one episode each; 0: there is no test set.
         tasks: the tasks, those of the test set last; None: drawn from the env's own.
-        env_kwargs: for `toolgym.make`, when `env` is an id.
         config: see `ToolgymEnv`.
         seed: tasks and envs depend on it.
 
     Raises:
-        UnknownNameError: no env has that id; names the nearest one.
         ConfigError: an argument is of the wrong kind, there are too few tasks, or the env has none of its own.
     """
 

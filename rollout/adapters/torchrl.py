@@ -1,9 +1,7 @@
 """A batch as the `TensorDict` that TorchRL's `GRPOLoss` takes, with `masking_strategy="rlhf"`.
 
-The format is that of TorchRL 0.14.1 (`torchrl/objectives/llm/grpo.py`, `torchrl/modules/llm/policies`): whole
-sequences, with each token's mask, log-probability and advantage at its own place. All rows are padded on the left to
-the length of the longest one. TorchRL takes ragged rows too, but it pads their advantages on the right and everything
-else on the left.
+The format is that of TorchRL 0.14.1 (`torchrl/objectives/llm/grpo.py`): whole sequences with mask, log-probability and
+advantage at each token's own place, padded on the left: of ragged rows TorchRL would pad advantages on the right.
 """
 
 from __future__ import annotations

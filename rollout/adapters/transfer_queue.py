@@ -76,18 +76,13 @@ class QueueGroup:
 class TransferQueueWriter:
     """Puts trajectories into a TransferQueue that this process has joined (`transfer_queue.init()`).
 
-    Args:
-        partition: where to.
-        tag: further tags of groups; verl's replay buffer wants `global_steps` if its trainer did not register the
-            group.
-        timeout: seconds for one exchange with the queue.
-
-    Raises:
-        ConfigError: the timeout is not a positive number.
-
-    Example:
         writer = TransferQueueWriter(tag={"global_steps": 7})
         await writer.put_groups(runner.stream(...), rows, group_size=config.group_size)
+
+    Args:
+        partition: the name of the queue's partition.
+        tag: further tags of groups; verl's replay buffer wants `global_steps` if its trainer did not register them.
+        timeout: seconds for one exchange with the queue, a positive number.
     """
 
     def __init__(
@@ -120,10 +115,8 @@ class TransferQueueWriter:
     ) -> list[str]:
         """Write a stream of trajectories as they come, and return the keys of all rows.
 
-        Args:
-            trajectories: of any groups, in any order.
-            rows: the rows of a trajectory; none for one that is to be left out.
-            group_size: trajectories to a group; raises ConfigError if more came.
+        Trajectories of any groups may come in any order, and `rows` gives none for one that is to be left out. Raises
+        ConfigError if more than `group_size` came of a group.
         """
         require_whole_number("group_size", group_size, at_least=1)
         seen: Counter[str] = Counter()

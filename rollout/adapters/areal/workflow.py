@@ -40,20 +40,17 @@ class ToolgymWorkflow(RolloutWorkflow):  # type: ignore[misc]  # AReaL has no ty
     """Plays one episode of an env with AReaL's engine, tokens in and tokens out.
 
     AReaL normalizes rewards over `group_size` rows at a time, so a missing row would shift all groups behind it: an
-    episode that something broke off ends its whole group. With `several_rows`, or if `gconfig.n_samples` is 1, only the
-    episode is left out.
+    episode that something broke off ends its whole group. With `several_rows` (see `to_tensors`), or if
+    `gconfig.n_samples` is 1, only the episode is left out.
 
     Args:
-        env: an env id, or a function that makes an env.
+        env: an env id, with its `env_kwargs`, or a function that makes an env.
         gconfig: AReaL's sampling; `max_new_tokens` bounds one turn, `max_tokens` prompt and response together.
         tokenizer: the model's, or its folder or hub name.
-        env_kwargs: for `toolgym.make`, when `env` is an id.
-        several_rows: see `to_tensors`.
         settings: the others of `EpisodeSettings`.
 
     Raises:
-        UnknownNameError: no env has that id; names the nearest one.
-        ConfigError: an argument is of the wrong kind, or `gconfig` asks for what does not go with exact tokens.
+        ConfigError: an argument is of the wrong kind, or asks for what does not go with exact tokens.
     """
 
     def __init__(

@@ -28,12 +28,11 @@ _ENV = "environment"
 def to_message_log(trajectory: Trajectory, tokenizer: PreTrainedTokenizerBase) -> list[dict[str, Any]]:
     """Return the message log of a trajectory: its prompt, then a message for each span of policy's or env's tokens.
 
-    Returns:
-        Messages with `role` (`user` for the prompt, then `assistant` or `environment`), `content`, `token_ids` int64
-        `[tokens]`, and for the assistant's `generation_logprobs` float32 `[tokens]`.
-
-    Raises:
-        BatchError: there is not exactly one token sequence in which the policy sampled something.
+    Messages have `role` (`user` for the prompt, then `assistant` or `environment`), `content`, `token_ids` int64
+    `[tokens]`,
+    and for the assistant's `generation_logprobs` float32 `[tokens]`. Raises BatchError unless there is exactly one
+    token
+    sequence in which the policy sampled something.
     """
     rows = TrainerRow.all_of(trajectory, "NeMo-RL", several=False)
     if not rows:
@@ -65,14 +64,12 @@ def to_batch(
     """Return what NeMo-RL's rollouts return for trajectories of whole groups, in order; give it to `BatchedDataDict`.
 
     A trajectory that is not usable keeps its place with the `loss_multiplier` 0. NeMo-RL takes the mean of a group over
-    all of its rows; so such a row has the mean reward of the usable ones of its group, which keeps that mean.
+    all of its rows; so such a row has the mean reward of the usable ones of its group, which keeps that mean. Raises
+    BatchError if one has several token sequences.
 
     Returns:
         `message_log`, `extra_env_info`, `task_name` and `idx` as lists; `length` int64, `loss_multiplier` and
         `total_reward` float32 and `truncated` bool, each `[trajectories]`.
-
-    Raises:
-        BatchError: a trajectory has several token sequences.
     """
     import torch
 

@@ -116,9 +116,9 @@ class Environment(EnvironmentInterface):  # type: ignore[misc]  # NeMo-RL has no
     ) -> EnvironmentReturn[Any]:
         """Take one turn in each episode; the metadata is what a `TaskProcessor` or the turn before gave.
 
-        Raises:
-            EpisodeFailedError: an episode failed, and there is no `failure_reward`.
-            ConfigError: a setting or the metadata is wrong, or NeMo-RL cannot hand over this model's tool calls.
+        Raises EpisodeFailedError if an episode failed without a `failure_reward`, and ConfigError if a setting or the
+        metadata
+        is wrong, or NeMo-RL cannot hand over this model's tool calls.
         """
         served = await self._episodes.served()
         if not self._checked:

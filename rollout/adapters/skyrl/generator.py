@@ -69,15 +69,12 @@ class ToolgymGenerator(GeneratorInterface):  # type: ignore[misc]  # SkyRL has n
     bound prompt and response, and `generator.max_turns`, if it is above 1, is the env's.
 
     Args:
-        generator_cfg: SkyRL's `cfg.generator`.
+        generator_cfg: SkyRL's `cfg.generator`; raises ConfigError for what does not go with exact tokens.
         inference_engine_client: SkyRL's; samples.
         tokenizer: the model's.
         policy_model_name: by which the engine knows the policy; None: the client's own name.
         settings: see `EpisodeSettings`; `env` and `max_new_tokens` are not used. History or context that may give a
             trajectory several sequences needs `generator.step_wise_trajectories`.
-
-    Raises:
-        ConfigError: `generator_cfg` asks for what does not go with exact tokens, or an argument is of the wrong kind.
     """
 
     def __init__(

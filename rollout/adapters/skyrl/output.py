@@ -49,10 +49,10 @@ def to_generator_output(
     trajectory_ids: Sequence[TrajectoryID] | None = None,
     routing: Sequence[ContextRouting] | None = None,
 ) -> GeneratorOutput:
-    """Return what a generator returns for these trajectories, in their order.
+    """Return what a generator returns for these trajectories, in their order: all fields but the images'.
 
     One that is not usable is a masked row of one token with the reward 0 and the `stop_reason` "abort" (see
-    `CountedEpisodes`).
+    `CountedEpisodes`). `rollout_sample_support` holds the payload `sampling_mask` if turns have it.
 
     Args:
         trajectories: of one batch.
@@ -63,12 +63,8 @@ def to_generator_output(
         trajectory_ids: SkyRL's, one for each; None: made of `group_id` and `sample_index`.
         routing: the routed experts of whole contexts, one for each; None: they are not replayed.
 
-    Returns:
-        All fields but the images'. `rollout_sample_support` holds the payload `sampling_mask` if turns have it.
-
     Raises:
-        BatchError: there are none, a number is not finite, a trajectory has several token sequences without
-            `step_wise`, or some turns lack a payload that others have; names the field and the row.
+        BatchError: there are none, or one does not fit; names the field and the row.
     """
     episodes = require_trajectories(trajectories)
     with needs("skyrl", "A generator's output for SkyRL"):

@@ -85,9 +85,7 @@ class ToolgymTextEnv(BaseTextEnv):  # type: ignore[misc]  # skyrl-gym has no typ
 def register_envs(*env_ids: str, env_kwargs: Mapping[str, Any] | None = None) -> None:
     """Make env ids skyrl-gym's in this process, once and for all: call it where SkyRL's experiment runs.
 
-    Raises:
-        UnknownNameError: no env has that id; names the nearest one.
-        ConfigError: skyrl-gym has an env of its own by that name.
+    Raises UnknownNameError if no env has that id, and ConfigError if skyrl-gym has an env of its own by that name.
     """
     entry_point = f"{__name__}:{ToolgymTextEnv.__name__}"
     for env_id in env_ids:

@@ -45,9 +45,8 @@ async def generate(
     If episodes may have several token sequences, each gives a list of samples with one `rollout_id`: slime looks at the
     first element to see what all are. Otherwise none is a list, for slime's filters and partial rollouts look only into
     samples. A sample that the infrastructure broke off, or that slime aborted, comes back masked, with status
-    `ABORTED`; the next call plays it from its beginning, for an env has no half episodes.
-
-    `max_new_tokens` of slime's `sampling_params` bounds the whole response.
+    `ABORTED`; the next call plays it from its beginning, for an env has no half episodes. `max_new_tokens` of
+    `sampling_params` bounds the whole response.
 
     Raises:
         ConfigError: the arguments, the sample or the env cannot be used.

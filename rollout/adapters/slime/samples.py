@@ -34,22 +34,16 @@ def to_samples(
     first_group: int = 0,
     first_index: int = 0,
 ) -> list[list[list[Sample]]]:
-    """Return the samples of trajectories, a list for each group, as slime's `RolloutFnTrainOutput.samples` has them.
+    """Return the samples of whole groups, a list for each, as slime's `RolloutFnTrainOutput.samples` has them.
 
     Each trajectory is a list, of one sample or of several with one `rollout_id`: slime looks at the first element to
     see
     what the others are. One that is not usable keeps its place as a masked sample (`remove_sample`, status `ABORTED`,
-    reward
-    0, which `post_process_rewards` keeps out of its group).
-
-    Args:
-        trajectories: of whole groups.
-        tokenizer: decodes the responses.
-        first_group: number of the first group; the others follow it.
-        first_index: number of the first trajectory; the others follow it.
+    reward 0, which `post_process_rewards` keeps out of its group). Groups and trajectories are numbered from
+    `first_group`
+    and `first_index`.
 
     Raises:
-        ConfigError: something else than trajectories was given, or a number is out of range.
         BatchError: the samples would not be consistent, or a trajectory has routed experts, which are those of sampled
             tokens: slime replays the routing of every token, which only `generate` can ask for.
         MissingExtraError: slime is not installed.

@@ -32,11 +32,10 @@ def to_output(trajectories: Sequence[Trajectory], *, filler_id: int) -> dict[str
     """Return what `rollout_func` returns for these trajectories, in their order.
 
     A trajectory that is not usable keeps its place with a mask of 0 and a reward of None: TRL wants a row for each
-    prompt, and leaves one without a reward out of its group's mean and deviation. `filler_id` is for rows that have no
-    prompt or no completion, which TRL refuses; the end-of-sequence id.
-
-    Raises:
-        BatchError: a usable trajectory has several token sequences, and TRL has one row for it.
+    prompt, and leaves one without a reward out of its group's mean and deviation. `filler_id`, the end-of-sequence id,
+    is
+    for rows that have no prompt or no completion, which TRL refuses. Raises BatchError if one has several token
+    sequences.
     """
     output: dict[str, Any] = {name: [] for name in (*_IDS, *_PER_TOKEN, REWARD, STOP_REASON)}
     advice = ", or train with the async trainer, which takes a row for each sequence (`to_rollout_samples`)"
@@ -53,11 +52,6 @@ def to_output(trajectories: Sequence[Trajectory], *, filler_id: int) -> dict[str
 
 def check_output(output: Mapping[str, Any], *, prompts: int, max_completion_length: int | None = None) -> None:
     """Check what a `rollout_func` is about to return. TRL 1.16 takes most mistakes silently, and trains on them.
-
-    Args:
-        output: token ids, `logprobs`, `env_mask`, and further fields of one entry for each prompt.
-        prompts: how many prompts TRL asked for.
-        max_completion_length: the most tokens of a completion; None: no limit.
 
     Raises:
         BatchError: a field is missing, does not fit the prompts or the ids, or is no list, which TRL gives to each row
@@ -99,7 +93,7 @@ def _check_row(output: Mapping[str, Any], row: int, most: int | None) -> None:
 def to_rollout_samples(
     trajectories: Sequence[Trajectory], advantages: Sequence[float | None], *, first_group: int = 0
 ) -> list[RolloutSample]:
-    """Return the samples of trajectories, one for each token sequence, in order; TRL packs those of a group together.
+    """Return the samples of whole groups, one for each token sequence, in order; TRL packs those of a group together.
 
     Each sample holds a whole sequence: `input_ids` and `completion_mask` int64 `[tokens]`, 1 for what the policy
     sampled, `old_log_probs` float32 `[tokens]`, 0 elsewhere. Its `model_version` is the oldest one of its tokens.
@@ -111,8 +105,7 @@ def to_rollout_samples(
         first_group: number of the first group; the others follow it. Numbers must not come twice in a run.
 
     Raises:
-        BatchError: there are not as many advantages, one is not finite, or a weight version is no number: TRL counts
-            its versions.
+        BatchError: an advantage is missing or not finite, or a weight version is no number: TRL counts its versions.
         MissingExtraError: TRL is not installed, or too old.
     """
     with needs("trl", "Samples for TRL's async trainer"):

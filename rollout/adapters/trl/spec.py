@@ -73,11 +73,10 @@ class Spec:
     group's statistics. The sampling is that of the trainer's `args`.
 
     Args:
-        env: an env id, or a function that makes an env.
+        env: an env id, with its `env_kwargs`, or a function that makes an env.
         num_tasks: how many tasks the training set has.
         policy: the policy's folder or hub name, or `tiny`.
         tasks: the tasks, or a source of tasks; None: the source that the env itself draws from.
-        env_kwargs: for `toolgym.make`, when `env` is an id.
         config: how episodes are played on `rollout_func`; see `RunConfig`. `group_size`, `training_step`, `validate`
             and
             the sampling are the trainer's, but for `max_new_tokens`, the most tokens of one turn.
@@ -85,7 +84,6 @@ class Spec:
         sinks: get each trajectory of `rollout_func`.
 
     Raises:
-        UnknownNameError: no env has that id; names the nearest one.
         ConfigError: an argument is of the wrong kind, the env has no tasks of its own, or the config asks for what TRL
             has no row for.
         MissingExtraError: TRL is not installed, or too old.
@@ -170,12 +168,9 @@ class Spec:
 
         TRL's loop reads calls by the tokenizer's `response_template`, which is set here if TRL does not know the chat
         template
-        and calls are written between `<tool_call>` tags.
-
-        Raises:
-            ConfigError: a tool cannot be a method, or a task's messages hold tool calls, which a column cannot hold as
-                they
-                are.
+        and calls are written between `<tool_call>` tags. Raises ConfigError if a tool cannot be a method, or a task's
+        messages
+        hold tool calls, which a column cannot hold as they are.
         """
         return self._tool_class(own_reward=False)
 
@@ -210,7 +205,7 @@ class Spec:
 
         Returns:
             `prompt_ids`, `completion_ids`, `logprobs`, `env_mask`, and for the reward function `toolgym_reward` and
-            `toolgym_stop_reason`, checked: see `check_output`.
+            `toolgym_stop_reason`; see `check_output`.
 
         Raises:
             ConfigError: the prompts are not this spec's, or the trainer has what cannot go with `rollout_func`.

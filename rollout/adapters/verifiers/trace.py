@@ -40,10 +40,9 @@ def to_trace(trajectory: Trajectory) -> vf.Trace:
     templates that it cannot take apart; sequences that a context policy began start with a turn. The payload
     `sampling_mask` is kept; weight versions, rewards of turns and other payloads have no place in a trace. `ok` is
     False
-    for a trajectory that is not usable, so that prime-rl leaves it out.
-
-    Raises:
-        BatchError: the turns tell of other tokens than the sequences hold.
+    for a trajectory that is not usable, so that prime-rl leaves it out. Raises BatchError if the turns tell of other
+    tokens
+    than the sequences hold.
     """
     [trajectory] = require_trajectories([trajectory])
     ok = trajectory.usable

@@ -56,16 +56,13 @@ class ToolgymAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl has no type
         self._template_kwargs = _plain(data.get("apply_chat_template_kwargs") or {})
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> AgentLoopOutput | list[AgentLoopOutput]:
-        """Play one row; see `task_of_row`. The V1 trainer's have a `session_id`.
+        """Play one row, see `task_of_row`; a row of the V1 trainer has a `session_id`.
 
-        Returns:
-            The trajectory as verl's output. For the V1 trainer a list if the trajectory has several sequences, or an
-            empty one
-            if it failed and `failed="drop"`.
-
-        Raises:
-            ConfigError: the row has another shape, no env has the id, or the trainer takes one row for each episode
-                and the options may give more or fewer.
+        Returns verl's output, for the V1 trainer a list if the trajectory has several sequences, or an empty one if it
+        failed
+        and `failed="drop"`. Raises ConfigError if the row has another shape, or the trainer takes one row for each
+        episode and
+        the options may give more or fewer.
         """
         several = "session_id" in row
         if not several and (self.options.failed == "drop" or self.options.several_sequences):

@@ -38,14 +38,9 @@ def to_data_proto(
     """Return a batch for verl's V0 trainer, recipes and losses, in order; its tensors equal verl's own to the bit.
 
     Failed episodes are rows whose mask is 0; give `algorithm.adv_estimator=toolgym_grpo` to leave them out of their
-    group's statistics. `uid` is the trajectory's `group_id`, by which verl groups.
-
-    Args:
-        trajectories: at least one, each of one sequence.
-        prompt_length: width of the prompts, which are padded on the left.
-        response_length: width of the responses, which are padded on the right, and cut.
-        pad_token_id: what is padded with.
-        logprobs: whether to give `rollout_log_probs`.
+    group's statistics. `uid` is the trajectory's `group_id`, by which verl groups. Prompts are padded on the left,
+    responses
+    on the right, and cut.
 
     Returns:
         int64 `prompts` `[batch, prompt_length]`, `responses` and `response_mask` `[batch, response_length]`,

@@ -70,9 +70,8 @@ class ToolgymManager:
     def generate_sequences(self, prompts: TensorDict) -> None:
         """Hand prompts to the processes, in turn, and return at once. Each becomes a group in the TransferQueue.
 
-        Raises:
-            ConfigError: it is the batch of verl's V0 trainer; or one of the prompts before had another shape than
-                `task_of_row` reads, or named a loop that is none of ours.
+        Raises ConfigError if it is the batch of verl's V0 trainer, or one of the prompts before had another shape than
+        `task_of_row` reads, or named a loop that is none of ours.
         """
         if not isinstance(prompts, TensorDict):
             raise ConfigError(

@@ -36,12 +36,9 @@ def rows_of(
 ) -> list[VerlRow]:
     """Return a row for each sequence with tokens of the policy; for an episode that is not usable one whose mask is 0.
 
-    Args:
-        trajectory: the trajectory.
-        response_length: tokens of a response that are kept; what the runner's own limits allow is never more.
-        pad_token_id: what a missing prompt or response is filled with.
-        prompt_length: most tokens of a prompt, above which it raises ConfigError; None: any number.
-        global_steps: the first and last version of the weights; None: see `versions_of`.
+    A response keeps `response_length` tokens; the runner's own limits allow no more. A prompt above `prompt_length`
+    raises
+    ConfigError. `global_steps` are the first and last version of the weights; None: see `versions_of`.
     """
     rows = TrainerRow.all_of(trajectory, "verl", several=True)
     masked = not rows

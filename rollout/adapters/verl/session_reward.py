@@ -63,18 +63,15 @@ async def compute_score_async(
         extra_info: of the row, with the session's id.
         base_url: addresses of the servers; None: those of `URL_VARIABLE`.
         token: bearer token for them; None: that of `TOKEN_VARIABLE`, if it is set.
-        on_failure: what becomes of an episode whose reward cannot be had: `raise`, which ends the batch; or `mark`: a
-            score of 0 with `infra_failure` 1, which the trainer then sees as a 0.
+        on_failure: what becomes of an episode whose reward cannot be had: `raise` RemoteSessionError, which ends the
+            batch;
+            or `mark`: a score of 0 with `infra_failure` 1, which the trainer then sees as a 0.
         timeout: seconds that a server may take.
         patience: seconds beyond that until the call is given up, all its attempts together.
 
     Returns:
         `score` and `acc` (the reward), `f2p_count`, `f2p_total` (0 if the server does not say) and `infra_failure`:
         always the same keys, as verl demands it.
-
-    Raises:
-        ConfigError: an argument cannot be used, or `extra_info` holds no id.
-        RemoteSessionError: no server answered properly in time, or knows the session; with `on_failure="raise"`.
     """
     if on_failure not in ("raise", "mark"):
         raise ConfigError(f"on_failure must be 'raise' or 'mark', got {on_failure!r}")

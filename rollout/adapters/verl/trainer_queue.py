@@ -27,8 +27,8 @@ def queue_rows(
     """Return the rows of a trajectory, with the fields, keys and tags that verl's own worker gives them.
 
     The keys are `{uid}_{session}_{number}`, where the uid is the trajectory's `group_id` and the session its
-    `sample_index`. (Source: `AgentLoopWorkerTQ._agent_loop_postprocess`, verl 0.9.1,
-    `verl/trainer/ppo/v1/agent_loop_tq.py`.)
+    `sample_index`. (Source: `AgentLoopWorkerTQ._agent_loop_postprocess` in `verl/trainer/ppo/v1/agent_loop_tq.py`,
+    0.9.1.)
 
     Args:
         trajectory: the trajectory. One that is not usable is a row whose mask is 0.
