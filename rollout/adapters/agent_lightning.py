@@ -47,8 +47,7 @@ async def play(variables: Mapping[str, str]) -> float:
     """Play one episode as these environment variables say, report its reward, and return it.
 
     The trainer trains on the turns that the gateway kept of an episode that something broke off, with a reward of its
-    own
-    choice. So such a rollout has failed in an attempt that has none.
+    own choice. So such a rollout has failed in an attempt that has none.
     """
     base_url, events = (_required(variables, name) for name in ("AGL_OPENAI_BASE_URL", "AGL_EVENT_URL"))
     rollout, _, attempt = events.partition("/attempt/")

@@ -90,8 +90,7 @@ def sampling_from(values: object, max_new_tokens: int) -> SamplingParams:
     """Read a trainer's sampling parameters: a mapping or an object with the names of vLLM and SGLang.
 
     A `top_k` of 0 or of AReaL's 10^8 keeps all tokens. Raises ConfigError if a value is out of range, or if there are
-    stop
-    strings, which no turn of exact tokens can end with.
+    stop strings, which no turn of exact tokens can end with.
     """
 
     def value(name: str, default: Any) -> Any:

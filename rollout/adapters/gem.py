@@ -40,9 +40,8 @@ class ToolgymGemEnv(gem.Env):  # type: ignore[misc]  # GEM may be missing
 
     Args:
         env: an env id of ours; `kwargs` are for `toolgym.make`.
-        instructions: what the model reads about its tools behind the task; None: their schemas, and that calls are
-            JSON between `<tool_call>` tags, unless `parser` says otherwise. Leave it empty if a chat template tells of
-            the
+        instructions: what the model reads about its tools behind the task; None: their schemas, and that calls are JSON
+            between `<tool_call>` tags, unless `parser` says otherwise. Leave it empty if a chat template tells of the
             tools.
         end_of_turn: the text that ends a turn, for callers that decode special tokens, as ROLL does: `<|im_end|>`.
         seed: of the first episode, unless `reset` is given one.

@@ -57,8 +57,7 @@ class ToolgymAgent:
         """Play one episode; raises EpisodeFailedError if something broke it off, which rLLM plays again.
 
         The task's `metadata` are a row in verl's shape (see `Task.from_row`), or any row: then `instruction` is the
-        user's
-        message, and the column `ground_truth` or `answer` the ground truth.
+        user's message, and the column `ground_truth` or `answer` the ground truth.
         """
         try:
             from rllm.types import Episode, Step, Trajectory

@@ -19,8 +19,7 @@ def task_of_row(row: Mapping[str, Any]) -> Task:
 
     `raw_prompt`, `data_source`, `reward_model` (SkyRL's `reward_spec`), `extra_info` and `tools_kwargs` (or
     `extra_info.tools_kwargs`) are read as `Task.from_row` reads them: objects or JSON texts, or all of it from the
-    column
-    `toolgym_task`. Arrow unites the structs of all rows and fills up with None, which a text is safe from.
+    column `toolgym_task`. Arrow unites the structs of all rows and fills up with None, which a text is safe from.
     """
     index = str(row.get("index", ""))
     if row.get(TASK_COLUMN) is not None:
@@ -54,8 +53,7 @@ def labelled_task(prompt: str | Sequence[Any], label: Any, **further: Any) -> Ta
     """Return the task of a prompt and its label; raises ConfigError if they are none.
 
     The prompt is the messages, or the text of the user's only one. The label is the ground truth, or verl's
-    `reward_model`,
-    a mapping with a `ground_truth`.
+    `reward_model`, a mapping with a `ground_truth`.
     """
     scored = isinstance(label, Mapping) and "ground_truth" in label
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt

@@ -115,8 +115,7 @@ class ToolgymEnv(types.Env):  # type: ignore[misc]  # tinker-cookbook may be mis
         """Take a turn of sampled ids. Without a `stop_reason` in `extra`, `stop` or `length`, the last id decides.
 
         Raises EpisodeFailedError if the env failed, EpisodeError if no episode waits for a turn, and ConfigError if
-        there are
-        more ids than the episode has room for.
+        there are more ids than the episode has room for.
         """
         if self._playing is None or not self._asked.done():
             raise EpisodeError(

@@ -20,8 +20,8 @@ def to_tensordict(batch: Batch, advantages: torch.Tensor) -> TensorDict:
 
     Args:
         batch: made of all that the advantages were computed for; parts of it (`Batch.select`) may go in one by one.
-        advantages: float `[rows]` or `[rows, response]`, for example
-            `batch.per_row(trajectories, group_advantages(trajectories))`.
+        advantages: float `[rows]` or `[rows, response]`, for example `batch.per_row(trajectories,
+            group_advantages(trajectories))`.
 
     Returns:
         `("tokens", "full")` int64, `("masks", "all_attention_mask")` and `("masks", "all_assistant_mask")` bool,

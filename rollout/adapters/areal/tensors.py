@@ -21,8 +21,7 @@ def to_tensors(trajectory: Trajectory, *, several_rows: bool = False) -> dict[st
     """Return what `arun_episode` returns for a trajectory; None, which AReaL leaves out, if it is not usable.
 
     `several_rows` allows a row for each token sequence. AReaL normalizes rewards over a fixed number of rows, so this
-    does
-    not go with normalization over groups.
+    does not go with normalization over groups.
 
     Returns:
         `input_ids`, `loss_mask`, `versions` (-1 for the env's tokens) int32, `logprobs` float32, `attention_mask` bool,

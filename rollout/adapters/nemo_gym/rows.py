@@ -18,8 +18,7 @@ def to_rows(
     """Return the rows of tasks: the messages and the env's tools in `responses_create_params`, and the whole task.
 
     The tasks may be rows in verl's shape; `env_kwargs` are the same as the server's. Raises ConfigError if the env
-    cannot
-    be made, something is no task, or a task begins in the middle of tool calls.
+    cannot be made, something is no task, or a task begins in the middle of tool calls.
     """
     functions = [schema.to_openai()["function"] for schema in tools_of(env, env_kwargs)]
     tools = [{"type": "function", "strict": False, **function} for function in functions]

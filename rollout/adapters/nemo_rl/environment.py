@@ -117,8 +117,7 @@ class Environment(EnvironmentInterface):  # type: ignore[misc]  # NeMo-RL has no
         """Take one turn in each episode; the metadata is what a `TaskProcessor` or the turn before gave.
 
         Raises EpisodeFailedError if an episode failed without a `failure_reward`, and ConfigError if a setting or the
-        metadata
-        is wrong, or NeMo-RL cannot hand over this model's tool calls.
+        metadata is wrong, or NeMo-RL cannot hand over this model's tool calls.
         """
         served = await self._episodes.served()
         if not self._checked:

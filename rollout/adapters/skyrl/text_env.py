@@ -32,8 +32,7 @@ class ToolgymTextEnv(BaseTextEnv):  # type: ignore[misc]  # skyrl-gym has no typ
     """One episode of an env, whose actions and observations are texts.
 
     `extras` are the row's further columns, see `task_of_row`. SkyRL adds its `generator.max_turns`, which is the env's
-    if it
-    is above 1. skyrl-gym's `env_config` is not used.
+    if it is above 1. skyrl-gym's `env_config` is not used.
     """
 
     def __init__(

@@ -22,8 +22,7 @@ class CountedEpisodes:
 
     SkyRL 0.4.0 computes means and deviations over all rows of a prompt, whatever their masks. Here a masked row with
     the `stop_reason` "abort" is a group of its own. If that leaves one episode of a group, its advantage is 0. Metrics
-    of
-    rewards, of evaluations too, are those of the episodes that count. The generator is a `ToolgymGenerator`.
+    of rewards, of evaluations too, are those of the episodes that count. The generator is a `ToolgymGenerator`.
     """
 
     def postprocess_generator_output(

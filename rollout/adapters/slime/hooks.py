@@ -29,9 +29,8 @@ def post_process_rewards(args: Namespace, samples: Sequence[Sample]) -> tuple[li
 
     The same numbers as slime's own (`RolloutManager._post_process_rewards`), but that an episode counts once however
     many samples it has, and one that the infrastructure broke off does not count: it gets 0, and among the raw rewards,
-    of
-    which slime plots the mean, the mean of the others. If all rewards that count in a group are equal, they become 0.
-    Raises BatchError, with field and row, if a sample has no group, or no number.
+    of which slime plots the mean, the mean of the others. If all rewards that count in a group are equal, they become
+    0. Raises BatchError, with field and row, if a sample has no group, or no number.
     """
     rewards = [float(sample.get_reward_value(args)) for sample in samples]
     counted = [reward for reward, sample in zip(rewards, samples, strict=True) if is_usable(sample)]
@@ -66,8 +65,8 @@ def log_eval_rollout(
 ) -> bool:
     """Take what has no reward out of an evaluation, with a warning, and let slime log the rest; returns False.
 
-    For `--custom-eval-rollout-log-function-path`. If slime computes pass@k, which needs whole groups, the whole
-    group of such an episode is taken out. Of an episode with several samples the first one stays.
+    For `--custom-eval-rollout-log-function-path`. If slime computes pass@k, which needs whole groups, the whole group
+    of such an episode is taken out. Of an episode with several samples the first one stays.
     """
     for name in list(data):
         samples: list[Sample] = data[name]["samples"]

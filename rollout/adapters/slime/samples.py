@@ -37,11 +37,9 @@ def to_samples(
     """Return the samples of whole groups, a list for each, as slime's `RolloutFnTrainOutput.samples` has them.
 
     Each trajectory is a list, of one sample or of several with one `rollout_id`: slime looks at the first element to
-    see
-    what the others are. One that is not usable keeps its place as a masked sample (`remove_sample`, status `ABORTED`,
-    reward 0, which `post_process_rewards` keeps out of its group). Groups and trajectories are numbered from
-    `first_group`
-    and `first_index`.
+    see what the others are. One that is not usable keeps its place as a masked sample (`remove_sample`, status
+    `ABORTED`, reward 0, which `post_process_rewards` keeps out of its group). Groups and trajectories are numbered from
+    `first_group` and `first_index`.
 
     Raises:
         BatchError: the samples would not be consistent, or a trajectory has routed experts, which are those of sampled

@@ -33,8 +33,7 @@ def to_output(trajectories: Sequence[Trajectory], *, filler_id: int) -> dict[str
 
     A trajectory that is not usable keeps its place with a mask of 0 and a reward of None: TRL wants a row for each
     prompt, and leaves one without a reward out of its group's mean and deviation. `filler_id`, the end-of-sequence id,
-    is
-    for rows that have no prompt or no completion, which TRL refuses. Raises BatchError if one has several token
+    is for rows that have no prompt or no completion, which TRL refuses. Raises BatchError if one has several token
     sequences.
     """
     output: dict[str, Any] = {name: [] for name in (*_IDS, *_PER_TOKEN, REWARD, STOP_REASON)}
@@ -55,8 +54,7 @@ def check_output(output: Mapping[str, Any], *, prompts: int, max_completion_leng
 
     Raises:
         BatchError: a field is missing, does not fit the prompts or the ids, or is no list, which TRL gives to each row
-            as a
-            whole; a row is empty or too long; a mask or a log-probability cannot be. Names the field and the row.
+            as a whole; a row is empty or too long; a mask or a log-probability cannot be. Names the field and the row.
     """
     for name in (*_IDS, *_PER_TOKEN):
         if name not in output:

@@ -78,8 +78,7 @@ class Spec:
         policy: the policy's folder or hub name, or `tiny`.
         tasks: the tasks, or a source of tasks; None: the source that the env itself draws from.
         config: how episodes are played on `rollout_func`; see `RunConfig`. `group_size`, `training_step`, `validate`
-            and
-            the sampling are the trainer's, but for `max_new_tokens`, the most tokens of one turn.
+            and the sampling are the trainer's, but for `max_new_tokens`, the most tokens of one turn.
         seed: tasks and episodes depend on it. With several processes all must have the same.
         sinks: get each trajectory of `rollout_func`.
 
@@ -167,10 +166,8 @@ class Spec:
         """The env as a class of tools (see `toolgym.envs.tool_class`), for TRL's own loop.
 
         TRL's loop reads calls by the tokenizer's `response_template`, which is set here if TRL does not know the chat
-        template
-        and calls are written between `<tool_call>` tags. Raises ConfigError if a tool cannot be a method, or a task's
-        messages
-        hold tool calls, which a column cannot hold as they are.
+        template and calls are written between `<tool_call>` tags. Raises ConfigError if a tool cannot be a method, or a
+        task's messages hold tool calls, which a column cannot hold as they are.
         """
         return self._tool_class(own_reward=False)
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from toolgym.tools.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from toolgym.rollout.adapters.verifiers.harness import ToolgymEnv as ToolgymEnv
-    from toolgym.rollout.adapters.verifiers.harness import ToolgymHarness as ToolgymHarness
-    from toolgym.rollout.adapters.verifiers.taskset import ToolgymTaskset as ToolgymTaskset
-    from toolgym.rollout.adapters.verifiers.trace import to_trace as to_trace
+    from toolgym.rollout.adapters.verifiers.v1 import ToolgymEnv as ToolgymEnv
+    from toolgym.rollout.adapters.verifiers.v1 import ToolgymHarness as ToolgymHarness
+    from toolgym.rollout.adapters.verifiers.v1 import ToolgymTaskset as ToolgymTaskset
+    from toolgym.rollout.adapters.verifiers.v1 import to_trace as to_trace
 else:
     __getattr__, __dir__ = lazy_names(__name__)

@@ -59,10 +59,8 @@ class ToolgymAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl has no type
         """Play one row, see `task_of_row`; a row of the V1 trainer has a `session_id`.
 
         Returns verl's output, for the V1 trainer a list if the trajectory has several sequences, or an empty one if it
-        failed
-        and `failed="drop"`. Raises ConfigError if the row has another shape, or the trainer takes one row for each
-        episode and
-        the options may give more or fewer.
+        failed and `failed="drop"`. Raises ConfigError if the row has another shape, or the trainer takes one row for
+        each episode and the options may give more or fewer.
         """
         several = "session_id" in row
         if not several and (self.options.failed == "drop" or self.options.several_sequences):
@@ -144,8 +142,7 @@ def to_output(
     """Return a row as verl's `AgentLoopOutput`.
 
     verl wants log-probs of all rows of a batch, or of none. `experts` are `[tokens, layers, experts]`, from the
-    prompt's
-    first token on.
+    prompt's first token on.
     """
     sequence = row.sequence
     tokens = len(sequence.prompt_ids) + sequence.response_tokens

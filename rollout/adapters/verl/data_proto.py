@@ -39,8 +39,7 @@ def to_data_proto(
 
     Failed episodes are rows whose mask is 0; give `algorithm.adv_estimator=toolgym_grpo` to leave them out of their
     group's statistics. `uid` is the trajectory's `group_id`, by which verl groups. Prompts are padded on the left,
-    responses
-    on the right, and cut.
+    responses on the right, and cut.
 
     Returns:
         int64 `prompts` `[batch, prompt_length]`, `responses` and `response_mask` `[batch, response_length]`,

@@ -37,8 +37,7 @@ def rows_of(
     """Return a row for each sequence with tokens of the policy; for an episode that is not usable one whose mask is 0.
 
     A response keeps `response_length` tokens; the runner's own limits allow no more. A prompt above `prompt_length`
-    raises
-    ConfigError. `global_steps` are the first and last version of the weights; None: see `versions_of`.
+    raises ConfigError. `global_steps` are the first and last version of the weights; None: see `versions_of`.
     """
     rows = TrainerRow.all_of(trajectory, "verl", several=True)
     masked = not rows

@@ -1,7 +1,6 @@
 """`compute_score`: rewards from session servers, for verl's `custom_reward_function`.
 
-```yaml
-reward:
+```yaml reward:
   custom_reward_function:
     path: pkg://toolgym.rollout.adapters.verl.session_reward
     name: compute_score          # or compute_score_async, which verl awaits in its own event loop
@@ -64,8 +63,7 @@ async def compute_score_async(
         base_url: addresses of the servers; None: those of `URL_VARIABLE`.
         token: bearer token for them; None: that of `TOKEN_VARIABLE`, if it is set.
         on_failure: what becomes of an episode whose reward cannot be had: `raise` RemoteSessionError, which ends the
-            batch;
-            or `mark`: a score of 0 with `infra_failure` 1, which the trainer then sees as a 0.
+            batch; or `mark`: a score of 0 with `infra_failure` 1, which the trainer then sees as a 0.
         timeout: seconds that a server may take.
         patience: seconds beyond that until the call is given up, all its attempts together.
 

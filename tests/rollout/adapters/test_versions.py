@@ -27,7 +27,7 @@ ADAPTERS = {
     "torchrl": "from toolgym.rollout.adapters.torchrl import to_tensordict",
     "TransferQueue": "from toolgym.rollout.adapters.transfer_queue import TransferQueueWriter",
     "trl": "from toolgym.rollout.adapters.trl import Spec; Spec('CodeInterpreter-v0', num_tasks=1, policy='tiny')",
-    "verifiers": "from toolgym.rollout.adapters.verifiers.taskset import ToolgymTaskset",
+    "verifiers": "from toolgym.rollout.adapters.verifiers.v1 import ToolgymTaskset",
     "verl": "from toolgym.rollout.adapters.verl import ToolgymAgentLoop",
 }
 """From a package to what loads its adapter."""
