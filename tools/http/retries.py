@@ -137,6 +137,9 @@ async def repeat(
         if state.attempt_number > 1 and (count := _count.get()) is not None:
             count.retries += 1
 
+    async def awaited() -> T:  # tenacity awaits only what it recognises as a coroutine function, and not a lambda
+        return await attempt()
+
     schedule = tenacity.AsyncRetrying(
         sleep=asyncio.sleep,
         retry=tenacity.retry_if_exception(is_safe),
@@ -145,7 +148,7 @@ async def repeat(
         before=note,
         reraise=True,
     )
-    return await schedule(attempt)
+    return await schedule(awaited)
 
 
 def _error(state: tenacity.RetryCallState) -> AttemptError:
