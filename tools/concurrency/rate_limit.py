@@ -91,7 +91,7 @@ class LocalRateLimiter(RateLimiter):
     """
 
     def __init__(self, limit: int) -> None:
-        self.limit = _checked(limit)
+        self.limit = check_limit(limit)
         self.granted = 0
         self._free = limit
         # Re-entrant: a garbage collection inside it may find a forgotten waiter, which gives its permit back.
@@ -153,7 +153,7 @@ class LocalRateLimiter(RateLimiter):
         """Change how many permits there are. If fewer are left than are held, none is taken away: those that are given
         back go to no waiter until the limit holds again."""
         with self._lock:
-            self._free += _checked(limit) - self.limit
+            self._free += check_limit(limit) - self.limit
             self.limit = limit
             self._serve()
 
@@ -177,8 +177,8 @@ class LocalRateLimiter(RateLimiter):
             self.granted += 1
 
 
-def _checked(limit: int) -> int:
-    if not isinstance(limit, int) or limit < 1:
+def check_limit(limit: int) -> int:
+    if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
         raise ConfigError(f"a rate limit must be a whole number of at least 1, got {limit!r}")
     return limit
 

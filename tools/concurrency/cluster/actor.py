@@ -12,9 +12,6 @@ import ray
 
 from toolgym.tools.concurrency.cluster.lease_table import LeaseTable
 
-LISTEN = 2.0
-"""Most seconds that `listen` waits for permits. Its call is the client's sign of life."""
-
 LINGER = 60.0
 """Seconds without clients after which the actor ends."""
 
@@ -42,9 +39,16 @@ class RateLimitActor:
         self._sweeping: asyncio.Task[None] | None = None
 
     async def sync(
-        self, name: str, limit: int, lease_seconds: float, version: int, waiting: Sequence[int], held: Sequence[int]
+        self,
+        name: str,
+        limit: int,
+        lease_seconds: float,
+        version: int,
+        waiting: Sequence[int],
+        held: Sequence[int],
+        patience: float,
     ) -> tuple[int, list[int]]:
-        """Take a client's state.
+        """Take a client's state; return the limit, and the numbers of its requests that have a permit.
 
         Args:
             name: the client; unique among processes.
@@ -53,33 +57,26 @@ class RateLimitActor:
             version: grows with each state; an older one that comes late is passed over.
             waiting: numbers of its requests that wait, in their order.
             held: numbers of its requests that have a permit.
-
-        Returns:
-            The limit, and the numbers that have a permit now.
+            patience: most seconds to wait for a permit that it does not know of.
         """
         if not self._clients:
             self._table.limit = limit
         if self._table.limit != limit:
             return self._table.limit, []
         client = self._clients.setdefault(name, _Client(lease_seconds))
+        client.heard_at = time.monotonic()
         if version > client.version:
             client.version = version
             self._table.sync(name, waiting, held)
             self._grant()
         if self._sweeping is None:
             self._sweeping = asyncio.create_task(self._sweep())
-        return limit, self._hear(name, client)
-
-    async def listen(self, name: str) -> list[int] | None:
-        """Wait at most `LISTEN` seconds for a permit. Returns as `sync`; None: the client must `sync` first."""
-        client = self._clients.get(name)
-        if client is None:
-            return None
-        client.heard_at = time.monotonic()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(min(LISTEN, client.lease_seconds / 4)):
+            async with asyncio.timeout(patience):
                 await client.granted.wait()
-        return self._hear(name, client) if name in self._clients else None
+        client.heard_at = self._used_at = time.monotonic()
+        client.granted.clear()
+        return limit, sorted(self._table.held_by(name))
 
     async def leave(self, name: str) -> None:
         """Forget a client; its permits are free."""
@@ -90,7 +87,6 @@ class RateLimitActor:
             self._grant()
 
     async def status(self) -> dict[str, int]:
-        """Return the limit, and the numbers of permits that are held, of requests that wait, and of clients."""
         table = self._table
         return {
             "limit": table.limit,
@@ -98,11 +94,6 @@ class RateLimitActor:
             "waiting": table.waiting,
             "clients": len(table.clients),
         }
-
-    def _hear(self, name: str, client: _Client) -> list[int]:
-        client.heard_at = self._used_at = time.monotonic()
-        client.granted.clear()
-        return sorted(self._table.held_by(name))
 
     def _grant(self) -> None:
         if time.monotonic() >= self._grants_from:

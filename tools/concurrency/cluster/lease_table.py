@@ -20,17 +20,14 @@ class LeaseTable:
 
     @property
     def in_use(self) -> int:
-        """Number of permits that are held."""
         return sum(map(len, self._held.values()))
 
     @property
     def waiting(self) -> int:
-        """Number of requests that wait."""
         return len(self._queue)
 
     @property
     def clients(self) -> list[str]:
-        """The clients that are known."""
         return list(self._held)
 
     def held_by(self, client: str) -> set[int]:

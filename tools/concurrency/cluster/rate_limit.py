@@ -2,18 +2,45 @@
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
+import itertools
+import os
 import threading
+import time
+import uuid
 import weakref
+from collections.abc import Sequence
+from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
-from toolgym.tools.concurrency.cluster.client import LimiterClient, job
-from toolgym.tools.concurrency.rate_limit import Lease, RateLimiter
-from toolgym.tools.errors import ClusterError, ConfigError, check_seconds
+from toolgym.tools.concurrency.event_loop_thread import EventLoopThread
+from toolgym.tools.concurrency.rate_limit import Lease, RateLimiter, check_limit
+from toolgym.tools.errors import ClusterError, ConfigError
+from toolgym.tools.lazy import missing_extra
+
+try:
+    import ray
+    from ray.exceptions import RayError
+except ImportError as error:
+    raise missing_extra("ray", "A rate limit of a cluster", error) from error
+
+from toolgym.tools.concurrency.cluster.actor import RateLimitActor
 
 LEASE_SECONDS = 10.0
 """Seconds after a process's last sign of life until its permits are free again. It gives one every two seconds."""
+
+LISTEN = 2.0
+"""Seconds that the actor may take to answer the call that waits for permits, which is the sign of life."""
+
+CONNECT_TIMEOUT = 60.0
+"""Seconds to find the limiter's actor, or to start it."""
+
+UNREACHABLE = 30.0
+"""Seconds without an answer of the actor after which those that wait get an error."""
+
+PAUSE = 0.5
+"""Seconds between two attempts to reach it."""
 
 
 class RayRateLimiter(RateLimiter):
@@ -22,8 +49,8 @@ class RayRateLimiter(RateLimiter):
     A named actor holds the limit; it starts with the first process that asks, and ends a minute after the last. Permits
     of a process that dies are free after `lease_seconds`; so are those of one that is cut off for that long. A process
     that comes back then keeps what it holds, and the next permits that are given back go to nothing until the limit
-    holds again. Where the actor's machine dies, the actor starts on another one, hears from each process what it
-    holds, and grants nothing in the first five seconds.
+    holds again. If the actor's machine dies, the actor starts on another one, hears from each process what it holds,
+    and grants nothing in the first five seconds.
 
     Args:
         name: of the limit. Limits of different names have nothing to do with each other.
@@ -48,64 +75,229 @@ class RayRateLimiter(RateLimiter):
     ) -> None:
         if not isinstance(name, str) or not name:
             raise ConfigError(f"a rate limit of a cluster needs a name, got {name!r}")
-        if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
-            raise ConfigError(f"a rate limit must be a whole number of at least 1, got {limit!r}")
-        check_seconds(lease_seconds=lease_seconds)
-        if lease_seconds < 1:
-            raise ConfigError(f"lease_seconds must be at least 1, got {lease_seconds!r}")
-        if job() is None:
+        check_limit(limit)
+        if not isinstance(lease_seconds, int | float) or not lease_seconds >= 1:
+            raise ConfigError(f"lease_seconds must be a number of seconds of at least 1, got {lease_seconds!r}")
+        if not ray.is_initialized():
             raise ClusterError(
                 f"the rate limit {name!r} is one of a Ray cluster, and this process is connected to none: call "
                 "ray.init first, or use a limit of the process"
             )
         self.name, self.limit, self.namespace, self.lease_seconds = name, limit, namespace, lease_seconds
-        self._client, leave = _join(name, namespace, limit, lease_seconds)
-        weakref.finalize(self, leave)
+        self._membership = _join(name, namespace, limit, lease_seconds)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """In another process it is the same limit."""
-        return partial(RayRateLimiter, namespace=self.namespace, lease_seconds=self.lease_seconds), (
-            self.name,
-            self.limit,
-        )
+        new = partial(RayRateLimiter, namespace=self.namespace, lease_seconds=self.lease_seconds)
+        return new, (self.name, self.limit)
 
     async def acquire(self) -> Lease:
-        """See `RateLimiter.acquire`. Raises `ClusterError` where the actor has not answered for half a minute."""
-        number = await self._client.acquire()
+        """See `RateLimiter.acquire`. Raises `ClusterError` if the actor has not answered for half a minute."""
+        number = await self._membership.client.acquire()
         return Lease(partial(self._release, number))  # refers to this object: while a permit is held, it lives
 
     def _release(self, number: int) -> None:
-        self._client.release(number)
+        self._membership.client.release(number)
 
 
-_Key = tuple[str, str, str]
-_clients: dict[_Key, tuple[LimiterClient, int]] = {}
+class _Membership:
+    """What the limiters of one client share; the client leaves the limit with the last of them."""
+
+    def __init__(self, client: LimiterClient) -> None:
+        self.client = client
+        weakref.finalize(self, client.stop)
+
+
+_memberships: weakref.WeakValueDictionary[tuple[str, str, str], _Membership] = weakref.WeakValueDictionary()
 _lock = threading.RLock()
 
 
-def _join(name: str, namespace: str | None, limit: int, lease_seconds: float) -> tuple[LimiterClient, Any]:
-    """This process's client of a limit, and what tells it that one user less is there."""
-    job_namespace, job_id = job() or ("", "")
-    where = f"toolgym {job_namespace}" if namespace is None else namespace
-    key = (name, where, job_id)
+def _join(name: str, namespace: str | None, limit: int, lease_seconds: float) -> _Membership:
+    job = ray.get_runtime_context()
+    where = f"toolgym {job.namespace}" if namespace is None else namespace
+    key = (name, where, job.get_job_id())
     with _lock:
-        client, users = _clients.get(key, (None, 0))
-        if client is None or client.stopped:
+        membership = _memberships.get(key)
+        if membership is None or membership.client.stopped:
             client = LimiterClient(name, where, limit, lease_seconds)
             client.start()
-        elif client.limit != limit:
-            raise ConfigError(
-                f"the rate limit {name!r} of this cluster is already {client.limit}, and {limit} was asked for; use "
-                "the same limit everywhere, or another name"
+            membership = _memberships[key] = _Membership(client)
+        membership.client.check(limit)
+        return membership
+
+
+class LimiterClient:
+    """Asks the actor of a limit for permits, for all threads of this process, in a thread of its own.
+
+    The thread sends what all event loops of the process ask for and give back, as much as came together in one message,
+    and it keeps one call open that brings permits. So a permit costs a share of a message, and a process whose event
+    loop is busy for a while loses none. Each message has the whole state of this process: what it holds and what it
+    waits for. So a message that is lost, or an actor that was started again, needs nothing but the next message.
+    """
+
+    def __init__(self, name: str, namespace: str, limit: int, lease_seconds: float) -> None:
+        self.stopped = False  # with its last user, or with the connection to Ray
+        self._name, self._namespace, self._limit, self._lease_seconds = name, namespace, limit, lease_seconds
+        self._id = f"{os.getpid()}-{uuid.uuid4().hex}"
+        self._actor: Any = None
+        self._failing_since: float | None = None
+        self._numbers = itertools.count()
+        self._lock = threading.RLock()  # re-entrant: a garbage collection inside it may find a forgotten lease
+        self._waiting: dict[int, Future[None]] = {}
+        self._held: set[int] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._news = asyncio.Event()
+        self._thread = EventLoopThread(name="toolgym-limiter")
+
+    def check(self, limit: int) -> None:
+        """Raise `ConfigError` for another limit than this one."""
+        if limit != self._limit:
+            raise self._conflict(self._limit, limit)
+
+    def start(self) -> None:
+        """Join the limit.
+
+        Raises:
+            ConfigError: the cluster has it with another limit.
+            ClusterError: the actor cannot be started, or does not answer.
+        """
+        try:
+            self._thread.run(self._begin(), timeout=CONNECT_TIMEOUT)
+        except BaseException as error:  # an interrupt too: the thread has no other owner
+            self._thread.stop()
+            if not isinstance(error, TimeoutError):
+                raise
+            text = f"the cluster's rate limiter {self._name!r} did not start within {CONNECT_TIMEOUT:g} s"
+            raise ClusterError(text) from error
+
+    def stop(self) -> None:
+        """Leave the limit, and end the thread; returns at once."""
+        self.stopped = True
+        self._wake()
+
+    async def acquire(self) -> int:
+        """Wait for a permit. Returns its number, for `release`. Raises `ClusterError` if the actor does not answer."""
+        number, future = next(self._numbers), Future[None]()
+        with self._lock:
+            if self.stopped:
+                raise ClusterError(f"Ray was shut down, and with it the rate limiter {self._name!r}")
+            self._waiting[number] = future
+        self._wake()
+        try:
+            await asyncio.wrap_future(future)
+        except BaseException:  # cancelled, or forgotten with its event loop, perhaps when it was granted already
+            self.release(number)
+            raise
+        return number
+
+    def release(self, number: int) -> None:
+        """Give a permit back, or give up the place in the queue."""
+        with self._lock:
+            self._waiting.pop(number, None)
+            self._held.discard(number)
+        self._wake()
+
+    def _wake(self) -> None:
+        # If the news are set, the thread has not read the state yet which was changed before this call.
+        if self._loop is not None and not self._news.is_set():
+            try:
+                self._loop.call_soon_threadsafe(self._news.set)
+            except RuntimeError:  # the thread has ended
+                self.stopped = True
+
+    # ------------------------------------------------------------------ in the thread
+
+    async def _begin(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        await self._sync(0.0)
+        self._serving = asyncio.create_task(self._serve())
+
+    async def _serve(self) -> None:
+        listening = asyncio.create_task(self._listen())
+        try:
+            while not self.stopped:
+                await self._news.wait()
+                await self._patient_sync(0.0)
+            if ray.is_initialized():
+                await self._actor.leave.remote(self._id)
+        except RayError:
+            pass  # it leaves by itself, when its lease ends
+        finally:
+            self.stopped = True
+            self._fail(f"the client of the rate limiter {self._name!r} has ended")
+            listening.cancel()
+            self._thread.stop()
+
+    async def _listen(self) -> None:
+        while not self.stopped:
+            await self._patient_sync(min(LISTEN, self._lease_seconds / 4))
+
+    async def _patient_sync(self, patience: float) -> None:
+        """Call the actor. If that fails, the state is sent again; after `UNREACHABLE` seconds waiters fail."""
+        try:
+            await self._sync(patience)
+            self._failing_since = None
+        except Exception as error:  # noqa: BLE001  whatever it is, those that wait must hear of it in the end
+            now = time.monotonic()
+            self._failing_since = now if self._failing_since is None else self._failing_since
+            if isinstance(error, ConfigError) or now - self._failing_since > UNREACHABLE:
+                self._fail(f"the cluster's rate limiter {self._name!r} does not answer: {error}")
+            if not ray.is_initialized():
+                self.stopped = True
+                self._fail(f"Ray was shut down, and with it the rate limiter {self._name!r}")
+            await asyncio.sleep(PAUSE)
+            self._news.set()
+
+    async def _sync(self, patience: float) -> None:
+        actor = self._connected()
+        self._news.clear()
+        with self._lock:
+            state = next(self._numbers), list(self._waiting), list(self._held)
+        async with asyncio.timeout(UNREACHABLE + patience):
+            limit, granted = await actor.sync.remote(self._id, self._limit, self._lease_seconds, *state, patience)
+        if limit != self._limit:
+            raise self._conflict(limit, self._limit)
+        self._take(granted)
+
+    def _connected(self) -> Any:
+        """Return the actor, which is started if there is none."""
+        if not ray.is_initialized():  # a call would start a cluster of its own
+            raise ClusterError("this process is not connected to Ray")
+        if self._actor is None or self._failing_since is not None:
+            self._actor = (
+                ray.remote(RateLimitActor)
+                .options(
+                    name=f"toolgym rate limit {self._name}",
+                    namespace=self._namespace,
+                    get_if_exists=True,
+                    lifetime="detached",  # otherwise it would end with the process that asked first
+                    num_cpus=0,
+                    max_restarts=-1,
+                    max_concurrency=20_000,
+                )
+                .remote()
             )
-        _clients[key] = client, users + 1
-    return client, partial(_leave, key)
+        return self._actor
 
+    def _take(self, granted: Sequence[int]) -> None:
+        """Wake those that wait for these permits; what waits no more gave up, and the actor hears of that."""
+        with self._lock:
+            woken = [number for number in granted if number in self._waiting]
+            self._held.update(woken)
+            futures = [self._waiting.pop(number) for number in woken]
+        for future in futures:
+            if future.set_running_or_notify_cancel():
+                future.set_result(None)
 
-def _leave(key: _Key) -> None:
-    with _lock, contextlib.suppress(KeyError):
-        client, users = _clients.pop(key)
-        if users > 1:
-            _clients[key] = client, users - 1
-        else:
-            client.stop()
+    def _fail(self, why: str) -> None:
+        with self._lock:
+            waiting, self._waiting = self._waiting, {}
+        for future in waiting.values():
+            if future.set_running_or_notify_cancel():
+                future.set_exception(ClusterError(why))
+
+    def _conflict(self, limit: int, wanted: int) -> ConfigError:
+        return ConfigError(
+            f"the rate limit {self._name!r} of this cluster is already {limit}, and {wanted} was asked for; use the "
+            "same limit everywhere, or another name"
+        )
