@@ -21,7 +21,6 @@ from pathlib import Path, PurePosixPath
 from toolgym.tools.errors import ConfigError
 
 WITHOUT_EFFECT = ("LABEL", "MAINTAINER", "EXPOSE", "STOPSIGNAL", "CMD", "USER")
-"""Instructions that change nothing for the programs of a session."""
 
 _HEREDOC = re.compile(r"<<-?[\"']?(\w+)[\"']?")
 _VARIABLES = r"\$(?P<name>\w+)|\$\{(?P<braced>\w+)\}|(?P<other>\$\{)"
@@ -35,14 +34,8 @@ _LONGEST = 120
 
 @dataclass(frozen=True)
 class FileCopy:
-    """One COPY.
-
-    Attributes:
-        sources: files and folders of this machine.
-        target: absolute name there. A folder's content goes into it; so does a file if `into` is true, or if a
-            folder of that name exists.
-        into: whether it is a folder for sure.
-    """
+    """One COPY: files and folders of this machine, and an absolute name there. A folder's content goes into it; so does
+    a file if `into` is true (it is a folder for sure), or if a folder of that name exists."""
 
     sources: tuple[Path, ...]
     target: str
@@ -57,15 +50,7 @@ class FileCopy:
 
 @dataclass(frozen=True)
 class Dockerfile:
-    """The parts of a Dockerfile that a session needs.
-
-    Attributes:
-        image: the image that it begins with.
-        workdir: the folder that programs start in; None: it names none.
-        env: environment variables.
-        copies: files to copy, in this order.
-        left_out: what a session cannot honour, a line each.
-    """
+    """The parts of a Dockerfile that a session needs; `left_out` are those that it cannot honour, a line each."""
 
     image: str = ""
     workdir: str | None = None
@@ -79,7 +64,7 @@ class _NotHonouredError(Exception):
 
 
 def read_dockerfile(path: Path) -> Dockerfile:
-    """Return what a Dockerfile says. What it copies is looked up beside it.
+    """Return what a session needs of a Dockerfile. The files that it copies are beside it.
 
     Raises:
         ConfigError: it cannot be read, or copies something that is not there.
@@ -125,12 +110,7 @@ def _instructions(text: str) -> Iterator[tuple[int, str, str]]:
 
 
 class _Stage:
-    """One stage of a build, as far as it was read.
-
-    Args:
-        context: the folder that files are copied from.
-        arguments: variables for names alone, which programs do not see.
-    """
+    """One stage of a build, as far as it was read. `arguments` are variables for names, which programs do not see."""
 
     def __init__(self, context: Path, arguments: Mapping[str, str]) -> None:
         self._context = context
@@ -142,12 +122,6 @@ class _Stage:
         self.left_out: list[str] = []
 
     def take(self, name: str, rest: str) -> None:
-        """Take an instruction.
-
-        Raises:
-            _NotHonouredError: a session cannot honour it.
-            ConfigError: it copies what is not there.
-        """
         if name in WITHOUT_EFFECT:
             return
         known = {"FROM": self._from, "ARG": self._arg, "ENV": self._set, "WORKDIR": self._enter, "COPY": self._copy}
@@ -207,7 +181,6 @@ class _Stage:
         return f"/{'/'.join(parts)}"
 
     def _words(self, text: str) -> list[str]:
-        """Return the words of a text, with the values of variables."""
         return _words(text, {**self.arguments, **self.env})
 
 
@@ -234,7 +207,6 @@ def _words(text: str, variables: Mapping[str, str]) -> list[str]:
 
 
 def _value(kind: str | None, text: str, variables: Mapping[str, str]) -> str:
-    """Return what a token stands for. Raises as `_words`."""
     if kind in ("name", "braced"):
         if text not in variables:
             raise _NotHonouredError
@@ -258,7 +230,6 @@ def _listed(text: str) -> list[str]:
 
 
 def _pairs(words: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield the names and values of words of the form `NAME=value`. Raises _NotHonouredError for other words."""
     for word in words:
         name, is_pair, value = word.partition("=")
         if not is_pair:

@@ -55,13 +55,13 @@ except ImportError as error:
     raise missing_extra("harbor", "The environment for Harbor", error) from error
 
 OWN_USERS = (None, "user", 1000, "1000", "root", 0, "0")
-"""Whose commands run as the session's only user. Harbor itself makes folders as root."""
+"""The commands of these run as the session's only user. Harbor itself makes folders as root."""
 
 FOLDERS = ("/app", "/workspace", "/testbed", "/logs", "/tests", "/solution", "/installed-agent", "/runtime")
-"""Absolute names of what trials and agents write to."""
+"""Absolute names that trials and agents write to."""
 
 OUTPUT_BYTES = 10 << 20
-"""Most bytes of standard output, and of standard error, that a command's result holds on this machine."""
+"""Standard output, and standard error, of one command on this machine."""
 
 
 class HarborSettings(pydantic.BaseModel, frozen=True, extra="forbid"):
@@ -109,9 +109,6 @@ class ToolgymEnvironment(BaseEnvironment):
         args: for `BaseEnvironment`.
         kwargs: the fields of `HarborSettings`; the rest is for `BaseEnvironment`.
 
-    Attributes:
-        settings: how its session is made.
-
     Raises:
         UnknownNameError: there is no such setting; names the nearest.
         ConfigError: a setting has a wrong value, or the task needs what a session has not.
@@ -152,18 +149,18 @@ class ToolgymEnvironment(BaseEnvironment):
 
     @property
     def session(self) -> Session:
-        """The session. Raises SandboxError before `start` and after `stop`."""
+        """Raises SandboxError before `start` and after `stop`."""
         if self._session is None:
             raise SandboxError("the environment has not been started, or was stopped")
         return self._session
 
     @property
     def workdir(self) -> str:
-        """Folder that commands start in: the task's, the Dockerfile's, or /app."""
+        """The folder that commands start in: the task's, the Dockerfile's, or /app."""
         return self.task_env_config.workdir or self._dockerfile.workdir or "/app"
 
     def _validate_definition(self) -> None:
-        """See `BaseEnvironment`. Raises ConfigError if the task needs an image or several containers."""
+        """Refuse a task that needs an image or several containers."""
         image = self.task_env_config.docker_image
         require_agent_environment_definition(self.environment_dir, docker_image=image)
         if (self.environment_dir / COMPOSE_FILE_NAME).exists():
@@ -236,7 +233,6 @@ class ToolgymEnvironment(BaseEnvironment):
         )
 
     def _named_folders(self) -> list[str]:
-        """The folders that the task names."""
         folders = [self.workdir, *self._mount_targets(), *(copy.folder for copy in self._dockerfile.copies)]
         if self.task_env_config.skills_dir:
             folders.append(self.task_env_config.skills_dir)
@@ -251,7 +247,6 @@ class ToolgymEnvironment(BaseEnvironment):
         await self.upload_file(source, f"{target.rstrip('/')}/{source.name}" if into else target)
 
     async def stop(self, delete: bool) -> None:
-        """End the session with all in it. Doing so twice is fine."""
         if not delete:
             self.logger.warning("A session ends with its trial: it cannot be kept (--no-delete)")
         await self._close()
@@ -294,14 +289,8 @@ class ToolgymEnvironment(BaseEnvironment):
         timeout_sec: int | None = None,
         user: str | int | None = None,
     ) -> ExecResult:
-        """See `BaseEnvironment.exec`. Cancelling the call kills the command.
-
-        Raises:
-            SandboxUnsupportedError: the user is neither the session's nor root.
-            RuntimeError: it took too long, and was killed with all that it started, as Harbor's own environments say
-                it.
-            SandboxError: the sandbox failed, and not the command.
-        """
+        """See `BaseEnvironment.exec`. Cancelling the call kills the command. One that takes too long is killed with all
+        that it started, and raises `RuntimeError`, as in Harbor's own environments."""
         user = self._resolve_user(user)
         if user not in OWN_USERS:
             raise SandboxUnsupportedError(f"programs of a session run as its only user, 'user'; there is no {user!r}")
@@ -311,7 +300,6 @@ class ToolgymEnvironment(BaseEnvironment):
         return _result(done, seconds)
 
     def _inside(self, path: str) -> str:
-        """Return the absolute name of what a command would find under a name."""
         return str(PurePosixPath(self.workdir) / path)
 
 
@@ -325,7 +313,6 @@ def _outermost(folders: Iterable[str]) -> list[str]:
 
 
 def _result(done: base.ExecResult, seconds: float) -> ExecResult:
-    """Return a result as Harbor has it; raises as `ToolgymEnvironment.exec`."""
     if done.status is ExecutionStatus.TIMEOUT:
         raise RuntimeError(f"Command timed out after {seconds:g} seconds")
     if done.status is ExecutionStatus.SANDBOX_ERROR:

@@ -105,12 +105,7 @@ class InspectConfig(pydantic.BaseModel, frozen=True, extra="forbid"):
 
 @sandboxenv(name="toolgym")
 class ToolgymSandboxEnvironment(SandboxEnvironment):
-    """A session of a toolgym sandbox, as Inspect's tools use it. Made by Inspect.
-
-    Args:
-        sandbox: has the session; it is closed with it.
-        session: the session.
-    """
+    """A session of a toolgym sandbox, as Inspect's tools use it; the sandbox is closed with it. Made by Inspect."""
 
     def __init__(self, sandbox: Sandbox, session: Session) -> None:
         super().__init__()
@@ -156,7 +151,6 @@ class ToolgymSandboxEnvironment(SandboxEnvironment):
             await environment.as_type(cls).close()
 
     async def close(self) -> None:
-        """Close the session."""
         try:
             await self.session.close()
         finally:
@@ -184,7 +178,6 @@ class ToolgymSandboxEnvironment(SandboxEnvironment):
         return _result(cmd, done, seconds)
 
     async def write_file(self, file: str, contents: str | bytes) -> None:
-        """See `SandboxEnvironment.write_file`."""
         await self.session.write_file(file, contents.encode() if isinstance(contents, str) else contents)
 
     @overload
@@ -192,7 +185,6 @@ class ToolgymSandboxEnvironment(SandboxEnvironment):
     @overload
     async def read_file(self, file: str, text: Literal[False]) -> bytes: ...
     async def read_file(self, file: str, text: bool = True) -> str | bytes:
-        """See `SandboxEnvironment.read_file`."""
         too_large = OutputLimitExceededError(SandboxEnvironmentLimits.MAX_READ_FILE_SIZE_STR, None)
         try:
             data = await self.session.read_file(file)
@@ -208,14 +200,6 @@ class ToolgymSandboxEnvironment(SandboxEnvironment):
 
 
 def _result(cmd: list[str], done: ExecResult, seconds: float) -> InspectResult[str]:
-    """Return a result as Inspect has it.
-
-    Raises:
-        TimeoutError: the program did not end in time.
-        PermissionError: it cannot be executed.
-        SandboxUnavailableError: the sandbox failed, and not the program.
-        OutputLimitExceededError: it printed more than there is room for.
-    """
     if done.status is ExecutionStatus.TIMEOUT:
         raise TimeoutError(f"the command took longer than {seconds:g} s: {' '.join(cmd)[:200]}")
     if done.status is ExecutionStatus.SANDBOX_ERROR:

@@ -1,4 +1,4 @@
-"""Answers SandboxFusion's evaluation endpoints, over data sets of a folder and those that requests bring."""
+"""Answers to SandboxFusion's evaluation endpoints, over data sets of a folder and those that requests bring."""
 
 from __future__ import annotations
 
@@ -48,11 +48,7 @@ def get_metrics(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 class EvaluationApi:
-    """Answers the seven paths.
-
-    Args:
-        app: the server: its sandbox runs programs, each run of a test in a slot of its gate.
-        config: limits, and the folder of the data sets.
+    """Answers the seven paths. The app's sandbox runs programs, each run of a test in a slot of its gate.
 
     Raises:
         ConfigError: a data set cannot be read, or is of no known format.
@@ -65,7 +61,6 @@ class EvaluationApi:
         self._formats = {name: format_of(rows[0]) for name, rows in self._rows.items()}
 
     def routes(self) -> list[Route]:
-        """Return the paths and what answers them."""
         post = {
             "/list_ids": Operation(self._list_ids, "List the ids of a data set", GetPromptsRequest, Ids),
             "/get_prompts": Operation(
@@ -204,7 +199,7 @@ def _check_id(path: Path, row: Row) -> None:
 
 
 class _GatedSandbox(Sandbox):
-    """The server's sandbox, where each run waits for a slot as a request to `/run_code` does."""
+    """The server's sandbox, with each run waiting for a slot as a request to `/run_code` does."""
 
     def __init__(self, sandbox: Sandbox, gate: Gate, metrics: SandboxMetrics) -> None:
         self._sandbox, self._gate, self._metrics = sandbox, gate, metrics

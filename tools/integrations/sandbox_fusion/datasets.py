@@ -75,19 +75,16 @@ _MULTIPLE = {
 
 
 class CodeDataset(ABC):
-    """One format: how its rows are asked and judged."""
+    """One format: the question and the verdict for a row."""
 
     @abstractmethod
-    def prompt(self, row: Row, config: EvaluationConfig) -> Prompt:
-        """Return what a model is asked."""
+    def prompt(self, row: Row, config: EvaluationConfig) -> Prompt: ...
 
     @abstractmethod
-    async def submit(self, row: Row, request: SubmitRequest, sandbox: Sandbox) -> EvalResult:
-        """Judge what a model answered."""
+    async def submit(self, row: Row, request: SubmitRequest, sandbox: Sandbox) -> EvalResult: ...
 
 
 def row_id(row: Row) -> int | str:
-    """Return a row's id: `id`, `task_id` or `name`."""
     for name in ("id", "task_id", "name"):
         if isinstance(row.get(name), int | str):
             return row[name]  # type: ignore[no-any-return]
@@ -220,11 +217,9 @@ FORMATS: dict[str, CodeDataset] = {
     "CommonOJDataset": CommonOJ(),
     "AutoEvalDataset": AutoEval(),
 }
-"""By the name of SandboxFusion's class."""
 
 
 def format_of(row: Row) -> str | None:
-    """Return the name of the format that a row has; None if it has none."""
     if "prompt" in row and ("entry_point" in row or "tests" in row):
         return "HumanEvalDataset"
     if "test_list" in row:
@@ -245,11 +240,7 @@ def format_of(row: Row) -> str | None:
 
 async def _custom_program(sandbox: Sandbox, logic: str, completion: str, language: str) -> str | None:
     """Return the program that a client's logic finds: of the blocks with the highest priority the first one in the
-    language, or else the first one; None if it submits none.
-
-    Raises:
-        InvalidRequestError: the logic fails, or takes too long.
-    """
+    language, or else the first one; None if it submits none."""
     word = secrets.token_hex(16)
     code = f"LOGIC = {logic!r}\nWORD = {word!r}\n{_DRIVER}"
     run = await sandbox.run(code, stdin=completion, timeout=EXTRACTION_TIMEOUT)

@@ -17,7 +17,6 @@ from toolgym.tools.serving.worker import run_worker
 async def open_app(
     config: EvaluatingServerConfig, number: int, folder: Path | None
 ) -> AsyncIterator[tuple[SandboxApp, str]]:
-    """As `toolgym.tools.sandbox.server.worker.open_app`, with the evaluation endpoints."""
     async with worker.open_app(config, number, folder) as (app, about):
         app.add_routes(EvaluationApi(app, config).routes())
         yield app, about
