@@ -1,9 +1,4 @@
-"""The contract of a tool: four calls and a result.
-
-One tool object serves many episodes at once; what belongs to one episode lives under its `instance_id`. The four-call
-lifecycle is verl's: `create` once per episode, `execute` per call, `calc_reward` once when the episode ends, `release`
-exactly once, also after an error. `fork` is toolgym's own: it copies an episode's instance.
-"""
+"""The contract of a tool. The four-call lifecycle is verl's; `fork` is toolgym's own."""
 
 from __future__ import annotations
 
@@ -54,11 +49,7 @@ class ToolResult(_ToolResult):
 
     @classmethod
     def of(cls, value: Any) -> ToolResult:
-        """Read what a tool returned: a `ToolResult`, a `(text, reward, metrics)` tuple, or just text.
-
-        Raises:
-            ConfigError: it is none of these.
-        """
+        """Read what a tool returned: a `ToolResult`, a `(text, reward, metrics)` tuple, or just text."""
         if isinstance(value, cls):
             return value
         if isinstance(value, str):
@@ -72,10 +63,11 @@ class ToolResult(_ToolResult):
 
 
 class BaseTool(ABC):
-    """A callable with a JSON schema and a life per episode.
+    """A callable with a JSON schema and a life per episode: `create` once, `execute` per call, `calc_reward` once at
+    the end, `release` exactly once, also after an error.
 
-    Subclasses implement `execute` and, if they keep state per episode, `create`, `release` and, if they can, `fork`. A
-    tool without state is a function with `@tool`; for one with state, `toolgym.tools.StatefulTool` keeps the instances.
+    One tool object serves many episodes at once; what belongs to one episode lives under its `instance_id`. A tool
+    without state is a function with `@tool`; for one with state, `toolgym.tools.StatefulTool` keeps the instances.
 
     Args:
         config: the tool's own options; see the subclass.
@@ -83,13 +75,11 @@ class BaseTool(ABC):
             has a `default_schema`.
 
     Attributes:
-        stays_on_loop: all calls must come from one event loop, because the tool keeps connections, or shares its state
-            with other tools of the episode. Set it in the class. Otherwise a tool that was caught blocking the event
-            loop runs on one of its own in later episodes.
+        stays_on_loop: all calls must come from one event loop. Otherwise a tool that was caught blocking the event loop
+            runs on one of its own in later episodes.
 
     Raises:
-        ConfigError: no schema was given and the class has none; or the schema is not valid, or lacks an argument that
-            the class's own schema requires.
+        ConfigError: there is no schema, it is not valid, or lacks an argument that the class's own schema requires.
     """
 
     default_schema: ToolSchema | None = None
@@ -124,20 +114,14 @@ class BaseTool(ABC):
 
     @property
     def name(self) -> str:
-        """The name that the model calls this tool by."""
         return self.tool_schema.name
 
     def get_openai_tool_schema(self) -> dict[str, Any]:
-        """The schema in the OpenAI shape, whole."""
         return self.tool_schema.to_openai()
 
     async def create(self, instance_id: str | None = None, **create_kwargs: Any) -> str:
-        """Open this tool for one episode, and return the id that the other calls take.
-
-        Args:
-            instance_id: the id to use; None: a fresh one.
-            create_kwargs: from the task's `tools_kwargs[name]["create_kwargs"]`.
-        """
+        """Open this tool for one episode, with the task's `tools_kwargs[name]["create_kwargs"]`, and return the id that
+        the other calls take; without an `instance_id`, a fresh one."""
         return instance_id if instance_id is not None else os.urandom(16).hex()
 
     @abstractmethod
@@ -164,11 +148,7 @@ class BaseTool(ABC):
 
     async def fork(self, instance_id: str) -> str:
         """Copy an instance, with all its state, for another episode that goes on from here; return the id of the copy,
-        which is released like any other.
-
-        Raises:
-            ForkNotSupportedError: the tool cannot. The default.
-        """
+        which is released like any other. By default it raises `ForkNotSupportedError`."""
         raise ForkNotSupportedError(
             f"the tool {self.name!r} cannot be forked: {type(self).__name__} does not implement fork"
         )

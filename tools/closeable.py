@@ -25,7 +25,6 @@ class AsyncCloseable(ABC):
 
 @asynccontextmanager
 async def closed_on_error(close: Callable[[], Awaitable[object]]) -> AsyncIterator[None]:
-    """Free what a block has taken if the block raises or is cancelled."""
     try:
         yield
     except BaseException:

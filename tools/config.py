@@ -50,11 +50,8 @@ Options = TypeVar("Options", bound=pydantic.BaseModel)
 
 
 def read_options(model: type[Options], config: Mapping[str, Any], what: str) -> Options:
-    """Return a tool's options as a `model`, which forbids others; `what` is the tool's name in error messages.
-
-    Raises:
-        ConfigError: an option is unknown or out of range; names it, and the nearest one.
-    """
+    """Return a tool's options as a `model`, which forbids others; `what` is the tool's name in errors, which name an
+    unknown option and the nearest one."""
     known = model.model_fields
     try:
         return model.model_validate(dict(config))
@@ -72,7 +69,7 @@ def from_config(source: str | Path | Mapping[str, Any]) -> list[BaseTool]:
 
     Raises:
         UnknownNameError: the file, a module or a class does not exist; names the nearest one.
-        ConfigError: the file is not valid YAML or not of the shape above; names the place.
+        ConfigError: the file is not of the shape above; names the place.
     """
     if isinstance(source, Mapping):
         where, data = "the mapping", source

@@ -1,7 +1,6 @@
 """Every error that toolgym raises, in one tree.
 
-These are for what a *user* did wrong or what the *infrastructure* failed to do. What a model did wrong is never raised:
-it becomes an observation that the model reads (see `toolgym.tools.schema.ToolCallError`).
+What a model did wrong is never raised: it becomes an observation that the model reads.
 """
 
 from __future__ import annotations
@@ -41,11 +40,8 @@ class ForkNotSupportedError(ToolgymError, NotImplementedError):
 
 
 class SandboxError(ToolgymError, RuntimeError):
-    """A sandbox could not do what was asked (a failed *run* is an `ExecutionResult`, not an error).
-
-    Raised as itself if the sandbox and the session live on and what runs in the session is in the way: a file that
-    cannot be written, a fork that the program prevented. Its subclasses are split by what the caller should do.
-    """
+    """A sandbox could not do what was asked (a failed *run* is an `ExecutionResult`, not an error). Subclasses are
+    split by what the caller should do; otherwise sandbox and session live on."""
 
 
 class SandboxUnavailableError(SandboxError):
@@ -57,7 +53,7 @@ class SandboxUnsupportedError(SandboxError):
 
 
 class SessionForkError(SandboxUnsupportedError, ForkNotSupportedError):
-    """Sessions of this sandbox can never be forked."""
+    pass
 
 
 class SandboxBusyError(SandboxError):
@@ -98,8 +94,6 @@ class SandboxPermissionError(SandboxFileError, PermissionError):
 
 
 class NoSessionError(ToolgymError):
-    """A server has no session of that name (any more)."""
-
     def __init__(self, name: str) -> None:
         super().__init__(
             f"no session {name[:80]!r}: it was never opened, was closed or idle for too long, or what held it has died"
@@ -111,7 +105,7 @@ class EngineError(ToolgymError, RuntimeError):
 
 
 class EngineUnavailableError(EngineError, ConnectionError):
-    """Nothing answers at the engine's address."""
+    pass
 
 
 class ClusterError(ToolgymError, RuntimeError):
@@ -145,11 +139,8 @@ _ABOUT_A_FILE = (
 
 
 def is_infrastructure(error: BaseException | None) -> bool:
-    """Whether an exception is the infrastructure's: of the network, the disk, a sandbox or an engine.
-
-    So is one that was raised `from` such an exception, as HTTP clients do with errors of their own. That a file is not
-    there, or may not be read, is about what was asked for.
-    """
+    """Whether an exception, or one that it was raised `from`, is the infrastructure's: of the network, the disk, a
+    sandbox or an engine. That a file is not there, or may not be read, is about what was asked for."""
     while error is not None:
         if isinstance(error, OSError | SandboxError | EngineError) and not isinstance(error, _ABOUT_A_FILE):
             return True
@@ -164,8 +155,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def missing_file(what: str, path: Path) -> UnknownNameError:
-    """Build the error for a file or folder that is not there; it names the nearest one beside it. `what` is for example
-    `"task file"`."""
+    """Build the error for a file or folder that is not there; it names the nearest one beside it."""
     siblings = [item.name for item in path.parent.iterdir()] if path.parent.is_dir() else []
     return UnknownNameError(f"no {what} at {str(path)!r}{nearest(path.name, siblings)}")
 
@@ -183,7 +173,6 @@ def require_whole_number(name: str, value: object, *, at_least: int) -> None:
 
 
 def require_seed(seed: object) -> None:
-    """Check the seed of an env, as Gymnasium does."""
     if seed is not None:
         require_whole_number("seed", seed, at_least=0)
 

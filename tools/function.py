@@ -28,12 +28,11 @@ _MODES = {"thread": PoolMode.ThreadMode, "process": PoolMode.ProcessMode}
 class FunctionTool(BaseTool):
     """A stateless tool around a function. `@tool` makes it.
 
-    An `async def` function runs on the event loop; a plain one runs in `tool_pool`, so that it does not hold up other
-    episodes: in a thread, or in a process if it computes or may crash. At most 256 plain functions run at once in
-    threads (`TOOLGYM_BLOCKING_THREADS`), and one per processor in processes (`TOOLGYM_BLOCKING_PROCESSES`); further
-    calls wait, and their deadlines stand still. At the env's deadline a process is killed. A thread cannot be
-    interrupted: the answer is dropped, and the thread runs on to its end while another takes its place. The log names
-    the tool, and `tool_pool().left_behind` counts such threads.
+    An `async def` function runs on the event loop; a plain one runs in `tool_pool`, in a thread, or in a process if it
+    computes or may crash. At most 256 run at once in threads (`TOOLGYM_BLOCKING_THREADS`), and one per processor in
+    processes (`TOOLGYM_BLOCKING_PROCESSES`); further calls wait, and their deadlines stand still. At the env's deadline
+    a process is killed; a thread runs on to its end, unheard, while another takes its place. The log names the tool,
+    and `tool_pool().left_behind` counts such threads.
     """
 
     def __init__(
@@ -76,9 +75,8 @@ class FunctionTool(BaseTool):
 class ToolFunction(Protocol[P, R]):
     """A function with a tool as an attribute; `@tool` makes it.
 
-    It is a plain Python function with the same name, signature and docstring, so it can be called, and what takes
-    functions as tools takes it: `transformers.utils.get_json_schema`, `trl.GRPOTrainer(tools=[...])`. An env takes it
-    as well: `ToolEnv([convert], ...)`.
+    It is a plain function with the same name, signature and docstring, so `transformers.utils.get_json_schema`,
+    `trl.GRPOTrainer(tools=[...])` and `ToolEnv([convert], ...)` take it.
     """
 
     __name__: str
@@ -89,7 +87,6 @@ class ToolFunction(Protocol[P, R]):
 
 
 def as_tool(value: object) -> BaseTool:
-    """Return a tool as it is, and the tool of a function that `@tool` made."""
     candidate = getattr(value, "tool", None) if inspect.isfunction(value) else value
     if not isinstance(candidate, BaseTool):
         raise ConfigError(f"a tool must be a BaseTool (`@toolgym.tool` makes one of a function), got {value!r}")

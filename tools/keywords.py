@@ -15,10 +15,7 @@ T = TypeVar("T")
 
 def named_keywords(call: Callable[P, T]) -> Callable[P, T]:
     """Let a misspelt keyword argument of a function, or of `__init__`, be an `UnknownArgumentError` that names the
-    nearest one.
-
-    If `__init__` is inherited or called from that of a subclass, the names that the subclass takes are known as well.
-    """
+    nearest one. The names that a subclass's `__init__` takes are known as well."""
     names = set(_keywords(call))
 
     @functools.wraps(call)
@@ -38,7 +35,6 @@ def named_fields(dataclass: type[T]) -> type[T]:
 
 
 def check_keywords(call: Callable[..., object], keywords: Iterable[str]) -> None:
-    """Raise `UnknownArgumentError` if `call` takes no argument of one of the names."""
     try:
         parameters = inspect.signature(call).parameters.values()
     except (TypeError, ValueError):  # it does not say what it takes

@@ -1,13 +1,9 @@
-"""Imports that happen late: a package's public names, errors for packages that are not installed, `after_import`.
+"""Imports that happen late. A package lists each name once, in the block that type checkers read:
 
-A package lists each name once, in the block that type checkers read:
-
-    if TYPE_CHECKING:
-        from toolgym.tools.base import BaseTool as BaseTool
-    else:
-        __getattr__, __dir__ = lazy_names(__name__)
-
-`from ... import name as name` marks a re-export for type checkers. At run time that block is the table of names.
+if TYPE_CHECKING:
+    from toolgym.tools.base import BaseTool as BaseTool
+else:
+    __getattr__, __dir__ = lazy_names(__name__)
 """
 
 from __future__ import annotations
@@ -29,11 +25,9 @@ from toolgym.tools.errors import MissingExtraError
 
 
 def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return the `__getattr__` and `__dir__` of a package, from the imports in its `if TYPE_CHECKING` block.
-
-    `__all__` is among the attributes: the sorted re-exports of the package, but for those that need a package which is
-    not installed. So `from ... import *` works with any extras; asked for by its name, such a one says what to install.
-    """
+    """Return the `__getattr__` and `__dir__` of a package, from the imports in its `if TYPE_CHECKING` block. `__all__`
+    leaves out the names that need a package which is not installed, so that `from ... import *` works with any
+    extras."""
 
     @functools.cache
     def homes() -> dict[str, str]:
@@ -140,8 +134,6 @@ def after_import(name: str, action: Action) -> None:
 
 
 class _Finder:
-    """Finds the modules of `actions` as the other finders do, and calls the actions after each ran."""
-
     def __init__(self) -> None:
         self.actions: dict[str, list[Action]] = {}
 

@@ -16,19 +16,14 @@ class FunctionCall(TypedDict):
 
 
 class MessageToolCall(TypedDict):
-    """One entry of an assistant message's `tool_calls`."""
-
     id: str
     type: Literal["function"]
     function: FunctionCall
 
 
 class Message(TypedDict):
-    """One chat message.
-
-    `tool_calls` and `reasoning_content` (thinking, separate from the content) occur on assistant messages only;
-    `tool_call_id` and `name` on tool messages only.
-    """
+    """One chat message. `tool_calls` and `reasoning_content` (thinking, separate from the content) occur on assistant
+    messages only; `tool_call_id` and `name` on tool messages only."""
 
     role: Role
     content: str
@@ -57,5 +52,4 @@ def tool_call(name: str, arguments: dict[str, Any], *, id: str = "call_0") -> Me
 
 
 def tool(content: str, *, tool_call_id: str, name: str) -> Message:
-    """A tool's answer to the call with `tool_call_id`."""
     return {"role": "tool", "content": content, "tool_call_id": tool_call_id, "name": name}

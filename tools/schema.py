@@ -1,8 +1,4 @@
-"""Arguments of a tool (`ToolSchema`), a request for it (`ToolCall`), and a mistake in one (`ToolCallError`).
-
-The JSON Schema of a tool is kept whole: nested objects, `items`, enums, defaults and everything else reach the model
-and the validator exactly as the tool's author wrote them.
-"""
+"""Arguments of a tool (`ToolSchema`), a request for it (`ToolCall`), and a mistake in one (`ToolCallError`)."""
 
 from __future__ import annotations
 
@@ -36,8 +32,9 @@ class ToolSchema:
     """A tool's name, description and parameters, as the model sees them.
 
     Attributes:
-        parameters: a JSON Schema (2020-12) of type `object`. Never altered.
-        strict: passed through to `to_openai` if set; kept for configurations in the OpenAI shape.
+        parameters: a JSON Schema (2020-12) of type `object`, kept whole: it reaches the model and the validator exactly
+            as the tool's author wrote it.
+        strict: passed through to `to_openai` if set.
     """
 
     name: str
@@ -64,11 +61,7 @@ class ToolSchema:
 
     @classmethod
     def from_openai(cls, value: Mapping[str, Any]) -> ToolSchema:
-        """Read `{"type": "function", "function": {"name", "description", "parameters"}}`, or the inner object.
-
-        Raises:
-            ConfigError: the value does not have that shape.
-        """
+        """Read `{"type": "function", "function": {"name", "description", "parameters"}}`, or the inner object."""
         function = value.get("function", value) if isinstance(value, Mapping) else None
         if not isinstance(function, Mapping) or "name" not in function:
             raise ConfigError(
@@ -83,7 +76,7 @@ class ToolSchema:
         )
 
     def to_openai(self) -> dict[str, Any]:
-        """Return the schema in the OpenAI shape, as chat templates take it. The result may be altered freely."""
+        """Return a copy of the schema in the OpenAI shape, as chat templates take it."""
         copied: dict[str, Any] = pickle.loads(self._pickled)
         return copied
 
@@ -117,7 +110,6 @@ class ToolSchema:
         return [sentence for error in errors for sentence in _sentences(error)]
 
     def with_defaults(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a copy of the arguments, with absent ones filled in that have a `default` in the schema."""
         return _fill_defaults(self.parameters, dict(arguments))
 
     def _fits_plainly(self, arguments: Mapping[str, Any]) -> bool:
@@ -154,8 +146,6 @@ class ToolCall:
 
     Attributes:
         id: unique in the episode; the answer carries it as `tool_call_id`.
-        name: the tool's name as the model wrote it.
-        arguments: the decoded JSON object.
         index: position among all calls of its turn, malformed ones included, counted from 0.
     """
 
@@ -181,15 +171,12 @@ class CallProblem(enum.StrEnum):
     NOT_A_CALL = "not_a_call"
     """It is JSON, but not an object with a `name` and an object of `arguments`."""
     UNCLOSED_TAG = "unclosed_tag"
-    """The turn ended before the call's closing tag."""
     OPEN_THINKING = "open_thinking"
-    """The call stands inside a `<think>` that was never closed."""
     CALL_IN_THINKING = "call_in_thinking"
     """The turn's only calls stand inside its thinking, and nothing follows."""
     UNKNOWN_TOOL = "unknown_tool"
     WRONG_ARGUMENTS = "wrong_arguments"
     TOO_MANY_CALLS = "too_many_calls"
-    """More calls in one turn than `max_parallel_calls`."""
 
 
 @dataclass(frozen=True)
@@ -197,7 +184,6 @@ class ToolCallError:
     """A request for a tool that could not be carried out.
 
     Attributes:
-        problem: the kind of mistake.
         message: what the model reads: what was expected, what came, what to do.
         raw: the text that the model wrote.
         id: the id that the answer will carry.
@@ -234,10 +220,8 @@ def _is_plain(schema: Any) -> bool:
 
 
 def _without_nulls(schema: Any) -> Any:
-    """Copy a schema without keywords whose value is null, as verl's files write `enum: null` for "no enum".
-
-    JSON Schema gives null a meaning in `default` and `const` only (and inside `enum` and `examples`, which are kept).
-    """
+    """Copy a schema without keywords whose value is null, as verl's files write `enum: null` for "no enum". Null means
+    something in `default` and `const` only (and inside `enum` and `examples`, which are kept)."""
     if not isinstance(schema, Mapping):
         return copy.deepcopy(schema)
     copied: dict[str, Any] = {}

@@ -48,11 +48,7 @@ class ToolSession(ABC):
         return 0.0
 
     async def fork(self) -> ToolSession:
-        """Return an independent session in the same state.
-
-        Raises:
-            ForkNotSupportedError: it cannot. The default.
-        """
+        """Return an independent session in the same state. By default it raises `ForkNotSupportedError`."""
         raise ForkNotSupportedError(f"{type(self).__name__} does not implement fork")
 
     async def close(self) -> None:
@@ -78,11 +74,7 @@ class StatefulTool(BaseTool):
         """
 
     async def create(self, instance_id: str | None = None, **create_kwargs: Any) -> str:
-        """Open a session. See `BaseTool.create`.
-
-        Raises:
-            ConfigError: the id is in use.
-        """
+        """Open a session. Raises `ConfigError` if the id is in use."""
         if instance_id in self._sessions:
             raise ConfigError(f"the tool {self.name!r} has an instance {instance_id!r} already; release that one first")
         return await self._keep(await self.open(**create_kwargs), instance_id)
@@ -106,7 +98,6 @@ class StatefulTool(BaseTool):
             await shielded(session.close())
 
     async def close(self) -> None:
-        """Close the sessions that were not released."""
         sessions, self._sessions = self._sessions, {}
         async with AsyncExitStack() as stack:  # all are closed, also when one raises
             for session in sessions.values():
@@ -121,11 +112,7 @@ class StatefulTool(BaseTool):
         return instance
 
     def session_of(self, instance_id: str) -> ToolSession:
-        """Return an episode's session.
-
-        Raises:
-            EpisodeError: it was not opened, or was released.
-        """
+        """Return an episode's session. Raises `EpisodeError` if it was not opened, or was released."""
         session = self._sessions.get(instance_id)
         if session is None:
             raise EpisodeError(f"the tool {self.name!r} has no instance {instance_id!r}; call `create` first")

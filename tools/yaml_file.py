@@ -11,12 +11,8 @@ from toolgym.tools.errors import ConfigError, missing_file
 
 
 def read_yaml(what: str, path: Path) -> Any:
-    """Return the value that a YAML file holds; `what` says in errors what the file is, for example `"tool file"`.
-
-    Raises:
-        UnknownNameError: there is no such file; names the nearest one.
-        ConfigError: it cannot be read, is not valid YAML, or gives a name twice.
-    """
+    """Return the value that a YAML file holds; `what` says in errors what the file is. Raises `UnknownNameError` if
+    there is no such file, and `ConfigError` if it cannot be read, is not valid YAML, or gives a name twice."""
     try:
         return yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except FileNotFoundError:

@@ -1,8 +1,8 @@
 """Blocking functions in threads that end with the interpreter, for the library's own work.
 
 `asyncio.to_thread` runs the processors and four functions at once, for all of an event loop: as many that hang disable
-all others, the library's own among them. So each piece of the library's work has a thread for itself, `in_thread`;
-tools have a pool that replaces threads that hang, `toolgym.tools.concurrency.execution_pool`.
+all others. So each piece of the library's work has a thread for itself; tools have a pool that replaces threads that
+hang, `toolgym.tools.concurrency.execution_pool`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ P = ParamSpec("P")
 
 
 class NoThreadError(ToolgymError, RuntimeError):
-    """The system gives this process no further thread."""
+    pass
 
 
 class DaemonThread(Executor):
@@ -80,12 +80,8 @@ async def in_thread(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwar
 
 
 def contained(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call a function. What it raises can be raised to the waiting caller, without ending or cancelling it.
-
-    Raises:
-        ExitError: the function called `sys.exit`, or raised something else that is meant to end a program.
-        RuntimeError: the function raised `StopIteration`, which no coroutine can.
-    """
+    """Call a function. What it raises can be raised to the waiting caller, without ending or cancelling it: `ExitError`
+    for `sys.exit` and its like, `RuntimeError` for `StopIteration`."""
     try:
         return function(*args, **kwargs)
     except (StopIteration, concurrent.futures.CancelledError) as error:
@@ -97,7 +93,7 @@ def contained(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
 
 
 def function_name(function: Callable[..., Any]) -> str:
-    """Return a function's name without its address, which is another one each time; a model may read it."""
+    """Without the address of a `repr`, which is another one each time; a model may read it."""
     while isinstance(function, functools.partial):
         function = function.func
     return str(getattr(function, "__name__", type(function).__name__))

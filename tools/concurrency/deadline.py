@@ -26,7 +26,6 @@ _GRACE_PARTS = 20
 event loop. So code gets this many turns of a loop that is busy with cancelling others."""
 
 LOG_INTERVAL = 10.0
-"""At most one line about code that was left behind is logged in so many seconds."""
 
 _log = logging.getLogger("toolgym.tools")
 _left_behind: set[asyncio.Task[Any]] = set()
@@ -39,12 +38,7 @@ _LEAST_WAIT = 0.05
 
 
 class DeadlineError(ToolgymError, TimeoutError):
-    """The deadline passed.
-
-    Attributes:
-        stuck: the code also ignored its cancellation.
-        queued: the deadline was that for queueing: the code never got its turn.
-    """
+    """The deadline passed; that for queueing, if `queued`. The code also ignored its cancellation, if `stuck`."""
 
     def __init__(self, seconds: float, *, stuck: bool, queued: bool = False) -> None:
         super().__init__(f"did not {'get its turn' if queued else 'finish'} within {seconds:g} seconds")
@@ -157,7 +151,6 @@ class watch_own_deadline(contextlib.AbstractContextManager[Callable[[], bool]]):
 
 
 def _clocks() -> list[_Clock]:
-    """The clocks around the caller, the nearest first."""
     clocks, clock = [], _clock.get()
     while clock is not None:
         clocks.append(clock)
@@ -167,7 +160,7 @@ def _clocks() -> list[_Clock]:
 
 @contextlib.contextmanager
 def queue_clock() -> Iterator[Callable[[], float]]:
-    """Measure how long the code of a block queues. Gives a function that returns the seconds so far."""
+    """Give a function that returns the seconds that the code of the block has queued so far."""
     clock = _Clock(_clock.get())
     token = _clock.set(clock)
     try:
@@ -184,16 +177,11 @@ def overran() -> bool:
 async def with_deadline(
     coroutine: Coroutine[Any, Any, T], seconds: float, *, queue: float | None = None, name: str = ""
 ) -> T:
-    """Await a coroutine for at most `seconds`, not counting what it spends inside of `queueing` or `own_deadline`.
+    """Await a coroutine for at most `seconds`, not counting what it spends inside of `queueing` or `own_deadline`; the
+    latter for at most `queue` seconds, by default as many.
 
     `asyncio.wait_for` waits for the cancelled code to end, however long that takes; foreign code may never end. Here it
     gets `CANCEL_GRACE` seconds and is then left behind, with a line in the log that has its `name`.
-
-    Args:
-        coroutine: the code.
-        seconds: wall seconds that it may run.
-        queue: wall seconds that it may queue. None: as long as it runs.
-        name: the code's name in the log.
 
     Raises:
         DeadlineError: a deadline passed.
@@ -265,10 +253,8 @@ async def _contained(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 async def shielded(awaitable: Awaitable[T]) -> T:
-    """Await something to its end even if the caller is cancelled; the cancellation comes after.
-
-    For what must not be left half done, clean-up above all. It must have deadlines of its own.
-    """
+    """Await something to its end even if the caller is cancelled; the cancellation comes after. For clean-up above all,
+    which must have deadlines of its own."""
     task = asyncio.ensure_future(awaitable)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
@@ -287,7 +273,7 @@ async def shielded(awaitable: Awaitable[T]) -> T:
 
 
 async def _stop(task: asyncio.Task[Any], name: str) -> bool:
-    """Cancel a task and wait a little for it. Returns whether it ended."""
+    """Returns whether the cancelled task ended."""
     _left_behind.add(task)  # asyncio itself refers to tasks weakly, and this wait may be cancelled too
     task.add_done_callback(_forget)
     task.cancel()
@@ -300,7 +286,6 @@ async def _stop(task: asyncio.Task[Any], name: str) -> bool:
 
 
 def log_overrun(name: str, text: str) -> None:
-    """Log what was left behind at its deadline, at most one line per name in `LOG_INTERVAL` seconds."""
     skipped = _overruns.due(name)
     if skipped is not None:
         more = f" (and {skipped} more since the last such line)" if skipped else ""

@@ -86,7 +86,6 @@ class FirstStep(Coroutine[Any, Any, T], Generic[T]):
         return self._coroutine.throw(error, *more)
 
     def _hand_over(self) -> Any:
-        """Return the future that the first step waits for, as an `await` gives it to a task."""
         self._set_blocking(True)
         first, self._first = self._first, None
         return first

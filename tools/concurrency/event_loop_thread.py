@@ -23,13 +23,12 @@ GRACE = 5.0
 """Seconds that cancelled code gets to clean up, before the caller goes on without it."""
 
 SLICE = 0.1
-"""Seconds that a thread waits before it looks again whether it was interrupted."""
 
 _log = logging.getLogger("toolgym.tools")
 
 
 class LoopTimeoutError(ToolgymError, TimeoutError):
-    """A coroutine, or the closing of the event loop, did not finish in time."""
+    pass
 
 
 class EventLoopThread:
@@ -73,12 +72,9 @@ class EventLoopThread:
         """Run a coroutine on the loop, with the caller's context variables, and return its result.
 
         It works inside of a running event loop too (as in a notebook), which waits. A KeyboardInterrupt here cancels
-        the coroutine, and is raised once that is over (or after `GRACE` seconds).
-
-        Raises:
-            LoopTimeoutError: `timeout` passed, and the coroutine was cancelled.
-            EpisodeError: after `close`, in a forked child of the process that started the loop, from the loop's own
-                thread, or `close` was called meanwhile.
+        the coroutine, and is raised once that is over (or after `GRACE` seconds). Raises `LoopTimeoutError` if
+        `timeout` passed, and `EpisodeError` if the loop is closed, this process's parent's, or that of the calling
+        thread.
         """
         call = _Call(coroutine)
         try:
@@ -95,11 +91,7 @@ class EventLoopThread:
         raise LoopTimeoutError(f"the call did not finish within {timeout:g} seconds and was cancelled")
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        """Begin to run a coroutine on the loop, and return at once. Cancelling the future cancels the coroutine.
-
-        Raises:
-            EpisodeError: after `close`, or in a forked child of the process that started the loop.
-        """
+        """Begin to run a coroutine on the loop, and return at once. Cancelling the future cancels the coroutine."""
         try:
             return self._server.schedule(lambda loop: asyncio.run_coroutine_threadsafe(coroutine, loop))
         except BaseException:
@@ -138,13 +130,8 @@ class EventLoopThread:
         self._finish()
 
     def close(self) -> None:
-        """Cancel what still runs, run `on_close`, and free everything. Closing twice is fine.
-
-        Raises:
-            Exception: what `on_close` raised; everything is freed nevertheless.
-            LoopTimeoutError: something blocks the loop's thread, which therefore could not be joined.
-            EpisodeError: called from the loop's own thread.
-        """
+        """Cancel what still runs, run `on_close`, whose error is raised, and free everything. Closing twice is fine.
+        Raises `LoopTimeoutError` if something blocks the loop's thread."""
         server = self._server
         if not server.is_inherited():  # otherwise thread and resources are the parent's
             if server.thread is threading.current_thread():
@@ -179,7 +166,6 @@ class _Call(Generic[T]):
             self.finished.set()
 
     def wait(self, timeout: float | None) -> bool:
-        """Wait until it is over; False if `timeout` passed first."""
         deadline = None if timeout is None else time.monotonic() + timeout
         # In slices: an interrupt that comes just before a lock is waited for is not seen until the wait is over.
         while not self.finished.wait(SLICE if deadline is None else min(SLICE, deadline - time.monotonic())):
@@ -245,7 +231,6 @@ class _Server:
         self.schedule(begin)
 
     def schedule(self, begin: Callable[[asyncio.AbstractEventLoop], T]) -> T:
-        """Return what `begin` returns, which hands the loop something to do."""
         # Without the lock: a fork may have copied it locked.
         if self.is_inherited():
             raise EpisodeError(
@@ -259,7 +244,6 @@ class _Server:
             return begin(self._loop if self._loop is not None else self._start())
 
     def cancel(self, call: _Call[Any]) -> None:
-        """Cancel a call and wait a little for it to clean up."""
         assert self._loop is not None
         with contextlib.suppress(RuntimeError):  # the loop is closed: the call is over
             self._loop.call_soon_threadsafe(call.cancel)

@@ -1,9 +1,8 @@
 """Blocking functions beside the event loop, in threads or processes: a bounded number at once, first come first served.
 
-A function that hangs takes nothing from others: when its caller gives it up, as at a deadline, its thread is left
-behind and replaced, its process is killed. The names and options of `init_execution_pool` and `PoolMode` are those of
-verl's sandbox tool, with what was missing there: both modes work, the rate limit can be switched off, an exception
-reaches the caller, and a worker that dies is replaced.
+The names and options of `init_execution_pool` and `PoolMode` are those of verl's sandbox tool, with what was missing
+there: both modes work, the rate limit can be switched off, an exception reaches the caller, and a worker that dies is
+replaced.
 """
 
 from __future__ import annotations
@@ -45,7 +44,6 @@ QUEUE_TIMEOUT = 600.0
 """Seconds that a tool waits for a free worker, unless a deadline around it is shorter."""
 
 POOL_LIMIT_NAME = "rate-limiter"
-"""All pools of `init_execution_pool` in a process share the rate limit of this name."""
 
 START_TIMEOUT = 120.0
 """Seconds for a worker process to start: it imports the main module, which may be a whole trainer."""
@@ -63,14 +61,15 @@ class ExecutionPool:
     """Runs functions for all event loops of a process.
 
     Each worker is an executor of one thread or process, so that one that is killed or never ends takes no other
-    function with it. Workers are used again: functions may keep connections in `threading.local`.
+    function with it. When its caller gives it up, as at a deadline, its thread is left behind and replaced, its process
+    is killed. Workers are used again: functions may keep connections in `threading.local`.
 
     Args:
         num_workers: functions at once, not counting those that were given up.
         mode: threads or processes.
         limiter: a limit that others share; None: there is none.
-        queue_timeout: seconds that a call waits for a free worker, unless a deadline around it is shorter; None: as
-            long as it takes.
+        queue_timeout: seconds that a call waits for a free worker, unless a deadline around it is shorter; None: no
+            limit.
     """
 
     def __init__(
@@ -104,16 +103,11 @@ class ExecutionPool:
     async def run(self, function: Callable[[], T], *, name: str, timeout: float | None = None) -> T:
         """Run a function and return what it returns, or raise what it raises; see also `contained`.
 
-        While it waits for a worker, deadlines of `with_deadline` stand still.
-
-        Args:
-            function: takes no arguments; see `functools.partial`. In a thread it has the caller's context variables; a
-                process takes any function that cloudpickle can carry, lambdas included.
-            name: the function's name in `left_behind`, errors and the log.
-            timeout: seconds for the function itself, queueing not counted.
+        While it waits for a worker, deadlines of `with_deadline` stand still. In a thread the function has the caller's
+        context variables; a process takes any function that cloudpickle can carry, lambdas included.
 
         Raises:
-            TimeoutError: it did not finish within `timeout`.
+            TimeoutError: it did not finish within `timeout` seconds, queueing not counted.
             DeadlineError: no worker came free within `queue_timeout`.
             NoThreadError: the system gives this process no further thread.
             SandboxError: the worker process died, or cannot be started; or the pool is closed.
@@ -147,7 +141,6 @@ class ExecutionPool:
         _shut_down(workers, wait=False)
 
     async def close(self) -> None:
-        """Wait for what runs and end the workers. Closing twice is fine."""
         workers = set(self._workers)
         self.shutdown()
         await shielded(in_thread(_shut_down, workers))
@@ -260,7 +253,7 @@ _tool_pools_lock = threading.Lock()
 
 
 def tool_pool(mode: PoolMode = PoolMode.ThreadMode) -> ExecutionPool:
-    """Return the pool of all blocking tools of this process that run in threads, or of those that run in processes."""
+    """Return the pool of all blocking tools of this process that run in such workers."""
     variable, default = THREADS_VARIABLE, DEFAULT_THREADS
     if mode is PoolMode.ProcessMode:
         variable, default = PROCESSES_VARIABLE, os.cpu_count() or 1

@@ -1,8 +1,5 @@
-"""`freeze_heap`: garbage collections of a run that leave alone what was there before it.
-
-The collector looks at every object of the process from time to time, and the event loop stands still meanwhile: for a
-quarter of a second if a trainer's libraries are loaded, several times in a run of a thousand episodes.
-"""
+"""`freeze_heap`: garbage collections of a run that leave alone what was there before it. Else the event loop stands
+still for a quarter of a second if a trainer's libraries are loaded, several times in a run of a thousand episodes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,3 @@
-"""`LogThrottle`: log lines that happen thousands of times are written once in a while."""
-
 from __future__ import annotations
 
 import math

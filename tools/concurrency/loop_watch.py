@@ -26,13 +26,10 @@ from typing import Any, NamedTuple
 from toolgym.tools.concurrency.log_throttle import LogThrottle
 
 BLOCKED_AFTER = 1.0
-"""Seconds that an event loop may be blocked before the log says so."""
 
 INTERVAL = 0.05
-"""Seconds between two calls of a loop's timer."""
 
 LOG_INTERVAL = 60.0
-"""At most one line about the same tool, or the same place, is logged in so many seconds."""
 
 KEPT = 4096
 """The newest lags that are kept: at one in 50 ms, those of the last three minutes and a half."""
@@ -93,7 +90,6 @@ class LoopWatch:
         return self._lag.read()
 
     def overdue(self) -> float:
-        """Seconds by which the loop is late now; 0.0 if it is not."""
         return max(0.0, time.monotonic() - self._due)
 
     def stop(self) -> None:

@@ -19,12 +19,8 @@ from toolgym.tools.errors import ConfigError
 
 
 class Lease:
-    """One permit that is held. Releasing twice gives it back once.
-
-    Args:
-        give_back: called at the first `release`. It does not wait: an event loop that shuts down may never come back to
-            a coroutine.
-    """
+    """One permit that is held. `give_back` is called at the first `release` and must not wait: an event loop that shuts
+    down may never come back to a coroutine."""
 
     def __init__(self, give_back: Callable[[], None]) -> None:
         self._give_back = [give_back]
@@ -80,15 +76,7 @@ class _Permit(contextlib.AbstractAsyncContextManager[None]):
 
 
 class LocalRateLimiter(RateLimiter):
-    """Permits for this process, shared by all its event loops and threads.
-
-    Attributes:
-        limit: how many there are now; see `resize`.
-        granted: how many permits were given so far.
-
-    Raises:
-        ConfigError: the limit is not a whole number of at least 1.
-    """
+    """Permits for this process, shared by all its event loops and threads; `granted` were given so far."""
 
     def __init__(self, limit: int) -> None:
         self.limit = check_limit(limit)
@@ -116,7 +104,6 @@ class LocalRateLimiter(RateLimiter):
 
     @property
     def full(self) -> bool:
-        """Whether a further caller would wait."""
         return self._free <= 0 or bool(self._waiters)
 
     async def acquire(self, on_wait: Callable[[], None] | None = None) -> Lease:
@@ -200,11 +187,8 @@ _named_lock = threading.Lock()
 
 
 def global_limiter(name: str, limit: int) -> LocalRateLimiter:
-    """The process-wide limiter of that name, made at first use and forgotten with its last user.
-
-    Raises:
-        ConfigError: it exists with another limit, so that two configurations contradict each other.
-    """
+    """The process-wide limiter of that name, made at first use and forgotten with its last user. Raises `ConfigError`
+    if it exists with another limit."""
     with _named_lock:
         limiter = _named.get(name)
         if limiter is None:

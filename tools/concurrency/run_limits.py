@@ -39,20 +39,12 @@ class RunLimit:
 
 
 TOOL_CALLS = RunLimit("toolgym_tool_calls")
-"""Each tool call holds a permit while the tool works."""
 
 GENERATIONS = RunLimit("toolgym_generations")
-"""Each request to the engine holds a permit."""
 
 
 def named_limiter(name: str, limit: int, scope: LimitScope) -> RateLimiter:
-    """The limiter of that name that all callers in the scope share.
-
-    Raises:
-        ConfigError: it exists with another limit.
-        ClusterError: the scope is a cluster, and this process is connected to none.
-        MissingExtraError: the scope is a cluster, and Ray is not installed.
-    """
+    """The limiter of that name that all callers in the scope share."""
     if scope == "process":
         return global_limiter(name, limit)
     from toolgym.tools.concurrency.cluster.rate_limit import RayRateLimiter

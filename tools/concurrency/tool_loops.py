@@ -70,7 +70,6 @@ class ToolLoops:
             return loop.thread
 
     def close(self) -> None:
-        """Forget all tools, and begin to end their loops."""
         with self._lock:
             caught, self._caught = self._caught, {}
         for _, loop in caught.values():

@@ -21,12 +21,8 @@ def is_address(url: object) -> bool:
 
 
 def check_address(url: object, what: str = "a server") -> str:
-    """Return a server's URL in its normal form, without slashes at its end.
-
-    Args:
-        url: a scheme (http or https), a host, maybe a port and a path; nothing else.
-        what: the server's name in error messages, with its article: "a sandbox server".
-    """
+    """Return a server's URL in its normal form: scheme, host, maybe a port and a path, no slashes at its end. `what` is
+    the server's name in error messages, with its article."""
     stripped = url.strip() if isinstance(url, str) else url
     if not isinstance(stripped, str) or not is_address(stripped):
         raise ConfigError(f"the address of {what} must look like http://host:8080, got {url!r}")

@@ -73,7 +73,6 @@ class ChatEndpoint(AsyncCloseable):
 
         Raises:
             CallError: no server gave a completion in time.
-            ClientClosedError: it is closed.
             ConfigError: the server refused the request, or another event loop uses this object.
         """
         body = json_body({**self._body, "messages": list(messages)})

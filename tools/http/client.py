@@ -18,13 +18,8 @@ UNKNOWN = "unknown outcome: it may have run, wholly or in part, and is not sent 
 
 
 class CallError(ToolgymError):
-    """A call failed, and what was called for is not to blame.
-
-    Args:
-        message: what happened, for people: it names hosts.
-        unreached: no server was reached in any attempt.
-        busy: the time was up while the servers were full.
-    """
+    """A call failed, and what was called for is not to blame. No server was reached in any attempt, if `unreached`; the
+    time was up while the servers were full, if `busy`. The message names hosts."""
 
     def __init__(self, message: str, *, unreached: bool = False, busy: bool = False) -> None:
         super().__init__(message)
@@ -33,11 +28,11 @@ class CallError(ToolgymError):
 
 
 class GarbledError(ToolgymError):
-    """An answer that makes no sense."""
+    pass
 
 
 class ClientClosedError(ToolgymError):
-    """The client was closed before or during the call."""
+    pass
 
 
 class HttpRequest(NamedTuple):
@@ -58,7 +53,7 @@ class HttpClient(Generic[R]):
     Args:
         replicas: the servers, at least one.
         retries: how patient to be.
-        session: sends; closed with the client.
+        session: closed with the client.
         health_path: path that a server answers below 500 when it is well, without being asked for a token.
         prepare: awaited with a server before each attempt; raises as an attempt may.
     """
@@ -80,7 +75,6 @@ class HttpClient(Generic[R]):
         self._closed = False
 
     async def close(self) -> None:
-        """Break off what is under way, and close all connections."""
         self._closed = True
         await self.pool.close()
         await self._session.close()
@@ -99,8 +93,7 @@ class HttpClient(Generic[R]):
 
         Args:
             request: what to send.
-            read: raises `GarbledError` for an answer that makes no sense, which is worth another attempt. What else it
-                raises ends the call.
+            read: raises `GarbledError` for an answer that is worth another attempt. What else it raises ends the call.
             at: the only server that will do; None: any.
             attempts: instead of the retries'.
             among: returns the servers that would do, asked before each attempt; None: all.
@@ -108,7 +101,6 @@ class HttpClient(Generic[R]):
 
         Raises:
             CallError: no server answered properly, or the time is up.
-            ClientClosedError: the client is closed.
         """
         tried: set[R] = set()
         progress = _Progress()
@@ -150,12 +142,7 @@ class HttpClient(Generic[R]):
             raise CallError(f"no server answered within {limit:g} s{last}{unknown}", busy=progress.full) from None
 
     async def exchange(self, replica: R, request: HttpRequest, limit: float) -> HttpResponse:
-        """Send a request once, within `limit` seconds. A failure counts against the server.
-
-        Raises:
-            AttemptError: the server was not reached, broke off, is full or cannot answer now.
-            CallError: it redirects elsewhere.
-        """
+        """Send a request once, within `limit` seconds. A failure counts against the server."""
         url = replica.url + request.path
         try:
             reply = await self._session.exchange(request.method, url, request.body, limit, request.content_type)

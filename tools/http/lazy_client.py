@@ -48,7 +48,6 @@ class LazyClient:
         return self._client
 
     async def close(self) -> None:
-        """Break off what is under way, and close all connections; those of another event loop stay as they are."""
         self._closed = True
         client, self._client = self._client, None
         if client is not None and self._loop is asyncio.get_running_loop():

@@ -38,11 +38,9 @@ class Replica:
     """One server, its state and its load. Times are those of the running event loop's clock.
 
     Attributes:
-        trouble: its latest failure, for error messages.
         weight: what the calls in flight weigh together, for example in tokens.
         assigned: affinities that were ever assigned to it.
         failures: failures since it last answered a call, or a check while it was healthy.
-        bad_checks: probes in a row that it did not answer properly.
         left: set when it becomes unhealthy, for calls that wait for its answer; another event takes its place.
     """
 
@@ -90,7 +88,6 @@ class Replica:
         left.set()
 
     def answered(self) -> None:
-        """Let it take calls again, unless it is suspended."""
         self.failures = 0
         if self.state is ReplicaState.UNHEALTHY:
             self.state = ReplicaState.HEALTHY
@@ -162,7 +159,6 @@ class ReplicaPool(Generic[R]):
         return [replica for replica in self.all if replica.state is not ReplicaState.UNHEALTHY]
 
     def has_room(self, tried: Collection[R] = ()) -> bool:
-        """Whether a server that was not tried could take a call at once."""
         now = asyncio.get_running_loop().time()
         return any(replica.healthy and replica.busy_until <= now and replica not in tried for replica in self.all)
 
@@ -176,12 +172,7 @@ class ReplicaPool(Generic[R]):
     ) -> R | None:
         """Return the healthy replica that is preferably untried, not busy and least loaded; None if none is healthy.
 
-        Args:
-            among: the replicas that would do; None: all.
-            tried: servers that failed or refused this call before.
-            load: what to order the servers by.
-            affinity: calls of one affinity stay with one server, for its caches, while it is healthy, untried and not
-                overloaded.
+        Calls of one affinity stay with one server, for its caches, while it is healthy, untried and not overloaded.
         """
         ready = [replica for replica in (self.all if among is None else among) if replica.healthy]
         if not ready:
@@ -199,11 +190,8 @@ class ReplicaPool(Generic[R]):
         tried: Collection[R] = (),
         load: Callable[[R], tuple[Any, ...]] = least_loaded,
     ) -> R:
-        """Choose as `choose` does. If none is healthy, the one whose probe is due first is probed now.
-
-        Raises:
-            AttemptError: none of them is well.
-        """
+        """Choose as `choose` does. If none is healthy, the one whose probe is due first is probed now, or
+        `AttemptError` is raised."""
         able = self.all if among is None else among
         chosen = self.choose(among=able, tried=tried, load=load)
         if chosen is not None:
@@ -219,11 +207,8 @@ class ReplicaPool(Generic[R]):
         return replica
 
     async def wait(self, patience: float, *, affinity: str | None = None) -> R:
-        """Choose as `choose` does. If none is healthy, wait until one of a watched pool is.
-
-        Raises:
-            AttemptError: none was within `patience` seconds.
-        """
+        """Choose as `choose` does. If none is healthy, wait so many seconds until one of a watched pool is, or raise
+        `AttemptError`."""
         try:
             async with asyncio.timeout(patience):
                 while (chosen := self.choose(affinity=affinity)) is None:

@@ -27,9 +27,6 @@ class AttemptError(ToolgymError):
         message: what happened.
         sent: the server may have carried the call out.
         after: seconds after which the server wants the next attempt; None if it does not say.
-
-    Attributes:
-        counts: it uses up one of a call's attempts.
     """
 
     counts = True
@@ -54,8 +51,7 @@ class Retries:
     """Patience of a client. Times are seconds.
 
     Attributes:
-        attempts: how often a call is sent if servers fail. A server that is full (429) did not fail: the call comes
-            back until `patience` is over.
+        attempts: how often a call is sent if servers fail. A server that is full (429) did not fail.
         first_delay: before the second attempt at most this; before each further one at most twice as much, drawn evenly
             from 0 up ("full jitter"), so that calls that failed together do not come back together.
         max_delay: the most that this grows to.
@@ -64,9 +60,6 @@ class Retries:
         attempt_margin: beyond the call's own time-out, until one attempt is given up. It has to cover the server's
             queue (60 s in our sandbox server).
         patience: beyond the call's own time-out, until the call is given up, all attempts together.
-
-    Raises:
-        ConfigError: a number is out of range.
     """
 
     attempts: int = 5
@@ -85,8 +78,7 @@ class Retries:
             raise ConfigError(f"retries: attempts must be a whole number, got {self.attempts!r}")
 
     def obeyed(self, after: float) -> float:
-        """Seconds to wait if a server asks for `after`: never less, and up to a tenth more, so that not all come at
-        once."""
+        """Seconds to wait if a server asks for `after`: up to a tenth more, so that not all come at once."""
         return min(after, self.max_retry_after) * random.uniform(1.0, 1.1)
 
 
@@ -100,15 +92,9 @@ async def repeat(
 ) -> T:
     """Make attempts at a call until one succeeds, or another one would not be safe or not be worth it.
 
-    Args:
-        attempt: makes one attempt. Only an `AttemptError` is worth another one.
-        retries: the schedule. The caller bounds the time.
-        repeatable: the call may be repeated though it may have been carried out.
-        attempts: how many attempts may fail, instead of the retries'.
-        elsewhere: whether another server could take the call at once, so that a `Retry-After` holds nothing up.
-
-    Raises:
-        AttemptError: of the last attempt.
+    Only an `AttemptError` is worth another attempt, and one that may have been carried out (`sent`) only if the call is
+    `repeatable`. The last one is raised. The caller bounds the time. `elsewhere` says whether another server could take
+    the call at once, so that a `Retry-After` holds nothing up.
     """
     limit = attempts or retries.attempts
     jitter = tenacity.wait_random_exponential(multiplier=retries.first_delay, max=retries.max_delay)

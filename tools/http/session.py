@@ -33,7 +33,7 @@ class BrokenError(ToolgymError):
 
 
 class OverdueError(BrokenError):
-    """There was no answer in time."""
+    pass
 
 
 class HttpResponse(NamedTuple):
@@ -76,8 +76,6 @@ class HttpSession:
         headers: Mapping[str, str] | None = None,
     ) -> HttpResponse:
         """Send a request to a percent-encoded URL and read the answer whole, within `limit` seconds.
-
-        Cancelling closes the connection, which the server notices.
 
         Raises:
             NotSentError: the server was not reached.

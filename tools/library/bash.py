@@ -36,7 +36,6 @@ SLACK = 30.0
 """Seconds beyond a command's deadline until the sandbox must have ended it."""
 
 LOST = "[The session was lost before; files and variables of earlier calls are gone]\n"
-"""The beginning of the answer in a session that had to be opened again."""
 
 _NOT_FOUND = 127
 """Exit code of the sandbox for a program that is not there."""
@@ -123,18 +122,9 @@ class BashTool(WorkspaceTool[BashConfig]):
     folder, variables, functions and aliases are kept from call to call; `restart` forgets them. A task's
     `execute_kwargs` may have `timeout` (seconds). The metrics of a call are `status`, `return_code`, `run_seconds`,
     `session_ended` (true if the programs of the session ended it, as by killing all of its processes) and, if the
-    sandbox failed, `infra_failure` and `error`. A fork has the same files and variables.
-
-    Args:
-        config: see `BashConfig`.
-        tool_schema: another name or description for the model; it must keep the arguments.
-        sandbox: run there instead; it stays the caller's to close. With a `Workspace`, the tools of an episode share
-            one session.
-
-    Raises:
-        ConfigError: an option is unknown or out of range.
-        SandboxUnsupportedError: the sandbox has no sessions. A call raises it if these cannot start programs, or there
-            is no bash.
+    sandbox failed, `infra_failure` and `error`. A fork has the same files and variables. Options are those of
+    `BashConfig`; see `WorkspaceTool`. A call raises `SandboxUnsupportedError` if the sandbox cannot start programs, or
+    has no bash.
     """
 
     label = "bash"
@@ -167,8 +157,6 @@ class BashTool(WorkspaceTool[BashConfig]):
 
 
 def render_command(run: ExecResult, timeout: float, max_chars: int) -> str:
-    """Return a command's outcome as a model reads it: its output, cut in the middle, and in brackets how it ended if
-    not well."""
     output = f"{run.stdout}{run.stderr}".removesuffix("\n")  # to stderr only says why there is no shell
     return render_outcome(
         "command",

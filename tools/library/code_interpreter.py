@@ -124,17 +124,10 @@ class CodeInterpreterTool(SandboxTool[CodeInterpreterConfig]):
     A task's `execute_kwargs` may have `timeout` (seconds; overrides `default_timeout`) and `stdin` (str; what the
     program can read, in a run of its own). The metrics of a call are `status`, `return_code`, `run_seconds`,
     `queue_seconds` and, if the sandbox failed, `infra_failure` and `error`. A fork has the same variables and files.
-
-    Args:
-        config: see `CodeInterpreterConfig`.
-        tool_schema: another name or description for the model; it must keep the argument `code`.
-        sandbox: run on this sandbox instead; it stays the caller's to close.
+    Options are those of `CodeInterpreterConfig`; see `SandboxTool`.
 
     Attributes:
         limiters: each execution needs a permit of them, in this order, before the sandbox admits it.
-
-    Raises:
-        ConfigError: an option is unknown or out of range, or the local sandbox lacks the language; names it.
     """
 
     label = "code interpreter"
@@ -178,13 +171,9 @@ class CodeInterpreterTool(SandboxTool[CodeInterpreterConfig]):
         return self._stateful
 
     async def open(self, **create_kwargs: Any) -> ToolSession:
-        """Begin an episode.
-
-        Raises:
-            ConfigError: the configured address leads to no sandbox server, the server does not let us in, or it has no
-                sessions and `stateful` is true. (One that cannot be reached now is an infrastructure failure of the
-                calls that need it.)
-        """
+        """Begin an episode. Raises `ConfigError` if the configured address leads to no sandbox server, the server does
+        not let us in, or it has no sessions and `stateful` is true. (One that cannot be reached now is an
+        infrastructure failure of the calls that need it.)"""
         try:
             await self.has_sessions()
         except SandboxError as error:
@@ -218,12 +207,9 @@ class CodeInterpreterTool(SandboxTool[CodeInterpreterConfig]):
 
 
 def render_result(result: ExecutionResult, timeout: float, max_chars: int = 4096) -> str:
-    """Return an execution's outcome as a model reads it.
-
-    Standard output first; then the last lines of standard error if the program failed (all of it, within the same
-    limit, if it only warned); then, in brackets, how it ended if not well. Longer output is cut in the middle, and says
-    so.
-    """
+    """Return an execution's outcome as a model reads it: standard output; then the last lines of standard error if the
+    program failed (all of it, within the same limit, if it only warned); then, in brackets, how it ended if not
+    well."""
     return _render(result, result.stdout, result.stderr, result.return_code, timeout, max_chars)
 
 

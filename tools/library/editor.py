@@ -22,16 +22,12 @@ from toolgym.tools.sessions.workspace import WorkspaceOptions
 from toolgym.tools.stateful import ToolSession
 
 CONTEXT = 4
-"""Lines before and behind a change that the model sees of it."""
 
 MAX_ENTRIES = 500
-"""Files and folders that the view of a folder lists."""
 
 UNDO = 100
-"""Changes of an episode that can be undone."""
 
 LOST = "[The session was lost before; files of earlier calls are gone]\n"
-"""The beginning of the answer in a session that had to be opened again."""
 
 COMMANDS = ("view", "create", "str_replace", "insert", "undo_edit")
 
@@ -130,17 +126,8 @@ class EditorTool(WorkspaceTool[EditorConfig]):
     `view` shows a file with numbers of lines, or a folder two levels deep; `create` writes a whole file; `str_replace`
     replaces a text that stands in the file exactly once; `insert` puts a text behind a line; `undo_edit` takes the last
     change of a file back. Relative paths are those of `folder`. A command that cannot be carried out is an observation.
-    The metrics of a call are `status`. A fork has the same files, and can undo the same changes.
-
-    Args:
-        config: see `EditorConfig`.
-        tool_schema: another name or description for the model; it must keep the arguments.
-        sandbox: the files are there; it stays the caller's to close. With a `Workspace`, the tools of an episode share
-            one session.
-
-    Raises:
-        ConfigError: an option is unknown or out of range.
-        SandboxUnsupportedError: the sandbox has no sessions.
+    The metrics of a call are `status`. A fork has the same files, and can undo the same changes. Options are those of
+    `EditorConfig`; see `WorkspaceTool`.
     """
 
     label = "editor"

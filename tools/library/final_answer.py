@@ -25,11 +25,9 @@ def without_thinking(text: str) -> str:
 
 
 def final_answer(text: str) -> str | None:
-    """The answer after the last `####` of a text, outside of `<think>` blocks; None if there is none.
-
-    The `#### answer` convention is GSM8K's. A number is returned without currency signs and thousands separators;
-    anything else as the rest of the line.
-    """
+    """The answer after the last `####` of a text (GSM8K's convention), outside of `<think>` blocks; None if there is
+    none. A number is returned without currency signs and thousands separators; anything else as the rest of the
+    line."""
     answers = _MARK.findall(without_thinking(text))
     if not answers:
         return None
@@ -43,12 +41,8 @@ def final_answer(text: str) -> str | None:
 def score_final_answer(text: str, ground_truth: Any) -> float:
     """1.0 if the final answer equals the ground truth, as numbers if both are numbers; 0.0 otherwise.
 
-    Args:
-        text: the policy's last turn.
-        ground_truth: text, a number, true or false, or a list of these, any of which is right. None: no answer is.
-
-    Raises:
-        ConfigError: the ground truth is an object, which no line of text equals.
+    The ground truth is text, a number, true or false, or a list of these, any of which is right; with None, no answer
+    is. An object is a `ConfigError`: no line of text equals it.
     """
     if isinstance(ground_truth, list | tuple):
         return max((score_final_answer(text, truth) for truth in ground_truth), default=0.0)

@@ -27,15 +27,11 @@ def render_outcome(
     nothing: str,
     endings: Mapping[ExecutionStatus, str],
 ) -> str:
-    """Return the output of a run, and in brackets how it ended if not well.
+    """Return the parts of a run's output, which is left out if the sandbox failed, and in brackets how it ended if not
+    well.
 
-    Args:
-        noun: what ran, such as `program`.
-        status: the run's.
-        output: its parts, cut to their length. It is left out if the sandbox failed.
-        timeout: the deadline in seconds that the text names.
-        nothing: the text for no output and a good ending.
-        endings: texts of the tool, which win over `ENDINGS`.
+    `noun` says what ran, such as `program`; `nothing` is the text for no output and a good ending; `endings` of the
+    tool win over `ENDINGS`.
     """
     ending = (ENDINGS | dict(endings)).get(status, "").format(noun=noun, timeout=timeout)
     if status is ExecutionStatus.SANDBOX_ERROR:

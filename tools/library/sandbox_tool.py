@@ -21,10 +21,10 @@ FolderOptions = TypeVar("FolderOptions", bound=WorkspaceOptions)
 
 
 class SandboxTool(StatefulTool, Generic[Options]):
-    """A tool that works in a sandbox.
+    """A tool that works in a sandbox, which stays the caller's to close; without one, the tool opens one by its
+    options.
 
-    Subclasses set `options_type` and, beside `default_schema`, `label`: the tool's name in error messages. A `sandbox`
-    that is given stays the caller's to close; without one, the tool opens one by its options.
+    Subclasses set `options_type` and, beside `default_schema`, `label`: the tool's name in error messages.
     """
 
     stays_on_loop = True
@@ -55,7 +55,6 @@ class SandboxTool(StatefulTool, Generic[Options]):
         return open_sandbox(self.options, self.label)
 
     async def close(self) -> None:
-        """Close the sessions of episodes that were not released; and the sandbox, unless the caller gave it."""
         await super().close()
         opened, self._opened = self._opened, None
         if opened is not None:
@@ -63,7 +62,8 @@ class SandboxTool(StatefulTool, Generic[Options]):
 
 
 class WorkspaceTool(SandboxTool[FolderOptions]):
-    """A tool that works in one folder of a session, which the tools of an episode share; see `Workspace`."""
+    """A tool that works in one folder of a session. With a `Workspace` as the sandbox, the tools of an episode share
+    one session. Raises `SandboxUnsupportedError` if the sandbox has no sessions."""
 
     needs_sessions = True
 
@@ -72,7 +72,7 @@ class WorkspaceTool(SandboxTool[FolderOptions]):
 
     @abstractmethod
     def begin(self, session: EpisodeSession) -> ToolSession:
-        """Return the tool's session of an episode."""
+        pass
 
     async def open(self, **create_kwargs: Any) -> ToolSession:
         return self.begin(EpisodeSession(self.sandbox, self.options.folder))
@@ -93,5 +93,4 @@ class SandboxToolSession(ToolSession):
         return await self._session.opened()
 
     async def close(self) -> None:
-        """Close the sandbox session. A call that still waits comes to nothing, and leaves no session behind."""
         await self._session.close()

@@ -31,11 +31,8 @@ class McpError(ToolgymError, ConnectionError):
 
 
 class McpConnection:
-    """A session that is open. Use `open`.
-
-    The SDK's contexts belong to the task that entered them, so a task of the session holds them. Its calls may come
-    from any task.
-    """
+    """A session that is open; see `open`. The SDK's contexts belong to the task that entered them, so a task of the
+    session holds them. Its calls may come from any task."""
 
     def __init__(self, server: McpServer, mode: str) -> None:
         self.server, self._mode = server, mode
@@ -47,12 +44,8 @@ class McpConnection:
 
     @classmethod
     async def open(cls, server: McpServer, seconds: float) -> McpConnection:
-        """Begin a session with a server, which must be ready within so many seconds.
-
-        Raises:
-            McpError: it is not there, or speaks no MCP, or was not ready in time; says what it wrote.
-            MissingExtraError: the SDK is not installed.
-        """
+        """Begin a session with a server, or raise `McpError` if that is not there, speaks no MCP, or is not ready
+        within so many seconds; it says what the server wrote."""
         for mode in server.modes:
             connection = cls(server, mode)
             try:
@@ -74,12 +67,7 @@ class McpConnection:
         raise AssertionError("a server has at least one mode")
 
     async def schemas(self, seconds: float) -> list[ToolSchema]:
-        """Return the tools that the server has, in its order.
-
-        Raises:
-            McpError: it does not tell them in time, or tells something else.
-            ConfigError: the schema of a tool is none.
-        """
+        """Return the tools that the server has, in its order. Raises `McpError` if it does not tell them in time."""
         schemas: list[ToolSchema] = []
         cursor = None
         try:

@@ -59,13 +59,8 @@ class McpServer:
         return getattr(self._target, "__name__", repr(self._target))
 
     async def client(self, mode: str, opened: AsyncExitStack, log: Any) -> Any:
-        """Return an `mcp.Client` that is not yet connected.
-
-        Args:
-            mode: one of `modes`.
-            opened: closes what the client needs.
-            log: a file for what a command writes to its standard error.
-        """
+        """Return an `mcp.Client` that is not yet connected. `opened` closes what it needs, `log` is a file for what a
+        command writes to its standard error."""
         try:
             import httpx2
             from mcp import Client, StdioServerParameters, stdio_client

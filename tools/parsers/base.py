@@ -68,13 +68,13 @@ class Parser(Protocol):
 
         Args:
             text: what the model generated.
-            first_id: number in the id of the first call; ids are `call_N`, counted over the episode. Formats whose
-                chat templates want ids of another form (mistral, kimi) have that form, and keep the ids that the model
-                wrote; these are unique in the turn, and in the episode as far as the model makes them so.
-            schemas: the tools by name. Formats that write every value as text (qwen3_coder, glm) need them to tell
-                the number 5 from the text "5"; without them all values stay text. The others ignore them.
-            starts_open: the generation prompt ended with `<think>`, so that the text begins inside of thinking. If
-                that is not known, a closing tag tells it, but thinking that never closes looks like content.
+            first_id: number in the id of the first call; ids are `call_N`, counted over the episode. Formats whose chat
+                templates want ids of another form (mistral, kimi) have that form, and keep the ids that the model
+                wrote.
+            schemas: the tools by name. Formats that write every value as text (qwen3_coder, glm) need them to tell the
+                number 5 from the text "5"; without them all values stay text. The others ignore them.
+            starts_open: the generation prompt ended with `<think>`, so that the text begins inside of thinking. If that
+                is not known, a closing tag tells it, but thinking that never closes looks like content.
         """
         ...
 
@@ -84,15 +84,9 @@ def split_reasoning(
 ) -> tuple[str | None, str]:
     """Return the thinking that a turn begins with (None if it has none), and the rest.
 
-    Nothing is stripped or joined, so that `open_tag + reasoning + close_tag + content` is the text (without `open_tag`
-    if the text starts open, and without `close_tag` if the thinking never closed). The exception is white space before
-    the opening tag, which is dropped. Thinking further inside the text is left there.
-
-    Args:
-        text: the turn as generated, without its end-of-turn token.
-        open_tag: the tag that opens thinking.
-        close_tag: the tag that closes it; its first occurrence counts.
-        starts_open: the generation prompt ended with `open_tag`, so that the text begins inside of it.
+    Nothing is stripped or joined, so that `open_tag + reasoning + close_tag + content` is the text, but for white space
+    before the opening tag. The first closing tag counts; without one, the rest is empty. With `starts_open` the
+    generation prompt ended with `open_tag`, so that the text begins inside of it.
     """
     if not starts_open:
         stripped = text.lstrip()

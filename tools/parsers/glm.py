@@ -51,7 +51,6 @@ TAGS = Tags()
 
 
 def read_call(text: str, start: int, turn: TurnBuilder, tags: Tags) -> int:
-    """Read the call behind its opening tag into the turn; return where to go on."""
     try:
         name, texts, end = _call(text, start, tags)
     except MalformedError as error:

@@ -124,7 +124,6 @@ class _Reader:
             self._add(self.content, rest)
 
     def _end(self, at: int) -> tuple[int, int]:
-        """Return the end of the message that begins at `at`, and the place to go on at."""
         mark = _MARK.search(self._text, at)
         if mark is None:
             return len(self._text), len(self._text)

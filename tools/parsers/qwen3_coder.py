@@ -59,7 +59,6 @@ def _read(text: str, mark: re.Match[str], turn: TurnBuilder) -> int:
 
 
 def _calls(text: str, at: int) -> tuple[list[tuple[str, dict[str, str]]], int]:
-    """Read the functions that begin at `at`, and the closing tag behind them."""
     calls: list[tuple[str, dict[str, str]]] = []
     name = ""
     while opened := _FUNCTION.match(text, at):

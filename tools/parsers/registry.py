@@ -147,6 +147,5 @@ def _parse_open_thinking(
 
 
 def _behind(request: Request, begun: int, first_id: int, taken: Set[str]) -> Request:
-    """Return a call behind so many others, with another id if the model wrote one of theirs."""
     index = request.index + begun
     return replace(request, index=index, id=f"call_{first_id + index}" if request.id in taken else request.id)

@@ -22,12 +22,8 @@ COUNTED: CallId = "call_{}".format
 
 
 class TurnBuilder:
-    """Collects content, calls and errors in the order that a parser finds them.
-
-    Attributes:
-        schemas: the tools by name, for formats that need them to type values.
-        misses: texts that looked like the beginning of a request and were none.
-    """
+    """Collects content, calls and errors in the order that a parser finds them. `misses` are texts that looked like the
+    beginning of a request and were none."""
 
     def __init__(
         self, first_id: int, call_id: CallId = COUNTED, schemas: Mapping[str, ToolSchema] | None = None
@@ -108,23 +104,17 @@ def scan(
     schemas: Mapping[str, ToolSchema] | None = None,
     starts_open: bool = False,
 ) -> ParsedTurn:
-    """Walk over a turn: thinking and other text are content, and `read` is called at every opener outside of thinking.
+    """Walk over a turn: thinking and other text are content, and `read` is called at every match of `opener` outside of
+    thinking.
 
-    With the format's arguments bound it is a `Parser`.
+    With the format's arguments bound it is a `Parser`; `thinking` has pairs of tags, of which `starts_open` means the
+    first.
 
     * A closed block of thinking is content, and calls in it are none. If nothing but such calls is left of the turn,
       that is an error for the model to read, so that the turn does not end in silence.
     * A call inside of thinking that never closes is an error.
     * A closing tag before any opening one means that the text began inside of thinking: generation prompts of many
       models open it. Inside of a call that can be read it is data.
-
-    Args:
-        text: the turn.
-        opener: regular expression of what begins a request.
-        read: reads one.
-        thinking: pairs of tags; those of the first pair are meant by `starts_open`.
-        call_id: see `CallId`.
-        first_id: see `Parser`, as for the other arguments.
     """
     turn = TurnBuilder(first_id, call_id, schemas)
     opens = dict(thinking)
@@ -181,7 +171,6 @@ def scan(
 def _patterns(
     opener: str, opens: tuple[str, ...], closes: tuple[str, ...]
 ) -> tuple[re.Pattern[str], re.Pattern[str], re.Pattern[str]]:
-    """Any mark, the beginning of a request, and the end of thinking."""
     marks = re.compile(f"(?m:{opener})|" + "|".join(map(re.escape, (*opens, *closes))))
     return marks, re.compile(f"(?m:{opener})"), re.compile("|".join(map(re.escape, closes)))
 
@@ -189,7 +178,6 @@ def _patterns(
 def _past_thinking(
     text: str, start: int, inside: int, tags: tuple[str, str], turn: TurnBuilder, opened: re.Pattern[str]
 ) -> int:
-    """Add a block of thinking to the content; return where it ends."""
     end = text.find(tags[1], inside)
     if end != -1:
         end += len(tags[1])
@@ -222,7 +210,6 @@ def region_end(text: str, at: int, close: str, *openers: str) -> tuple[int, bool
 
 
 def came(text: str, at: int, length: int = 30) -> str:
-    """Say in an error what stands at a place instead of what was expected."""
     return f"got {text[at : at + length]!r}" if at < len(text) else "but the text ended"
 
 

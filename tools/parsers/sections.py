@@ -12,14 +12,8 @@ from toolgym.tools.parsers.strict_json import Json, add_named_call, read_json
 
 
 class SectionFormat(NamedTuple):
-    """The marks that open and close a section and a call, and patterns.
-
-    Attributes:
-        head: stands before the arguments; its group `name` is the tool's name, and its group `id`, if it has one, the
-            call's id.
-        closing: stands after them; it ends with the marker that closes a call.
-        shape: a call as it should be written, for errors.
-    """
+    """The marks that open and close a section and a call. `head` stands before the arguments; its groups are `name` and
+    maybe `id`. `closing` stands behind them and ends with the marker that closes a call. Errors show `shape`."""
 
     section: str
     end_section: str

@@ -40,7 +40,6 @@ def read_value(
 def add_malformed(
     turn: TurnBuilder, error: MalformedError, text: str, start: int, *, opening: str, close: str, shape: str
 ) -> int:
-    """Add the error for the call that begins at `start`; return where to go on."""
     end, closed = region_end(text, error.at, close, opening)
     if not closed:
         turn.add_unclosed(close, text[start:end], error.name)

@@ -46,11 +46,10 @@ logging.getLogger("bm25s").setLevel(logging.WARNING)
 class BM25Retriever(Retriever):
     """Searches a file of passages with BM25, in this process.
 
-    The index lies on disk and is read through the page cache; the passages stay in their file. It is made when the
-    first retriever for the file is (a million passages take some minutes), and again when the file has changed, and
-    serves all processes. Words are compared in lower case, without English stop words; Chinese, Japanese and Korean
-    characters one by one. A passage that shares no word with a query is not found. May be used from several event
-    loops.
+    The index lies on disk; the passages stay in their file. It is made when the first retriever for the file is (a
+    million passages take some minutes), and again when the file has changed, and serves all processes. Words are
+    compared in lower case, without English stop words; Chinese, Japanese and Korean characters one by one. A passage
+    that shares no word with a query is not found. May be used from several event loops.
 
     Args:
         corpus: a file of JSON Lines, see `toolgym.tools.search.corpus`.
@@ -61,7 +60,6 @@ class BM25Retriever(Retriever):
     Raises:
         UnknownNameError: there is no such file.
         ConfigError: the file or one of its lines cannot be read (names the line), or the index cannot be written.
-        MissingExtraError: bm25s is not installed.
     """
 
     def __init__(self, corpus: str | Path, *, index: str | Path | None = None, timeout: float = 30.0) -> None:
@@ -76,8 +74,6 @@ class BM25Retriever(Retriever):
         return 0 if self._index is None else len(self._index)
 
     async def search(self, queries: Sequence[str], topk: int) -> list[list[Passage]]:
-        """See `Retriever.search`. Raises `RetrievalError` if it is closed, took too long, or the file was changed
-        meanwhile."""
         return await self._threads.search(queries, topk)
 
     async def close(self) -> None:
@@ -92,8 +88,6 @@ class BM25Retriever(Retriever):
 
 
 class _Index:
-    """An open index, and where its passages are in their file."""
-
     _open: ClassVar[weakref.WeakValueDictionary[tuple[Any, ...], _Index]] = weakref.WeakValueDictionary()
     _lock = threading.Lock()
 

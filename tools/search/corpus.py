@@ -48,11 +48,7 @@ class Corpus:
 
     def scan(self, places: array[int]) -> Iterator[Passage]:
         """Read the file once, without keeping it. `places` gets the place in bytes of each passage, and at last the
-        end.
-
-        Raises:
-            ConfigError: a line is no passage; says which and why. There is none at all.
-        """
+        end. A line that is no passage is a `ConfigError` that names it, and so is a file without any."""
         place = 0
         with open(self.path, "rb") as lines:
             for number, line in enumerate(lines, start=1):
@@ -69,11 +65,7 @@ class Corpus:
         places.append(place)
 
     def read(self, place: int, end: int) -> Passage:
-        """Return the passage between two places.
-
-        Raises:
-            RetrievalError: the file was changed or cannot be read.
-        """
+        """Return the passage between two places. Raises `RetrievalError` if the file was changed."""
         try:
             return read_passage(os.pread(self._file.fileno(), end - place, place).removeprefix(_BOM))
         except (OSError, ValueError, ConfigError) as error:
@@ -108,5 +100,4 @@ def _text(row: dict[str, Any], name: str) -> str:
 
 
 def read_passages(corpus: Corpus, places: Sequence[int], hits: Sequence[tuple[int, float]]) -> list[Passage]:
-    """Return the passages of rows with their scores; `places` is from `Corpus.scan`."""
     return [corpus.read(int(places[row]), int(places[row + 1]))._replace(score=score) for row, score in hits]

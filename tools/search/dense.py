@@ -82,8 +82,6 @@ class DenseRetriever(Retriever):
         return len(self._vectors)
 
     async def search(self, queries: Sequence[str], topk: int) -> list[list[Passage]]:
-        """See `Retriever.search`. Raises `RetrievalError` if it is closed, took too long, `embed` failed, or the file
-        was changed."""
         return await self._threads.search(queries, topk)
 
     async def close(self) -> None:

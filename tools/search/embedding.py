@@ -28,11 +28,6 @@ def load_embedding(
             (BGE). One of sentence-transformers knows its own.
         device: the device that the model computes on.
         max_tokens: a longer text is cut.
-
-    Raises:
-        UnknownNameError: there is no such folder.
-        ConfigError: the pooling is another one, or the folder holds no model.
-        MissingExtraError: a package is not installed.
     """
     folder = Path(folder)
     if not folder.is_dir():

@@ -28,11 +28,8 @@ def index_folder(
     """Give the folder with the index; build it first if it is missing or was made from something else (`about`, as
     JSON).
 
-    Inside of the block no other process replaces the index; if another one builds it, this one waits.
-
-    Raises:
-        ConfigError: the folder cannot be written, or holds something else; or what the block reads of it is damaged.
-            What else `build` raises passes through.
+    Inside of the block no other process replaces the index; if another one builds it, this one waits. A folder that
+    cannot be written, or holds something else or a damaged index, is a `ConfigError`.
     """
     about = {"toolgym_index": 1, **corpus.fingerprint, **about}
     with _lock(corpus) as alone:

@@ -10,11 +10,9 @@ from toolgym.tools.closeable import AsyncCloseable
 
 
 class Passage(NamedTuple):
-    """A passage that a retriever found.
+    """A passage that a retriever found; its text is without the title.
 
     Attributes:
-        title: of the document.
-        text: without the title.
         score: the higher, the better it fits; None if the retriever does not say.
         id: of the passage in its corpus; empty if the retriever does not say.
     """

@@ -80,7 +80,6 @@ class RetrievalService(Retriever):
         return f"<{type(self).__name__} {', '.join(self.urls)}>"
 
     async def search(self, queries: Sequence[str], topk: int) -> list[list[Passage]]:
-        """See `Retriever.search`. Raises `ConfigError` if another event loop uses it already."""
         if self.protocol == "kilt":
             try:
                 async with asyncio.TaskGroup() as group:

@@ -18,8 +18,7 @@ Find = Callable[[Sequence[str], int], list[list[Passage]]]
 
 
 class SearchThreads:
-    """Runs searches beside all event loops, `timeout` seconds each; `find` is given at most `at_once` queries, or all
-    of a thread."""
+    """Runs searches beside all event loops. `find` is given at most `at_once` queries, or all of a thread."""
 
     def __init__(self, find: Find, *, timeout: float, max_threads: int, at_once: int | None = None) -> None:
         check_seconds(timeout=timeout)

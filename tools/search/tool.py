@@ -31,7 +31,6 @@ SEARCH_FAILED = "[The search failed; your queries are not to blame]"
 """The reason, with its hosts, is in the call's metrics."""
 
 NO_QUERIES = "'query_list' must be a list of at least one query, each a text that is not empty."
-"""The answer to anything else, under a schema that lets it through."""
 
 
 class SearchConfig(pydantic.BaseModel):
@@ -78,17 +77,10 @@ class SearchConfig(pydantic.BaseModel):
 class SearchTool(BaseTool):
     """Answers a list of queries with the passages that were found for each.
 
-    It keeps nothing per episode. The metrics of a call are `status` (`ok`, `no_results`, `wrong_arguments` or
-    `search_failed`), `query_count`, `total_results`, `queue_seconds` and, if the retriever failed, `infra_failure` and
-    `error`.
-
-    Args:
-        config: see `SearchConfig`.
-        tool_schema: another name or description for the model; it must keep the argument `query_list`.
-        retriever: search with this one instead; it stays the caller's to close.
-
-    Raises:
-        ConfigError: an option is unknown or out of range, or there is nothing to search with.
+    It keeps nothing per episode. A task's `execute_kwargs` may have another `topk`. The metrics of a call are `status`
+    (`ok`, `no_results`, `wrong_arguments` or `search_failed`), `query_count`, `total_results`, `queue_seconds` and, if
+    the retriever failed, `infra_failure` and `error`. Options are those of `SearchConfig`; a `retriever` that is given
+    stays the caller's to close.
     """
 
     stays_on_loop = True
@@ -125,7 +117,6 @@ class SearchTool(BaseTool):
             self._limiters.append(named_limiter(GLOBAL_LIMIT_NAME, options.rate_limit, options.rate_limit_scope))
 
     async def execute(self, instance_id: str, parameters: dict[str, Any], **execute_kwargs: Any) -> ToolResult:
-        """Search for `parameters["query_list"]`; a task's `execute_kwargs` may have another `topk`."""
         queries = parameters["query_list"]
         if (
             not isinstance(queries, list)

@@ -11,12 +11,8 @@ from toolgym.tools.sandbox.base import Sandbox, Session
 
 
 class EpisodeSession:
-    """A tool's session in one episode: opened when it is first needed, and again if it has ended.
-
-    Args:
-        sandbox: often a `Workspace`.
-        folder: the folder of the session that the tool works in; it is made. None: the session's own.
-    """
+    """A tool's session in one episode: opened when it is first needed, and again if it has ended. The tool works in its
+    `folder`, which is made; None: the session's own."""
 
     def __init__(self, sandbox: Sandbox, folder: str | None = None) -> None:
         self._sandbox, self.folder = sandbox, folder
@@ -73,8 +69,7 @@ class GivenSession(EpisodeSession):
         self._session: Session = session
 
     async def get(self) -> tuple[Session, bool]:
-        """Calls of a session that has ended raise `SessionLostError`."""
         return self._session, False
 
     async def close(self) -> None:
-        """Leave the session to its owner."""
+        pass

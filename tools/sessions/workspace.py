@@ -63,13 +63,7 @@ class Workspace(Sandbox):
     The first tool that needs a session opens it, with its options; the last one to close its handle closes the session.
     A session that has ended is replaced when the next tool asks. Forks go the same way: the tools of an env's twin
     share one fork. Outside of an episode (see `toolgym.tools.sessions.tool_scope`), every session is its caller's own.
-
-    Args:
-        sandbox: opens the sessions; it stays the caller's to close. None: this machine, as for `CodeInterpreterTool`,
-            and the workspace closes it.
-
-    Raises:
-        SandboxUnsupportedError: the sandbox has no sessions.
+    A sandbox that is given must have sessions and stays the caller's to close; without one, it is this machine.
     """
 
     def __init__(self, sandbox: Sandbox | None = None) -> None:
@@ -117,7 +111,6 @@ class Workspace(Sandbox):
         return await self._join(scope, opening)
 
     async def close(self) -> None:
-        """Close the sandbox if it is the workspace's own, unless others have the workspace too."""
         self._owners -= 1
         if self._owners:
             return
@@ -131,7 +124,6 @@ class Workspace(Sandbox):
             await self.sandbox.close()
 
     async def _join(self, scope: str, opening: Any) -> WorkspaceSession:
-        """Return a handle of an episode's session, which is opened if there is none that lives."""
         shared = self._shared.setdefault(scope, _Shared())
         shared.users += 1
         try:
@@ -227,7 +219,6 @@ class WorkspaceSession(Session):
 
 
 def require_sessions(sandbox: Sandbox) -> Sandbox:
-    """Return a sandbox that has sessions, or may have."""
     if sandbox.sessions_known is False:
         raise SandboxUnsupportedError(
             f"{type(sandbox).__name__} has no sessions, which tools that work in a folder need; use a LocalSandbox "

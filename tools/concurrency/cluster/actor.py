@@ -13,7 +13,6 @@ import ray
 from toolgym.tools.concurrency.cluster.lease_table import LeaseTable
 
 LINGER = 60.0
-"""Seconds without clients after which the actor ends."""
 
 RECOVERY = 5.0
 """Seconds after a restart in which nothing is granted, so that clients can first tell what they hold."""
@@ -50,14 +49,9 @@ class RateLimitActor:
     ) -> tuple[int, list[int]]:
         """Take a client's state; return the limit, and the numbers of its requests that have a permit.
 
-        Args:
-            name: the client; unique among processes.
-            limit: its limit. The first client's holds until there are no clients; nothing is done for another one.
-            lease_seconds: seconds after its last sign of life until its permits are free.
-            version: grows with each state; an older one that comes late is passed over.
-            waiting: numbers of its requests that wait, in their order.
-            held: numbers of its requests that have a permit.
-            patience: most seconds to wait for a permit that it does not know of.
+        The first client's `limit` holds until there are no clients; nothing is done for another one. A state with an
+        older `version` that comes late is passed over. The call waits at most `patience` seconds for a permit that the
+        client does not know of.
         """
         if not self._clients:
             self._table.limit = limit
@@ -79,7 +73,6 @@ class RateLimitActor:
         return limit, sorted(self._table.held_by(name))
 
     async def leave(self, name: str) -> None:
-        """Forget a client; its permits are free."""
         client = self._clients.pop(name, None)
         if client is not None:
             client.granted.set()

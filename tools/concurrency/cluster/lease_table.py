@@ -7,11 +7,8 @@ from collections.abc import Iterable
 
 
 class LeaseTable:
-    """Permits of clients, strictly first come, first served. A client is one process.
-
-    Attributes:
-        limit: number of permits; it may be changed while no client is known.
-    """
+    """Permits of clients, strictly first come, first served. A client is one process. The limit may be changed while no
+    client is known."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -31,7 +28,6 @@ class LeaseTable:
         return list(self._held)
 
     def held_by(self, client: str) -> set[int]:
-        """Return the numbers of a client's requests that have a permit."""
         return self._held.get(client, set())
 
     def sync(self, client: str, waiting: Iterable[int], held: Iterable[int]) -> None:
@@ -56,6 +52,5 @@ class LeaseTable:
         return clients
 
     def leave(self, client: str) -> None:
-        """Forget a client: its permits are free, and its requests are over."""
         self.sync(client, (), ())
         del self._held[client]

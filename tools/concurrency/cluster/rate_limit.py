@@ -34,40 +34,32 @@ LISTEN = 2.0
 """Seconds that the actor may take to answer the call that waits for permits, which is the sign of life."""
 
 CONNECT_TIMEOUT = 60.0
-"""Seconds to find the limiter's actor, or to start it."""
 
 UNREACHABLE = 30.0
 """Seconds without an answer of the actor after which those that wait get an error."""
 
 PAUSE = 0.5
-"""Seconds between two attempts to reach it."""
 
 
 class RayRateLimiter(RateLimiter):
     """Permits of a name, for all processes of a job on a Ray cluster, first come, first served.
 
     A named actor holds the limit; it starts with the first process that asks, and ends a minute after the last. Permits
-    of a process that dies are free after `lease_seconds`; so are those of one that is cut off for that long. A process
-    that comes back then keeps what it holds, and the next permits that are given back go to nothing until the limit
-    holds again. If the actor's machine dies, the actor starts on another one, hears from each process what it holds,
-    and grants nothing in the first five seconds.
+    of a process that dies, or is cut off, are free after `lease_seconds`. A process that comes back then keeps what it
+    holds, and the next permits that are given back go to nothing until the limit holds again. If the actor's machine
+    dies, the actor starts on another one, hears from each process what it holds, and grants nothing in the first five
+    seconds.
 
     Args:
         name: of the limit. Limits of different names have nothing to do with each other.
         limit: how many permits there are.
-        namespace: Ray's, in which the name is unique; None: the job's, so that other jobs on the cluster have limits of
-            their own. Give one to share a limit among jobs.
+        namespace: Ray's, in which the name is unique; None: the job's. Give one to share a limit among jobs.
         lease_seconds: see above; at least 1.
 
     Raises:
         MissingExtraError: Ray is not installed.
         ConfigError: the limit exists and is another, or an argument is of the wrong kind.
         ClusterError: this process is not connected to Ray, or the actor cannot be started.
-
-    Example:
-        limiter = RayRateLimiter("search", 120)
-        async with limiter.permit():
-            ...
     """
 
     def __init__(
@@ -92,7 +84,7 @@ class RayRateLimiter(RateLimiter):
         return new, (self.name, self.limit)
 
     async def acquire(self) -> Lease:
-        """See `RateLimiter.acquire`. Raises `ClusterError` if the actor has not answered for half a minute."""
+        """Raises `ClusterError` if the actor has not answered for half a minute."""
         number = await self._membership.client.acquire()
         return Lease(partial(self._release, number))  # refers to this object: while a permit is held, it lives
 
@@ -129,10 +121,9 @@ def _join(name: str, namespace: str | None, limit: int, lease_seconds: float) ->
 class LimiterClient:
     """Asks the actor of a limit for permits, for all threads of this process, in a thread of its own.
 
-    The thread sends what all event loops of the process ask for and give back, as much as came together in one message,
-    and it keeps one call open that brings permits. So a permit costs a share of a message, and a process whose event
-    loop is busy for a while loses none. Each message has the whole state of this process: what it holds and what it
-    waits for. So a message that is lost, or an actor that was started again, needs nothing but the next message.
+    The thread sends what all event loops ask for and give back, as much as came together in one message, and it keeps
+    one call open that brings permits. Each message has the whole state of this process. So a message that is lost, or
+    an actor that was started again, needs nothing but the next message.
     """
 
     def __init__(self, name: str, namespace: str, limit: int, lease_seconds: float) -> None:
@@ -150,17 +141,10 @@ class LimiterClient:
         self._thread = EventLoopThread(name="toolgym-limiter")
 
     def check(self, limit: int) -> None:
-        """Raise `ConfigError` for another limit than this one."""
         if limit != self._limit:
             raise self._conflict(self._limit, limit)
 
     def start(self) -> None:
-        """Join the limit.
-
-        Raises:
-            ConfigError: the cluster has it with another limit.
-            ClusterError: the actor cannot be started, or does not answer.
-        """
         try:
             self._thread.run(self._begin(), timeout=CONNECT_TIMEOUT)
         except BaseException as error:  # an interrupt too: the thread has no other owner
@@ -176,7 +160,7 @@ class LimiterClient:
         self._wake()
 
     async def acquire(self) -> int:
-        """Wait for a permit. Returns its number, for `release`. Raises `ClusterError` if the actor does not answer."""
+        """Wait for a permit. Returns its number, for `release`."""
         number, future = next(self._numbers), Future[None]()
         with self._lock:
             if self.stopped:
@@ -260,7 +244,6 @@ class LimiterClient:
         self._take(granted)
 
     def _connected(self) -> Any:
-        """Return the actor, which is started if there is none."""
         if not ray.is_initialized():  # a call would start a cluster of its own
             raise ClusterError("this process is not connected to Ray")
         if self._actor is None or self._failing_since is not None:
