@@ -15,7 +15,7 @@ from toolgym.tools.base import BaseTool, ToolResult
 from toolgym.tools.concurrency.blocking import NoThreadError
 from toolgym.tools.concurrency.execution_pool import PoolMode, tool_pool
 from toolgym.tools.errors import ConfigError
-from toolgym.tools.schema import ToolSchema
+from toolgym.tools.schema import ToolSchema, map_subschemas
 
 P = ParamSpec("P")
 R = TypeVar("R", covariant=True)
@@ -183,27 +183,19 @@ def _make(function: Callable[..., Any], name: str | None, description: str | Non
             pydantic.Field(default=default, description=described.get(param.name) or None),
         )
     model = pydantic.create_model(tool_name, __config__=pydantic.ConfigDict(extra="forbid"), **fields)
-    parameters = model.model_json_schema()
-    drop_titles(parameters)
+    parameters = without_titles(model.model_json_schema())
     text = description
     if text is None:
         text = "\n\n".join(part for part in (docstring.short_description, docstring.long_description) if part)
     return FunctionTool(function, ToolSchema(tool_name, text, parameters), model, runs_in)
 
 
-def drop_titles(schema: dict[str, Any]) -> None:
-    """Remove the titles that pydantic invents from field names: they cost tokens and say nothing new."""
-    if isinstance(schema.get("title"), str):
-        del schema["title"]
-    for key in ("properties", "$defs"):
-        for child in schema.get(key, {}).values():
-            drop_titles(child)
-    for key in ("items", "additionalProperties"):
-        if isinstance(schema.get(key), dict):
-            drop_titles(schema[key])
-    for key in ("anyOf", "oneOf", "allOf", "prefixItems"):
-        for child in schema.get(key, []):
-            drop_titles(child)
+def without_titles(schema: Any) -> Any:
+    """Copy a schema without the titles that pydantic makes of field names: they cost tokens and say nothing new."""
+    if not isinstance(schema, dict):
+        return schema
+    kept = {key: value for key, value in schema.items() if key != "title" or not isinstance(value, str)}
+    return map_subschemas(kept, without_titles)
 
 
 def _as_result(value: Any) -> ToolResult:

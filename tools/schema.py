@@ -7,7 +7,7 @@ import enum
 import functools
 import json
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -224,16 +224,20 @@ def _without_nulls(schema: Any) -> Any:
     something in `default` and `const` only (and inside `enum` and `examples`, which are kept)."""
     if not isinstance(schema, Mapping):
         return copy.deepcopy(schema)
+    kept = {key: value for key, value in schema.items() if value is not None or key in ("default", "const")}
+    return map_subschemas(kept, _without_nulls)
+
+
+def map_subschemas(schema: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
+    """Copy a schema with each schema that stands directly in it changed."""
     copied: dict[str, Any] = {}
     for key, value in schema.items():
-        if value is None and key not in ("default", "const"):
-            continue
         if key in ("properties", "$defs", "patternProperties") and isinstance(value, Mapping):
-            copied[key] = {name: _without_nulls(child) for name, child in value.items()}
+            copied[key] = {name: change(child) for name, child in value.items()}
         elif key in ("items", "additionalProperties", "not"):
-            copied[key] = _without_nulls(value)
+            copied[key] = change(value)
         elif key in ("anyOf", "oneOf", "allOf", "prefixItems") and isinstance(value, list):
-            copied[key] = [_without_nulls(child) for child in value]
+            copied[key] = [change(child) for child in value]
         else:
             copied[key] = copy.deepcopy(value)
     return copied

@@ -23,7 +23,7 @@ from toolgym.envs.foreign.threads import EnvThreads
 from toolgym.envs.foreign.values import messages_of, number_of, opened, text_of
 from toolgym.envs.types import EpisodeFailedError, StopReason
 from toolgym.tools.errors import ConfigError, shorten
-from toolgym.tools.function import drop_titles
+from toolgym.tools.function import without_titles
 from toolgym.tools.message import Message, tool
 from toolgym.tools.parsers import ParsedTurn
 from toolgym.tools.schema import ToolCall, ToolSchema
@@ -251,6 +251,5 @@ def _schema(kind: Any, what: str) -> ToolSchema:
     parameters = kind.model_json_schema()
     parameters.get("properties", {}).pop("metadata", None)
     description = parameters.pop("description", "")
-    drop_titles(parameters)
     words = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z0-9]+", kind.__name__.removesuffix("Action")) or ["act"]
-    return ToolSchema("_".join(words).lower(), description, parameters)
+    return ToolSchema("_".join(words).lower(), description, without_titles(parameters))
