@@ -9,8 +9,7 @@ from typing import Any
 from toolgym.tools.closeable import AsyncCloseable
 from toolgym.tools.errors import ConfigError, check_seconds, require_whole_number
 from toolgym.tools.http.addresses import check_address, check_addresses
-from toolgym.tools.http.client import GarbledError, HttpRequest, excerpt, json_body
-from toolgym.tools.http.lazy_client import LazyClient
+from toolgym.tools.http.client import GarbledError, HttpRequest, LazyClient, excerpt, json_body
 from toolgym.tools.http.retries import Retries
 from toolgym.tools.http.session import HttpResponse
 from toolgym.tools.message import Message

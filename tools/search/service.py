@@ -19,8 +19,15 @@ from typing import Any, Literal, TypeVar, get_args
 
 from toolgym.tools.errors import ConfigError, RetrievalError, check_seconds, shorten
 from toolgym.tools.http.addresses import check_address, check_addresses
-from toolgym.tools.http.client import CallError, ClientClosedError, GarbledError, HttpRequest, excerpt, json_body
-from toolgym.tools.http.lazy_client import LazyClient
+from toolgym.tools.http.client import (
+    CallError,
+    ClientClosedError,
+    GarbledError,
+    HttpRequest,
+    LazyClient,
+    excerpt,
+    json_body,
+)
 from toolgym.tools.http.retries import Retries
 from toolgym.tools.http.session import HttpResponse
 from toolgym.tools.search.retriever import Passage, Retriever

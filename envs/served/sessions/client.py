@@ -32,10 +32,10 @@ from toolgym.tools.http.client import (
     GarbledError,
     HttpClient,
     HttpRequest,
+    LazyClient,
     excerpt,
     json_body,
 )
-from toolgym.tools.http.lazy_client import LazyClient
 from toolgym.tools.http.replicas import Replica
 from toolgym.tools.http.retries import Retries
 
