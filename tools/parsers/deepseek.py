@@ -14,8 +14,6 @@ Decisions, each with a test:
 * A call counts with or without the markers of the section around it; a section that holds no call is an error.
 * A marker inside a JSON string does not end the call.
 * A call without its closing marker is an error, even if its JSON is complete.
-
-SGLang returns the whole turn as content where one call of it cannot be read, and needs the markers of the section.
 """
 
 from __future__ import annotations

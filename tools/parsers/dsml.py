@@ -14,8 +14,6 @@ V4 says `tool_calls` for `function_calls`. Decisions, each with a test:
   `<｜DSML｜invoke name="tool"/>` says too.
 * A call counts with or without the block's tags around it; a block without a call is an error.
 * A text ends at the first closing tag; one that holds another DSML tag is an error. Strings in JSON may hold any.
-
-SGLang strips the text of V3.2's values, takes a value that is not JSON for a text, and drops calls that it cannot read.
 """
 
 from __future__ import annotations

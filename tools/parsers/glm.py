@@ -12,10 +12,6 @@ Decisions, each with a test:
 * Nothing escapes a value. It ends at the first closing tag after which the call goes on, so that code may hold
   `</tool_call>`. A value that holds `<arg_key>` is an error where it may be a missing closing tag.
 * A call may have no arguments: chat templates write such calls this way.
-
-SGLang's `glm45` needs a line break after the name (`glm47` does not), ends a call at the first `</tool_call>` even
-inside of a value, guesses types where there is no schema, takes quotes off strings, lets the last of two equal keys
-win, and returns the whole turn as content where one call cannot be read.
 """
 
 from __future__ import annotations

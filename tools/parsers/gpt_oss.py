@@ -11,9 +11,6 @@ The generation prompt ends with `<|start|>assistant`, so the text begins after i
 * Analysis is `ParsedTurn.reasoning`; final messages, and commentary without a recipient, are content.
 * A call that begins while the analysis has no `<|end|>` yet is an error, as is one without its message.
 * Arguments are a JSON object; a bare program for the built-in `python` is an error, and so are empty arguments.
-
-SGLang's `gpt-oss` sees a call only after `<|start|>assistant<|channel|>commentary`, with `<|constrain|>json`, takes
-nothing for an empty object, and drops what it cannot read.
 """
 
 from __future__ import annotations

@@ -13,10 +13,6 @@ Decisions, each with a test:
 * Text inside `<think>…</think>` is thought: calls there are not calls. A call inside a `<think>` that never closes
   is an error that the model reads, so that the turn does not end in silence.
 * A call without its closing tag is an error, even if its JSON is complete: the turn may have been cut.
-
-SGLang's `qwen25` wants the line breaks around the JSON and does not see a call without them; both of its parsers end
-a call at the first closing tag, even inside a string, drop what they cannot read, accept `parameters` for `arguments`
-and calls inside of thinking, and keep no text after the first call.
 """
 
 from __future__ import annotations

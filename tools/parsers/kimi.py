@@ -9,8 +9,6 @@ Decisions, each with a test:
   A bare counter names no tool and is an error; no name is guessed from the arguments.
 * A call counts with or without the markers of the section around it; a section that holds no call is an error.
 * A marker inside a JSON string does not end the call. A call without its closing marker is an error.
-
-SGLang's `kimi_k2` guesses the name behind a bare counter, drops a call that it cannot read, and needs the section.
 """
 
 from __future__ import annotations

@@ -11,10 +11,6 @@ Decisions, each with a test:
 * Behind the tag stands a call, or an error: the built-in `brave_search.call(...)` and bare programs, too, are errors.
 * Several calls are separated by `;` or white space.
 * Nothing closes a call but the end of its JSON; text after it is content.
-
-SGLang's `llama3` sees calls after the tag or at the very beginning of the text, and takes any object there for one; it
-reads Python dicts as well, takes absent parameters for none, ends at a tag inside of a string, and drops what it cannot
-read.
 """
 
 from __future__ import annotations

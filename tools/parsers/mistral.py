@@ -10,8 +10,6 @@ Decisions, each with a test:
 * Ids have nine letters or digits, which the chat templates insist on. The one that the model wrote is kept.
 * Thinking stands between `[THINK]` and `[/THINK]`, or `<think>` tags.
 * A list without a call is an error. A malformed entry of a list keeps its place among the good ones.
-
-SGLang's `mistral` drops what it cannot read, and all calls after it.
 """
 
 from __future__ import annotations

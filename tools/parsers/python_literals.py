@@ -10,6 +10,7 @@ import contextlib
 import math
 import re
 import unicodedata
+from collections.abc import Iterator
 from typing import Any
 
 from toolgym.tools.errors import ToolgymError
@@ -85,13 +86,16 @@ class _Reader:
         return self._kind == "sign" and self._word == sign
 
     def calls(self) -> tuple[Calls, int]:
-        calls: Calls = []
         self._expect("[")
-        while not self._is("]"):
-            calls.append(self._call())
-            if not self._is("]"):
-                self._expect(",")
+        calls = [self._call() for _ in self._items("]")]
         return calls, self._token.end()
+
+    def _items(self, close: str) -> Iterator[None]:
+        """Stand before each item of a list, and at last before what closes it."""
+        while not self._is(close):
+            yield
+            if not self._is(close):
+                self._expect(",")
 
     def _call(self) -> tuple[str, dict[str, Any]]:
         if self._kind != "name":
@@ -99,7 +103,7 @@ class _Reader:
         self._name = self._next()
         self._expect("(")
         arguments: dict[str, Any] = {}
-        while not self._is(")"):
+        for _ in self._items(")"):
             if self._kind != "name":
                 raise self._error("an argument as name=value")
             key = self._next()
@@ -109,8 +113,6 @@ class _Reader:
             if key in arguments:
                 raise LiteralError(f"the argument {key!r} occurs twice", self._name)
             arguments[key] = self._value(0)
-            if not self._is(")"):
-                self._expect(",")
         self._next()
         return self._name, arguments
 
@@ -134,18 +136,14 @@ class _Reader:
 
     def _list(self, depth: int) -> list[Any]:
         self._next()
-        values = []
-        while not self._is("]"):
-            values.append(self._value(depth + 1))
-            if not self._is("]"):
-                self._expect(",")
+        values = [self._value(depth + 1) for _ in self._items("]")]
         self._next()
         return values
 
     def _dict(self, depth: int) -> dict[str, Any]:
         self._next()
         values: dict[str, Any] = {}
-        while not self._is("}"):
+        for _ in self._items("}"):
             if self._kind != "string":
                 raise self._error("a string as a key")
             key = self._value(depth + 1)
@@ -153,8 +151,6 @@ class _Reader:
             if key in values:
                 raise LiteralError(f"the key {key!r} occurs twice in one dict", self._name)
             values[key] = self._value(depth + 1)
-            if not self._is("}"):
-                self._expect(",")
         self._next()
         return values
 

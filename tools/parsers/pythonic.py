@@ -12,9 +12,6 @@ Llama 4 may put `<|python_start|>` and `<|python_end|>` around the list, LFM2 pu
 * Behind an opening marker stands a list of calls, or an error.
 * Raw line breaks inside strings are accepted: models write programs that way, and nothing is guessed.
 * A name or argument that occurs twice, and true, false, null for True, False, None, are errors.
-
-SGLang's `pythonic` takes a list anywhere in the text, needs escaped line breaks, drops calls that it cannot read, and
-sees none in a list with a name that begins with `_`.
 """
 
 from __future__ import annotations

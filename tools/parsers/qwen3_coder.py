@@ -17,10 +17,6 @@ Decisions, each with a test:
   `</parameter>`, is an error: it cannot be distinguished from a missing closing tag.
 * A call may have no parameters: chat templates write such calls this way.
 * A function without `<tool_call>` around it is an error, as is a parameter that occurs twice.
-
-SGLang's `qwen3_coder` ends a value at the next opening tag and a call at the first `</tool_call>` even inside of a
-value, reads calls and values that were cut, drops text between tags, lets the last of two equal keys win, makes a lone
-`null` of any text "null", and makes false of every boolean that it cannot read.
 """
 
 from __future__ import annotations

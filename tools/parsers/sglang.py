@@ -4,8 +4,9 @@ For formats that toolgym has no parser for, and to train with exactly what a ser
 
 * They skip malformed calls without a word. Only a turn that has a call's marks and no readable call at all becomes an
   error that the model reads; a malformed call beside a good one is lost.
-* Most repair or guess (see the modules of our parsers), keep no text after the first call, and see calls that follow
-  from any mention of their marks.
+* Most end a call at the first closing tag, even inside of a string or value, take arguments that were cut or written
+  twice, guess names and types, keep no text after the first call, and see calls that follow from any mention of their
+  marks.
 * They need the tools' schemas, which `ToolEnv` gives.
 
 A server parses reasoning before it looks for calls, so thinking is split off here as well, between `<think>` tags.
