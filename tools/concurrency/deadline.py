@@ -9,6 +9,7 @@ import logging
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
@@ -106,33 +107,29 @@ class _Clock:
 _clock: ContextVar[_Clock | None] = ContextVar("toolgym_deadline", default=None)
 
 
-@contextlib.contextmanager
-def queueing() -> Iterator[None]:
+def queueing() -> AbstractContextManager[None]:
     """Stop the deadlines of `with_deadline` inside the block: there the caller waits for its turn."""
-    clocks = _clocks()
-    for clock in clocks:
-        clock.queue(1)
-    try:
-        yield
-    finally:
-        for clock in clocks:
-            clock.queue(-1)
+    return _stopped_clocks(_Clock.queue)
+
+
+def own_deadline() -> AbstractContextManager[None]:
+    """Stop the deadlines of `with_deadline` around the block, which has a deadline of its own inside."""
+    return _stopped_clocks(_Clock.exempt)
 
 
 @contextlib.contextmanager
-def own_deadline() -> Iterator[None]:
-    """Stop the deadlines of `with_deadline` around the block, which has a deadline of its own inside."""
+def _stopped_clocks(change: Callable[[_Clock, int], None]) -> Iterator[None]:
     clocks = _clocks()
     for clock in clocks:
-        clock.exempt(1)
+        change(clock, 1)
     try:
         yield
     finally:
         for clock in clocks:
-            clock.exempt(-1)
+            change(clock, -1)
 
 
-class watch_own_deadline(contextlib.AbstractContextManager[Callable[[], bool]]):
+class watch_own_deadline(AbstractContextManager[Callable[[], bool]]):
     """Give a function that says whether the code of the block is inside of `own_deadline` now. A class, as
     `set_contextvar` is."""
 

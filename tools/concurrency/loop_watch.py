@@ -26,9 +26,7 @@ from typing import Any, NamedTuple
 from toolgym.tools.concurrency.log_throttle import LogThrottle
 
 BLOCKED_AFTER = 1.0
-
 INTERVAL = 0.05
-
 LOG_INTERVAL = 60.0
 
 KEPT = 4096
@@ -251,7 +249,3 @@ def watch_loop(bound: float | None = None) -> Iterator[LoopWatch]:
             watch.stop()
             _watchdog.remove(watch)
             del _watches[loop]
-
-
-def current_watch() -> LoopWatch | None:
-    return _watches.get(asyncio.get_running_loop())

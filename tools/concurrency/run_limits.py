@@ -39,7 +39,6 @@ class RunLimit:
 
 
 TOOL_CALLS = RunLimit("toolgym_tool_calls")
-
 GENERATIONS = RunLimit("toolgym_generations")
 
 

@@ -165,11 +165,6 @@ class CodeInterpreterTool(SandboxTool[CodeInterpreterConfig]):
         if shared is not None:
             self.limiters.append(named_limiter(GLOBAL_LIMIT_NAME, shared, scope))
 
-    @property
-    def stateful(self) -> bool | None:
-        """Whether an episode's calls share variables, imports and files; None while a server was not asked yet."""
-        return self._stateful
-
     async def open(self, **create_kwargs: Any) -> ToolSession:
         """Begin an episode. Raises `ConfigError` if the configured address leads to no sandbox server, the server does
         not let us in, or it has no sessions and `stateful` is true. (One that cannot be reached now is an

@@ -22,13 +22,9 @@ from toolgym.tools.sessions.workspace import WorkspaceOptions
 from toolgym.tools.stateful import ToolSession
 
 CONTEXT = 4
-
 MAX_ENTRIES = 500
-
 UNDO = 100
-
 LOST = "[The session was lost before; files of earlier calls are gone]\n"
-
 COMMANDS = ("view", "create", "str_replace", "insert", "undo_edit")
 
 

@@ -15,7 +15,7 @@ from toolgym.envs import Task, ToolEnv
 from toolgym.tools import BaseTool, StatefulTool, ToolResult, ToolSchema, ToolSession
 from toolgym.tools.concurrency import loop_watch, tool_loops
 from toolgym.tools.concurrency.log_throttle import LogThrottle
-from toolgym.tools.concurrency.loop_watch import Lag, LoopLag, current_watch, watch_loop
+from toolgym.tools.concurrency.loop_watch import Lag, LoopLag, watch_loop
 
 CALL = '<tool_call>{"name": "sums", "arguments": {}}</tool_call>'
 TASK = Task(({"role": "user", "content": "go"},))
@@ -237,15 +237,16 @@ async def test_a_loop_that_waits_or_has_much_to_do_is_not_blocked(caplog):
 async def test_watches_of_one_loop_are_one_and_end_with_the_last(monkeypatch):
     dog = loop_watch._Watchdog()
     monkeypatch.setattr(loop_watch, "_watchdog", dog)  # the other one may watch loops of other tests
-    assert current_watch() is None
-    with watch_loop() as one:
-        with watch_loop() as other:
-            assert one is other is current_watch()
-        assert current_watch() is one
+    with watch_loop() as first:
+        with watch_loop() as second:
+            assert first is second
+        with watch_loop() as third:
+            assert third is first
         thread = dog._thread
         assert thread.is_alive()
         assert thread.name == "toolgym-watchdog"
-    assert current_watch() is None
+    with watch_loop() as later:
+        assert later is not first
     await until(lambda: not thread.is_alive())
 
 

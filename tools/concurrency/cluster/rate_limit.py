@@ -93,7 +93,7 @@ class RayRateLimiter(RateLimiter):
 
 
 class _Membership:
-    """What the limiters of one client share; the client leaves the limit with the last of them."""
+    """Shared by the limiters of one client, which leaves the limit with the last of them."""
 
     def __init__(self, client: LimiterClient) -> None:
         self.client = client
