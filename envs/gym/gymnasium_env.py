@@ -1,4 +1,8 @@
-"""`GymnasiumEnv`: any async env as a standard synchronous Gymnasium env."""
+"""`GymnasiumEnv`: any async env as a standard synchronous Gymnasium env.
+
+It does not stand on `DrivenEpisode`, nor does the vector env: Gymnasium's users get the env's own errors, and a
+truncated step from an env that ends with a failure.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,6 @@ from toolgym.envs.base import BaseEnv, StepResult
 from toolgym.envs.failure import finite_reward
 from toolgym.envs.gym.spaces import ChatSpace, TextSpace
 from toolgym.envs.registry import make
-from toolgym.envs.types import ResetInfo, StepInfo
 from toolgym.tools.concurrency.event_loop_thread import EventLoopThread
 from toolgym.tools.errors import ConfigError, UnknownNameError, nearest
 from toolgym.tools.message import Message
@@ -29,14 +32,14 @@ class GymnasiumEnv(gymnasium.Env[tuple[Message, ...], str]):
     `wrappers` are those of `toolgym.make`, around the async env.
 
     An action is the text of one turn of the policy. An observation is the tuple of the *new* messages: all of them at
-    `reset`, results of tools at `step`, and none when the episode ends. Infos are those of the async env; where one has
+    `reset`, results of tools at `step`, and none when the episode ends. Infos are those of the async env; if one has
     `context`, the policy's context begins anew with those messages.
 
-    The async env runs on a thread of its own that `close` ends, so this env also works inside a running event loop
-    (as in a notebook) and may be called from any thread, one call at a time.
+    The async env runs on a thread of its own that `close` ends, so this env also works inside a running event loop (as
+    in a notebook) and may be called from any thread, one call at a time.
 
     Args:
-        env: the async env; it becomes this env's to close.
+        env: the async env; closed with this one.
         render_mode: `"ansi"` for `render` to give the conversation as text, or None.
 
     Raises:
@@ -69,29 +72,15 @@ class GymnasiumEnv(gymnasium.Env[tuple[Message, ...], str]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[tuple[Message, ...], dict[str, Any]]:
-        """Begin an episode.
-
-        Args:
-            seed: makes this episode and those after it reproducible. None goes on from where the env is.
-            options: those of the async env; `task` (a `Task`) chooses the task instead of drawing one.
-
-        Returns:
-            All messages so far, and the async env's info.
-        """
+        """Begin an episode; see `BaseEnv.reset`. Returns all messages so far, and the async env's info."""
         super().reset(seed=seed)
         messages, info = self._bridge.run(self.base_env.reset(seed=seed, options=options))
         if self.render_mode is not None:
             self._conversation = copy.deepcopy(messages)
-        return observation(messages), plain_info(info)
+        return observation(messages), cast(dict[str, Any], info)
 
     def step(self, action: str) -> tuple[tuple[Message, ...], float, bool, bool, dict[str, Any]]:
-        """Take one turn of the policy.
-
-        Args:
-            action: the turn's text as generated, without its end-of-turn token.
-
-        Returns:
-            `(obs, reward, terminated, truncated, info)`.
+        """Take one turn of the policy: its text as generated, without its end-of-turn token.
 
         Raises:
             ConfigError: the action is not text.
@@ -102,7 +91,7 @@ class GymnasiumEnv(gymnasium.Env[tuple[Message, ...], str]):
         result = self._bridge.run(self.base_env.step(action))
         if self.render_mode is not None:
             self._conversation += turn(action, result)
-        obs, info = observation(result.obs), plain_info(result.info)
+        obs, info = observation(result.obs), cast(dict[str, Any], result.info)
         return obs, float(finite_reward(result.reward)), result.terminated, result.truncated, info
 
     def render(self) -> str | None:
@@ -138,7 +127,6 @@ make_gymnasium_env = _Maker()
 
 
 def check_render_mode(render_mode: object) -> None:
-    """Raise `UnknownNameError` unless it is None or a known render mode."""
     if render_mode is not None and render_mode not in RENDER_MODES:
         raise UnknownNameError(
             f"there is no render_mode {render_mode!r}{nearest(str(render_mode), RENDER_MODES) or ';'} "
@@ -147,7 +135,6 @@ def check_render_mode(render_mode: object) -> None:
 
 
 def check_action(action: object) -> None:
-    """Raise `ConfigError` unless it is text."""
     if not isinstance(action, str):
         raise ConfigError(
             f"an action is the text of one turn (str), got {type(action).__name__}: {action!r}; "
@@ -161,25 +148,19 @@ def observation(messages: Iterable[Message]) -> tuple[Message, ...]:
 
 
 def _copied(message: Message) -> Message:
-    """Copy a message: as a dict where that is enough, which is ten times as fast as `copy.deepcopy`."""
+    """Copy a message: as a dict if that is enough, which is ten times as fast as `copy.deepcopy`."""
     return message.copy() if all(type(value) is str for value in message.values()) else copy.deepcopy(message)
 
 
-def plain_info(info: ResetInfo | StepInfo) -> dict[str, Any]:
-    """Return an info in the type that Gymnasium has for it."""
-    return cast(dict[str, Any], info)
-
-
 def turn(action: str, result: StepResult) -> list[Message]:
-    """Return the messages that a step added to the conversation."""
+    """The messages that a step added to the conversation."""
     message: Message = result.info.get("message") or {"role": "assistant", "content": action}
     return copy.deepcopy([message, *result.obs])
 
 
 def render_conversation(messages: Iterable[Message]) -> str:
-    """Return a conversation as text, one block per message: its role, its content, its tool calls.
-
-    Control characters are spelled out (`\\x1b`): a tool's output must not control a terminal.
+    """A conversation as text, one block per message. Control characters, which might control a terminal, are spelled
+    out.
     """
     return "\n\n".join(_block(message) for message in messages)
 

@@ -1,4 +1,4 @@
-"""`InFlight`: calls of single envs that run on an event loop's thread, taken back in the order in which they finish."""
+"""`InFlight`: calls of single envs on an event loop's thread, taken back in the order in which they finish."""
 
 from __future__ import annotations
 
@@ -17,11 +17,7 @@ T = TypeVar("T")
 
 
 class InFlight(Generic[T]):
-    """The calls of a vector env's single envs that have begun and were not taken back, at most one per env.
-
-    Args:
-        bridge: where they run.
-    """
+    """The calls of a vector env's single envs that have begun and were not taken back, at most one per env."""
 
     def __init__(self, bridge: EventLoopThread) -> None:
         self._bridge = bridge
@@ -32,29 +28,20 @@ class InFlight(Generic[T]):
 
     @property
     def indices(self) -> list[int]:
-        """The envs whose calls were not taken back, in order."""
         return sorted(self._out)
 
     def begin(self, index: int, call: Callable[[], Coroutine[Any, Any, T]]) -> None:
-        """Begin an env's call, and return at once.
-
-        Raises:
-            EpisodeError: the event loop is closed.
-        """
+        """Begin an env's call, and return at once. Raises `EpisodeError` if the event loop is closed."""
         future = self._bridge.submit(_settled(call))
         self._out.add(index)
         future.add_done_callback(partial(_put, self._landed, index))
 
     def take(self, count: int, timeout: float | None) -> tuple[dict[int, T], dict[int, BaseException]]:
-        """Take back the first calls that finished.
-
-        Args:
-            count: how many; so many must be out.
-            timeout: most seconds to wait; None: as long as it takes.
+        """Take back the first `count` calls that finished, which must be out, waiting at most `timeout` seconds.
 
         Returns:
-            So many results by env, in the order in which they finished, and no errors. Where a call has raised, the
-            errors alone; the results that are there wait for the next time.
+            The results by env, in the order in which they finished, and no errors. If a call has raised, only the
+            errors; the results that are there wait for the next time.
 
         Raises:
             LoopTimeoutError: fewer finished in time. What finished waits for the next time.

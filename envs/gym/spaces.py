@@ -1,8 +1,7 @@
 """Actions and observations as Gymnasium spaces: `TextSpace` and `ChatSpace`.
 
-Gymnasium's own `Text` wants a finite set of characters; what a language model writes has none.
-
-Batches of both are plain tuples with one member per env; Gymnasium's functions for vector envs know that.
+Gymnasium's own `Text` wants a finite set of characters; what a language model writes has none. Batches of both are
+plain tuples with one member per env.
 """
 
 from __future__ import annotations
@@ -19,13 +18,12 @@ from toolgym.tools.errors import ConfigError
 from toolgym.tools.message import Message, MessageToolCall, Role
 
 MAX_ACTION_LENGTH = 1 << 20
-"""Characters that one action may have by default. More than any model writes in a turn."""
+"""Characters that one action may have by default: more than any model writes in a turn."""
 
 SAMPLE_LENGTH = 32
-"""Longest text that `sample` makes, in characters, where the space allows shorter ones."""
+"""Longest text that `sample` makes, in characters, unless the space wants longer ones."""
 
 SAMPLE_MESSAGES = 4
-"""Longest conversation that `sample` makes, in messages."""
 
 _ROLES: tuple[str, ...] = get_args(Role)
 
@@ -40,9 +38,7 @@ _SAMPLED_CHARACTERS = (
 
 
 class TextSpace(gymnasium.Space[str]):
-    """All texts of bounded length, of any characters.
-
-    A member is a `str` that UTF-8 can encode, that is, without lone surrogates.
+    """All texts of bounded length that UTF-8 can encode, that is, without lone surrogates.
 
     Args:
         max_length: longest member, in characters.
@@ -76,7 +72,6 @@ class TextSpace(gymnasium.Space[str]):
 
     @property
     def is_np_flattenable(self) -> bool:
-        """False: a text has no fixed size."""
         return False
 
     def sample(self, mask: None = None, probability: None = None) -> str:
@@ -88,7 +83,6 @@ class TextSpace(gymnasium.Space[str]):
         return "".join(_SAMPLED_CHARACTERS[pick] for pick in picks)
 
     def contains(self, x: Any) -> bool:
-        """Whether `x` is a text of allowed length."""
         return isinstance(x, str) and self.min_length <= len(x) <= self.max_length and _is_unicode(x)
 
     def __eq__(self, other: object) -> bool:
@@ -103,9 +97,9 @@ class TextSpace(gymnasium.Space[str]):
 class ChatSpace(gymnasium.Space[tuple[Message, ...]]):
     """All sequences of chat messages, of any number and length unless bounded.
 
-    A member is a tuple (or a list) of messages in the shape of `toolgym.tools.message.Message`: a dict with `role`
-    and a text `content`; optionally `tool_calls` and `reasoning_content` where the role is `assistant`; optionally
-    `tool_call_id` and `name` where it is `tool`; nothing else.
+    A member is a tuple (or a list) of messages in the shape of `toolgym.tools.message.Message`: a dict with `role` and
+    a text `content`; with the role `assistant` also `tool_calls` and `reasoning_content`, with the role `tool` also
+    `tool_call_id` and `name`, if given; nothing else.
 
     Args:
         max_messages: most messages of a member; None: any number.
@@ -137,7 +131,6 @@ class ChatSpace(gymnasium.Space[tuple[Message, ...]]):
 
     @property
     def is_np_flattenable(self) -> bool:
-        """False: a conversation has no fixed size."""
         return False
 
     def sample(self, mask: None = None, probability: None = None) -> tuple[Message, ...]:
@@ -170,7 +163,6 @@ class ChatSpace(gymnasium.Space[tuple[Message, ...]]):
         return message
 
     def contains(self, x: Any) -> bool:
-        """Whether `x` is a tuple or list of messages within the bounds."""
         if not isinstance(x, tuple | list) or (self.max_messages is not None and len(x) > self.max_messages):
             return False
         return all(self._is_message(message) for message in x)
@@ -194,11 +186,9 @@ class ChatSpace(gymnasium.Space[tuple[Message, ...]]):
         return not extra
 
     def to_jsonable(self, sample_n: Iterable[tuple[Message, ...]]) -> list[list[Message]]:
-        """Turn members into lists that JSON can hold."""
         return [[copy.deepcopy(message) for message in member] for member in sample_n]
 
     def from_jsonable(self, sample_n: list[Any]) -> list[tuple[Message, ...]]:
-        """Turn what `to_jsonable` gave back into members."""
         return [tuple(copy.deepcopy(message) for message in member) for member in sample_n]
 
     def __eq__(self, other: object) -> bool:

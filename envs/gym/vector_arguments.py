@@ -1,4 +1,4 @@
-"""Checks of a vector env's arguments."""
+"""Checks of a vector env's arguments, which raise `ConfigError`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,6 @@ Flags: TypeAlias = npt.NDArray[np.bool_]
 
 
 def seeds_of(seed: int | Sequence[int | None] | None, num_envs: int) -> Sequence[int | None]:
-    """One seed per env.
-
-    Raises:
-        ConfigError: they are no seeds, or of another number.
-    """
     if seed is None:
         return [None] * num_envs
     if isinstance(seed, int | np.integer):
@@ -32,11 +27,6 @@ def seeds_of(seed: int | Sequence[int | None] | None, num_envs: int) -> Sequence
 
 
 def reset_mask_of(mask: object, num_envs: int) -> Flags:
-    """`options["reset_mask"]`: bool `[num_envs]`.
-
-    Raises:
-        ConfigError: it is something else, or all false.
-    """
     if not isinstance(mask, np.ndarray) or mask.dtype != np.bool_ or mask.shape != (num_envs,) or not mask.any():
         raise ConfigError(
             f"options['reset_mask'] must be a NumPy array of bool with shape ({num_envs},) and at least one True, "
@@ -46,11 +36,6 @@ def reset_mask_of(mask: object, num_envs: int) -> Flags:
 
 
 def actions_of(actions: Iterable[str], count: int) -> list[str]:
-    """So many actions.
-
-    Raises:
-        ConfigError: there are more or fewer, or it is one text.
-    """
     if isinstance(actions, str) or not isinstance(actions, Iterable):
         raise ConfigError(f"expected {count} actions, one text per env, got {actions!r}")
     texts = list(actions)
@@ -60,11 +45,6 @@ def actions_of(actions: Iterable[str], count: int) -> list[str]:
 
 
 def env_ids_of(env_ids: npt.ArrayLike, num_envs: int) -> list[int]:
-    """Numbers of different envs.
-
-    Raises:
-        ConfigError: it is something else.
-    """
     ids = np.asarray(env_ids)
     if ids.ndim != 1 or ids.dtype.kind not in "iu" or not len(ids) or ids.min() < 0 or ids.max() >= num_envs:
         raise ConfigError(f"env_ids must be whole numbers from 0 to {num_envs - 1}, at least one, got {env_ids!r}")

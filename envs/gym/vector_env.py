@@ -1,8 +1,7 @@
 """`ToolVectorEnv`: many async envs as one Gymnasium vector env, all of them stepped at the same time.
 
-Where Gymnasium's own vector envs step one env after the other, or each in a process of its own, this one runs all of
-them on one event loop: a step takes as long as its slowest tool call. `send` and `recv` wait for no slow env: they step
-each one at its own pace, in the manner of EnvPool.
+All run on one event loop: a step takes as long as its slowest tool call. `send` and `recv` wait for no slow env: they
+step each env at its own pace, in the manner of EnvPool.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, cast
 
 import gymnasium
 import numpy as np
@@ -25,7 +24,6 @@ from toolgym.envs.gym.gymnasium_env import (
     check_action,
     check_render_mode,
     observation,
-    plain_info,
     render_conversation,
     turn,
 )
@@ -39,14 +37,11 @@ from toolgym.tools.message import Message
 
 Observation: TypeAlias = tuple[Message, ...]
 Steps: TypeAlias = tuple[tuple[Observation, ...], npt.NDArray[np.float64], Flags, Flags, dict[str, Any]]
-T = TypeVar("T")
 
 
 class VectorEnvError(ToolgymError, RuntimeError):
-    """Some envs of a vector env raised. After `step` and `reset` all others have finished.
-
-    Attributes:
-        errors: what each of them raised, by the env's index.
+    """Some envs of a vector env raised: `errors` has what, by the env's index. After `step` and `reset` all others
+    finished.
     """
 
     def __init__(self, doing: str, errors: Mapping[int, BaseException]) -> None:
@@ -76,12 +71,12 @@ class _StepOutcome:
 class ToolVectorEnv(VectorEnv[tuple[Observation, ...], Iterable[str], npt.NDArray[Any]]):
     """Steps many async envs concurrently. `gymnasium.make_vec` returns one for every id of `toolgym.register`.
 
-    Everything is as in `gymnasium.vector.SyncVectorEnv` over `GymnasiumEnv`s: observations and actions are tuples
-    with one member per env, rewards are float64 `[num_envs]`, endings bool `[num_envs]`, and an env that has ended
-    is reset as `autoreset_mode` says.
+    Everything is as in `gymnasium.vector.SyncVectorEnv` over `GymnasiumEnv`s: observations and actions are tuples with
+    one member per env, rewards are float64 `[num_envs]`, endings bool `[num_envs]`, and an env that has ended is reset
+    as `autoreset_mode` says.
 
     Args:
-        env_fns: one function per env that makes it; the envs become the vector env's to close.
+        env_fns: one function per env that makes it; the envs are closed with the vector env.
         autoreset_mode: `NEXT_STEP` resets an env that ended in the next step, and ignores that step's action for it;
             `SAME_STEP` resets it at once, with its last observation and info under `final_obs` and `final_info`;
             `DISABLED` leaves it to `reset(options={"reset_mask": ...})`.
@@ -153,64 +148,37 @@ class ToolVectorEnv(VectorEnv[tuple[Observation, ...], Iterable[str], npt.NDArra
         Args:
             seed: an int seeds env `i` with `seed + i`; a sequence gives each env its own; None goes on from where the
                 envs are.
-            options: those of the envs. `reset_mask` (bool `[num_envs]`) is the vector env's own: only the envs where
-                it is true are reset, the others keep their last observation.
-
-        Returns:
-            The observations and infos.
+            options: those of the envs. `reset_mask` (bool `[num_envs]`) resets only the envs with true; the others keep
+                their last observation.
 
         Raises:
             ConfigError: the seeds or the mask do not fit the envs.
-            VectorEnvError: some envs raised.
+            VectorEnvError: some envs raised, which need another reset. The others have begun.
         """
         self._require_landed("reset")
         chosen, seeds, options = self._begin_resets(seed, options)
-        begun = self._all("reset", {i: partial(self.envs[i].reset, seed=seeds[i], options=options) for i in chosen})
-        infos: dict[str, Any] = {}
-        for index, (messages, info) in begun.items():
-            self._obs[index] = observation(messages)
-            self._conversations[index] = self._kept(messages)
-            self._lost[index] = False
-            infos = self._add_info(infos, plain_info(info), index)
-        return self._observations(), infos
+        outcomes = self._all("reset", {index: partial(self._begin, index, seeds[index], options) for index in chosen})
+        return self._observations(), _infos(self, outcomes.items())
 
     def step(self, actions: Iterable[str]) -> Steps:
-        """Take one turn in every env, all at the same time.
-
-        Args:
-            actions: one text per env.
-
-        Returns:
-            `(obs, rewards, terminations, truncations, infos)`.
+        """Take one turn in every env, all at the same time, with one text per env.
 
         Raises:
             ConfigError: the actions do not fit the envs.
-            EpisodeError: an env was not reset where it must be, or is in flight (see `send`).
+            EpisodeError: an env has no episode under way, or is in flight (see `send`).
             VectorEnvError: some envs raised. The others took their step; the failed ones need a reset.
         """
         self._require_landed("step")
-        outcomes = self._all("step", self._calls("step", actions, range(self.num_envs)), self._settle)
-        infos: dict[str, Any] = {}
-        for index, outcome in outcomes.items():
-            infos = _add_outcome(self, infos, outcome, index)
-        return (
-            self._observations(),
-            self._rewards.copy(),
-            self._terminations.copy(),
-            self._truncations.copy(),
-            infos,
-        )
+        outcomes = self._all("step", self._calls("step", actions, range(self.num_envs)))
+        rewards, terminations, truncations = self._rewards.copy(), self._terminations.copy(), self._truncations.copy()
+        return self._observations(), rewards, terminations, truncations, _infos(self, outcomes.items())
 
     # ------------------------------------------------------------------ each env at its own pace
 
     def async_reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> None:
-        """Begin an episode in every env, or in some, and return at once; `recv` gives what they begin with.
-
-        Args:
-            seed: see `reset`.
-            options: see `reset`.
+        """Begin episodes as `reset` does, but return at once; `recv` gives their first observations.
 
         Raises:
             ConfigError: the seeds or the mask do not fit the envs.
@@ -222,9 +190,8 @@ class ToolVectorEnv(VectorEnv[tuple[Observation, ...], Iterable[str], npt.NDArra
             self._flights.begin(index, partial(self._begin, index, seeds[index], options))
 
     def send(self, actions: Iterable[str], env_ids: npt.ArrayLike) -> None:
-        """Begin a turn in some envs, and return at once; `recv` gives what comes of it.
-
-        An env that has ended is reset as `autoreset_mode` says, as in `step`.
+        """Begin a turn in some envs, and return at once; `recv` gives the results. Envs that ended are reset as in
+        `step`.
 
         Args:
             actions: one text per id.
@@ -232,7 +199,7 @@ class ToolVectorEnv(VectorEnv[tuple[Observation, ...], Iterable[str], npt.NDArra
 
         Raises:
             ConfigError: the ids are no numbers of different envs, or the actions do not fit them.
-            EpisodeError: one of the envs was not reset where it must be, or is in flight.
+            EpisodeError: one of the envs has no episode under way, or is in flight.
         """
         ids = env_ids_of(env_ids, self.num_envs)
         self._require_landed("send", ids)
@@ -268,10 +235,7 @@ class ToolVectorEnv(VectorEnv[tuple[Observation, ...], Iterable[str], npt.NDArra
         self._settle(outcomes, errors)
         if errors:
             raise VectorEnvError("send or async_reset", errors) from next(iter(errors.values()))
-        ids, rows = list(outcomes), _Rows(n)
-        infos: dict[str, Any] = {}
-        for row, outcome in enumerate(outcomes.values()):
-            infos = _add_outcome(rows, infos, outcome, row)
+        ids, infos = list(outcomes), _infos(_Rows(n), enumerate(outcomes.values()))
         infos["env_id"] = np.array(ids, dtype=np.int64)
         return (
             tuple(observation(self._obs[index]) for index in ids),
@@ -293,7 +257,6 @@ class ToolVectorEnv(VectorEnv[tuple[Observation, ...], Iterable[str], npt.NDArra
         return tuple(getattr(env, name) for env in self.envs)
 
     def close_extras(self, **kwargs: Any) -> None:
-        """Close every env, and end the thread."""
         self._bridge.close()
 
     def __del__(self) -> None:
@@ -304,12 +267,12 @@ class ToolVectorEnv(VectorEnv[tuple[Observation, ...], Iterable[str], npt.NDArra
     async def _begin(self, index: int, seed: int | None = None, options: dict[str, Any] | None = None) -> _StepOutcome:
         messages, info = await self.envs[index].reset(seed=seed, options=options)
         self._elapsed[index] = 0
-        return _StepOutcome(messages, 0.0, False, False, plain_info(info), self._kept(messages))
+        return _StepOutcome(messages, 0.0, False, False, cast(dict[str, Any], info), self._kept(messages))
 
     async def _turn(self, index: int, action: str) -> _StepOutcome:
         result = await self.envs[index].step(action)
         self._elapsed[index] += 1
-        truncated, info = result.truncated, plain_info(result.info)
+        truncated, info = result.truncated, cast(dict[str, Any], result.info)
         if self.max_episode_steps is not None and self._elapsed[index] >= self.max_episode_steps:
             truncated = True
         conversation = self._conversations[index]
@@ -324,7 +287,6 @@ class ToolVectorEnv(VectorEnv[tuple[Observation, ...], Iterable[str], npt.NDArra
         return outcome
 
     def _settle(self, outcomes: Mapping[int, _StepOutcome], failed: Iterable[int]) -> None:
-        """Take over what the envs gave, also when some of them failed."""
         for index, outcome in outcomes.items():
             self._obs[index] = tuple(outcome.obs)  # copied where they are given out
             self._conversations[index] = outcome.conversation
@@ -339,7 +301,6 @@ class ToolVectorEnv(VectorEnv[tuple[Observation, ...], Iterable[str], npt.NDArra
     # ------------------------------------------------------------------ all envs
 
     def _chosen(self, options: Mapping[str, Any] | None) -> list[int]:
-        """The envs that a reset is for."""
         if options is None or "reset_mask" not in options:
             return list(range(self.num_envs))
         return list(map(int, np.flatnonzero(reset_mask_of(options["reset_mask"], self.num_envs))))
@@ -390,11 +351,8 @@ class ToolVectorEnv(VectorEnv[tuple[Observation, ...], Iterable[str], npt.NDArra
             )
 
     def _all(
-        self,
-        doing: str,
-        calls: Mapping[int, Callable[[], Coroutine[Any, Any, T]]],
-        settle: Callable[[Mapping[int, T], Iterable[int]], None] | None = None,
-    ) -> dict[int, T]:
+        self, doing: str, calls: Mapping[int, Callable[[], Coroutine[Any, Any, _StepOutcome]]]
+    ) -> dict[int, _StepOutcome]:
         """Run one call per env at the same time, and wait for all, also when some raise."""
         try:
             results = dict(zip(calls, self._bridge.run(gather(calls.values())), strict=True))
@@ -404,8 +362,7 @@ class ToolVectorEnv(VectorEnv[tuple[Observation, ...], Iterable[str], npt.NDArra
             raise
         errors = {i: result for i, result in results.items() if isinstance(result, BaseException)}
         outcomes = {i: result for i, result in results.items() if not isinstance(result, BaseException)}
-        if settle is not None:
-            settle(outcomes, errors)
+        self._settle(outcomes, errors)
         if errors:
             raise VectorEnvError(doing, errors) from next(iter(errors.values()))
         return outcomes
@@ -427,13 +384,14 @@ class _Rows(VectorEnv[Any, Any, Any]):
         """Do nothing: there is nothing to close."""
 
 
-def _add_outcome(
-    vector: VectorEnv[Any, Any, Any], infos: dict[str, Any], outcome: _StepOutcome, row: int
-) -> dict[str, Any]:
-    if outcome.final_info is not None:
-        finals = {"final_obs": outcome.final_obs, "final_info": outcome.final_info}
-        infos = vector._add_info(infos, finals, row)
-    return vector._add_info(infos, outcome.info, row)
+def _infos(vector: VectorEnv[Any, Any, Any], outcomes: Iterable[tuple[int, _StepOutcome]]) -> dict[str, Any]:
+    infos: dict[str, Any] = {}
+    for row, outcome in outcomes:
+        if outcome.final_info is not None:
+            finals = {"final_obs": outcome.final_obs, "final_info": outcome.final_info}
+            infos = vector._add_info(infos, finals, row)
+        infos = vector._add_info(infos, outcome.info, row)
+    return infos
 
 
 def make_vector_env(
@@ -448,9 +406,8 @@ def make_vector_env(
 ) -> ToolVectorEnv:
     """The `vector_entry_point` of every id at Gymnasium: make `num_envs` envs of an id, stepped together.
 
-    `env_wrappers` go around each env, as `wrappers` of `toolgym.make` do: `gymnasium.make_vec` keeps that name for
-    wrappers of Gymnasium's own vector envs. The env class's `vector_defaults(num_envs, kwargs) -> kwargs`, where it has
-    one, may change the arguments.
+    `env_wrappers` go around each env, as `wrappers` of `toolgym.make` do: `gymnasium.make_vec` keeps that name for its
+    own.
     """
     require_whole_number("num_envs", num_envs, at_least=1)
     env_spec = spec(env_id)
