@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Coroutine, Mapping
 from typing import Any
 
 from toolgym.envs.base import BaseEnv, StepResult
@@ -27,7 +27,7 @@ class ToolEpisode:
         env: the env; closed with this object.
 
     Attributes:
-        failure: what broke the episode off, in words; None while nothing has. Its reward says nothing then.
+        failure: what broke the episode off, in words, so that its reward says nothing; None if nothing did.
     """
 
     def __init__(self, env: BaseEnv) -> None:
@@ -37,18 +37,7 @@ class ToolEpisode:
         self._one_at_a_time = asyncio.Lock()
 
     async def reset(self, row: Mapping[str, Any]) -> str | None:
-        """Begin an episode, ending the one before.
-
-        Args:
-            row: one row of a data set: a column `toolgym_task` with a task as JSON, or a row in verl's shape. Without
-                a prompt in it the env draws a task, from the row's `seed` if it has one.
-
-        Returns:
-            The task's messages as text, if the env drew it; None if the row's `prompt` shows them.
-
-        Raises:
-            ConfigError: the row does not have that shape.
-        """
+        """Begin an episode with a row of a data set, ending the one before; see `ToolEnvironment.reset`."""
         task = _task(row)
         async with self._one_at_a_time:
             self.failure, self._calls = None, 0
@@ -76,7 +65,7 @@ class ToolEpisode:
             return text if text or not result.done else f"[The call was not run: the episode is over, {self._end}]"
 
     async def answer(self, text: str) -> str:
-        """Give the policy's last turn, without calls, and return what the env replies to it, if it replies."""
+        """Give the policy's last turn, without calls, and return the env's reply, if it has one."""
         async with self._one_at_a_time:
             if self.over:
                 return f"[The episode is over already, {self._end}]"
@@ -84,11 +73,7 @@ class ToolEpisode:
             return "" if result is None else _as_text(result.obs)
 
     async def cut(self, text: str | None = None) -> None:
-        """End an episode that a limit on tokens cut; its env scores it.
-
-        Args:
-            text: what the policy wrote of its last turn; None: its last turn was whole.
-        """
+        """End an episode that a limit on tokens cut, maybe within the turn that has this text; its env scores it."""
         async with self._one_at_a_time:
             if not self.over:
                 reason = StopReason.BUDGET if text is None else StopReason.LENGTH
@@ -97,27 +82,20 @@ class ToolEpisode:
 
     @property
     def over(self) -> bool:
-        """Whether the episode has ended, or has not begun."""
         return self._episode.over
 
     @property
     def reward(self) -> float | None:
-        """Sum of the rewards so far; None if a failure broke the episode off.
-
-        Raises:
-            EpisodeError: nothing has been reset yet.
-        """
+        """Sum of the rewards so far; None if a failure broke the episode off."""
         if self._episode.stage is EpisodeStage.NEW:
             raise EpisodeError("get_reward was called before reset")
         return None if self.failure is not None else self._episode.reward
 
     async def close(self) -> None:
-        """End the episode and free everything."""
         await self._episode.close()
 
     @property
     def _end(self) -> str:
-        """Why no call is run, for the policy to read."""
         reason = self._episode.stop_reason
         if self._episode.stage is not EpisodeStage.OVER or reason is None:
             return self._episode.stage.value
@@ -136,17 +114,7 @@ class ToolEpisode:
         _log.warning("an episode failed, and has no reward: %s", self.failure)
 
 
-def close_later(episode: ToolEpisode, submit: Callable[[Any], Any]) -> None:
-    """Let a loop close an episode whose owner is gone."""
-    coroutine = episode.close()
-    try:
-        submit(coroutine)
-    except EpisodeError:  # the loop has ended, and closed it
-        coroutine.close()
-
-
 def _task(row: Mapping[str, Any]) -> Task | None:
-    """The task of a row; None if the env is to draw one."""
     if row.get(TASK_COLUMN) is None:
         prompt = row.get("prompt")
         if not prompt or (len(prompt) == 1 and isinstance(prompt, list) and not prompt[0].get("content")):

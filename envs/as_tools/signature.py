@@ -1,8 +1,7 @@
 """A tool's JSON schema as the signature and docstring of a Python function.
 
-It is the way back from what `transformers.utils.get_json_schema` and other readers of type hints do: they get the same
-schema from it. What type hints cannot say (bounds, patterns, the properties of an object) stands as JSON behind the
-parameter's description, where the model reads it.
+`transformers.utils.get_json_schema` and other readers of type hints get the same schema from it. What type hints cannot
+say (bounds, patterns, the properties of an object) stands as JSON behind the parameter's description.
 """
 
 from __future__ import annotations
@@ -30,29 +29,21 @@ _TYPES: dict[str, Any] = {
     "object": dict,
 }
 _SAID = frozenset({"type", "description", "title", "default", "enum", "const", "items", "anyOf", "oneOf", "$ref"})
-"""Keywords that a type hint, a default or the docstring says."""
 
 _SECTIONS = re.compile(r"\b(Args|Returns|Raises):")
 """Headings that would end a description when a docstring is read."""
 
 
 class Signature(NamedTuple):
-    """Signature and docstring of a method.
-
-    Attributes:
-        signature: with `self` first, then the tool's parameters, those without a default first.
-        doc: a docstring in Google's style.
-    """
+    """Signature, with `self` first, and docstring of a method."""
 
     signature: inspect.Signature
     doc: str
 
 
 def signature_of(schema: ToolSchema) -> Signature:
-    """The signature and docstring of the method that calls a tool.
-
-    Raises:
-        ConfigError: a parameter's name cannot be one in Python.
+    """The signature and docstring of the method that calls a tool; `ConfigError` if Python cannot name its parameters
+    so.
     """
     properties: Mapping[str, Any] = schema.parameters.get("properties") or {}
     required = set(schema.parameters.get("required") or ())
@@ -80,7 +71,6 @@ def signature_of(schema: ToolSchema) -> Signature:
 
 
 def _resolved(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The schema that a reference into `$defs` stands for."""
     reference = schema.get("$ref")
     if isinstance(reference, str) and reference.startswith("#/$defs/"):
         return {**definitions.get(reference.removeprefix("#/$defs/"), {}), **schema}
@@ -88,7 +78,6 @@ def _resolved(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> Mapp
 
 
 def _hint(schema: Any, definitions: Mapping[str, Any], depth: int = 0) -> Any:
-    """The type hint for a schema; `Any` where there is none."""
     if not isinstance(schema, Mapping) or depth > 8:  # a schema may refer to itself
         return Any
     schema = _resolved(schema, definitions)

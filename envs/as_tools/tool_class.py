@@ -9,33 +9,31 @@ import copyreg
 import inspect
 import logging
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Self
 
-from toolgym.envs.as_tools.episode import ToolEpisode, close_later
+from toolgym.envs.as_tools.episode import ToolEpisode
 from toolgym.envs.as_tools.signature import Signature, signature_of
 from toolgym.envs.base import BaseEnv, require_growing_context
 from toolgym.envs.registry import make
 from toolgym.tools.concurrency.event_loop_thread import EventLoopThread
-from toolgym.tools.errors import ConfigError
+from toolgym.tools.errors import ConfigError, EpisodeError
 from toolgym.tools.schema import ToolSchema
 
 OWN_NAMES = ("reset", "get_reward", "close", "finish")
-"""Names that no tool may have."""
 
 CLOSE_TIMEOUT = 30.0
-"""Seconds that the envs of a class get to close when the class is gone."""
 
 _log = logging.getLogger("toolgym.envs")
 
 
 class ToolClass(type):
-    """The type of the classes that `tool_class` makes. They can be pickled: what reads one makes it anew."""
+    """The type of the classes that `tool_class` makes. They can be pickled: unpickling makes the class again."""
 
 
 class _Hidden:
-    """A method of which trainers that take each public function of a class for a tool see nothing."""
+    """A public method that trainers do not see, which take each function of a class for a tool."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
@@ -46,10 +44,11 @@ class _Hidden:
 
 
 class ToolEnvironment:
-    """Base of the classes of `tool_class`. Their instances may be reset any number of times.
+    """Base of the classes of `tool_class`. Their instances may be reset any number of times, and called from any
+    thread.
 
-    Everything runs on one event loop in a thread of its own, which all instances of a class share; so methods may be
-    called from any thread. In async code, call them in a thread (`asyncio.to_thread`), as they wait.
+    All instances of a class share one event loop in a thread of its own. In async code, call the methods in a thread
+    (`asyncio.to_thread`), as they wait.
     """
 
     _home: _Home
@@ -65,10 +64,10 @@ class ToolEnvironment:
 
         Args:
             row: the row's columns. `toolgym_task` holds a task's row as JSON; without it the row itself is one, in
-                verl's shape. Where neither has a prompt, the env draws a task, from `seed` if that is a column.
+                verl's shape. If neither has a prompt, the env draws a task, from `seed` if that is a column.
 
         Returns:
-            The messages of a task that the env drew, as text; None where the prompt shows them.
+            The messages of a task that the env drew, as text; None if the prompt shows them.
 
         Raises:
             ConfigError: the row is no task.
@@ -76,11 +75,10 @@ class ToolEnvironment:
         return self._home.run(self._episode.reset(row))
 
     def get_reward(self, answer: str | None = None) -> float | None:
-        """End the episode and return its reward; None where the infrastructure failed, which says nothing of a policy.
+        """End the episode and return its reward; None if the infrastructure failed, which says nothing of a policy.
 
         Args:
-            answer: the policy's last turn, for envs that score it. Without it they score an empty one, which a warning
-                says once.
+            answer: the policy's last turn, for envs that score it; without it they score an empty one.
         """
         if answer is None and not self._episode.over:
             self._home.warn_once(
@@ -96,7 +94,7 @@ class ToolEnvironment:
 
     @_Hidden
     def close(self) -> None:
-        """End the episode and free everything. Closing twice is fine; an instance that is forgotten is closed too."""
+        """End the episode and free everything. An instance that is forgotten is closed too."""
         if self._finalizer.detach() is not None:
             self._home.close(self._episode)
 
@@ -124,8 +122,8 @@ def finish_all(
 
     Args:
         environments: the episodes.
-        answers: the text of each one's last turn; None where that was no text.
-        whole: whether each one got to the end of its answer. The others were cut; see `ToolEpisode.cut`.
+        answers: the text of each last turn; None if that was no text.
+        whole: whether each got to the end of its answer; the others were cut.
     """
     scored = [
         env._home.submit(env._episode.answer(answer) if ended and answer is not None else env._episode.cut(answer))
@@ -146,9 +144,9 @@ def tool_class(
 ) -> type[ToolEnvironment]:
     """Return an env as a class: `reset(**row)`, one public method for each tool, and `get_reward()`.
 
-    The methods are real ones: their signatures, type hints and Google-style docstrings are those of the tools' schemas,
-    so that what reads schemas from functions (`transformers.utils.get_json_schema`, TRL) gets the tools' own. A call is
-    one turn of the env. A model's mistakes and a tool's failures are text that it reads.
+    The methods have the signatures, type hints and Google-style docstrings of the tools' schemas, from which TRL and
+    `transformers.utils.get_json_schema` read the same schemas. A call is one turn of the env. A model's mistakes and a
+    tool's failures are text that it reads.
 
     Example:
         >>> Interpreter = tool_class("CodeInterpreter-v0", max_turns=4)
@@ -160,15 +158,14 @@ def tool_class(
     Args:
         env: an env id, or a function that makes an env.
         answer_tool: name of a further method, `(answer: str) -> str`, by which the model hands in its answer and ends
-            the episode: for trainers that call `get_reward()` without saying what the model answered.
-        own_reward: whether the class has `get_reward`. TRL adds that to the reward functions, so leave it out where one
-            of these calls `finish(answer)`.
+            the episode: for trainers that call `get_reward()` without the answer.
+        own_reward: whether the class has `get_reward`. TRL adds that to the reward functions, so leave it out if one of
+            these calls `finish(answer)`.
         kwargs: arguments of the env, when `env` is an id. Its `max_turns` bounds the calls: each is a turn.
 
     Raises:
         UnknownNameError: no env has that id; names the nearest one.
-        ConfigError: a tool has the name of one of the class's own methods, or one that cannot be a method's, or two
-            tools have the same name.
+        ConfigError: a tool's name is one of the class's own methods, no method's name, or that of another tool.
     """
     if not isinstance(env, str) and (not callable(env) or isinstance(env, BaseEnv)):
         raise ConfigError(f"expected an env id or a function that makes an env, got {env!r}")
@@ -180,7 +177,7 @@ def tool_class(
     members: dict[str, Any] = {
         "__doc__": f"The env {title} as a class of tools; see `tool_class` in `toolgym.envs`.",
         "__module__": __name__,
-        "_recipe": (env, answer_tool, own_reward, kwargs),
+        "_recipe": partial(tool_class, env, answer_tool=answer_tool, own_reward=own_reward, **kwargs),
         "_home": _Home(make_env, first),
     }
     require_growing_context(first, "the caller of a class of tools")
@@ -194,15 +191,11 @@ def tool_class(
     return ToolClass(name if name.isidentifier() else "ToolgymEnv", (ToolEnvironment,), members)  # type: ignore[return-value]
 
 
-def _made_anew(env: Any, answer_tool: str | None, own_reward: bool, kwargs: Mapping[str, Any]) -> type[ToolEnvironment]:
-    return tool_class(env, answer_tool=answer_tool, own_reward=own_reward, **kwargs)
+def _reduced(kind: Any) -> Any:
+    return kind._recipe, ()
 
 
-def _how_to_make(kind: Any) -> Any:
-    return _made_anew, kind._recipe
-
-
-copyreg.pickle(ToolClass, _how_to_make)
+copyreg.pickle(ToolClass, _reduced)
 
 
 def _add(members: dict[str, Any], name: str, method: Callable[..., str]) -> None:
@@ -252,7 +245,7 @@ def _answering(name: str) -> Callable[..., str]:
 def _dressed(call: Any, name: str, method: Signature) -> Callable[..., str]:
     """A function with the name, signature and docstring that it is to be known by.
 
-    The return type stands in the signature alone: transformers would write it into the schema that the model reads.
+    The return type stands in the signature only: transformers would write it into the schema that the model reads.
     """
     call.__name__ = call.__qualname__ = name
     call.__doc__, call.__signature__ = method.doc, method.signature
@@ -277,7 +270,6 @@ class _Home:
         self.run, self.submit = self._bridge.run, self._bridge.submit
 
     def begin(self) -> ToolEpisode:
-        """An episode in an env of its own."""
         episode, self._spare = self._spare or ToolEpisode(self._make_env()), None
         self._open.add(episode)
         return episode
@@ -285,19 +277,20 @@ class _Home:
     def end(self, episode: ToolEpisode) -> None:
         """Have an episode closed whose instance was collected."""
         self._open.discard(episode)
-        close_later(episode, self.submit)
+        coroutine = episode.close()
+        try:
+            self.submit(coroutine)
+        except EpisodeError:  # the loop has ended, and closed it
+            coroutine.close()
 
     def close(self, episode: ToolEpisode) -> None:
-        """Close an episode, and wait for it."""
         self._open.discard(episode)
         self.run(episode.close())
 
     def end_all(self) -> None:
-        """Close every episode, and end the loop."""
         self._bridge.close()
 
     def warn_once(self, text: str) -> None:
-        """Log a warning, the first time."""
         if not self._warned:
             self._warned = True
             _log.warning("%s", text)
