@@ -11,15 +11,10 @@ from toolgym.tools.schema import ToolCall
 
 
 def read_action(action: Action, parse: Callable[[str], ParsedTurn], *, calls_seen: int = 0) -> ParsedTurn:
-    """Return the turn that an action is.
-
-    Args:
-        action: a parsed turn, an assistant message, or text.
-        parse: reads a text.
-        calls_seen: calls that the episode had before; numbers those of a message that have no id.
+    """Return an action as a parsed turn; `calls_seen` numbers the calls of a message that have no id.
 
     Raises:
-        ConfigError: it is none of these.
+        ConfigError: it is no parsed turn, assistant message or text.
     """
     if isinstance(action, ParsedTurn):
         return action

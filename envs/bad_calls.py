@@ -13,21 +13,17 @@ from toolgym.tools.schema import CallProblem
 @named_fields
 @dataclass(frozen=True)
 class BadCallPolicy:
-    """The cost of a tool call that could not be carried out, besides the turn that it took.
+    """The cost of malformed tool calls, besides the turn that each took.
 
-    The model always reads what was wrong, at the call's place among the others. On top of that, a call may cost reward,
-    and too many may end the episode.
+    The model always reads what was wrong. Malformed is what has a `CallProblem`: text that cannot be read as a call, a
+    call inside of thinking, an unknown tool, wrong arguments, or a call beyond the limit of one turn. A call that a
+    tool ran is never malformed, however it ended.
 
     Example:
         >>> BadCallPolicy(penalty=0.1, max_penalty=0.5).reward(10)  # each costs 0.1, an episode at most 0.5
         -0.5
         >>> BadCallPolicy(stop_after=3).ends(3)  # the third ends the episode
         True
-
-    Malformed is what has a `CallProblem`: a call that the parser could not read (`malformed_json`, `malformed_call`,
-    `not_a_call`, `unclosed_tag`) or that stands inside of thinking (`open_thinking`, `call_in_thinking`), an unknown
-    tool (`unknown_tool`), arguments that do not fit the schema (`wrong_arguments`), and calls beyond the limit of one
-    turn (`too_many_calls`). A call that a tool ran is never malformed, however it ended.
 
     Attributes:
         penalty: taken from the reward of the step for each malformed call; at least 0.
@@ -58,7 +54,7 @@ class BadCallPolicy:
             raise ConfigError(f"counts must name kinds of malformed calls: {error}. Known: {known}") from error
 
     def reward(self, bad_calls: int) -> float:
-        """Return the cost of this many malformed calls in an episode: 0 or less."""
+        """The cost of this many malformed calls in an episode: 0 or less."""
         cost = self.penalty * bad_calls
         return -min(cost, cost if self.max_penalty is None else self.max_penalty)
 

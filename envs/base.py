@@ -39,7 +39,7 @@ class StepResult(NamedTuple):
     Attributes:
         obs: the *new* messages: results of tools, a user's reply, or nothing once the episode is over.
         reward: reward of this step.
-        done: whether the episode is over; step no further.
+        done: whether the episode is over.
         info: see `StepInfo`; every key may be left out.
     """
 
@@ -59,7 +59,6 @@ class StepResult(NamedTuple):
 
     @property
     def terminated(self) -> bool:
-        """Whether the episode reached its own end."""
         return self.done and not self.truncated
 
     @property
@@ -78,10 +77,9 @@ class BaseEnv(AsyncCloseable):
 
     Attributes:
         task: the task of the episode; None before the first `reset`, and in an env that has none.
-        replaces_context: whether a step may give `StepInfo.context`, which begins the policy's context anew. A caller
+        replaces_context: whether a step may give `StepInfo.context`, which begins the policy's context anew; a caller
             that can only add to a conversation refuses such an env with `require_growing_context`.
-        keeps_deadlines: whether the env itself bounds the time of all that it awaits in `reset`, `step` and `truncate`.
-            A caller may then leave out a deadline around them.
+        keeps_deadlines: whether the env itself bounds the time of all that it awaits, so that its caller need not.
     """
 
     task: Task | None = None
@@ -102,17 +100,14 @@ class BaseEnv(AsyncCloseable):
     async def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
     ) -> tuple[list[Message], ResetInfo]:
-        """Begin an episode, ending the one before.
+        """Begin an episode, ending the one before. Returns all messages so far, and a `ResetInfo`.
 
         Args:
             seed: makes this episode and those after it reproducible. None goes on from where the env is.
             options: `task` (a `Task`) chooses the task instead of drawing one.
 
-        Returns:
-            All messages so far, and a `ResetInfo`.
-
         Raises:
-            ConfigError: the seed or an option is none. A seed is a whole number of at least 0, as in Gymnasium.
+            ConfigError: the seed is no whole number of at least 0, or an option is not usable.
             EpisodeFailedError: the episode cannot begin; names the failure.
         """
 
@@ -122,11 +117,10 @@ class BaseEnv(AsyncCloseable):
 
         Args:
             action: a runner always passes a `ParsedTurn`: `action.text` is the turn as generated, `action.calls` are
-                the calls as the model's chat template writes them. Other callers, such as the Gymnasium env, pass the
-                text alone, without its end-of-turn token, or an assistant message.
+                its calls. Other callers pass the text, without its end-of-turn token, or an assistant message.
 
         Raises:
-            EpisodeError: called before `reset`, or after the episode ended.
+            EpisodeError: no episode is under way.
             EpisodeFailedError: the episode cannot go on; names the failure.
         """
 
@@ -142,9 +136,7 @@ class BaseEnv(AsyncCloseable):
             turn: what the policy wrote since the last step, which the limit cut; its calls are not run. None: nothing.
 
         Returns:
-            What the end adds: its `reward`, which the caller adds to that of the steps, and its metrics. This default
-            adds nothing: the rewards of the steps are the episode's. What it holds is freed by the next `reset`, or by
-            `close`.
+            What the end adds to the rewards and metrics of the steps. This default adds nothing.
 
         Raises:
             EpisodeError: no episode is under way.
@@ -162,32 +154,24 @@ class BaseEnv(AsyncCloseable):
         raise ForkNotSupportedError(f"{type(self).__name__} cannot be forked: it does not implement fork")
 
     def gold_actions(self) -> Sequence[Action] | None:
-        """The actions, in order, that solve the episode's task; None where the env knows none.
+        """The actions that solve the episode's task, for `toolgym.testing.check_env`; None if the env knows none.
 
-        They are for checks of the env (`toolgym.testing.check_env`): no policy reads them. Call it after `reset`. Calls
-        of tools stand in assistant messages, since how a call is written as text belongs to the model.
+        Call it after `reset`. Calls of tools stand in assistant messages, since each model writes them as text in its
+        own way.
         """
         return None
 
     def hidden_texts(self) -> Sequence[str]:
-        """Texts that the policy must not be able to read in the episode, such as hidden tests, for checks of the env.
-
-        Long texts of the task's ground truth need not be among them: the checks look for those by themselves.
-        """
+        """Texts, such as hidden tests, that `check_env` must not find where the policy reads, besides ground truth."""
         return ()
 
     @property
     def tool_schemas(self) -> list[ToolSchema]:
-        """The tools that the policy may call, in the order of its prompt."""
         return []
 
 
 def require_growing_context(env: BaseEnv, caller: str) -> None:
-    """Check that a caller, which holds the conversation and only adds to it, can play an env.
-
-    Raises:
-        ConfigError: the env may begin the context anew.
-    """
+    """Raise `ConfigError` if a caller that only adds to its conversation cannot play the env."""
     if env.replaces_context:
         raise ConfigError(
             f"{caller} only adds to a conversation, but {env!r} may begin the context anew (StepInfo.context): leave "

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class EpisodeStage(enum.Enum):
-    """Stage of an episode."""
+    """Stage of an episode; the values are for error messages."""
 
     NEW = "it was not reset yet"
     UNDER_WAY = "it is under way"
@@ -31,11 +31,10 @@ class EpisodeStage(enum.Enum):
 
 
 class DrivenEpisode:
-    """Drives an env: one episode after the other, each call under a deadline.
+    """Drives an env: one episode after the other, each call under a deadline. Not safe for concurrent calls.
 
     A call fails if the env raises, overruns the deadline, gives a reward that is not finite, or ends the episode with a
-    failure. Then the episode is over with that `stop_reason`; one whose call is cancelled is over with `ABORTED`. Not
-    safe for concurrent calls.
+    failure. Then the episode is over with that `stop_reason`; one whose call is cancelled is over with `ABORTED`.
 
     Args:
         env: the env; closed with this object.
@@ -46,8 +45,6 @@ class DrivenEpisode:
             as it may run.
 
     Attributes:
-        env: the env.
-        stage: where the episode stands.
         stop_reason: why the episode is over; None while it goes on, and before the first.
         reward: sum of the episode's rewards so far.
         steps: turns of the episode that the env has taken.
@@ -70,7 +67,6 @@ class DrivenEpisode:
 
     @property
     def over(self) -> bool:
-        """Whether no episode is under way."""
         return self.stage is not EpisodeStage.UNDER_WAY
 
     async def reset(
@@ -89,11 +85,7 @@ class DrivenEpisode:
         return begun
 
     async def step(self, action: Action, *, timeout: float | None = None) -> StepResult:
-        """Take one turn; see `BaseEnv.step`.
-
-        Args:
-            action: the turn.
-            timeout: wall seconds for this step; None: `step_timeout`.
+        """Take one turn, in `timeout` seconds if these are not those of all steps; see `BaseEnv.step`.
 
         Raises:
             EpisodeError: no episode is under way.
@@ -104,12 +96,7 @@ class DrivenEpisode:
         return result
 
     async def truncate(self, reason: StopReason, turn: Action | None = None) -> StepResult:
-        """End the episode at a limit of the caller's, and have the env score it; see `BaseEnv.truncate`.
-
-        Raises:
-            EpisodeError: no episode is under way.
-            EpisodeFailedError: the env failed; names the failure.
-        """
+        """End the episode at a limit of the caller's, and have the env score it. Raises as `step` does."""
         result = await self._earn(lambda: self.env.truncate(reason, turn), None)
         self.steps += turn is not None
         if not self.over:  # an env may leave the end to its caller
@@ -117,20 +104,18 @@ class DrivenEpisode:
         return result
 
     async def close(self) -> None:
-        """End the episode, and close the env. One that was under way is over with `ABORTED`."""
+        """End the episode, if one is under way with `ABORTED`, and close the env."""
         if not self.over:
             self._end(StopReason.ABORTED)
         self.stage = EpisodeStage.CLOSED
         await self.env.close()
 
     async def _earn(self, call: Callable[[], Coroutine[Any, Any, StepResult]], timeout: float | None) -> StepResult:
-        """Await what the env gives for a turn, and add its reward."""
         if self.over:
             why = self.stage.value if self.stop_reason is None else f"{self.stage.value} ({self.stop_reason})"
             raise EpisodeError(f"no episode is under way, for {why}; reset to begin one")
         with self._ending(StopReason.ENV_FAILED):
-            seconds = self._step_timeout if timeout is None else timeout
-            result = await self._in_time(call, seconds)
+            result = await self._in_time(call, self._step_timeout if timeout is None else timeout)
             reason = reason_to_end(result)
             self.reward += finite_reward(result.reward)
         if reason is not None:
@@ -144,7 +129,6 @@ class DrivenEpisode:
 
     @contextlib.contextmanager
     def _ending(self, failed: StopReason, unless: type[Exception] | tuple[()] = ()) -> Iterator[None]:
-        """End the episode if the block raises."""
         try:
             with failing(failed, StopReason.ENV_TIMEOUT, unless=unless):
                 yield

@@ -1,4 +1,4 @@
-"""Entry points (`"package.module:name"`) and the functions of a configuration: found, imported and checked."""
+"""Entry points (`"package.module:name"`) and the functions that a configuration names."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from toolgym.envs.base import BaseEnv
 
 Wrap = Callable[["BaseEnv"], "BaseEnv"]
-"""From an env to the one around it."""
 
 
 def wrapper_factories(wrappers: object) -> list[Wrap]:
-    """Return the functions that a value of `wrappers` stands for (see `make`); what can be checked without an env is.
+    """Return the functions that a value of `wrappers` stands for (see `make`), checked as far as possible without an
+    env.
 
     Raises:
         ConfigError: it is none, or a function takes further arguments.
@@ -53,8 +53,7 @@ def named_factory(setting: object, what: str, kind: str) -> Callable[..., Any]:
     """Return the function that a value in a configuration stands for, with its keyword arguments bound to it.
 
     Args:
-        setting: a function, where to find one (`"package.module:name"`), or a mapping with that `name` and its
-            `kwargs`.
+        setting: a function, its entry point, or a mapping with that as `name` and with its `kwargs`.
         what: what it is, for error messages, for example `"a wrapper"`.
         kind: which functions are expected, for error messages.
 
@@ -77,10 +76,8 @@ def named_factory(setting: object, what: str, kind: str) -> Callable[..., Any]:
 
 
 def wrapped(env: BaseEnv, wrappers: Iterable[Wrap]) -> BaseEnv:
-    """Put wrappers around an env, the first innermost.
-
-    Raises:
-        ConfigError: one gave something that is not a `BaseEnv`.
+    """Put wrappers around an env, the first innermost. Raises `ConfigError` if one gave something that is not a
+    `BaseEnv`.
     """
     from toolgym.envs.base import BaseEnv
 
@@ -93,12 +90,7 @@ def wrapped(env: BaseEnv, wrappers: Iterable[Wrap]) -> BaseEnv:
 
 
 def load(entry_point: str, what: str) -> Callable[..., Any]:
-    """Import what an entry point names.
-
-    Args:
-        entry_point: `"package.module:name"`.
-        what: what it is, for error messages.
-    """
+    """Import what an entry point names; `what` says in errors what that is."""
     module_name, _, path = entry_point.partition(":")
     target: Any = import_module(module_name, f"{what} should be in {entry_point!r}")
     for name in path.split("."):
@@ -113,7 +105,6 @@ def load(entry_point: str, what: str) -> Callable[..., Any]:
 
 
 def is_entry_point(value: object) -> bool:
-    """Whether a value is the text of an entry point."""
     if not isinstance(value, str):
         return False
     module_name, _, path = value.partition(":")
@@ -121,11 +112,7 @@ def is_entry_point(value: object) -> bool:
 
 
 def import_module(module_name: str, why: str) -> Any:
-    """Import a module.
-
-    Args:
-        module_name: its name.
-        why: what asks for it, for error messages.
+    """Import a module; `why` says in errors what asks for it.
 
     Raises:
         ConfigError: that is no name of a module.

@@ -11,9 +11,8 @@ from toolgym.tools.errors import SandboxError, error_text
 
 
 class failing:
-    """Raise what the block raises as an `EpisodeFailedError` that names the failure.
-
-    An `EpisodeFailedError` passes through: it names its failure itself. So does cancellation.
+    """Raise what the block raises as an `EpisodeFailedError` that names the failure; such an error itself passes
+    through.
 
     Args:
         failed: the reason, unless the error knows a better one: a `SandboxError` means `SANDBOX_FAILED`.
@@ -54,12 +53,7 @@ class failing:
 
 
 def reason_to_end(result: StepResult) -> StopReason | None:
-    """Return why a step ends the episode; None if it goes on.
-
-    Raises:
-        EpisodeFailedError: the reason is a failure.
-        ValueError: the reason is no `StopReason`.
-    """
+    """Return why a step ends the episode; None if it goes on. Raise `EpisodeFailedError` if the reason is a failure."""
     reason = result.stop_reason
     if reason is not None and reason.failed:
         raise EpisodeFailedError(reason, f"the env ended the episode with {reason.value}")
@@ -67,12 +61,7 @@ def reason_to_end(result: StepResult) -> StopReason | None:
 
 
 def finite_reward(value: float) -> float:
-    """Return an env's reward.
-
-    Raises:
-        EpisodeFailedError: it is not finite (`ENV_FAILED`).
-        TypeError: it is no number.
-    """
+    """Return an env's reward. Raises `EpisodeFailedError` (`ENV_FAILED`) if it is not finite."""
     if not math.isfinite(value):
         raise EpisodeFailedError(StopReason.ENV_FAILED, f"the env gave a reward that is not finite: {value!r}")
     return value

@@ -1,10 +1,7 @@
 """The ids of envs: `register` gives an env an id, `make` makes the env of an id.
 
-Each id is known to Gymnasium as well, where `gymnasium.make` gives a synchronous env over it and
-`gymnasium.make_vec` a vector env that steps many at the same time.
-
-Importing this module is cheap: an env's own module is imported when the first env of its id is made, and Gymnasium,
-which takes the longest, when the user does; it learns the ids that there are then, and each further one at once.
+Importing this module imports no env and not Gymnasium. Gymnasium learns the ids once the user imports it: then
+`gymnasium.make` gives a synchronous env of an id, and `gymnasium.make_vec` a vector env.
 """
 
 from __future__ import annotations
@@ -31,11 +28,8 @@ if TYPE_CHECKING:
     from toolgym.envs.base import BaseEnv
 
 SYNC_ENTRY_POINT = "toolgym.envs.gym.gymnasium_env:make_gymnasium_env"
-"""What Gymnasium calls for `gymnasium.make`."""
 
 VECTOR_ENTRY_POINT = "toolgym.envs.gym.vector_env:make_vector_env"
-"""What Gymnasium calls for `gymnasium.make_vec`."""
-
 
 ENTRY_POINT_GROUP = "toolgym.envs"
 """The entry points of installed packages that name modules which register envs."""
@@ -50,7 +44,7 @@ class EnvSpec:
 
     Attributes:
         id: the id, for example `CodeInterpreter-v0`; Gymnasium's rules for ids hold.
-        entry_point: a class or function that makes the env, or where to find it, as `"package.module:name"`.
+        entry_point: a class or function that makes the env, or where it is, as `"package.module:name"`.
         description: one line for a list of envs.
         kwargs: arguments that every env of this id gets, unless `make` is given others.
     """
@@ -61,11 +55,7 @@ class EnvSpec:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     def load(self) -> Callable[..., BaseEnv]:
-        """Return the class or function that makes the env, importing it where needed.
-
-        Raises:
-            UnknownNameError: the module has no such name; names the nearest one.
-        """
+        """Return the class or function that makes the env. Raises `UnknownNameError` if its module has no such name."""
         if not isinstance(self.entry_point, str):
             return self.entry_point
         return load(self.entry_point, f"the env {self.id!r}")
@@ -113,15 +103,12 @@ def register(
     kwargs: Mapping[str, Any] | None = None,
     replace: bool = False,
 ) -> EnvSpec:
-    """Give an env an id, here and with Gymnasium.
-
-    Registering the same thing again does nothing.
+    """Give an env an id, here and with Gymnasium. Registering the same thing again does nothing.
 
     Args:
         id: the id, for example `MyEnv-v0`, with or without a namespace: `lab/MyEnv-v0`.
-        entry_point: a class or function that makes a `BaseEnv`, or where to find it, as `"package.module:name"`.
-            Its class method `vector_defaults(num_envs, kwargs) -> kwargs`, where it has one, may change the
-            arguments for the envs of a vector env.
+        entry_point: a class or function that makes a `BaseEnv`, or where it is, as `"package.module:name"`. If it has a
+            class method `vector_defaults(num_envs, kwargs) -> kwargs`, that gives the arguments for a vector env.
         description: one line for a list of envs.
         kwargs: arguments that every env of this id gets, unless `make` is given others; `wrappers` too.
         replace: replace what the id stood for, for example when a notebook's cell is run again.
@@ -163,12 +150,11 @@ def make(id: str, **kwargs: Any) -> BaseEnv:
     """Make the async env of an id.
 
     Args:
-        id: a registered id. `"package.module:MyEnv-v0"` imports the module first, which registers its ids. The ids of
-            an installed package are there by themselves where it names such a module in the entry-point group
-            `toolgym.envs`.
+        id: a registered id. `"package.module:MyEnv-v0"` imports the module first, which registers its ids. An installed
+            package's ids are known if it names that module in the entry-point group `toolgym.envs`.
         kwargs: arguments of the env. `wrappers` is a list of what goes around it, the first innermost: each a function
-            or class that is called with the env, where to find one (`"package.module:name"`), or a mapping with that
-            `name` and its `kwargs`. One function alone will do, for example a `toolgym.wrappers.Compose`.
+            or class that is called with the env, its entry point (`"package.module:name"`), or a mapping with that as
+            `name` and with its `kwargs`. One function by itself will do, for example a `toolgym.wrappers.Compose`.
 
     Raises:
         UnknownNameError: no env has that id, or the module does not exist; names the nearest id.
@@ -208,7 +194,7 @@ def _short(ids: Collection[str]) -> list[str]:
 
 
 def registered() -> Mapping[str, EnvSpec]:
-    """Every id and what it stands for, those of installed packages too; a view that cannot be altered."""
+    """Every id and what it stands for, those of installed packages too, as a read-only view."""
     _import_installed()
     return MappingProxyType(_specs)
 
@@ -248,7 +234,6 @@ def _check_id(id: object) -> None:
 
 
 def _name(id: str) -> tuple[str, bool]:
-    """An id without its version, and whether it has one."""
     name = _VERSION.sub("", id)
     return name, name != id
 

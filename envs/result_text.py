@@ -13,11 +13,7 @@ Side = Literal["left", "middle", "right"]
 
 
 def check_cut(name: str, max_chars: object, side: object) -> None:
-    """Check the arguments of `cut`.
-
-    Raises:
-        ConfigError: `max_chars`, which is called `name`, is no whole number of at least 1, or there is no such side.
-    """
+    """Raise `ConfigError` unless `max_chars`, which is called `name`, is at least 1, and there is such a side."""
     require_whole_number(name, max_chars, at_least=1)
     if side not in ("left", "middle", "right"):
         raise ConfigError(f"side must be 'left', 'middle' or 'right', got {side!r}")
@@ -32,15 +28,9 @@ def cut(text: str, max_chars: int, side: Side) -> str:
 
 
 def cut_tokens(text: str, max_tokens: int, side: Side, count: Callable[[str], int]) -> str:
-    """Cut a text to `max_tokens` tokens and a note that says how many were left out; a shorter one stays.
+    """Cut a text to `max_tokens` tokens, as `count` has them, and a note that says how many were left out.
 
     The text is cut between characters, wherever its tokens end: what remains is never decoded from tokens.
-
-    Args:
-        text: the text.
-        max_tokens: most tokens of what remains, the note not counted.
-        side: what remains.
-        count: the number of tokens of a text.
     """
     if count(text) <= max_tokens:
         return text
@@ -52,12 +42,11 @@ def cut_tokens(text: str, max_tokens: int, side: Side, count: Callable[[str], in
 
 
 def _tail(most: int, side: Side) -> int:
-    """Return the share of the text's end in the remaining length."""
     return {"left": 0, "middle": most // 2, "right": most}[side]
 
 
 def _joined(text: str, head: int, tail: int, note: str) -> str:
-    """So many characters of the beginning, the note, and so many of the end."""
+    """The beginning of `head` characters, the note, and the end of `tail` characters."""
     parts = (text[:head], note, text[len(text) - tail :])
     return " ".join(part for part in parts if part)
 

@@ -1,9 +1,7 @@
 """`ToolEnv`: the loop that all tool environments share.
 
-One step: parse the turn, check each call, run the good ones at the same time, answer all in the order in which the
-model asked. A turn without calls goes to `ToolEnv.respond`, which takes it as the answer and ends the episode unless a
-subclass knows a reply. Whatever the model does wrong, and whatever a tool does, comes back as a message that the model
-reads.
+One step: parse the turn, check each call, run the good ones at the same time, answer all in the order of the turn. A
+turn without calls goes to `ToolEnv.respond`. Mistakes of the model and failures of tools are messages that it reads.
 """
 
 from __future__ import annotations
@@ -37,7 +35,6 @@ from toolgym.tools.schema import CallProblem, ToolCall, ToolCallError, ToolSchem
 from toolgym.tools.sessions.tool_scope import tool_scope
 
 MAX_RESULT_CHARS = 50_000
-"""Characters that remain of a tool's result by default: some 12,000 tokens of English."""
 
 T = TypeVar("T")
 
@@ -46,38 +43,34 @@ class ToolEnv(BaseEnv):
     """An env whose policy may call tools.
 
     Args:
-        tools: the tools, and functions with `@tool` above them; shared with other envs or not. Each needs a name of its
-            own.
+        tools: the tools, and functions with `@tool` above them, each under a name of its own; other envs may share
+            them.
         tasks: where tasks come from; a sequence is drawn from at random. It is shared and not copied: do not change it.
-        parser: for actions that are text: how calls are written, by name (`hermes`, see
-            `toolgym.tools.parsers.get_parser`) or as a function. A runner parses the turns itself, as the chat template
-            of the model or its `RunConfig.parser` says, so this one is for users of Gymnasium. If their generation
-            prompt ends with `<think>`, give `functools.partial(get_parser("hermes"), starts_open=True)`: calls in a
-            turn that never closes its thinking are then not run.
+        parser: how calls are written in actions that are text: a name (`hermes`, see
+            `toolgym.tools.parsers.get_parser`) or a function. A runner parses turns itself, by its `RunConfig.parser`.
+            If the generation prompt ends with `<think>`, give `functools.partial(get_parser("hermes"),
+            starts_open=True)`.
         scorer: what the episode is worth; see `toolgym.envs.Scorer`. None scores 0, so that only the tools' rewards
             count.
         max_turns: turns of the policy until the episode is truncated.
         max_parallel_calls: calls of one turn that are run; the model reads that those beyond were not.
         bad_calls: what a malformed call costs. The model reads what was wrong in any case.
-        tool_timeout: wall seconds for any one call of a tool's methods. Tools have deadlines of their own; this one
-            holds when they fail to. Waiting for a permit of a `RateLimiter` does not count.
+        tool_timeout: wall seconds for any one call of a tool's methods, which holds if a deadline of the tool's own
+            fails. Waiting for a permit of a `RateLimiter` does not count.
         queue_timeout: wall seconds that one call may wait for permits.
-        score_timeout: wall seconds that the scorer may take, and each tool's `calc_reward`. They count towards no other
-            deadline of a step; see `EpisodeLimits.score_grace` for that of an episode. The tools are released after
-            them, so a scorer can look at what the policy left in their sessions (`Outcome.session`).
-        max_result_chars: characters that may remain of one tool's result, a note on what was left out not counted. A
-            longer one would hold up every episode of the process while it is tokenised. Its middle is left out; see
-            the wrapper `TruncateResults` for its beginning or end. None: all.
-        owns_tools: whether `close` closes the tools too; or those of them that it closes. The others stay the caller's
-            to close.
+        score_timeout: wall seconds that the scorer may take, and each tool's `calc_reward`; they count towards no other
+            deadline of a step. The tools are released after them, so a scorer can look into their sessions.
+        max_result_chars: characters that may remain of one tool's result, a note on what was left out not counted; its
+            middle is left out. The wrapper `TruncateResults` can cut its beginning or end. None: all remain.
+        owns_tools: whether `close` closes the tools too; or those of them that it closes.
 
     The reward of an episode is the sum of the tools' step rewards, of each tool's `calc_reward`, and of the score, less
-    what malformed calls cost. The metrics of a step hold `turn`, `bad_calls` (those that count, so far) and, where they
+    what malformed calls cost. The metrics of a step hold `turn`, `bad_calls` (those that count, so far) and, if they
     cost something, `reward/bad_calls` (what they cost so far); at the end also `score`, `score/NAME` for each component
     of the score, and `reward/TOOL`.
 
-    A subclass may override `respond` and `prepare`. `fork` copies the attributes of a subclass as `copy.copy` does: one
-    that changes some of them in place overrides `fork`, and gives the twin its own.
+    A subclass may override `respond` and `prepare`. `fork` copies its attributes as `copy.copy` does: one that changes
+    some of them in place overrides `fork`, and gives the twin its own.
 
     Raises:
         ConfigError: an argument is of the wrong kind or out of range, two tools share a name, or the scorer takes other
@@ -157,10 +150,7 @@ class ToolEnv(BaseEnv):
         return list(self._schemas.values())
 
     def decorate_tools(self, decorate: Callable[[BaseTool], BaseTool]) -> None:
-        """Put something around each tool that is called in its place, such as a recording. The policy sees no change.
-
-        Args:
-            decorate: from a tool to the one that is called instead, under the same name.
+        """Call in place of each tool what `decorate` puts around it, such as a recording. The policy sees no change.
 
         Raises:
             EpisodeError: an episode is running, with the tools that it began with.
@@ -176,7 +166,6 @@ class ToolEnv(BaseEnv):
 
     @property
     def task(self) -> Task | None:  # type: ignore[override]  # read only here
-        """The task of the episode; None before the first `reset`."""
         return self._task
 
     @property
@@ -230,7 +219,7 @@ class ToolEnv(BaseEnv):
         self._random = rng
 
     def prepare(self, task: Task) -> Task:
-        """Return the task as its episode is to begin. Override it where an env needs what rows may not have.
+        """Return the task as its episode is to begin. Override it if an env needs what rows may not have.
 
         Raises:
             ConfigError: the env cannot use the task; says why.
@@ -267,16 +256,12 @@ class ToolEnv(BaseEnv):
     async def _answers(
         self, instances: ToolInstances, requests: Sequence[ToolCall | ToolCallError]
     ) -> list[ToolCallRecord]:
-        """Answer all requests at the same time. Returns the records in the order of the requests."""
         async with asyncio.TaskGroup() as group:
             answers = [group.create_task(instances.answer(request)) for request in requests]
         return [answer.result() for answer in answers]
 
     def respond(self, turn: ParsedTurn) -> list[Message] | Continue | End | Awaitable[list[Message] | Continue | End]:
         """Decide what becomes of a turn without tool calls. Override it; it may be async.
-
-        Args:
-            turn: what the policy said.
 
         Returns:
             The messages that the policy reads next (a user's reply, for example), also as a `Continue` with a reward
@@ -285,9 +270,7 @@ class ToolEnv(BaseEnv):
         return End()
 
     async def fork(self) -> Self:
-        """Return an independent env in the same state: task, conversation, counters, chance and tool instances.
-
-        The tools and the task source are shared; each env releases its own instances. See `BaseEnv.fork`.
+        """Return an independent env in the same state; the tools and the task source are shared. See `BaseEnv.fork`.
 
         Raises:
             ForkNotSupportedError: a tool cannot be forked; names it.
@@ -341,7 +324,7 @@ class ToolEnv(BaseEnv):
     # ------------------------------------------------------------------ one turn
 
     def _read(self, action: Action) -> tuple[ParsedTurn, list[ToolCall | ToolCallError]]:
-        """Return the turn, and what it asks for in order, each checked against the tools and the limit."""
+        """The turn, and what it asks for in order, each checked against the tools and the limit."""
         turn = read_action(action, self._parse, calls_seen=self._calls_seen)
         checks = (check_call(call, self._schemas) if isinstance(call, ToolCall) else call for call in turn.requests)
         return turn, [self._limit(request) for request in checks]
@@ -362,7 +345,6 @@ class ToolEnv(BaseEnv):
         return text if self.max_result_chars is None else cut(text, self.max_result_chars, "middle")
 
     async def _respond(self, turn: ParsedTurn) -> StepResult:
-        """Carry out what `respond` says about a turn without calls."""
         text, message = turn.content, turn.message
         try:
             answer = self.respond(turn)
@@ -395,7 +377,6 @@ class ToolEnv(BaseEnv):
         reward: float = 0.0,
         final_text: str = "",
     ) -> StepResult:
-        """Score, ask every tool for its reward, release."""
         self._over = True
         assert self._instances is not None
         metrics: dict[str, Any] = {}

@@ -64,21 +64,16 @@ class ToolInstances:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the tools that have an instance now."""
         return tuple(self._ids)
 
     @property
     def sessions(self) -> dict[str, Any]:
-        """Sessions of the tools by the tool's name, without those that keep nothing for a scorer."""
+        """Sessions by the tool's name, without the tools that keep nothing for a scorer."""
         sessions = {name: self._tools[name].session_of(instance) for name, instance in self._ids.items()}
         return {name: session for name, session in sessions.items() if session is not None}
 
     async def open(self) -> None:
-        """Open every tool. If one raises, or the caller is cancelled, none is left behind.
-
-        Raises:
-            DeadlineError: a tool's `create` took too long. All else that it raises passes through.
-        """
+        """Open every tool. If one raises or overruns its deadline, or the caller is cancelled, none is left behind."""
         try:
             for name, opened in self._tools.items():
                 if (loop := _own_loop(opened)) is not None:
@@ -139,11 +134,7 @@ class ToolInstances:
         )
 
     async def reward(self, name: str) -> float:
-        """Return what a tool adds to the episode's reward.
-
-        Raises:
-            DeadlineError: `calc_reward` took too long. All else that it raises passes through.
-        """
+        """What a tool adds to the episode's reward; what its `calc_reward` raises passes through."""
         asked = self._tools[name]
         calc_reward = partial(asked.calc_reward, self._ids[name], **self._kwargs(name, "calc_reward_kwargs"))
         if _is_default(asked.calc_reward, BaseTool.calc_reward):
@@ -152,12 +143,7 @@ class ToolInstances:
             return float(await self._in_time(name, self._run(name, calc_reward), self._score_timeout))
 
     async def fork(self) -> ToolInstances:
-        """Return copies of all instances, which are released on their own. If one raises, none is left behind.
-
-        Raises:
-            ForkNotSupportedError: a tool cannot be forked; names it.
-            DeadlineError: a tool's `fork` took too long. All else that it raises passes through.
-        """
+        """Return copies of all instances, which are released on their own. If one raises, none is left behind."""
         timeouts = self._timeout, self._queue_timeout, self._score_timeout
         twin = ToolInstances(self._tools, self._task, self._cut, *timeouts)
         try:
@@ -221,7 +207,6 @@ class ToolInstances:
                 _log.warning("releasing tool %r failed: %s: %s", name, type(error).__name__, error)
 
     def _kwargs(self, name: str, call: str) -> Mapping[str, Any]:
-        """Return the task's arguments for one of a tool's methods."""
         kwargs: Mapping[str, Any] = self._task.tools_kwargs.get(name, {}).get(call) or {}
         return kwargs
 
@@ -236,7 +221,7 @@ def _own_loop(tool: BaseTool) -> EventLoopThread | None:
 
 
 def _catch(tool: BaseTool) -> str:
-    """Take note that a tool blocked its event loop; returns what is done about it."""
+    """Note that a tool blocked its event loop; return what is done about it, for the log."""
     if tool.stays_on_loop:
         return ""
     if not tool_loops.TOOL_LOOPS.catch((type(tool), tool.name), tool.name):
@@ -272,32 +257,23 @@ def encodable(text: str) -> str:
 
 
 class OwnTools:
-    """Tools that an env and its forks own together: the last of them to close closes the tools.
-
-    Attributes:
-        tools: the tools.
-        owners: how many envs own them; a fork adds itself.
-    """
+    """Tools that an env and its forks, the `owners`, close together: the last of them to close closes the tools."""
 
     def __init__(self, tools: Sequence[BaseTool]) -> None:
         self.tools = tools
         self.owners = 1
 
     async def drop(self) -> None:
-        """Give up one env's part. Raises what closing a tool raised; the others are closed nevertheless."""
+        """Give up one env's part. All tools are closed, also when closing one raises."""
         self.owners -= 1
         if not self.owners:
-            async with contextlib.AsyncExitStack() as stack:  # all are closed, also when one raises
+            async with contextlib.AsyncExitStack() as stack:
                 for owned in self.tools:
                     stack.push_async_callback(owned.close)
 
 
 def tools_by_name(tools: Sequence[BaseTool | ToolFunction[..., Any]]) -> dict[str, BaseTool]:
-    """Return the tools by name, in their order.
-
-    Raises:
-        ConfigError: one is no tool, or two have the same name.
-    """
+    """Return the tools by name, in their order. Raises `ConfigError` if one is no tool, or two have the same name."""
     by_name: dict[str, BaseTool] = {}
     for place, named in enumerate(map(as_tool, tools)):
         if named.name in by_name:

@@ -1,7 +1,6 @@
 """Why an episode ended, what a step tells besides its observation, and what became of a tool call.
 
-Every reason to end is a `StopReason`, whether the env ends the episode or its runner does. Nothing else in
-toolgym says why an episode is over, so a wrong answer and a broken sandbox never look the same.
+Every reason to end is a `StopReason`, whether the env ends the episode or its runner does.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class Blame(enum.StrEnum):
 
 
 class _End(enum.Enum):
-    """The three kinds of ends; see the properties of `StopReason`."""
+    """The kinds of ends; see the properties of `StopReason`."""
 
     OWN = enum.auto()
     CUT = enum.auto()
@@ -106,7 +105,6 @@ class StopReason(enum.StrEnum):
 
     @property
     def blame(self) -> Blame:
-        """The part that the episode ended on."""
         return self._blame
 
     @property
@@ -135,7 +133,7 @@ class EpisodeFailedError(ToolgymError, RuntimeError):
 
     Attributes:
         stop_reason: the failure; a runner's trajectory ends with it.
-        cause: the error that this one stands for (see `toolgym.envs.failure.failing`); None if an env raised this one.
+        cause: the error that this one stands for; None if an env raised this one.
     """
 
     def __init__(self, stop_reason: StopReason, message: str, cause: Exception | None = None) -> None:
@@ -150,15 +148,15 @@ class ToolCallRecord:
 
     Attributes:
         id: the call's id.
-        name: the tool's name as the model wrote it; empty where it could not be read.
-        arguments: the arguments with defaults filled in; None where they could not be read.
-        status: `ok`; what the tool reported in its metrics' `status`; `timeout` or `error` where the tool overran its
-            deadline or raised; or the `CallProblem` of a call that was not run.
+        name: the tool's name as the model wrote it; empty if it could not be read.
+        arguments: the arguments with defaults filled in; None if they could not be read.
+        status: `ok`; the `status` in the tool's metrics; `timeout` or `error` if the tool overran its deadline or
+            raised; or the `CallProblem` of a call that was not run.
         text: what the model read.
         reward: the tool's step reward.
         seconds: wall seconds that the call took.
         infra_failure: the tool's infrastructure failed; the model is not to blame.
-        metrics: the tool's own numbers; where its infrastructure failed, also `error`, which the model did not read.
+        metrics: the tool's own numbers; if its infrastructure failed, also `error`, which the model did not read.
         retries: requests to servers that the call sent again.
     """
 
@@ -198,8 +196,8 @@ class StepInfo(TypedDict, total=False):
     message: Message
     """The action as an assistant message."""
     context: list[Message]
-    """The whole conversation as the policy is to see it from here on, where that begins anew; `obs` are then for the
-    record. Left out: it goes on with `obs`. Only an env with `replaces_context` gives it."""
+    """The whole conversation as the policy sees it from here on, if that begins anew; `obs` are then for the record.
+    Only an env with `replaces_context` gives it."""
     tool_calls: Sequence[ToolCallRecord]
     """What became of each tool call of the turn, in order."""
     metrics: dict[str, Any]

@@ -18,7 +18,7 @@ class UserReply:
     """The answer of a user to a turn.
 
     Attributes:
-        text: what the policy reads next; None where the user says nothing more, which needs `done`.
+        text: what the policy reads next; None if the user says nothing more, which needs `done`.
         done: whether the conversation is over.
         reward: added to the reward of the policy's turn.
         metrics: numbers about the conversation so far, by name; kept in the trajectory as `user/NAME`.
@@ -40,11 +40,7 @@ class UserReply:
 
     @classmethod
     def of(cls, value: Any) -> UserReply:
-        """Read what a user's function returned: a `UserReply`, a text, or None for the end.
-
-        Raises:
-            ConfigError: it is none of these.
-        """
+        """Read the result of a user's function: a `UserReply`, a text, or None for the end."""
         if isinstance(value, cls):
             return value
         if isinstance(value, str):
@@ -59,22 +55,22 @@ class UserSession(ABC):
 
     @abstractmethod
     async def reply(self, messages: Sequence[Message]) -> UserReply:
-        """Reply to the policy's last turn, the last of `messages`, which are the conversation as the policy sees it.
+        """Reply to the policy's last turn, the last of `messages`; a user that begins gets the task's messages.
 
-        A user that begins gets the task's messages. Do not change them.
+        They are the conversation as the policy sees it; do not change them.
         """
 
     @property
     def trace(self) -> list[Message]:
-        """The conversation as the user sees it, with what the policy never reads; empty where it keeps none."""
+        """The conversation as the user sees it, with what the policy never reads; empty if it keeps none."""
         return []
 
     async def fork(self) -> UserSession:
-        """Return an independent session in the same state. Raises ForkNotSupportedError: it cannot. The default."""
+        """Return an independent session in the same state. The default raises `ForkNotSupportedError`."""
         raise ForkNotSupportedError(f"{type(self).__name__} does not implement fork")
 
     async def close(self) -> None:
-        """Free what the session holds. Called exactly once. Default: nothing."""
+        """Free what the session holds. Called exactly once."""
 
 
 class User(AsyncCloseable):
@@ -82,9 +78,7 @@ class User(AsyncCloseable):
 
     @abstractmethod
     async def open(self, task: Task, **interaction_kwargs: Any) -> UserSession:
-        """Begin an episode.
-
-        When it is cancelled, it frees what it has taken so far; from its return on, the env closes the session.
+        """Begin an episode. If cancelled, free what was taken so far; from its return on, the env closes the session.
 
         Args:
             task: the task of the episode.
@@ -92,4 +86,4 @@ class User(AsyncCloseable):
         """
 
     async def close(self) -> None:
-        """Free what the user holds. Default: nothing."""
+        """Free what the user holds."""

@@ -18,10 +18,7 @@ UserFunction: TypeAlias = Callable[
 
 
 class FunctionUser(User):
-    """A user whose replies a function gives. The function keeps no state: it reads the conversation.
-
-    Args:
-        function: see `UserFunction`.
+    """A user whose replies a function gives (see `UserFunction`), which keeps no state: it reads the conversation.
 
     Raises:
         ConfigError: it cannot be called.

@@ -1,8 +1,4 @@
-"""`InteractionUser`: a user written for verl's former interactions.
-
-The contract is that of `verl.interactions.base.BaseInteraction` until verl 0.8: `start_interaction`,
-`generate_response`, `calculate_score` and `finalize_interaction`, all async and with an `instance_id`.
-"""
+"""`InteractionUser`: a user written for verl's former interactions (`verl.interactions.base`, until verl 0.8)."""
 
 from __future__ import annotations
 
@@ -19,13 +15,10 @@ _METHODS = ("start_interaction", "generate_response", "finalize_interaction")
 
 
 class InteractionUser(User):
-    """A user over an object with the methods of verl's `BaseInteraction`.
+    """A user over an object with the methods of verl's `BaseInteraction`; verl itself need not be installed.
 
     `generate_response` gives `(should_terminate, text, score, metrics)`: the score is the reward of the policy's turn.
     `finalize_interaction` is called once for each `start_interaction`, also after an error.
-
-    Args:
-        interaction: the object; verl itself need not be installed.
 
     Raises:
         ConfigError: it lacks a method.

@@ -26,17 +26,15 @@ You play a person who talks to an assistant. This is what you want, and all that
 Write one short message at a time, in your own words. Say only what is needed next, and do not give away everything at
 once. Never invent what is not written above. When the assistant has done what you want, or cannot, write {stop} alone.
 """
-"""The system prompt of an `LLMUser`, unless it is given another."""
+"""The system prompt of an `LLMUser` by default."""
 
 
 class LLMUser(User):
     """A user played by a model behind an OpenAI-compatible chat address.
 
-    It sees the texts that the policy says to it and none of its tool calls. Its own conversation, with its system
-    prompt, is its trace, which the policy never reads. Where the model does not answer, the episode fails
-    (`ENV_FAILED`).
-
-    What the user wants is the row's `interaction_kwargs.instruction`, or `extra_info.instruction`.
+    It reads what the policy says to it and none of its tool calls. Its own conversation, with its system prompt, is its
+    trace, which the policy never reads. If the model does not answer, the episode fails (`ENV_FAILED`). What the user
+    wants is the row's `interaction_kwargs.instruction`, or `extra_info.instruction`.
 
     Args:
         model: asks the model; closed with the user.
@@ -45,7 +43,7 @@ class LLMUser(User):
         stop: the text that ends the conversation when it stands in a message of the user.
 
     Raises:
-        ConfigError: the prompt has another field in braces.
+        ConfigError: the prompt has another field in braces; at `open`: the task does not say what the user wants.
 
     Example:
         >>> from toolgym.tools.http.chat_endpoint import ChatEndpoint
@@ -59,7 +57,6 @@ class LLMUser(User):
         self.model, self.stop = model, stop
 
     async def open(self, task: Task, **interaction_kwargs: Any) -> UserSession:
-        """Begin an episode. Raises ConfigError: the task does not say what the user wants."""
         instruction = interaction_kwargs.get("instruction", task.extra_info.get("instruction"))
         if not isinstance(instruction, str) or not instruction:
             raise ConfigError(
