@@ -1,4 +1,4 @@
-"""`Wrapper`: one env around another, changing one thing; and `with_metrics`."""
+"""`Wrapper`: an env around another, changing one thing; and `with_metrics`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from toolgym.tools.schema import ToolSchema
 
 
 class Wrapper(BaseEnv):
-    """Passes everything on to the env inside, its argument `env`; subclasses change one thing.
+    """Passes everything on to the env inside; subclasses change one thing.
 
     Attributes that the wrapper lacks are looked up in the env inside at each access, so they are never stale.
 
@@ -81,8 +81,7 @@ class Wrapper(BaseEnv):
     async def fork(self) -> BaseEnv:
         """Fork the env inside, and wrap the fork the same way.
 
-        The wrapper's own attributes are copied as `copy.copy` does: a subclass that changes some of them in place
-        overrides this, and gives the fork its own.
+        Attributes are copied as `copy.copy` does: a subclass that changes some of them in place overrides this.
         """
         inside = await self.env.fork()
         twin = type(self).__new__(type(self))

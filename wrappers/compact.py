@@ -18,10 +18,8 @@ REQUEST = (
     "This conversation has become long. Your next message is all that will be kept of it: write a summary of what you "
     "have found out and done, and of what is left to do. Call no tool in it."
 )
-"""What asks the policy for a summary."""
 
 NOTE = "[The conversation so far was removed. This is your summary of it:]"
-"""What stands before the summary in the new context."""
 
 
 class Compact(Wrapper):
@@ -45,8 +43,7 @@ class Compact(Wrapper):
         note: stands before the summary in the new context.
 
     Raises:
-        ConfigError: `max_tokens` is no whole number of at least 1, `tokenizer` is none, a text is none, or the env
-            inside begins the context anew itself.
+        ConfigError: an argument is not usable, or the env inside begins the context anew itself.
 
     Example:
         >>> import asyncio, toolgym
@@ -56,11 +53,9 @@ class Compact(Wrapper):
         ...         result = await env.step("<tool_call>" + "no JSON " * 50 + "</tool_call>")
         ...         print(result.obs[-1]["content"])
         ...         result = await env.step("The tool wants JSON.")
-        ...         print([message["role"] for message in result.info["context"]])
         ...         print(result.info["context"][-1]["content"].splitlines()[-1])
         >>> asyncio.run(main())
         Summarise.
-        ['system', 'user']
         The tool wants JSON.
     """
 
@@ -118,7 +113,6 @@ class Compact(Wrapper):
         await self.env.close()
 
     async def _begin_anew(self, action: Action) -> StepResult:
-        """Take the policy's summary."""
         text = f"{self.note}\n{_summary(action)}"
         context = _followed_by(self._prompt, text)
         self._asked = False
@@ -135,8 +129,9 @@ class Compact(Wrapper):
 
 
 def _followed_by(messages: Sequence[Message], text: str) -> list[Message]:
-    """Messages with a user's text behind them: in the last one where that is a user's, as some chat templates take no
-    two in a row."""
+    """Messages with a user's text behind them, in the last one if that is a user's: some templates take no two in a
+    row.
+    """
     copies = [message.copy() for message in messages]
     if not copies or copies[-1]["role"] != "user":
         return [*copies, user(text)]
@@ -145,7 +140,6 @@ def _followed_by(messages: Sequence[Message], text: str) -> list[Message]:
 
 
 def _content(action: Action) -> str:
-    """A turn as text."""
     if isinstance(action, str):
         return action
     return action.text or action.content if isinstance(action, ParsedTurn) else action["content"]

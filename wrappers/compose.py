@@ -13,11 +13,7 @@ class Compose:
     """Puts several wrappers around an env: `Compose(a, b)(env)` is `b(a(env))`.
 
     Args:
-        wrappers: the first is innermost; each as in `wrappers` of `toolgym.make`.
-
-    Raises:
-        ConfigError: one is no wrapper.
-        UnknownNameError: there is no wrapper of that name, or it takes no such argument; names the nearest one.
+        wrappers: the first is innermost; each as in `wrappers` of `toolgym.make`, which has the errors too.
 
     Example:
         >>> import toolgym

@@ -22,7 +22,7 @@ class FormatPenalty(Wrapper):
     Args:
         form: a regular expression that is searched for in the content of each turn's message, where `.` is any
             character, a line's end too; or a function from that message to whether it has the form. The calls of tools
-            are in the message's `tool_calls`, and not in its content: how they are written belongs to the model.
+            are in the message's `tool_calls`, and not in its content.
         penalty: what a turn without the form costs, at least 0.
 
     Raises:
@@ -30,15 +30,13 @@ class FormatPenalty(Wrapper):
 
     Example:
         >>> import asyncio, toolgym
-        >>> def answers_or_calls(message):
-        ...     return bool(message.get("tool_calls")) or "####" in message["content"]
         >>> async def main():
-        ...     async with FormatPenalty(toolgym.make("CodeInterpreter-v0"), answers_or_calls, penalty=0.5) as env:
+        ...     async with FormatPenalty(toolgym.make("CodeInterpreter-v0"), "####", penalty=0.5) as env:
         ...         await env.reset(seed=0)
         ...         result = await env.step("It is many.")
-        ...         return result.reward, result.info["metrics"]["bad_format"], result.info["metrics"]["reward/format"]
+        ...         return result.reward, result.info["metrics"]["bad_format"]
         >>> asyncio.run(main())
-        (-0.5, 1, -0.5)
+        (-0.5, 1)
     """
 
     def __init__(self, env: BaseEnv, form: str | Callable[[Message], object], penalty: float = 1.0) -> None:
@@ -80,7 +78,7 @@ class FormatPenalty(Wrapper):
 
 
 def _message(action: Action, result: StepResult) -> Message:
-    """The turn as a message: as the env read it, where it says so."""
+    """The turn as a message, as the env read it if the result tells."""
     if "message" in result.info:
         return result.info["message"]
     if isinstance(action, ParsedTurn):

@@ -13,16 +13,15 @@ from toolgym.wrappers.base import Wrapper
 class Limit(Wrapper):
     """May end an episode early. A subclass writes `limited_step`, which calls `end`.
 
-    The env inside is then asked to `truncate`: a `ToolEnv` scores the episode as where its own `max_turns` are used up,
-    and releases its tools. An env that does not implement `truncate` adds no reward, and frees what the episode held at
-    the next `reset` or at `close`.
+    The env inside is then asked to `truncate`: a `ToolEnv` scores the episode as if its own `max_turns` were used up,
+    and releases its tools.
     """
 
     _ended = False
 
     @abstractmethod
     async def limited_step(self, action: Action) -> StepResult:
-        """Take a step of an episode that is under way, and `end` it where it has reached the limit."""
+        """Take a step of an episode that is under way, and `end` it if it has reached the limit."""
 
     async def end(self, result: StepResult, reason: StopReason) -> StepResult:
         """End the episode with the result of its last step, without the observations: the policy reads nothing more."""

@@ -18,8 +18,7 @@ class RateLimit(Wrapper):
     does not. Changes nothing of what the env gives.
 
     Args:
-        limit: how many run at once in this process, in all envs whose limit has the same name; or a limiter that the
-            envs share.
+        limit: how many run at once in this process, in all envs whose limit has the same name; or a shared limiter.
         name: the limit's name.
         of: what waits: `steps`, `resets`, or `both`.
 
@@ -28,17 +27,15 @@ class RateLimit(Wrapper):
 
     Example:
         >>> import asyncio, toolgym
-        >>> from toolgym.tools.concurrency.rate_limit import LocalRateLimiter
-        >>> limiter = LocalRateLimiter(2)
+        >>> async def play(env):
+        ...     async with env:
+        ...         await env.reset(seed=0)
+        ...         return (await env.step("#### 1")).done
         >>> async def main():
-        ...     envs = [RateLimit(toolgym.make("CodeInterpreter-v0"), limiter) for _ in range(3)]
-        ...     await asyncio.gather(*(env.reset(seed=0) for env in envs))
-        ...     results = await asyncio.gather(*(env.step("#### 1") for env in envs))
-        ...     for env in envs:
-        ...         await env.close()
-        ...     return [result.done for result in results], limiter.in_use
+        ...     envs = [RateLimit(toolgym.make("CodeInterpreter-v0"), 2, name="two") for _ in range(3)]
+        ...     return await asyncio.gather(*map(play, envs))
         >>> asyncio.run(main())
-        ([True, True, True], 0)
+        [True, True, True]
     """
 
     def __init__(

@@ -25,7 +25,7 @@ class Record(Wrapper):
     generated, or a message), `rewards` (of each step), `reward` (their sum), `stop_reason`, `error` and `metrics`. An
     episode that `reset` or `close` breaks off has the `stop_reason` None; one whose step raised has its `error`. Each
     line is written at once and whole, so any number of envs may share a file, forks too: a fork's line begins with what
-    it shares. No file stays open between episodes. Put it around `RetryOnInfraError`: its forks would be episodes here.
+    it shares. Put it around `RetryOnInfraError`: its forks would be episodes here.
 
     Args:
         path: the file; its folder must be there.
@@ -36,19 +36,15 @@ class Record(Wrapper):
 
     Example:
         >>> import asyncio, json, tempfile, toolgym
-        >>> folder = tempfile.TemporaryDirectory()
         >>> async def main(path):
         ...     async with Record(toolgym.make("CodeInterpreter-v0"), path) as env:
         ...         await env.reset(seed=0)
         ...         await env.step("#### 1")
-        >>> asyncio.run(main(f"{folder.name}/episodes.jsonl"))
-        >>> with open(f"{folder.name}/episodes.jsonl") as lines:
-        ...     [episode] = map(json.loads, lines)
+        >>> with tempfile.NamedTemporaryFile() as file:
+        ...     asyncio.run(main(file.name))
+        ...     episode = json.load(file)
         >>> episode["actions"], episode["rewards"], episode["stop_reason"]
         (['#### 1'], [0.0], 'answered')
-        >>> [message["role"] for message in episode["messages"]]
-        ['system', 'user', 'assistant']
-        >>> folder.cleanup()
     """
 
     def __init__(self, env: BaseEnv, path: str | Path) -> None:
@@ -122,7 +118,6 @@ class Record(Wrapper):
             self._write(stop_reason=result.stop_reason)
 
     def _write(self, *, stop_reason: StopReason | None = None, error: str | None = None) -> None:
-        """Append the episode, if one is under way."""
         episode, self._episode = self._episode, None
         if episode is None:
             return

@@ -27,23 +27,22 @@ _log = logging.getLogger("toolgym.wrappers")
 
 
 class RetryOnInfraError(Wrapper):
-    """Repeats a `reset` that the infrastructure failed and, where asked to, a step; each later than the one before.
+    """Repeats a `reset` that the infrastructure failed and, if asked to, a step; each later than the one before.
 
     A `reset` begins anew in any case, so it can be repeated. Without a seed it is repeated with the task that it had
     drawn, so that no task is skipped.
 
     A step has changed the episode when it fails, so it is only repeated from a fork: with `steps=True` the env is
-    forked before each step, and the fork takes the step again where the infrastructure failed one of its tool calls
+    forked before each step, and the fork takes the step again if the infrastructure failed one of its tool calls
     (`ToolCallRecord.infra_failure`) or the step itself. What a fork does not hold, such as a server's state, sees the
-    call twice. Where the last attempt fails, its result or its error is given: the policy reads that the tool was not
-    available, and the record says so.
+    call twice. If the last attempt fails, its result or its error is given.
 
     Every retry is logged. The metrics of a step hold `infra_retries`, the retries of the episode so far.
 
     Args:
         attempts: how often a call is made at most.
-        first_delay: seconds before the second attempt, at most; before each further one at most twice as many, drawn
-            evenly from 0 up.
+        first_delay: most seconds before the second attempt; twice as many before each further one, drawn evenly from 0
+            up.
         max_delay: the most that this grows to.
         steps: whether steps are repeated; needs an env that can be forked.
 
@@ -53,23 +52,20 @@ class RetryOnInfraError(Wrapper):
 
     Example:
         >>> import asyncio, toolgym
-        >>> class Flaky(toolgym.BaseEnv):
+        >>> class Flaky(toolgym.wrappers.Wrapper):
         ...     failures = 2
-        ...     async def reset(self, *, seed=None, options=None):
-        ...         if self.failures:
-        ...             self.failures -= 1
+        ...     async def reset(self, **kwargs):
+        ...         self.failures -= 1
+        ...         if self.failures >= 0:
         ...             raise ConnectionError("the sandbox server does not answer")
-        ...         return [{"role": "user", "content": "Hello."}], {}
-        ...     async def step(self, action):
-        ...         return toolgym.StepResult([], 1.0, True, {})
-        ...     async def close(self):
-        ...         pass
+        ...         return await super().reset(**kwargs)
         >>> async def main():
-        ...     async with RetryOnInfraError(Flaky(), first_delay=0.01) as env:
+        ...     env = Flaky(toolgym.make("CodeInterpreter-v0"))
+        ...     async with RetryOnInfraError(env, first_delay=0.01) as env:
         ...         await env.reset()
-        ...         return (await env.step("Hello.")).info["metrics"]
+        ...         return (await env.step("Hello.")).info["metrics"]["infra_retries"]
         >>> asyncio.run(main())
-        {'infra_retries': 2}
+        2
     """
 
     def __init__(
@@ -138,7 +134,6 @@ class RetryOnInfraError(Wrapper):
 
 
 def _may_pass(error: BaseException) -> bool:
-    """Whether what raised this may succeed another time."""
     if isinstance(error, ForkNotSupportedError | SandboxUnsupportedError):
         return False
     if isinstance(error, EpisodeFailedError) and error.stop_reason.blame in (Blame.SANDBOX, Blame.ENGINE):

@@ -15,17 +15,15 @@ from toolgym.wrappers.base import Wrapper
 class RewriteObservations(Wrapper):
     """Replaces the new messages of each step, and of `reset`, by what a function makes of them.
 
-    Changes the messages and nothing else. The env inside goes on as if the policy had read the original ones. `Compact`
-    goes around this wrapper, and not inside of it.
+    The env inside goes on as if the policy had read the original ones. `Compact` goes around this wrapper.
 
     Args:
-        rewrite: from new messages to those that the policy reads. It gets copies, and is not called where there are
+        rewrite: from new messages, of which it gets copies, to those that the policy reads. Not called if there are
             none.
         prompt: whether the messages of `reset` are rewritten too.
 
     Raises:
-        ConfigError: `rewrite` is not callable, or the env may begin the context anew; or, later, it returned something
-            else than a list of messages.
+        ConfigError: `rewrite` is not callable, or returned no list of messages; or the env may begin the context anew.
 
     Example:
         >>> import asyncio, toolgym

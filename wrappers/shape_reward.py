@@ -14,8 +14,7 @@ from toolgym.wrappers.base import Wrapper
 class ShapeReward(Wrapper):
     """Replaces the reward of each step by what a function makes of the step.
 
-    Changes the reward and nothing else. Where a limit around it ends the episode, what that end adds is shaped as a
-    step of its own.
+    If a limit around it ends the episode, what that end adds is shaped as a step of its own.
 
     Args:
         shape: from a step's result to its reward.

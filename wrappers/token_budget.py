@@ -15,8 +15,8 @@ class TokenBudget(Limit):
     """Ends an episode with `StopReason.BUDGET` once its turns and observations have so many tokens.
 
     The task's messages do not count, nor do the tokens that a chat template puts around messages: an env knows texts.
-    `EpisodeLimits.max_response_tokens` of a rollout is exact; this is for callers of an env who have no rollout. The
-    turn that uses up the budget is taken as any other; then the env inside scores the episode, see `Limit`.
+    `EpisodeLimits.max_response_tokens` of a rollout is exact. The turn that uses up the budget is taken as any other;
+    then the env inside scores the episode, see `Limit`.
 
     Args:
         max_tokens: tokens of an episode behind the task's messages, at least 1.

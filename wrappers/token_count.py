@@ -18,18 +18,15 @@ LONG = 16_384
 """From so many characters on, a text is encoded in a thread: it takes some 10 ms, and other episodes go on."""
 
 TokenCount = Callable[[str], int]
-"""The number of tokens of a text."""
 
 
 def token_count(tokenizer: Any) -> TokenCount:
     """Return a tokenizer as a function that counts the tokens of a text, without special ones; a function as it is.
 
-    Args:
-        tokenizer: one of transformers or tokenizers, or a function, such as `len` to count characters. A function may
-            be called in another thread, where a text is long.
+    A function, such as `len` to count characters, may be called in another thread if a text is long.
 
     Raises:
-        ConfigError: it is neither.
+        ConfigError: it is neither a tokenizer of transformers or tokenizers, nor a function.
     """
     encode = None if isinstance(tokenizer, str) else getattr(tokenizer, "encode", None)
     if callable(encode):
@@ -42,7 +39,7 @@ def token_count(tokenizer: Any) -> TokenCount:
 
 
 def turn_text(action: Action) -> str:
-    """Return the text of a turn as generated, if that is known."""
+    """The text of a turn as generated, if that is known."""
     if isinstance(action, str):
         return action
     if isinstance(action, ParsedTurn):
@@ -51,13 +48,12 @@ def turn_text(action: Action) -> str:
 
 
 def message_text(message: Message) -> str:
-    """Return the thinking of a message, its content, and its tool calls as JSON."""
+    """The thinking of a message, its content, and its tool calls as JSON."""
     calls = [json.dumps(call["function"], ensure_ascii=False) for call in message.get("tool_calls", ())]
     return "\n".join(filter(None, [message.get("reasoning_content", ""), message["content"], *calls]))
 
 
 async def count_all(count: TokenCount, texts: Sequence[str]) -> int:
-    """Return the number of tokens of all texts together."""
     return await apart(lambda: sum(map(count, texts)), texts)
 
 

@@ -16,13 +16,11 @@ from toolgym.wrappers.token_count import apart, token_count
 class TruncateResults(Wrapper):
     """Cuts the text of tool messages to a number of characters or tokens, and says in the text that it was cut.
 
-    Changes the observations of `step` and nothing else.
-
     Args:
         max_chars: characters that may remain of one result, the note not counted.
         max_tokens: tokens that may remain, in place of characters. The text is cut between two characters.
         tokenizer: counts them: a tokenizer, or a function from a text to its number of tokens.
-        side: where to cut. As in verl, `left` keeps the beginning, `right` the end, `middle` both.
+        side: as in verl, `left` keeps the beginning, `right` the end, `middle` both.
 
     Raises:
         ConfigError: not one of `max_chars` and `max_tokens` is given, it is no whole number of at least 1, `max_tokens`

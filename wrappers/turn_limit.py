@@ -11,8 +11,8 @@ from toolgym.wrappers.limit import Limit
 class TurnLimit(Limit):
     """Ends an episode with `StopReason.MAX_TURNS` after so many turns, unless it has ended by itself.
 
-    The last turn is taken as any other: its tool calls are run, and their rewards count, though no turn reads their
-    results. Then the env inside scores the episode; see `Limit`.
+    The last turn is taken as any other: its tool calls are run, and their rewards count. Then the env inside scores the
+    episode; see `Limit`.
 
     Args:
         max_turns: turns of an episode, at least 1.
@@ -26,9 +26,9 @@ class TurnLimit(Limit):
         ...     async with TurnLimit(toolgym.make("CodeInterpreter-v0"), max_turns=2) as env:
         ...         await env.reset(seed=0)
         ...         results = [await env.step("<tool_call>no JSON</tool_call>") for _ in range(2)]
-        ...         return [(result.done, result.truncated, str(result.stop_reason)) for result in results]
+        ...         return [str(result.stop_reason) for result in results]
         >>> asyncio.run(main())
-        [(False, False, 'None'), (True, True, 'max_turns')]
+        ['None', 'max_turns']
     """
 
     def __init__(self, env: BaseEnv, max_turns: int) -> None:
