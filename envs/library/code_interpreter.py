@@ -19,27 +19,23 @@ from toolgym.tools.library.code_interpreter import CodeInterpreterTool
 
 
 class CodeInterpreterEnv(ToolEnv):
-    """An env whose policy has a code interpreter.
+    """An env whose policy has a code interpreter. A final answer equal to the task's ground truth has the reward 1,
+    else 0.
 
     Args:
         tasks: where tasks come from. None: generated arithmetic word problems (`ArithmeticTasks`).
         tool_config: options of the code interpreter, see `toolgym.tools.CodeInterpreterConfig`.
-        tools: further tools, beside the code interpreter. They stay the caller's to close.
-        own_tools: whether the env makes a code interpreter of its own. Without it, `tools` are all that there are: for
-            example a code interpreter that several envs share.
+        tools: further tools, which stay the caller's to close.
+        own_tools: whether the env makes a code interpreter of its own. Without it, `tools` are all that there are.
         env_kwargs: the other arguments of `ToolEnv`, such as `max_turns` and `tool_timeout`.
-
-    The reward is 1 for a final answer equal to the task's ground truth, else 0, plus what the tools give.
 
     Example:
         >>> import asyncio, toolgym
+        >>> call = '<tool_call>{"name": "code_interpreter", "arguments": {"code": "print(6*7)"}}</tool_call>'
         >>> async def main():
         ...     async with toolgym.make("CodeInterpreter-v0") as env:
-        ...         obs, info = await env.reset(seed=0)
-        ...         result = await env.step(
-        ...             '<tool_call>{"name": "code_interpreter", "arguments": {"code": "print(6*7)"}}</tool_call>'
-        ...         )
-        ...         return result.obs[0]["content"]
+        ...         await env.reset(seed=0)
+        ...         return (await env.step(call)).obs[0]["content"]
         >>> asyncio.run(main())
         '42'
     """
@@ -70,7 +66,6 @@ class CodeInterpreterEnv(ToolEnv):
         super().__init__([*interpreters, *further], tasks if tasks is not None else ArithmeticTasks(), **env_kwargs)
 
     def gold_actions(self) -> list[Action] | None:
-        """The right answer, without a call."""
         truth = None if self.task is None else self.task.ground_truth
         if truth is None:
             return None

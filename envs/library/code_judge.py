@@ -22,28 +22,23 @@ from toolgym.tools.library.code_interpreter import CodeInterpreterTool
 from toolgym.tools.message import assistant, tool_call, user
 
 EMBEDDED = DATA / "code_judge.jsonl"
-"""The embedded tasks, in the format of APPS."""
 
 ANSWER = "Answer with the whole program in one block that begins with ```python."
-"""The end of the prompt of every task."""
 
 
 class CodeJudgeEnv(ToolEnv):
-    """An env whose policy writes programs.
+    """An env whose policy writes programs, on which hidden tests decide: the last fenced block of the turn without a
+    call.
 
     Args:
-        tasks: where tasks come from: the rows of HumanEval, MBPP, LiveCodeBench, APPS or TACO, as a file or as mappings
-            (see `code_tasks`); or tasks whose ground truth `toolgym.tools.judge.read_tests` reads. None: the embedded
-            ones.
-        reward: `all`: 1 where all hidden tests pass, else 0; `fraction`: the fraction of them that pass.
+        tasks: the rows of HumanEval, MBPP, LiveCodeBench, APPS or TACO, as a file or as mappings (see `code_tasks`); or
+            tasks whose ground truth `toolgym.tools.judge.read_tests` reads. None: the embedded ones.
+        reward: `all`: 1 if all hidden tests pass, else 0; `fraction`: the fraction of them that pass.
         test_timeout: wall seconds for one test.
-        tolerance: how much numbers may differ, hidden and example tests alike; see `toolgym.tools.judge.StdioTest`.
-            Default: as the judge of the tests' data set has it.
-        tool_config: options of both tools, see `toolgym.tools.CodeInterpreterConfig`. They say where hidden tests run,
-            too: each as a run of its own, after the policy's last turn.
+        tolerance: how much numbers may differ; see `toolgym.tools.judge.StdioTest`. None: as the tests' data set has
+            it.
+        tool_config: options of both tools and of the runs of hidden tests, see `toolgym.tools.CodeInterpreterConfig`.
         env_kwargs: the other arguments of `ToolEnv`.
-
-    The program is the last fenced block of the turn that calls no tool.
 
     Example:
         >>> import asyncio, toolgym
@@ -83,7 +78,6 @@ class CodeJudgeEnv(ToolEnv):
         return task
 
     def gold_actions(self) -> list[Action] | None:
-        """The data set's own solution, tried on the example tests first."""
         solution = None if self.task is None else self.task.extra_info.get("solution")
         if not solution:
             return None
@@ -91,16 +85,9 @@ class CodeJudgeEnv(ToolEnv):
 
 
 def code_tasks(source: str | Path | Iterable[Mapping[str, Any]]) -> TaskList:
-    """Return the tasks of a data set of programs.
+    """Return the tasks of a data set of programs: rows as their authors publish them, in a file or as mappings.
 
-    Args:
-        source: rows as their authors publish them: a file (JSON Lines, a JSON list, gzipped or not, or Parquet), or
-            mappings, such as a split of a Hugging Face data set. HumanEval, MBPP, LiveCodeBench, APPS and TACO are
-            recognised by their columns; see `toolgym.tools.judge.rows`.
-
-    Raises:
-        UnknownNameError: there is no such file.
-        ConfigError: a row cannot be used; names it.
+    Raises `UnknownNameError` if there is no such file, and `ConfigError`, which names the row, if one cannot be used.
     """
     is_file = isinstance(source, str | Path)
     rows = read_rows(source) if isinstance(source, str | Path) else source

@@ -28,36 +28,31 @@ SYSTEM_PROMPT = (
     "Solve the problem step by step. Before your final answer, check it with the tool `calc_gsm8k_reward` at least "
     "once, and correct it where it earns nothing. Then end with `#### <answer>`."
 )
-"""The first message of the embedded tasks."""
 
 
 class Gsm8kEnv(ToolEnv):
     """An env for word problems whose answers are numbers, with a tool that checks an answer.
 
+    The reward is 1 for a final answer equal to the ground truth, else 0; less `step_penalty` for each check that did
+    not improve. At `reset`, a task without a usable ground truth is a `ConfigError`.
+
     Args:
-        tasks: where tasks come from. None: word problems written for it (`gsm8k_tasks`). verl's rows of `openai/gsm8k`
-            load as they are; a row without `tools_kwargs` gives the tool its own ground truth.
+        tasks: where tasks come from, for example verl's rows of `openai/gsm8k`; a row without `tools_kwargs` gives the
+            tool its own ground truth. None: word problems written for it.
         step_penalty: what a check costs whose answer is no better than the episode's best so far.
         code_interpreter: whether the policy has a code interpreter too.
         tool_config: options of the code interpreter, see `toolgym.tools.CodeInterpreterConfig`.
-        tools: further tools, which stay the caller's to close. One called `calc_gsm8k_reward`, as from a tool file of
-            verl's, takes the place of the env's.
+        tools: further tools, which stay the caller's to close. One called `calc_gsm8k_reward` takes the place of the
+            env's.
         env_kwargs: the other arguments of `ToolEnv`, such as `max_turns` and `scorer`.
-
-    The reward is 1 for a final answer equal to the ground truth, else 0; less `step_penalty` for each check that did
-    not improve.
-
-    Raises:
-        ConfigError: an argument is of the wrong kind or out of range; at `reset`: the task has no ground truth, or one
-            that no answer equals.
 
     Example:
         >>> import asyncio, toolgym
+        >>> call = '<tool_call>{"name": "calc_gsm8k_reward", "arguments": {"answer": "-1"}}</tool_call>'
         >>> async def main():
         ...     async with toolgym.make("GSM8K-v0") as env:
-        ...         obs, info = await env.reset(seed=0)
-        ...         call = '{"name": "calc_gsm8k_reward", "arguments": {"answer": "-1"}}'
-        ...         result = await env.step(f"<tool_call>{call}</tool_call>")
+        ...         await env.reset(seed=0)
+        ...         result = await env.step(call)
         ...         return result.obs[0]["content"], result.reward
         >>> asyncio.run(main())
         ("The answer '-1' earns 0.", -0.05)
@@ -79,7 +74,6 @@ class Gsm8kEnv(ToolEnv):
         super().__init__(every, tasks if tasks is not None else gsm8k_tasks(), owns_tools=owned, **env_kwargs)
 
     def prepare(self, task: Task) -> Task:
-        """Return the task with the ground truth for the tool, where its row does not give it."""
         if task.ground_truth is None:
             raise ConfigError(f"task {task.id!r} has no ground truth, which GSM8K-v0 needs")
         kwargs = task.tools_kwargs.get(TOOL, {})
@@ -89,7 +83,6 @@ class Gsm8kEnv(ToolEnv):
         return replace(task, tools_kwargs={**task.tools_kwargs, TOOL: {**kwargs, "create_kwargs": create}})
 
     def gold_actions(self) -> list[Action] | None:
-        """One check of the right answer, and the answer."""
         truth = None if self.task is None else gsm8k_truth(self.task.ground_truth)
         if truth is None:
             return None
@@ -100,7 +93,7 @@ class Gsm8kEnv(ToolEnv):
 
 @functools.cache
 def gsm8k_tasks() -> TaskList:
-    """Return 30 word problems in the form of GSM8K, written for toolgym, each with a worked solution in its row."""
+    """30 word problems in the form of GSM8K, written for toolgym, each with a worked solution in its row."""
     tasks = []
     for number, problem in enumerate(embedded_rows("gsm8k")):
         prompt, truth = [system(SYSTEM_PROMPT), user(problem["question"])], gsm8k_truth(problem["answer"])

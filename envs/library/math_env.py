@@ -21,26 +21,21 @@ from toolgym.tools.function import ToolFunction
 from toolgym.tools.message import system, user
 
 SYSTEM_PROMPT = "Solve the problem step by step. Put your final answer in \\boxed{}."
-"""The first message of the embedded tasks."""
 
 
 class MathEnv(ToolEnv):
-    r"""An env for problems whose answers are mathematics, in LaTeX or not.
+    r"""An env for problems whose answers are mathematics, in LaTeX or not; needs the extra `math`.
+
+    The reward is 1 for an answer equal to the ground truth, as `toolgym.envs.rewards.same_value` compares them, else 0.
+    At `reset`, a task without a usable ground truth is a `ConfigError`.
 
     Args:
-        tasks: where tasks come from. None: problems written for it (`math_tasks`). A ground truth is LaTeX, a plain
-            expression or a number, or a list of these, any of which is right.
+        tasks: where tasks come from. None: 40 problems written for it. A ground truth is LaTeX, a plain expression or a
+            number, or a list of these, any of which is right.
         code_interpreter: whether the policy has a code interpreter.
         tool_config: options of the code interpreter, see `toolgym.tools.CodeInterpreterConfig`.
         tools: further tools, which stay the caller's to close.
         env_kwargs: the other arguments of `ToolEnv`, such as `max_turns` and `scorer`.
-
-    The reward is 1 for an answer equal to the ground truth, as `toolgym.envs.rewards.same_value` compares them, else 0.
-
-    Raises:
-        MissingExtraError: the extra `math` is not installed.
-        ConfigError: an argument is of the wrong kind; at `reset`: the task has no ground truth, or one that is no text,
-            number or list of these.
 
     Example:
         >>> import asyncio, toolgym
@@ -73,14 +68,12 @@ class MathEnv(ToolEnv):
         return task
 
     def gold_actions(self) -> list[Action] | None:
-        """The right answer, without a call."""
         truths = [] if self.task is None else truth_texts(self.task.ground_truth)
         return [f"\\boxed{{{truths[0]}}}"] if truths else None
 
 
 @functools.cache
 def math_tasks() -> TaskList:
-    """Return 40 problems with answers in LaTeX, written for toolgym."""
     tasks = []
     for number, problem in enumerate(embedded_rows("math")):
         prompt = [system(SYSTEM_PROMPT), user(problem["problem"])]

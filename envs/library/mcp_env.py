@@ -27,9 +27,8 @@ from toolgym.tools.schema import ToolSchema
 class McpEnv(ToolEnv):
     """An env whose tools are those of an MCP server, with a session for each episode.
 
-    The tools are asked for when an episode begins, and stay the same until its end; a server that announces others is
-    asked again at the next. Where `tool_schemas` is read before the first `reset`, the server is asked at once, and the
-    caller waits. Sessions cannot be forked.
+    The server is asked for its tools when an episode begins, or when `tool_schemas` is read before; then the caller
+    waits. One that cannot be reached is an `McpError`. Sessions cannot be forked.
 
     Args:
         server: a URL; a command as a list, or as `{"command", "args", "env", "cwd"}`, which is started for each
@@ -47,10 +46,10 @@ class McpEnv(ToolEnv):
 
     Example:
         >>> import asyncio, toolgym
+        >>> call = '<tool_call>{"name": "find_articles", "arguments": {"kind": "lamp"}}</tool_call>'
         >>> async def main():
         ...     async with toolgym.make("MCP-v0") as env:
         ...         await env.reset(seed=0)
-        ...         call = '<tool_call>{"name": "find_articles", "arguments": {"kind": "lamp"}}</tool_call>'
         ...         return (await env.step(call)).obs[0]["content"]
         >>> asyncio.run(main())
         'A2, A9, A16, A23'
@@ -85,11 +84,6 @@ class McpEnv(ToolEnv):
 
     @property
     def tool_schemas(self) -> list[ToolSchema]:
-        """The tools of the server, and the further ones; see `McpEnv` for when the server is asked.
-
-        Raises:
-            McpError: the server does not answer.
-        """
         if not self._known:
             bridge = EventLoopThread(name="toolgym-mcp-schemas")
             try:
@@ -104,11 +98,6 @@ class McpEnv(ToolEnv):
         self._decorators.append(decorate)
 
     async def reset(self, *, seed: int | None = None, options: ResetOptions = None) -> ResetResult:
-        """Begin an episode with a session of its own. See `BaseEnv.reset`.
-
-        Raises:
-            McpError: the server cannot be reached; an `OSError`, so the episode's failure is not the policy's.
-        """
         self._over = True
         await self._release()
         self._connection = await McpConnection.open(self.server, self.connect_timeout)
@@ -124,11 +113,9 @@ class McpEnv(ToolEnv):
             self._connection = connection
 
     def gold_actions(self) -> list[Action] | None:
-        """The calls that find the answer, and the answer, for the embedded tasks."""
         return gold_turns(self.task) if self.task is not None and isinstance(self.tasks, StockTasks) else None
 
     def _take(self, schemas: Sequence[ToolSchema]) -> None:
-        """Make the server's tools those of the env."""
         names = [schema.name for schema in schemas]
         for name in self.only or ():
             if name not in names:
@@ -162,7 +149,6 @@ class McpEnv(ToolEnv):
             await connection.close()
 
     async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
-        """Call a tool of the server in the episode's session. See `McpConnection.call`."""
         assert self._connection is not None
         return await self._connection.call(name, arguments)
 

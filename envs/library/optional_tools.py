@@ -18,16 +18,8 @@ def tools_of(
     code_interpreter: bool,
     tool_config: Mapping[str, Any] | None,
 ) -> tuple[list[BaseTool], list[BaseTool]]:
-    """Return all tools of an env, and those of them that it closes.
-
-    Args:
-        tools: the env's own. One that has the name of a further one is left out.
-        further: the caller's, which stay the caller's to close.
-        code_interpreter: whether the env has a code interpreter of its own.
-        tool_config: its options.
-
-    Raises:
-        ConfigError: `further` is no list of tools, or there are options for no interpreter.
+    """Return all tools of an env, and those of them that it closes: its own ones without those that a further one
+    replaces.
     """
     if not isinstance(further, Sequence):
         raise ConfigError(f"tools must be a list of tools, got {further!r}")

@@ -24,14 +24,12 @@ PROMPT = (
     "You take orders in a shop. Find out from the customer the item, its size, its colour and the address to deliver "
     "to. Ask for one detail at a time. Then place the order once with the tool, and tell the customer so."
 )
-"""The system message of each task."""
 
 QUESTIONS = {
     "size": "Which size would you like?",
     "colour": "Which colour would you like?",
     "address": "To which address shall we deliver it?",
 }
-"""A question for each detail that the customer does not give at once."""
 
 _ASKED = {
     "size": re.compile(r"\bsize\b|\bhow (?:big|large)\b", re.IGNORECASE),
@@ -54,10 +52,7 @@ def place_order(item: str, size: str, colour: str, address: str) -> str:
 
 
 class OrderTasks(TaskSource):
-    """Orders drawn at random: 8 items, 3 sizes, 6 colours, 6 streets with numbers from 1 to 99.
-
-    The ground truth is an object with `item`, `size`, `colour` and `address`.
-    """
+    """Orders drawn at random. The ground truth is an object with `item`, `size`, `colour` and `address`."""
 
     def sample(self, rng: random.Random) -> Task:
         wanted = {
@@ -86,8 +81,9 @@ def order_user(messages: Sequence[Message], task: Task) -> UserReply:
 
 
 def score_order(outcome: Outcome) -> Score:
-    """1 for one order placed, the one that the customer wanted; its components are the share of right details, and
-    the number of orders."""
+    """1 for one order placed, the one that the customer wanted, with the share of right details and the number of
+    orders.
+    """
     orders = [call.arguments or {} for call in outcome.tool_calls if (call.name, call.status) == ("place_order", "ok")]
     wanted = outcome.task.ground_truth
     right = sum(_plain(orders[-1].get(name)) == _plain(value) for name, value in wanted.items()) if orders else 0
@@ -96,7 +92,6 @@ def score_order(outcome: Outcome) -> Score:
 
 
 def gold_turns(task: Task) -> list[Action]:
-    """The turns that place the order of a task."""
     order = assistant("", [tool_call("place_order", dict(task.ground_truth))])
     return [*map(assistant, QUESTIONS.values()), order, assistant("Your order is placed.")]
 

@@ -26,7 +26,6 @@ Convention = Literal["tools", "tags"]
 """The form of a search: a tool call as the policy's model writes them, or `<search>query</search>`."""
 
 CORPUS = DATA / "search_qa_corpus.jsonl"
-"""The embedded passages, in Search-R1's shape."""
 
 INSTRUCTIONS: Mapping[Convention, str] = {
     "tools": (
@@ -41,11 +40,11 @@ INSTRUCTIONS: Mapping[Convention, str] = {
         "answer alone, in a few words, between tags: <answer>your answer</answer>."
     ),
 }
-"""The text before the question in each convention."""
 
 
 class SearchQAEnv(ToolEnv):
-    """An env whose policy answers questions and has a search.
+    """An env whose policy answers questions and has a search. A task without right answers is a `ConfigError` at
+    `reset`.
 
     Args:
         tasks: where questions come from, see `load_questions`. None: 42 questions about an invented archipelago, over
@@ -54,27 +53,22 @@ class SearchQAEnv(ToolEnv):
             passages, or `retrieval_service_url` for a server. Without either it searches the embedded passages.
         retriever: search with this one instead; it stays the caller's to close.
         reward: what the reward is made of: `em`, exact match, or `f1`, of words.
-        format_weight: the part of the reward that is for the form of the answer alone, from 0 to 1.
+        format_weight: the part of the reward that is for the form of the answer, from 0 to 1.
         convention: how the policy asks for a search. With `tags` the chat template is given no tool, actions that are
-            text are read by the parser `search_r1` (a runner needs `RunConfig(parser="search_r1")`), and what was found
-            stands between `<information>` tags.
+            text are read by the parser `search_r1` (a runner needs `RunConfig(parser="search_r1")`), and results stand
+            between `<information>` tags.
         env_kwargs: the other arguments of `ToolEnv`, such as `max_turns` and `tool_timeout`.
 
     Example:
         >>> import asyncio, toolgym
+        >>> call = '<tool_call>{"name": "search", "arguments": {"query_list": ["tern money"]}}</tool_call>'
         >>> async def main():
         ...     async with toolgym.make("SearchQA-v0", tool_config={"topk": 1}) as env:
-        ...         obs, info = await env.reset(seed=0)
-        ...         result = await env.step(
-        ...             '<tool_call>{"name": "search", "arguments": {"query_list": ["tern money"]}}</tool_call>'
-        ...         )
-        ...         return result.obs[0]["content"]
+        ...         await env.reset(seed=0)
+        ...         return (await env.step(call)).obs[0]["content"]
         >>> print(asyncio.run(main()))  # doctest: +ELLIPSIS
         Doc 1 (Title: "The Tern (currency)")
         The tern is the money of the archipelago. One tern is divided into twelve feathers. ...
-
-    Raises:
-        ConfigError: an argument cannot be used; says which. `reset` raises it for a task without right answers.
     """
 
     def __init__(
@@ -103,7 +97,6 @@ class SearchQAEnv(ToolEnv):
 
     @property
     def tool_schemas(self) -> list[ToolSchema]:
-        """The search; nothing where the prompt says how to ask for one."""
         return super().tool_schemas if self.convention == "tools" else []
 
     def prepare(self, task: Task) -> Task:
@@ -111,7 +104,6 @@ class SearchQAEnv(ToolEnv):
         return task
 
     def gold_actions(self) -> list[Action] | None:
-        """The searches that the task names in `extra_info.searches`, and the first right answer."""
         if self.task is None:
             return None
         searches = self.task.extra_info.get("searches") or ()
@@ -122,17 +114,12 @@ class SearchQAEnv(ToolEnv):
 
 
 def load_questions(source: str | Path | Iterable[Mapping[str, Any]], *, convention: Convention = "tools") -> TaskList:
-    """Read questions, and put the instructions of `SearchQA-v0` before each.
+    """Read questions, and put the instructions of `SearchQA-v0` before each. Errors are those of `load_tasks`.
 
     Args:
-        source: a file or rows, as `load_tasks` takes them, with the columns `question` and `golden_answers`: those of
-            FlashRAG, and those of Search-R1. (Search-R1's have verl's columns too: `load_tasks` keeps their own prompt,
-            which goes with the convention `tags`.)
+        source: a file or rows, as `load_tasks` takes them, with the columns `question` and `golden_answers`, as those
+            of FlashRAG and Search-R1.
         convention: how the policy asks for a search.
-
-    Raises:
-        UnknownNameError: there is no such file or column.
-        ConfigError: the file or a row cannot be read, or a question has no right answers; names the row.
     """
     _check_convention(convention)
     loaded = load_tasks(source, columns={"prompt": "question", "ground_truth": "golden_answers"})
@@ -145,7 +132,6 @@ def load_questions(source: str | Path | Iterable[Mapping[str, Any]], *, conventi
 
 @functools.cache
 def _embedded(convention: Convention) -> TaskList:
-    """Return the questions that come with the library."""
     tasks = []
     for row in embedded_rows("search_qa"):
         prompt, truth = [_asked(row["question"], convention)], {"target": row["answers"]}

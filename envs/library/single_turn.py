@@ -23,7 +23,6 @@ MATHEMATICS = ("math", "aime", "amc", "olympiad", "minerva", "numina")
 """A task's source that has one of these in its name is compared as mathematics."""
 
 SYSTEM_PROMPT = "Solve the problem step by step. Then end with `#### <answer>`."
-"""The first message of the embedded tasks."""
 
 
 class SingleTurnEnv(ToolEnv):
@@ -31,12 +30,8 @@ class SingleTurnEnv(ToolEnv):
 
     Args:
         tasks: where tasks come from. None: word problems written for `GSM8K-v0`.
-        scorer: what an answer is worth. None: `score_by_source`.
+        scorer: what an answer is worth. None: `score_by_source`, which needs a ground truth that is no object.
         env_kwargs: the other arguments of `ToolEnv`.
-
-    Raises:
-        ConfigError: an argument is of the wrong kind. At `reset`, without a scorer: the task has no ground truth, or an
-            object.
 
     Example:
         >>> import asyncio, toolgym
@@ -68,7 +63,6 @@ class SingleTurnEnv(ToolEnv):
         return task
 
     def gold_actions(self) -> list[Action] | None:
-        """The right answer."""
         truths = [] if self.task is None else truth_texts(self.task.ground_truth)
         return [f"#### {marked_answer(truths[0]) or truths[0]}"] if truths else None
 
@@ -76,9 +70,9 @@ class SingleTurnEnv(ToolEnv):
 def score_by_source() -> OutcomeScorer:
     """Return a scorer that compares as the task's source and ground truth want it.
 
-    As mathematics (`same_value`, which needs the extra `math`) where the source's name says so, see `MATHEMATICS`; as
-    numbers (`numeric`) where the ground truth is one, or GSM8K's solution that ends with one; else as text (`exact`,
-    without regard to case).
+    As mathematics (`same_value`, which needs the extra `math`) if the source's name says so, see `MATHEMATICS`; as
+    numbers (`numeric`) if the ground truth is one, or GSM8K's solution that ends with one; else as text (`exact`), in
+    any case.
     """
     as_number, as_text = numeric(), exact(ignore_case=True)
     as_mathematics: list[OutcomeScorer] = []  # made when it is needed, since it needs an extra

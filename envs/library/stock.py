@@ -19,7 +19,6 @@ PROMPT = "You look after the stock of a shop. Use the tools to find what is aske
 
 
 def _article(number: int) -> dict[str, Any]:
-    """The article of a number: its kind, its price in crowns, and how many each store has."""
     rng = random.Random(f"article {number}")
     return {
         "kind": KINDS[number % len(KINDS)],
@@ -36,11 +35,6 @@ def _of_kind(kind: str) -> list[str]:
 
 
 def make_server() -> Any:
-    """Return an MCP server with two tools, `find_articles` and `get_article`.
-
-    Raises:
-        MissingExtraError: the SDK is not installed.
-    """
     try:
         from mcp.server import MCPServer
     except ImportError as error:
@@ -66,9 +60,8 @@ def make_server() -> Any:
 
 
 class StockTasks(TaskSource):
-    """Questions about the stock: how many pieces of a kind a store has, or what they cost.
-
-    The ground truth is a whole number.
+    """Questions about the stock: how many pieces of a kind a store has, or what they cost. The ground truth is a whole
+    number.
     """
 
     def sample(self, rng: random.Random) -> Task:
@@ -87,7 +80,6 @@ class StockTasks(TaskSource):
 
 
 def gold_turns(task: Task) -> list[Action]:
-    """The calls that answer a task, and the answer."""
     kind = task.id.partition(" ")[0]
     numbers = _of_kind(kind)
     return [

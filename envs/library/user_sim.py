@@ -26,18 +26,17 @@ from toolgym.tools.parsers.base import ParsedTurn
 class UserSimEnv(ToolEnv):
     """An env with a user. A turn without tool calls goes to the user, whose reply the policy reads next.
 
-    The episode ends when the user is done. Where a task's last message is not a user's, the user begins: what it says
-    first is the last message of `reset`. The policy reads the user's text alone; the user's own conversation is the
-    attribute `user_trace`, and `user_trace` in the metrics of the last step.
+    The episode ends when the user is done. If a task's last message is not a user's, the user begins: its first text is
+    the last message of `reset`. The user's own conversation, which the policy does not read, is the attribute
+    `user_trace`, and `user_trace` in the metrics of the last step.
 
     Args:
         tasks: where tasks come from. None: orders at a shop, whose details the user gives when asked.
         user: a `User`; a function from the conversation and the task to a text, or None for the end; or a mapping of
             names to these, of which a row's `extra_info.interaction_kwargs.name` chooses one, as in verl. None: the
             user of the embedded tasks. Users stay the caller's to close.
-        tools: the tools that the policy has. None: those of the embedded tasks, or none where `tasks` are given.
-        scorer: as for `ToolEnv`. None: that of the embedded tasks, or none where `tasks` are given; then the user's
-            rewards count.
+        tools: the tools that the policy has. None: those of the embedded tasks, or none if `tasks` are given.
+        scorer: as for `ToolEnv`. None: that of the embedded tasks, or only the user's rewards if `tasks` are given.
         user_timeout: wall seconds for one reply.
         env_kwargs: the other arguments of `ToolEnv`.
 
@@ -46,17 +45,15 @@ class UserSimEnv(ToolEnv):
 
     Example:
         >>> import asyncio, toolgym
-        >>> from toolgym import Task
         >>> def reply(messages, task):
         ...     return None if task.ground_truth in messages[-1]["content"] else "No. Guess again."
-        >>> task = Task(({"role": "user", "content": "Guess my town."},), ground_truth="Oslo")
+        >>> task = toolgym.Task(({"role": "user", "content": "Guess my town."},), ground_truth="Oslo")
         >>> async def main():
         ...     async with toolgym.make("UserSim-v0", tasks=[task], user=reply) as env:
         ...         await env.reset()
-        ...         first = await env.step("Rome?")
-        ...         return first.obs[0]["content"], (await env.step("Oslo?")).done
+        ...         return [(await env.step(guess)).done for guess in ("Rome?", "Oslo?")]
         >>> asyncio.run(main())
-        ('No. Guess again.', True)
+        [False, True]
     """
 
     def __init__(
@@ -109,15 +106,9 @@ class UserSimEnv(ToolEnv):
         return Continue([user(reply.text)], reply.reward)
 
     def gold_actions(self) -> list[Action] | None:
-        """The questions, the order and the confirmation, for the embedded tasks."""
         return gold_turns(self.task) if self.task is not None and isinstance(self.tasks, OrderTasks) else None
 
     async def fork(self) -> Self:
-        """Return an independent env in the same state; see `ToolEnv.fork`.
-
-        Raises:
-            ForkNotSupportedError: the user, or a tool, cannot be forked.
-        """
         twin = await super().fork()
         twin._session = None
         async with closed_on_error(twin.close):
