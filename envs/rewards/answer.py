@@ -18,14 +18,14 @@ _HASHES = re.compile(r"####[ \t]*([^\n]*)")
 _CHOICE = re.compile(r"\(?([A-Za-z])\)?[.:]?")
 _NUMBER = re.compile(r"[-+]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?(?:/\d+)?")
 MAX_EXPONENT = 400
-"""Largest exponent of a number: a double has none above 308, and a longer number takes long to write out."""
+"""Largest exponent of a number: a longer number takes long to write out."""
 
 
 def marked_answer(text: str) -> str | None:
-    """Return the answer that a text marks, outside of its thinking; None where it marks none.
+    """Return the answer that a text marks, outside of its thinking; None if it marks none.
 
-    The marks are those of the field's data sets, of which the first one that occurs counts, at its last place: the line
-    behind `####` (GSM8K), `\\boxed{...}` (MATH), `<answer>...</answer>` (DeepSeek-R1, Search-R1).
+    The first of these marks that occurs counts, at its last place: the line behind `####` (GSM8K), `\\boxed{...}`
+    (MATH), `<answer>...</answer>` (DeepSeek-R1, Search-R1).
     """
     spoken = without_thinking(text)
     for answers in (_HASHES.findall(spoken), _boxed(spoken), _tagged(spoken)):
@@ -35,24 +35,17 @@ def marked_answer(text: str) -> str | None:
 
 
 def plain_choice(text: str) -> str:
-    """Return the letter of a choice (`A` of `A.`, `(A)` and `A)`), and of any other text the text without blanks.
-
-    >>> plain_choice(" (A) ")
-    'A'
-    """
+    """Return the letter of a choice (`A` of `A.`, `(A)` and `A)`), and any other text without white space around it."""
     letter = _CHOICE.fullmatch(text.strip())
     return letter[1] if letter else text.strip()
 
 
 def exact(*, ignore_case: bool = False) -> OutcomeScorer:
-    """Return a scorer: 1 where the answer is the ground truth, character by character, else 0.
+    """Return a scorer: 1 if the answer is the ground truth, character by character, else 0.
 
     The answer is what the final text marks (see `marked_answer`), or all of it outside of its thinking. White space
-    around either does not count, nor does what stands around the letter of a choice: `A.` and `(A)` are `A`. A ground
-    truth may be text, a number, true or false, or a list of these, any of which is right.
-
-    Args:
-        ignore_case: whether `paris` is `Paris`.
+    around it does not count, and `A.` and `(A)` are `A`. A ground truth may be text, a number, true or false, or a list
+    of these, any of which is right. With `ignore_case`, `paris` is `Paris`.
     """
 
     def form(text: str) -> str:
@@ -68,16 +61,14 @@ def exact(*, ignore_case: bool = False) -> OutcomeScorer:
 
 
 def numeric(*, tolerance: float = 0.0) -> OutcomeScorer:
-    """Return a scorer: 1 where the answer is the number of the ground truth, else 0.
+    """Return a scorer: 1 if the answer is the number of the ground truth, else 0.
 
     The number is that of the marked answer (see `marked_answer`), or the last one of the final text outside of its
-    thinking. It may have thousands separators, an exponent, or be a fraction such as `3/4`.
+    thinking. It may have thousands separators, an exponent, or be a fraction such as `3/4`. A ground truth that is no
+    number is a `ConfigError`.
 
     Args:
         tolerance: how far the answer may be from the truth, as a part of the truth: 0.01 is one percent.
-
-    Raises:
-        ConfigError: the tolerance is negative or no number; when it scores: the ground truth is no number.
     """
     if isinstance(tolerance, bool) or not isinstance(tolerance, int | float) or not 0 <= tolerance < float("inf"):
         raise ConfigError(f"tolerance must be a number of at least 0, got {tolerance!r}")
@@ -99,11 +90,7 @@ def final_answer_score(text: str, task: Task) -> float:
 
 
 def truth_texts(ground_truth: Any) -> list[str]:
-    """Return a ground truth as the texts of which any is right; none where it is None.
-
-    Raises:
-        ConfigError: it is an object, which no text equals.
-    """
+    """Return a ground truth as the texts of which any is right; none for None. An object is a `ConfigError`."""
     if hasattr(ground_truth, "tolist"):  # of NumPy, as pandas reads a Parquet file
         ground_truth = ground_truth.tolist()
     if isinstance(ground_truth, Sequence) and not isinstance(ground_truth, str):
@@ -119,7 +106,6 @@ def truth_texts(ground_truth: Any) -> list[str]:
 
 
 def last_number(text: str) -> Fraction | None:
-    """Return the last number of a text; None where there is none."""
     numbers = _NUMBER.findall(half_width(text))
     return _fraction(numbers[-1]) if numbers else None
 
@@ -142,7 +128,7 @@ def _fraction(text: str) -> Fraction | None:
 
 
 def _boxed(text: str) -> list[str]:
-    r"""Return the content of each `\boxed{...}` whose braces close, inner braces included, ordered by their ends."""
+    r"""The content of each `\boxed{...}` whose braces close, inner braces included, ordered by their ends."""
     contents, open_braces = [], []
     for brace in _BRACES.finditer(text):
         if brace[0] != "}":
@@ -153,7 +139,6 @@ def _boxed(text: str) -> list[str]:
 
 
 def _tagged(text: str) -> list[str]:
-    """Return what stands between the last pair of answer tags."""
     end = text.rfind("</answer>")
     start = text.rfind("<answer>", 0, max(end, 0))
     return [text[start + len("<answer>") : end]] if start >= 0 else []

@@ -20,12 +20,10 @@ class Outcome:
 
     Attributes:
         task: the task.
-        messages: the whole conversation in order, the task's messages and the last turn included, also one that a limit
-            on tokens cut.
+        messages: the whole conversation, the task's messages and the last turn included, also one that a limit cut.
         turns: number of turns that the policy took, with one that was cut.
         tool_calls: what became of each tool call, in order.
-        final_text: the text of the last turn, also of one that was cut, where the policy called no tool in it; empty
-            otherwise.
+        final_text: the text of the last turn, also of one that was cut; empty if the policy called a tool in it.
         stop_reason: why the episode ended.
         sessions: what the tools keep for the episode, by the tool's name; `session` is the way to it.
     """
@@ -40,8 +38,9 @@ class Outcome:
 
     @property
     def turn_texts(self) -> list[str]:
-        """The text of each of the policy's turns, without its calls. Thinking that the model's format keeps apart from
-        the text stands before it, between `<think>` and `</think>`."""
+        """The text of each of the policy's turns, without its calls; thinking that the model's format keeps apart from
+        the text stands before it, between `<think>` and `</think>`.
+        """
         return [
             f"<think>{message['reasoning_content']}</think>{message['content']}"
             if "reasoning_content" in message
@@ -51,7 +50,7 @@ class Outcome:
 
     @property
     def written(self) -> list[str]:
-        """All that the policy wrote in each of its turns: the text of `turn_texts`, and each call as JSON behind it."""
+        """The text of each of the policy's turns with its calls as JSON behind it."""
         calls = ([call["function"] for call in message.get("tool_calls", ())] for message in self._turns)
         return [
             text + "".join(json.dumps(call, ensure_ascii=False) for call in of_turn)
@@ -63,13 +62,11 @@ class Outcome:
         return [message for message in self.messages[len(self.task.messages) :] if message["role"] == "assistant"]
 
     def session(self, tool: str) -> Any:
-        """Return what a tool keeps for the episode, by the tool's name: the `ToolSession` of a `StatefulTool`.
+        """Return what a tool keeps for the episode: the `ToolSession` of a `StatefulTool`, open until all scorers are
+        done.
 
-        It is open until all scorers are done. A code interpreter's has `sandbox_session`, to run a program and read
-        files where the policy's programs ran.
-
-        Raises:
-            ConfigError: there is no such tool, or it keeps nothing, as one that answers from a recording.
+        A code interpreter's has `sandbox_session`, to run a program and read files where the policy's programs ran. A
+        tool that keeps nothing, as one that answers from a recording, is a `ConfigError`.
         """
         if tool not in self.sessions:
             names = ", ".join(self.sessions) or "none"
@@ -91,7 +88,7 @@ class Score:
 
     @classmethod
     def of(cls, value: Any) -> Score:
-        """Read what a scorer returned: a `Score` or a number. Raises ConfigError: it is neither."""
+        """Read the result of a scorer: a `Score` or a number."""
         if isinstance(value, cls):
             return value
         try:
@@ -104,17 +101,13 @@ Scorer: TypeAlias = (
     Callable[[Outcome], Score | float | Awaitable[Score | float]] | Callable[[str, Task], float | Awaitable[float]]
 )
 """From an `Outcome` to a `Score` or a number, asked once at every end of an episode. A function of two arguments gets
-the text of the answer and the task instead, and is asked for answers alone. Either kind may be async."""
+the text of the answer and the task instead, and is asked for answers only. Either kind may be async."""
 
 OutcomeScorer: TypeAlias = Callable[[Outcome], Any]
 
 
 def outcome_scorer(scorer: Scorer) -> OutcomeScorer:
-    """Return a scorer of either kind as one that takes an `Outcome`, and returns None where it has nothing to say.
-
-    Raises:
-        ConfigError: it takes neither one argument nor two.
-    """
+    """Return a scorer of either kind as one that takes an `Outcome`, and returns None if it has nothing to say."""
     problem = f"a scorer takes an Outcome, or a text and a Task; got {scorer!r}"
     if not callable(scorer):
         raise ConfigError(f"{problem}, which cannot be called")

@@ -13,22 +13,16 @@ from toolgym.tools.errors import ConfigError
 
 
 def weighted(parts: Mapping[str, tuple[float, Scorer]]) -> OutcomeScorer:
-    """Return a scorer that adds up others, each with its weight.
+    """Return a scorer that adds up others, given as `{name: (weight, scorer)}`; a weight of 0 only reports.
 
     Each part is a component of the score under its name, without its weight; the components of a part `judge` are
-    `judge/NAME`. Parts that are async run at the same time. Where one raises, so does the whole, and the others are
-    cancelled. A part that has nothing to say, as a function of a text and a task where there is no answer, counts 0.
+    `judge/NAME`. Parts that are async run at the same time. If one raises, so does the whole, and the others are
+    cancelled. A part that has nothing to say, as a function of a text and a task if there is no answer, counts 0. A
+    part or score that is not usable is a `ConfigError`, which names it.
 
     Example:
         >>> from toolgym.envs.rewards import called, exact, weighted
         >>> scorer = weighted({"answer": (1.0, exact()), "tool": (0.1, called())})
-
-    Args:
-        parts: from names to weights and scorers. A weight of 0 only reports.
-
-    Raises:
-        ConfigError: it is something else, a weight is no finite number, or a scorer is none; names the part. When it
-            scores: a part returned something else than a finite score.
     """
     if not isinstance(parts, Mapping) or not parts:
         raise ConfigError(f"weighted takes {{'name': (weight, scorer)}} with at least one part, got {parts!r}")

@@ -20,18 +20,14 @@ THINK = r"<think>.*?</think>.*\S.*"
 
 
 def turn_format(form: str | Callable[[str], bool], *, turns: Turns = "last") -> OutcomeScorer:
-    """Return a scorer: the share of turns that have a form, from 0 to 1.
+    """Return a scorer: the share of turns that have a form, from 0 to 1; a turn's text is that of `Outcome.turn_texts`.
 
-    A turn's text is that of `Outcome.turn_texts`. What a chat template writes before a turn is no part of it: a model
-    whose prompt ends with `<think>` does not write that tag.
+    What a chat template writes before a turn, such as `<think>`, is no part of it.
 
     Args:
         form: a regular expression that matches the whole text of a turn, white space around it left out; `.` matches
             line ends too. Or a function from the text to whether it has the form.
         turns: the last turn, or all of them.
-
-    Raises:
-        ConfigError: `form` is no regular expression and no function, or `turns` is something else.
     """
     if turns not in ("last", "all"):
         raise ConfigError(f"turns must be 'last' or 'all', got {turns!r}")
@@ -59,19 +55,15 @@ def overlong_penalty(
 ) -> OutcomeScorer:
     """Return a scorer: 0 for a response that is short enough, down to -1 for one that is too long.
 
-    All that the policy wrote counts: its calls too, and a turn that was cut (`Outcome.written`).
-
-    The formula is DAPO's soft overlong punishment (Yu et al., arXiv 2503.14476, equation 13). With y the length of the
-    response: 0 up to `max_length - buffer`; `(max_length - buffer - y) / buffer` from there to `max_length`; -1 beyond.
+    All that the policy wrote counts: its calls too, and a turn that was cut (`Outcome.written`). The formula is DAPO's
+    soft overlong punishment (Yu et al., arXiv 2503.14476, equation 13). With y the length of the response: 0 up to
+    `max_length - buffer`; `(max_length - buffer - y) / buffer` from there to `max_length`; -1 beyond.
 
     Args:
         max_length: the length from which on a response has the whole penalty.
         buffer: over how much before it the penalty grows; 0: none, and all at once.
         count: the length of a text; by default its characters. For tokens: `lambda text: len(tokenizer.encode(text))`.
         longest_turn: count the longest of the policy's turns, not all of them together.
-
-    Raises:
-        ConfigError: a length is no whole number, or the buffer is longer than `max_length`.
     """
     require_whole_number("max_length", max_length, at_least=1)
     require_whole_number("buffer", buffer, at_least=0)
@@ -93,24 +85,21 @@ def overlong_penalty(
 
 
 def called(tool: str | None = None) -> OutcomeScorer:
-    """Return a scorer: 1 where a call reached the tool, else 0. A malformed call, which was not run, does not count."""
+    """Return a scorer: 1 if a call reached the tool, else 0. A malformed call, which was not run, does not count."""
     calls = _calls_of(tool)
     return lambda outcome: float(any(call.arguments is not None for call in calls(outcome)))
 
 
 def called_successfully(tool: str | None = None) -> OutcomeScorer:
-    """Return a scorer: 1 where a call of the tool went well (its status is `ok`), else 0."""
+    """Return a scorer: 1 if a call of the tool went well (its status is `ok`), else 0."""
     calls = _calls_of(tool)
     return lambda outcome: float(any(call.status == "ok" for call in calls(outcome)))
 
 
 def failed_calls(tool: str | None = None) -> OutcomeScorer:
-    """Return a scorer: how many calls failed, malformed ones included. In `weighted`, give it a weight below 0.
+    """Return a scorer: how many calls failed, malformed ones included, for a weight below 0 in `weighted`.
 
     A call that failed because of the infrastructure is not the policy's, and does not count.
-
-    Args:
-        tool: the tool's name; None: any, also calls whose name could not be read.
     """
     calls = _calls_of(tool)
     return lambda outcome: float(sum(call.status != "ok" and not call.infra_failure for call in calls(outcome)))

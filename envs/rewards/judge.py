@@ -35,7 +35,6 @@ You grade the answer to a question. Judge the answer alone; what it says about i
 Compare the answer with the reference. Think briefly. End with one line of the form `Verdict: N`, where N is a number
 from 0 (wrong) to 1 (right).
 """
-"""The prompt of `LLMJudge` as a scorer, unless it is given another."""
 
 COMPARISON = """\
 You compare two answers to a question. What an answer says about its own quality does not count.
@@ -55,20 +54,18 @@ You compare two answers to a question. What an answer says about its own quality
 Think briefly. End with one line of the form `Verdict: N`, where N is 1 if the first answer is better, 0 if the second
 one is, and 0.5 if they are equally good.
 """
-"""The prompt of `LLMJudge.compare`, unless it is given another."""
 
 TRIES = 3
-"""How often a judge is asked that answers without a verdict."""
 
 _VERDICT = re.compile(r"Verdict: (0(?:\.\d+)?|1(?:\.0+)?)")
 
 
 class LLMJudge(AsyncCloseable):
-    """A scorer that asks a model behind an OpenAI-compatible chat address.
+    """A scorer that asks a model behind an OpenAI-compatible chat address, on the event loop that first uses it.
 
-    It belongs to the event loop that first uses it. The judge's reply must end with a line `Verdict: N` and nothing
-    else in it, N from 0 to 1. One that does not is asked again, `TRIES` times in all. A judge that cannot be reached,
-    refuses, or gives no verdict fails the episode (`SCORE_FAILED`): that is never a score of 0.
+    The judge's reply must end with a line `Verdict: N` and nothing else in it, N from 0 to 1; else it is asked again,
+    `TRIES` times in all. A judge that cannot be reached, refuses, or gives no verdict fails the episode
+    (`SCORE_FAILED`).
 
     Args:
         urls: the address that an OpenAI client would be given, with `/v1`; or those of several equal servers.
@@ -80,8 +77,7 @@ class LLMJudge(AsyncCloseable):
         token: sent as a bearer token; None: nothing is sent.
         request: further fields of each request, such as `max_tokens`; the temperature is 0 unless it stands here.
         timeout: seconds for one attempt.
-        patience: seconds for one call with all its attempts: after failures that another attempt may mend, after a 429
-            when the server says. Keep it below the env's `score_timeout`.
+        patience: seconds for one call with all its attempts. Keep it below the env's `score_timeout`.
         max_connections: connections at once, to all servers.
 
     Raises:
@@ -115,12 +111,6 @@ class LLMJudge(AsyncCloseable):
         return f"<{type(self).__name__} {self._model!r}>"
 
     async def __call__(self, outcome: Outcome) -> float:
-        """Return what an episode is worth, from 0 to 1.
-
-        Raises:
-            EpisodeFailedError: there is no verdict; says why.
-            ConfigError: the server refused the request, or another event loop uses the judge.
-        """
         truth = outcome.task.ground_truth
         prompt = self._prompt.format(
             question=question_of(outcome.task.messages),
@@ -131,7 +121,7 @@ class LLMJudge(AsyncCloseable):
         return await self._verdict(prompt)
 
     async def compare(self, question: str, first: str, second: str) -> float:
-        """Return 1 for a first answer that is better, 0 for a worse one, 0.5 for equal ones. Raises as a score does."""
+        """Return 1 for a first answer that is better, 0 for a worse one, 0.5 for equal ones."""
         return await self._verdict(self._comparison.format(question=question, first=first, second=second))
 
     async def close(self) -> None:
@@ -155,19 +145,18 @@ class LLMJudge(AsyncCloseable):
 
 
 def read_verdict(reply: str) -> float | None:
-    """Return the number of a reply's last line, `Verdict: N`; None where that line has another form."""
+    """The number of a reply's last line, `Verdict: N`; None if that line has another form."""
     lines = reply.strip().splitlines()
     verdict = _VERDICT.fullmatch(lines[-1].strip()) if lines else None
     return float(verdict[1]) if verdict else None
 
 
 def question_of(messages: Sequence[Message]) -> str:
-    """Return the last message of a user; empty where there is none."""
     return next((message["content"] for message in reversed(messages) if message["role"] == "user"), "")
 
 
 def checked_template(name: str, prompt: object, known: set[str]) -> str:
-    """Return a text for `str.format`. Raises ConfigError: it is none, or has a field that is not known."""
+    """Return a text for `str.format`, unless it is none or has a field that is not known."""
     if not isinstance(prompt, str):
         raise ConfigError(f"{name} must be a text, got {prompt!r}")
     try:

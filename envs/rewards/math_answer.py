@@ -1,8 +1,7 @@
 r"""`same_value`: whether an answer is the same mathematics as the ground truth, as `math-verify` sees it.
 
-Comparing two expressions may take SymPy seconds, or for ever, and it holds Python's lock meanwhile. So it is done in
-processes of its own, as many as there are processors, shared by all envs of this process. Each ends when it had nothing
-to do for half a minute, and with this process.
+Comparing may take SymPy seconds, or for ever, while it holds Python's lock. So it is done in processes of its own, as
+many as there are processors, shared by all envs of this process.
 """
 
 from __future__ import annotations
@@ -34,26 +33,22 @@ START_TIMEOUT = 120.0
 """Seconds that a worker has to load SymPy."""
 
 MAX_ANSWER = 4096
-"""Characters from the end of an answer that are read, where the answer marks nothing."""
+"""Characters from the end of an answer that are read."""
 
 _WORKER = Path(__file__).with_name("math_worker.py")
 
 
 def same_value(*, timeout: float = 10.0) -> Callable[[Outcome], Awaitable[Score]]:
-    r"""Return a scorer: 1 where the answer equals the ground truth mathematically, else 0.
+    r"""Return a scorer: 1 if the answer equals the ground truth mathematically, else 0. It needs the extra `math`.
 
-    `\frac{1}{2}` equals `0.5`, and `(x+1)^2` equals `x^2+2x+1`; sets, intervals, matrices and equations are compared as
-    the package `math-verify` does it. The answer is what the final text marks (`\boxed{...}`, see
-    `toolgym.envs.rewards.answer.marked_answer`), or what `math-verify` finds in it. The ground truth is LaTeX or a
-    plain expression, with or without dollar signs; of a list, any is right.
+    `\frac{1}{2}` equals `0.5`, and `(x+1)^2` equals `x^2+2x+1`; sets, intervals, matrices and equations are compared
+    too. The answer is what the final text marks (`\boxed{...}`, see `toolgym.envs.rewards.answer.marked_answer`), or
+    what `math-verify` finds in it. The ground truth is LaTeX or a plain expression, with or without dollar signs; of a
+    list, any is right. One that is no mathematics is a `ConfigError`.
 
     Args:
         timeout: wall seconds for one comparison. One that takes longer, or more than 4 GiB, scores 0 and has the
             component `not_comparable`: the policy wrote it.
-
-    Raises:
-        MissingExtraError: the extra `math` is not installed.
-        ConfigError: the timeout is no time; when it scores: the ground truth is no mathematics.
     """
     check_seconds(timeout=timeout)
     if importlib.util.find_spec("math_verify") is None:
@@ -115,7 +110,7 @@ class _Worker:
         return str(json.loads(line))
 
     def end(self) -> None:
-        """Kill the process, which takes long where it has much memory, and reap it."""
+        """Kill the process, which takes long if it has much memory, and reap it."""
         self._process.kill()
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
@@ -139,7 +134,6 @@ class _Workers:
         self._idle: list[_Worker] = []
 
     async def compare(self, truth: str, answer: str, timeout: float) -> str:
-        """Compare with a worker that is idle, or with a new one. `DeadlineError`: it took longer than `timeout`."""
         request = json.dumps({"truth": truth, "answer": answer, "timeout": timeout}).encode()
         async with self._places.permit():
             while self._idle:

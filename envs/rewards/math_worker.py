@@ -1,8 +1,7 @@
 """Compares answers with `math-verify`, in a process of its own: lines of JSON in, a line of JSON out for each.
 
-A program, started by its path, which imports nothing of toolgym. It ends with its input, and when it had nothing to do
-for `IDLE` seconds. SymPy may compute without end, or fill the memory: then the parent kills it, or an alarm does where
-the parent is gone; or the limit holds.
+A program, started by its path, which imports nothing of toolgym. SymPy may compute without end, or fill the memory:
+then the parent kills it, or an alarm does if the parent is gone; or the limit holds.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ MEMORY = 4 * 1024**3
 
 
 def compare(truth: str, answer: str) -> str:
-    """Return `right`, `wrong`, or `no truth` where the ground truth cannot be read as mathematics."""
+    """Return `right`, `wrong`, or `no truth` if the ground truth cannot be read as mathematics."""
     from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 
     configs = [LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig()]

@@ -1,9 +1,8 @@
 """Answers to questions: exact match and F1 of words, and the answer between `<answer>` tags.
 
-The normalisation, exact match and F1 are those of SQuAD (Rajpurkar et al. 2016, https://arxiv.org/abs/1606.05250,
-section 6.1): lower case, without punctuation and articles, white space as one blank. That a yes or no is right or wrong
-as a whole is the rule of HotpotQA (Yang et al. 2018, https://arxiv.org/abs/1809.09600). The tags, and a reward
-of exact match that may take a part for the form, are Search-R1's (Jin et al. 2025, https://arxiv.org/abs/2503.09516).
+Normalisation, exact match and F1 are SQuAD's (https://arxiv.org/abs/1606.05250, section 6.1); that a yes or no is right
+or wrong as a whole is HotpotQA's rule (https://arxiv.org/abs/1809.09600). The tags, and a part of the reward for the
+form, are Search-R1's (https://arxiv.org/abs/2503.09516).
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from toolgym.tools.errors import ConfigError, shorten
 from toolgym.tools.library.final_answer import without_thinking
 
 Measure = Literal["em", "f1"]
-"""What an answer is compared by: exact match, or F1 of words."""
 
 _WHOLE = ("yes", "no", "noanswer")
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -47,15 +45,12 @@ def _compared(text: str) -> str:
 
 
 def exact_match(answer: str, golds: Sequence[str]) -> float:
-    """Return 1.0 where the answer is one of the right ones, both normalised; else 0.0.
-
-    Where nothing is left of a text, as of `A`, its articles stay: an empty answer is never right.
-    """
+    """Return 1.0 if the answer is one of the right ones, both normalised; else 0.0. An empty answer is never right."""
     return float(_compared(answer) in map(_compared, golds))
 
 
 def f1(answer: str, golds: Sequence[str]) -> float:
-    """Return the harmonic mean of precision and recall of the answer's words, for the right answer with the highest.
+    """Return the F1 of the answer's words, for the right answer with the highest.
 
     >>> round(f1("the tall Eiffel Tower", ["Eiffel Tower", "La tour Eiffel"]), 2)
     0.8
@@ -74,7 +69,7 @@ def _f1(answer: str, gold: str) -> float:
 
 
 def tagged_answer(text: str) -> str | None:
-    """Return what stands in the last `<answer>…</answer>` of a text, outside of thinking; None where there is none."""
+    """The text in the last `<answer>…</answer>` of a text, outside of thinking; None if there is none."""
     answers = _ANSWER.findall(without_thinking(text))
     return answers[-1].strip() if answers else None
 
@@ -87,13 +82,10 @@ def has_answer_form(text: str) -> bool:
 
 
 def gold_answers(task: Task) -> list[str]:
-    """Return the right answers of a task, any of which will do.
+    """Return the right answers of a task, any of which will do; without any, raise `ConfigError`.
 
     Its ground truth is a text, a list of texts, or an object with these in `target`, as Search-R1's rows have it; if it
     has none, `golden_answers` of its row, as FlashRAG's rows have it. Numbers are taken as text.
-
-    Raises:
-        ConfigError: it is something else, or there is none.
     """
     truth = task.ground_truth
     if isinstance(truth, dict):
@@ -118,12 +110,9 @@ def _is_answer(value: Any) -> bool:
 class AnswerScorer(NamedTuple):
     """Scores the answer between `<answer>` tags.
 
-    The reward is `(1 - format_weight) * measure + format_weight * format`. The components are `em`, `f1` and `format`
-    (1 for `has_answer_form`); all three are 0 for an episode that ended without an answer.
-
-    Attributes:
-        measure: what the reward is made of: `em` or `f1`.
-        format_weight: the part of the reward that is for the form alone, from 0 to 1.
+    The reward is `(1 - format_weight) * measure + format_weight * format`, where the measure is `em` or `f1`. The
+    components are `em`, `f1` and `format` (1 for `has_answer_form`); all three are 0 for an episode that ended without
+    an answer.
     """
 
     measure: Measure = "em"
@@ -131,7 +120,6 @@ class AnswerScorer(NamedTuple):
 
     @classmethod
     def checked(cls, measure: Measure, format_weight: float) -> AnswerScorer:
-        """Return a scorer. Raises ConfigError: the measure is unknown, or the weight is none."""
         if measure not in get_args(Measure):
             raise ConfigError(f"reward must be one of {', '.join(get_args(Measure))}, got {measure!r}")
         if isinstance(format_weight, bool) or not isinstance(format_weight, int | float) or not 0 <= format_weight <= 1:
@@ -139,7 +127,6 @@ class AnswerScorer(NamedTuple):
         return cls(measure, format_weight)
 
     def __call__(self, outcome: Outcome) -> Score:
-        """Score an episode that has ended."""
         golds, text = gold_answers(outcome.task), outcome.final_text
         answer = tagged_answer(text)
         parts = {

@@ -21,22 +21,19 @@ QUEUE_TIMEOUT = 600.0
 class UnitTests(AsyncCloseable):
     """Scores the last fenced code block of the final turn by the tests of the task's ground truth.
 
-        env = ToolEnv(tools, tasks, scorer=UnitTests())
-
-    The components of a score are `tests_passed` (the fraction), `tests` (how many), `has_program` and, where the
-    program took too long in all, `too_slow`. A sandbox that fails is no score of 0 but an error: the episode ends with
-    `SANDBOX_FAILED`. Neither is a test that cannot be judged, whatever the program is: `SCORE_FAILED`.
+    The components of a score are `tests_passed` (the fraction), `tests` (how many), `has_program` and, if the program
+    took too long in all, `too_slow`. A sandbox that fails ends the episode with `SANDBOX_FAILED`, and a test that
+    cannot be judged, whatever the program is, with `SCORE_FAILED`.
 
     Args:
-        sandbox: where tests run; it stays the caller's to close. None: one of its own, a `SharedSandbox`, which is made
-            at the first score and freed by `close`.
-        reward: `all`: 1 where all tests pass, else 0; `fraction`: the fraction of them that pass.
+        sandbox: where tests run; it stays the caller's to close. None: a `SharedSandbox` of its own.
+        reward: `all`: 1 if all tests pass, else 0; `fraction`: the fraction of them that pass.
         timeout: wall seconds for one test.
         total_timeout: wall seconds for all tests of one program, not counting its wait for the sandbox; a program that
             needs longer has failed. It should be below the env's deadline for scoring.
         memory_mb: memory of one test in MiB. Default: the sandbox's own limit.
-        tolerance: how much numbers may differ, see `toolgym.tools.judge.StdioTest`. Default: as the judge of the tests'
-            data set has it.
+        tolerance: how much numbers may differ; see `toolgym.tools.judge.StdioTest`. None: as the tests' data set has
+            it.
 
     Raises:
         ConfigError: an argument is out of range.
@@ -98,6 +95,6 @@ class UnitTests(AsyncCloseable):
 
 
 def final_program(text: str) -> str | None:
-    """Return the last closed fenced block of a text, outside of its thinking; None where there is none."""
+    """The last closed fenced block of a text, outside of its thinking; None if there is none."""
     program = extract_program(without_thinking(text))
     return program.code if program.kind == "fenced" else None
