@@ -134,7 +134,7 @@ class ToolInstances:
         )
 
     async def reward(self, name: str) -> float:
-        """What a tool adds to the episode's reward; what its `calc_reward` raises passes through."""
+        """A tool's addition to the episode's reward; what its `calc_reward` raises passes through."""
         asked = self._tools[name]
         calc_reward = partial(asked.calc_reward, self._ids[name], **self._kwargs(name, "calc_reward_kwargs"))
         if _is_default(asked.calc_reward, BaseTool.calc_reward):

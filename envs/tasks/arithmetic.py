@@ -1,8 +1,7 @@
 """`ArithmeticTasks`: word problems with numbers too large to guess, generated when they are drawn.
 
-A problem is a short English question whose answer is an expression over two or three numbers of two or three digits;
-the value is never negative. There are many millions of problems. About a tenth of the expressions are kept for testing,
-in whatever question they stand, so that training sees no answer of a test. Not covered: division and negative numbers.
+There are many millions of problems. About a tenth of the expressions are kept for testing, in whatever question they
+stand, so that training sees no answer of a test. Not covered: division and negative numbers.
 """
 
 from __future__ import annotations
@@ -30,13 +29,8 @@ HELD_OUT_ONE_IN = 10
 
 @dataclass(frozen=True)
 class ArithmeticProblem:
-    """One word problem.
-
-    Attributes:
-        question: what the policy is asked.
-        expression: a Python expression whose value is the answer, for example `(12+34)*5`; it has no spaces.
-        answer: its value, not negative.
-        form: the kind of the expression in letters, for example `(a+b)*c`.
+    """One word problem: a question, a Python expression without spaces, its value, and its kind (`form`) such as
+    `(a+b)*c`.
     """
 
     question: str
@@ -46,18 +40,16 @@ class ArithmeticProblem:
 
     @property
     def split(self) -> Split:
-        """The split that the problem belongs to; all problems with the same expression share it."""
+        """The split of the problem; all problems with the same expression share it."""
         # CRC-32: Python's own hash of a string differs between processes.
         return "test" if zlib.crc32(self.expression.encode()) % HELD_OUT_ONE_IN == 0 else "train"
 
     @property
     def id(self) -> str:
-        """A name of the problem that depends on its question and expression alone."""
         text = f"{self.question}\n{self.expression}"
         return "arithmetic-" + hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
     def to_task(self) -> Task:
-        """The problem as a task: a short system message, the question, and the answer as ground truth."""
         return Task(
             messages=(system(SYSTEM_PROMPT), user(self.question)),
             ground_truth=str(self.answer),
@@ -71,9 +63,6 @@ class ArithmeticTasks(TaskSource):
 
     Args:
         split: `"train"`, or `"test"` for the tenth of all expressions that training never shows.
-
-    Raises:
-        UnknownNameError: the split does not exist.
     """
 
     def __init__(self, split: Split = "train") -> None:
@@ -99,13 +88,8 @@ class ArithmeticTasks(TaskSource):
 
 
 class _Form(NamedTuple):
-    """A kind of expression.
-
-    Attributes:
-        expression: the kind, in the letters a, b and c.
-        value: computes it.
-        factors: the letters that are multiplied; they stay small enough for a story.
-        weight: how often the form is drawn, relative to the others.
+    """A kind of expression: its value, the letters that are multiplied (`factors`), which stay small, and its
+    frequency.
     """
 
     expression: str
@@ -186,7 +170,6 @@ _FORMS = [(form, [line.strip() for line in text.strip().splitlines()]) for form,
 
 
 def _draw(rng: random.Random) -> ArithmeticProblem:
-    """Draw a problem of either split."""
     ((form, questions),) = rng.choices(_FORMS, weights=[form.weight for form, _ in _FORMS])
     question = rng.choice(questions)
     while True:
@@ -202,6 +185,6 @@ def _draw(rng: random.Random) -> ArithmeticProblem:
 
 
 def _number(rng: random.Random, *, small: bool) -> int:
-    """A number of two or three digits: as many of either, but mostly of two where it is multiplied."""
+    """A number of two or three digits: as many of either, but mostly of two if it is multiplied."""
     digits = 3 if rng.random() < (0.2 if small else 0.5) else 2
     return rng.randint(10 ** (digits - 1), 10**digits - 1)

@@ -1,8 +1,7 @@
 """`Shape`: what the values of a field have in common, and the Arrow type that holds them all.
 
-Arrow gives a field one type in all rows, and infers none that is exact: 1 and 1.5 become floats. Here objects become
-structs with the keys of all of them, None for a key that an object lacks; values of several types become JSON texts;
-objects without any key become None.
+Objects become structs with the keys of all of them, None for a key that an object lacks; values of several types become
+JSON texts; objects without any key become None.
 """
 
 from __future__ import annotations
@@ -32,7 +31,6 @@ class Shape:
         """Whether Arrow has no such value: an integer beyond 64 bits, a text that is no Unicode, too many keys."""
 
     def add(self, value: Any) -> None:
-        """Take one more value: None, a bool, a number, a text, a list or an object of such."""
         self.count += 1
         if value is None:
             return
@@ -74,7 +72,6 @@ class Shape:
         return self._items is None or self._items.exact
 
     def arrow_type(self) -> pyarrow.DataType:
-        """The Arrow type of the field."""
         import pyarrow
 
         if self.as_text:

@@ -17,7 +17,7 @@ from toolgym.tools.errors import ConfigError, require_whole_number, shorten
 Level = int | str
 
 LEVEL_COLUMN = "curriculum_level"
-"""Column of `extra_info` by which a task says what level it was drawn from."""
+"""Column of `extra_info` with the level that a task was drawn from."""
 
 
 class ByLevel(TaskSource):
@@ -39,12 +39,6 @@ class ByLevel(TaskSource):
         window: groups that the mean is of; as many must have been seen since the level changed.
         raise_at: the mean reward from which on the next level follows.
         lower_at: the mean reward down to which the level before follows; None: never.
-
-    Attributes:
-        level: the present one.
-
-    Raises:
-        ConfigError: there are no levels, or an argument is of the wrong kind.
     """
 
     def __init__(
@@ -77,11 +71,9 @@ class ByLevel(TaskSource):
 
         Args:
             source: the tasks.
-            column: of `extra_info`: whole numbers or texts, which are sorted from the easiest to the hardest.
+            column: of `extra_info`: whole numbers or texts, which are sorted from the easiest to the hardest. A task
+                without it is a `ConfigError`.
             options: the other arguments.
-
-        Raises:
-            ConfigError: a task has no such column, or values that cannot be sorted; names the first.
         """
         places: dict[Level, list[int]] = {}
         for place, task in enumerate(source):
@@ -137,7 +129,7 @@ class ByLevel(TaskSource):
         return {"level": self.level, "recent": list(self._recent)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` gave. Raises ConfigError: it is none, or there is no such level here."""
+        """Go on from what `state_dict` gave."""
         if not isinstance(state, Mapping) or state.keys() != {"level", "recent"}:
             raise ConfigError(f"expected a state with level, recent, got {shorten(repr(state))}")
         if state["level"] not in self._levels:

@@ -19,10 +19,10 @@ from toolgym.envs.tasks.stored import from_parquet
 from toolgym.tools.errors import ConfigError, shorten
 
 SUFFIXES = (".json", ".jsonl", ".jsonl.gz", ".json.gz", ".parquet")
-"""Names of files that are taken out of a folder end so."""
+"""Ends of the names of files that are taken out of a folder."""
 
 Record: TypeAlias = tuple[str, int, object]
-"""A place for errors, such as `train.jsonl, line 3`; the number of the line or row; and what the file holds there."""
+"""A place for errors, such as `train.jsonl, line 3`; the number of the line or row; and its value."""
 
 
 def load_tasks(
@@ -82,11 +82,7 @@ def _is_parquet(path: Path) -> bool:
 
 
 def folder_records(folder: Path) -> Iterator[Record]:
-    """Yield each record of all files of a folder; see `records`.
-
-    Raises:
-        ConfigError: it has no file of a known name, or one cannot be read.
-    """
+    """Yield each record of all files of a folder that have a known name; see `records`."""
     files = sorted(path for path in folder.rglob("*") if path.name.endswith(SUFFIXES) and path.is_file())
     if not files:
         raise ConfigError(f"the folder {str(folder)!r} has no file whose name ends with {', '.join(SUFFIXES)}")
@@ -97,12 +93,7 @@ def folder_records(folder: Path) -> Iterator[Record]:
 def records(source: str | Path | Iterable[object]) -> Iterator[Record]:
     """Yield each record of rows, or of a file: JSON Lines, other JSON, CSV and TSV, each gzipped or not; or Parquet.
 
-    JSON Lines and Parquet are streamed; all else is read whole.
-
-    Raises:
-        UnknownNameError: there is no such file; names the nearest one.
-        ConfigError: it cannot be read; names the place.
-        MissingExtraError: Parquet needs pyarrow.
+    JSON Lines and Parquet are streamed; all else is read whole. Errors are those of `load_tasks`.
     """
     if not isinstance(source, str | Path):
         yield from ((f"row {number}", number, row) for number, row in enumerate(source, start=1))

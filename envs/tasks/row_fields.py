@@ -1,4 +1,4 @@
-"""Fields of a row in verl's shape, whichever way a file holds them: as objects, as JSON texts, or united by Arrow."""
+"""Fields of a row in verl's shape, as a file may hold them: as objects, as JSON texts, or united by Arrow."""
 
 from __future__ import annotations
 
@@ -15,17 +15,12 @@ TASK_COLUMN = "toolgym_task"
 def verl_row(
     source: str, prompt: Any, ground_truth: Any, extra_info: Mapping[str, Any], **columns: Any
 ) -> dict[str, Any]:
-    """Return a row in verl's shape: its source, messages, ground truth and own fields; and further columns."""
     truth = {"style": "rule", "ground_truth": ground_truth}
     return {"data_source": source, "prompt": prompt, **columns, "reward_model": truth, "extra_info": dict(extra_info)}
 
 
 def whole_row(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The row that the column `toolgym_task` holds as JSON; the row itself where it has no such column.
-
-    Raises:
-        ConfigError: the column holds something else.
-    """
+    """The row that the column `toolgym_task` holds as JSON; the row itself if it has no such column."""
     stored = row.get(TASK_COLUMN)
     if stored is None:
         return row
@@ -41,11 +36,7 @@ def whole_row(row: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def mapping(name: str, value: Any) -> Mapping[str, Any]:
-    """A field that is an object, or a JSON text that holds one; empty where it is missing.
-
-    Raises:
-        ConfigError: it is something else; names the field.
-    """
+    """A field that is an object, or a JSON text that holds one; empty if it is missing."""
     if isinstance(value, str):
         try:
             value = json.loads(value) if value.strip() else {}
@@ -59,15 +50,10 @@ def mapping(name: str, value: Any) -> Mapping[str, Any]:
 
 
 def tools_kwargs(value: Any, *, from_arrow: bool) -> dict[str, Mapping[str, Any]]:
-    """`extra_info.tools_kwargs`: from each tool's name to its kwargs, without tools that are None.
+    """`extra_info.tools_kwargs`: from each tool's name to its kwargs, of which any level may be a JSON text.
 
-    Args:
-        value: what the row holds: an object or a JSON text, for all tools, for one, or for one kind of kwargs.
-        from_arrow: the row comes from an Arrow table, which gives each row the keys of all rows, with None for what the
-            row has not. A tool would be called with arguments that it does not know, so None is left out at each level.
-
-    Raises:
-        ConfigError: it is something else; names the field.
+    A row `from_arrow` has the keys of all rows, None for those that it lacks. A tool would be called with arguments
+    that it does not know, so None is left out at each level.
     """
     name = "extra_info.tools_kwargs"
     by_tool: dict[str, Mapping[str, Any]] = {}

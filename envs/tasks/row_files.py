@@ -1,8 +1,8 @@
 """Rows of files, each read when it is asked for: JSON Lines by the offsets of the lines, Parquet by row groups.
 
-A file is opened for each read and closed after it, so that none is left open, and is checked not to have changed. Reads
-may come from any thread. The library `datasets` would copy each file into a cache on the disk, infer its types (a date
-becomes a time stamp), and be needed for JSON Lines.
+A file is opened for each read and closed after it, and is checked not to have changed. Reads may come from any thread.
+The library `datasets` would copy each file into a cache on the disk, infer its types (a date becomes a time stamp), and
+be needed for JSON Lines.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CACHE_BYTES = 16 * 2**20
 """Bytes of decoded row groups that a Parquet file keeps; the last one is kept in any case."""
 
 _BATCH = 256
-"""Rows that are decoded together where a file is read from end to end."""
+"""Rows that are decoded together if a file is read from end to end."""
 
 PARQUET = b"PAR1"
 """The first bytes of a Parquet file (https://parquet.apache.org/docs/file-format/)."""
@@ -49,24 +49,22 @@ class Rows(ABC):
     def __len__(self) -> int: ...
 
     @abstractmethod
-    def row(self, index: int) -> object:
-        """Read the row of a place. Raises ConfigError: it cannot be read; names the file and the row."""
+    def row(self, index: int) -> object: ...
 
     def __iter__(self) -> Iterator[object]:
-        """Read all rows in order, with no more than a few in memory."""
         return map(self.row, range(len(self)))
 
     def number(self, index: int) -> int:
-        """Return what a user calls the row: its line, or its number counted from 1."""
+        """The number that a user gives the row: its line, or counted from 1."""
         return index + 1
 
     def where(self, index: int) -> str:
-        """Return the row's place for errors, such as `tasks.parquet, row 3`."""
+        """The row's place for errors, such as `tasks.parquet, row 3`."""
         return f"{self.name}, row {self.number(index)}" if self.name else f"row {self.number(index)}"
 
 
 class JsonLinesRows(Rows):
-    """The lines of a JSON Lines file that are not blank; 8 bytes for each are kept. Raises what `opened` raises."""
+    """The lines of a JSON Lines file that are not blank; 8 bytes for each are kept."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -117,7 +115,6 @@ class JsonLinesRows(Rows):
 
 
 def json_line(line: bytes, where: str) -> object:
-    """Return the JSON value of a line. Raises ConfigError: it is none; names the place."""
     try:
         return json.loads(line.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
@@ -126,10 +123,7 @@ def json_line(line: bytes, where: str) -> object:
 
 
 class ParquetRows(Rows):
-    """The rows of a Parquet file. A row group is decoded when one of its rows is asked for, and kept as Arrow's table.
-
-    Raises what `opened` raises, and MissingExtraError: pyarrow is not installed.
-    """
+    """The rows of a Parquet file. A row group is decoded when a row of it is asked for, and kept as Arrow's table."""
 
     from_arrow = True
 
@@ -227,16 +221,10 @@ _POINTER = b"version https://git-lfs.github.com/spec/"
 
 
 Version = tuple[int, int]
-"""Size and time of the last change of a file."""
 
 
 def opened(path: Path, version: Version | None = None) -> BinaryIO:
-    """Open a file of tasks for reading, in this version if one is given.
-
-    Raises:
-        UnknownNameError: there is no such file; names the nearest one.
-        ConfigError: it cannot be read, or has changed.
-    """
+    """Open a file of tasks for reading, and check that it is in this version."""
     try:
         file = path.open("rb")
         begins = file.read(len(_POINTER))

@@ -11,11 +11,10 @@ from toolgym.tools.errors import ConfigError, UnknownNameError, nearest, shorten
 from toolgym.tools.message import user
 
 COLUMNS = ("prompt", "ground_truth", "id", "source")
-"""Parts of a task that `columns` can name."""
 
 
 def check_columns(columns: Mapping[str, str] | None) -> None:
-    """Check the argument `columns` of a loader: parts of a task, the prompt among them, to names of columns."""
+    """Check the argument `columns` of a loader."""
     if columns is None:
         return
     if not isinstance(columns, Mapping) or not all(isinstance(name, str) for name in columns.values()):
@@ -30,19 +29,7 @@ def check_columns(columns: Mapping[str, str] | None) -> None:
 
 
 def read_task(row: object, columns: Mapping[str, str] | None, *, where: str, id: str, from_arrow: bool) -> Task:
-    """Return the task of a row.
-
-    Args:
-        row: in verl's shape, or in another one with `columns`, as in `load_tasks`.
-        columns: the column of each part; None for verl's shape.
-        where: the row's place for errors, such as `tasks.jsonl, line 3`.
-        id: the task's, if the row has none.
-        from_arrow: as in `Task.from_row`.
-
-    Raises:
-        UnknownNameError: the row has no such column; names the nearest one.
-        ConfigError: the row is not valid; names its place and the field.
-    """
+    """Return the task of a row; see `load_tasks` for `columns` and errors, which name its place, `where`."""
     try:
         if not isinstance(row, Mapping):
             raise ConfigError(f"expected a JSON object, got {shorten(repr(row), 60)}")

@@ -17,8 +17,6 @@ _MOST_SEEDS = 64
 
 
 class TaskSource(ABC):
-    """A source that an env draws its tasks from."""
-
     @abstractmethod
     def sample(self, rng: random.Random) -> Task:
         """Draw one task; the same state of `rng` gives the same task."""
@@ -29,11 +27,7 @@ class TaskSource(ABC):
         return None
 
     def task(self, index: int) -> Task:
-        """Return the task of a place, counted from 0; the same place always has the same task.
-
-        Raises:
-            IndexError: there are fewer.
-        """
+        """Return the task of a place, counted from 0, always the same one; `IndexError` if there are fewer."""
         if index < 0:
             raise IndexError(index)
         return self.sample(random.Random(f"task {index}"))
@@ -49,11 +43,11 @@ class TaskSource(ABC):
         return [self.sample(rng) for _ in range(count)]
 
     def observe(self, task: Task, rewards: Sequence[float]) -> None:
-        """Learn what a policy made of a task that was drawn here; a curriculum draws the next ones by it.
+        """Learn how a task that was drawn here went; a curriculum draws the next ones by it.
 
         `rollout` calls this for each group of a run that trains, in the order of the tasks, with the rewards of its
-        episodes in the order of the samples. Episodes that the infrastructure broke off are left out, and a group that
-        has no other is not reported.
+        episodes in the order of the samples, without those that the infrastructure broke off; not for a group that has
+        no other.
         """
 
 
@@ -61,8 +55,8 @@ class CountedTasks(TaskSource):
     """A source with a number of tasks, each at its place. A subclass has `size` and `task`.
 
     `sample` draws one at random. `take` goes through all and around (an epoch), and at each training step goes on where
-    the step before ended. A seed shuffles, in each epoch anew; None keeps the order. So each epoch has each task once.
-    Of steps that this object has not taken it assumes that each had as many tasks; `TaskEpochs` has a position to save.
+    the step before ended. A seed shuffles, in each epoch anew; None keeps the order. Of steps that this object has not
+    taken it assumes that each had as many tasks; `TaskEpochs` has a position to save.
     """
 
     _step_ends: dict[int | None, dict[int, int]] | None = None  # by seed: where the steps that were taken ended
@@ -91,13 +85,12 @@ class CountedTasks(TaskSource):
         return [self.task(place) for place in self.places(start, count, seed=seed)]
 
     def places(self, start: int, count: int, *, seed: int | None) -> Iterator[int]:
-        """Return the places of `count` tasks from the `start`-th on, counted over all epochs."""
+        """Yield the places of `count` tasks from the `start`-th on, counted over all epochs."""
         size = self.size
         for at in range(start, start + count):
             yield at % size if seed is None else _order(size, seed, at // size)[at % size]
 
     def __iter__(self) -> Iterator[Task]:
-        """Go once through all tasks, in the order of their places."""
         return map(self.task, range(self.size))
 
     def __len__(self) -> int:
@@ -115,8 +108,6 @@ MakeTask = Callable[[random.Random], Task | Mapping[str, Any]]
 
 
 class GeneratedTasks(TaskSource):
-    """An endless source of tasks that a function makes; see `from_generator`."""
-
     def __init__(self, make: MakeTask) -> None:
         if not callable(make):
             raise ConfigError(f"expected a function from a random.Random to a task, got {shorten(repr(make))}")
@@ -148,20 +139,13 @@ def from_generator(make: MakeTask) -> GeneratedTasks:
         (True, 3)
 
     Args:
-        make: from a `random.Random` to a task, or to its row in verl's shape. It takes all chance from there, so that
-            a seed gives the same tasks again.
-
-    Raises:
-        ConfigError: it is no function.
+        make: from a `random.Random`, its only source of chance, to a task or to its row in verl's shape.
     """
     return GeneratedTasks(make)
 
 
 class TaskList(CountedTasks):
-    """Tasks from a list.
-
-    Args:
-        tasks: the tasks; not copied, so that many envs share one list. Do not change it.
+    """Tasks from a list, which is not copied, so that many envs share it. Do not change it.
 
     Raises:
         ConfigError: `tasks` is no sequence of tasks, or empty.
@@ -191,7 +175,6 @@ class TaskList(CountedTasks):
 
 
 def require_task(task: object) -> Task:
-    """Return a task. Raises ConfigError: it is none."""
     if not isinstance(task, Task):
         raise ConfigError(
             "a list of tasks must hold toolgym Tasks (`Task.from_row` reads a row of verl's shape), got "

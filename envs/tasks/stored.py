@@ -21,8 +21,7 @@ Paths = str | Path | Sequence[str | Path]
 class StoredTasks(CountedTasks):
     """Tasks at their places in one or more files or data sets, read when they are drawn.
 
-    A row that is not valid is an error when it is drawn. The same seed draws the same tasks as from `load_tasks`, whose
-    `columns` these are. Raises ConfigError: there are no rows, or `columns` cannot be used.
+    A row that is not valid is an error when it is drawn. The same seed draws the same tasks as from `load_tasks`.
     """
 
     def __init__(self, parts: Sequence[Rows], columns: Mapping[str, str] | None = None) -> None:
@@ -56,7 +55,7 @@ class StoredTasks(CountedTasks):
 
 
 class TaskSubset(CountedTasks):
-    """The tasks at some places of another source. Raises ConfigError: there are none."""
+    """The tasks at some places of another source."""
 
     def __init__(self, source: CountedTasks, places: Iterable[int]) -> None:
         self._source = source
@@ -79,8 +78,8 @@ def from_parquet(
 ) -> StoredTasks:
     """Return the tasks of Parquet files; a row group is read when one of its rows is drawn.
 
-    A random draw reads a whole row group unless that is in the cache, so row groups should be small; `write_tasks`
-    writes such ones. Errors are those of `load_tasks`.
+    A random draw reads a whole row group unless that is in the cache, so row groups should be small, as those of
+    `write_tasks`. Errors are those of `load_tasks`.
 
     Args:
         path: a file, or several.
@@ -92,24 +91,18 @@ def from_parquet(
 
 
 def from_jsonl(path: Paths, *, columns: Mapping[str, str] | None = None) -> StoredTasks:
-    """Return the tasks of JSON Lines files, each read when it is drawn.
+    """Return the tasks of one or more JSON Lines files in UTF-8, each read when it is drawn.
 
-    A file is read once when it is opened, to find where its lines begin: 8 bytes for each stay in memory. Errors are
-    those of `load_tasks`.
-
-    Args:
-        path: a file in UTF-8, or several.
-        columns: for rows of another shape than verl's, as in `load_tasks`.
+    A file is read once when it is opened, to find where its lines begin: 8 bytes for each stay in memory. `columns` and
+    errors are those of `load_tasks`.
     """
     return StoredTasks([JsonLinesRows(file) for file in _paths(path)], columns)
 
 
 def from_hf(dataset: Any, *, columns: Mapping[str, str] | None = None) -> StoredTasks:
-    """Return the tasks of a split of the library `datasets`, each read when it is drawn.
+    """Return the tasks of a `datasets.Dataset`, each read when it is drawn. `columns` are those of `load_tasks`.
 
-    Args:
-        dataset: a `datasets.Dataset`; a `DatasetDict` or an `IterableDataset`, which has no places, is a `ConfigError`.
-        columns: for rows of another shape than verl's, as in `load_tasks`.
+    A `DatasetDict` or an `IterableDataset`, which has no places, is a `ConfigError`.
     """
     if isinstance(dataset, Mapping):
         names = ", ".join(repr(name) for name in dataset)

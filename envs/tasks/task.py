@@ -21,12 +21,12 @@ class Task:
 
     Attributes:
         messages: the conversation that the episode begins with, in order.
-        ground_truth: what a scorer compares with: any JSON value; None where the env needs none.
+        ground_truth: what a scorer compares with: any JSON value; None if the env needs none.
         tools_kwargs: for each tool's name, any of `create_kwargs`, `execute_kwargs`, `calc_reward_kwargs` and
             `release_kwargs`, as in verl's data sets.
         source: where the row comes from (verl's `data_source`).
         id: unique in its source.
-        row: the row that the task was read from, whole; empty for a task that was not. Not compared.
+        row: the whole row that the task was read from; empty for a task that was not. Not compared.
 
     Raises:
         ConfigError: a message or the tools' kwargs have another shape.
@@ -73,21 +73,21 @@ class Task:
 
     @property
     def extra_info(self) -> Mapping[str, Any]:
-        """`extra_info` of the row, where data sets keep their own columns; empty where the row has none."""
+        """`extra_info` of the row, where data sets keep their own columns."""
         return mapping("extra_info", self.row.get("extra_info"))
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any], *, id: str = "", from_arrow: bool = False) -> Task:
         """Read a row in verl's shape.
 
-        `prompt` (a list of messages) is required; `reward_model.ground_truth`, `data_source`,
-        `extra_info.tools_kwargs` and `extra_info.index` are used where present. Everything else stays in `row`.
-        `reward_model`, `extra_info` and `tools_kwargs` may be JSON texts. Of a row with a column `toolgym_task`, that
-        alone is read: it holds a whole row as JSON.
+        `prompt` (a list of messages) is required; `reward_model.ground_truth`, `data_source`, `extra_info.tools_kwargs`
+        and `extra_info.index` are used if they are there. Everything else stays in `row`. `reward_model`, `extra_info`
+        and `tools_kwargs` may be JSON texts. Of a row with a column `toolgym_task`, only that is read: a whole row as
+        JSON.
 
         Args:
             row: the row; it is kept, so do not change it afterwards.
-            id: the task's id where the row has no `extra_info.index`.
+            id: the task's id if the row has no `extra_info.index`.
             from_arrow: the row is one of an Arrow table (Parquet, `datasets`), in which None stands for what the row
                 has not: arguments of tools that are None are left out of `tools_kwargs`.
 
@@ -121,8 +121,8 @@ class Task:
     def to_row(self) -> dict[str, Any]:
         """The task as a row in verl's shape; `from_row` reads it back equal.
 
-        A task that was read from a row gives an equal row, with all keys and types; what was changed since, as by
-        `dataclasses.replace`, is changed in the row too. A row that has no `tools_kwargs` stands for a task without.
+        A task that was read from a row gives an equal row, with all keys and types, apart from what was changed since,
+        as by `dataclasses.replace`. A row that has no `tools_kwargs` stands for a task without.
         """
         before = Task.from_row(self.row, id=self.id) if self.row else None
         row = copy.deepcopy(dict(self.row))

@@ -26,9 +26,9 @@ def write_tasks(path: str | Path, tasks: Iterable[Task]) -> int:
     """Write tasks to a file in verl's row shape, and return how many. Read back, each row is equal, with all its types.
 
     JSON Lines holds a row as it is. Parquet has one type for a field of all rows (see `Shape`), so that rows that
-    differ in their keys or types would come back changed: then the file has a further column, `toolgym_task`, with
-    the whole row as JSON, which `Task.from_row` reads and trainers ignore. No more than a row group is in memory at a
-    time; Parquet needs room on the disk for the rows as JSON meanwhile. The file appears when it is whole.
+    differ in their keys or types would come back changed: then the file has a further column, `toolgym_task`, with the
+    whole row as JSON, which `Task.from_row` reads and trainers ignore. No more than a row group is in memory at a time.
+    The file appears when it is whole.
 
     Args:
         path: `.jsonl` or `.parquet`; a file that is there is replaced.
@@ -136,7 +136,7 @@ def _rows(tasks: Iterable[Task]) -> Iterator[dict[str, Any]]:
 
 
 def _no_json(name: str, value: Any) -> str | None:
-    """The first thing in a value that JSON does not have, and its place; None: all is JSON."""
+    """The first part of a value that JSON does not have, with its place."""
     if value is None or type(value) in (bool, int, float, str):
         return None
     if type(value) in (list, tuple):

@@ -48,11 +48,7 @@ def dapo_math(record: DataRecord) -> Prepared:
 
 
 def last_boxed(solution: str) -> str:
-    r"""Return the content of the last `\boxed{...}` or `\fbox{...}` of a solution, or behind `\boxed ` up to `$`.
-
-    Raises:
-        ConfigError: there is none, or its brackets do not close.
-    """
+    r"""The content of the last `\boxed{...}` or `\fbox{...}` of a solution, or behind `\boxed ` up to `$`."""
     start = max(solution.rfind("\\boxed"), solution.rfind("\\fbox"))
     behind = solution[start:].removeprefix("\\boxed").removeprefix("\\fbox") if start >= 0 else ""
     if behind[:1] == " " and behind.lstrip()[:1] != "{":

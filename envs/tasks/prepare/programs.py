@@ -42,9 +42,8 @@ def humaneval(record: DataRecord) -> Prepared:
 
 
 def contest(record: DataRecord) -> Prepared:
-    """`question`, `starter_code` and `input_output`: JSON text of `inputs`, `outputs` and perhaps `fn_name`.
-
-    The ground truth is that text.
+    """`question`, `starter_code` and `input_output`, the ground truth: JSON text of `inputs`, `outputs`, maybe
+    `fn_name`.
     """
     tests = record.text("input_output")
     if not tests.strip():

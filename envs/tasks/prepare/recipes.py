@@ -39,7 +39,7 @@ class Recipe(NamedTuple):
         ability: verl's word for what is asked.
         env_id: the env that the rows are for.
         system: the first message.
-        read: from a record to what its task is made of.
+        read: from a record to the parts of its task.
         plain: the first message for an env without the tool that the rows have kwargs for; empty: the same.
         repeats: whether the file has each record several times, with one id.
     """
@@ -77,7 +77,6 @@ RECIPES: dict[str, Recipe] = {
     "apps": _judged("apps", contest),
     "taco": _judged("taco", contest),
 }
-"""The recipe of each data set by its name."""
 
 
 @dataclass
@@ -87,8 +86,8 @@ class Preparation:
     Args:
         name: of the data set, see `RECIPES`.
         path: the file as downloaded, or a folder of such.
-        split: `extra_info.split` of the rows. Of a data set that says the splits of its records (`mbpp`), only those of
-            this split. None: what the records say, else the split in the file's name (`test.jsonl`), else `train`.
+        split: `extra_info.split` of the rows. If the records say their splits (`mbpp`), only those of this split. None:
+            what the records say, else the split in the file's name (`test.jsonl`), else `train`.
         system: the first message in place of the data set's own; empty: none.
         agent_name: the rows' `agent_name`, by which verl chooses its agent loop; None: no such column.
         with_tools_kwargs: whether rows have what the env's tools are made with. Without, they fit any env.
@@ -98,8 +97,7 @@ class Preparation:
 
     Raises:
         UnknownNameError: there is no such data set; names the nearest one. While one iterates, also: no such file.
-        ConfigError: while one iterates: a file cannot be read, or a record is not as expected; names file, row and
-            field.
+        ConfigError: while one iterates: a file or record cannot be read; names file, row and field.
     """
 
     name: str
@@ -119,7 +117,6 @@ class Preparation:
 
     @property
     def recipe(self) -> Recipe:
-        """The recipe of the data set."""
         return RECIPES[self.name]
 
     def __iter__(self) -> Iterator[Task]:
@@ -176,6 +173,6 @@ class Preparation:
 
 
 def _named_split(path: Path) -> str:
-    """The split that a file's name says, as `validation` of `validation-00000-of-00001.parquet`; else `train`."""
+    """The split in a file's name, as `validation` of `validation-00000-of-00001.parquet`; else `train`."""
     names = {*re.split(r"[^a-z]+", path.name.lower())} & {"train", "test", "validation", "valid", "val", "dev"}
     return names.pop() if len(names) == 1 and not path.is_dir() else "train"

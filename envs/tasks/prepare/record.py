@@ -15,26 +15,24 @@ class UnusableRecordError(ToolgymError):
 
 @dataclass(frozen=True)
 class DataRecord:
-    """One record, with its fields as the file has them."""
+    """One record. A field that is missing, or is something else than asked for, is a `ConfigError`."""
 
     fields: Mapping[str, Any]
 
     def text(self, name: str) -> str:
-        """A field that is a text. Raises ConfigError: it is missing, or something else."""
         value = self._required(name)
         if not isinstance(value, str):
             raise ConfigError(f"field {name!r} must be a text, got {shorten(repr(value), 60)}")
         return value
 
     def texts(self, name: str) -> list[str]:
-        """A field that is a list of one text or more. Raises ConfigError: it is missing, or something else."""
         value = self._required(name)
         if not isinstance(value, list) or not value or not all(isinstance(text, str) for text in value):
             raise ConfigError(f"field {name!r} must be a list of texts, got {shorten(repr(value), 60)}")
         return value
 
     def first_of(self, *names: str) -> str:
-        """The first of these names that the record has. Raises ConfigError: it has none of them."""
+        """The first of these names that the record has."""
         for name in names:
             if self.fields.get(name) is not None:
                 return name
@@ -42,7 +40,7 @@ class DataRecord:
         raise ConfigError(f"field {names[0]!r} is empty")
 
     def some(self, *names: str) -> dict[str, Any]:
-        """Those of these fields that the record has, as they are."""
+        """Those of these fields that the record has."""
         return {name: self.fields[name] for name in names if self.fields.get(name) is not None}
 
     def _required(self, name: str) -> Any:
@@ -54,17 +52,7 @@ class DataRecord:
 
 @dataclass(frozen=True)
 class Prepared:
-    """The parts of a task.
-
-    Attributes:
-        question: the user's message.
-        ground_truth: what the env's scorer compares with.
-        id: the record's own, where it has one.
-        split: the record's own, where it says one.
-        extra_info: further fields of the record.
-        tools_kwargs: what the env's tools are made with.
-        interaction_kwargs: what verl's interactions are made with.
-    """
+    """The parts of a task; `id` and `split` are the record's own, if it has them."""
 
     question: str
     ground_truth: Any
