@@ -1,4 +1,4 @@
-"""Layer 3: one change to an env each."""
+"""Layer 3: one change to an env each; docs/wrappers.md has an example of each."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ if TYPE_CHECKING:
     from toolgym.wrappers.compact import Compact as Compact
     from toolgym.wrappers.compose import Compose as Compose
     from toolgym.wrappers.format_penalty import FormatPenalty as FormatPenalty
-    from toolgym.wrappers.limit import Limit as Limit
+    from toolgym.wrappers.limits import Limit as Limit
+    from toolgym.wrappers.limits import TimeLimit as TimeLimit
+    from toolgym.wrappers.limits import TokenBudget as TokenBudget
+    from toolgym.wrappers.limits import TurnLimit as TurnLimit
     from toolgym.wrappers.rate_limit import RateLimit as RateLimit
     from toolgym.wrappers.record import Record as Record
     from toolgym.wrappers.retry_on_infra_error import RetryOnInfraError as RetryOnInfraError
     from toolgym.wrappers.rewrite_observations import RewriteObservations as RewriteObservations
     from toolgym.wrappers.shape_reward import ShapeReward as ShapeReward
-    from toolgym.wrappers.time_limit import TimeLimit as TimeLimit
-    from toolgym.wrappers.token_budget import TokenBudget as TokenBudget
     from toolgym.wrappers.truncate_results import TruncateResults as TruncateResults
-    from toolgym.wrappers.turn_limit import TurnLimit as TurnLimit
 else:
     __getattr__, __dir__ = lazy_names(__name__)

@@ -1,1 +1,1 @@
-"""The envs that have an id, one file each."""
+"""The envs that have an id, one file each; docs/envs has a page of each."""

@@ -39,17 +39,6 @@ class CodeJudgeEnv(ToolEnv):
             it.
         tool_config: options of both tools and of the runs of hidden tests, see `toolgym.tools.CodeInterpreterConfig`.
         env_kwargs: the other arguments of `ToolEnv`.
-
-    Example:
-        >>> import asyncio, toolgym
-        >>> async def main():
-        ...     async with toolgym.make("CodeJudge-v0") as env:
-        ...         await env.reset(seed=0)
-        ...         for action in env.gold_actions():
-        ...             result = await env.step(action)
-        ...         return result.reward
-        >>> asyncio.run(main())
-        1.0
     """
 
     def __init__(

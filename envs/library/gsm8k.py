@@ -45,17 +45,6 @@ class Gsm8kEnv(ToolEnv):
         tools: further tools, which stay the caller's to close. One called `calc_gsm8k_reward` takes the place of the
             env's.
         env_kwargs: the other arguments of `ToolEnv`, such as `max_turns` and `scorer`.
-
-    Example:
-        >>> import asyncio, toolgym
-        >>> call = '<tool_call>{"name": "calc_gsm8k_reward", "arguments": {"answer": "-1"}}</tool_call>'
-        >>> async def main():
-        ...     async with toolgym.make("GSM8K-v0") as env:
-        ...         await env.reset(seed=0)
-        ...         result = await env.step(call)
-        ...         return result.obs[0]["content"], result.reward
-        >>> asyncio.run(main())
-        ("The answer '-1' earns 0.", -0.05)
     """
 
     def __init__(

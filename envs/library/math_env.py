@@ -36,16 +36,6 @@ class MathEnv(ToolEnv):
         tool_config: options of the code interpreter, see `toolgym.tools.CodeInterpreterConfig`.
         tools: further tools, which stay the caller's to close.
         env_kwargs: the other arguments of `ToolEnv`, such as `max_turns` and `scorer`.
-
-    Example:
-        >>> import asyncio, toolgym
-        >>> task = toolgym.Task(({"role": "user", "content": "1/4 + 1/4?"},), ground_truth="\\frac{1}{2}")
-        >>> async def main():
-        ...     async with toolgym.make("Math-v0") as env:
-        ...         await env.reset(options={"task": task})
-        ...         return (await env.step("It is \\boxed{0.5}.")).reward
-        >>> asyncio.run(main())
-        1.0
     """
 
     def __init__(

@@ -43,16 +43,6 @@ class McpEnv(ToolEnv):
 
     Raises:
         ConfigError: tasks without a server or the other way round, or a server of another kind.
-
-    Example:
-        >>> import asyncio, toolgym
-        >>> call = '<tool_call>{"name": "find_articles", "arguments": {"kind": "lamp"}}</tool_call>'
-        >>> async def main():
-        ...     async with toolgym.make("MCP-v0") as env:
-        ...         await env.reset(seed=0)
-        ...         return (await env.step(call)).obs[0]["content"]
-        >>> asyncio.run(main())
-        'A2, A9, A16, A23'
     """
 
     def __init__(

@@ -58,17 +58,6 @@ class SearchQAEnv(ToolEnv):
             text are read by the parser `search_r1` (a runner needs `RunConfig(parser="search_r1")`), and results stand
             between `<information>` tags.
         env_kwargs: the other arguments of `ToolEnv`, such as `max_turns` and `tool_timeout`.
-
-    Example:
-        >>> import asyncio, toolgym
-        >>> call = '<tool_call>{"name": "search", "arguments": {"query_list": ["tern money"]}}</tool_call>'
-        >>> async def main():
-        ...     async with toolgym.make("SearchQA-v0", tool_config={"topk": 1}) as env:
-        ...         await env.reset(seed=0)
-        ...         return (await env.step(call)).obs[0]["content"]
-        >>> print(asyncio.run(main()))  # doctest: +ELLIPSIS
-        Doc 1 (Title: "The Tern (currency)")
-        The tern is the money of the archipelago. One tern is divided into twelve feathers. ...
     """
 
     def __init__(

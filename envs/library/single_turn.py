@@ -32,16 +32,6 @@ class SingleTurnEnv(ToolEnv):
         tasks: where tasks come from. None: word problems written for `GSM8K-v0`.
         scorer: what an answer is worth. None: `score_by_source`, which needs a ground truth that is no object.
         env_kwargs: the other arguments of `ToolEnv`.
-
-    Example:
-        >>> import asyncio, toolgym
-        >>> task = toolgym.Task(({"role": "user", "content": "The capital of France?"},), ground_truth="Paris")
-        >>> async def main():
-        ...     async with toolgym.make("SingleTurn-v0") as env:
-        ...         await env.reset(options={"task": task})
-        ...         return (await env.step("Paris")).reward
-        >>> asyncio.run(main())
-        1.0
     """
 
     def __init__(

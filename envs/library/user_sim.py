@@ -42,18 +42,6 @@ class UserSimEnv(ToolEnv):
 
     Raises:
         ConfigError: tasks of one's own without a user, or a user of another kind.
-
-    Example:
-        >>> import asyncio, toolgym
-        >>> def reply(messages, task):
-        ...     return None if task.ground_truth in messages[-1]["content"] else "No. Guess again."
-        >>> task = toolgym.Task(({"role": "user", "content": "Guess my town."},), ground_truth="Oslo")
-        >>> async def main():
-        ...     async with toolgym.make("UserSim-v0", tasks=[task], user=reply) as env:
-        ...         await env.reset()
-        ...         return [(await env.step(guess)).done for guess in ("Rome?", "Oslo?")]
-        >>> asyncio.run(main())
-        [False, True]
     """
 
     def __init__(

@@ -1,0 +1,188 @@
+"""`Limit` and the wrappers that end an episode: `TurnLimit`, `TokenBudget` and `TimeLimit`."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from toolgym.envs.base import Action, BaseEnv, StepResult
+from toolgym.envs.types import EpisodeFailedError, ResetOptions, ResetResult, StepInfo, StopReason
+from toolgym.tools.concurrency.deadline import CANCEL_GRACE, with_deadline
+from toolgym.tools.errors import EpisodeError, check_seconds, require_whole_number
+from toolgym.wrappers.base import Wrapper
+from toolgym.wrappers.token_count import count_all, message_text, token_count, turn_text
+
+T = TypeVar("T")
+
+
+class Limit(Wrapper):
+    """May end an episode early. A subclass writes `limited_step`, which calls `end`.
+
+    The env inside is then asked to `truncate`: a `ToolEnv` scores the episode as if its own `max_turns` were used up,
+    and releases its tools.
+    """
+
+    _ended = False
+
+    @abstractmethod
+    async def limited_step(self, action: Action) -> StepResult:
+        """Take a step of an episode that is under way, and `end` it if it has reached the limit."""
+
+    async def end(self, result: StepResult, reason: StopReason) -> StepResult:
+        """End the episode with the result of its last step, without the observations: the policy reads nothing more."""
+        self._ended = True
+        last = await self.env.truncate(reason)
+        metrics = {**result.info.get("metrics", {}), **last.info.get("metrics", {})}
+        info: StepInfo = {**result.info, **last.info, "metrics": metrics}
+        info.pop("context", None)
+        return StepResult([], result.reward + last.reward, True, info)
+
+    async def reset(self, *, seed: int | None = None, options: ResetOptions = None) -> ResetResult:
+        begun = await self.env.reset(seed=seed, options=options)
+        self._ended = False
+        return begun
+
+    async def step(self, action: Action) -> StepResult:
+        if self._ended:
+            raise EpisodeError("step was called after the episode ended; call `await env.reset()` to begin another")
+        result = await self.limited_step(action)
+        self._ended = result.done
+        return result
+
+    async def truncate(self, reason: StopReason, turn: Action | None = None) -> StepResult:
+        self._ended = True
+        return await self.env.truncate(reason, turn)
+
+    async def fork(self) -> BaseEnv:
+        if self._ended:
+            raise EpisodeError("fork needs an episode under way; call `await env.reset()` first")
+        return await super().fork()
+
+    async def close(self) -> None:
+        self._ended = True
+        await self.env.close()
+
+
+class TurnLimit(Limit):
+    """Ends an episode with `StopReason.MAX_TURNS` after so many turns, unless it has ended by itself.
+
+    The last turn is taken as any other: its tool calls are run, and their rewards count. Then the env inside scores the
+    episode; see `Limit`.
+
+    Args:
+        max_turns: turns of an episode, at least 1.
+
+    Raises:
+        ConfigError: `max_turns` is no whole number of at least 1.
+    """
+
+    def __init__(self, env: BaseEnv, max_turns: int) -> None:
+        super().__init__(env)
+        require_whole_number("max_turns", max_turns, at_least=1)
+        self.max_turns = max_turns
+        self._taken = 0
+
+    async def reset(self, *, seed: int | None = None, options: ResetOptions = None) -> ResetResult:
+        self._taken = 0
+        return await super().reset(seed=seed, options=options)
+
+    async def limited_step(self, action: Action) -> StepResult:
+        result = await self.env.step(action)
+        self._taken += 1
+        if result.done or self._taken < self.max_turns:
+            return result
+        return await self.end(result, StopReason.MAX_TURNS)
+
+
+class TokenBudget(Limit):
+    """Ends an episode with `StopReason.BUDGET` once its turns and observations have so many tokens.
+
+    The task's messages do not count, nor do the tokens that a chat template puts around messages: an env knows texts.
+    `EpisodeLimits.max_response_tokens` of a rollout is exact. The turn that uses up the budget is taken as any other;
+    then the env inside scores the episode, see `Limit`.
+
+    Args:
+        max_tokens: tokens of an episode behind the task's messages, at least 1.
+        tokenizer: a tokenizer, or a function from a text to its number of tokens.
+
+    Raises:
+        ConfigError: `max_tokens` is no whole number of at least 1, or `tokenizer` is none.
+    """
+
+    def __init__(self, env: BaseEnv, max_tokens: int, *, tokenizer: Any) -> None:
+        super().__init__(env)
+        require_whole_number("max_tokens", max_tokens, at_least=1)
+        self.max_tokens = max_tokens
+        self._count = token_count(tokenizer)
+        self._used = 0
+
+    async def reset(self, *, seed: int | None = None, options: ResetOptions = None) -> ResetResult:
+        self._used = 0
+        return await super().reset(seed=seed, options=options)
+
+    async def limited_step(self, action: Action) -> StepResult:
+        result = await self.env.step(action)
+        if result.done:
+            return result
+        self._used += await count_all(self._count, [turn_text(action), *map(message_text, result.obs)])
+        return result if self._used < self.max_tokens else await self.end(result, StopReason.BUDGET)
+
+
+class TimeLimit(Limit):
+    """Ends an episode with `StopReason.EPISODE_TIMEOUT` so many seconds after its `reset` began.
+
+    The step that is under way then is cancelled, and the env inside frees what the episode held. That reason is a
+    failure, so nothing is scored and no trainer learns from the episode: how long it took says more of the machine than
+    of the policy. The policy's own time counts, and so does the wait for permits.
+
+    Args:
+        seconds: wall seconds of an episode.
+
+    Raises:
+        ConfigError: `seconds` is no positive number.
+    """
+
+    def __init__(self, env: BaseEnv, seconds: float) -> None:
+        super().__init__(env)
+        check_seconds(seconds=seconds)
+        self.seconds = seconds
+        self._deadline: float | None = None  # on the clock of `time.monotonic`; None before the first reset
+
+    async def reset(self, *, seed: int | None = None, options: ResetOptions = None) -> ResetResult:
+        self._deadline = time.monotonic() + self.seconds
+        begin = super().reset
+        try:
+            return await self._in_time(lambda: begin(seed=seed, options=options), self._deadline)
+        except _TimeUpError:
+            raise EpisodeFailedError(
+                StopReason.EPISODE_TIMEOUT, f"the episode did not begin within {self.seconds:g} seconds"
+            ) from None
+
+    async def limited_step(self, action: Action) -> StepResult:
+        if self._deadline is None:
+            return await self.env.step(action)  # which refuses it
+        try:
+            return await self._in_time(lambda: self.env.step(action), self._deadline)
+        except _TimeUpError:
+            return await self.end(StepResult([], 0.0, False, {}), StopReason.EPISODE_TIMEOUT)
+
+    async def _in_time(self, call: Callable[[], Coroutine[Any, Any, T]], deadline: float) -> T:
+        """Await a call until the deadline. `_TimeUpError`: it was cancelled, or never made."""
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise _TimeUpError
+        try:
+            # The inner one leaves behind what ignores its cancellation. It stops while the call waits for a permit.
+            async with asyncio.timeout(left) as timeout:
+                return await with_deadline(call(), left + CANCEL_GRACE)
+        except TimeoutError:
+            if timeout.expired():
+                raise _TimeUpError from None
+            raise
+
+
+class _TimeUpError(Exception):
+    """The episode's time is up."""
