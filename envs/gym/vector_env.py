@@ -29,12 +29,12 @@ from toolgym.envs.gym.gymnasium_env import (
 )
 from toolgym.envs.gym.in_flight import InFlight, gather
 from toolgym.envs.gym.spaces import ChatSpace, TextSpace
-from toolgym.envs.gym.vector_arguments import Flags, actions_of, env_ids_of, reset_mask_of, seeds_of
 from toolgym.envs.registry import spec
 from toolgym.tools.concurrency.event_loop_thread import EventLoopThread
 from toolgym.tools.errors import ConfigError, EpisodeError, ToolgymError, require_whole_number
 from toolgym.tools.message import Message
 
+Flags: TypeAlias = npt.NDArray[np.bool_]
 Observation: TypeAlias = tuple[Message, ...]
 Steps: TypeAlias = tuple[tuple[Observation, ...], npt.NDArray[np.float64], Flags, Flags, dict[str, Any]]
 
@@ -201,7 +201,7 @@ class ToolVectorEnv(VectorEnv[tuple[Observation, ...], Iterable[str], npt.NDArra
             ConfigError: the ids are no numbers of different envs, or the actions do not fit them.
             EpisodeError: one of the envs has no episode under way, or is in flight.
         """
-        ids = env_ids_of(env_ids, self.num_envs)
+        ids = _env_ids_of(env_ids, self.num_envs)
         self._require_landed("send", ids)
         for index, call in self._calls("send", actions, ids).items():
             self._flights.begin(index, call)
@@ -303,7 +303,7 @@ class ToolVectorEnv(VectorEnv[tuple[Observation, ...], Iterable[str], npt.NDArra
     def _chosen(self, options: Mapping[str, Any] | None) -> list[int]:
         if options is None or "reset_mask" not in options:
             return list(range(self.num_envs))
-        return list(map(int, np.flatnonzero(reset_mask_of(options["reset_mask"], self.num_envs))))
+        return list(map(int, np.flatnonzero(_reset_mask_of(options["reset_mask"], self.num_envs))))
 
     def _begin_resets(
         self, seed: int | Sequence[int | None] | None, options: dict[str, Any] | None
@@ -311,7 +311,7 @@ class ToolVectorEnv(VectorEnv[tuple[Observation, ...], Iterable[str], npt.NDArra
         """Check a reset's arguments, and let its envs have no episode. Returns those envs, all seeds, and options."""
         if isinstance(seed, int | np.integer):
             super().reset(seed=int(seed))
-        chosen, seeds = self._chosen(options), seeds_of(seed, self.num_envs)
+        chosen, seeds = self._chosen(options), _seeds_of(seed, self.num_envs)
         if options is not None and "reset_mask" in options:
             options = {key: value for key, value in options.items() if key != "reset_mask"}
         # Reset means no episode, until it is known to have worked.
@@ -325,7 +325,7 @@ class ToolVectorEnv(VectorEnv[tuple[Observation, ...], Iterable[str], npt.NDArra
         self, doing: str, actions: Iterable[str], ids: Sequence[int]
     ) -> dict[int, Callable[[], Coroutine[Any, Any, _StepOutcome]]]:
         """Return the calls of some envs with their actions, all of which are checked first."""
-        texts = actions_of(actions, len(ids))
+        texts = _actions_of(actions, len(ids))
         none = np.zeros_like(self._ended)
         resetting = self._ended if self.autoreset_mode is AutoresetMode.NEXT_STEP else none
         forgotten = self._ended if self.autoreset_mode is AutoresetMode.DISABLED else none
@@ -441,3 +441,43 @@ def _autoreset_mode(value: AutoresetMode | str) -> AutoresetMode:
     except ValueError:
         known = ", ".join(repr(mode.value) for mode in AutoresetMode)
         raise ConfigError(f"there is no autoreset_mode {value!r}; expected one of: {known}") from None
+
+
+def _seeds_of(seed: int | Sequence[int | None] | None, num_envs: int) -> Sequence[int | None]:
+    if seed is None:
+        return [None] * num_envs
+    if isinstance(seed, int | np.integer):
+        return [int(seed) + index for index in range(num_envs)]
+    value: object = seed
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise ConfigError(f"seed must be a whole number, a sequence of one per env, or None, got {seed!r}")
+    if len(seed) != num_envs:
+        raise ConfigError(f"expected one seed per env, {num_envs}, got {len(seed)}")
+    return seed
+
+
+def _reset_mask_of(mask: object, num_envs: int) -> Flags:
+    if not isinstance(mask, np.ndarray) or mask.dtype != np.bool_ or mask.shape != (num_envs,) or not mask.any():
+        raise ConfigError(
+            f"options['reset_mask'] must be a NumPy array of bool with shape ({num_envs},) and at least one True, "
+            f"got {mask!r}"
+        )
+    return mask
+
+
+def _actions_of(actions: Iterable[str], count: int) -> list[str]:
+    if isinstance(actions, str) or not isinstance(actions, Iterable):
+        raise ConfigError(f"expected {count} actions, one text per env, got {actions!r}")
+    texts = list(actions)
+    if len(texts) != count:
+        raise ConfigError(f"expected {count} actions, one text per env, got {len(texts)}")
+    return texts
+
+
+def _env_ids_of(env_ids: npt.ArrayLike, num_envs: int) -> list[int]:
+    ids = np.asarray(env_ids)
+    if ids.ndim != 1 or ids.dtype.kind not in "iu" or not len(ids) or ids.min() < 0 or ids.max() >= num_envs:
+        raise ConfigError(f"env_ids must be whole numbers from 0 to {num_envs - 1}, at least one, got {env_ids!r}")
+    if len(set(ids.tolist())) < len(ids):
+        raise ConfigError(f"env_ids must each come once, got {env_ids!r}")
+    return list(map(int, ids))

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias, cast
 
 from toolgym.envs.tasks.row_files import PARQUET, ParquetRows, json_line, opened
-from toolgym.envs.tasks.rows import check_columns, read_task
 from toolgym.envs.tasks.sources import TaskList
-from toolgym.envs.tasks.stored import from_parquet
+from toolgym.envs.tasks.stored import check_columns, from_parquet, read_task
 from toolgym.tools.errors import ConfigError, shorten
 
 SUFFIXES = (".json", ".jsonl", ".jsonl.gz", ".json.gz", ".parquet")

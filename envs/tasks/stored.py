@@ -9,13 +9,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from toolgym.envs.tasks.row_fields import verl_row
 from toolgym.envs.tasks.row_files import CACHE_BYTES, DatasetRows, JsonLinesRows, ParquetRows, Rows
-from toolgym.envs.tasks.rows import check_columns, read_task
 from toolgym.envs.tasks.sources import CountedTasks
 from toolgym.envs.tasks.task import Task
-from toolgym.tools.errors import ConfigError, require_whole_number, shorten
+from toolgym.tools.errors import ConfigError, UnknownNameError, nearest, require_whole_number, shorten
+from toolgym.tools.message import user
 
 Paths = str | Path | Sequence[str | Path]
+COLUMNS = ("prompt", "ground_truth", "id", "source")
 
 
 class StoredTasks(CountedTasks):
@@ -120,3 +122,53 @@ def _paths(path: Paths) -> list[str | Path]:
     if not isinstance(paths, Sequence) or not all(isinstance(item, str | Path) for item in paths):
         raise ConfigError(f"expected the path of a file, or several, got {shorten(repr(path))}")
     return list(paths)
+
+
+def check_columns(columns: Mapping[str, str] | None) -> None:
+    """Check the argument `columns` of a loader."""
+    if columns is None:
+        return
+    if not isinstance(columns, Mapping) or not all(isinstance(name, str) for name in columns.values()):
+        raise ConfigError(f"columns must map {', '.join(COLUMNS)} to names of columns, got {columns!r}")
+    for name in columns:
+        if name not in COLUMNS:
+            raise UnknownNameError(
+                f"columns are those of {', '.join(COLUMNS)}, not of {name!r}{nearest(name, COLUMNS)}"
+            )
+    if "prompt" not in columns:
+        raise ConfigError(f"columns must say which one holds the prompt: {{'prompt': ...}}, got {dict(columns)!r}")
+
+
+def read_task(row: object, columns: Mapping[str, str] | None, *, where: str, id: str, from_arrow: bool) -> Task:
+    """Return the task of a row; see `load_tasks` for `columns` and errors, which name its place, `where`."""
+    try:
+        if not isinstance(row, Mapping):
+            raise ConfigError(f"expected a JSON object, got {shorten(repr(row), 60)}")
+        return Task.from_row(row if columns is None else _verl_row(row, columns), id=id, from_arrow=from_arrow)
+    except ConfigError as error:
+        raise type(error)(f"{where}: {error}{_hint(row) if columns is None else ''}") from error
+
+
+def _verl_row(row: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
+    for column in columns.values():
+        if column not in row:
+            raise UnknownNameError(
+                f"there is no column {column!r}{nearest(column, row) or '.'} Columns: {', '.join(row)}"
+            )
+    parts = {name: row[column] for name, column in columns.items()}
+    prompt = parts["prompt"]
+    extra = {name: value for name, value in row.items() if name not in columns.values()}
+    if parts.get("id") is not None:
+        extra["index"] = parts["id"]
+    messages = [user(prompt)] if isinstance(prompt, str) else prompt
+    return verl_row(parts.get("source") or "", messages, parts.get("ground_truth"), extra)
+
+
+def _hint(row: object) -> str:
+    """Advice for a row without a conversation, which is likely to need `columns`."""
+    if not isinstance(row, Mapping) or (row.get("prompt") and not isinstance(row["prompt"], str)):
+        return ""
+    return (
+        f". The row's columns are {shorten(', '.join(map(str, row)))}. Say which ones hold what with "
+        "columns={'prompt': ..., 'ground_truth': ...} (--task-columns prompt=...,ground_truth=...)"
+    )

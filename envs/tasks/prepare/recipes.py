@@ -10,10 +10,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from toolgym.envs.tasks.loading import folder_records, records
-from toolgym.envs.tasks.prepare.maths import dapo_math, gsm8k, math
-from toolgym.envs.tasks.prepare.programs import contest, humaneval, mbpp
-from toolgym.envs.tasks.prepare.questions import question
-from toolgym.envs.tasks.prepare.record import DataRecord, Prepared, UnusableRecordError
+from toolgym.envs.tasks.prepare.readers import (
+    DataRecord,
+    Prepared,
+    UnusableRecordError,
+    contest,
+    dapo_math,
+    gsm8k,
+    humaneval,
+    math,
+    mbpp,
+    question,
+)
 from toolgym.envs.tasks.row_fields import verl_row
 from toolgym.envs.tasks.task import Task
 from toolgym.tools.errors import ConfigError, UnknownNameError, nearest, shorten

@@ -10,7 +10,7 @@ import pyarrow.parquet
 import pytest
 
 from toolgym.envs.tasks.loading import load_tasks
-from toolgym.envs.tasks.prepare.maths import last_boxed
+from toolgym.envs.tasks.prepare.readers import last_boxed
 from toolgym.envs.tasks.prepare.recipes import RECIPES, Preparation
 from toolgym.envs.tasks.stored import from_parquet
 from toolgym.envs.tasks.writing import write_tasks

@@ -1,0 +1,214 @@
+"""Readers of records of public data sets: mathematics, programs, and questions to search answers for.
+
+Fields are checked when they are read. The ground truth of programs is JSON text, for records differ in their shapes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from toolgym.tools.errors import ConfigError, ToolgymError, nearest, shorten
+
+_MBPP_SPLITS = {"prompt": range(1, 11), "test": range(11, 511), "validation": range(511, 601), "train": range(601, 975)}
+"""Ids of MBPP's splits, as its paper divides them (https://arxiv.org/abs/2108.07732, section 2.1)."""
+
+
+class UnusableRecordError(ToolgymError):
+    """A record that its data set is known to have and that makes no task; says why."""
+
+
+@dataclass(frozen=True)
+class DataRecord:
+    """One record. A field that is missing, or is something else than asked for, is a `ConfigError`."""
+
+    fields: Mapping[str, Any]
+
+    def text(self, name: str) -> str:
+        value = self._required(name)
+        if not isinstance(value, str):
+            raise ConfigError(f"field {name!r} must be a text, got {shorten(repr(value), 60)}")
+        return value
+
+    def texts(self, name: str) -> list[str]:
+        value = self._required(name)
+        if not isinstance(value, list) or not value or not all(isinstance(text, str) for text in value):
+            raise ConfigError(f"field {name!r} must be a list of texts, got {shorten(repr(value), 60)}")
+        return value
+
+    def first_of(self, *names: str) -> str:
+        """The first of these names that the record has."""
+        for name in names:
+            if self.fields.get(name) is not None:
+                return name
+        self._required(names[0])
+        raise ConfigError(f"field {names[0]!r} is empty")
+
+    def some(self, *names: str) -> dict[str, Any]:
+        """Those of these fields that the record has."""
+        return {name: self.fields[name] for name in names if self.fields.get(name) is not None}
+
+    def _required(self, name: str) -> Any:
+        if name not in self.fields:
+            known = shorten(", ".join(map(str, self.fields)))
+            raise ConfigError(f"there is no field {name!r}{nearest(name, self.fields) or '.'} Fields: {known}")
+        return self.fields[name]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The parts of a task; `id` and `split` are the record's own, if it has them."""
+
+    question: str
+    ground_truth: Any
+    id: str | None = None
+    split: str | None = None
+    extra_info: Mapping[str, Any] = field(default_factory=dict)
+    tools_kwargs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    interaction_kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+def gsm8k(record: DataRecord) -> Prepared:
+    """`question`, and `answer`: a solution whose last line is `#### 1,234`."""
+    question, solution = record.text("question"), record.text("answer")
+    _, mark, last = solution.rpartition("####")
+    answer = last.strip().replace(",", "")
+    if not mark or not answer:
+        raise ConfigError(f"field 'answer' must end with '#### <number>', got {shorten(repr(solution[-60:]))}")
+    return Prepared(
+        question,
+        answer,
+        extra_info={"question": question, "answer": solution},
+        tools_kwargs={"calc_gsm8k_reward": {"create_kwargs": {"ground_truth": answer}}},
+        interaction_kwargs={"name": "gsm8k", "query": question, "ground_truth": answer},
+    )
+
+
+def math(record: DataRecord) -> Prepared:
+    r"""`problem`, `level`, `type` and `solution`, whose last `\boxed{...}` is the answer; or `answer`, as MATH-500."""
+    name = record.first_of("answer", "solution")
+    answer = record.text("answer") if name == "answer" else last_boxed(record.text("solution"))
+    extra = record.some("level", "type", "subject", "solution")
+    return Prepared(record.text("problem"), answer, id=record.some("unique_id").get("unique_id"), extra_info=extra)
+
+
+def dapo_math(record: DataRecord) -> Prepared:
+    """Rows in verl's shape whose problem stands between instructions, which are the first and the last paragraph."""
+    prompt, model, extra = (record.fields.get(name) for name in ("prompt", "reward_model", "extra_info"))
+    try:
+        text, answer, id = prompt[-1]["content"], model["ground_truth"], (extra or {}).get("index")  # type: ignore[index]
+    except (TypeError, KeyError, IndexError):
+        raise ConfigError(
+            "expected the fields prompt[-1].content and reward_model.ground_truth, got "
+            f"{shorten(repr(dict(record.fields)))}"
+        ) from None
+    first, _, rest = text.partition("\n\n")
+    problem, _, last = rest.rpartition("\n\n")
+    if not problem or "Answer:" not in first + last:
+        raise ConfigError(f"prompt[-1].content must have the problem between two paragraphs, got {shorten(repr(text))}")
+    return Prepared(problem, answer, id=id)
+
+
+def last_boxed(solution: str) -> str:
+    r"""The content of the last `\boxed{...}` or `\fbox{...}` of a solution, or behind `\boxed ` up to `$`."""
+    start = max(solution.rfind("\\boxed"), solution.rfind("\\fbox"))
+    behind = solution[start:].removeprefix("\\boxed").removeprefix("\\fbox") if start >= 0 else ""
+    if behind[:1] == " " and behind.lstrip()[:1] != "{":
+        return behind.partition("$")[0].strip()
+    behind, depth = behind.lstrip(), 0
+    for place, character in enumerate(behind if behind[:1] == "{" else ""):
+        escaped = behind[place - 1] == "\\" if place else False
+        depth += 0 if escaped else (character == "{") - (character == "}")
+        if depth == 0:
+            return behind[1:place]
+    raise ConfigError(f"field 'solution' must hold \\boxed{{answer}}, got {shorten(repr(solution[-80:]))}")
+
+
+def mbpp(record: DataRecord) -> Prepared:
+    """`text` (`prompt` in the sanitized file), `task_id`, `test_list`; the ground truth is the whole record."""
+    number = record.fields.get("task_id")
+    if type(number) is not int:
+        raise ConfigError(f"field 'task_id' must be a whole number, got {number!r}")
+    tests = record.texts("test_list")
+    split = next((name for name, ids in _MBPP_SPLITS.items() if number in ids), None)
+    asked = record.text(record.first_of("text", "prompt"))
+    shown = "\n".join(tests)
+    return Prepared(
+        f"{asked.strip()}\n\nYour program must pass these tests:\n```python\n{shown}\n```",
+        json.dumps(dict(record.fields)),
+        id=f"MBPP/{number}",
+        split=split,
+    )
+
+
+def humaneval(record: DataRecord) -> Prepared:
+    """`task_id`, `prompt`, `entry_point`, `test`; the ground truth is the whole record."""
+    for name in ("entry_point", "test"):
+        record.text(name)
+    start = record.text("prompt").strip("\n")
+    return Prepared(
+        f"Complete this program:\n```python\n{start}\n```",
+        json.dumps(dict(record.fields)),
+        id=record.text("task_id"),
+    )
+
+
+def contest(record: DataRecord) -> Prepared:
+    """`question`, `starter_code` and `input_output`, the ground truth: JSON text of `inputs`, `outputs`, maybe
+    `fn_name`.
+    """
+    tests = record.text("input_output")
+    if not tests.strip():
+        raise UnusableRecordError("has no tests (input_output is empty)")
+    try:
+        read = json.loads(tests)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"field 'input_output' must be JSON text: {error}") from error
+    if not isinstance(read, Mapping) or not all(isinstance(read.get(name), list) for name in ("inputs", "outputs")):
+        raise ConfigError(f"field 'input_output' must hold lists of inputs and outputs, got {shorten(tests, 60)!r}")
+    if not read["inputs"]:
+        raise UnusableRecordError("has no tests (input_output has no inputs)")
+    starter = str(record.fields.get("starter_code") or "").strip("\n")
+    how = "Read from standard input and print to standard output."
+    if read.get("fn_name"):
+        how = f"Write the function `{read['fn_name']}`."
+    began = f"\n\nBegin with this:\n```python\n{starter}\n```" if starter else ""
+    number = record.fields.get("id", record.fields.get("problem_id"))
+    return Prepared(
+        f"{record.text('question').strip()}\n\n{how}{began}",
+        tests,
+        id=None if number is None else str(number),
+        extra_info=record.some("difficulty", "url", "source"),
+    )
+
+
+def question(record: DataRecord) -> Prepared:
+    """`question` with `golden_answers` (FlashRAG), or `answer` (a text or several) with `answer_aliases`."""
+    name = record.first_of("golden_answers", "answer")
+    answer = record.fields[name]
+    if name == "answer" and isinstance(answer, str):
+        answers = [answer, *(record.fields.get("answer_aliases") or ())]
+    else:
+        answers = record.texts(name)
+    if not all(isinstance(text, str) for text in answers):
+        raise ConfigError(f"field 'answer_aliases' must be a list of texts, got {shorten(repr(answers[1:]), 60)}")
+    if record.fields.get("answerable") is False:
+        raise UnusableRecordError("has no answer (answerable is false)")
+    id = next(iter(record.some("id", "_id").values()), None)
+    return Prepared(
+        record.text("question").strip(),
+        {"target": list(dict.fromkeys(answers))},
+        id=None if id is None else str(id),
+        extra_info={
+            **record.some("type", "level", "evidences"),
+            **_supporting_titles(record.fields.get("supporting_facts")),
+        },
+    )
+
+
+def _supporting_titles(facts: Any) -> dict[str, list[str]]:
+    """The articles that hold the facts: pairs of a title and a sentence's number, or one list of each (on the hub)."""
+    titles = facts.get("title") if isinstance(facts, Mapping) else [fact[0] for fact in facts or ()]
+    return {"supporting_titles": list(dict.fromkeys(map(str, titles)))} if titles else {}
