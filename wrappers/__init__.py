@@ -1,4 +1,4 @@
-"""Layer 3: one change to an env each; docs/wrappers.md has an example of each."""
+"""Layer 3: one change to an env each."""
 
 from __future__ import annotations
 

@@ -44,6 +44,19 @@ class Compact(Wrapper):
 
     Raises:
         ConfigError: an argument is not usable, or the env inside begins the context anew itself.
+
+    Example:
+        >>> import asyncio, toolgym
+        >>> async def main():
+        ...     async with Compact(toolgym.make("CodeInterpreter-v0"), 400, tokenizer=len, request="Summarise.") as env:
+        ...         await env.reset(seed=0)
+        ...         result = await env.step("<tool_call>" + "no JSON " * 50 + "</tool_call>")
+        ...         print(result.obs[-1]["content"])
+        ...         result = await env.step("The tool wants JSON.")
+        ...         print(result.info["context"][-1]["content"].splitlines()[-1])
+        >>> asyncio.run(main())
+        Summarise.
+        The tool wants JSON.
     """
 
     def __init__(

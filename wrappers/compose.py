@@ -14,6 +14,14 @@ class Compose:
 
     Args:
         wrappers: the first is innermost; each as in `wrappers` of `toolgym.make`, which has the errors too.
+
+    Example:
+        >>> import toolgym
+        >>> from functools import partial
+        >>> from toolgym.wrappers import TruncateResults, TurnLimit
+        >>> short = Compose(partial(TruncateResults, max_chars=1000), partial(TurnLimit, max_turns=4))
+        >>> toolgym.make("CodeInterpreter-v0", wrappers=short)
+        <TurnLimit<TruncateResults<CodeInterpreterEnv with code_interpreter; not reset>>>
     """
 
     def __init__(self, *wrappers: str | Mapping[str, Any] | Callable[[BaseEnv], BaseEnv]) -> None:

@@ -27,6 +27,16 @@ class FormatPenalty(Wrapper):
 
     Raises:
         ConfigError: `form` is neither, or `penalty` is negative or not finite.
+
+    Example:
+        >>> import asyncio, toolgym
+        >>> async def main():
+        ...     async with FormatPenalty(toolgym.make("CodeInterpreter-v0"), "####", penalty=0.5) as env:
+        ...         await env.reset(seed=0)
+        ...         result = await env.step("It is many.")
+        ...         return result.reward, result.info["metrics"]["bad_format"]
+        >>> asyncio.run(main())
+        (-0.5, 1)
     """
 
     def __init__(self, env: BaseEnv, form: str | Callable[[Message], object], penalty: float = 1.0) -> None:

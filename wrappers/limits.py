@@ -77,6 +77,16 @@ class TurnLimit(Limit):
 
     Raises:
         ConfigError: `max_turns` is no whole number of at least 1.
+
+    Example:
+        >>> import asyncio, toolgym
+        >>> async def main():
+        ...     async with TurnLimit(toolgym.make("CodeInterpreter-v0"), max_turns=2) as env:
+        ...         await env.reset(seed=0)
+        ...         results = [await env.step("<tool_call>no JSON</tool_call>") for _ in range(2)]
+        ...         return [str(result.stop_reason) for result in results]
+        >>> asyncio.run(main())
+        ['None', 'max_turns']
     """
 
     def __init__(self, env: BaseEnv, max_turns: int) -> None:
@@ -110,6 +120,17 @@ class TokenBudget(Limit):
 
     Raises:
         ConfigError: `max_tokens` is no whole number of at least 1, or `tokenizer` is none.
+
+    Example:
+        >>> import asyncio, toolgym
+        >>> async def main():
+        ...     words = lambda text: len(text.split())
+        ...     async with TokenBudget(toolgym.make("CodeInterpreter-v0"), 100, tokenizer=words) as env:
+        ...         await env.reset(seed=0)
+        ...         result = await env.step("<tool_call>" + "so many words " * 40 + "</tool_call>")
+        ...         return result.truncated, str(result.stop_reason)
+        >>> asyncio.run(main())
+        (True, 'budget')
     """
 
     def __init__(self, env: BaseEnv, max_tokens: int, *, tokenizer: Any) -> None:
@@ -143,6 +164,16 @@ class TimeLimit(Limit):
 
     Raises:
         ConfigError: `seconds` is no positive number.
+
+    Example:
+        >>> import asyncio, toolgym
+        >>> async def main():
+        ...     async with TimeLimit(toolgym.make("CodeInterpreter-v0"), seconds=0.3) as env:
+        ...         await env.reset()
+        ...         await asyncio.sleep(0.4)  # the policy thinks
+        ...         return str((await env.step("#### 1")).stop_reason)
+        >>> asyncio.run(main())
+        'episode_timeout'
     """
 
     def __init__(self, env: BaseEnv, seconds: float) -> None:

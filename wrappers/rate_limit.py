@@ -24,6 +24,18 @@ class RateLimit(Wrapper):
 
     Raises:
         ConfigError: `limit` is no whole number of at least 1, another limit has that name, or `of` is something else.
+
+    Example:
+        >>> import asyncio, toolgym
+        >>> async def play(env):
+        ...     async with env:
+        ...         await env.reset(seed=0)
+        ...         return (await env.step("#### 1")).done
+        >>> async def main():
+        ...     envs = [RateLimit(toolgym.make("CodeInterpreter-v0"), 2, name="two") for _ in range(3)]
+        ...     return await asyncio.gather(*map(play, envs))
+        >>> asyncio.run(main())
+        [True, True, True]
     """
 
     def __init__(

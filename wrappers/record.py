@@ -33,6 +33,18 @@ class Record(Wrapper):
     Raises:
         ConfigError: the folder is not there, or `path` is a folder.
         OSError: in `step`, `reset` and `close`: the file cannot be written.
+
+    Example:
+        >>> import asyncio, json, tempfile, toolgym
+        >>> async def main(path):
+        ...     async with Record(toolgym.make("CodeInterpreter-v0"), path) as env:
+        ...         await env.reset(seed=0)
+        ...         await env.step("#### 1")
+        >>> with tempfile.NamedTemporaryFile() as file:
+        ...     asyncio.run(main(file.name))
+        ...     episode = json.load(file)
+        >>> episode["actions"], episode["rewards"], episode["stop_reason"]
+        (['#### 1'], [0.0], 'answered')
     """
 
     def __init__(self, env: BaseEnv, path: str | Path) -> None:

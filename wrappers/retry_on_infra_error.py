@@ -49,6 +49,23 @@ class RetryOnInfraError(Wrapper):
     Raises:
         ConfigError: a number is out of range.
         ForkNotSupportedError: in `step`, with `steps`: the env cannot be forked.
+
+    Example:
+        >>> import asyncio, toolgym
+        >>> class Flaky(toolgym.wrappers.Wrapper):
+        ...     failures = 2
+        ...     async def reset(self, **kwargs):
+        ...         self.failures -= 1
+        ...         if self.failures >= 0:
+        ...             raise ConnectionError("the sandbox server does not answer")
+        ...         return await super().reset(**kwargs)
+        >>> async def main():
+        ...     env = Flaky(toolgym.make("CodeInterpreter-v0"))
+        ...     async with RetryOnInfraError(env, first_delay=0.01) as env:
+        ...         await env.reset()
+        ...         return (await env.step("Hello.")).info["metrics"]["infra_retries"]
+        >>> asyncio.run(main())
+        2
     """
 
     def __init__(

@@ -21,6 +21,17 @@ class ShapeReward(Wrapper):
 
     Raises:
         ConfigError: `shape` is not callable; or, in `step`, it returned something else than a finite number.
+
+    Example:
+        >>> import asyncio, toolgym
+        >>> def centred(result):
+        ...     return result.reward - 0.5 if result.done else 0.0
+        >>> async def main():
+        ...     async with ShapeReward(toolgym.make("CodeInterpreter-v0"), centred) as env:
+        ...         _, info = await env.reset(seed=0)
+        ...         return (await env.step(f"#### {info['task'].ground_truth}")).reward
+        >>> asyncio.run(main())
+        0.5
     """
 
     def __init__(self, env: BaseEnv, shape: Callable[[StepResult], float]) -> None:

@@ -25,6 +25,16 @@ class TruncateResults(Wrapper):
     Raises:
         ConfigError: not one of `max_chars` and `max_tokens` is given, it is no whole number of at least 1, `max_tokens`
             comes without `tokenizer`, or there is no such side.
+
+    Example:
+        >>> import asyncio, toolgym
+        >>> call = '<tool_call>{"name": "code_interpreter", "arguments": {"code": "print(10**9)"}}</tool_call>'
+        >>> async def main():
+        ...     async with TruncateResults(toolgym.make("CodeInterpreter-v0"), 4, side="left") as env:
+        ...         await env.reset(seed=0)
+        ...         return (await env.step(call)).obs[0]["content"]
+        >>> asyncio.run(main())
+        '1000 [... 6 characters left out ...]'
     """
 
     def __init__(
