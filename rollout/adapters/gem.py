@@ -13,12 +13,11 @@ from collections.abc import Iterable
 from typing import Any
 
 from toolgym.envs.base import require_growing_context
-from toolgym.envs.failure import failing, finite_reward
-from toolgym.envs.gym.gymnasium_env import GymnasiumEnv
+from toolgym.envs.driven_episode import DrivenEpisode
 from toolgym.envs.registry import make, registered
-from toolgym.envs.types import EpisodeFailedError, StopReason
 from toolgym.rollout.adapters.versions import needs
-from toolgym.tools.errors import ConfigError, EpisodeError
+from toolgym.tools.concurrency.event_loop_thread import EventLoopThread
+from toolgym.tools.errors import ConfigError
 from toolgym.tools.message import Message
 from toolgym.tools.schema import ToolSchema
 
@@ -60,38 +59,36 @@ class ToolgymGemEnv(gem.Env):  # type: ignore[misc]  # GEM may be missing
             raise ConfigError(f"say with instructions=... how calls are written for the parser {kwargs['parser']!r}")
         inner = make(env, **kwargs)
         require_growing_context(inner, "GEM's loop")
-        self._env = GymnasiumEnv(inner)
+        self._episode = DrivenEpisode(inner)
+        self._bridge = EventLoopThread(name="toolgym-gem", on_close=self._episode.close)
         self._instructions, self._end, self._seed = instructions, end_of_turn, seed
 
     def reset(self, seed: int | None = None) -> tuple[str, dict[str, Any]]:
         """Begin an episode; the same seed gives the same task, None goes on from where the env is."""
         seed, self._seed = self._seed if seed is None else seed, None
-        with failing(StopReason.RESET_FAILED, StopReason.ENV_TIMEOUT, unless=ConfigError):
-            messages, _ = self._env.reset(seed=seed)
-        tools = self._env.base_env.tool_schemas
+        messages, _ = self._bridge.run(self._episode.reset(seed=seed))
+        tools = self._episode.env.tool_schemas
         instructions = describe_tools(tools) if self._instructions is None else self._instructions
         return "\n\n".join(filter(None, [_text(messages), instructions])), {"suffix": ""}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Take a turn; the info has `use_tool`, the env's `metrics` that are numbers, and `stop_reason` at the end."""
-        if self._end and isinstance(action, str):
-            action = action.partition(self._end)[0]
-        with failing(StopReason.ENV_FAILED, StopReason.ENV_TIMEOUT, unless=(ConfigError, EpisodeError)):
-            obs, reward, terminated, truncated, info = self._env.step(action)
-        finite_reward(reward)
-        reason = info.get("stop_reason") or StopReason.ANSWERED
-        if reason.failed:
-            raise EpisodeFailedError(reason, "the env ended the episode with this reason")
-        metrics = {name: value for name, value in info.get("metrics", {}).items() if isinstance(value, int | float)}
+        if not isinstance(action, str):
+            raise ConfigError(f"GEM's actions are texts, got {type(action).__name__}: {action!r}")
+        text = action.partition(self._end)[0] if self._end else action
+        result = self._bridge.run(self._episode.step(text))
+        metrics = {
+            name: value for name, value in result.info.get("metrics", {}).items() if isinstance(value, int | float)
+        }
         facts: dict[str, Any] = {"suffix": "", "metrics": metrics, "metrics_agg_mode": dict.fromkeys(metrics, "last")}
-        facts["use_tool"] = any(message["role"] == "tool" for message in obs)
-        done = terminated or truncated
-        if done:
-            facts["stop_reason"] = str(reason)
-        return TERMINAL_STATE if done else _text(obs), reward, done, truncated, facts
+        facts["use_tool"] = any(message["role"] == "tool" for message in result.obs)
+        if result.done:
+            facts["stop_reason"] = str(self._episode.stop_reason)
+        observation = TERMINAL_STATE if result.done else _text(result.obs)
+        return observation, float(result.reward), result.done, result.truncated, facts
 
     def close(self) -> None:
-        self._env.close()
+        self._bridge.close()
 
 
 def describe_tools(tools: Iterable[ToolSchema]) -> str:

@@ -81,7 +81,7 @@ def test_the_last_turn_is_terminated_and_truncated(made):
 def test_a_turn_that_was_decoded_with_its_special_tokens(made):
     env = made(end_of_turn="<|im_end|>", instructions="")
     env.reset(seed=0)
-    answer = str(env._env.base_env.task.ground_truth)
+    answer = str(env._episode.env.task.ground_truth)
     assert env.step(f"#### {answer}<|im_end|><|endoftext|>")[1] == 1.0
     assert "<tool_call>" not in env.reset(seed=0)[0]
 
