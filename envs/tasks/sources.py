@@ -17,6 +17,8 @@ _MOST_SEEDS = 64
 
 
 class TaskSource(ABC):
+    """A source that an env draws its tasks from."""
+
     @abstractmethod
     def sample(self, rng: random.Random) -> Task:
         """Draw one task; the same state of `rng` gives the same task."""
