@@ -37,8 +37,7 @@ YOUNG = 0.25
 """Seconds after which a cell has surely begun to listen to interrupts."""
 
 FINAL_READS = 8
-"""Reads from the control socket of a process that has ended: all it can have left there. Others may go on writing to
-it."""
+"""Reads from the control socket of a process that has ended: all it can have left there. Others may write on to it."""
 
 MAX_BACKLOG = 8 * 1024 * 1024
 """Bytes that may wait for the host before further files are read."""
@@ -51,18 +50,7 @@ MAX_FORK_FAILURES = 3
 
 
 class Broker:
-    """Passes requests on to children, and answers back.
-
-    Args:
-        host: the socket to the host.
-        spec: how children are made.
-        zygote: a socket to the process that forks them.
-        zygote_pid: its process id.
-        warm: how many children wait, forked ahead.
-        can_fork: whether programs may start processes.
-        monitor: how children are watched.
-        absent: the libraries that could not be loaded.
-    """
+    """Passes requests on to children, and answers back. It keeps `warm` children that are forked ahead."""
 
     def __init__(
         self,
@@ -113,7 +101,7 @@ class Broker:
         while True:
             self._host.flush()
             self._fork_ahead()
-            fetches = self._runs.fetching and self._host.backlog < MAX_BACKLOG
+            fetches = self._runs.fetching and len(self._host.outbox) < MAX_BACKLOG
             patience = self._patience()
             self._host.flush()
             self._reactor.turn(0.0 if fetches else patience)
@@ -134,7 +122,7 @@ class Broker:
         }
 
     def _fork_ahead(self) -> None:
-        while self._pool.warm < self._want_warm and self._fork_failures < MAX_FORK_FAILURES:
+        while len(self._pool.warm) < self._want_warm and self._fork_failures < MAX_FORK_FAILURES:
             try:
                 self._pool.spawn_warm()
             except OSError:
@@ -319,7 +307,7 @@ class Broker:
         self._host.forward(request["id"], chunk.data, more=not chunk.last)
         if chunk.last:
             channel.drain()
-            status: Status = "timeout" if channel.progress.interrupted else "ok"
+            status: Status = "timeout" if channel.interrupted else "ok"
             self._settle(channel, {"status": status, "alive": True, "answered": True})
 
     def _on_note(self, channel: Channel, note: dict[str, Any]) -> None:
@@ -363,11 +351,10 @@ class Broker:
         channel.deadline = 0
         if channel.request is None:
             return
-        progress = channel.progress
-        if channel.session and channel.request["op"] == "cell" and not progress.last_warning:
+        if channel.session and channel.request["op"] == "cell" and not channel.last_warning:
             # A cell that has hardly begun may still ignore interrupts: it gets another one.
-            young = time.monotonic() - progress.started < YOUNG
-            progress.interrupted, progress.last_warning = True, not young
+            young = time.monotonic() - channel.started < YOUNG
+            channel.interrupted, channel.last_warning = True, not young
             channel.signal(signal.SIGINT)
             self._deadlines.arm(channel, YOUNG / 5 if young else SOFT_KILL)
             return

@@ -57,36 +57,10 @@ class Kill:
 
 
 @dataclass
-class RequestProgress:
-    """The current request of a channel: when it began, in the time of `time.monotonic`, and what was printed, by
-    stream. At its deadline a cell is `interrupted` (SIGINT); after the `last_warning`, the next deadline kills."""
-
-    started: float
-    output: dict[int, Capture]
-    interrupted: bool = False
-    last_warning: bool = False
-
-
-@dataclass
-class RunState:
-    """State of a run, its output apart.
-
-    Attributes:
-        folder: descriptor of the folder that files are fetched from; -1: none. It belongs to the channel.
-        home: the program's working folder, relative to that.
-    """
-
-    folder: int = -1
-    home: str = "."
-    compiled: CompilerOutput | None = None
-
-
-@dataclass
 class CopyState:
-    """State of a session's channel that concerns its forks.
+    """State of a session's channel that concerns its forks: the one under way, of which this is the origin or the copy.
 
     Attributes:
-        fork: the fork that is under way; this channel is its origin or its copy.
         pending_ends: descriptors for the copy to be: its control socket, standard output and standard error.
         handle: pidfd of the interpreter, if that is a copy; -1: it is the child itself.
         namespace: descriptor of the namespace that holds a copy's mounts; -1: it has none of its own.
@@ -112,6 +86,9 @@ class Channel:
         deadline: see `reactor.Deadlines`.
         session: name of the session; empty: it is a run, or still waits for its first request.
         untrusted: whether user code has run: it may have written all that comes from here on.
+        folder: descriptor of the folder that a run's files are fetched from; -1: none.
+        home: the program's working folder, relative to that.
+        interrupted: whether a cell got a SIGINT at its deadline; after the `last_warning`, the next one kills.
     """
 
     def __init__(
@@ -131,8 +108,9 @@ class Channel:
         self.session = ""
         self.untrusted = False
         self.killed: Kill | None = None
-        self.progress = self._fresh_progress(0.0)
-        self.run = RunState()
+        self.folder, self.home = -1, "."
+        self.compiled: CompilerOutput | None = None
+        self._restart()
         self.copying = CopyState(handle=handle)
         self._outbox = SendBuffer(self.control, reactor)
 
@@ -140,10 +118,12 @@ class Channel:
         """Start on a request, or on the next step of one: the clock and the output start again."""
         self.request = request
         self.output_bytes = request.get("output_bytes", self.output_bytes)
-        self.progress = self._fresh_progress(time.monotonic())
+        self._restart()
 
-    def _fresh_progress(self, now: float) -> RequestProgress:
-        return RequestProgress(now, {1: Capture(self.output_bytes), 2: Capture(self.output_bytes)})
+    def _restart(self) -> None:
+        self.started = time.monotonic()
+        self.output = {1: Capture(self.output_bytes), 2: Capture(self.output_bytes)}
+        self.interrupted = self.last_warning = False
 
     def take_request(self) -> dict[str, Any] | None:
         """The request, which has its answer then and no deadline any more."""
@@ -160,8 +140,6 @@ class Channel:
         self.killed = Kill(reason, detail)
         self.child.kill()
 
-    # ------------------------------------------------------------------ control
-
     def send(self, request: Mapping[str, Any]) -> None:
         """Send a frame, as far as the socket takes it now; `flush` sends the rest."""
         self._outbox.add(frames.encode_for_child(request))
@@ -175,9 +153,8 @@ class Channel:
         socket.send_fds(self.control, [b"."], fds)
 
     def open_pending_ends(self) -> None:
-        """Make a socket and two pipes for the copy to be, and send the session its ends of them. The broker's ends were
-        never in a program's hands: a program that shared them could make reads from them block, and the broker with
-        them."""
+        """Make a socket and two pipes for the copy to be, and send the session its ends of them. A program that shared
+        the broker's ends could make reads from them block, and the broker with them."""
         with contextlib.ExitStack() as lent:
             ours, theirs = socket.socketpair()
             lent.callback(theirs.close)
@@ -196,14 +173,12 @@ class Channel:
             os.close(fd)
         self.copying.pending_ends = []
 
-    # ------------------------------------------------------------------ output
-
     def read_output(self, stream: int) -> bool:
         """Read what a pipe has. A child that floods it is killed. Returns whether there may be more."""
         fd = self.pipes.get(stream, -1)
         if fd < 0:
             return False
-        capture = self.progress.output[stream]
+        capture = self.output[stream]
         for _ in range(READS_PER_TURN):
             try:
                 data = os.read(fd, READ_SIZE)
@@ -224,21 +199,19 @@ class Channel:
 
     def drain(self) -> None:
         """Read all that both pipes have."""
-        for stream, capture in self.progress.output.items():
+        for stream, capture in self.output.items():
             while not capture.flooded and self.read_output(stream):
                 pass
 
     def outputs(self) -> Output:
-        out, err = self.progress.output[1], self.progress.output[2]
+        out, err = self.output[1], self.output[2]
         return {
             "stdout": out.text(),
             "stderr": err.text(),
             "stdout_truncated": out.truncated,
             "stderr_truncated": err.truncated,
-            "duration": time.monotonic() - self.progress.started,
+            "duration": time.monotonic() - self.started,
         }
-
-    # ------------------------------------------------------------------ ending
 
     @property
     def pidfd(self) -> int:
@@ -259,10 +232,10 @@ class Channel:
         if self.control.fileno() >= 0:
             self._reactor.unwatch(self.control.fileno())
             self.control.close()
-        for fd in (self.copying.handle, self.run.folder, self.copying.namespace):
+        for fd in (self.copying.handle, self.folder, self.copying.namespace):
             if fd >= 0:
                 os.close(fd)
-        self.copying.handle = self.run.folder = self.copying.namespace = -1
+        self.copying.handle = self.folder = self.copying.namespace = -1
         if self in self.child.channels:
             self.child.channels.remove(self)
 
@@ -292,17 +265,14 @@ class Child:
 
     Attributes:
         slot: its number, unique among those alive.
-        pid: its process id, as the broker sees it, with the handle `pidfd`; 0: it is not forked yet, or its fork
-            failed.
-        init: the first process of its pid namespace, see `first_process`; 0: it has none. `init_fd` is a handle of it,
-            once the child is dead.
+        pid: its process id, as the broker sees it; 0: it is not forked yet, or its fork failed.
+        init: the first process of its pid namespace, see `first_process`; 0: it has none.
         first: the channel into the process itself; further ones lead into forks of it.
         dead: whether the process itself has been reaped. Forks may live on in its namespace.
         ended: whether everything has been reaped.
         number: its number in another /proc than the broker's own, once that is known; 0 before.
-        counted: when its files were counted last, in the time of `time.monotonic`, which took `counting` seconds.
-        weighed: when its memory was measured exactly, likewise in `weighing` seconds.
-        weights: see `usage.own_bytes`.
+        counted: when its files were counted last, which took `counting` seconds.
+        weighed: when its memory was measured exactly, which took `weighing` seconds.
     """
 
     def __init__(self, slot: int, folder: str) -> None:
@@ -333,15 +303,8 @@ class Child:
 
 @dataclass
 class Fork:
-    """A fork that is under way.
-
-    Attributes:
-        request: the host's.
-        parted: whether the session goes on.
-        ready: whether the copy is in place.
-        failure: status and words of what went wrong.
-        answered: whether the host has its answer.
-    """
+    """A fork that is under way: whether the session goes on (`parted`), the copy is `ready`, and the host has its
+    answer."""
 
     request: Mapping[str, Any]
     origin: Channel

@@ -34,17 +34,9 @@ _REPLY_SIZE = 4096
 
 
 class ChildPool:
-    """All children of a template process, those that wait for a request included.
-
-    Args:
-        reactor: tells when there is something to read.
-        spec: how children are made.
-        zygote: a socket to the process that forks them.
-        zygote_pid: its process id.
-        on_spawned: called with the channel to each new child, to watch it.
-        on_forked: called with each child that was forked; from then on `reap` may be.
-        on_fork_failed: called with each child that could not be forked, and the reason.
-    """
+    """All children of a template process, those that wait for a request included. `on_spawned` is called with the
+    channel to each new child, to watch it; `on_forked` when it was forked, whereupon `reap` may be called;
+    `on_fork_failed` when it could not be, with the reason."""
 
     def __init__(
         self,
@@ -60,7 +52,7 @@ class ChildPool:
         self._on_spawned, self._on_forked, self._on_fork_failed = on_spawned, on_forked, on_fork_failed
         self._namespaces = spec.hardening.namespaces
         self._children: set[Child] = set()
-        self._warm: list[Child] = []
+        self.warm: list[Child] = []  # these wait for their first request, or will as soon as they are forked
         self._asked: dict[int, Child] = {}
         self._to_ask: deque[tuple[Child, tuple[int, int, int]]] = deque()
         self._free_slots: list[int] = []
@@ -68,19 +60,13 @@ class ChildPool:
         zygote.setblocking(False)
         reactor.watch(zygote.fileno(), self.read_replies)
 
-    @property
-    def warm(self) -> int:
-        """Number of children that wait for their first request, or will as soon as they are forked."""
-        return len(self._warm)
-
     def spawn_warm(self) -> None:
-        self._warm.append(self._spawn().child)
+        self.warm.append(self._spawn().child)
 
     def take(self) -> Channel:
-        """The channel to a hardened child that waits for its first request. The child may not be forked yet: what is
-        sent to it waits in the socket."""
-        while self._warm:
-            child = self._warm.pop(0)
+        """The channel to a hardened child. The child may not be forked yet: what is sent to it waits in the socket."""
+        while self.warm:
+            child = self.warm.pop(0)
             if not child.dead:
                 return child.channels[0]
         return self._spawn()
@@ -115,8 +101,7 @@ class ChildPool:
 
     def reap(self, child: Child) -> tuple[int, Any] | None:
         """Reap a child that exited. Returns its exit code, negative for a signal, and its usage; None: it is alive. In
-        a pid namespace, other processes of it may live on until the child is killed; `child.init_fd` tells when the
-        last one ended."""
+        a pid namespace others may live on until the child is killed; `child.init_fd` tells when the last one ended."""
         pid, status, usage = os.wait4(child.pid, os.WNOHANG)
         if pid == 0:
             return None
@@ -136,8 +121,8 @@ class ChildPool:
 
     def release(self, child: Child) -> None:
         """Free what an ended child had: its folder, its handles, and its slot."""
-        if child in self._warm:
-            self._warm.remove(child)
+        if child in self.warm:
+            self.warm.remove(child)
         if not self._namespaces:
             folders.remove(child.folder)
         for fd in (child.pidfd, child.init_fd):
@@ -148,9 +133,9 @@ class ChildPool:
         self._free_slots.append(child.slot)
 
     def kill_all(self) -> None:
-        """Kill and reap all children, all that they started, and the zygote. The last thing that this process does.
-        Children die with their parent, but what they started does not, unless a namespace ends with it. And unreaped
-        children would go to the next parent, which in a container is a program that never reaps them."""
+        """Kill and reap all children, all that they started, and the zygote. Children die with their parent, but what
+        they started does not, unless a namespace ends with it; and unreaped, they would go to a container's first
+        process, which never reaps."""
         if self._namespaces:
             return
         first = self._spec.hardening.first_uid

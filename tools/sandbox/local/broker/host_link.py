@@ -25,23 +25,18 @@ class HostLink:
         self._socket, self._operations, self._on_end = end, operations, on_end
         self._decoder = frames.FrameDecoder()
         self._data: dict[int, bytes] = {}
-        self._outbox = SendBuffer(end, reactor)
+        self.outbox = SendBuffer(end, reactor)
         end.setblocking(False)
         reactor.watch(end.fileno(), self._receive)
 
     def send(self, message: Mapping[str, Any]) -> None:
         """Send a message with the next `flush`."""
-        self._outbox.add(frames.encode(message))
-
-    @property
-    def backlog(self) -> int:
-        return len(self._outbox)
+        self.outbox.add(frames.encode(message))
 
     def forward(self, number: int, data: bytes, *, more: bool = True) -> None:
-        """Send bytes that belong to the answer of a request, ahead of it: now, unless there are no `more` before the
-        answer."""
-        self._outbox.add(frames.data_chunk_head(number, len(data)))
-        self._outbox.add(data)
+        """Send bytes of the answer to a request ahead of it; at once, if `more` follow before the answer."""
+        self.outbox.add(frames.data_chunk_head(number, len(data)))
+        self.outbox.add(data)
         if more:
             self.flush()
 
@@ -81,7 +76,6 @@ class HostLink:
             os._exit(0)
 
     def flush(self) -> None:
-        """Send what waits, as far as the socket takes it now, and the rest when there is room. The broker calls it once
-        a turn: answers that came together go out together."""
-        if not self._outbox.flush(self.flush):
+        """Send what waits, and the rest when there is room. Once a turn: answers that came together go out together."""
+        if not self.outbox.flush(self.flush):
             self._end()

@@ -37,8 +37,7 @@ MAX_CODE = 1 << 31
 
 
 class Processes:
-    """All programs of all sessions. `output_bytes` of each stream are kept until the host asks for them; `drop` ends a
-    session."""
+    """All programs of all sessions, which `drop` ends. `output_bytes` of each stream are kept for the host."""
 
     def __init__(
         self, host: HostLink, reactor: Reactor, output_bytes: int, drop: Callable[[Channel, KillReason | None], None]
@@ -53,8 +52,7 @@ class Processes:
     # ------------------------------------------------------------------ requests
 
     def start(self, channel: Channel, request: dict[str, Any]) -> None:
-        """Start a program. A session that has no launcher yet, or was forked since, has to make one first, and must be
-        free."""
+        """Start a program. A session without a launcher, or forked since, has to make one first, and must be free."""
         if self._count_of(channel) >= MAX_PROCESSES:
             self._make_room(channel)
         if self._count_of(channel) >= MAX_PROCESSES:
@@ -132,9 +130,8 @@ class Processes:
         waiter.deadline = 0
 
     def retire_launcher(self, channel: Channel) -> None:
-        """Have the session's next program started by a new launcher; those there are keep theirs. For a session that is
-        forked: its own programs and those of the fork must not signal each other. And for one whose limit of processes
-        is raised, which a launcher passes on to what it starts."""
+        """Have the session's next program started by a new launcher: programs of a session and of its fork must not
+        signal each other, and a launcher passes its limit of processes on to what it starts."""
         link = self._launchers.pop(channel, None)
         if link is not None and not link.processes:
             self._links[channel].remove(link)

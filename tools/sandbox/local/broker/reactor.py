@@ -60,9 +60,8 @@ class Reactor:
 
     While it does not wait, a timer runs whose signal interrupts slow system calls. A program can send this process
     descriptors, whether they are accepted or not, and the process that drops the last reference to a file waits until
-    it is closed: for a TCP connection, as long as the program has set (`SO_LINGER`). A signal ends that wait.
-
-    Every process forked from this one inherits the handler of SIGALRM.
+    it is closed: for a TCP connection, as long as the program has set (`SO_LINGER`). A signal ends that wait. Forked
+    processes inherit the handler.
     """
 
     def __init__(self) -> None:

@@ -7,8 +7,8 @@ import errno
 import os
 import signal
 import stat
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from toolgym.tools.sandbox.local.broker import usage
 from toolgym.tools.sandbox.local.broker.channel import Channel, KillReason
@@ -32,8 +32,7 @@ MAX_REASONS = 100
 
 
 class Runs:
-    """Takes the notes of children that run a program, and answers the host. `running` has the channels of all runs, by
-    the id of the request."""
+    """Takes the notes of children that run a program, and answers the host. `running` has channels by request id."""
 
     def __init__(
         self,
@@ -47,44 +46,44 @@ class Runs:
         self._fetches: list[tuple[dict[str, Any], RunAnswer, Fetch]] = []
         self.running: dict[int, Channel] = {}
 
-    # ------------------------------------------------------------------ notes
-
     def on_note(self, channel: Channel, request: dict[str, Any], note: dict[str, Any]) -> None:
         """Take a note of a child that runs a program; `ValueError` if it makes no sense at this point."""
-        handle = self._NOTES.get(next(iter(note), ""))
-        if handle is None:
-            raise ValueError("an unknown note")
-        handle(self, channel, request, note)
+        kind = next(iter(note), "")
+        if kind == "begins" and not channel.untrusted:
+            channel.untrusted = True
+        elif kind == "folder":
+            self._on_folder(channel, note)
+        elif kind == "compiled":
+            self._on_compiled(channel, request, note)
+        elif kind == "done":
+            self._on_done(channel, note)
+        else:
+            raise ValueError("an unknown note, or a second beginning")
 
-    def _on_begins(self, channel: Channel, request: dict[str, Any], note: dict[str, Any]) -> None:
-        if channel.untrusted:
-            raise ValueError("a second beginning")
-        channel.untrusted = True
-
-    def _on_folder(self, channel: Channel, request: dict[str, Any], note: dict[str, Any]) -> None:
+    def _on_folder(self, channel: Channel, note: dict[str, Any]) -> None:
         """Open the child's folder before any user code runs there. The child waits for that."""
-        if channel.untrusted or channel.run.folder >= 0:
+        if channel.untrusted or channel.folder >= 0:
             raise ValueError("a second folder, or one that user code names")
         path, place = channel.child.folder, None
         if self._spec.hardening.namespaces:
             self._pool.await_fork(channel.child)
             path, place = f"{usage.number(self._monitor.proc, channel.child.pidfd)}/root/tmp", self._monitor.proc
         try:
-            channel.run.folder = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=place)
+            channel.folder = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=place)
         except (FileNotFoundError, ProcessLookupError):
             channel.child.kill()  # it was killed from outside: its end is the answer
             return
         except OSError as error:
             channel.kill_child(KillReason.SANDBOX_FAILURE, f"the program's folder cannot be opened: {error}")
             return
-        channel.run.home = str(note["folder"])
+        channel.home = str(note["folder"])
         channel.send({"go": True})
 
     def _on_compiled(self, channel: Channel, request: dict[str, Any], note: dict[str, Any]) -> None:
-        if not request.get("compile") or channel.run.compiled is not None:
+        if not request.get("compile") or channel.compiled is not None:
             raise ValueError("a compiler's end where no compiler runs")
         channel.drain()
-        channel.run.compiled = {"status": frames.plausible(int(note["compiled"])), **channel.outputs()}
+        channel.compiled = {"status": frames.plausible(int(note["compiled"])), **channel.outputs()}
         channel.begin(request)
         channel.child.memory_mb = request["memory_mb"]
         if self._spec.cgroups is not None:
@@ -93,7 +92,7 @@ class Runs:
         channel.send({"go": True})  # only now: the program's output must not mix with the compiler's
         self._deadlines.arm(channel, request["timeout"])
 
-    def _on_done(self, channel: Channel, request: dict[str, Any], note: dict[str, Any]) -> None:
+    def _on_done(self, channel: Channel, note: dict[str, Any]) -> None:
         channel.drain()
         if note.get("why") in frames.REPORTED_LIMITS:
             channel.blame(KillReason(note["why"]))
@@ -102,22 +101,13 @@ class Runs:
         self.finish(channel, code, cpu, rss_kb)
         channel.child.kill()
 
-    _NOTES: ClassVar[Mapping[str, Callable[[Runs, Channel, dict[str, Any], dict[str, Any]], None]]] = {
-        "begins": _on_begins,
-        "folder": _on_folder,
-        "compiled": _on_compiled,
-        "done": _on_done,
-    }
-
-    # ------------------------------------------------------------------ answers
-
     def finish(self, channel: Channel, code: int | None, cpu: float, rss_kb: int) -> None:
         """Answer a run, once: with its exit code (None: unknown), seconds of processor time, and KiB resident."""
         request = channel.take_request()
         if request is None:
             return
         self.running.pop(request["id"], None)
-        killed, compiled = channel.killed, channel.run.compiled
+        killed, compiled = channel.killed, channel.compiled
         if killed is not None and killed.reason is KillReason.CANCELLED:
             return
         if killed is not None:
@@ -140,7 +130,7 @@ class Runs:
             **channel.outputs(),
         }
         if request.get("fetch"):
-            self._fetches.append((request, answer, Fetch(channel.run.folder, channel.run.home, request["fetch"])))
+            self._fetches.append((request, answer, Fetch(channel.folder, channel.home, request["fetch"])))
         else:
             self._host.answer(request, answer)
 
@@ -175,17 +165,10 @@ def _status_of(code: int | None, cpu: float, cpu_seconds: float | None) -> Statu
 class Fetch:
     """Files of a child's folder that are being read. A program may have filled it with traps.
 
-    Those that are absent, too large, not plain files or behind a link are left out. All are opened at once, so that
-    later changes of the folder do not matter, and read in steps.
-
-    Args:
-        folder: a handle of the folder; -1: there is none.
-        home: the program's working folder, relative to the first.
-        names: relative to the working folder, or absolute below /tmp, which then is that folder.
-
-    Attributes:
-        read_files: names and sizes, in bytes, of those that have been read, in order.
-        left_out: why a file that exists is left out, a phrase each.
+    Those that are absent, too large, not plain files or behind a link are left out; of those that exist, `left_out`
+    says why. All are opened at once, so that later changes of the folder do not matter, and read in steps. `folder` is
+    a handle (-1: there is none), `home` the program's working folder relative to it, and names are relative to that, or
+    absolute below /tmp, which then is the folder.
     """
 
     def __init__(self, folder: int, home: str, names: Sequence[str]) -> None:
@@ -204,24 +187,19 @@ class Fetch:
                 self._leave_out(name, "is a link, or behind one" if linked else os.strerror(error.errno or 0))
                 continue
             about = os.fstat(fd)
-            if why := self._why_not(about):
-                self._leave_out(name, why)
-                os.close(fd)
-                continue
-            self._room -= about.st_size
-            self._open.append((name, fd, about.st_size))
+            if not stat.S_ISREG(about.st_mode):
+                self._leave_out(name, "is not a plain file", fd)
+            elif about.st_size > self._room:
+                self._leave_out(name, f"has {about.st_size} bytes, and all files together may have {MAX_TOTAL}", fd)
+            else:
+                self._room -= about.st_size
+                self._open.append((name, fd, about.st_size))
         self._open.reverse()
         self._size = 0
 
-    def _why_not(self, about: os.stat_result) -> str:
-        """A phrase that says what keeps a file from being fetched; empty: nothing."""
-        if not stat.S_ISREG(about.st_mode):
-            return "is not a plain file"
-        if about.st_size > self._room:
-            return f"has {about.st_size} bytes, and all files together may have {MAX_TOTAL}"
-        return ""
-
-    def _leave_out(self, name: str, why: str) -> None:
+    def _leave_out(self, name: str, why: str, fd: int = -1) -> None:
+        if fd >= 0:
+            os.close(fd)
         if len(self.left_out) < MAX_REASONS:
             self.left_out.append(f"{name[:200]!r} {why}")
 

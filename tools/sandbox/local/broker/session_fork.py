@@ -31,8 +31,7 @@ MAX_REASON = 1000
 
 
 class Forks:
-    """Carries out forks. `proc` is a descriptor of a /proc that shows all children. `adopt` takes over a copy's
-    channel, whose request is the fork's, and `drop` ends a copy."""
+    """Carries out forks. `adopt` takes over a copy's channel, whose request is the fork's, and `drop` ends a copy."""
 
     def __init__(
         self,
@@ -60,8 +59,8 @@ class Forks:
         return True
 
     def let_start(self, channel: Channel, *, forks: bool = False) -> None:
-        """Have a session's limit of processes allow for its forks: interpreters and launchers do not count as such.
-        What runs already keeps its limit. `forks`: whether there is one more interpreter in a moment."""
+        """Have a session's limit of processes allow for its forks (soon one more, if it `forks`): interpreters and
+        launchers do not count as such. What runs already keeps its limit."""
         child = channel.child
         others = [other for other in child.channels if other is not channel]
         beside = forks + len(others) + sum(map(self._processes.launchers, others))

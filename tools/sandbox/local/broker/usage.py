@@ -1,7 +1,7 @@
 """Children's use of memory, processors and disk, read from a /proc that shows them and from their folders.
 
-If the jail may mount no /proc of its own (parts of the host's are masked), the broker uses the host's: it kept a
-descriptor of it, and reads each child's number there from its own `fdinfo`.
+If the jail may mount no /proc of its own, the broker uses the host's: it kept a descriptor of it, and reads each
+child's number there from its own `fdinfo`.
 """
 
 from __future__ import annotations
@@ -26,8 +26,6 @@ RESERVE = 1 << 30
 _AWAKE = "RD"
 """States of threads that run or wait for a processor, and of those that wait for a disk. Source: `proc_pid_stat(5)`."""
 
-# ---------------------------------------------------------------------- processes and memory
-
 
 def own_pages(proc: int) -> tuple[int, int]:
     """Pages of this process: resident, and private (data and stack)."""
@@ -51,17 +49,8 @@ def number_here(proc: int, pidfd: int) -> int:
 
 
 def child_handle(proc: int, parent: int, claimed: int) -> int:
-    """A handle of a process's child, given the number that the process claims for it. The claim may be a lie.
-
-    Args:
-        proc: a /proc that shows both.
-        parent: the process's number in that /proc.
-        claimed: the child's number in the pid namespace of both, as the process says.
-
-    Raises:
-        ProcessLookupError: it has no such child.
-        OSError: likewise, or there are no more descriptors.
-    """
+    """A handle of the child that a process has by the number that it claims, in its own pid namespace; the claim may be
+    a lie. `parent` is the process's number in `proc`. Raises `ProcessLookupError` if there is no such child."""
     for child in _children(proc, parent):
         # Its numbers from the namespace of that /proc down to its own; the last but one is valid in the broker's.
         words = _read(proc, f"{child}/status").partition("NSpid:")[2].partition("\n")[0].split()
@@ -96,12 +85,9 @@ def used_bytes(proc: int, pids: Iterable[int], shared_pages: int) -> int:
 
 
 def own_bytes(proc: int, pids: Sequence[int], known: dict[int, tuple[list[str], int]]) -> int:
-    """Bytes of processes, of which a page that several share counts once, as the kernel divides it (`Pss`).
-
-    That takes milliseconds for each process: it is read only for those with page faults since the last time. `known`
-    has, of each, its page faults and bytes the last time, and is brought up to date. Raises `OSError` if this process
-    may not look into another's memory, or that one is gone.
-    """
+    """Bytes of processes, of which a page that several share counts once, as the kernel divides it (`Pss`). That takes
+    milliseconds for each process: it is read only for those with page faults since the last time, which `known` keeps.
+    Raises `OSError` if this process may not look into another's memory, or that one is gone."""
     last = dict(known) if set(known) <= set(pids) else {}  # if one has ended, the others' shares are larger now
     known.clear()
     for pid in pids:
@@ -134,9 +120,6 @@ def _read(proc: int, name: str) -> str:
         os.close(fd)
 
 
-# ---------------------------------------------------------------------- sleep
-
-
 def asleep(proc: int, pid: int) -> bool:
     """Whether no thread of a process and of those below it runs, waits for a processor, or waits for a disk."""
     pending = [pid]
@@ -156,9 +139,6 @@ def asleep(proc: int, pid: int) -> bool:
 
 def _awake(folder: int, name: str) -> bool:
     return _read(folder, name).rpartition(")")[2][1:2] in _AWAKE
-
-
-# ---------------------------------------------------------------------- disk
 
 
 class OverdrawnError(Exception):
@@ -187,20 +167,13 @@ class Account:
 def over_disk_limit(
     folder: str, most_bytes: int, most_files: int, proc: int, processes: Iterable[int], *, owner: int
 ) -> bool:
-    """Whether a program keeps more than it may on a disk that it shares with the host.
+    """Whether a program keeps more than it may on a disk that it shares with the host: in its folder, or deleted and
+    open.
 
-    Counted are the files in the program's folder, and those that the program deleted and still holds open. A count ends
-    as soon as it is over the limit, so it costs at most one `stat` per file allowed. A program can hide deleted files:
-    by mapping them into memory and closing them, or with a process that no other may look into. So the watchdog also
-    watches the free space of the file system.
-
-    Args:
-        folder: its working folder, which may change during the count.
-        most_bytes: allowed, counted in blocks as the disk does.
-        most_files: files and folders allowed.
-        proc: a /proc that shows its processes.
-        processes: their numbers there.
-        owner: their user id, which this process takes on to look into them; 0: they have its own.
+    A count ends as soon as it is over the limit, so it costs at most one `stat` per file allowed. A program can hide
+    deleted files: by mapping them into memory and closing them, or with a process that no other may look into. So the
+    watchdog also watches the free space of the file system. `owner` is a user id that this process takes on to look
+    into the processes.
     """
     account = Account(most_bytes, most_files)
     try:

@@ -83,9 +83,8 @@ class Watchdog:
         return time.monotonic() >= self._next
 
     def look(self, busy: Collection[Child], sessions: Mapping[str, Channel]) -> Iterator[tuple[Child, Kill]]:
-        """Yield the children that use too much, and why to kill each. `busy` are those that work on a request now. The
-        `sessions` are gone through only once a second, unless free space shrinks fast: each page that this process
-        writes to stops being shared between it and its children."""
+        """Yield the children that use too much, and why to kill each. The `sessions` are gone through only once a
+        second, unless free space shrinks fast: each page that this process writes to stops being shared."""
         now = time.monotonic()
         self._next = now + self.pace(True)
         alarm, full = self._glance()

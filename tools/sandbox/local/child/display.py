@@ -43,8 +43,6 @@ _IPYTHON = ("IPython.core.display_functions", "IPython.core.display", "IPython.d
 
 _PYPLOT = "matplotlib.pyplot"
 
-# ---------------------------------------------------------------------- values
-
 
 def forms(value: Any) -> dict[Any, Any]:
     """The forms of a value by MIME type, always with `text/plain`."""
@@ -130,9 +128,6 @@ def _method(value: Any, name: str) -> Callable[..., Any] | None:
     except Exception:  # noqa: BLE001  a `__getattr__` may raise anything
         return None
     return method if callable(method) else None
-
-
-# ---------------------------------------------------------------------- `display`
 
 
 class Display:

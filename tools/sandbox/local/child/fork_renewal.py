@@ -132,9 +132,6 @@ def separate() -> None:
         ) from None
 
 
-# ---------------------------------------------------------------------- files
-
-
 def _file_id(about: os.stat_result) -> FileId:
     return about.st_dev, about.st_ino
 
@@ -230,9 +227,6 @@ def _renew_counter(fd: int) -> None:
         os.eventfd_write(fresh, count)
     os.dup2(fresh, fd, os.get_inheritable(fd))
     os.close(fresh)
-
-
-# ---------------------------------------------------------------------- memory
 
 
 def _renew_mappings(copied: dict[FileId, str]) -> None:

@@ -197,9 +197,6 @@ def _parse(code: str, name: str) -> tuple[ast.Module, str]:
     return parse(plain), plain
 
 
-# ---------------------------------------------------------------------- errors
-
-
 def _describe(error: BaseException) -> CellErrorAnswer:
     try:
         value = str(error)

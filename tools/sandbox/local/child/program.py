@@ -423,9 +423,6 @@ def _connect_stdin(text: str) -> None:
     os.close(fd)
 
 
-# ---------------------------------------------------------------------- reports
-
-
 def _announce_user_code() -> None:
     """Tell the broker that user code begins: from here on it must not believe this socket about sandbox failures."""
     frames.send_all(harden.CONTROL_FD, frames.encode({"begins": True}))

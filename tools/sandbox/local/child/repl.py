@@ -71,8 +71,6 @@ class Repl:
             )
             frames.send_all(harden.CONTROL_FD, frame)
 
-    # ------------------------------------------------------------------ programs
-
     def _launch(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
         """Fork the launcher, which runs the session's programs. Its control socket comes over this session's."""
         frames.send_all(harden.CONTROL_FD, frames.encode({"ends": True}))
@@ -89,8 +87,6 @@ class Repl:
             launcher.run(control, self._home, self._environment)
         self._forks.append(pid)
         return {"done": True}
-
-    # ------------------------------------------------------------------ fork
 
     def _fork(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
         """Fork this interpreter. The copy gets a control socket, pipes and a root of its own. The ends of the first

@@ -132,9 +132,6 @@ def _sweep(folder: Path) -> None:
             _remove(entry)
 
 
-# ---------------------------------------------------------------------- finding
-
-
 def mounts(kind: str) -> list[tuple[str, str, Path]]:
     """Options, root and mount point of each mounted file system of that kind."""
     mounted = []

@@ -48,14 +48,13 @@ _MOUNT_POINTS = ("/mnt", "/media", "/srv", "/run", "/tmp")
 
 @dataclass(frozen=True)
 class Jailed:
-    """The outcome of `enter`.
+    """The outcome of `enter`, in the calling process (in which `pid` is the jailed one's) and in the jailed one (0).
 
     Attributes:
-        pid: in the calling process, the id of the jailed one; 0 in the jailed one itself.
         fresh_proc: whether /proc shows the jail's processes (some containers forbid mounting one).
-        pid_namespace: descriptor of the jail's pid namespace, in the jailed process; -1 in the other.
-        host_proc: descriptor of the host's /proc, likewise. Processes write their own user ids through it; it is closed
-            before any user code runs.
+        pid_namespace: descriptor of the jail's pid namespace, in the jailed process.
+        host_proc: likewise of the host's /proc. Processes write their own user ids through it; it is closed before any
+            user code runs.
     """
 
     pid: int
@@ -168,8 +167,8 @@ def _may_mount() -> bool:
 
 def _enter_as_another(flags: int, paths: Iterable[str], first_uid: int) -> dict[str, int]:
     """Enter new namespaces as root, and become `SANDBOX_UID` in them. Returns handles of the paths. In between, this
-    process still owns root's folders, but the map of ids is already the other user's. A helper that stays outside
-    writes the map, because that takes root's capabilities there."""
+    process still owns root's folders, but the map of ids is already the other user's, written by a helper that stays
+    outside."""
     ids = f"0 {SANDBOX_UID} 1"
     if first_uid:
         ids += f"\n{users.FIRST_INSIDE} {first_uid} {users.SPAN}"

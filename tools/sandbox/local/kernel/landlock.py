@@ -37,8 +37,8 @@ def abi() -> int:
 
 def separate() -> None:
     """Confine signals and abstract sockets of this process, and of all that it starts, to these processes for good. A
-    process that stays in the domain that this one leaves may still signal it, unless it does the same. Raises `OSError`
-    before ABI 6, and if there are too many layers (16) already."""
+    process that stays in the domain that this one leaves may still signal it. Fails before ABI 6, and above 16 layers.
+    """
     attributes = struct.pack("QQQ", 0, 0, _SCOPE_ABSTRACT_UNIX_AND_SIGNALS)
     ruleset = syscalls.check(
         syscalls.syscall(syscalls.number("landlock_create_ruleset"), attributes, ctypes.c_size_t(24), ctypes.c_uint(0)),
@@ -67,14 +67,9 @@ def around(read_only: Iterable[str], hidden: Iterable[str]) -> tuple[list[str], 
 
 
 class Ruleset:
-    """A set of rules, prepared once and applied in many children.
-
-    Args:
-        read_only: files and folders that may be read and executed.
-        devices: files that may be read and written.
-        writable: folders where everything but devices may be made, changed and removed; devices there may be used.
-        listed: folders whose entries may be listed, and no more.
-    """
+    """A set of rules, prepared once and applied in many children. What is `read_only` may be executed too; in
+    `writable` folders everything but devices may be made, changed and removed, and devices used; `listed` folders may
+    be listed, and no more."""
 
     def __init__(
         self,
@@ -103,15 +98,9 @@ class Ruleset:
     def write(
         self, batch: SyscallBatch, writable: Iterable[str], devices: Iterable[str], free: int, *, network: bool
     ) -> None:
-        """Add to a batch the calls that restrict the calling process for good. They need no-new-privileges.
-
-        Args:
-            batch: where to add them.
-            writable: further folders, opened by the batch, where everything but devices may be made and removed.
-            devices: further folders of devices, likewise, that may be listed, read and written.
-            free: the lowest descriptor that is free at that point of the batch.
-            network: whether TCP is allowed; otherwise the kernel refuses bind and connect, since ABI 4.
-        """
+        """Add to a batch the calls that restrict the calling process for good. They need no-new-privileges. Further
+        folders are opened by the batch: `writable` ones, and those of `devices`. `free` is the lowest descriptor that
+        is free by then. Without `network`, the kernel refuses TCP's bind and connect, since ABI 4."""
         net = 0 if network or self._abi < 4 else _NET_BIND_CONNECT
         scoped = _SCOPE_ABSTRACT_UNIX_AND_SIGNALS if self._abi >= SCOPED_SINCE else 0
         attributes = struct.pack("QQQ", self._handled, net, scoped)

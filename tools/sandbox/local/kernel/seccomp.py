@@ -236,11 +236,11 @@ def _unless_own(name: str, arguments: Sequence[int]) -> bytes:
 
 
 def _keeping_limit(name: str, offset: int, new_value: int | None, kind: int, verdict: int) -> bytes:
-    """Do nothing, with this verdict, if a call would change the limit `kind`, which the argument at `offset` names.
+    """Do nothing, with this verdict, if a call would change the limit `kind`. `offset` is that of the argument that
+    names a limit, `new_value` of the one that points to the new value; None: there always is one.
 
-    That of core dumps, because with a lower one than `harden.NO_CORE`, a program that crashes would be handed to the
-    machine's handler of cores. That of processes, because the hard one is higher, see `harden.MOST_FORKS`. `new_value`
-    is the offset of the argument that points to the new value; None: there always is one.
+    A program that crashes with less for its core than `harden.NO_CORE` would be handed to the machine's handler of
+    cores; and the hard limit of processes is higher, see `harden.MOST_FORKS`.
     """
     ask = [_instruction(_LOAD, 0, 0, offset), _instruction(_EQUAL, 0, 1 if new_value is None else 5, kind)]
     if new_value is not None:

@@ -33,14 +33,8 @@ class SyscallBatch:
         self._own: list[ctypes.c_uint32] = []
 
     def add(self, name: str, *arguments: int | bytes | str | None, expect: int = 0, about: str = "") -> None:
-        """Add a call.
-
-        Args:
-            name: of the system call.
-            arguments: numbers; texts and bytes are passed by address, None as a null pointer.
-            expect: its result, or `ANY`, or `IGNORE_ERRORS`.
-            about: for the error's text.
-        """
+        """Add a call. Texts and bytes are passed by address, None as a null pointer; `expect` is its result, or `ANY`,
+        or `IGNORE_ERRORS`; `about` is for the error's text."""
         words = [syscalls.number(name), *(self._word(argument) for argument in arguments)]
         words += [0] * (7 - len(words))
         number, a, b, c, d, e, f = words
@@ -48,8 +42,7 @@ class SyscallBatch:
         self._names.append(f"{name} {about}".strip())
 
     def run(self) -> None:
-        """Make the calls, in order, up to the first that fails or does not return what it should: that raises
-        `OSError`."""
+        """Make the calls, in order; `OSError` at the first that fails or does not return what it should."""
         for word in self._own:
             word.value = os.getpid()
         for expect, number, a, b, c, d, e, f in self._calls:

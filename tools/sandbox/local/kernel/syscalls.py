@@ -122,8 +122,7 @@ def library_path() -> dict[str, str]:
 
 def fork() -> int:
     """Fork without Python's hooks, for a process that has one thread. `os.fork` prepares every lock and registered
-    module for threads that a zygote does not have: 0.7 ms and two hundred copied pages. Children renew their random
-    state, the only other thing that matters, themselves."""
+    module for threads that a zygote does not have: 0.7 ms and two hundred copied pages."""
     return check(_python.fork(), NO_PROCESS)
 
 
@@ -147,9 +146,8 @@ def end_processes(*pids: int) -> None:
 
 
 def thread_id_address() -> int:
-    """The place where the C library keeps the id of this process's only thread; a fork of our own has to set it. The
-    place is not public, so it is looked for: it lies in the thread's structure, holds the id, and holds the new id in a
-    process that the library forks."""
+    """The place where the C library keeps the id of this process's only thread; a fork of our own has to set it. It is
+    not public, but holds the id, and the new one in a process that the library forks."""
     libc.pthread_self.restype = ctypes.c_void_p
     words = (ctypes.c_int * 255).from_address(libc.pthread_self())
     thread = threading.get_native_id()
@@ -228,8 +226,7 @@ def close_from(first: int) -> None:
 
 
 def open_beneath(folder: int, name: str) -> int:
-    """Open a file for reading that lies truly below a folder: no links, no `..`, no other file system. Never blocks,
-    not even on a FIFO."""
+    """Open a file for reading that lies truly below a folder: no links, no `..`, no other file system. Never blocks."""
     how = struct.pack(
         "QQQ",
         os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC,

@@ -1,17 +1,16 @@
 """The first process of a pid namespace, so that a program need not be it.
 
 The kernel spares process 1 of a namespace every signal that it has no handler for, even one that it sends itself: a
-program in that place could not kill itself, and would end in other ways than elsewhere. So process 1 is another
-process, which reaps orphans and sleeps. It shares the memory of the zygote (`CLONE_VM`), so that starting and ending it
-copies nothing, and takes some 60 microseconds together. It runs no Python, only a few instructions of its own: they
-ignore SIGCHLD, whereupon the kernel reaps every orphan by itself, close all descriptors, and then wait for ever. When
-it ends, the namespace ends. What it saves is measured by `benchmarks/sandbox.py --without first-process`.
+program in that place would end in other ways than elsewhere. So process 1 is another process, which reaps orphans and
+sleeps. It shares the memory of the zygote (`CLONE_VM`), so that starting and ending it copies nothing, and takes some
+60 microseconds (`benchmarks/sandbox.py --without first-process`). It runs no Python, only a few instructions of its
+own: they ignore SIGCHLD, whereupon the kernel reaps every orphan by itself, close all descriptors, and then wait for
+ever. When it ends, the namespace ends.
 
 Programs cannot reach the zygote through it: it belongs to the zygote's user namespace, where they have no capability,
 and to no Landlock domain of theirs, so that neither `ptrace` nor its files in /proc are open to them. It blocks every
-signal from its first instruction on: a handler that a preloaded library installed would run in it, with the zygote's
-memory. And it holds no descriptor: not the zygote's socket, and not, as long as a session lives, the files and mounts
-of other children.
+signal from its first instruction on: a handler of a preloaded library would run in it, with the zygote's memory. And it
+holds no descriptor: not the zygote's socket, nor the files and mounts of other children.
 """
 
 from __future__ import annotations
@@ -76,9 +75,8 @@ _INSTRUCTIONS = {
 
 
 class InitMaker:
-    """Makes first processes. `thread_id` is for `syscalls.fork_sibling`. If these instructions cannot run (another
-    processor, a system that forbids new executable memory), it forks instead: just as correct, and slower by a copy of
-    the zygote's page tables."""
+    """Makes first processes. If these instructions cannot run (another processor, a system that forbids new executable
+    memory), it forks instead: just as correct, and slower by a copy of the zygote's page tables."""
 
     def __init__(self, thread_id: int) -> None:
         self._thread_id = thread_id
@@ -96,8 +94,8 @@ class InitMaker:
             self._start = 0
 
     def make(self, *, sibling: bool = False) -> int:
-        """Start one in the namespace of this process's next child, and return its process id. Only SIGKILL ends it. A
-        `sibling` has this process's parent for its parent, and not this process."""
+        """Start one in the namespace of this process's next child, whose `sibling` it may be, and return its process
+        id."""
         if not self._start:
             return self._fork(sibling=sibling)
         flags = syscalls.CLONE_VM | signal.SIGCHLD | (syscalls.CLONE_PARENT if sibling else 0)

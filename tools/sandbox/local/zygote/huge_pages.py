@@ -34,12 +34,9 @@ _COLLAPSE = 25
 
 
 class PageSnapshot:
-    """Shows which pages of this process's writable memory no other process has.
-
-    Between a fork and the end of the forked process, these are the pages that either has written to. So all memory is
-    allocated beforehand, and taking a snapshot writes to hardly any page. `proc` is a descriptor of a /proc that shows
-    this process; if it does not, that raises `OSError`.
-    """
+    """Shows which pages of this process's writable memory no other process has: between a fork and the end of the
+    forked process, those that either has written to. Taking a snapshot writes to hardly any page. `OSError` if `proc`
+    does not show this process."""
 
     def __init__(self, proc: int) -> None:
         self._pagemap = os.open("self/pagemap", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
