@@ -16,7 +16,7 @@ from toolgym.tools.errors import SandboxBusyError, SandboxError
 from toolgym.tools.sandbox.base import ExecutionStatus, Limits
 from toolgym.tools.sandbox.local import LocalSandbox, probe
 from toolgym.tools.sandbox.local.kernel import cgroup
-from toolgym.tools.sandbox.local.kernel.owner_tag import owner_tag
+from toolgym.tools.sandbox.local.kernel.folders import owner_tag
 
 OK, MEMORY_LIMIT = ExecutionStatus.OK, ExecutionStatus.MEMORY_LIMIT
 LIMITS = Limits(memory_mb=150, processes=16, disk_mb=24, inodes=300)

@@ -1,8 +1,7 @@
 """The broker: passes the host's requests on to children, passes their answers back, and ends children that go too far.
 
-One thread, one loop. It talks to the host over a socket, and to each child over a control socket and two pipes; see
-`messages`. Children are forked ahead of time and wait for their first request, hardened already: a *run* uses one up, a
-*session* keeps it.
+One thread, one loop. Children are forked ahead of time and wait for their first request, hardened already: a *run* uses
+one up, a *session* keeps it.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from toolgym.tools.sandbox.local.broker.processes import Processes
 from toolgym.tools.sandbox.local.broker.reactor import Deadlines, Reactor
 from toolgym.tools.sandbox.local.broker.runs import Runs
 from toolgym.tools.sandbox.local.broker.session_fork import MAX_REASON, Forks
-from toolgym.tools.sandbox.local.broker.watchdog import MonitorConfig, Watchdog
+from toolgym.tools.sandbox.local.broker.watchdog import Watchdog
 from toolgym.tools.sandbox.local.kernel import landlock, syscalls
 from toolgym.tools.sandbox.local.protocol import frames
 from toolgym.tools.sandbox.local.zygote.zygote import ChildSpec
@@ -53,20 +52,11 @@ class Broker:
     """Passes requests on to children, and answers back. It keeps `warm` children that are forked ahead."""
 
     def __init__(
-        self,
-        host: socket.socket,
-        spec: ChildSpec,
-        zygote: socket.socket,
-        zygote_pid: int,
-        warm: int,
-        can_fork: bool,
-        monitor: MonitorConfig,
-        absent: str,
+        self, host: socket.socket, spec: ChildSpec, zygote: socket.socket, zygote_pid: int, warm: int, absent: str
     ) -> None:
-        self._spec, self._want_warm, self._can_fork, self._monitor = spec, warm, can_fork, monitor
-        self._absent = absent
+        self._spec, self._want_warm, self._absent = spec, warm, absent
         self._fork_failures = 0
-        self._watchdog = Watchdog(spec, monitor)
+        self._watchdog = Watchdog(spec)
         self._reactor = Reactor()
         operations: Mapping[str, Callable[[Any], None]] = {
             "run": self._run,
@@ -83,12 +73,10 @@ class Broker:
         self._pool = ChildPool(
             self._reactor, spec, zygote, zygote_pid, self._watch_channel, self._on_forked, self._on_fork_failed
         )
-        self._runs = Runs(self._host, self._pool, self._deadlines, spec, monitor)
+        self._runs = Runs(self._host, self._pool, self._deadlines, spec)
         self._sessions: dict[str, Channel] = {}
         self._processes = Processes(self._host, self._reactor, spec.output_bytes, self._drop)
-        self._forks = Forks(
-            self._host, self._reactor, spec, monitor.proc, self._watchdog, self._processes, self._adopt, self._drop
-        )
+        self._forks = Forks(self._host, self._reactor, spec, self._watchdog, self._processes, self._adopt, self._drop)
         self._ended: dict[str, tuple[Status, str]] = {}  # sessions that ended between two requests: how, and why
         self._asked: set[Channel] = set()  # of the sessions' channels: all that have a request, and some that had one
 
@@ -154,7 +142,7 @@ class Broker:
         channel.begin(request)
         self._set_memory(channel.child, request.get("compile_memory_mb") or request["memory_mb"])
         self._runs.running[request["id"]] = channel
-        channel.send({**request, "fork": self._can_fork})
+        channel.send({**request, "fork": self._spec.can_fork})
         self._deadlines.arm(channel, request["compile_timeout"] if request.get("compile") else request["timeout"])
 
     def _open(self, request: dict[str, Any]) -> None:
@@ -164,7 +152,7 @@ class Broker:
         self._set_memory(channel.child, request["memory_mb"])
         channel.session = request["session"]
         self._sessions[channel.session] = channel
-        channel.send({**request, "op": "session", "fork": self._can_fork})
+        channel.send({**request, "op": "session", "fork": self._spec.can_fork})
         self._deadlines.arm(channel, request["timeout"])
 
     def _set_memory(self, child: Child, memory_mb: int) -> None:
@@ -332,7 +320,6 @@ class Broker:
             raise ValueError("an unknown note")
 
     def _adopt(self, channel: Channel) -> None:
-        """Take over the channel of a session's copy."""
         assert channel.request is not None
         self._sessions[channel.session] = channel
         self._asked.add(channel)
@@ -342,7 +329,6 @@ class Broker:
     # ------------------------------------------------------------------ endings
 
     def _settle(self, channel: Channel, answer: SessionAnswer) -> None:
-        """Answer a session's request, once."""
         request = channel.take_request()
         if request is not None:
             self._host.answer(request, {**answer, **channel.outputs()})
@@ -428,7 +414,6 @@ class Broker:
             self._host.handle(again)
 
     def _on_namespace_end(self, child: Child) -> None:
-        """The last process of a child's pid namespace has exited."""
         if not self._pool.reap_init(child):
             return
         self._reactor.unwatch(child.init_fd)

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from toolgym.tools.sandbox.local.protocol.messages import CompilerOutput, Output, Status
 
 READ_SIZE = 64 * 1024
-"""Bytes of one read from a child."""
 
 READS_PER_TURN = 32
 """Reads of one child's output before other children have their turn."""
@@ -33,7 +32,6 @@ class KillReason(enum.Enum):
     DISK_LIMIT = "disk_limit"
     OUTPUT_LIMIT = "output_limit"
     SANDBOX_FAILURE = "sandbox_error"
-    """The sandbox failed, and not the program."""
     PROTOCOL = "protocol"
     """It sent what no child of ours sends: user code wrote to the control socket."""
     CANCELLED = "cancelled"
@@ -50,8 +48,6 @@ class KillReason(enum.Enum):
 
 @dataclass(frozen=True)
 class Kill:
-    """The end of a child by the broker, with a sentence for the host, or nothing."""
-
     reason: KillReason
     detail: str = ""
 
@@ -77,13 +73,7 @@ class CopyState:
 class Channel:
     """A control socket, two pipes, and at most one request. Owns its descriptors until `free`.
 
-    Args:
-        handle: see `CopyState`.
-        output_bytes: bytes of each stream to keep.
-
     Attributes:
-        request: the request that waits for its answer.
-        deadline: see `reactor.Deadlines`.
         session: name of the session; empty: it is a run, or still waits for its first request.
         untrusted: whether user code has run: it may have written all that comes from here on.
         folder: descriptor of the folder that a run's files are fetched from; -1: none.
@@ -126,7 +116,6 @@ class Channel:
         self.interrupted = self.last_warning = False
 
     def take_request(self) -> dict[str, Any] | None:
-        """The request, which has its answer then and no deadline any more."""
         request, self.request, self.deadline = self.request, None, 0
         return request
 
@@ -141,7 +130,6 @@ class Channel:
         self.child.kill()
 
     def send(self, request: Mapping[str, Any]) -> None:
-        """Send a frame, as far as the socket takes it now; `flush` sends the rest."""
         self._outbox.add(frames.encode_for_child(request))
         self.flush()
 
@@ -198,7 +186,6 @@ class Channel:
         return True
 
     def drain(self) -> None:
-        """Read all that both pipes have."""
         for stream, capture in self.output.items():
             while not capture.flooded and self.read_output(stream):
                 pass
@@ -215,7 +202,6 @@ class Channel:
 
     @property
     def pidfd(self) -> int:
-        """A handle of the interpreter at the other end."""
         return self.copying.handle if self.copying.handle >= 0 else self.child.pidfd
 
     def signal(self, number: int) -> None:
@@ -264,7 +250,6 @@ class Child:
     """A forked process and all that lives in its namespaces.
 
     Attributes:
-        slot: its number, unique among those alive.
         pid: its process id, as the broker sees it; 0: it is not forked yet, or its fork failed.
         init: the first process of its pid namespace, see `first_process`; 0: it has none.
         first: the channel into the process itself; further ones lead into forks of it.

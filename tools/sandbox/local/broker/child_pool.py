@@ -22,10 +22,8 @@ MAX_ASKED = 16
 """Forks that are asked for before the first is answered: so few that neither side ever waits to send."""
 
 ZYGOTE_TIMEOUT = 10.0
-"""Seconds that the zygote may take to answer; then this process ends."""
 
 END_TIMEOUT = 2.0
-"""Seconds that killed children may take to be gone."""
 
 _ZYGOTE_LOST = 4
 """Exit code of a broker without its zygote: there would be no more children, and those there are end with it."""
@@ -35,8 +33,7 @@ _REPLY_SIZE = 4096
 
 class ChildPool:
     """All children of a template process, those that wait for a request included. `on_spawned` is called with the
-    channel to each new child, to watch it; `on_forked` when it was forked, whereupon `reap` may be called;
-    `on_fork_failed` when it could not be, with the reason."""
+    channel to each new child; `on_forked` when it was forked, `on_fork_failed` when it could not be, and the reason."""
 
     def __init__(
         self,
@@ -72,7 +69,6 @@ class ChildPool:
         return self._spawn()
 
     def read_replies(self) -> None:
-        """Read which children the zygote has forked."""
         while True:
             try:
                 packet = self._zygote.recv(_REPLY_SIZE)
@@ -205,7 +201,6 @@ class ChildPool:
         return channel
 
     def _ask(self) -> None:
-        """Ask the zygote for the next children, as many as may be under way."""
         while self._to_ask and len(self._asked) < MAX_ASKED:
             child, descriptors = self._to_ask.popleft()
             self._asked[child.slot] = child

@@ -30,7 +30,6 @@ class HostLink:
         reactor.watch(end.fileno(), self._receive)
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Send a message with the next `flush`."""
         self.outbox.add(frames.encode(message))
 
     def forward(self, number: int, data: bytes, *, more: bool = True) -> None:

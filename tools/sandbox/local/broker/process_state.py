@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 
 class Waiter:
-    """A request of the host that waits for something that a program does."""
-
     def __init__(self, request: Mapping[str, Any], process: RunningProgram) -> None:
         self.request, self.process = request, process
         self.deadline = 0
@@ -77,7 +75,6 @@ class LauncherLink:
         self._outbox = SendBuffer(control, reactor)
 
     def send(self, message: Mapping[str, Any], descriptors: Sequence[int] = ()) -> None:
-        """Send a request, with descriptors that are closed here then."""
         self._outbox.add(frames.encode_for_child(message), descriptors)
         self.flush()
 
@@ -86,7 +83,6 @@ class LauncherLink:
             self._on_loss(self)
 
     def close(self) -> None:
-        """Close the socket, and the descriptors that were not sent. Closing twice is fine."""
         if self.control.fileno() >= 0:
             self._reactor.unwatch(self.control.fileno())
             self.control.close()

@@ -1,8 +1,7 @@
 """The programs of sessions: each has pipes of its own, and what it prints is kept until the host asks for it.
 
-A session's launcher starts them (see `child.launcher`); this process has the other ends of their pipes. Whatever a
-launcher says may be a program's words. So a program's deadline is kept here: if the launcher does not say in time that
-the program ended, the session is ended.
+A session's launcher starts them (see `child.launcher`). Whatever it says may be a program's words. So a program's
+deadline is kept here: if the launcher does not say in time that the program ended, the session is ended.
 """
 
 from __future__ import annotations
@@ -74,7 +73,6 @@ class Processes:
         return len(self._links.get(channel, ()))
 
     def on_note(self, channel: Channel, request: dict[str, Any], note: Mapping[str, Any]) -> None:
-        """Take a note from an interpreter that makes a launcher; `ValueError` if it makes no sense at this point."""
         launcher = self._launchers.get(channel)
         if "ends" in note and launcher is None:
             ours, theirs = socket.socketpair()
@@ -96,7 +94,6 @@ class Processes:
         self._host.refuse(request, str(note.get("failed", "no launcher came of it"))[:1000])
 
     def ask(self, channel: Channel, request: dict[str, Any]) -> None:
-        """Carry out a `ProcessMessage`: all that it asks for, in the order of its fields."""
         process = self._named.get((channel.session, request["process"]))
         if process is None:
             self._host.refuse(request, "no such process")
@@ -110,13 +107,11 @@ class Processes:
             self._deadlines.arm(waiter, request["wait"])
 
     def waited_for(self) -> Iterator[tuple[int, Channel]]:
-        """The id of each request that waits for a program, and the channel of its session."""
         for process in self._named.values():
             for waiter in process.waiters:
                 yield waiter.request["id"], process.launcher.channel
 
     def cancel(self, number: int) -> bool:
-        """Give up a request that waits. Returns whether there was one."""
         for process in self._named.values():
             for waiter in process.waiters:
                 if waiter.request["id"] == number:
@@ -138,7 +133,6 @@ class Processes:
             link.close()
 
     def end(self, channel: Channel, status: Status, detail: str) -> None:
-        """End all programs of a session that ends."""
         for link in self._links.pop(channel, []):
             for process in [*link.processes.values()]:
                 self._finish(process, None, "killed")
@@ -150,13 +144,11 @@ class Processes:
 
     @property
     def busy(self) -> Iterator[Child]:
-        """The children that run a program."""
         for channel, links in self._links.items():
             if any(not process.ended for link in links for process in link.processes.values()):
                 yield channel.child
 
     def patience(self) -> float | None:
-        """Do what is due. Returns how many seconds the next wait may take; None: for ever."""
         for due in self._deadlines.due():
             if isinstance(due, Waiter):
                 due.process.waiters.remove(due)
@@ -275,7 +267,6 @@ class Processes:
         self._deadlines.arm(process, KILL_GRACE)
 
     def _finish(self, process: RunningProgram, code: int | None, why: Status | None = None) -> None:
-        """Note how a program ended, and read what it left in its pipes."""
         if process.ended:
             return
         for stream in (1, 2):
@@ -288,7 +279,6 @@ class Processes:
         self._close_pipe(process, 0)
 
     def _tell(self, process: RunningProgram) -> None:
-        """Answer the requests whose time has come."""
         for waiter in [waiter for waiter in process.waiters if waiter.met]:
             self._drop_waiter(waiter)
             self._answer(process, waiter.request)
@@ -323,10 +313,11 @@ class Processes:
             self._host.forward(request["id"], b"".join(parts), more=False)
         self._host.answer(request, answer)
         if request.get("forget") and (process.ended or not request.get("until")):
-            self._forget(process)
+            process.forgotten = True
+            self._named.pop((process.launcher.channel.session, process.name), None)
+            self._free_if_done(process)
 
     def _waiting(self, process: RunningProgram) -> list[Mapping[str, Any]]:
-        """Take all requests that wait for something of a program."""
         requests = [waiter.request for waiter in process.waiters]
         for waiter in [*process.waiters]:
             self._drop_waiter(waiter)
@@ -339,13 +330,7 @@ class Processes:
         request, process.start_request = process.start_request, None
         return request
 
-    def _forget(self, process: RunningProgram) -> None:
-        process.forgotten = True
-        self._named.pop((process.launcher.channel.session, process.name), None)
-        self._free_if_done(process)
-
     def _make_room(self, channel: Channel) -> None:
-        """Free the programs of a session that ended and are forgotten, with all that they left behind."""
         for link in self._links[channel]:
             for process in [*link.processes.values()]:
                 if process.ended and process.forgotten:

@@ -36,7 +36,6 @@ class Deadlines(Generic[T]):
         heapq.heappush(self._heap, (time.monotonic() + seconds, self._count, owner))
 
     def due(self) -> Iterator[T]:
-        """Yield the owners whose deadline has come, and remove it."""
         while self._heap:
             when, number, owner = self._heap[0]
             if owner.deadline == number and when > time.monotonic():

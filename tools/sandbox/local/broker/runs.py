@@ -15,7 +15,6 @@ from toolgym.tools.sandbox.local.broker.channel import Channel, KillReason
 from toolgym.tools.sandbox.local.broker.child_pool import ChildPool
 from toolgym.tools.sandbox.local.broker.host_link import HostLink
 from toolgym.tools.sandbox.local.broker.reactor import Deadlines
-from toolgym.tools.sandbox.local.broker.watchdog import MonitorConfig
 from toolgym.tools.sandbox.local.kernel import syscalls
 from toolgym.tools.sandbox.local.protocol import frames
 from toolgym.tools.sandbox.local.zygote.zygote import ChildSpec
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from toolgym.tools.sandbox.local.protocol.messages import RunAnswer, Status
 
 MAX_TOTAL = 256 * 1024 * 1024
-"""Bytes of all files together that one run fetches."""
 
 READ_SIZE = 4 * 1024 * 1024
 
@@ -34,20 +32,12 @@ MAX_REASONS = 100
 class Runs:
     """Takes the notes of children that run a program, and answers the host. `running` has channels by request id."""
 
-    def __init__(
-        self,
-        host: HostLink,
-        pool: ChildPool,
-        deadlines: Deadlines[Channel],
-        spec: ChildSpec,
-        monitor: MonitorConfig,
-    ) -> None:
-        self._host, self._pool, self._deadlines, self._spec, self._monitor = host, pool, deadlines, spec, monitor
+    def __init__(self, host: HostLink, pool: ChildPool, deadlines: Deadlines[Channel], spec: ChildSpec) -> None:
+        self._host, self._pool, self._deadlines, self._spec = host, pool, deadlines, spec
         self._fetches: list[tuple[dict[str, Any], RunAnswer, Fetch]] = []
         self.running: dict[int, Channel] = {}
 
     def on_note(self, channel: Channel, request: dict[str, Any], note: dict[str, Any]) -> None:
-        """Take a note of a child that runs a program; `ValueError` if it makes no sense at this point."""
         kind = next(iter(note), "")
         if kind == "begins" and not channel.untrusted:
             channel.untrusted = True
@@ -67,7 +57,7 @@ class Runs:
         path, place = channel.child.folder, None
         if self._spec.hardening.namespaces:
             self._pool.await_fork(channel.child)
-            path, place = f"{usage.number(self._monitor.proc, channel.child.pidfd)}/root/tmp", self._monitor.proc
+            path, place = f"{usage.number(self._spec.proc, channel.child.pidfd)}/root/tmp", self._spec.proc
         try:
             channel.folder = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=place)
         except (FileNotFoundError, ProcessLookupError):
@@ -123,7 +113,7 @@ class Runs:
             "code": code,
             "message": killed.detail if killed is not None else "",
             "cpu": cpu,
-            "rss": max(0, rss_kb * 1024 - self._monitor.shared_pages * usage.PAGE),
+            "rss": max(0, rss_kb * 1024 - self._spec.shared_pages * usage.PAGE),
             "compiled": compiled,
             "files": [],
             "left_out": [],

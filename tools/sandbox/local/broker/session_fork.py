@@ -1,8 +1,8 @@
 """The fork of a live session: a request that two processes have a part in, each over its own channel.
 
-The session asks for descriptors, forks, and says which process its copy is; the copy says that it is in place, or that
-it failed; the session says that it goes on. User code in the session can forge all of these notes. So a request yields
-at most one copy, and a failure in between counts as the program's, and not as the sandbox's.
+The session asks for descriptors, forks, and says which process its copy is; the copy says that it is in place; the
+session says that it goes on. User code can forge all of these notes. So a request yields at most one copy, and a
+failure in between counts as the program's, and not as the sandbox's.
 """
 
 from __future__ import annotations
@@ -38,13 +38,12 @@ class Forks:
         host: HostLink,
         reactor: Reactor,
         spec: ChildSpec,
-        proc: int,
         watchdog: Watchdog,
         processes: Processes,
         adopt: Callable[[Channel], None],
         drop: Callable[[Channel, KillReason | None], None],
     ) -> None:
-        self._host, self._reactor, self._spec, self._hardening, self._proc = host, reactor, spec, spec.hardening, proc
+        self._host, self._reactor, self._spec, self._hardening = host, reactor, spec, spec.hardening
         self._watchdog, self._processes, self._adopt, self._drop = watchdog, processes, adopt, drop
         self._own_mounts = -1
         if self._hardening.namespaces:
@@ -73,13 +72,12 @@ class Forks:
         with contextlib.suppress(OSError):  # it has ended, or the kernel does not allow it: then the limit stays
             if self._spec.cgroups is not None:
                 self._spec.cgroups.allow(child.slot, most)
-            pid = usage.number_here(self._proc, channel.pidfd) if self._proc >= 0 else 0
+            pid = usage.number_here(self._spec.proc, channel.pidfd) if self._spec.proc >= 0 else 0
             if pid:
                 hard = resource.prlimit(pid, resource.RLIMIT_NPROC)[1]
                 resource.prlimit(pid, resource.RLIMIT_NPROC, (most if hard < 0 else min(most, hard), hard))
 
     def on_note(self, fork: Fork, channel: Channel, note: Mapping[str, Any]) -> None:
-        """Take a note from the session or its copy; `ValueError` if it makes no sense at this point."""
         ends_are_open = bool(channel.copying.pending_ends)
         if channel is fork.copy:
             self._on_copy_note(fork, channel, note)
@@ -102,7 +100,6 @@ class Forks:
             raise ValueError("a note that belongs to no fork")
 
     def on_loss(self, fork: Fork, channel: Channel, status: Status, detail: str) -> None:
-        """The session or its copy ended before it had done its part."""
         if channel is fork.origin:
             fork.parted = True
         else:
@@ -111,7 +108,6 @@ class Forks:
         self._finish(fork, alive=channel is not fork.origin)
 
     def cancel(self, fork: Fork) -> None:
-        """Give a fork up for the host. The session goes on without a copy."""
         self._fail(fork, "killed", "the fork was cancelled")
         self._finish(fork)
 
@@ -133,9 +129,9 @@ class Forks:
         if fork.failure is not None:
             origin.close_pending_ends()  # then the copy ends
             return
-        here = usage.number(self._proc, origin.pidfd)
+        here = usage.number(self._spec.proc, origin.pidfd)
         try:
-            handle = usage.child_handle(self._proc, here, claimed_pid)
+            handle = usage.child_handle(self._spec.proc, here, claimed_pid)
         except (ProcessLookupError, FileNotFoundError):
             origin.close_pending_ends()
             self._fail(fork, "error", "no copy came of it")
@@ -157,7 +153,7 @@ class Forks:
             finally:
                 os.close(root)
         except OSError as error:
-            if not _has_ended(handle):  # if it has, its closed channel says so
+            if not isinstance(error, ConnectionError) and not _has_ended(handle):  # else its closed channel says so
                 self._fail(fork, "sandbox_error", f"no file system for the copy: {error}")
 
     def _fail(self, fork: Fork, status: Status, detail: str) -> None:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from toolgym.tools.sandbox.local.broker import usage
 from toolgym.tools.sandbox.local.broker.broker import Broker
-from toolgym.tools.sandbox.local.broker.watchdog import MonitorConfig
 from toolgym.tools.sandbox.local.child import program
 from toolgym.tools.sandbox.local.kernel import fork_mounts, jail, seccomp, syscalls, users
 from toolgym.tools.sandbox.local.kernel.child_cgroups import ChildCgroups
@@ -45,7 +44,6 @@ _MAX_REASON = 500
 
 
 _FAILED = 3
-"""Exit code of a template process that cannot start."""
 
 _ONLY_OWN = "hidepid=ptraceable"  # a /proc shows only the processes that its reader may look into
 
@@ -59,7 +57,9 @@ def main(config: Mapping[str, Any]) -> NoReturn:
     os.set_inheritable(host.fileno(), False)
     _reset_signals()
     os.umask(0o022)
-    _raise_descriptor_limit()
+    descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, descriptors))
     cgroups = _cgroups(config)
     jailed = jail.Jailed(0, os.path.isdir("/proc/self"), -1, -1)
     if config["level"] == "namespaces":
@@ -73,20 +73,19 @@ def main(config: Mapping[str, Any]) -> NoReturn:
         output_bytes=config["limits"]["output_bytes"],
         pid_namespace=jailed.pid_namespace,
         cgroups=cgroups,
+        proc=proc,
+        same_numbers=jailed.fresh_proc,
     )
     syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
-    zygote_pid, zygote = _fork_zygote(host, config, spec, proc)
+    zygote_pid, zygote = _fork_zygote(host, config, spec)
     ready = _await_zygote(host, zygote, zygote_pid)
-    disk = None if spec.hardening.namespaces else (spec.hardening.disk_mb << 20, spec.hardening.inodes)
-    monitor = MonitorConfig(proc, same_numbers=jailed.fresh_proc, shared_pages=ready["resident"], disk=disk)
-    can_fork = config["level"] != "landlock"
-    broker = Broker(host, spec, zygote, zygote_pid, config["warm"], can_fork, monitor, ready["absent"])
+    spec = replace(spec, shared_pages=ready["resident"])
+    broker = Broker(host, spec, zygote, zygote_pid, config["warm"], ready["absent"])
     _filter_calls(namespaces=spec.hardening.namespaces)
     broker.serve()
 
 
 def _enter_jail(config: Mapping[str, Any], host: socket.socket) -> jail.Jailed:
-    """Go on in a jailed process. This one waits for it, and never returns."""
     syscalls.prctl(syscalls.PR_SET_PDEATHSIG, 9)
     jailed = jail.enter(
         config["read_only"],
@@ -123,10 +122,7 @@ def _reset_signals() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _fork_zygote(
-    host: socket.socket, config: Mapping[str, Any], spec: ChildSpec, proc: int
-) -> tuple[int, socket.socket]:
-    """Fork the process that loads the libraries. Returns its id, and a socket to it."""
+def _fork_zygote(host: socket.socket, config: Mapping[str, Any], spec: ChildSpec) -> tuple[int, socket.socket]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     if spec.pid_namespace >= 0:
         # Children are number 2 in their namespaces. The zygote must not be number 2 itself: libraries that renew their
@@ -145,11 +141,11 @@ def _fork_zygote(
         os._exit(0)
     ours.close()
     host.close()
-    return _become_zygote(theirs, config, spec, proc)
+    return _become_zygote(theirs, config, spec)
 
 
-def _become_zygote(broker: socket.socket, config: Mapping[str, Any], spec: ChildSpec, proc: int) -> NoReturn:
-    absent = []
+def _become_zygote(broker: socket.socket, config: Mapping[str, Any], spec: ChildSpec) -> NoReturn:
+    absent, proc = [], spec.proc
     for name in (*STDLIB, *config["preload"]):
         try:
             importlib.import_module(name)
@@ -158,13 +154,17 @@ def _become_zygote(broker: socket.socket, config: Mapping[str, Any], spec: Child
             if name in STDLIB:
                 _refuse(broker, f"cannot preload {name!r}: {error}")
             absent.append(f"{name} ({type(error).__name__}: {error})"[:_MAX_REASON])
-    if proc >= 0 and _threads(proc) != 1:
-        _refuse(broker, "a preloaded module started a thread; a process with threads cannot be forked safely")
-    resident, private = usage.own_pages(proc) if proc >= 0 else (0, 0)
+    resident = private = 0
+    if proc >= 0:
+        with syscalls.opened("self/task", os.O_RDONLY | os.O_DIRECTORY, proc) as tasks:
+            if len(os.listdir(tasks)) != 1:
+                _refuse(broker, "a preloaded module started a thread; a process with threads cannot be forked safely")
+        resident, private = usage.own_pages(proc)
     zygote = Zygote(broker, replace(spec, hardening=replace(spec.hardening, data_pages=private)))
     program.prepare()
-    _unload_ourselves()
-    zygote.calibrate(proc)
+    for name in [key for key in sys.modules if key.partition(".")[0] == "toolgym"]:
+        del sys.modules[name]  # before the fork: that saves each child the page copies
+    zygote.calibrate()
     _filter_calls(namespaces=spec.hardening.namespaces)
     ready: ZygoteReady = {"resident": resident, "absent": ", ".join(absent)}
     broker.send(json.dumps(ready).encode())
@@ -192,11 +192,6 @@ def _cgroups(config: Mapping[str, Any]) -> ChildCgroups | None:
     )
 
 
-def _threads(proc: int) -> int:
-    with syscalls.opened("self/task", os.O_RDONLY | os.O_DIRECTORY, proc) as tasks:
-        return len(os.listdir(tasks))
-
-
 def _wait_for(pid: int) -> NoReturn:
     """Outside of the jail: wait for the jailed process, and end with its exit code."""
     signal.signal(signal.SIGTERM, lambda *_: os.kill(pid, signal.SIGKILL))
@@ -204,12 +199,6 @@ def _wait_for(pid: int) -> NoReturn:
         with contextlib.suppress(InterruptedError):
             _, status = os.waitpid(pid, 0)
             os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
-
-
-def _raise_descriptor_limit() -> None:
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _clean_environment(config: Mapping[str, Any]) -> None:
@@ -241,7 +230,6 @@ def _count_processors(processors: int) -> None:
 
 
 def _hardening(config: Mapping[str, Any], jailed: jail.Jailed) -> Hardening:
-    """Hardening of every child, opened and computed once."""
     namespaces = config["level"] == "namespaces"
     network, limits = config["network"], config["limits"]
     ruleset = None
@@ -308,9 +296,3 @@ def _filter_calls(*, namespaces: bool) -> None:
     if seccomp.supported():
         syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
         seccomp.install(seccomp.outer_filter(needs=seccomp.OUTER_NEEDS if namespaces else ()))
-
-
-def _unload_ourselves() -> None:
-    """Remove toolgym from sys.modules. Doing it before the fork saves each child the page copies."""
-    for name in [key for key in sys.modules if key.partition(".")[0] == "toolgym"]:
-        del sys.modules[name]

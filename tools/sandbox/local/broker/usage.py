@@ -80,8 +80,11 @@ def _children(proc: int, parent: int) -> list[int]:
 
 
 def used_bytes(proc: int, pids: Iterable[int], shared_pages: int) -> int:
-    """Resident bytes of processes, each less the pages that it shares with the zygote."""
-    return sum(max(0, _resident_pages(proc, pid) - shared_pages) for pid in pids) * PAGE
+    pages = 0
+    for pid in pids:
+        with contextlib.suppress(OSError, IndexError, ValueError):  # it is gone
+            pages += max(0, int(_read(proc, f"{pid}/statm").split()[1]) - shared_pages)
+    return pages * PAGE
 
 
 def own_bytes(proc: int, pids: Sequence[int], known: dict[int, tuple[list[str], int]]) -> int:
@@ -98,13 +101,6 @@ def own_bytes(proc: int, pids: Sequence[int], known: dict[int, tuple[list[str], 
             text = _read(proc, f"{pid}/smaps_rollup")
             known[pid] = faults, int(text.partition("\nPss:")[2].split()[0]) << 10
     return sum(size for _, size in known.values())
-
-
-def _resident_pages(proc: int, pid: int) -> int:
-    try:
-        return int(_read(proc, f"{pid}/statm").split()[1])
-    except (OSError, IndexError, ValueError):
-        return 0
 
 
 def _read(proc: int, name: str) -> str:
@@ -152,7 +148,6 @@ class Account:
         self._seen: set[tuple[int, int]] = set()
 
     def add(self, about: os.stat_result) -> None:
-        """Count a file or folder, once however many names it has; `OverdrawnError` if that was too much."""
         if about.st_nlink != 1 and not stat.S_ISDIR(about.st_mode):
             key = about.st_dev, about.st_ino
             if key in self._seen:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from toolgym.tools.sandbox.local.broker import usage
@@ -44,38 +43,21 @@ LOOKS = 2
 """How many looks in a row must find a program asleep: one that computes may well wait for a moment."""
 
 
-@dataclass(frozen=True)
-class MonitorConfig:
-    """The means to measure children.
-
-    Attributes:
-        proc: descriptor of a /proc that shows the children; -1: none does.
-        same_numbers: whether processes have the same numbers there as for this process.
-        shared_pages: resident pages of the zygote, which every child shares.
-        disk: bytes and files that each child may keep on the host's disk; None: children do not write there.
-    """
-
-    proc: int
-    same_numbers: bool
-    shared_pages: int
-    disk: tuple[int, int] | None
-
-
 class Watchdog:
-    def __init__(self, spec: ChildSpec, monitor: MonitorConfig) -> None:
-        self._spec, self._monitor = spec, monitor
+    def __init__(self, spec: ChildSpec) -> None:
+        self._spec = spec
         self._next = self._next_thorough = self._next_idle = 0.0
         self._turn = 0
         self._looks: dict[int, int] = {}  # by request, how many in a row found its program asleep
         self._free = self._free_files = 0
-        self._reserve = min(usage.RESERVE, usage.free_disk(spec.work)[0] // 2) if monitor.disk else 0
+        self._reserve = min(usage.RESERVE, usage.free_disk(spec.work)[0] // 2) if spec.disk else 0
 
     @property
     def watches(self) -> bool:
-        return self._monitor.proc >= 0 or self._spec.cgroups is not None
+        return self._spec.proc >= 0 or self._spec.cgroups is not None
 
     def pace(self, busy: bool) -> float:
-        if self._monitor.disk is None:
+        if self._spec.disk is None:
             return WATCH_EVERY if busy else IDLE_EVERY
         return GLANCE_EVERY if busy else WATCH_EVERY
 
@@ -103,16 +85,15 @@ class Watchdog:
                 yield child, Kill(KillReason.MEMORY_LIMIT)
             elif full:
                 yield child, Kill(KillReason.DISK_LIMIT, "the host's file system is nearly full")
-            elif self._monitor.disk is not None and self._too_much_disk(child, *self._monitor.disk, alarm=alarm):
-                most, files = self._monitor.disk
+            elif self._spec.disk is not None and self._too_much_disk(child, *self._spec.disk, alarm=alarm):
+                most, files = self._spec.disk
                 why = f"it kept more than {most >> 20} MiB or {files} files on disk"
                 yield child, Kill(KillReason.DISK_LIMIT, why)
 
     def _glance(self) -> tuple[bool, bool]:
-        """Whether free space shrinks fast, and whether it is nearly gone."""
-        if self._monitor.disk is None:
+        if self._spec.disk is None:
             return False, False
-        (free, files), (most, most_files) = usage.free_disk(self._spec.work), self._monitor.disk
+        (free, files), (most, most_files) = usage.free_disk(self._spec.work), self._spec.disk
         alarm = free < self._free - most * FAST or files < self._free_files - most_files * FAST
         if alarm or time.monotonic() >= self._next_thorough:
             self._free, self._free_files = free, files
@@ -131,11 +112,11 @@ class Watchdog:
         pid = self.number(child)
         if not pid or began < child.weighed + child.weighing / ALARM_SHARE:
             return False
-        processes, most = usage.tree(self._monitor.proc, pid), child.memory_mb << 20
-        over = usage.used_bytes(self._monitor.proc, processes, self._monitor.shared_pages) > most
+        processes, most = usage.tree(self._spec.proc, pid), child.memory_mb << 20
+        over = usage.used_bytes(self._spec.proc, processes, self._spec.shared_pages) > most
         if over and len(processes) > 1:  # they may share pages with each other too, as forks do
             with contextlib.suppress(OSError, IndexError, ValueError):  # not to be seen: then each counts by itself
-                over = usage.own_bytes(self._monitor.proc, processes, child.weights) > most
+                over = usage.own_bytes(self._spec.proc, processes, child.weights) > most
             child.weighed = time.monotonic()
             child.weighing = child.weighed - began
         else:
@@ -154,20 +135,20 @@ class Watchdog:
         if began < child.counted + child.counting / (ALARM_SHARE if alarm else DISK_SHARE):
             return False
         pid = self.number(child)
-        processes = usage.tree(self._monitor.proc, pid) if pid else []
+        processes = usage.tree(self._spec.proc, pid) if pid else []
         first_uid = self._spec.hardening.first_uid
         owner = first_uid + child.slot if first_uid else 0
-        over = usage.over_disk_limit(child.folder, most_bytes, most_files, self._monitor.proc, processes, owner=owner)
+        over = usage.over_disk_limit(child.folder, most_bytes, most_files, self._spec.proc, processes, owner=owner)
         child.counted = time.monotonic()
         child.counting = child.counted - began
         return over
 
     def number(self, child: Child) -> int:
-        """The child's number in the monitor's /proc; 0: unknown."""
-        if self._monitor.same_numbers:
+        """The child's number in that /proc; 0: unknown."""
+        if self._spec.same_numbers:
             return child.pid
-        if self._monitor.proc >= 0 and child.number == 0:
-            child.number = usage.number(self._monitor.proc, child.pidfd)
+        if self._spec.proc >= 0 and child.number == 0:
+            child.number = usage.number(self._spec.proc, child.pidfd)
         return child.number
 
     def asleep(self, requests: Iterable[tuple[int, Channel]]) -> AsleepAnswer:
@@ -177,16 +158,12 @@ class Watchdog:
         looks: dict[int, int] = {}
         asleep: dict[Child, bool] = {}
         for number, channel in requests:
-            if channel.child not in asleep:
-                asleep[channel.child] = self._asleep(channel.child)
-            if asleep[channel.child]:
+            child = channel.child
+            if child not in asleep:
+                place = 0 if self._spec.proc < 0 or not child.pid or child.dead else self.number(child)
+                asleep[child] = place > 0 and usage.asleep(self._spec.proc, place)
+            if asleep[child]:
                 looks[number] = self._looks.get(number, 0) + 1
         self._looks = looks
         asleep_ids = [number for number, count in looks.items() if count >= LOOKS]
         return {"asleep": asleep_ids, "seconds": time.process_time() - began}
-
-    def _asleep(self, child: Child) -> bool:
-        if self._monitor.proc < 0 or not child.pid or child.dead:
-            return False
-        number = self.number(child)
-        return number > 0 and usage.asleep(self._monitor.proc, number)

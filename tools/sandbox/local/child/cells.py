@@ -1,7 +1,4 @@
-"""Rewrites what notebook cells may contain beyond Python (`!command`, magics) to Python, line by line.
-
-Shell commands run; what only IPython can do becomes a sentence that says so.
-"""
+"""Rewrites what notebook cells may contain beyond Python (`!command`, magics) to Python, line by line."""
 
 from __future__ import annotations
 
@@ -100,7 +97,6 @@ def _is_magic(line: str) -> bool:
 
 
 def _answered(line: str) -> str:
-    """The line of Python that replaces a magic one."""
     bare = line.strip()
     indent = line[: len(line) - len(line.lstrip())]
     assigned = _ASSIGNED.fullmatch(bare)

@@ -1,7 +1,6 @@
 """Rich output of a session, as in a notebook: the forms of a value, and the functions that libraries show it with.
 
-The interpreter of a sandbox need not have IPython, so the part that libraries use is written here. It is loaded before
-sessions are forked, and makes only a few small objects per session.
+The interpreter of a sandbox need not have IPython, so the part that libraries use is written here.
 """
 
 from __future__ import annotations
@@ -81,15 +80,6 @@ def shows_itself(value: Any) -> bool:
     return shower is not None
 
 
-def picture(figure: Any) -> bytes | None:
-    """The PNG of a matplotlib figure; None: the figure is empty."""
-    if not figure.axes and not figure.lines:
-        return None
-    data = io.BytesIO()
-    figure.savefig(data, format="png", bbox_inches="tight")
-    return data.getvalue()
-
-
 def _rich(value: Any) -> dict[Any, Any]:
     """The forms that a value's methods offer; its text only if one method offers several forms."""
     if _has_any_name(value):
@@ -110,10 +100,11 @@ def _rich(value: Any) -> dict[Any, Any]:
             with contextlib.suppress(Exception):
                 print(f"{method} raised {type(error).__name__}: {error}", file=sys.stderr)
     figures = sys.modules.get("matplotlib.figure")
-    if "image/png" not in shown and isinstance(value, getattr(figures, "Figure", ())):
-        drawn = picture(value)
-        if drawn is not None:
-            shown["image/png"] = drawn
+    is_figure = isinstance(value, getattr(figures, "Figure", ()))
+    if is_figure and "image/png" not in shown and (value.axes or value.lines):  # else it is empty
+        data = io.BytesIO()
+        value.savefig(data, format="png", bbox_inches="tight")
+        shown["image/png"] = data.getvalue()
     return shown
 
 
@@ -134,13 +125,11 @@ class Display:
     """Rich output of a cell, in order, and the functions for it. `shown` has data by MIME type for each value."""
 
     def __init__(self) -> None:
-        self.shown: list[dict[str, Any]] = []
-        self._named: dict[str, dict[str, Any]] = {}
-        self._clear_first = False
+        self.begin()
 
     def begin(self) -> None:
-        self.shown = []
-        self._named = {}
+        self.shown: list[dict[str, Any]] = []
+        self._named: dict[str, dict[str, Any]] = {}
         self._clear_first = False
 
     def add(self, offered: Mapping[Any, Any], name: str | None = None, *, update: bool = False) -> None:
@@ -192,7 +181,6 @@ class Display:
             self._named.clear()
 
     def show_figures(self) -> None:
-        """Show and close the figures that matplotlib has open, as `pyplot.show` does in a notebook."""
         pyplot: Any = sys.modules.get(_PYPLOT)
         numbers = pyplot.get_fignums() if hasattr(pyplot, "get_fignums") else ()
         try:
@@ -226,8 +214,6 @@ class Display:
 
 
 class DisplayHandle:
-    """The name by which `display` showed something."""
-
     def __init__(self, shows: Display, display_id: str) -> None:
         self._shows = shows
         self.display_id = display_id

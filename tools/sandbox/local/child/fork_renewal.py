@@ -1,15 +1,12 @@
 """Turns the fork of a session into a session of its own: it replaces all that a forked process still shares.
 
-A forked process has its own memory, but shares open files with their positions, mapped files, shared memory and pipes.
 Each is replaced by a copy in its current state:
 
-- the files below the folders that it can write to, and deleted ones that are open;
-- descriptors and mappings of these files; shared memory;
-- pipes with both ends in the session, with their content. A pipe whose other end belongs to a program or thread of the
-  origin is closed in the copy: the program stays with the origin;
-- sockets, which would connect all forks: they stay with the origin, and in the copy their other end is closed;
-- `eventfd`s, with their count;
-- numpy's global generator, which is seeded again, as Python does with its own.
+- the files below the folders that it can write to, and deleted ones that are open; descriptors and mappings of these;
+  shared memory;
+- pipes with both ends in the session, with their content; those to a program or thread of the origin are closed;
+- sockets, which would connect all forks: in the copy their other end is closed;
+- `eventfd`s, with their count, and numpy's global generator, which is seeded again, as Python does with its own.
 
 Other objects of the kernel that have a descriptor stay shared, see SECURITY.md. Locks on files stay with the origin, as
 do all threads but the one that runs cells.
@@ -55,9 +52,8 @@ _libc.tee.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_size_t, ctypes.c_uint
 
 
 def become_copy(ends: Sequence[int], writable: tuple[str, ...]) -> None:
-    """In the copy: take these descriptors, and the root that comes over the first, and replace what is shared. `ends`
-    are the copy's control socket, its standard output and its standard error; `writable` the folders that a session can
-    write to. Raises `OSError` if something cannot be replaced; a copy that is not complete must not go on."""
+    """In the copy: take its control socket, standard output and standard error (`ends`), and the root that comes over
+    the first, and replace what is shared below `writable`. `OSError`: it is not complete, and must not go on."""
     control, out, err = ends
     outputs = {_file_id(os.fstat(fd)): fd for fd in (1, 2)}
     for old, new in ((control, harden.CONTROL_FD), (out, 1), (err, 2)):
@@ -78,7 +74,10 @@ def become_copy(ends: Sequence[int], writable: tuple[str, ...]) -> None:
         shutil.copytree(
             folder, folder[1:], symlinks=True, ignore=_not_copied, copy_function=copy, dirs_exist_ok=True
         )  # fmt: skip
-    files = _open_files()
+    files = {}
+    for fd in range(harden.CONTROL_FD + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0]):
+        with contextlib.suppress(OSError):
+            files[fd] = os.fstat(fd)
     folders = {fd: _name(fd) for fd, about in files.items() if stat.S_ISDIR(about.st_mode)}
     os.chroot(".")
     os.chdir(working)
@@ -108,7 +107,6 @@ def become_copy(ends: Sequence[int], writable: tuple[str, ...]) -> None:
 
 
 def receive_descriptors(count: int) -> list[int]:
-    """Wait for descriptors on the control socket."""
     with socket.socket(fileno=os.dup(harden.CONTROL_FD)) as waiting:
         _, fds, _, _ = socket.recv_fds(waiting, 1, count)
     if len(fds) != count:
@@ -134,15 +132,6 @@ def separate() -> None:
 
 def _file_id(about: os.stat_result) -> FileId:
     return about.st_dev, about.st_ino
-
-
-def _open_files() -> dict[int, os.stat_result]:
-    """The session's open descriptors, except its input, outputs and control socket."""
-    files = {}
-    for fd in range(harden.CONTROL_FD + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0]):
-        with contextlib.suppress(OSError):
-            files[fd] = os.fstat(fd)
-    return files
 
 
 def _name(fd: int) -> str:
@@ -182,7 +171,6 @@ def _copy_nameless(files: dict[int, os.stat_result], copied: dict[FileId, str]) 
 
 
 def _reopen(fd: int, path: str) -> None:
-    """Point a descriptor at the copy of its file, at the same position."""
     flags = fcntl.fcntl(fd, fcntl.F_GETFL) & (os.O_ACCMODE | os.O_APPEND)
     position = os.lseek(fd, 0, os.SEEK_CUR)
     fresh = os.open(path, flags)

@@ -1,9 +1,8 @@
-"""The launcher of a session: a process beside its interpreter that starts programs and says how they ended.
+"""The launcher of a session: a fork of its interpreter that starts programs and says how they ended.
 
-It is a fork of the interpreter, made when the first program is asked for, and shares nothing with it afterwards:
-programs run while a cell runs, and what a cell does to its interpreter does not reach them. The broker makes the pipes
-of each program and sends this process its ends; only a program with a terminal writes to a pipe through this process,
-which holds the terminal's other end.
+It shares nothing with the interpreter: programs run while a cell runs, and what a cell does does not reach them. The
+broker makes the pipes of each program and sends this process its ends; only a program with a terminal writes to a pipe
+through this process, which holds the terminal's other end.
 """
 
 from __future__ import annotations
@@ -32,16 +31,10 @@ _SUBREAPER = syscalls.PR_SET_CHILD_SUBREAPER
 _READ_SIZE = 64 * 1024
 _END_OF_INPUT = b"\x04"
 _ENDS = 3
-"""Descriptors that come with each program: its standard input, output and error."""
 
 
 class _Program:
-    """A program that runs, or whose output is not passed on wholly.
-
-    Attributes:
-        master: the terminal's end that this process holds; -1: the program has no terminal.
-        code: its exit code, negative for a signal, once it has ended.
-    """
+    """A program that runs, or whose output is not passed on wholly. Without a terminal, `master` is -1."""
 
     def __init__(self, handle: subprocess.Popen[bytes], master: int, source: int, target: int) -> None:
         self.handle, self.master, self.source, self.target = handle, master, source, target
@@ -50,7 +43,6 @@ class _Program:
         self._to_terminal, self._to_broker = b"", b""
 
     def interests(self) -> list[tuple[int, int]]:
-        """The descriptors to wait for, and for what."""
         interests = []
         if self.master >= 0:
             reads = select.POLLIN if not self._to_broker else 0
@@ -108,7 +100,6 @@ class Launcher:
             os.set_blocking(fd, False)
 
     def serve(self) -> NoReturn:
-        """Serve until the broker closes its end; then kill all programs."""
         signal.set_wakeup_fd(self._woken, warn_on_full_buffer=False)
         try:
             while self._turn():
@@ -236,7 +227,6 @@ class Launcher:
 
 
 def run(control: int, home: str, environment: Mapping[str, str]) -> NoReturn:
-    """Become the launcher, in a fork of the session's interpreter. `control` is the socket to the broker."""
     try:
         sys.settrace(None)
         sys.setprofile(None)

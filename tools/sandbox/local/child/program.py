@@ -30,7 +30,6 @@ from toolgym.tools.sandbox.local.kernel import harden, syscalls
 from toolgym.tools.sandbox.local.protocol import frames
 
 SOURCE = "main.py"
-"""Name of the file that holds the program, unless the request gives another one."""
 
 # Plain numbers, and the functions of `_signal`: the module `signal` turns every argument and result into an enum.
 _INTERRUPT, _IGNORE = int(signal.SIGINT), int(signal.SIG_IGN)
@@ -41,7 +40,6 @@ _MERSENNE = 624
 MAX_FRAMES = 4000
 
 _UNFLUSHED = 120
-"""The interpreter's exit code if standard output or error cannot be flushed."""
 
 _FOLDER = os.path.dirname(os.path.dirname(__file__))
 
@@ -62,7 +60,6 @@ _run_c_file.argtypes = (
     ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int, ctypes.py_object, ctypes.py_object, ctypes.c_int, ctypes.c_void_p,
 )  # fmt: skip
 _FILE_INPUT = 257
-"""`Py_file_input`: a module's source."""
 
 
 _ALWAYS_LOADED = (
@@ -72,8 +69,7 @@ _ALWAYS_LOADED = (
 
 
 def run(request: Mapping[str, Any], *, base: str) -> NoReturn:
-    """Carry out a `messages.RunMessage`, report how it ended on the control socket, and exit. `base` is the folder that
-    /tmp stands for in absolute names of files to fetch."""
+    """Carry out a `messages.RunMessage`, report how it ended, and exit. `base` is the folder that /tmp stands for."""
     catch_interrupts()
     if request.get("env"):
         os.environ.update(request["env"])
@@ -81,7 +77,10 @@ def run(request: Mapping[str, Any], *, base: str) -> NoReturn:
     if request.get("files"):
         place_files(request["files"])
     if request.get("fetch"):
-        _announce_folder(base)
+        # The broker opens the folder before any user code runs, and fetches files through that descriptor.
+        frames.send_all(harden.CONTROL_FD, frames.encode({"folder": os.path.relpath(".", base)}))
+        if frames.receive(harden.CONTROL_FD) is None:
+            os._exit(0)
     harden.limit_cpu(request.get("cpu_seconds"))
     if request.get("argv"):
         _run_command(request)
@@ -91,9 +90,7 @@ def run(request: Mapping[str, Any], *, base: str) -> NoReturn:
 def place_files(files: Mapping[str, bytes]) -> None:
     """Write files into the working folder. The host has checked their names."""
     for name, data in files.items():
-        folder = os.path.dirname(name)
-        if folder:
-            os.makedirs(folder, exist_ok=True)
+        os.makedirs(os.path.dirname(name) or ".", exist_ok=True)
         with open(name, "wb") as file:
             file.write(data)
 
@@ -136,13 +133,11 @@ def prepare() -> None:
 
 
 def _open_streams() -> list[Any]:
-    """Standard input, output and error. Each line is flushed, so that a killed program's lines are kept."""
     rows = ((0, "<stdin>", "surrogateescape"), (1, "<stdout>", "strict"), (2, "<stderr>", "backslashreplace"))
     return [_open_stream(fd, name, errors) for fd, name, errors in rows]
 
 
 def _open_stream(fd: int, name: str, errors: str) -> io.TextIOWrapper:
-    """A standard stream with the attributes that the interpreter gives it."""
     mode = "w" if fd else "r"
     buffer: Any = open(fd, f"{mode}b", closefd=False)  # noqa: SIM115  lives as long as the program
     buffer.raw.name = name
@@ -345,7 +340,6 @@ def _finish(status: int) -> int:
 
 
 def _flush(status: int, *, report: bool = True) -> int:
-    """Flush the standard streams. Returns the new status."""
     for stream in (sys.stdout, sys.stderr):
         try:
             if stream is not None and not getattr(stream, "closed", False):
@@ -359,7 +353,6 @@ def _flush(status: int, *, report: bool = True) -> int:
 
 
 def _ignore(error: BaseException, where: object, what: str = "") -> None:
-    """Print an exception that can no longer be caught, as the interpreter does."""
     error.__traceback__ = own_frames(error.__traceback__)
     with suppress(BaseException):
         _say(f"Exception ignored {what or f'in: {where!r}'}\n")
@@ -367,7 +360,6 @@ def _ignore(error: BaseException, where: object, what: str = "") -> None:
 
 
 def _leave(status: int) -> NoReturn:
-    """End a process that the program forked and that reached the program's end too."""
     if status < 0:
         _signal.signal(-status, int(signal.SIG_DFL))
         _mask(_signal.SIG_UNBLOCK, [-status])
@@ -387,7 +379,10 @@ def _run_command(request: Mapping[str, Any]) -> NoReturn:
         frames.send_all(harden.CONTROL_FD, frames.encode({"compiled": status}))
         if frames.receive(harden.CONTROL_FD) is None or status != 0:
             _report_and_exit(1)
-    _report_command(*_spawn(request["argv"]))
+    status, used = _spawn(request["argv"])
+    report = {"done": status, "cpu": used.ru_utime + used.ru_stime, "rss_kb": used.ru_maxrss}
+    frames.send_all(harden.CONTROL_FD, frames.encode(report))
+    os._exit(0)
 
 
 def _exec(argv: list[str]) -> NoReturn:
@@ -428,34 +423,14 @@ def _announce_user_code() -> None:
     frames.send_all(harden.CONTROL_FD, frames.encode({"begins": True}))
 
 
-def _announce_folder(base: str) -> None:
-    """Have the broker open the working folder before any user code runs; it fetches files through that descriptor."""
-    frames.send_all(harden.CONTROL_FD, frames.encode({"folder": os.path.relpath(".", base)}))
-    if frames.receive(harden.CONTROL_FD) is None:
-        os._exit(0)
-
-
 def _report_and_exit(status: int, why: str = "") -> NoReturn:
-    """Report how the program ended, and exit without the interpreter's slow teardown. The report comes first, so that
-    the host can answer while the kernel still tears this process down. `why` is the status of the limit that the
-    program met, if it met one."""
-    with suppress(OSError):  # the program may have closed the socket; then the broker goes by the exit code
-        _write(harden.CONTROL_FD, _report(status, why))
-    _exit(status & 0xFF)
-
-
-def _report(status: int, why: str = "") -> bytes:
-    """The frame that says how a program ended, and what it and its children used."""
+    """Report how the program ended, and the limit that it met, and exit without the interpreter's slow teardown. The
+    report comes first, so that the host can answer while the kernel still tears this process down."""
     used = _usage(resource.RUSAGE_SELF)
     below = _usage(resource.RUSAGE_CHILDREN)
     cpu = used.ru_utime + used.ru_stime + below.ru_utime + below.ru_stime
     # Without `json`, which the program may have changed.
     body = f'{{"done":{status},"why":"{why}","cpu":{cpu},"rss_kb":{used.ru_maxrss}}}'.encode()
-    return frames.HEADER.pack(len(body)) + body
-
-
-def _report_command(status: int, used: resource.struct_rusage) -> NoReturn:
-    """Report how a program ended that ran as a process below this one and what it used, and exit."""
-    report = {"done": status, "cpu": used.ru_utime + used.ru_stime, "rss_kb": used.ru_maxrss}
-    frames.send_all(harden.CONTROL_FD, frames.encode(report))
-    os._exit(0)
+    with suppress(OSError):  # the program may have closed the socket; then the broker goes by the exit code
+        _write(harden.CONTROL_FD, frames.HEADER.pack(len(body)) + body)
+    _exit(status & 0xFF)

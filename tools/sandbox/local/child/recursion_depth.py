@@ -1,9 +1,8 @@
 """Makes a program look as if no code of the sandbox had called it.
 
-Functions of the sandbox call a program, and would appear in every stack that it looks at, and count towards its
-recursion limit. The interpreter keeps both, the running frame and the remaining depth, in places that are not public,
-so this module searches for them. If it does not find one, and in an interpreter of another version, the program sees a
-few frames of the sandbox, and everything else works the same.
+Its callers would appear in every stack, and count towards the recursion limit. The interpreter keeps both, the running
+frame and the remaining depth, in places that are not public, so this module searches for them. If it does not find one,
+and in an interpreter of another version, the program sees a few frames of the sandbox.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import sys
 import sysconfig
-from types import FrameType
 
 _INTS = 64
 _CALLS_BETWEEN = 1 if sys.version_info < (3, 12) else 0
@@ -49,7 +47,7 @@ class RecursionDepth:
     def frame_place(self) -> ctypes.c_void_p:
         """The place where the interpreter keeps the frame that is running. A caller that sets it to None, in a
         statement of its own, has the next code that it runs from C run without a caller. It must set it back before it
-        calls anything of Python."""
+        calls Python."""
         if not self._chain:
             return ctypes.c_void_p()  # not found
         at = ctypes.c_void_p.from_address(self._chain)
@@ -59,7 +57,8 @@ class RecursionDepth:
 
     def _find_frame(self, limit_at: int) -> tuple[int, int]:
         """The address of the frame's place, and the offset if it is in a structure. Zeros: not found."""
-        frame = _address(sys._getframe())
+        # The address of the interpreter's own structure of a frame is the second word after the object's head.
+        frame = ctypes.c_size_t.from_address(id(sys._getframe()) + object.__basicsize__ + 8).value
         if sys.version_info >= (3, 13):
             words = (ctypes.c_size_t * (_INTS // 2)).from_address(self._state)
             places = [place for place, word in enumerate(words) if word == frame]
@@ -85,8 +84,3 @@ def _changing(ints: ctypes.Array[ctypes.c_int]) -> int:
     finally:
         sys.setrecursionlimit(limit)
     return places.pop() if len(places) == 1 else 0
-
-
-def _address(frame: FrameType) -> int:
-    """The address of the interpreter's own structure of a frame: the second word after the object's head."""
-    return ctypes.c_size_t.from_address(id(frame) + object.__basicsize__ + 8).value

@@ -14,7 +14,6 @@ from toolgym.tools.sandbox.local.kernel import harden
 from toolgym.tools.sandbox.local.protocol import answer_codec, frames
 
 MAX_REASON = 1000
-"""Characters of the reason why a request failed."""
 
 
 def serve(request: Mapping[str, Any], writable: tuple[str, ...]) -> NoReturn:
@@ -30,8 +29,6 @@ def serve(request: Mapping[str, Any], writable: tuple[str, ...]) -> NoReturn:
 
 
 class Repl:
-    """Keeps the state of a session."""
-
     def __init__(self, writable: tuple[str, ...]) -> None:
         self._writable = writable
         self._notebook = notebook.Notebook(program.fresh_main("<session>"))

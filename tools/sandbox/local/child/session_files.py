@@ -59,7 +59,6 @@ class FileOperations:
         return [_row(os.path.join(path, name), name) for name in sorted(os.listdir(path))]
 
     def _walk(self, path: str) -> list[Any]:
-        """All below a folder, folders before what is in them."""
         if not os.path.isdir(path):
             os.listdir(path)  # raises
         return [_row(os.path.join(path, name), name) for name in _below(path)]
@@ -144,7 +143,6 @@ class FileOperations:
 
 
 def _row(path: str, name: str) -> list[Any]:
-    """The fields of a `FileInfo`."""
     about = os.lstat(path)
     kind = _KINDS.get(stat.S_IFMT(about.st_mode), "other")
     target = os.readlink(path) if kind == "link" else None

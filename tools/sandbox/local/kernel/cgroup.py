@@ -1,9 +1,8 @@
 """Control groups (versions 1 and 2): the host finds where it may make them, and makes one per template process.
 
 It gets the group `toolgym-<pid>-<start>-<namespace>-<number>`, below the group of this process (version 1, and the root
-group of version 2) or beside it (version 2 elsewhere, where a group with processes in it may have no limited ones
-below). In it, `child_cgroups` makes a group per child. The process that made a group removes it; if it was killed
-first, the next one that starts recognises the group by its name and removes it.
+group of version 2) or beside it (elsewhere a group with processes may have no limited ones below). If the process that
+made it was killed before it removed it, the next one that starts knows it by its name and does.
 
 Source: the kernel's `Documentation/admin-guide/cgroup-v2.rst` and `cgroup-v1/`.
 """
@@ -22,12 +21,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from toolgym.tools.sandbox.local.kernel.owner_tag import PATTERN, is_gone, owner_tag
+from toolgym.tools.sandbox.local.kernel.folders import PATTERN, is_gone, owner_tag
 
 CONTROLLERS = ("memory", "pids", "cpu")
 _NAME = re.compile(rf"toolgym-{PATTERN}-\d+")
 REMOVE_TIMEOUT = 5.0
-"""Seconds that the processes of a group may take to be gone."""
 
 _numbers = itertools.count(1)
 
@@ -133,7 +131,6 @@ def _sweep(folder: Path) -> None:
 
 
 def mounts(kind: str) -> list[tuple[str, str, Path]]:
-    """Options, root and mount point of each mounted file system of that kind."""
     mounted = []
     with open("/proc/self/mountinfo") as file:
         for line in file:
@@ -193,18 +190,14 @@ def _version_2() -> CgroupParent:
     _, root, point = mounted[0]
     home = below(point, root, group)
     reasons = []
-    for folder in [home] if _is_root(home) else [home.parent] if home != point else []:
+    is_root = not (home / "cgroup.type").exists()  # of all groups: only it may have both processes and limited groups
+    for folder in [home] if is_root else [home.parent] if home != point else []:
         try:
             return CgroupParent(2, dict.fromkeys(_controllers(folder), folder))
         except OSError as error:
             reasons.append(str(error))
     why = "; ".join(reasons) or f"{home} has processes of its own, and none may be made beside it"
     raise OSError(f"version 2: {why}")
-
-
-def _is_root(folder: Path) -> bool:
-    """Whether a group is the root of all, the only one that may have both processes and limited groups."""
-    return not (folder / "cgroup.type").exists()
 
 
 def _controllers(folder: Path) -> list[str]:

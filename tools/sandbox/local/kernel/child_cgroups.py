@@ -19,14 +19,8 @@ _CPU_PERIOD = 100_000
 
 
 class ChildCgroups:
-    """The groups of one template process's children.
-
-    Args:
-        version: of the control group interface.
-        folders: controller to a descriptor of the template process's own group.
-        processes: processes and threads of a child.
-        cores: processors that a child may use at once; None: all.
-        files_mb: MiB of files that a child may keep in memory, on top of its limit of memory.
+    """The groups of one template process's children: with limits of processes and threads, of processors (`cores`),
+    and, on top of a limit of memory, of files that a child may keep in memory. `folders` are descriptors by controller.
     """
 
     def __init__(
@@ -48,7 +42,6 @@ class ChildCgroups:
         return {"version": self._version, "controllers": sorted(self._folders)}
 
     def prepare(self, slot: int) -> None:
-        """Make sure that the next child of a slot has a group."""
         if slot not in self._limits:
             self._make(slot)
         else:
@@ -67,7 +60,6 @@ class ChildCgroups:
         self._limits[slot] = most
 
     def allow(self, slot: int, processes: int) -> None:
-        """Limit the processes and threads of a slot's child."""
         if "pids" in self._folders and self._most.get(slot) != processes:
             _write(self._folders["pids"], f"{slot}/pids.max", str(processes))
             self._most[slot] = processes
@@ -82,7 +74,6 @@ class ChildCgroups:
             _write(fd, f"{slot}/tasks", "0")
 
     def overrun(self, slot: int) -> bool:
-        """Whether the kernel has killed a process of the slot's child for its memory."""
         return self._kills(slot) > self._killed[slot]
 
     def left(self, slot: int) -> int:

@@ -1,4 +1,4 @@
-"""Folders that programs work in if they have no file system of their own."""
+"""Folders that programs work in if they have no file system of their own; their names tell who made them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import shutil
 import stat
 import subprocess
 import tempfile
+from pathlib import Path
 
-from toolgym.tools.sandbox.local.kernel.owner_tag import PATTERN, is_gone, owner_tag
-
+PATTERN = r"(?P<pid>\d+)-(?P<start>\d+)-(?P<namespace>\d+)"
 _PREFIX = "toolgym-sandbox-"
 _NAME = re.compile(rf"{_PREFIX}{PATTERN}-.+")
 
@@ -51,3 +51,23 @@ def remove(folder: str) -> None:
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             for command in (["chmod", "-R", "u+rwx", folder], ["rm", "-rf", folder]):
                 subprocess.run(command, capture_output=True, check=False, timeout=REMOVE_TIMEOUT)
+
+
+def owner_tag(pid: int) -> str:
+    """The tag of a process, different for every process that had or will have its number."""
+    try:
+        start = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        start = "0"
+    return f"{pid}-{start}-{_pid_namespace()}"
+
+
+def is_gone(match: re.Match[str]) -> bool:
+    """Whether the process of a tag (`PATTERN`) has ended; False in other pid namespaces, where it cannot be seen."""
+    if match["namespace"] != str(_pid_namespace()):
+        return False
+    return owner_tag(int(match["pid"])) != f"{match['pid']}-{match['start']}-{match['namespace']}"
+
+
+def _pid_namespace() -> int:
+    return os.stat("/proc/self/ns/pid").st_ino

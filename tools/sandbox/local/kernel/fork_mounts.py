@@ -1,9 +1,9 @@
 """A root for the copy of a forked session: the same read-only runtime, and new folders to write to.
 
-A forked process cannot leave the mount namespace of its origin: mounting takes rights that it gave up, and Landlock
-forbids it for good. So the broker, which neither restricts, makes a copy of the namespace with other folders in it, and
-sends the copy a descriptor of its root. The copy copies its files there and changes to it (`chroot`, the one right that
-sessions keep). All of it lies below /w, where Landlock lets a session write, and where its origin sees nothing.
+A forked process cannot leave the mount namespace of its origin: mounting takes rights that it gave up. So the broker
+makes a copy of the namespace with other folders in it, and sends the copy a descriptor of its root. The copy copies its
+files there and changes to it (`chroot`, the one right that sessions keep). All of it lies below /w, where Landlock lets
+a session write, and where its origin sees nothing.
 """
 
 from __future__ import annotations
@@ -18,15 +18,8 @@ BASE = "/w/new"
 
 
 def make_root(pidfd: int, home: int, hardening: Hardening) -> tuple[int, int]:
-    """Make a root. This process changes its mount namespace for it, so it must have one thread.
-
-    Args:
-        pidfd: handle of a process of the session.
-        home: descriptor of this process's own mount namespace.
-        hardening: sizes, and the runtime's folders below /tmp.
-
-    Returns:
-        Descriptors of the root folder, and of the namespace that holds its mounts: they end when that is closed.
+    """Make a root for the process behind `pidfd`. Returns descriptors of it, and of the namespace that holds its
+    mounts: they end when that is closed. The caller has one thread; `home` is a descriptor of its own mount namespace.
     """
     safe = syscalls.MS_NOSUID | syscalls.MS_NODEV
     bind = syscalls.MS_BIND | syscalls.MS_REC

@@ -16,7 +16,6 @@ from toolgym.tools.sandbox.local.kernel.landlock import Ruleset
 from toolgym.tools.sandbox.local.kernel.syscall_batch import ANY, AT_FDCWD, IGNORE_ERRORS, SyscallBatch
 
 TERMINALS = "newinstance,ptmxmode=666,mode=620,max=64"
-"""Options of a child's own file system of terminals: no other child can open these."""
 
 CONTROL_FD = 3
 
@@ -47,15 +46,11 @@ class Hardening:
 
     Attributes:
         namespaces: whether each child gets its own mount, ipc, uts, pid and user namespaces.
-        own_network: whether it also gets a network of its own, with only a loopback device; `loopback`: whether that is
-            up.
-        fresh_proc: whether to mount a /proc of its own, with `proc_options`.
+        own_network: whether it also gets a network of its own, with a loopback device that is up if `loopback` is set.
         network: whether internet sockets are allowed at all.
         first_uid: user id of the first slot, as this process names it; 0: children run as this process's user.
         disk_mb: size of the child's file system, with `inodes` files, each of at most `file_mb`.
-        processes: processes and threads.
         data_pages: pages of private memory that the zygote has; children's limits come on top.
-        terminals: whether each gets terminals of its own (at the level `namespaces`).
         below_tmp: folders below /tmp that the interpreter needs.
         folders: further folders that a child can write to, which its root has already.
         proc: high descriptor of a /proc that shows this process, for writing its user ids; -1: none is needed.
@@ -82,12 +77,9 @@ class Hardening:
     folders: tuple[str, ...] = ()
 
     def batches(self, slot: int, folder: str) -> list[SyscallBatch]:
-        """The calls that harden a child for good, prepared before the fork; to be made in this order.
-
-        The process that makes them has its control socket as `CONTROL_FD`; they close all else above standard error. If
-        one fails, the child must end: nothing may run in a child that is hardened in part. `folder` is its working
-        folder, if it has no file system of its own.
-        """
+        """The calls that harden a child for good, prepared before the fork; to be made in this order. The process that
+        makes them has its control socket as `CONTROL_FD`; they close all else above standard error. If one fails, the
+        child must end: nothing may run in a child that is hardened in part."""
         if not self.namespaces:
             batch = SyscallBatch()
             self._close_others(batch)
@@ -185,7 +177,6 @@ class Hardening:
 
     @property
     def file_system(self) -> str:
-        """Options of the file system that a child writes to."""
         return f"size={self.disk_mb}m,nr_inodes={self.inodes},mode=777"
 
     def _enter_namespaces(self, batch: SyscallBatch) -> None:
@@ -252,7 +243,6 @@ def _allowed(kind: int, value: int) -> int:
 
 
 def limit_cpu(seconds: float | None) -> None:
-    """Limit CPU time: SIGXCPU at the limit, SIGKILL a second later."""
     if seconds is not None:
         soft = max(1, int(seconds + 0.999))
         resource.setrlimit(resource.RLIMIT_CPU, (soft, soft + 1))

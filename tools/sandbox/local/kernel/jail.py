@@ -134,8 +134,11 @@ def enter(
 
 
 def _change_root(root: str) -> bool:
-    """Make a folder the root, read-only, and leave the old one. Returns whether /proc is that of this namespace."""
-    fresh_proc = _mount_proc(root)
+    try:
+        syscalls.mount("proc", f"{root}/proc", "proc", syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC)
+        fresh_proc = True
+    except PermissionError:  # parts of the host's /proc are masked, so the kernel shows no fresh one
+        fresh_proc = False
     os.chdir(root)
     syscalls.pivot_root(".", ".")  # the old root now lies on top of the new one
     syscalls.detach(".")
@@ -247,7 +250,6 @@ def part_of_world(folder: str, read_only: Iterable[str]) -> str | None:
 
 
 def outermost(paths: Iterable[str]) -> list[str]:
-    """The paths that exist, without those below another one, sorted."""
     kept: list[str] = []
     for path in sorted({os.path.abspath(path) for path in paths if os.path.lexists(path)}):
         if not any(path.startswith(f"{other}/") for other in kept):
@@ -284,12 +286,3 @@ def _remount(target: str, flags: int) -> None:
         if status & option:
             flags |= flag
     syscalls.mount("none", target, None, syscalls.MS_BIND | syscalls.MS_REMOUNT | flags)
-
-
-def _mount_proc(root: str) -> bool:
-    flags = syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
-    try:
-        syscalls.mount("proc", f"{root}/proc", "proc", flags)
-    except PermissionError:
-        return False  # parts of the host's /proc are masked, so the kernel shows no fresh one
-    return True

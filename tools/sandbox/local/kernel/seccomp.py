@@ -2,9 +2,7 @@
 
 Two classic BPF filters, one on top of the other. The *outer* one is long, and is installed once in the broker and once
 in the zygote: calls that neither they nor a program ever need. The *child's* is short, because every child installs it:
-calls that broker and zygote need, and checks of arguments. Forked processes inherit both.
-
-Source: the kernel's `Documentation/userspace-api/seccomp_filter.rst`.
+calls that broker and zygote need, and checks of arguments.
 """
 
 from __future__ import annotations
@@ -27,10 +25,7 @@ _OWN = {
     "sched_setscheduler": (0,), "setpriority": (0, 0), "ioprio_set": (1, 0),
 }  # fmt: skip
 """Calls that can change another process of the same user, and the first arguments with which they change the caller.
-
-The last is the process, and 0 is the caller. The two of priorities have another one before it: with PRIO_USER or
-PRIO_PGRP, or their like, 0 is all processes of the caller's user or group.
-"""
+With PRIO_USER or PRIO_PGRP, or their like, 0 is not the caller, but all processes of its user or group."""
 
 _TRUNCATING = ("truncate", "open", "openat", "openat2")
 _SIGNALLING = ("kill", "tgkill", "tkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo")
@@ -55,7 +50,6 @@ _FORBIDDEN = (
     "reboot", "request_key", "semget", "set_mempolicy", "setdomainname", "settimeofday", "shmat", "shmctl", "shmget",
     "statmount", "swapoff", "swapon", "sysfs", "syslog", "uselib", "userfaultfd", "ustat", "vhangup", "vmsplice",
 )  # fmt: skip
-"""Calls that nothing in a sandbox needs."""
 
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN, _AND = 0x20, 0x15, 0x35, 0x45, 0x06, 0x54
 _ALLOW, _KILL = 0x7FFF0000, 0x80000000
@@ -107,8 +101,7 @@ def child_filter(
 
     Args:
         fork: whether the program may start processes; threads it always may.
-        network: whether it may make internet sockets, besides UNIX ones.
-        sockets: whether it may make any socket at all.
+        network: whether it may make internet sockets, besides UNIX ones, which it may if `sockets` is set.
         frozen: calls that do nothing and report success, where a refusal would break harmless copying of files.
         own_only: whether a program may change limits and priorities only of itself, as process 0.
         chroot: whether a process that has the capability for it may change its root, as the fork of a session does.
@@ -205,7 +198,6 @@ def _when(name: str, verdict: int) -> bytes:
 
 
 def _deny(names: Iterable[str]) -> bytes:
-    """A chain of comparisons with one common verdict at its end."""
     numbers = sorted({number for name in names if (number := syscalls.number(name)) >= 0})
     parts = []
     for index, number in enumerate(numbers):
@@ -226,7 +218,6 @@ def _when_arg(name: str, offset: int, tests: list[tuple[int, int]], *, deny_on_m
 
 
 def _unless_own(name: str, arguments: Sequence[int]) -> bytes:
-    """Refuse a call unless its first arguments are these."""
     body = b""
     for place, value in reversed([*enumerate(arguments)]):
         left = len(body) // 8 + 1  # what follows, and the allowance

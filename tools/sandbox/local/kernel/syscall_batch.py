@@ -1,8 +1,7 @@
 """Batches of system calls: prepared once before the fork, and made in every child.
 
-The calls that harden a child take hardly any time in the kernel. The Python code around them does: each object that it
-touches lies on a page that must be copied. So a child walks a list of numbers, and touches little else. What that saves
-is measured by `benchmarks/sandbox.py --without syscall-batch`.
+Each object that Python code touches lies on a page that must be copied. So a child walks a list of numbers, and touches
+little else. What that saves is measured by `benchmarks/sandbox.py --without syscall-batch`.
 """
 
 from __future__ import annotations
@@ -64,7 +63,6 @@ class SyscallBatch:
         return self.keep(argument.encode() if isinstance(argument, str) else argument)
 
     def keep(self, data: bytes) -> int:
-        """Keep bytes in memory as long as the batch, and return their address."""
         self._buffers.append(ctypes.create_string_buffer(data))
         return ctypes.addressof(self._buffers[-1])
 
@@ -74,7 +72,6 @@ class SyscallBatch:
 
 
 def move_descriptor(old: int, new: int) -> None:
-    """Make descriptor `new` a copy of `old`, in this process and the programs that it starts."""
     if old != new:
         syscalls.check(syscalls.quick_syscall(_DUP3, old, new, 0, 0, 0, 0), "dup3")
 

@@ -39,7 +39,6 @@ _SIG_SETMASK, _ALL_SIGNALS = 2, b"\xff" * 8
 
 MACHINE = platform.machine()
 MACHINES = ("x86_64", "aarch64")
-"""The processors whose numbers of system calls are known."""
 
 NUMBERS = {
     "_sysctl": (156, -1), "acct": (163, 89), "add_key": (248, 217), "adjtimex": (159, 171), "bpf": (321, 280),
@@ -201,7 +200,6 @@ def pivot_root(new: str, old: str) -> None:
 
 @contextlib.contextmanager
 def files_as(uid: int) -> Iterator[None]:
-    """In the block, be another user, and the group of that number, for files, /proc included. For root."""
     libc.setfsgid(uid)
     libc.setfsuid(uid)
     try:
@@ -239,7 +237,6 @@ def open_beneath(folder: int, name: str) -> int:
 
 
 def pages(size: int) -> int:
-    """Map this many bytes of fresh memory, and return their address."""
     address = libc.mmap(None, size, _PROT_READ | _PROT_WRITE, _MAP_PRIVATE | _MAP_ANONYMOUS, -1, 0)
     if address is None or address == ctypes.c_void_p(-1).value:
         check(-1, "mmap")
@@ -256,7 +253,6 @@ def executable(code: bytes) -> int:
 
 
 def trim_heap() -> None:
-    """Give freed heap back to the system, if the C library can."""
     trim = getattr(libc, "malloc_trim", None)
     if trim is not None:
         trim(0)

@@ -1,7 +1,4 @@
-"""User ids for the sandbox: those of this user namespace, and one for each execution if root can give it.
-
-A container may have only a part of all user ids: often the first 65,536, sometimes just its own root.
-"""
+"""User ids for the sandbox: one for each execution if root can give it. A container may have only a part of all ids."""
 
 from __future__ import annotations
 
@@ -37,7 +34,6 @@ def _numbers(pid: int) -> Iterator[int]:
 
 
 def known(first: int, count: int = 1) -> bool:
-    """Whether the users and groups with these numbers exist in this user namespace."""
     for name in ("uid_map", "gid_map"):
         with contextlib.suppress(FileNotFoundError), open(f"/proc/self/{name}") as file:
             ranges = [(int(start), int(length)) for start, _, length in map(str.split, file)]
@@ -78,7 +74,6 @@ def end(uid: int, first: int) -> None:
 
 
 def owner(pid: int) -> int:
-    """User id of a process, a zombie's too; -1: it is gone."""
     try:
         return os.stat(f"/proc/{pid}").st_uid
     except OSError:

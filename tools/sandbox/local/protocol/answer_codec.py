@@ -101,7 +101,6 @@ def unpack(packed: bytes) -> dict[str, Any]:
 
 
 def count(head: bytes) -> int:
-    """The number of commas and brackets of a head."""
     return head.count(b",") + head.count(b"[") + head.count(b"{")
 
 

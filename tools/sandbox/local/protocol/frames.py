@@ -1,11 +1,8 @@
 """Frames between the host, the broker and its children: four bytes of length, then a message.
 
 Messages are JSON in ASCII. Those from the broker to a child, which trusts it, are in Python's `marshal` format: reading
-that touches fewer of the pages that the child shares.
-
-The highest bit of the length marks a frame without a message. From a child it holds an answer (see `answer_codec`),
-which the broker forwards unread. From the broker it holds the number of a request, then a chunk of its answer or of its
-files.
+that touches fewer pages. The highest bit of the length marks a frame without a message: from a child an answer (see
+`answer_codec`), which the broker forwards unread; from the broker the number of a request, and a chunk of its answer.
 """
 
 from __future__ import annotations
@@ -38,8 +35,6 @@ _to_json = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class AnswerChunk(NamedTuple):
-    """Some bytes of a child's answer, and whether the answer ends with them."""
-
     data: bytes
     last: bool
 
@@ -52,12 +47,7 @@ class DataChunk(NamedTuple):
 
 
 class ForkReply(NamedTuple):
-    """The zygote's answer for one slot.
-
-    Attributes:
-        pid: the child's process id; 0: there is no child, and `error` says why.
-        init: process id of the first process of its pid namespace; 0: it has none.
-    """
+    """The zygote's answer for one slot: process ids of the child and of its namespace's first process, 0 for none."""
 
     slot: int
     pid: int
@@ -79,8 +69,7 @@ def encode(message: Mapping[str, Any]) -> bytes:
 
 
 def encode_request(number: int, message: Mapping[str, Any]) -> tuple[bytes, ...]:
-    """The parts of a host's request. Its bytes, under `data` and by name under `files`, come first, in one raw frame.
-    In place of the message goes a copy that has lengths instead of bytes."""
+    """The parts of a host's request. Its bytes, under `data` and by name under `files`, come first, in a raw frame."""
     short = dict(message)
     parts = [*message.get("files", {}).values()]
     if parts:
@@ -94,7 +83,6 @@ def encode_request(number: int, message: Mapping[str, Any]) -> tuple[bytes, ...]
 
 
 def put_data(request: dict[str, Any], data: bytes) -> None:
-    """Put the bytes of a request, which `encode_request` has taken out, back into it."""
     at = 0
     if request.get("files"):
         files = {}
@@ -121,8 +109,6 @@ def data_chunk_head(number: int, length: int) -> bytes:
 
 
 class FrameDecoder:
-    """Decodes the bytes of the host or of a broker, as they come, to messages and data chunks."""
-
     def __init__(self) -> None:
         self._buffer = bytearray()
 
@@ -189,15 +175,13 @@ def plausible(number: N) -> N:
 
 
 def send_all(fd: int, data: bytes) -> None:
-    """Write everything to a blocking descriptor."""
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
 
 
 def receive(fd: int) -> dict[str, Any] | None:
-    """In a child: read one frame of the broker's from a blocking descriptor; None at its end. The broker sends the next
-    frame only when this one is answered, so there is never more than one to read."""
+    """In a child: read one frame of the broker's; None at its end. The next comes only when this one is answered."""
     inbox = bytearray()
     while part := os.read(fd, _READ_SIZE):
         inbox += part

@@ -68,8 +68,8 @@ Status = Literal[
 
 
 class Program(TypedDict):
-    """Program of a run that is not Python. `code` is written to `source`, compiled by `compile` (empty: not at all),
-    and run by `argv`, both with `env`."""
+    """Program of a run that is not Python: compiled by `compile` (empty: not at all), and run by `argv`, both with
+    `env`."""
 
     code: str
     source: str
@@ -80,9 +80,9 @@ class Program(TypedDict):
 
 
 class RunMessage(TypedDict):
-    """Run one program in a child of its own. `files` maps relative names to contents; `fetch` names files to send back.
-    The code is written to `source`, which is the name of none of the files. Without `argv` it is a Python program, and
-    otherwise it has the keys of a `Program`. Times are in seconds."""
+    """Run one program in a child of its own. Times are in seconds. `files` maps relative names to contents; `fetch`
+    names files to send back. The code is written to `source`. Without `argv` it is a Python program, and otherwise it
+    has the keys of a `Program`."""
 
     op: Literal["run"]
     id: NotRequired[int]
@@ -101,9 +101,8 @@ class RunMessage(TypedDict):
     compile_timeout: NotRequired[float]
     compile_memory_mb: NotRequired[int]
     tries: NotRequired[int]
-    """The number of children for it that could not be forked, and this one; set only by the broker."""
+    """The number of children that were asked for it; set only by the broker."""
     fork: NotRequired[bool]
-    """Whether programs may start processes; set by the broker for the child."""
 
 
 class OpenMessage(TypedDict):
@@ -136,9 +135,9 @@ class CellMessage(_SessionMessage):
 class StartMessage(_SessionMessage):
     """Start a program beside the interpreter, and give it the name `process`, which the host chose.
 
-    Its standard input gets `data`, and ends with it if `eof` is true. `argv` that is one text is for a shell. `pty`:
-    rows and columns of its terminal; None: it has none. After `deadline` seconds it is killed. The answer has its `pid`
-    in the session; or the `errno`, and whether the `folder` is to blame for it; or `busy`: there are too many programs.
+    Its standard input gets `data`, and ends with it if `eof` is true. `argv` that is one text is for a shell. `pty` is
+    rows and columns of its terminal, if it has one. After `deadline` seconds it is killed. The answer has its `pid` in
+    the session; or the `errno`, and whether the `folder` is to blame for it; or `busy`: there are too many programs.
     """
 
     op: Literal["start"]
@@ -211,8 +210,7 @@ class PackMessage(_SessionMessage):
 
 class UnpackMessage(_SessionMessage):
     """Make folders, links and files below the folder `name`. A row is a name, a kind (`folder`, `link`, `file`, or
-    `mode` to set no more than that), a mode, and what a link points to or how many bytes a file has. `data` holds the
-    files' contents one after another."""
+    `mode` to set no more than that), a mode, and what a link points to or how many bytes of `data` a file has."""
 
     op: Literal["unpack"]
     name: str
@@ -234,16 +232,12 @@ class CloseMessage(TypedDict):
 
 
 class CancelMessage(TypedDict):
-    """Give up the request with the id `of`."""
-
     op: Literal["cancel"]
     id: NotRequired[int]
     of: int
 
 
 class LookMessage(TypedDict):
-    """Say which programs sleep."""
-
     op: Literal["look"]
     id: NotRequired[int]
 
@@ -297,8 +291,8 @@ class CompilerOutput(Output):
 
 
 class RunAnswer(Output):
-    """End of a run. Fetched files come before it as data chunks, one after another; `files` has names and sizes.
-    `left_out` says of each file that exists and could not be fetched why."""
+    """End of a run. Fetched files come before it as data chunks; `files` has names and sizes, `left_out` why some are
+    not."""
 
     status: Status
     code: int | None
@@ -327,9 +321,8 @@ class AsleepAnswer(TypedDict):
 
 
 class ProcessAnswer(SessionAnswer):
-    """State of a program: whether it runs, its exit code (negative: a signal), and `why` it ended, if not by itself.
-    What was read came before it as data chunks: standard output and error, with these `sizes`, and whether the middle
-    of each was dropped. `unwritten`: bytes that it has not taken from its standard input yet."""
+    """State of a program, and `why` it ended, if not by itself. What was read came before it as data chunks: standard
+    output and error, with these `sizes`. `unwritten`: bytes that it has not taken from its standard input yet."""
 
     running: bool
     code: int | None

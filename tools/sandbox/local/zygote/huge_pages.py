@@ -1,8 +1,7 @@
 """Huge pages for memory that children hardly write to: they make forks cheaper.
 
-Every page costs an entry in the child's page tables, made at the fork and removed at the exit. If children write to
-hardly any of a huge page's 512 pages, they become one huge page, with one entry. A child that does write to one gets
-the 512 entries then, and a copy of that page only.
+Every page costs an entry in the child's page tables, made at the fork and removed at the exit; a huge page costs one
+for its 512 pages. A child that does write to one gets the 512 entries then, and a copy of that page only.
 
 Source: the kernel's `Documentation/admin-guide/mm/pagemap.rst`, proc_pid_maps(5), and madvise(2) on MADV_COLLAPSE.
 """
@@ -63,7 +62,6 @@ class PageSnapshot:
         }
 
     def full(self) -> list[range]:
-        """The ranges of pages that fill, or nearly fill, the room of a huge page."""
         ranges = []
         for first, _, (room,) in self._mappings:
             present = bytes(entry >> 63 for (entry,) in struct.iter_unpack("Q", room))

@@ -1,11 +1,8 @@
 """The zygote: the process that has the libraries loaded, and that forks the children.
 
-After a fork, each page that either side writes to must be copied. The broker writes to many pages between two forks, so
-children are forked from this process instead, which sleeps in between. They are its siblings, though, and not its
-children: their parent is the broker, which watches, kills and reaps them.
-
-The broker asks with a slot's number and three descriptors for the child: control socket, standard output, standard
-error. The answer is a `ForkReply`.
+After a fork, each page that either side writes to must be copied. The broker writes to many pages, so children are
+forked from this process instead, which sleeps in between. They are its siblings, though: their parent is the broker. It
+asks with a slot's number and three descriptors for the child: control socket, standard output, standard error.
 """
 
 from __future__ import annotations
@@ -34,7 +31,6 @@ _DESCRIPTORS = struct.Struct("3i")
 _ANCILLARY_SIZE = socket.CMSG_SPACE(_DESCRIPTORS.size)
 
 CALIBRATION_TIMEOUT = 20.0
-"""Seconds that a child may take over each step of the calibration."""
 
 MOST_KEPT = 256
 """Slots whose calls are kept for the next child in them."""
@@ -52,10 +48,7 @@ except ValueError:
 """
 _CALIBRATION = (
     ({"op": "run", "code": _PROGRAM + "time.sleep(60)", "memory_mb": 1024},),
-    (
-        {"op": "session", "memory_mb": 1024},
-        {"op": "cell", "code": _PROGRAM},
-    ),
+    ({"op": "session", "memory_mb": 1024}, {"op": "cell", "code": _PROGRAM}),
 )
 """Requests to the two children of the calibration. The program is a typical one; in the run it sleeps at its end, so
 that the pages that it has written to can be seen."""
@@ -69,6 +62,9 @@ class ChildSpec:
         work: folder where each gets a working folder, if it has no file system of its own.
         output_bytes: bytes of each stream that are kept.
         pid_namespace: descriptor of the broker's own pid namespace, in which each child gets one; -1: it gets none.
+        proc: descriptor of a /proc that shows the children; -1: none does.
+        same_numbers: whether processes have the same numbers there as for the broker.
+        shared_pages: resident pages of the zygote, which every child shares.
     """
 
     hardening: Hardening
@@ -76,13 +72,25 @@ class ChildSpec:
     output_bytes: int
     pid_namespace: int
     cgroups: ChildCgroups | None
+    proc: int
+    same_numbers: bool
+    shared_pages: int = 0
+
+    @property
+    def can_fork(self) -> bool:
+        """Whether programs may start processes: a namespace or a user of their own tells whose these are."""
+        return self.hardening.namespaces or self.hardening.first_uid > 0
+
+    @property
+    def disk(self) -> tuple[int, int] | None:
+        """Bytes and files that each child may keep on the host's disk; None: children do not write there."""
+        return None if self.hardening.namespaces else (self.hardening.disk_mb << 20, self.hardening.inodes)
 
     def folder(self, slot: int) -> str:
         """The working folder of a slot's child, as the child sees it."""
         return self.hardening.home if self.hardening.namespaces else f"{self.work}/{slot}"
 
     def ran_out_of_memory(self, slot: int) -> bool:
-        """Whether the kernel has killed a process of a slot's child for its memory."""
         return self.cgroups is not None and self.cgroups.overrun(slot)
 
 
@@ -96,28 +104,26 @@ class Zygote:
         self._batches: dict[int, list[SyscallBatch]] = {}
         self._devnull = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
         self._thread_id = syscalls.thread_id_address()
-        alone = not spec.hardening.namespaces and not spec.hardening.first_uid
-        self._owned: list[int] | None = [] if alone else None
+        self._owned: list[int] | None = None if spec.can_fork else []
         self._inits = first_process.InitMaker(self._thread_id) if spec.pid_namespace >= 0 else None
 
-    def calibrate(self, proc: int) -> None:
-        """Make forks cheaper, see `huge_pages`; `proc` is a descriptor of a /proc that shows this process. Two children
-        show which pages children write to: one runs a program, and one becomes a session. If a step fails, or the
-        system does not allow it, everything works the same way, only slower."""
+    def calibrate(self) -> None:
+        """Make forks cheaper, see `huge_pages`. Two children show which pages children write to: one runs a program,
+        and one becomes a session. If a step fails, everything works the same way, only slower."""
         gc.collect()
         syscalls.trim_heap()
         gc.freeze()
         gc.disable()
         with contextlib.suppress(OSError):
-            written, ranges = zip(*(self._watch(proc, requests) for requests in _CALIBRATION), strict=True)
+            written, ranges = zip(*map(self._watch, _CALIBRATION), strict=True)
             huge_pages.collapse(ranges[-1], set.union(*written))
 
-    def _watch(self, proc: int, requests: Sequence[Mapping[str, Any]]) -> tuple[set[int], list[range]]:
+    def _watch(self, requests: Sequence[Mapping[str, Any]]) -> tuple[set[int], list[range]]:
         """Have a child carry out requests. Returns the pages that it or this process has written to, and the ranges
         that huge pages could replace."""
         encoded = [frames.encode_for_child(request) for request in requests]
         with contextlib.ExitStack() as stack:
-            snapshot = huge_pages.PageSnapshot(proc)
+            snapshot = huge_pages.PageSnapshot(self._spec.proc)
             stack.callback(snapshot.close)
             if not self._spec.hardening.namespaces:
                 folder = self._spec.folder(0)
@@ -143,9 +149,8 @@ class Zygote:
             return snapshot.unshared(), snapshot.full()
 
     def serve(self) -> NoReturn:
-        """Serve until the broker closes its end. If neither a namespace nor a user of their own tells whose the
-        children are, this process kills those that a broker which was killed leaves. The kernel's own signal at a
-        parent's end does not suffice: a program can turn that off."""
+        """Serve until the broker closes its end. If nothing else tells whose the children are, this process kills those
+        that a killed broker leaves: the kernel's own signal at a parent's end can be turned off by a program."""
         if self._owned is not None:
             syscalls.prctl(syscalls.PR_SET_PDEATHSIG, 0)
         try:
