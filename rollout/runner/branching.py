@@ -95,7 +95,8 @@ def by_chance(probability: float, *, continuations: int = 2) -> Continuations:
     Raises:
         ConfigError: a number is out of range.
     """
-    _require_share("probability", probability)
+    if not isinstance(probability, int | float) or not 0 <= probability <= 1:
+        raise ConfigError(f"probability must be from 0 to 1, got {probability!r}")
     require_whole_number("continuations", continuations, at_least=2)
 
     def choose(turn: int, point: BranchPoint) -> int:
@@ -126,11 +127,9 @@ def where_unsure(below: float, *, continuations: int = 2) -> Continuations:
 
 
 class Brancher:
-    """Branches the episodes of one run. `begin` takes a branch and its job, and owns the branch's env from then on."""
+    """Branches the episodes of one run. `begin` takes a branch, and owns its env from then on."""
 
-    def __init__(
-        self, branching: Branching, job_of: Callable[[Job], Job], begin: Callable[[Episode, Job], None]
-    ) -> None:
+    def __init__(self, branching: Branching, job_of: Callable[[Job], Job], begin: Callable[[Episode], None]) -> None:
         self._branching, self._job_of, self._begin = branching, job_of, begin
 
     async def between_turns(self, episode: Episode) -> None:
@@ -161,19 +160,13 @@ class Brancher:
 
     async def _branch(self, episode: Episode, branches_left: int) -> bool:
         """Begin one branch, which may make so many of its own. Returns whether there is one."""
-        jobs: list[Job] = []
-
-        def job() -> Job:
-            jobs.append(self._job_of(episode.job))
-            return jobs[0]
-
         try:
-            branch = await episode.fork(job)
+            branch = await episode.fork(lambda: self._job_of(episode.job))
         except Exception as error:  # noqa: BLE001  the episode itself is as it was
             _warn(error)
             return False
         branch.branches_left = branches_left
-        self._begin(branch, jobs[0])
+        self._begin(branch)
         return True
 
 
@@ -183,8 +176,3 @@ def _warn(error: Exception) -> None:
     if more is not None:
         since = f" ({more} more since the last of these lines)" if more else ""
         _log.warning("an episode could not branch, and goes on alone: %s%s", shorten(error_text(error)), since)
-
-
-def _require_share(name: str, value: object) -> None:
-    if not isinstance(value, int | float) or not 0 <= value <= 1:
-        raise ConfigError(f"{name} must be from 0 to 1, got {value!r}")

@@ -19,8 +19,7 @@ from toolgym.rollout.runner.base import RunnerProtocol, Sink, checked_sinks, wri
 from toolgym.rollout.runner.branching import Brancher
 from toolgym.rollout.runner.config import RunConfig
 from toolgym.rollout.runner.envs.env_factory import EnvFactory
-from toolgym.rollout.runner.envs.env_pool import EnvPool
-from toolgym.rollout.runner.envs.suspended_episodes import Suspended, SuspendedEpisodes
+from toolgym.rollout.runner.envs.env_pool import EnvPool, Suspended, SuspendedEpisodes
 from toolgym.rollout.runner.metrics.run_counts import RunCounts
 from toolgym.rollout.runner.metrics.spans import spans_of_run
 from toolgym.rollout.runner.run_settings import run_settings
@@ -219,7 +218,6 @@ class _Run:
         self._settings: Mapping[str, str] = {}
         self._episodes: dict[tuple[str, int], Episode] = {}
         self._early_cuts: dict[tuple[str, int], Cut] = {}
-        self._giving = asyncio.Lock()
         self._tasks: asyncio.TaskGroup | None = None
         self._playing = self._without_env = 0  # episodes that run, and those of them that take an env yet
         self._stopping = False
@@ -247,7 +245,7 @@ class _Run:
         """Play this job and all that follow, one whenever there is a lease and room in the stream; end the stream."""
         async with asyncio.TaskGroup() as self._tasks:
             try:
-                await self._give(ready)
+                await self.finished.send_all(ready, lambda: self._scheduler.over)
                 lease = await self.admission.episodes.acquire()
                 while job is not None and not self._stopping:
                     self._without_env += job.member not in self.suspended
@@ -281,10 +279,10 @@ class _Run:
             raise EpisodeError("the run stops")
         return self._scheduler.branch(job)
 
-    def _begin_branch(self, branch: Episode, job: Job) -> None:
+    def _begin_branch(self, branch: Episode) -> None:
         """Let a branch stand still until it is admitted, as one does that was carried over."""
-        self.suspended[job.member] = Suspended(branch, branch.env)
-        self._start(job, self._play_branch(job))
+        self.suspended[branch.job.member] = Suspended(branch, branch.env)
+        self._start(branch.job, self._play_branch(branch.job))
 
     async def _play_branch(self, job: Job) -> None:
         lease = await self.admission.episodes.acquire()
@@ -332,7 +330,7 @@ class _Run:
             self._episodes.pop(job.member, None)
             self._early_cuts.pop(job.member, None)
             self._cut()
-            await self._give(ready)
+            await self.finished.send_all(ready, lambda: self._scheduler.over)
         finally:
             self._end_episode(lease)
 
@@ -384,16 +382,6 @@ class _Run:
                 self._early_cuts[cut.job.member] = cut
             else:
                 _end(episode, cut)
-
-    async def _give(self, trajectories: Sequence[Trajectory]) -> None:
-        """Hand trajectories to the consumer, one behind the other; then end the stream, if the scheduler says so."""
-        if not trajectories and not self._scheduler.over:
-            return
-        async with self._giving:
-            for trajectory in trajectories:
-                await self.finished.send(trajectory)
-            if self._scheduler.over:
-                self.finished.end()
 
 
 def _end(episode: Episode, cut: Cut) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Generic, Self, TypeVar
 
 T = TypeVar("T")
@@ -14,6 +15,7 @@ class BoundedStream(Generic[T]):
     def __init__(self, room: int) -> None:
         self._items: deque[T] = deque()
         self._room = asyncio.Semaphore(room)
+        self._sending = asyncio.Lock()
         self._news = asyncio.Event()
         self._ended = False
         self._error: BaseException | None = None
@@ -27,6 +29,16 @@ class BoundedStream(Generic[T]):
             return
         self._items.append(item)
         self._news.set()
+
+    async def send_all(self, items: Sequence[T], is_over: Callable[[], bool]) -> None:
+        """Send items with none of another call's between them; then end the stream, if it is over."""
+        if not items and not is_over():
+            return
+        async with self._sending:
+            for item in items:
+                await self.send(item)
+            if is_over():
+                self.end()
 
     async def room(self) -> None:
         """Wait until there is room, behind the producers that wait for it."""
