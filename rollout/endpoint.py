@@ -94,8 +94,16 @@ async def run(
     envs = EnvPool(factory, limits.env_timeout)
     try:
         try:
-            body = {"model": model, **(request or {})}
-            episode = _Episode(await _take(envs), client, body, limits, ended or _never, on_turn or _ignore)
+            env_timeout = limits.env_timeout
+            driven = DrivenEpisode(await _take(envs), reset_timeout=env_timeout, step_timeout=env_timeout)
+            episode = _Episode(
+                driven,
+                client,
+                {"model": model, **(request or {})},
+                limits.engine_timeout,
+                ended or (lambda: False),
+                on_turn or (lambda reward: None),
+            )
             async with episode_deadline(limits):
                 return await episode.play(task, seed)
         except TimeoutError as error:
@@ -139,22 +147,19 @@ def make_run(
     return EndpointRun({"env": env, "env_kwargs": env_kwargs, "model": model, "request": request, "limits": limits})
 
 
+@dataclass
 class _Episode:
-    def __init__(
-        self,
-        env: BaseEnv,
-        client: ChatClient,
-        body: Mapping[str, Any],
-        limits: EpisodeLimits,
-        ended: Callable[[], bool],
-        on_turn: Callable[[float], None],
-    ) -> None:
-        self._episode = DrivenEpisode(env, reset_timeout=limits.env_timeout, step_timeout=limits.env_timeout)
-        self._client, self._body, self._engine_timeout = client, body, limits.engine_timeout
-        self._ended, self._on_turn = ended, on_turn
+    """An episode that a chat address plays; `ended` and `on_turn` as `run` has them."""
+
+    driven: DrivenEpisode
+    client: ChatClient
+    body: Mapping[str, Any]
+    engine_timeout: float
+    ended: Callable[[], bool]
+    on_turn: Callable[[float], None]
 
     async def play(self, task: Task, seed: int | None) -> float:
-        episode = self._episode
+        episode = self.driven
         obs, _ = await episode.reset(seed=seed, options={"task": task})
         conversation: list[dict[str, Any]] = [_sent(message) for message in obs]
         tools = [schema.to_openai() for schema in episode.env.tool_schemas]
@@ -167,7 +172,7 @@ class _Episode:
                 result = await episode.truncate(StopReason.LENGTH, turn.action)
             else:
                 result = await episode.step(turn.action)
-            self._on_turn(result.reward)
+            self.on_turn(result.reward)
             if episode.over:
                 return episode.reward
             if "context" in result.info:  # it begins anew
@@ -177,17 +182,17 @@ class _Episode:
 
     async def _turn(self, conversation: list[dict[str, Any]], tools: list[dict[str, Any]]) -> ChatTurn | None:
         """The model's next turn; None if the conversation has become too long for it, or the trainer ended it."""
-        body = {**self._body, "messages": conversation, **({"tools": tools} if tools else {})}
-        call = self._client.turn(body, self._engine_timeout + MARGIN)
+        body = {**self.body, "messages": conversation, **({"tools": tools} if tools else {})}
+        call = self.client.turn(body, self.engine_timeout + MARGIN)
         try:
             with failing(StopReason.ENGINE_FAILED, StopReason.ENGINE_TIMEOUT, unless=(ContextFullError, ConfigError)):
-                return await with_deadline(call, self._engine_timeout)
+                return await with_deadline(call, self.engine_timeout)
         except ContextFullError as error:
-            if self._episode.steps or any(message["role"] == "assistant" for message in conversation):
+            if self.driven.steps or any(message["role"] == "assistant" for message in conversation):
                 return None
             raise EpisodeFailedError(StopReason.PROMPT_REFUSED, str(error)) from error
         except (ConfigError, EpisodeFailedError):
-            if self._ended():
+            if self.ended():
                 return None
             raise
 
@@ -199,14 +204,6 @@ async def _take(envs: EnvPool) -> BaseEnv:
         raise
     except Exception as error:
         raise EpisodeFailedError(StopReason.ENV_CREATE_FAILED, error_text(error), error) from error
-
-
-def _never() -> bool:
-    return False
-
-
-def _ignore(reward: float) -> None:
-    pass
 
 
 def _sent(message: Mapping[str, Any]) -> dict[str, Any]:

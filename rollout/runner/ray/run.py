@@ -15,11 +15,11 @@ from toolgym.rollout.episode.observer import EpisodeObserver
 from toolgym.rollout.episode.record import never_played
 from toolgym.rollout.job import Job
 from toolgym.rollout.runner.config import RunConfig
-from toolgym.rollout.runner.ray.cluster import WorkerLostError
+from toolgym.rollout.runner.ray.cluster import WorkerLostError, call
 from toolgym.rollout.runner.ray.dispatcher import Dispatcher, PendingJob, WorkerSlots
 from toolgym.rollout.runner.ray.packing import TextDecoder, Tools, unpack
 from toolgym.rollout.runner.ray.worker import WorkerReply
-from toolgym.rollout.runner.ray.worker_pool import START_TIMEOUT, WorkerHandle, WorkerPool
+from toolgym.rollout.runner.ray.worker_pool import START_TIMEOUT, WorkerPool
 from toolgym.rollout.runner.scheduling.scheduler import Scheduler, Stragglers
 from toolgym.rollout.runner.stream import BoundedStream
 from toolgym.rollout.trajectory.failures import FailureLog
@@ -71,10 +71,10 @@ class RayRun:
         self._senders: dict[WorkerSlots, _JobSender] = {}
         self._numbers = itertools.count()
         self._unfinished: dict[tuple[str, int], PendingJob] = {}
-        self._giving = asyncio.Lock()
         self._exhausted = False
         self._places = asyncio.Event()
         self._begun = False
+        self.broken: Exception | None = None
         self._working = pool.size
         self.failures = FailureLog()
         scheduler.tell_cuts(self._cut)
@@ -93,16 +93,16 @@ class RayRun:
         except BaseExceptionGroup as errors:
             self.finished.end(errors.exceptions[0])
 
-    def stop(self) -> None:
-        """Hand out no further job; the stream ends when those that run have finished."""
-        self._exhausted = True
+    def break_off(self, error: Exception) -> None:
+        """Hand out no further job; the stream ends when those that run have finished, and the run raises `broken`."""
+        self.broken, self._exhausted = self.broken or error, True
         self._places.set()
         self._end_if_done()
 
     # ------------------------------------------------------------------ jobs
 
     async def _hand_out(self, ready: Sequence[Trajectory], job: Job | None) -> None:
-        await self._give(ready)
+        await self.finished.send_all(ready, lambda: self._scheduler.over)
         while job is not None and not self._exhausted:
             entry = PendingJob(next(self._numbers), job)
             self._unfinished[job.member] = entry
@@ -134,15 +134,7 @@ class RayRun:
         if self._unfinished.get(entry.job.member) is entry:
             del self._unfinished[entry.job.member]
         self._cut()
-        await self._give(ready)
-
-    async def _give(self, trajectories: Sequence[Trajectory]) -> None:
-        """Hand trajectories to the consumer, one behind the other; then end the stream, if the scheduler says so."""
-        async with self._giving:
-            for trajectory in trajectories:
-                await self.finished.send(trajectory)
-            if self._scheduler.over:
-                self.finished.end()
+        await self.finished.send_all(ready, lambda: self._scheduler.over)
 
     def _cut(self) -> None:
         """End the episodes that the scheduler wants ended; one that has not begun, when it does."""
@@ -169,7 +161,7 @@ class RayRun:
             try:
                 worker = await self._pool.worker(number)
                 wanted = not self._decoder.is_ready
-                tokenizer = await worker.call("begin", self._packed_config, wanted, seconds=START_TIMEOUT)
+                tokenizer = await call(worker, "begin", self._packed_config, wanted, seconds=START_TIMEOUT)
             except Exception as error:
                 self._pool.discard(number)  # it may have died since the run before
                 # Where no worker has ever played, an error of the user's is the likely reason, and is raised as it is.
@@ -185,7 +177,7 @@ class RayRun:
             failures, self._begun = 0, True
             if tokenizer is not None:
                 self._decoder.learn(tokenizer)
-            lost = await self._work(worker)
+            lost = await self._work(number, worker)
             self._pool.discard(number)
             _log.warning("worker %d is lost and replaced, and what it played is played again: %s", number, lost)
 
@@ -195,7 +187,7 @@ class RayRun:
             raise ClusterError(f"no worker can be started; the last one: {error_text(error)}") from error
         _log.error("worker %d cannot be started, and the others go on without it", number)
 
-    async def _work(self, worker: WorkerHandle) -> WorkerLostError:
+    async def _work(self, number: int, worker: Any) -> WorkerLostError:
         """Play on a worker until it is lost; its jobs then wait for another one."""
         slots = WorkerSlots(self._room)
         sender = self._senders[slots] = _JobSender(worker)
@@ -204,7 +196,7 @@ class RayRun:
         sending.add_done_callback(self._on_sent)
         try:
             self._dispatch()
-            await self._collect(worker, slots)
+            await self._collect(number, worker, slots)
         except WorkerLostError as error:
             failed = self._dispatcher.worker_died(slots)
             del self._senders[slots]
@@ -223,17 +215,17 @@ class RayRun:
         if not sending.cancelled() and (error := sending.exception()) is not None:
             self.finished.end(error)  # a job that cannot be sent would be waited for, for ever
 
-    async def _collect(self, worker: WorkerHandle, slots: WorkerSlots) -> None:
+    async def _collect(self, worker_number: int, worker: Any, slots: WorkerSlots) -> None:
         taken, tools, warnings = 0, list[Tools](), 0
         while True:
-            reply: WorkerReply = await worker.call("collect", taken, len(tools), warnings, seconds=UNRESPONSIVE)
+            reply: WorkerReply = await call(worker, "collect", taken, len(tools), warnings, seconds=UNRESPONSIVE)
             tools += reply.tools
             warnings += len(reply.warnings)
             for text in reply.warnings:
-                _log.warning("worker %d: %s", worker.number, text)
+                _log.warning("worker %d: %s", worker_number, text)
             taken += len(reply.results)
             slots.room = reply.room
-            self._metrics[worker.number] = reply.metrics
+            self._metrics[worker_number] = reply.metrics
             for number, data in reply.results:
                 entry = slots.playing.get(number)
                 if entry is not None:
@@ -254,7 +246,7 @@ class RayRun:
 class _JobSender:
     """Sends a worker its jobs: those that came while the last call was under way go with the next one."""
 
-    def __init__(self, worker: WorkerHandle) -> None:
+    def __init__(self, worker: Any) -> None:
         self._worker = worker
         self._entries: list[PendingJob] = []
         self._cuts: list[int] = []
@@ -279,6 +271,6 @@ class _JobSender:
             cuts, self._cuts = self._cuts, []
             jobs = pickle.dumps([(entry.number, entry.job) for entry in entries], protocol=5)
             try:
-                await self._worker.call("add", jobs, cuts, seconds=UNRESPONSIVE)
+                await call(self._worker, "add", jobs, cuts, seconds=UNRESPONSIVE)
             except WorkerLostError:
                 return

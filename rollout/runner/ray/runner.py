@@ -183,18 +183,12 @@ class RayRunner(RunnerProtocol):
             stack.callback(run.failures.warn)
             stack.enter_context(observed_run(self.observers))
             playing = asyncio.create_task(run.play(ready, first))
-            broken: list[Exception] = []
-
-            def break_off(error: Exception) -> None:
-                broken.append(error)
-                run.stop()
-
             try:
                 async for trajectory in run.finished:
-                    write_to_all(self.sinks, trajectory, break_off)
+                    write_to_all(self.sinks, trajectory, run.break_off)
                     yield trajectory
-                if broken:
-                    raise broken[0]
+                if run.broken is not None:
+                    raise run.broken
             finally:
                 await shielded(self._end_run(playing, pool))
 

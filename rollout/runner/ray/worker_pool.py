@@ -3,13 +3,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import ray
 
-from toolgym.rollout.runner.ray.cluster import WorkerLostError, call, kill
+from toolgym.rollout.runner.ray.cluster import call, kill
 from toolgym.rollout.runner.ray.worker import RolloutWorker
+from toolgym.tools.errors import error_text
 
 START_TIMEOUT = 600.0
 """Seconds for a worker to start: Ray may have to start a machine for it, and the worker loads what it needs."""
@@ -18,17 +18,6 @@ CLOSE_TIMEOUT = 60.0
 """Seconds for a worker to cancel its episodes and to free what it holds, before its process is killed."""
 
 _log = logging.getLogger("toolgym.rollout")
-
-
-@dataclass(eq=False)
-class WorkerHandle:
-    """One worker, alive as far as is known; the worker that replaces it has the same number."""
-
-    number: int
-    actor: Any = field(repr=False)
-
-    async def call(self, method: str, *args: Any, seconds: float) -> Any:
-        return await call(self.actor, method, *args, seconds=seconds)
 
 
 class WorkerPool:
@@ -41,9 +30,9 @@ class WorkerPool:
         # Its methods wait for episodes, so many may be under way; a worker that dies is the runner's to replace.
         required = {"max_restarts": 0, "max_task_retries": 0, "max_concurrency": 1000}
         self._actors = ray.remote(RolloutWorker).options(**{**defaults, **options, **required})
-        self._workers: dict[int, WorkerHandle] = {}
+        self._workers: dict[int, Any] = {}  # Ray's handles
 
-    async def worker(self, number: int) -> WorkerHandle:
+    async def worker(self, number: int) -> Any:
         """The worker of that number, started if there is none.
 
         Raises:
@@ -51,11 +40,11 @@ class WorkerPool:
             Exception: what its start raised, see `RolloutWorker.start`.
         """
         if number not in self._workers:
-            worker = WorkerHandle(number, self._actors.remote(self._setup))
+            worker = self._actors.remote(self._setup)
             try:
-                await worker.call("start", seconds=START_TIMEOUT)
+                await call(worker, "start", seconds=START_TIMEOUT)
             except BaseException:  # cancelled too: the actor is not among the pool's yet
-                kill(worker.actor)
+                kill(worker)
                 raise
             self._workers[number] = worker
         return self._workers[number]
@@ -64,7 +53,7 @@ class WorkerPool:
         """Forget the worker of that number, if there is one, and end its process if it lives."""
         worker = self._workers.pop(number, None)
         if worker is not None:
-            kill(worker.actor)
+            kill(worker)
 
     async def end_run(self) -> None:
         """Cancel the episodes of all workers, and wait until they have cleaned up. A worker that cannot is killed."""
@@ -77,14 +66,11 @@ class WorkerPool:
             self.discard(number)
 
     async def _all(self, method: str) -> None:
-        await asyncio.gather(*(self._ended(worker, method) for worker in self._workers.values()))
+        await asyncio.gather(*(self._end(number, method) for number in self._workers))
 
-    async def _ended(self, worker: WorkerHandle, method: str) -> None:
+    async def _end(self, number: int, method: str) -> None:
         try:
-            await worker.call(method, seconds=CLOSE_TIMEOUT)
-        except WorkerLostError as error:
-            _log.warning("worker %d did not clean up: %s", worker.number, error)
-            self.discard(worker.number)
+            await call(self._workers[number], method, seconds=CLOSE_TIMEOUT)
         except Exception as error:  # noqa: BLE001  the run's results are whole; its process ends now
-            _log.warning("worker %d did not clean up: %s: %s", worker.number, type(error).__name__, error)
-            self.discard(worker.number)
+            _log.warning("worker %d did not clean up: %s", number, error_text(error))
+            self.discard(number)
