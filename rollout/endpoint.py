@@ -137,12 +137,7 @@ def make_run(
     request: Mapping[str, Any] | None = None,
     limits: EpisodeLimits | None = None,
 ) -> EndpointRun:
-    """Return `run` for one env, with its arguments bound: `await reward_of(row, base_url=..., api_key=...)`.
-
-    Raises:
-        UnknownNameError: no env has that id; names the nearest one.
-        ConfigError: `env` is no env.
-    """
+    """Return `run` for one env, with its arguments bound: `await reward_of(row, base_url=..., api_key=...)`."""
     EnvFactory.of(env, env_kwargs)
     return EndpointRun({"env": env, "env_kwargs": env_kwargs, "model": model, "request": request, "limits": limits})
 

@@ -57,11 +57,8 @@ class EnginePlayer:
         self._renderer = ChatRenderer(tokenizer, [], template_kwargs or {})
 
     async def __call__(self, text: str) -> str:
-        """Return the engine's answer to a text, without its thinking.
-
-        Raises:
-            EpisodeFailedError: the engine failed, or the text does not fit its context (`ENGINE_FAILED`), or it did not
-                answer in time (`ENGINE_TIMEOUT`).
+        """Return the engine's answer to a text, without its thinking. Raises `EpisodeFailedError` if the engine failed
+        (`ENGINE_FAILED`), also since the text does not fit its context, or did not answer in time (`ENGINE_TIMEOUT`).
         """
         try:
             return await with_deadline(self._answer(text), self._timeout)

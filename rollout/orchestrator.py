@@ -42,7 +42,7 @@ class RunOutput:
     Attributes:
         trajectories: gets each trajectory as soon as it has finished: a JSON Lines file, or a sink of yours.
         journal: a file that keeps the engine's answers until their episode has finished, so that a resumed run goes on
-            in the middle of an episode; None: such an episode begins again. Remove it behind the run.
+            in the middle of an episode. Remove it behind the run.
         record: a file to record all of the run to, see `recorded`. The tasks are a list then.
         tokenizer_source: see `recorded`.
         earlier: the run to go on with; None: the one that the file `trajectories` holds, if it is resumed.
@@ -61,11 +61,8 @@ class RunOutput:
             raise ConfigError(f"out must be the name of a file, got {self.trajectories!r}")
 
     def open(self, *, resume: bool) -> TrajectoryWriter | contextlib.nullcontext[Sink]:
-        """Return what gives the sink, and closes it if it is a file of this run's.
-
-        Raises:
-            ConfigError: the file holds an earlier run and `resume` is not set, or it cannot be written.
-        """
+        """Return what gives the sink, and closes it. Raises `ConfigError` if an earlier run is in the file and not
+        resumed."""
         out = self.trajectories
         if not isinstance(out, str | Path):
             return contextlib.nullcontext(out)
@@ -77,7 +74,6 @@ class RunOutput:
         return TrajectoryWriter(out, append=resume)
 
     def earlier_run(self, *, resume: bool) -> EarlierRun:
-        """Return the run to go on with: an empty one if there is none."""
         if self.earlier is not None:
             return self.earlier
         return EarlierRun(self.trajectories if resume and isinstance(self.trajectories, str | Path) else None)
@@ -116,21 +112,20 @@ async def rollout(
     Args:
         env: an env id, a function that makes an env, or an `EnvFactory`.
         engine: started; it stays the caller's to close.
-        tasks: the tasks, in a list or anything else to iterate over; or a source of tasks; None: the source that the
-            env itself draws from.
+        tasks: the tasks, in a list or anything else to iterate over; or a source of tasks; None: the env's source.
         num_tasks: how many tasks to draw from a source, which hears of the rewards of each group
             (`TaskSource.observe`). The same seed and training step give the same tasks; to validate, each step gives
-            the same, which training does not draw, and the source hears nothing. Of a sequence, how many to play at
-            most: a training step goes on where the one before ended.
+            the same, drawn apart from those of training, and the source hears nothing. Of a sequence, how many to play
+            at most: a training step goes on where the one before ended.
         tokenizer: of the model that the engine serves, a fast tokenizer with a chat template; None: the engine's.
         env_kwargs: for `toolgym.make`, when `env` is an id.
         config: see `RunConfig`.
         plan: which groups are wanted; `num_tasks` is then how many tasks there are to choose from. None: every episode.
         out: a new JSON Lines file that gets each trajectory as soon as it has finished (see `read_trajectories`), or a
             `RunOutput`, to write more.
-        resume: go on with the run that `out` holds, if there is one, given the same arguments: nothing is played twice,
-            and all is returned as if one run had played it. What differs is an error, except for what `run_settings`
-            says may change. A config without a seed takes that run's.
+        resume: go on with the run that `out` holds, if there is one, given the same arguments, and return all as if one
+            run had played it. What differs is an error, except for what `run_settings` says may change. A config
+            without a seed takes that run's.
         progress: show on standard error, or in the notebook, how far the run is, see `Progress`.
         observers: hear of each episode while it is played, such as `RunMetrics`.
 
@@ -139,8 +134,7 @@ async def rollout(
         ConfigError: an argument is of the wrong kind, `num_tasks` is missing for a source, `out` cannot be written or
             is being written by another run, or what it holds is of a run with other arguments.
         EngineError: the engine has not started.
-        RunFailedError: every episode failed at its first turn, and all in the same way. (Other failures are logged, one
-            warning for each kind, and stay in the trajectories.)
+        RunFailedError: every episode failed at its first turn, and all in the same way. Other failures are logged.
     """
     if resume and out is None:
         raise ConfigError("resume=True goes on with the run in the file out, and none is named")

@@ -31,12 +31,9 @@ class EpisodeContext:
     async def extended(
         self, renderer: ChatRenderer, conversation: Conversation, result: StepResult
     ) -> tuple[list[Message], Extension]:
-        """The new messages as the context policies admit them, and how the conversation goes on with them.
-
-        Raises:
-            TooManyTokensError: there is no room for them.
-            EpisodeFailedError: a context policy, or the template, refused.
-        """
+        """The new messages as the context policies admit them, and how the conversation goes on with them. Raises
+        `TooManyTokensError` if there is no room for them, and `EpisodeFailedError` if a context policy, or the
+        template, refused."""
         longest = self._budget.longest(conversation)
         admitted = list(result.obs)
         with failing(StopReason.CONTEXT_FAILED, unless=TooManyTokensError):

@@ -14,10 +14,7 @@ _log = logging.getLogger("toolgym.rollout")
 
 async def fork_env(env: BaseEnv, seconds: float) -> BaseEnv:
     """Return a fork of an env, which the caller closes. One that comes too late, or is not waited for, is closed.
-
-    Raises:
-        DeadlineError: it took longer. All else that `BaseEnv.fork` raises passes through.
-    """
+    Raises `DeadlineError` if it took longer, and what `BaseEnv.fork` raises."""
     twins: list[BaseEnv] = []
     waited_for = True
 

@@ -1,7 +1,7 @@
 """One episode: reset, then turns of the policy and steps of the env in alternation, then the record.
 
-Whatever breaks (the engine raises, the env raises, a deadline passes) ends in the trajectory's `error`, with everything
-that happened before it. Only cancellation passes through.
+Whatever breaks ends in the trajectory's `error`, with everything that happened before it. Only cancellation passes
+through.
 """
 
 from __future__ import annotations
@@ -46,7 +46,6 @@ SUSPEND_GRACE = 30.0
 BetweenTurns: TypeAlias = "Callable[[Episode], Awaitable[None]]"
 
 RendererFactory = Callable[[Sequence[ToolSchema]], ChatRenderer]
-"""From an env's tools to their renderer; the runner keeps one per set of tools."""
 
 
 class Episode:
@@ -57,14 +56,10 @@ class Episode:
         config: how to play it.
         env: reset here, closed by its owner.
         engine: where turns come from.
-        renderer_factory: see `RendererFactory`.
+        renderer_factory: from an env's tools to their renderer; the runner keeps one per set of tools.
         env_id: the env's name in the trajectory.
         observers: hear of it, in this order.
         settings: its run's, see `run_settings`; None for an episode outside of a run.
-
-    Attributes:
-        id: the id of its trajectory.
-        branches_left: branches that it may still make, as `Branching` counts them; None before the first.
     """
 
     def __init__(
@@ -102,14 +97,11 @@ class Episode:
         self._patience: asyncio.TimerHandle | None = None
 
     async def run(self, *, between_turns: BetweenTurns | None = None) -> Trajectory | None:
-        """Play to the end, or from where the episode stands still. What breaks the episode is in its trajectory.
+        """Play to the end, or from where the episode stands still; return the trajectory, or None if it was asked to
+        (`suspend`).
 
-        Args:
-            between_turns: called with the episode after each turn that another one follows; there it may be forked.
-                What it raises ends the episode and passes through.
-
-        Returns:
-            The trajectory; None if the episode was asked to stand still (`suspend`).
+        What `between_turns` raises ends the episode and passes through. It is called with the episode after each turn
+        that another one follows; there it may be forked.
 
         Raises:
             EpisodeError: the episode is over, or runs already.
@@ -140,11 +132,10 @@ class Episode:
         return trajectory
 
     def cut(self) -> None:
-        """Ask the episode to end now; `run` returns its trajectory with `StopReason.STRAGGLER`.
+        """Ask the episode to end now, or at its next `run`, with `StopReason.STRAGGLER`, unless it ends by itself.
 
         What the engine has sampled is kept (see `TurnSampler.interrupt`); what the env, its scorer or a context policy
-        does is cancelled. An episode that does not run ends at its next `run`; one that ends by itself keeps its own
-        stop reason. Call it from the event loop.
+        does is cancelled. Call it from the event loop.
         """
         if self._stage is Stage.OVER or self._asked is Asked.CUT:
             return
@@ -153,11 +144,11 @@ class Episode:
             self._end_now()
 
     def suspend(self, *, grace: float = SUSPEND_GRACE) -> None:
-        """Ask the episode to stand still; `run` returns None, and a later `run` goes on, also in the middle of a turn.
+        """Ask the episode to stand still now, or at its next `run`, unless it ends by itself; a later `run` goes on,
+        also in the middle of a turn.
 
         What the engine has sampled is kept, and what the env does is waited for: `grace` wall seconds, then the episode
-        is cut. An episode that does not run returns None from its next `run`; one that ends by itself gives its
-        trajectory. Call it from the event loop.
+        is cut. Call it from the event loop.
         """
         if self._stage is Stage.OVER or self._asked is not None:
             return
@@ -169,14 +160,9 @@ class Episode:
     async def fork(self, job: Job | Callable[[], Job]) -> Episode:
         """Return a branch: an episode that goes on from here by itself, once it is run. This one goes on, too.
 
-        The branch has a fork of the env, and an id and seeds of its own. Its trajectory has this one's id as `parent`.
-        If this episode is asked to stand still during the fork, so is the branch.
-
-        Args:
-            job: the branch's place in the run; or a function that gives it, called once the env has been forked.
-
-        Returns:
-            The branch. Its `env` is the caller's to close.
+        The branch has an id, seeds and a fork of the env, which is the caller's to close. Its trajectory has this one's
+        id as `parent`. If this episode is asked to stand still during the fork, so is the branch. `job` is its place in
+        the run, or a function that gives it, called once the env has been forked.
 
         Raises:
             EpisodeError: the episode does not stand between two turns.
@@ -201,21 +187,15 @@ class Episode:
 
     @property
     def turns(self) -> tuple[Turn, ...]:
-        """The turns so far."""
         return tuple(self._record.turns)
 
     @property
     def reward(self) -> float:
-        """Sum of the rewards of all steps so far."""
         return self._record.reward
 
     @property
     def conversation(self) -> Conversation:
-        """Messages and tokens so far; do not change it.
-
-        Raises:
-            EpisodeError: there are none before the end of `reset`.
-        """
+        """Messages and tokens so far; do not change it. Raises `EpisodeError` before the end of `reset`."""
         if self._conversation is None:
             raise EpisodeError("the episode has not begun")
         return self._conversation
@@ -254,7 +234,6 @@ class Episode:
 
     @property
     def _number(self) -> int:
-        """Number of the present turn, or of the last one."""
         return self._open_turn.number if self._open_turn is not None else max(0, len(self._record.turns) - 1)
 
     def _seconds(self) -> float:
@@ -370,8 +349,8 @@ class Episode:
         return None
 
     async def _cut_off(self, conversation: Conversation, reason: StopReason) -> StopReason:
-        """Have the env score the episode that a limit ends here, with the turn that it has not seen. Returns `reason`.
-        One that the engine aborted is not scored."""
+        """Have the env score the episode that a limit ends here, unless the engine aborted it, with the turn that it
+        has not seen. Returns `reason`."""
         if not reason.in_group_statistics or not self._record.turns:
             return reason
         if self._asked is Asked.CUT:

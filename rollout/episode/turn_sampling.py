@@ -102,13 +102,7 @@ class TurnSampler:
 
     async def sample(self, turn: OpenTurn, conversation: Conversation, renderer: ChatRenderer) -> bool:
         """Sample a turn, or go on with one that was interrupted; its tokens go to the conversation part by part.
-
-        Returns:
-            Whether the turn is over; else `interrupt` ended the call, and the turn may go on.
-
-        Raises:
-            EpisodeFailedError: the engine failed.
-        """
+        Returns whether the turn is over; else `interrupt` ended the call, and it may go on."""
         started, self._interrupted = time.monotonic(), False
         try:
             async with asyncio.timeout(None) as self._clock:
@@ -122,12 +116,9 @@ class TurnSampler:
         return turn.over
 
     def interrupt(self) -> bool:
-        """End `sample` soon, and return whether a turn is being sampled.
-
-        The engine is asked to abort the request, and what it gives back is kept. A request that does not come back
-        within `ABORT_GRACE` seconds, or of an engine that cannot abort, is cancelled, and what was sampled for it is
-        lost.
-        """
+        """End `sample` soon, and return whether a turn is being sampled. The engine is asked to abort the request, and
+        what it gives back is kept. A request that does not come back within `ABORT_GRACE` seconds is cancelled, and its
+        tokens are lost."""
         if self._clock is None:
             return False
         if self._interrupted:

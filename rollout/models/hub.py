@@ -33,10 +33,7 @@ ANSWER_WITHIN = 10.0
 
 def require_on_hub(source: str | Path) -> None:
     """Ask the model hub once for a model whose files are not here: the loaders would ask, and log, a dozen times.
-
-    Raises:
-        ConfigError: the hub has no such model, or cannot be reached.
-    """
+    Raises `ConfigError` if the hub has no such model, or cannot be reached."""
     try:
         if Path(source).exists() or constants.is_offline_mode() or try_to_load_from_cache(str(source), "config.json"):
             return

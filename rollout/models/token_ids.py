@@ -14,13 +14,10 @@ from toolgym.tools.errors import ConfigError
 
 
 class TokenIds(Sequence[int]):
-    """Whole numbers in order, equal to a tuple of the same numbers.
+    """Whole numbers in order, equal to a tuple of the same numbers. Raises `ConfigError` if one is no whole number.
 
     The ids that came first are kept apart from those behind them: when a context grows, only the latter are copied, and
     the episodes of a group share the ids of their prompt. `least` and `greatest` are 0 if there is no id.
-
-    Raises:
-        ConfigError: one is no whole number.
     """
 
     def __init__(self, ids: Iterable[int] = ()) -> None:
@@ -61,11 +58,7 @@ class TokenIds(Sequence[int]):
 
     @cached_property
     def array(self) -> NDArray[np.int32]:
-        """The ids as a read-only array, int32 `[tokens]`.
-
-        Raises:
-            ConfigError: an id does not fit.
-        """
+        """The ids as a read-only array, int32 `[tokens]`. Raises `ConfigError` if an id does not fit."""
         if not 0 <= self.least <= self.greatest < 2**31:
             raise ConfigError(f"token ids must be from 0 to 2**31 - 1, got {self.least} to {self.greatest}")
         return _read_only(np.fromiter(self, np.int32, self._size))

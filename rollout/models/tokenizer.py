@@ -65,10 +65,8 @@ def end_token_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     """Ids of the tokens that end a text of this model: the tokenizer's, then those of the generation config beside it.
 
     The tokenizer knows only one: Qwen3 ends its turns with `<|im_end|>`, and `generation_config.json` names
-    `<|endoftext|>` too. The file is read from the tokenizer's folder or the hub's cache, without network.
-
-    Raises:
-        ConfigError: the file is no JSON object, or its `eos_token_id` is neither an id nor a list of ids.
+    `<|endoftext|>` too. The file is read from the tokenizer's folder or the hub's cache, without network. Raises
+    `ConfigError` if it is broken.
     """
     ends = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
     file = _generation_config(str(tokenizer.name_or_path or ""))

@@ -19,18 +19,11 @@ from toolgym.tools.errors import ConfigError
 
 @runtime_checkable
 class Sink(Protocol):
-    """Gets each trajectory of a run as it finishes, before the run's consumer does; `TrajectoryWriter` is one.
-
-    A sink stays its maker's to close.
-    """
+    """Gets each trajectory of a run as it finishes, before the run's consumer does. It stays its maker's to close."""
 
     def write(self, trajectory: Trajectory) -> None:
-        """Take one trajectory. This runs on the event loop, so it must not block for long.
-
-        Raises:
-            Exception: ends the run: the episodes that run are played to their end and reach all sinks and the consumer,
-                who then gets the error.
-        """
+        """Take one trajectory, on the event loop, so without blocking for long. An error ends the run: the episodes
+        that run are played to their end and reach all sinks and the consumer, who then gets the error."""
 
 
 class RunnerProtocol(Protocol):
@@ -68,12 +61,8 @@ class RunnerProtocol(Protocol):
         self, tasks: Tasks | GroupScheduler, *, group_size: int | None = None, plan: GroupPlan | None = None
     ) -> AsyncGenerator[tuple[Trajectory, ...], None]:
         """Play tasks as `stream` does, and yield whole groups, ordered by sample, as soon as their last trajectory has
-        finished. Failed trajectories are among them.
-
-        Raises:
-            ConfigError: see `stream`; or the scheduler is another one, which need not give out groups.
-            EngineError: see `stream`.
-        """
+        finished. Failed trajectories are among them. Raises `ConfigError` also for a scheduler that need not give out
+        groups."""
         if plan is None and not isinstance(tasks, Scheduler):
             plan = GroupPlan()
         scheduler = self.schedule(tasks, group_size=group_size, plan=plan)
@@ -91,13 +80,11 @@ class RunnerProtocol(Protocol):
     async def run(
         self, tasks: Tasks | Scheduler, *, group_size: int | None = None, plan: GroupPlan | None = None
     ) -> list[Trajectory]:
-        """Play tasks as `stream` does; tasks that do not end need a plan that does.
+        """Play tasks as `stream` does, and return all trajectories, ordered by task and sample, each group in one
+        piece.
 
         What ends it early (an error, `CancelledError`, `KeyboardInterrupt`) has the trajectories that had finished as
         its attribute `trajectories`. The text of an interrupt says how many.
-
-        Returns:
-            All trajectories, ordered by task and sample, each group in one piece.
         """
         done: list[Trajectory] = []
         try:

@@ -76,11 +76,7 @@ class Branching:
 
 
 def at_turns(*turns: int, continuations: int = 2) -> Continuations:
-    """Branch before the turns of these numbers, counted from 0.
-
-    Raises:
-        ConfigError: there is no turn before one of them, or a number is out of range.
-    """
+    """Branch before the turns of these numbers, counted from 0 and at least 1."""
     for turn in turns:
         require_whole_number("a turn to branch at", turn, at_least=1)
     if not turns:
@@ -90,11 +86,7 @@ def at_turns(*turns: int, continuations: int = 2) -> Continuations:
 
 
 def by_chance(probability: float, *, continuations: int = 2) -> Continuations:
-    """Branch before any turn with a probability; the same seeds give the same branches.
-
-    Raises:
-        ConfigError: a number is out of range.
-    """
+    """Branch before any turn with a probability from 0 to 1; the same seeds give the same branches."""
     if not isinstance(probability, int | float) or not 0 <= probability <= 1:
         raise ConfigError(f"probability must be from 0 to 1, got {probability!r}")
     require_whole_number("continuations", continuations, at_least=2)
@@ -108,11 +100,7 @@ def by_chance(probability: float, *, continuations: int = 2) -> Continuations:
 
 
 def where_unsure(below: float, *, continuations: int = 2) -> Continuations:
-    """Branch behind a turn of which the mean log-probability is less than `below`.
-
-    Raises:
-        ConfigError: a number is out of range.
-    """
+    """Branch behind a turn of which the mean log-probability is less than `below`."""
     if not isinstance(below, int | float) or not below < 0:
         raise ConfigError(f"below must be a log-probability, less than 0, got {below!r}")
     require_whole_number("continuations", continuations, at_least=2)
@@ -133,11 +121,8 @@ class Brancher:
         self._branching, self._job_of, self._begin = branching, job_of, begin
 
     async def between_turns(self, episode: Episode) -> None:
-        """Branch an episode here, if it is to. A branch that cannot be made is logged, and the episode goes on.
-
-        Raises:
-            ConfigError: `continuations` gave something else than a number, or raised.
-        """
+        """Branch an episode here, if it is to. A branch that cannot be made is logged. Raises `ConfigError` if
+        `continuations` gave something else than a number, or raised."""
         left = self._branching.max_branches if episode.branches_left is None else episode.branches_left
         wanted = min(self._continuations(episode) - 1, left) if left else 0
         if wanted < 1:

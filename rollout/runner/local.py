@@ -49,7 +49,7 @@ class Runner(RunnerProtocol):
     """Plays many episodes at once in this process, on one event loop, each with an env of its own.
 
     Only a run that carries stragglers over (`GroupPlan`) leaves something behind: then use `async with Runner(...)`, or
-    `await runner.close()` behind the last run. Anything else needs neither.
+    `await runner.close()` behind the last run.
 
     Example:
         >>> import asyncio
@@ -231,7 +231,7 @@ class _Run:
         self.envs.give_back(env)
 
     def _renderer(self, schemas: Sequence[ToolSchema]) -> ChatRenderer:
-        """Return the renderer of an env's tools. Episodes with the same tools share it, and the prompts it has made."""
+        """The renderer of an env's tools, which episodes with the same tools share."""
         key = tuple(schema.canonical_json for schema in schemas)
         if key not in self._renderers:
             renderer = ChatRenderer(

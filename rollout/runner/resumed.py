@@ -33,11 +33,8 @@ _Facts = Iterable[tuple[str, Any, Any]]
 
 
 class EarlierRun:
-    """The trajectories in the JSON Lines file of a run that ended, at whatever point; none if there is no path.
-
-    Raises:
-        ConfigError: a line is no trajectory, one episode is there twice, or the file holds several runs.
-    """
+    """The trajectories in the JSON Lines file of a run that ended, at whatever point; none if there is no path. Raises
+    `ConfigError` if they are not those of one run."""
 
     def __init__(self, path: str | Path | None) -> None:
         self.path = path
@@ -63,14 +60,8 @@ class EarlierRun:
         return (replace(config, seed=self.seed) if config.seed is None else config).seeded()
 
     def check(self, env_id: str, config: RunConfig, tasks: Tasks, members: int, *, run_id: str | None = None) -> None:
-        """Check that the run that is to be resumed is this one. Tasks that are not in a list are checked by `Resumed`.
-
-        Args:
-            env_id: the env's.
-            config: how it is played.
-            tasks: the tasks of the whole run.
-            members: how many episodes begin for a task.
-            run_id: what the ids of its groups should begin with; None: anything.
+        """Check that the run that is to be resumed is this one: its `tasks`, of which each begins so many `members`,
+        and the `run_id` that its groups' ids should begin with. Tasks that are not in a list are checked by `Resumed`.
 
         Raises:
             ConfigError: an episode was played otherwise; says in what. Or the run's episodes branch.
@@ -91,13 +82,10 @@ class EarlierRun:
                 _require_same(key, _of_task(trajectory, tasks[key.task_index]))
 
     async def check_settings(self, runner: Runner, tasks: Tasks) -> None:
-        """Check what takes an env, the tokenizer and its chat template to see.
+        """Check what takes an env, the tokenizer and its chat template to see. Raises `ConfigError` as `check` does.
 
         Files of versions before 4 have no settings. In them the first prompt is held against the chat template, and of
         a plain `ToolEnv` all prompts and tools against what it would give now.
-
-        Raises:
-            ConfigError: an episode was played otherwise; says in what.
         """
         played = {key: trajectory for key, trajectory in self.trajectories.items() if trajectory.sequences}
         if not played:

@@ -27,7 +27,7 @@ from toolgym.tools.keywords import named_keywords
 T = TypeVar("T")
 
 FEWEST_FAILURES = 8
-"""This many episodes in a row, or those of a batch if they are more, that fail at their first turn end the rollout."""
+"""Episodes in a row, at least, that fail at their first turn before the rollout ends: a batch, if that is more."""
 
 _log = logging.getLogger("toolgym.rollout")
 
@@ -35,15 +35,15 @@ _log = logging.getLogger("toolgym.rollout")
 class RolloutQueue:
     """Batches of whole groups for a trainer that learns while the next groups are played, none staler than a limit.
 
-    A trajectory's staleness is the number of versions between the newest weights and the oldest that sampled one of its
-    tokens; a group's is that of its stalest trajectory. Versions are ordered as they were published here. A group that
-    is staler than `max_staleness` is dropped and counted. A new group begins only if it would be fresh enough when its
-    turn comes, with one update of the weights for each batch; so groups that are played or wait fill at most
-    `max_staleness + 1` batches. 0 makes the training synchronous.
+    A trajectory's staleness is the number of versions, as they were published here, between the newest weights and the
+    oldest that sampled one of its tokens; a group's is that of its stalest trajectory. A staler group than
+    `max_staleness` is dropped and counted. A group begins only if it would be fresh enough when its turn comes, with
+    one update for each batch; so groups that are played or wait fill at most `max_staleness + 1` batches. 0 makes the
+    training synchronous.
 
-    Iterate over it for the batches, each a list of trajectories ordered by task and sample; the last one may have fewer
-    groups. Failed trajectories are in their groups, as `make_batch` and `group_advantages` expect. One event loop owns
-    the queue; the learner itself computes in a thread, or the rollout stands still.
+    Iterate over it for the batches, lists of trajectories ordered by task and sample; the last one may have fewer
+    groups. Failed trajectories are in their groups. One event loop owns the queue; a learner that blocks it stops the
+    rollout.
 
     Example:
         >>> import asyncio
@@ -70,8 +70,7 @@ class RolloutQueue:
         max_staleness: most versions that a group may be behind the newest weights when the trainer gets it.
         plan: which groups are wanted, such as `GroupPlan(keep=has_signal)`; None: all.
         engine: whose weights are updated; None: the runner's.
-        pause_mode: what an update does with the requests in flight. By default their later tokens are those of the new
-            weights.
+        pause_mode: what an update does with the requests in flight; by default their later tokens have the new weights.
         update_timeout: seconds for each of the engine's parts in an update: pause, new weights, resume.
 
     Raises:
@@ -124,12 +123,7 @@ class RolloutQueue:
     # ------------------------------------------------------------------ the trainer's side
 
     async def __aenter__(self) -> Self:
-        """Begin to play.
-
-        Raises:
-            ConfigError: it was open before: a queue serves one run.
-            EngineError: the engine has not started.
-        """
+        """Begin to play. Raises `ConfigError` if it was open before, `EngineError` if the engine has not started."""
         if self._versions is not None:
             raise ConfigError("a queue serves one run, and this one was open before: make another")
         self._versions = WeightVersions(self._engine.weight_version)
@@ -143,10 +137,8 @@ class RolloutQueue:
         await self.close()
 
     async def close(self) -> None:
-        """Cancel the episodes that run, wait until they have cleaned up, and give up what waits. Closing twice is fine.
-
-        An error of the rollout that the trainer has not met goes to the log, and so does the number of dropped groups.
-        """
+        """Cancel the episodes that run, wait until they have cleaned up, and give up what waits. The log gets an error
+        that the trainer has not met, and the number of dropped groups. Closing twice is fine."""
         if self._producer is None:
             return
         unseen = self._error
@@ -173,8 +165,7 @@ class RolloutQueue:
             StopAsyncIteration: all tasks are played, and their groups handed out.
             RunFailedError: the last episodes all failed at their first turn, and in the same way.
             ConfigError: the queue is not open.
-            Exception: what ended the rollout, when the groups that had finished do not fill a batch; the next call
-                gives them.
+            Exception: what ended the rollout; the next call gives the groups that had finished.
         """
         self._require_open()
         started = time.monotonic()
@@ -205,8 +196,8 @@ class RolloutQueue:
 
         Raises:
             ConfigError: the source is not usable, `version` is no new name, or the queue is not open.
-            EngineError: the engine cannot, failed to, or did not answer in time. All else that it raises passes
-                through. In each case it goes on with the weights it has.
+            EngineError: the engine cannot, failed to, or did not answer in time, and goes on with the weights it has;
+                so it does if it raises anything else, which passes through.
         """
         async with self.updating(version):
             await self._ask("take the new weights", self._engine.update_weights(source, version=version))
@@ -214,7 +205,6 @@ class RolloutQueue:
     @contextlib.asynccontextmanager
     async def updating(self, version: str) -> AsyncIterator[None]:
         """Pause the engine for a block that changes its weights in a way of the engine's own, then publish `version`.
-
         If the block raises, nothing is published, and the engine goes on.
 
         Raises:
@@ -247,11 +237,7 @@ class RolloutQueue:
 
     def publish(self, version: str) -> None:
         """Make a version the newest one. `update_weights` and `updating` do; call it yourself, before the first token,
-        if the weights are changed elsewhere and without a pause.
-
-        Raises:
-            ConfigError: the version is not usable, or the queue is not open.
-        """
+        if the weights are changed elsewhere and without a pause. Raises `ConfigError` as they do."""
         self._require_open()
         assert self._versions is not None
         self._versions.publish(version)
@@ -261,19 +247,14 @@ class RolloutQueue:
         self._tell()
 
     def staleness(self, trajectory: Trajectory) -> int:
-        """Return how many versions the oldest token of a trajectory is behind the newest weights.
-
-        Raises:
-            ConfigError: the queue was never open.
-            EngineError: a token has a version that was not published here.
-        """
+        """Return how many versions the oldest token of a trajectory is behind the newest weights. Raises `EngineError`
+        for a token of a version that was not published here, and `ConfigError` if the queue was never open."""
         if self._versions is None:
             raise ConfigError("a queue knows versions once it is open: `async with RolloutQueue(...) as queue`")
         return self._versions.staleness(trajectory)
 
     def metrics(self) -> dict[str, float]:
-        """Figures for a trainer's logger: updates, groups by what became of them, the staleness of the last batch (in
-        versions), and the seconds that the trainer waited and that updates took."""
+        """Figures for a trainer's logger: updates, groups by what became of them, staleness, and seconds."""
         return {
             "queue/updates": len(self._versions) - 1 if self._versions is not None else 0,
             "queue/groups_playing": self._playing,
@@ -341,7 +322,6 @@ class RolloutQueue:
 
     @property
     def _playing(self) -> int:
-        """Groups that have begun and are neither here nor given up."""
         gone = self._received + self._groups.counts.groups_filtered + self._given_up
         return max(0, self._begun - gone)  # of a group that is carried over, the rest comes once more
 
@@ -352,11 +332,8 @@ class RolloutQueue:
         return updates <= self.max_staleness
 
     def _came_back(self, trajectory: Trajectory) -> None:
-        """Hear that an episode has ended: its group may be too stale, or the plan may have dropped it.
-
-        If the plan drops the groups of a batch of failed episodes, the trainer would wait for ever: this raises
-        instead.
-        """
+        """Drop the episode's group if it is too stale. Raises `RunFailedError` if a batch of episodes failed: if the
+        plan drops their groups, the trainer would wait for ever."""
         self._latest.append(trajectory)
         if len(self._latest) == self._latest.maxlen:
             require_one_that_played(self._latest)

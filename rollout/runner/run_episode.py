@@ -44,10 +44,8 @@ async def run_episode(
     group_id: str | None = None,
     seed: int | None = None,
 ) -> Trajectory:
-    """Play one episode for a loop of the caller's, and return its trajectory, whatever breaks on the way; only
-    cancellation passes through.
-
-    It is the episode of the runner, with an engine made from a function.
+    """Play one episode for a loop of the caller's, as a runner does, and return its trajectory, whatever breaks on the
+    way; only cancellation passes through.
 
     Example:
         >>> import asyncio
@@ -63,15 +61,14 @@ async def run_episode(
         answered #### 42<|im_end|>
 
     Args:
-        env: an env id, a function that makes an env, or an env. An env stays the caller's to close; after a failed
-            episode its state is unknown, so give the next episode another one.
+        env: an env id, a function that makes an env, or an env. An env stays the caller's to close; give the next
+            episode another one after a failed episode.
         task: the task, or a row in verl's shape (see `Task.from_row`).
         generate: an async function from a `GenerationRequest` to `(token_ids, logprobs)`, or to what else `read_answer`
             in `toolgym.rollout.engines.callable` takes. Or an engine that was started.
         tokenizer: of the model, a fast tokenizer with a chat template; None: the engine's.
         renderer: makes the renderer of an env's tools, to share one among episodes, or to have one of your own.
-        config: how to play it. A `RunConfig` adds a seed, `template_kwargs` and a `parser`; what concerns a whole run
-            (`group_size`, `max_concurrent`) is not used.
+        config: how to play it; of a `RunConfig`, what concerns a whole run is not used.
         env_kwargs: for `toolgym.make`, when `env` is an id.
         context_length: most tokens of prompt and generation together; None: the tokenizer's `model_max_length`, or the
             engine's.

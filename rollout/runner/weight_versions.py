@@ -28,8 +28,8 @@ class WeightVersions:
         self.newest = version
 
     def staleness(self, trajectory: Trajectory) -> int:
-        """Return how many versions lie between the newest one and the oldest that sampled a token of the trajectory; 0
-        if the policy sampled none."""
+        """Versions between the newest one and the oldest that sampled a token of the trajectory; 0 if there is no such
+        token."""
         used = {
             version
             for sequence in trajectory.sequences

@@ -19,7 +19,7 @@ class EnvFactory:
     Attributes:
         env_id: the env's name in trajectories: its id, or a name of your choice.
         make: makes one env.
-        kwargs: the arguments that make such an env with `toolgym.make(env_id, ...)`; None if only `make` can.
+        kwargs: the arguments of `toolgym.make(env_id, ...)` for such an env; None if only `make` can make it.
     """
 
     env_id: str
@@ -80,11 +80,7 @@ class EnvFactory:
         return replace(self, make=make_changed)
 
     async def tasks(self) -> TaskSource:
-        """Return the source that the envs draw their tasks from by themselves.
-
-        Raises:
-            ConfigError: these envs have no tasks.
-        """
+        """Return the envs' own source of tasks. Raises `ConfigError` if they have none."""
         env = self()
         try:
             source = getattr(env, "tasks", None)

@@ -49,11 +49,7 @@ class EnvPool:
         self._open: dict[int, BaseEnv] = {}  # by identity: envs of users need not be hashable
 
     async def take(self) -> BaseEnv:
-        """An idle env, or a new one.
-
-        Raises:
-            EpisodeError: making one took too long. All else that `make` raises passes through.
-        """
+        """An idle env, or a new one. Raises `EpisodeError` if making one took too long, and what `make` raises."""
         if self._left:
             self._left -= 1
         if self._idle:
@@ -141,8 +137,8 @@ class EnvPool:
         self._close_spare()
 
     def expect(self, takes: int) -> None:
-        """Hear that this many envs will be taken yet, and no more. Idle ones beyond are closed from now on: else a
-        consumer would wait at the end of a run until a thousand are closed."""
+        """Hear that this many envs will be taken yet, and no more; idle ones beyond are closed from now on, not all at
+        the end."""
         self._left = takes
         self._close_spare()
 

@@ -49,11 +49,7 @@ class MetricLogger(Protocol):
 
 
 class TensorBoardLogger:
-    """Writes event files for TensorBoard to a folder, which is made.
-
-    Raises:
-        MissingExtraError: the package tensorboard is not installed.
-    """
+    """Writes event files for TensorBoard to a folder. Raises `MissingExtraError` if tensorboard is missing."""
 
     def __init__(self, folder: str | Path) -> None:
         try:
@@ -79,12 +75,8 @@ class TensorBoardLogger:
 
 
 class WandbLogger:
-    """Writes a run of Weights & Biases. The variables that wandb reads hold for it, such as `WANDB_MODE=offline`.
-
-    Args:
-        project: the project.
-        name: the run's; None lets wandb find one.
-        folder: where wandb keeps its files; None for its default.
+    """Writes a run of Weights & Biases, which wandb's variables such as `WANDB_MODE=offline` hold for. If there is no
+    `name`, wandb finds one; if there is no `folder`, it keeps its files where it always does.
 
     Raises:
         MissingExtraError: the package wandb is not installed.
@@ -117,12 +109,8 @@ class WandbLogger:
 
 
 class MLflowLogger:
-    """Writes a run of MLflow, without touching the one that MLflow may hold active.
-
-    Args:
-        experiment: it is made if there is none of that name.
-        name: the run's; None lets MLflow find one.
-        tracking_uri: the store; None for MLflow's own setting (`MLFLOW_TRACKING_URI`).
+    """Writes a run of MLflow, without touching the one that MLflow may hold active. If there is no `name`, MLflow finds
+    one; if there is no `tracking_uri`, its own setting holds (`MLFLOW_TRACKING_URI`).
 
     Raises:
         MissingExtraError: the package mlflow (or mlflow-skinny) is not installed.
@@ -179,9 +167,7 @@ def open_logger(kind: LogTo | str, folder: Path) -> MetricLogger:
 def opened(kind: LogTo | str, folder: Path, config: Mapping[str, Any]) -> Iterator[MetricLogger]:
     """A logger with the config logged, which is closed at the end, as failed after an error.
 
-    Raises:
-        MissingExtraError: its package is not installed; says what to install.
-        ConfigError: it cannot begin, or cannot keep the config.
+    Raises `ConfigError` if it cannot begin or keep the config, `MissingExtraError` if its package is not installed.
     """
     logger, failed = open_logger(kind, folder), True
     try:
@@ -214,16 +200,11 @@ async def logged(
     trajectories: Sequence[Trajectory] = (),
     every: float = 10.0,
 ) -> AsyncIterator[None]:
-    """Log the figures of a run while the block goes on, and at its end, with a few examples.
+    """Log the figures of a run each `every` seconds while the block goes on, and at its end, with a few of the
+    `trajectories`, which the block may append to.
 
     The step is the number of finished episodes. A logger that fails, or does not return in time, is left out from then
     on, with a warning.
-
-    Args:
-        loggers: where to.
-        metrics: whose figures.
-        trajectories: the list that the block appends its trajectories to; the examples are taken from it.
-        every: seconds between two times.
     """
     alive = list(loggers)
 

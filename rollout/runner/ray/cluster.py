@@ -34,13 +34,10 @@ class WorkerDiedError(WorkerLostError):
 
 
 def connect(address: str | None) -> None:
-    """Connect to Ray as `ray.init(address)` does, unless this process is connected.
+    """Connect to Ray as `ray.init(address)` does, unless this process is connected. Raises `ClusterError` if it cannot.
 
     It blocks, for several seconds if it starts a cluster, which ends with the thread that called: so no helper thread
     can call it.
-
-    Raises:
-        ClusterError: there is no cluster at that address.
     """
     if not ray.is_initialized():
         try:
@@ -59,12 +56,11 @@ def check_options(options: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 async def call(actor: Any, method: str, *args: Any, seconds: float) -> Any:
-    """Call a method of an actor, and return what it returns. A call may be made twice if its reply was lost.
+    """Call a method of an actor, and return or raise what it does. A call may be made twice if its reply was lost.
 
     Raises:
         WorkerDiedError: the actor is dead.
         WorkerLostError: it was out of reach for too long, or gave no answer within `seconds`.
-        Exception: what the method raised.
     """
     loop = asyncio.get_running_loop()
     lost_at: float | None = None

@@ -1,8 +1,7 @@
 """`Dispatcher`: gives jobs to workers, new ones and those whose worker died.
 
-A job whose worker died is played again at once, by any worker. When a worker dies with it a second time, one of its
-jobs may be the reason, and nothing says which: each of them is then played alone by a worker that has nothing else.
-The one that kills that worker too is the reason, and fails. So no job fails for what another one did.
+When a worker dies with a job a second time, one of its jobs may be the reason, and nothing says which: each of them is
+then played alone by a worker that has nothing else. The one that kills that worker too is the reason, and fails.
 """
 
 from __future__ import annotations

@@ -213,12 +213,8 @@ class RayEngine(Engine):
         self._weight_version = version
 
     async def load(self) -> EngineLoad | None:
-        """Return the load of the engines of all living actors together; None if one cannot tell.
-
-        Raises:
-            EngineUnavailableError: no actor lives.
-            EngineError: an engine could tell, and did not answer.
-        """
+        """The load of the engines of all living actors together; None if one cannot tell. Raises `EngineError` if one
+        failed to."""
         if not all(hasattr(actor, "load") for actor in self._actors):
             return None
         loads = [load for load in await asyncio.gather(*map(self._load_of, self._actors)) if load is not _LOST]
@@ -253,11 +249,8 @@ class RayEngine(Engine):
 
 
 class EngineActor:
-    """An engine for many processes: `ray.remote(EngineActor).options(num_gpus=1).remote(make_engine)`.
-
-    Args:
-        make: makes the engine, in the actor's process; or an awaitable of it, as `open_engine` gives.
-    """
+    """An engine for many processes: `ray.remote(EngineActor).options(num_gpus=1).remote(make_engine)`. `make` makes the
+    engine in the actor's process, or an awaitable of it, as `open_engine` gives."""
 
     def __init__(self, make: MakeEngine) -> None:
         self._make = make

@@ -154,7 +154,7 @@ class RayRunner(RunnerProtocol):
         """See `RunnerProtocol.stream`.
 
         Raises:
-            ConfigError: as there; or a run of this runner is under way, or the plan carries stragglers over.
+            ConfigError: as there; or a run of this runner is under way.
             ClusterError: Ray cannot be reached, or no worker can be started.
             ToolgymError: what opening the engine or making the first env raised in a worker.
         """

@@ -70,11 +70,7 @@ class SandboxHost:
 
 
 class SandboxServers:
-    """Starts and stops the servers, each with these settings of `ServerConfig`.
-
-    Raises:
-        ConfigError: one of them is not the user's to set.
-    """
+    """Starts and stops the servers, each with these settings of `ServerConfig`."""
 
     def __init__(self, settings: Mapping[str, Any] | None = None) -> None:
         wrong = sorted(set(settings or {}) & set(OURS))
@@ -89,11 +85,8 @@ class SandboxServers:
     async def start(self) -> dict[str, str]:
         """Start a server on each machine that is there now; one that cannot start is left out, and logged.
 
-        Returns:
-            The variables of the environment that lead a process's tools to them.
-
-        Raises:
-            ClusterError: none could be started.
+        Returns the variables of the environment that lead a process's tools to them. Raises `ClusterError` if none
+        started.
         """
         kind = ray.remote(SandboxHost)
         for node in nodes():

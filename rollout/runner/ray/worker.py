@@ -65,16 +65,9 @@ class WorkerSetup:
 
 @dataclass(frozen=True)
 class WorkerReply:
-    """The news of a worker for its driver; tools and warnings are those behind earlier replies.
-
-    Attributes:
-        results: finished jobs in their order: the job's number, and its trajectory packed.
-        tools: schemas that packed trajectories refer to.
-        room: how many jobs it can take, those that it has included.
-        metrics: its figures up to now.
-        warnings: what its process logged as warnings.
-        broken: the error that ended the run in this worker; None while it goes on.
-    """
+    """The news of a worker for its driver; tools and warnings are those behind earlier replies. `results` are pairs of
+    a job's number and its packed trajectory; `room` is how many jobs it can take, those that it has included. `broken`
+    ended the run."""
 
     results: list[tuple[int, bytes]]
     tools: list[Tools]
@@ -94,12 +87,7 @@ class RolloutWorker:
         self._run: _WorkersRun | None = None
 
     async def start(self) -> dict[str, Any]:
-        """Start the engine.
-
-        Raises:
-            ToolgymError: the engine cannot be opened, as `open_engine` and `Engine.start` say.
-            ConfigError: the function that should make an engine made something else.
-        """
+        """Start the engine. Raises what opening it raises, in a form that can be sent."""
         if self._engine is None:
             os.environ.update(self._setup.variables)
             try:
@@ -109,11 +97,7 @@ class RolloutWorker:
         return {"pid": os.getpid()}
 
     async def begin(self, config: bytes, send_tokenizer: bool) -> bytes | None:
-        """Begin a run with a pickled config, and end an earlier one. Returns the pickled tokenizer if it is asked for.
-
-        Raises:
-            ConfigError: the engine has no tokenizer, and `WorkerSetup` has none.
-        """
+        """Begin a run with a pickled config, and end an earlier one. Returns the pickled tokenizer if asked."""
         await self.end()
         wanted: RunConfig = cloudpickle.loads(config)
         if self._runner is None:
@@ -297,12 +281,7 @@ async def _engine(setup: WorkerSetup) -> Engine:
 
 
 async def started_engine(make: MakeEngine) -> Engine:
-    """The engine that a function makes, started.
-
-    Raises:
-        ConfigError: the function made something else.
-        ToolgymError: see `Engine.start`; the engine is closed then.
-    """
+    """The engine that a function makes, started. Raises `ConfigError` if the function made something else."""
     result = make()
     engine = await result if inspect.isawaitable(result) else result
     if not isinstance(engine, Engine):

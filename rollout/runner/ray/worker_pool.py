@@ -33,12 +33,7 @@ class WorkerPool:
         self._workers: dict[int, Any] = {}  # Ray's handles
 
     async def worker(self, number: int) -> Any:
-        """The worker of that number, started if there is none.
-
-        Raises:
-            WorkerLostError: it died, or did not start in time.
-            Exception: what its start raised, see `RolloutWorker.start`.
-        """
+        """The worker of that number, started if there is none. Raises `WorkerLostError`, or what its start raised."""
         if number not in self._workers:
             worker = self._actors.remote(self._setup)
             try:

@@ -65,8 +65,7 @@ class GroupScheduler(Scheduler):
         tasks: the tasks, in anything to iterate over, with or without an end; `task_index` is a task's place in it.
         config: says the size of a group, the seed, and how often a lost member is played again.
         plan: which groups are wanted; None: every trajectory, at once.
-        observe: gets each task with its group's rewards, also of groups that the plan drops, in the order of the tasks;
-            see `TaskSource.observe`.
+        observe: gets each task with its group's rewards, also of groups that the plan drops, in the order of the tasks.
         run_id: what the ids of the groups begin with, of a run that is resumed; None: a new one.
 
     Attributes:
@@ -76,8 +75,7 @@ class GroupScheduler(Scheduler):
         sizes: the number of trajectories of each group that the plan gave out, in order, until taken.
 
     Raises:
-        ConfigError: `tasks` is nothing to iterate over, or a list of something else than tasks; or the plan does not
-            fit the run.
+        ConfigError: `tasks` is nothing to iterate over, or holds something else than tasks; or the plan does not fit.
     """
 
     def __init__(

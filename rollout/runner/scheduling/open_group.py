@@ -10,15 +10,11 @@ from toolgym.rollout.trajectory.trajectory import Peer, Trajectory
 
 
 class OpenGroup:
-    """The members of one task of a run, from their begin to their end; branches come on top of its `size`.
+    """The members of one task of a run, by sample, from their begin to their end; branches come on top of its `size`.
 
-    Attributes:
-        running: the jobs of the members that are played now, by sample.
-        suspended: the jobs of those that stand still, or are to be played again in a later run.
-        ended: the trajectories of those that have ended, in the order that they ended.
-        closing: nothing more of it begins, and the group is given out when what runs is back.
-        late: the group was given out without these members.
-        peers: those that it was given out with and that count.
+    `suspended` stand still, or are to be played again in a later run; `ended` are in the order that they ended. A group
+    that is `closing` begins nothing more, and is given out when what runs is back; one that is `late` was given out
+    without these members, with its `peers`.
     """
 
     def __init__(self, task: Task, task_index: int, group_id: str, seed: int | None, size: int) -> None:

@@ -13,10 +13,7 @@ Keep = Callable[[Sequence[Trajectory]], bool]
 
 
 def has_signal(group: Sequence[Trajectory]) -> bool:
-    """Whether a group-relative advantage can tell its trajectories apart: two usable ones differ in their rewards.
-
-    The rule of dynamic sampling (DAPO, arXiv 2503.14476), for `GroupPlan(keep=has_signal)`.
-    """
+    """Whether two usable trajectories differ in reward: the rule of dynamic sampling (DAPO, arXiv 2503.14476)."""
     return len({trajectory.reward for trajectory in group if trajectory.usable}) > 1
 
 
@@ -77,11 +74,8 @@ class GroupPlan:
             )
 
     def check(self, group_size: int, tasks: int | None) -> None:
-        """Check the plan against a run of this many tasks; None if that is not known.
-
-        Raises:
-            ConfigError: it would never end, or no group could ever be kept.
-        """
+        """Check the plan against a run of so many tasks. Raises `ConfigError` if it would never end, or never keep a
+        group."""
         if self.keep is has_signal and group_size < 2:
             raise ConfigError("a group of one has nothing to compare: keep=has_signal needs group_size=2 or more")
         if self.keep is not None and self.groups is not None and self.max_groups is None and tasks is None:

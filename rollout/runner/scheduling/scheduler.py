@@ -42,20 +42,13 @@ class Scheduler(ABC):
 
     @abstractmethod
     async def next(self) -> Job | None:
-        """The next job; None: there will be none any more.
-
-        The runner calls this when an episode may start, and never twice at the same time. It may wait, for example
-        until a trajectory has come back that decides.
-        """
+        """The next job; None: there will be none any more. The runner calls this when an episode may start, and never
+        twice at the same time. It may wait, for example for a trajectory that decides."""
 
     @abstractmethod
     def finished(self, job: Job, trajectory: Trajectory) -> Sequence[Trajectory]:
-        """Take the trajectory of a job, in the order that episodes finish.
-
-        Returns:
-            The trajectories that the run's consumer gets now, one behind the other: this one, none, or earlier ones
-            with it.
-        """
+        """Take the trajectory of a job, in the order that episodes finish. Returns the trajectories that the run's
+        consumer gets now, one behind the other."""
 
     @property
     def counts(self) -> RunCounts:
@@ -72,11 +65,9 @@ class Scheduler(ABC):
         return ()
 
     def cuts(self) -> Sequence[Cut]:
-        """The running episodes to end now, each named once; asked after each `next`, `finished` and `suspended`.
-
-        An episode that is cut comes back to `finished`, with the stop reason `straggler` if it was still running. One
-        that is suspended comes back to `suspended`, or to `finished` if it could not stand still.
-        """
+        """The running episodes to end now, each named once; asked after each `next`, `finished` and `suspended`. One
+        that is cut comes back to `finished`; one that is suspended to `suspended`, or to `finished` if it could not
+        stand still."""
         return ()
 
     def suspended(self, job: Job) -> None:
@@ -92,10 +83,7 @@ class Scheduler(ABC):
 
     def branch(self, job: Job) -> Job:
         """A job of the same task and group, with the next free `sample_index`, for a branch of that job's episode. It
-        is played without `next`, and comes back to `finished`.
-
-        Raises:
-            ConfigError: this scheduler has no branches.
+        is played without `next`, and comes back to `finished`. Raises `ConfigError` if this scheduler has no branches.
         """
         raise ConfigError(f"a {type(self).__name__} cannot branch episodes: it has no method `branch`")
 

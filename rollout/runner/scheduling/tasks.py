@@ -24,9 +24,6 @@ class TaskFeed:
 
     An async iterable may wait for its next item as long as it likes; `close` ends that. One asyncio task draws all of
     its items, so it may hold a timeout or a task group across them.
-
-    Raises:
-        ConfigError: `tasks` is neither iterable nor async iterable, or a list that holds something else than tasks.
     """
 
     def __init__(self, tasks: Tasks) -> None:
@@ -45,12 +42,7 @@ class TaskFeed:
         self._items: Iterator[Any] | _Drawer = iter(items) if isinstance(items, Iterable) else _Drawer(aiter(items))
 
     async def next(self, news: asyncio.Event) -> Task | None:
-        """The next task; None if there is none any more (then `over` is true), or `news` was set first.
-
-        Raises:
-            ConfigError: what came is no task.
-            Exception: what the iterable raised.
-        """
+        """The next task; None if there is none any more (then `over` is true), or `news` was set first."""
         if self.over:
             return None
         if isinstance(self._items, _Drawer):
