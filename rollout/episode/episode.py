@@ -19,9 +19,8 @@ from toolgym.envs.base import BaseEnv, StepResult
 from toolgym.envs.failure import failing, finite_reward, reason_to_end
 from toolgym.envs.types import EpisodeFailedError, StopReason
 from toolgym.rollout.engines.base import Engine, FinishReason
-from toolgym.rollout.episode.budget import EpisodeBudget, long_prompt_error
 from toolgym.rollout.episode.config import EpisodeConfig
-from toolgym.rollout.episode.context import EpisodeContext, encoded_apart
+from toolgym.rollout.episode.context import EpisodeBudget, EpisodeContext, encoded_apart, long_prompt_error
 from toolgym.rollout.episode.deadline import episode_deadline
 from toolgym.rollout.episode.env_lifecycle import close_env, fork_env
 from toolgym.rollout.episode.observer import EpisodeObserver, Phase

@@ -20,13 +20,12 @@ from toolgym.rollout.runner.branching import Brancher
 from toolgym.rollout.runner.config import RunConfig
 from toolgym.rollout.runner.envs.env_factory import EnvFactory
 from toolgym.rollout.runner.envs.env_pool import EnvPool, Suspended, SuspendedEpisodes
-from toolgym.rollout.runner.metrics.run_counts import RunCounts
 from toolgym.rollout.runner.metrics.spans import spans_of_run
 from toolgym.rollout.runner.run_settings import run_settings
 from toolgym.rollout.runner.scheduling.group_scheduler import GroupScheduler
 from toolgym.rollout.runner.scheduling.open_group import OpenGroup
 from toolgym.rollout.runner.scheduling.plan import GroupPlan
-from toolgym.rollout.runner.scheduling.scheduler import Cut, Scheduler, Stragglers
+from toolgym.rollout.runner.scheduling.scheduler import Cut, RunCounts, Scheduler, Stragglers
 from toolgym.rollout.runner.scheduling.tasks import Tasks
 from toolgym.rollout.runner.stream import BoundedStream
 from toolgym.rollout.tokens.renderer import ChatRenderer

@@ -16,8 +16,7 @@ from toolgym.rollout.episode.env_lifecycle import close_env
 from toolgym.rollout.episode.record import task_label
 from toolgym.rollout.job import EpisodeKey, Job
 from toolgym.rollout.runner.config import RunConfig
-from toolgym.rollout.runner.metrics.run_counts import RunCounts
-from toolgym.rollout.runner.scheduling.scheduler import Scheduler
+from toolgym.rollout.runner.scheduling.scheduler import RunCounts, Scheduler
 from toolgym.rollout.runner.scheduling.tasks import Tasks
 from toolgym.rollout.tokens.renderer import ChatRenderer
 from toolgym.rollout.trajectory.file import read_trajectories

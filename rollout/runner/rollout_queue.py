@@ -10,14 +10,13 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from toolgym.envs.tasks.task import Task
-from toolgym.rollout.engines.base import Engine, PauseMode, WeightSource
+from toolgym.rollout.engines.base import Engine, PauseMode, WeightSource, checked_version
 from toolgym.rollout.job import Job
 from toolgym.rollout.runner.base import RunnerProtocol
 from toolgym.rollout.runner.config import RunConfig
 from toolgym.rollout.runner.scheduling.group_scheduler import GroupScheduler
 from toolgym.rollout.runner.scheduling.plan import GroupPlan
 from toolgym.rollout.runner.scheduling.tasks import TaskFeed, Tasks
-from toolgym.rollout.runner.weight_versions import WeightVersions
 from toolgym.rollout.trajectory.failures import require_one_that_played
 from toolgym.rollout.trajectory.trajectory import Trajectory
 from toolgym.tools.concurrency.deadline import DeadlineError, shielded, with_deadline
@@ -30,6 +29,47 @@ FEWEST_FAILURES = 8
 """Episodes in a row, at least, that fail at their first turn before the rollout ends: a batch, if that is more."""
 
 _log = logging.getLogger("toolgym.rollout")
+
+
+class WeightVersions:
+    """The versions of the weights in the order in which they were published. Names say nothing of the order."""
+
+    def __init__(self, first: str) -> None:
+        self._numbers = {first: 0}
+        self.newest = first
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def require_new(self, version: str) -> None:
+        if checked_version(version) in self._numbers:
+            raise ConfigError(
+                f"weight version {version!r} was published before, the newest is {self.newest!r}: give each update a "
+                "name of its own, such as the number of the training step"
+            )
+
+    def publish(self, version: str) -> None:
+        self.require_new(version)
+        self._numbers[version] = len(self._numbers)
+        self.newest = version
+
+    def staleness(self, trajectory: Trajectory) -> int:
+        """Versions between the newest one and the oldest that sampled a token of the trajectory; 0 if there is no such
+        token."""
+        used = {
+            version
+            for sequence in trajectory.sequences
+            for segment in sequence.segments
+            for version, _ in segment.version_runs
+        }
+        for version in used:
+            if version not in self._numbers:
+                raise EngineError(
+                    f"trajectory {trajectory.id} has tokens of weight version {version!r}, which was not published, so "
+                    f"its age is unknown; published are {', '.join(map(repr, list(self._numbers)[-5:]))}: change the "
+                    "weights through the queue"
+                )
+        return max((len(self._numbers) - 1 - self._numbers[version] for version in used), default=0)
 
 
 class RolloutQueue:

@@ -144,13 +144,11 @@ class EnvPool:
 
     def _close_spare(self) -> None:
         while self._left is not None and len(self._idle) > self._left:
-            self._begin_to_close(self._idle.pop())
-
-    def _begin_to_close(self, env: BaseEnv) -> None:
-        self.release(env)
-        task = asyncio.create_task(close_env_once(env), name="toolgym closes an env")
-        self._closing.add(task)
-        task.add_done_callback(self._closing.discard)
+            env = self._idle.pop()
+            self.release(env)
+            task = asyncio.create_task(close_env_once(env), name="toolgym closes an env")
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
 
     async def discard(self, env: BaseEnv) -> None:
         """Close an env that no further episode may use."""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from toolgym.rollout.runner.metrics.progress import Progress as Progress
     from toolgym.rollout.runner.metrics.prometheus import MetricsServer as MetricsServer
     from toolgym.rollout.runner.metrics.prometheus import RunCollector as RunCollector
-    from toolgym.rollout.runner.metrics.run_counts import RunCounts as RunCounts
     from toolgym.rollout.runner.metrics.run_metrics import RunMetrics as RunMetrics
+    from toolgym.rollout.runner.scheduling.scheduler import RunCounts as RunCounts
 else:
     __getattr__, __dir__ = lazy_names(__name__)

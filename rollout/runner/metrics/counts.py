@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
+from collections.abc import Iterator
 
 from toolgym.envs.types import StopReason, ToolCallRecord
-from toolgym.rollout.runner.metrics.sketch import Sketch
 from toolgym.rollout.trajectory.trajectory import Trajectory, Turn
 from toolgym.tools.schema import CallProblem
 
@@ -21,6 +21,57 @@ OTHER = "other"
 
 _NOT_RUN = {problem.value for problem in CallProblem}
 _TIMEOUTS = frozenset({StopReason.ENV_TIMEOUT, StopReason.SCORE_TIMEOUT})
+
+
+ACCURACY = 0.02
+"""Most that a percentile is off, as a part of itself."""
+
+_LEAST = 1e-6
+_GROWTH = (1 + ACCURACY) / (1 - ACCURACY)
+_PER_LOG = 1 / math.log(_GROWTH)
+_LOWEST = math.ceil(math.log(_LEAST) * _PER_LOG)
+
+
+class Sketch:
+    """Counts numbers of at least 0 in buckets whose bounds grow by the same factor, so that each percentile is exact to
+    `ACCURACY` of itself: DDSketch (Masson, Rim, Lee, 2019, arXiv 1908.10693). What is below 1e-6 counts as 0. It is
+    written here, since it takes forty lines and a package would be a further dependency."""
+
+    __slots__ = ("_buckets", "count", "most", "total")
+
+    def __init__(self) -> None:
+        self._buckets: dict[int, int] = {}
+        self.count = 0
+        self.total = 0.0
+        self.most = 0.0
+
+    def add(self, value: float) -> None:
+        bucket = math.ceil(math.log(value) * _PER_LOG) if value > _LEAST else _LOWEST
+        buckets = self._buckets
+        buckets[bucket] = buckets.get(bucket, 0) + 1
+        self.count += 1
+        self.total += value
+        if value > self.most:
+            self.most = value
+
+    @property
+    def mean(self) -> float:
+        return self.total / self.count if self.count else 0.0
+
+    def percentile(self, part: float) -> float:
+        """The number that this part (0 to 1) of the numbers does not exceed; 0 if there are none."""
+        wanted = max(1, math.ceil(part * self.count))
+        for bound, count in self.cumulated():
+            if count >= wanted:
+                return 0.0 if bound <= _LEAST else min(self.most, bound * 2 / (1 + _GROWTH))
+        return 0.0
+
+    def cumulated(self) -> Iterator[tuple[float, int]]:
+        """Upper bounds, and how many numbers do not exceed each, upwards."""
+        count = 0
+        for bucket, more in sorted(self._buckets.items()):  # a copy, as another thread may read
+            count += more
+            yield _LEAST if bucket == _LOWEST else _GROWTH**bucket, count
 
 
 class Spread:
@@ -48,8 +99,6 @@ class Spread:
 class ToolCounts:
     """The calls of one tool. Calls that were not run, because they were malformed, are not among them."""
 
-    __slots__ = ("characters", "infra_failures", "retries", "seconds", "statuses")
-
     def __init__(self) -> None:
         self.seconds, self.characters = Sketch(), Sketch()
         self.statuses: dict[str, int] = {}
@@ -72,8 +121,6 @@ class ToolCounts:
 
 class EnvCounts:
     """The episodes of one env; `seconds` are those of its steps."""
-
-    __slots__ = ("episodes", "failures", "observation_tokens", "retries", "seconds", "timeouts")
 
     def __init__(self) -> None:
         self.episodes = self.retries = self.timeouts = 0
@@ -99,8 +146,6 @@ class EnvCounts:
 
 class GroupCounts:
     """Rewards within groups. A member counts if its reward does (see `Trajectory.in_group_statistics`)."""
-
-    __slots__ = ("_forgotten", "_groups")
 
     def __init__(self) -> None:
         self._groups: dict[str, Spread] = {}

@@ -13,7 +13,7 @@ from toolgym.tools.concurrency.loop_watch import Lag
 
 if TYPE_CHECKING:
     from toolgym.rollout.runner.metrics.counts import RunClock
-    from toolgym.rollout.runner.metrics.waiting import Waiting
+    from toolgym.rollout.runner.metrics.run_metrics import Waiting
 
 PERCENTILES = (50, 90, 99)
 

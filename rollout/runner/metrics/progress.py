@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from toolgym.rollout.episode.observer import EpisodeObserver, Phase
-from toolgym.rollout.runner.metrics.run_metrics import RunMetrics
-from toolgym.rollout.runner.metrics.waiting import Wait
+from toolgym.rollout.runner.metrics.run_metrics import RunMetrics, Wait
 from toolgym.tools.errors import shorten
 from toolgym.tools.lazy import missing_extra
 

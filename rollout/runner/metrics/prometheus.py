@@ -11,9 +11,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from toolgym.rollout.runner.metrics import table
-from toolgym.rollout.runner.metrics.counts import EventCounts
+from toolgym.rollout.runner.metrics.counts import EventCounts, Sketch
 from toolgym.rollout.runner.metrics.run_metrics import RunMetrics
-from toolgym.rollout.runner.metrics.sketch import Sketch
 from toolgym.tools.errors import ConfigError
 
 PREFIX = "toolgym_rollout"

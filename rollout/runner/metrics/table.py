@@ -6,8 +6,7 @@ from collections.abc import Callable
 from operator import attrgetter
 from typing import Generic, NamedTuple, TypeVar
 
-from toolgym.rollout.runner.metrics.counts import EnvCounts, EventCounts, ToolCounts
-from toolgym.rollout.runner.metrics.sketch import Sketch
+from toolgym.rollout.runner.metrics.counts import EnvCounts, EventCounts, Sketch, ToolCounts
 from toolgym.tools.serving.metrics import BUCKETS
 
 SIZES = tuple(float(4**power) for power in range(2, 11))

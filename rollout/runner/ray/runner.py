@@ -18,7 +18,6 @@ from toolgym.rollout.episode.observer import EpisodeObserver, checked_observers,
 from toolgym.rollout.runner.base import RunnerProtocol, Sink, checked_sinks, write_to_all
 from toolgym.rollout.runner.config import RunConfig
 from toolgym.rollout.runner.envs.env_factory import EnvFactory
-from toolgym.rollout.runner.metrics.run_counts import RunCounts
 from toolgym.rollout.runner.ray.cluster import check_options, connect, nodes
 from toolgym.rollout.runner.ray.packing import TextDecoder
 from toolgym.rollout.runner.ray.run import CANNOT_CARRY, RayRun
@@ -26,7 +25,7 @@ from toolgym.rollout.runner.ray.sandboxes import SandboxServers
 from toolgym.rollout.runner.ray.worker import MakeEngine, WorkerSetup
 from toolgym.rollout.runner.ray.worker_pool import WorkerPool
 from toolgym.rollout.runner.scheduling.plan import GroupPlan
-from toolgym.rollout.runner.scheduling.scheduler import Scheduler, Stragglers
+from toolgym.rollout.runner.scheduling.scheduler import RunCounts, Scheduler, Stragglers
 from toolgym.rollout.runner.scheduling.tasks import Tasks
 from toolgym.rollout.trajectory.trajectory import Trajectory
 from toolgym.tools.concurrency.deadline import shielded

@@ -12,10 +12,9 @@ from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import Blame
 from toolgym.rollout.job import Job
 from toolgym.rollout.runner.config import RunConfig
-from toolgym.rollout.runner.metrics.run_counts import RunCounts
 from toolgym.rollout.runner.scheduling.open_group import OpenGroup
 from toolgym.rollout.runner.scheduling.plan import GroupPlan
-from toolgym.rollout.runner.scheduling.scheduler import Cut, Scheduler, Stragglers
+from toolgym.rollout.runner.scheduling.scheduler import Cut, RunCounts, Scheduler, Stragglers
 from toolgym.rollout.runner.scheduling.tasks import TaskFeed, Tasks
 from toolgym.rollout.trajectory.trajectory import Peer, Trajectory
 from toolgym.tools.errors import EpisodeError

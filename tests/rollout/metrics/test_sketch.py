@@ -7,8 +7,7 @@ import statistics
 
 import pytest
 
-from toolgym.rollout.runner.metrics.counts import Spread
-from toolgym.rollout.runner.metrics.sketch import ACCURACY, Sketch
+from toolgym.rollout.runner.metrics.counts import ACCURACY, Sketch, Spread
 
 
 @pytest.mark.parametrize("draw", [random.random, lambda: random.paretovariate(1.1), lambda: random.expovariate(1e3)])
