@@ -59,7 +59,7 @@ async def run(
         data: the task, or a row in verl's shape (see `Task.from_row`).
         base_url: the address that an OpenAI client would be given, for example "http://gateway:8000/v1".
         api_key: sent as a bearer token.
-        http_client: an `httpx.AsyncClient`, or one like it, to send with; None: connections of its own.
+        http_client: an `httpx.AsyncClient`, or one like it, to send with.
         env: an env id, or a function that makes an env; None: the row's column `env_id`, or the environment's
             `TOOLGYM_ENV`.
         env_kwargs: for `toolgym.make`, when the env is an id.

@@ -48,7 +48,6 @@ class Job:
 
     @property
     def member(self) -> tuple[str, int]:
-        """Name of the episode across runs, whatever the attempt."""
         return self.group_id, self.key.sample_index
 
     @property

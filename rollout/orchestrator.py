@@ -41,8 +41,8 @@ class RunOutput:
 
     Attributes:
         trajectories: gets each trajectory as soon as it has finished: a JSON Lines file, or a sink of yours.
-        journal: a file that keeps the engine's answers until their episode has finished, so that a resumed run goes on
-            in the middle of an episode. Remove it behind the run.
+        journal: a file with the engine's answers to unfinished episodes, with which a resumed run goes on in the middle
+            of an episode. Remove it behind the run.
         record: a file to record all of the run to, see `recorded`. The tasks are a list then.
         tokenizer_source: see `recorded`.
         earlier: the run to go on with; None: the one that the file `trajectories` holds, if it is resumed.

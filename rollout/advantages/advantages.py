@@ -22,12 +22,10 @@ log = logging.getLogger("toolgym.rollout.advantages.advantages")
 
 
 def by_group(trajectory: Trajectory) -> Hashable:
-    """Return what the trajectories have in common that one run sampled from one task for one role."""
     return trajectory.group_id, trajectory.role
 
 
 def grouped(trajectories: Iterable[Trajectory]) -> list[list[Trajectory]]:
-    """Return the groups of trajectories (see `by_group`), in the order of their first members."""
     groups: dict[Hashable, list[Trajectory]] = {}
     for trajectory in require_trajectories(trajectories):
         groups.setdefault(by_group(trajectory), []).append(trajectory)
@@ -54,16 +52,14 @@ def group_advantages(
     - `dr_grpo`: r - mean. No division makes much of groups that hardly differ (Liu et al., arXiv 2503.20783).
     - `rloo`: r - the mean of the n - 1 others (Ahmadian et al., arXiv 2402.14740).
 
-    A member that came after its group was whole (`Trajectory.peers`) is compared with that group.
-
-    All are exactly 0 if a group's rewards are equal, or if only one of its trajectories counts. If all groups are of
-    the second kind, a warning is logged.
+    A member that came after its group was whole (`Trajectory.peers`) is compared with that group. All are exactly 0 if
+    a group's rewards are equal, or if only one counts; if all groups are of the second kind, a warning is logged.
 
     Args:
         trajectories: whole groups, in any order.
         form: see above.
-        per: what the trajectories of a group have in common. `lambda member: (member.source, member.task_id,
-            member.role)` pools the runs of a task.
+        per: what the trajectories of a group have in common, by default group and role; `lambda member: (member.source,
+            member.task_id, member.role)` pools the runs of a task.
         epsilon: see `grpo`.
 
     Raises:

@@ -8,7 +8,6 @@ import logging
 import math
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from toolgym.envs.rewards.judge import question_of
 from toolgym.envs.types import EpisodeFailedError, StopReason
@@ -41,19 +40,17 @@ async def add_group_reward(
     """Return the trajectories in the order given, each with a reward of its group added.
 
     Call it on whole groups, before advantages are computed and batches are made. The function gets only trajectories
-    that count (see `StopReason.in_group_statistics`); the others stay as they are. All groups are rewarded at the same
-    time. The reward goes to the policy's last token (see `token_rewards`), and to the metrics as `score/NAME`, without
-    its weight.
-
-    If the function fails for a group or `timeout` passes, the trajectories of that group fail, with `score_failed` or
-    `score_timeout`, and stay out of all statistics.
+    that count (see `StopReason.in_group_statistics`); the others stay as they are. The reward goes to the policy's last
+    token (see `token_rewards`), and to the metrics as `score/NAME`, without its weight. If the function fails for a
+    group, or needs more than `timeout` wall seconds, the trajectories of that group fail, with `score_failed` or
+    `score_timeout`.
 
     Args:
         trajectories: whole groups, in any order.
         reward: `pairwise_reward(...)`, `diversity_reward(...)`, or a function of your own.
         weight: the function's rewards are multiplied with it.
         name: its name in the metrics.
-        per: what the trajectories of a group have in common.
+        per: what the trajectories of a group have in common, by default group and role.
         timeout: wall seconds for one group.
 
     Raises:
@@ -103,9 +100,6 @@ def pairwise_reward(compare: Comparison, *, both_orders: bool = True) -> GroupRe
         compare: says which of two answers is better; `LLMJudge.compare` does. Async comparisons run at the same time.
         both_orders: ask for each pair in both orders and take the mean, since language models prefer a place (Zheng et
             al., arXiv 2306.05685); else once, the earlier answer first.
-
-    Raises:
-        ConfigError: `compare` is no function, or later: it gave something else than a number from 0 to 1.
     """
     if not callable(compare):
         raise ConfigError(f"compare must be a function of a question and two answers, got {compare!r}")
@@ -147,24 +141,20 @@ def diversity_reward(*, words: int = 3, text: Callable[[Trajectory], str] | None
     """Return a group's reward: the distance of each response from the others, from 0 (the same) to 1 (nothing in
     common).
 
-    It is the mean of one minus the Jaccard similarity of the sets of runs of words. A single trajectory gets 0.
-
-    Args:
-        words: the length of a run.
-        text: the text of a trajectory that is compared; None: all that the policy wrote.
-
-    Raises:
-        ConfigError: `words` is no whole number of at least 1, or `text` is no function.
+    It is the mean of one minus the Jaccard similarity of the sets of runs of so many words in `text`, by default in all
+    that the policy wrote. A single trajectory gets 0.
     """
     require_whole_number("words", words, at_least=1)
     if text is not None and not callable(text):
         raise ConfigError(f"text must be a function of a trajectory, got {text!r}")
-    read = text or _written
+
+    def read(trajectory: Trajectory) -> str:
+        return "\n".join(turn.text for turn in trajectory.turns) if text is None else text(trajectory)
 
     def reward(group: Sequence[Trajectory]) -> list[float]:
         runs = [_runs(read(member).split(), words) for member in group]
         return [
-            math.fsum(1 - _similarity(mine, other) for at, other in enumerate(runs) if at != place)
+            math.fsum(1 - len(mine & other) / len(mine | other) for at, other in enumerate(runs) if at != place)
             / max(1, len(runs) - 1)
             for place, mine in enumerate(runs)
         ]
@@ -184,16 +174,8 @@ def _question(trajectory: Trajectory) -> str:
     return question_of(trajectory.messages[: first[0]] if first else trajectory.messages)
 
 
-def _written(trajectory: Trajectory) -> str:
-    return "\n".join(turn.text for turn in trajectory.turns)
-
-
 def _runs(words: Sequence[str], length: int) -> set[tuple[str, ...]]:
     return {tuple(words[at : at + length]) for at in range(max(1, len(words) - length + 1))}
-
-
-def _similarity(runs: set[Any], others: set[Any]) -> float:
-    return len(runs & others) / len(runs | others)
 
 
 async def _rewards(reward: GroupReward, members: Sequence[Trajectory]) -> list[float]:

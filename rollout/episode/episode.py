@@ -99,11 +99,8 @@ class Episode:
         """Play to the end, or from where the episode stands still; return the trajectory, or None if it was asked to
         (`suspend`).
 
-        What `between_turns` raises ends the episode and passes through. It is called with the episode after each turn
-        that another one follows; there it may be forked.
-
-        Raises:
-            EpisodeError: the episode is over, or runs already.
+        `between_turns` is called with the episode after each turn that another one follows, and may fork it. What it
+        raises ends the episode and passes through. Raises `EpisodeError` if the episode is over, or runs already.
         """
         if self._stage is Stage.OVER or self._started is not None:
             raise EpisodeError(f"the episode {'is over' if self._stage is Stage.OVER else 'runs already'}: run it once")
@@ -131,11 +128,9 @@ class Episode:
         return trajectory
 
     def cut(self) -> None:
-        """Ask the episode to end now, or at its next `run`, with `StopReason.STRAGGLER`, unless it ends by itself.
-
-        What the engine has sampled is kept (see `TurnSampler.interrupt`); what the env, its scorer or a context policy
-        does is cancelled. Call it from the event loop.
-        """
+        """Ask the episode to end now, or at its next `run`, with `StopReason.STRAGGLER`, unless it ends by itself. What
+        the engine has sampled is kept; what the env, its scorer or a context policy does is cancelled. Call it from the
+        event loop."""
         if self._stage is Stage.OVER or self._asked is Asked.CUT:
             return
         self._asked = Asked.CUT
@@ -144,11 +139,8 @@ class Episode:
 
     def suspend(self, *, grace: float = SUSPEND_GRACE) -> None:
         """Ask the episode to stand still now, or at its next `run`, unless it ends by itself; a later `run` goes on,
-        also in the middle of a turn.
-
-        What the engine has sampled is kept, and what the env does is waited for: `grace` wall seconds, then the episode
-        is cut. Call it from the event loop.
-        """
+        also in the middle of a turn. What the engine has sampled is kept, and what the env does is waited for: `grace`
+        wall seconds, then the episode is cut. Call it from the event loop."""
         if self._stage is Stage.OVER or self._asked is not None:
             return
         self._asked = Asked.SUSPEND
@@ -159,14 +151,14 @@ class Episode:
     async def fork(self, job: Job | Callable[[], Job]) -> Episode:
         """Return a branch: an episode that goes on from here by itself, once it is run. This one goes on, too.
 
-        The branch has an id, seeds and a fork of the env, which is the caller's to close. Its trajectory has this one's
-        id as `parent`. If this episode is asked to stand still during the fork, so is the branch. `job` is its place in
-        the run, or a function that gives it, called once the env has been forked.
+        The branch has an id, seeds and a fork of the env, which is the caller's to close. If this episode is asked to
+        stand still during the fork, so is the branch. `job` is its place in the run, or a function that gives it after
+        the fork.
 
         Raises:
             EpisodeError: the episode does not stand between two turns.
             ForkNotSupportedError: the env, or one of its tools, cannot be forked; names it.
-            DeadlineError: the fork took longer than `env_timeout`. All else that `BaseEnv.fork` raises passes through.
+            DeadlineError: the fork took longer than `env_timeout`.
         """
         if self._stage is not Stage.BETWEEN:
             raise EpisodeError(
@@ -377,8 +369,7 @@ class Episode:
     # ------------------------------------------------------------------ the policy's turn
 
     async def _sample(self, conversation: Conversation) -> StopReason | None:
-        """Sample the next turn, or the rest of it, and close it if it has come to its end. Returns why the episode is
-        over."""
+        """Sample the next turn, or the rest of it, and close it at its end. Returns why the episode is over."""
         if self._open_turn is None:
             budget = self._budget.room(conversation)
             if budget < 1:

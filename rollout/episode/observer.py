@@ -32,11 +32,8 @@ class Phase(enum.StrEnum):
 
 
 class EpisodeObserver:
-    """Hears of the episodes of a run, on its event loop. Each method does nothing here, and must not block.
-
-    What a method raises ends the run with that error: the episodes that run are played to their end. From `run_began`
-    it comes before anything is played.
-    """
+    """Hears of the episodes of a run, on its event loop. Each method does nothing here, and must not block. What one
+    raises ends the run with that error: the episodes that run are played to their end."""
 
     def run_began(self) -> None:
         """A run begins: a call of `Runner.stream`. Several runs may go on at the same time."""

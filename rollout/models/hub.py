@@ -1,5 +1,3 @@
-"""Error messages for models and tokenizers that fail to load."""
-
 from __future__ import annotations
 
 import re

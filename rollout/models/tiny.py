@@ -1,5 +1,3 @@
-"""The tiny policy, a small model that ships with the library, for tests, examples and first steps."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -19,12 +17,9 @@ _FILES = (
 def tiny_policy_path() -> Path:
     """The folder of the tiny policy, which loads like any Hugging Face model.
 
-    It is a Qwen3 of about a million parameters, trained from scratch on the arithmetic tasks
-    (`toolgym.envs.tasks.arithmetic`). It calls the code interpreter, solves some of the tasks, and has bad habits
-    enough for reinforcement learning to mend. `examples/tiny_policy` trains it again.
-
-    Raises:
-        EngineError: the installed package lacks the folder or one of its files.
+    It is a Qwen3 of about a million parameters, trained from scratch by `examples/tiny_policy` on the arithmetic tasks.
+    It calls the code interpreter, solves some tasks, and has bad habits enough for reinforcement learning to mend.
+    Raises `EngineError` if the installed package lacks it.
     """
     folder = Path(__file__).resolve().parent / "tiny_policy"
     absent = [name for name in _FILES if not (folder / name).is_file()]

@@ -25,8 +25,8 @@ EPISODES_EACH = 256
 """Most episodes at once for each processor by default: each has an env, and its tools' state."""
 
 STEP = 8
-"""The limit changes by an eighth at most. After it was lowered for the first time, it grows, or is lowered again, only
-with an eighth of new episodes: a change shows in the cache only when the episodes get long."""
+"""The limit changes by an eighth at most. Once it was lowered, it changes only after an eighth of the episodes are new:
+a change shows in the cache only when the episodes get long."""
 
 UNANSWERED = 3
 """Questions in a row without an answer, after which the engine is no longer taken to be full."""

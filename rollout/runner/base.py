@@ -46,8 +46,7 @@ class RunnerProtocol(Protocol):
 
         Args:
             tasks: the tasks, in a list or anything else to iterate over, also asynchronously and without an end; they
-                are drawn as episodes begin. An async generator is closed at the end. Or a scheduler, which decides what
-                is played.
+                are drawn as episodes begin. Or a scheduler, which decides what is played.
             group_size: episodes per task; None: the config's.
             plan: which groups are wanted; None: every episode.
 

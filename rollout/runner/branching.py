@@ -1,9 +1,5 @@
-"""`Branching`: where the episodes of a run branch, and into how many continuations.
-
-A branch begins between two turns, with a fork of the env, and is then an episode like any other: it waits for its
-admission, is a member of its group, and may branch again. If an env cannot be forked, the log says so, and the episode
-goes on.
-"""
+"""`Branching`: where the episodes of a run branch, and into how many continuations. A branch begins between two turns,
+with a fork of the env, and is then an episode like any other. If an env cannot be forked, the log says so."""
 
 from __future__ import annotations
 
@@ -28,14 +24,7 @@ _warnings = LogThrottle(60.0)
 
 @dataclass(frozen=True)
 class BranchPoint:
-    """An episode that stands between two turns.
-
-    Attributes:
-        job: the episode's. `job.parent` says whether it is a branch itself.
-        turns: its turns so far; of a branch also those before it began.
-        reward: sum of their rewards.
-        conversation: its messages and tokens; do not change it.
-    """
+    """An episode between two turns; `turns` and `reward` of a branch contain what was before it. Do not change them."""
 
     job: Job
     turns: tuple[Turn, ...]
@@ -45,8 +34,7 @@ class BranchPoint:
 
 Continuations = Callable[[int, BranchPoint], int]
 """From the number of the next turn, and what is known of the episode, to the number of its continuations: 1 and less do
-not branch. It runs on the event loop, so it must not block. The same point must give the same number if a run is to be
-reproducible."""
+not branch. It must not block, and must give the same for the same point if a run is to be reproducible."""
 
 
 @dataclass(frozen=True)

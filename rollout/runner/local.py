@@ -175,8 +175,7 @@ class Runner(RunnerProtocol):
     def schedule(
         self, tasks: Tasks | Scheduler, *, group_size: int | None = None, plan: GroupPlan | None = None
     ) -> Scheduler:
-        """As `RunnerProtocol.schedule`; it goes on with what earlier calls, that validated or not like this one,
-        carried over."""
+        """As `RunnerProtocol.schedule`, with what earlier calls, that validated or not like this one, carried over."""
         carried = self._carried_groups[self.config.validate]
         if carried and not isinstance(tasks, Scheduler):
             plan = plan or GroupPlan()

@@ -172,9 +172,9 @@ def _as_read(value: Any) -> Any:
 class Resumed(Scheduler):
     """Gives the jobs of another scheduler, but for those that an earlier run finished.
 
-    To the other scheduler, which has the `run_id` of the earlier run, these finish at once, in its own order. So
-    groups, and what is learnt from rewards, are as if one run had played all. The consumer gets what is played now;
-    `skipped` are the earlier trajectories that it would have got.
+    To the other scheduler, which has the `run_id` of the earlier run, these finish at once, in its own order, as if one
+    run had played all. The consumer gets what is played now; `skipped` are the earlier trajectories that it would have
+    got.
     """
 
     def __init__(self, scheduler: Scheduler, earlier: Mapping[EpisodeKey, Trajectory]) -> None:

@@ -178,7 +178,7 @@ class RolloutQueue:
 
     async def close(self) -> None:
         """Cancel the episodes that run, wait until they have cleaned up, and give up what waits. The log gets an error
-        that the trainer has not met, and the number of dropped groups. Closing twice is fine."""
+        that the trainer has not met, and the number of dropped groups."""
         if self._producer is None:
             return
         unseen = self._error
@@ -204,8 +204,7 @@ class RolloutQueue:
         Raises:
             StopAsyncIteration: all tasks are played, and their groups handed out.
             RunFailedError: the last episodes all failed at their first turn, and in the same way.
-            ConfigError: the queue is not open.
-            Exception: what ended the rollout; the next call gives the groups that had finished.
+            Exception: what else ended the rollout; the next call gives the groups that had finished.
         """
         self._require_open()
         started = time.monotonic()
@@ -236,8 +235,7 @@ class RolloutQueue:
 
         Raises:
             ConfigError: the source is not usable, `version` is no new name, or the queue is not open.
-            EngineError: the engine cannot, failed to, or did not answer in time, and goes on with the weights it has;
-                so it does if it raises anything else, which passes through.
+            EngineError: the engine cannot, failed to, or did not answer in time. In any case it goes on as it was.
         """
         async with self.updating(version):
             await self._ask("take the new weights", self._engine.update_weights(source, version=version))
@@ -245,16 +243,10 @@ class RolloutQueue:
     @contextlib.asynccontextmanager
     async def updating(self, version: str) -> AsyncIterator[None]:
         """Pause the engine for a block that changes its weights in a way of the engine's own, then publish `version`.
-        If the block raises, nothing is published, and the engine goes on.
-
-        Raises:
-            ConfigError: the version is not usable, or the queue is not open.
-            EngineError: the engine cannot pause, or did not answer in time.
-        """
-        self._require_open()
-        assert self._versions is not None
+        If the block raises, nothing is published, and the engine goes on. Raises as `update_weights` does."""
+        versions = self._require_open()
         async with self._updates:
-            self._versions.require_new(version)
+            versions.require_new(version)
             started = time.monotonic()
             try:
                 try:
@@ -277,18 +269,17 @@ class RolloutQueue:
 
     def publish(self, version: str) -> None:
         """Make a version the newest one. `update_weights` and `updating` do; call it yourself, before the first token,
-        if the weights are changed elsewhere and without a pause. Raises `ConfigError` as they do."""
-        self._require_open()
-        assert self._versions is not None
-        self._versions.publish(version)
+        if the weights are changed elsewhere and without a pause."""
+        versions = self._require_open()
+        versions.publish(version)
         self._owed = False
         self._ready = [group for group in self._ready if self._fresh(group)]
         self._give_up()
         self._tell()
 
     def staleness(self, trajectory: Trajectory) -> int:
-        """Return how many versions the oldest token of a trajectory is behind the newest weights. Raises `EngineError`
-        for a token of a version that was not published here, and `ConfigError` if the queue was never open."""
+        """Versions that the oldest token of a trajectory is behind the newest weights. Raises `EngineError` for a token
+        of a version that was not published here."""
         if self._versions is None:
             raise ConfigError("a queue knows versions once it is open: `async with RolloutQueue(...) as queue`")
         return self._versions.staleness(trajectory)
@@ -372,8 +363,7 @@ class RolloutQueue:
         return updates <= self.max_staleness
 
     def _came_back(self, trajectory: Trajectory) -> None:
-        """Drop the episode's group if it is too stale. Raises `RunFailedError` if a batch of episodes failed: if the
-        plan drops their groups, the trainer would wait for ever."""
+        """Drop the episode's group if it is too stale. If a batch failed, raise: the trainer would wait for ever."""
         self._latest.append(trajectory)
         if len(self._latest) == self._latest.maxlen:
             require_one_that_played(self._latest)
@@ -389,9 +379,10 @@ class RolloutQueue:
 
     # ------------------------------------------------------------------ who waits
 
-    def _require_open(self) -> None:
-        if self._producer is None:
+    def _require_open(self) -> WeightVersions:
+        if self._producer is None or self._versions is None:
             raise ConfigError("the queue is not open: use it inside of `async with RolloutQueue(...) as queue`")
+        return self._versions
 
     def _tell(self) -> None:
         self._news.set()

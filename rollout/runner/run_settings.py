@@ -1,9 +1,8 @@
 """`run_settings`: what a run is, by name, so that a run that is resumed can be held against the one that began.
 
-The settings are the fields of `RunConfig` and of its limits, the chat template, the tools, and the classes and
-arguments of the env and its wrappers, the scorer among them. A function counts by its name and by the plain values that
-it closes over, an object by its class and its arguments; what a function's body says is not seen. `MAY_CHANGE` names
-what may be given otherwise. Task, sampling, seed and tokenizer are compared by the fields of a `Trajectory`.
+A function counts by its name and by the plain values that it closes over, an object by its class and its arguments;
+what a function's body says is not seen. Task, sampling, seed and tokenizer are compared by the fields of a
+`Trajectory`.
 """
 
 from __future__ import annotations

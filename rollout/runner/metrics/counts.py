@@ -54,10 +54,6 @@ class Sketch:
         if value > self.most:
             self.most = value
 
-    @property
-    def mean(self) -> float:
-        return self.total / self.count if self.count else 0.0
-
     def percentile(self, part: float) -> float:
         """The number that this part (0 to 1) of the numbers does not exceed; 0 if there are none."""
         wanted = max(1, math.ceil(part * self.count))

@@ -1,7 +1,5 @@
-"""`MetricLogger`: where a run's figures, its config and a few examples go: TensorBoard, Weights & Biases, MLflow.
-
-Each logger's package is imported when the logger is made. The calls block, so `logged` makes them in a thread.
-"""
+"""`MetricLogger`: where a run's figures, its config and a few examples go. Each logger's package is imported when the
+logger is made. The calls block, so `logged` makes them in a thread."""
 
 from __future__ import annotations
 
@@ -165,10 +163,7 @@ def open_logger(kind: LogTo | str, folder: Path) -> MetricLogger:
 
 @contextlib.contextmanager
 def opened(kind: LogTo | str, folder: Path, config: Mapping[str, Any]) -> Iterator[MetricLogger]:
-    """A logger with the config logged, which is closed at the end, as failed after an error.
-
-    Raises `ConfigError` if it cannot begin or keep the config, `MissingExtraError` if its package is not installed.
-    """
+    """A logger with the config logged, which is closed at the end, as failed after an error. Raises `ConfigError`."""
     logger, failed = open_logger(kind, folder), True
     try:
         try:
@@ -201,11 +196,8 @@ async def logged(
     every: float = 10.0,
 ) -> AsyncIterator[None]:
     """Log the figures of a run each `every` seconds while the block goes on, and at its end, with a few of the
-    `trajectories`, which the block may append to.
-
-    The step is the number of finished episodes. A logger that fails, or does not return in time, is left out from then
-    on, with a warning.
-    """
+    `trajectories`, which the block may append to. The step is the number of finished episodes. A logger that fails, or
+    does not return in time, is left out from then on, with a warning."""
     alive = list(loggers)
 
     async def call(ask: Callable[[MetricLogger], None]) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import html
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,8 +42,8 @@ class Progress(EpisodeObserver):
     """Shows episodes, turns, tokens per second, the reward so far, failed episodes, and what the slowest episodes wait
     for.
 
-    It reads the figures of a `RunMetrics` some times a second, so that an episode costs it nothing. A console that is
-    neither a terminal nor a notebook gets some ten lines.
+    It reads a `RunMetrics` some times a second. A console that is neither a terminal nor a notebook gets some ten
+    lines.
 
     Args:
         metrics: whose figures are shown; an observer of the same run, before this one.
@@ -67,28 +67,33 @@ class Progress(EpisodeObserver):
         self._started = time.monotonic()
         self._tokens: deque[tuple[float, int]] = deque()
         self._timer: asyncio.TimerHandle | None = None
-        self._view: _Terminal | _Notebook | _Lines
-        if self._console.is_jupyter:
-            self._view = _Notebook()
-        elif self._console.is_terminal:
-            self._view = _Terminal(self._console, transient=transient)
-        else:
-            self._view = _Lines(self._console)
+        self._transient = transient
+        self._view: _Terminal | _Notebook | _Lines | None = None  # while a run goes on
 
     def run_began(self) -> None:
         self._started = time.monotonic()
-        self._view.start()
+        if self._console.is_jupyter:
+            self._view = _Notebook()
+        elif self._console.is_terminal:
+            self._view = _Terminal(self._console, transient=self._transient)
+        else:
+            self._view = _Lines(self._console)
         self._tick()
 
     def run_ended(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._view.show(self._now())
-        self._view.stop()
+        self._show()
+        if isinstance(self._view, _Terminal):
+            self._view.stop()
 
     def _tick(self) -> None:
-        self._view.show(self._now())
+        self._show()
         self._timer = asyncio.get_running_loop().call_later(TICK, self._tick)
+
+    def _show(self) -> None:
+        if self._view is not None:
+            self._view.show(self._now())
 
     def _now(self) -> _Moment:
         counts, now = self._metrics.counts, time.monotonic()
@@ -113,8 +118,6 @@ class Progress(EpisodeObserver):
 
 @dataclass(frozen=True)
 class _Moment:
-    """A run at one moment."""
-
     finished: int
     played: int
     total: int | None
@@ -168,8 +171,6 @@ class _Terminal:
     def __init__(self, console: Console, *, transient: bool) -> None:
         self._spinner = Spinner("dots")
         self._live = Live(console=console, auto_refresh=False, transient=transient)
-
-    def start(self) -> None:
         self._live.start()
 
     def show(self, now: _Moment) -> None:
@@ -191,9 +192,6 @@ class _Notebook:
     def __init__(self) -> None:
         self._handle: Any = None
 
-    def start(self) -> None:
-        self._handle = None
-
     def show(self, now: _Moment) -> None:
         from IPython.display import display
 
@@ -207,9 +205,6 @@ class _Notebook:
         else:
             self._handle.update(shown, raw=True)
 
-    def stop(self) -> None:
-        self._handle = None
-
 
 class _Lines:
     """A line at each tenth of the run, and after a minute without one."""
@@ -218,20 +213,10 @@ class _Lines:
         self._console = console
         self._said, self._at = 0, time.monotonic()
 
-    def start(self) -> None:
-        self._said, self._at = 0, time.monotonic()
-
     def show(self, now: _Moment) -> None:
         tenth = now.finished * LINES // now.total if now.total else 0
         if tenth > self._said or time.monotonic() - self._at > SILENCE:
             self._said, self._at = tenth, time.monotonic()
-            self._console.print("; ".join(_parts(now)), highlight=False, markup=False, soft_wrap=True)
-
-    def stop(self) -> None:
-        pass
-
-
-def _parts(now: _Moment) -> Iterator[str]:
-    yield ", ".join([now.episodes, *now.figures])
-    if now.waits:
-        yield f"waiting: {now.waits}"
+            waits = f"; waiting: {now.waits}" if now.waits else ""
+            line = ", ".join([now.episodes, *now.figures]) + waits
+            self._console.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -11,7 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from toolgym.rollout.runner.metrics import table
-from toolgym.rollout.runner.metrics.counts import EventCounts, Sketch
+from toolgym.rollout.runner.metrics.counts import EventCounts
 from toolgym.rollout.runner.metrics.run_metrics import RunMetrics
 from toolgym.tools.errors import ConfigError
 
@@ -77,12 +77,14 @@ class MetricsServer:
 
 
 def _run(counts: EventCounts) -> Iterator[Metric]:
-    yield _counter("episodes", "Episodes that are over, by why.", "stop_reason", list(counts.stop_reasons.items()))
+    reasons = [((reason,), count) for reason, count in list(counts.stop_reasons.items())]
+    yield _counter("episodes", "Episodes that are over, by why.", ["stop_reason"], reasons)
     yield from _histograms(table.RUN_DISTRIBUTIONS, [((), counts)])
     for count in (*table.RUN, *table.REQUESTS):
         if count.family is not None:
             yield CounterMetricFamily(f"{PREFIX}_{count.family}", count.meaning, value=count.value(counts))
-    yield _counter("calls_not_run", "Malformed tool calls, by problem.", "problem", list(counts.bad_calls.items()))
+    problems = [((problem,), count) for problem, count in list(counts.bad_calls.items())]
+    yield _counter("calls_not_run", "Malformed tool calls, by problem.", ["problem"], problems)
     yield GaugeMetricFamily(f"{PREFIX}_reward_mean", "Mean reward of the episodes that count.", counts.rewards.mean)
 
 
@@ -103,32 +105,26 @@ def _process(metrics: RunMetrics) -> Iterator[Metric]:
 
 def _tools(counts: EventCounts) -> Iterator[Metric]:
     tools = [((name,), tool) for name, tool in sorted(counts.tools.items())]
-    calls = CounterMetricFamily(f"{PREFIX}_tool_calls", "Calls, by tool and status.", labels=["tool", "status"])
-    for (name,), tool in tools:
-        for status, count in list(tool.statuses.items()):
-            calls.add_metric([name, status], count)
-    yield calls
+    calls = [((*name, status), count) for name, tool in tools for status, count in list(tool.statuses.items())]
+    yield _counter("tool_calls", "Calls, by tool and status.", ["tool", "status"], calls)
     yield from _counters(table.TOOL, tools, "tool")
     yield from _histograms(table.TOOL_DISTRIBUTIONS, tools, "tool")
 
 
 def _envs(counts: EventCounts) -> Iterator[Metric]:
     envs = [((name,), env) for name, env in sorted(counts.envs.items())]
-    failures = CounterMetricFamily(
-        f"{PREFIX}_env_failures", "Episodes that failed, by env and why.", labels=["env", "stop_reason"]
-    )
-    for (name,), env in envs:
-        for reason, count in list(env.failures.items()):
-            failures.add_metric([name, reason.value], count)
-    yield failures
+    failures = [((*name, reason), count) for name, env in envs for reason, count in list(env.failures.items())]
+    yield _counter("env_failures", "Episodes that failed, by env and why.", ["env", "stop_reason"], failures)
     yield from _counters(table.ENV, envs, "env")
     yield from _histograms(table.ENV_DISTRIBUTIONS, envs, "env")
 
 
-def _counter(name: str, text: str, label: str, counts: Sequence[tuple[str, int]]) -> Metric:
-    family = CounterMetricFamily(f"{PREFIX}_{name}", text, labels=[label])
-    for value, count in counts:
-        family.add_metric([value], count)
+def _counter(
+    name: str, text: str, labels: Sequence[str], samples: Iterable[tuple[Sequence[str], float]]
+) -> CounterMetricFamily:
+    family = CounterMetricFamily(f"{PREFIX}_{name}", text, labels=labels)
+    for values, count in samples:
+        family.add_metric(values, count)
     return family
 
 
@@ -137,10 +133,8 @@ def _counters(
 ) -> Iterator[Metric]:
     for row in rows:
         if row.family is not None:
-            family = CounterMetricFamily(f"{PREFIX}_{row.family}", row.meaning, labels=[label])
-            for labels, counts in labelled:
-                family.add_metric(labels, row.value(counts))
-            yield family
+            samples = [(labels, row.value(counts)) for labels, counts in labelled]
+            yield _counter(row.family, row.meaning, [label], samples)
 
 
 def _histograms(
@@ -149,18 +143,9 @@ def _histograms(
     for row in rows:
         family = HistogramMetricFamily(f"{PREFIX}_{row.family}", row.meaning, labels=labels)
         for values, counts in labelled:
-            _add_histogram(family, values, row.sketch(counts), row.bounds)
+            sketch, below, count = row.sketch(counts), dict.fromkeys(row.bounds, 0), 0
+            for least, count in sketch.cumulated():
+                below |= {bound: count for bound in row.bounds if least <= bound}
+            buckets = [(str(bound), float(known)) for bound, known in below.items()]
+            family.add_metric(values, [*buckets, ("+Inf", float(count))], sum_value=sketch.total)
         yield family
-
-
-def _add_histogram(
-    family: HistogramMetricFamily, labels: Sequence[str], sketch: Sketch, bounds: Sequence[float]
-) -> None:
-    below = dict.fromkeys(bounds, 0)
-    count = 0
-    for least, count in sketch.cumulated():
-        for bound in bounds:
-            if least <= bound:
-                below[bound] = count
-    buckets = [(str(bound), float(below[bound])) for bound in bounds]
-    family.add_metric(labels, [*buckets, ("+Inf", float(count))], sum_value=sketch.total)

@@ -35,9 +35,6 @@ class Waiting:
         self._place: dict[int, tuple[Job, tuple[Phase, str]]] = {}  # the job too, so that its id stays its own
         self._since: dict[tuple[Phase, str], dict[int, float]] = {}  # in the order of coming: the first waits longest
 
-    def __len__(self) -> int:
-        return len(self._place)
-
     def enter(self, job: Job, phase: Phase, what: str = "") -> None:
         self.leave(job)
         place = (phase, what)

@@ -1,7 +1,7 @@
 """Spans of a run for OpenTelemetry, if the application has set it up: the run, its episodes, their turns and calls.
 
-Attributes have the names of OpenTelemetry's semantic conventions for generative AI (`gen_ai.*`) if there is one, and
-begin with `rollout.` otherwise. No text of a prompt, a turn or a tool's result is in a span.
+Attributes are `gen_ai.*` if OpenTelemetry's conventions for generative AI have a name, and `rollout.*` otherwise. No
+text of a prompt, a turn or a tool's result is in a span.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from toolgym.rollout.episode.observer import EpisodeObserver, Phase
 from toolgym.rollout.job import Job
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from opentelemetry.context import Context
     from opentelemetry.trace import Span
 
-    from toolgym.envs.types import ToolCallRecord
     from toolgym.rollout.engines.base import Generation, SamplingParams
     from toolgym.rollout.models.token_ids import TokenIds
     from toolgym.rollout.tokens.conversation import Conversation
@@ -161,7 +160,15 @@ class RunSpans(EpisodeObserver):
                 f"execute_tool {record.name}",
                 context=self._trace.set_span_in_context(spans.span),
                 start_time=spans.stepped_at,
-                attributes=_call_attributes(record),
+                attributes={
+                    "gen_ai.operation.name": "execute_tool",
+                    "gen_ai.tool.name": record.name,
+                    "gen_ai.tool.call.id": record.id,
+                    "gen_ai.tool.type": "function",
+                    "rollout.tool.status": record.status,
+                    "rollout.tool.retries": record.retries,
+                    "rollout.tool.characters": len(record.text),
+                },
             )
             if record.status != "ok":
                 self._fail(span, record.status, "")
@@ -190,15 +197,3 @@ class _EpisodeSpans:
         turn, self.turn = self.turn, None
         if turn is not None:
             turn.end()
-
-
-def _call_attributes(record: ToolCallRecord) -> dict[str, Any]:
-    return {
-        "gen_ai.operation.name": "execute_tool",
-        "gen_ai.tool.name": record.name,
-        "gen_ai.tool.call.id": record.id,
-        "gen_ai.tool.type": "function",
-        "rollout.tool.status": record.status,
-        "rollout.tool.retries": record.retries,
-        "rollout.tool.characters": len(record.text),
-    }

@@ -1,4 +1,4 @@
-"""The connection to Ray: connecting, calling an actor with a deadline, and what Ray's errors mean here."""
+"""The connection to Ray, and what its errors mean here."""
 
 from __future__ import annotations
 
@@ -90,13 +90,7 @@ def _text(error: RayError) -> str:
 
 
 def nodes() -> list[str]:
-    """The ids of the machines that the cluster has now."""
     return [node["NodeID"] for node in ray.nodes() if node["Alive"]]
-
-
-def cancel(ref: Any) -> None:
-    """Cancel a call of an actor's async method, without waiting."""
-    ray.cancel(ref)
 
 
 def kill(actor: Any) -> None:

@@ -37,10 +37,14 @@ class WorkerSlots:
     reserved: bool = False
 
     @property
+    def one_job(self) -> bool:
+        """Whether it plays one job that must be alone, or is kept for one."""
+        return self.reserved or any(entry.alone for entry in self.playing.values())
+
+    @property
     def free(self) -> int:
         """Number of further jobs that it may get."""
-        alone = self.reserved or any(entry.alone for entry in self.playing.values())
-        return 0 if alone else self.room - len(self.playing)
+        return 0 if self.one_job else self.room - len(self.playing)
 
 
 class Dispatcher:
@@ -53,12 +57,10 @@ class Dispatcher:
 
     @property
     def wants_more(self) -> bool:
-        """Whether a new job could begin now."""
         return not self.waiting and any(slots.free > 0 for slots in self.workers)
 
     @property
     def open(self) -> int:
-        """Number of jobs that are not finished."""
         return len(self.waiting) + len(self.suspects) + sum(len(slots.playing) for slots in self.workers)
 
     def dispatch(self) -> Iterator[tuple[WorkerSlots, PendingJob]]:
@@ -96,8 +98,5 @@ class Dispatcher:
         if not self.suspects:
             for slots in self.workers:
                 slots.reserved = False
-        elif self.workers and not any(slots.reserved or self._is_alone(slots) for slots in self.workers):
+        elif self.workers and not any(slots.one_job for slots in self.workers):
             min(self.workers, key=lambda slots: len(slots.playing)).reserved = True
-
-    def _is_alone(self, slots: WorkerSlots) -> bool:
-        return any(entry.alone for entry in slots.playing.values())

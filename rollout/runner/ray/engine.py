@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 import numpy as np
+import ray
+from ray.exceptions import ActorUnavailableError, RayError, RayTaskError
 
 from toolgym.rollout.engines.base import (
     Engine,
@@ -28,7 +30,6 @@ from toolgym.rollout.runner.ray.cluster import (
     WorkerDiedError,
     WorkerLostError,
     call,
-    cancel,
 )
 from toolgym.rollout.runner.ray.packing import portable
 from toolgym.rollout.runner.ray.worker import MakeEngine, started_engine
@@ -37,14 +38,10 @@ from toolgym.tools.errors import ConfigError, EngineError, EngineUnavailableErro
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-from ray.exceptions import ActorUnavailableError, RayError, RayTaskError
-
 CONTROL_TIMEOUT = 600.0
 """Seconds for an actor to start its engine, to pause it, or to load weights."""
 
 LOAD_TIMEOUT = 10.0
-
-_LOST = object()
 
 _log = logging.getLogger("toolgym.rollout")
 
@@ -55,17 +52,15 @@ class RayEngine(Engine):
     An actor has an async method `generate(prompt_ids, params, request_id, affinity)`: it gets int32 `[tokens]`, the
     `SamplingParams`, and two texts, and returns what `toolgym.rollout.engines.callable.read_answer` reads, best with
     arrays. Cancelling the call must abort the request. `EngineActor` is such a class for any engine. An actor may have
-    `abort`, `pause`, `resume`, `update_weights` and `load`, as an `Engine` has them, and `about` (see
-    `EngineActor.about`).
+    `abort`, `pause`, `resume`, `update_weights` and `load`, as an `Engine` has them, and `EngineActor.about`.
 
     Requests of one trajectory go to one actor. If that is dead or restarts they go to another. If none lives but one
     restarts (`max_restarts` of Ray), they wait for it. `pause` and `update_weights` concern all actors that live.
 
     Args:
         actors: handles, at least one.
-        tokenizer: of the model; None: the actor's, by `about`.
-        context_length: most tokens of prompt and generation together; None: the actor's, or the tokenizer's
-            `model_max_length`.
+        tokenizer: of the model; None: the actor's.
+        context_length: most tokens of prompt and generation together; None: the actor's, or the tokenizer's.
         vocab_size: number of token ids; None: the actor's, or the tokenizer's.
         unavailable_timeout: seconds that a request waits while no actor can be reached and one may come back.
 
@@ -149,7 +144,7 @@ class RayEngine(Engine):
                 try:
                     answer = await ref
                 except asyncio.CancelledError:
-                    cancel(ref)
+                    ray.cancel(ref)
                     raise
                 except RayTaskError as error:
                     raise error.cause if isinstance(error.cause, Exception) else EngineError(str(error)) from None
@@ -217,17 +212,16 @@ class RayEngine(Engine):
         failed to."""
         if not all(hasattr(actor, "load") for actor in self._actors):
             return None
-        loads = [load for load in await asyncio.gather(*map(self._load_of, self._actors)) if load is not _LOST]
+        calls = (self._control(actor, "load", seconds=LOAD_TIMEOUT) for actor in self._actors)
+        outcomes = await asyncio.gather(*calls, return_exceptions=True)
+        loads = [load for load in outcomes if not isinstance(load, EngineUnavailableError)]
         if not loads:
             raise EngineUnavailableError("no actor of the engine says how busy it is")
+        for load in loads:
+            if isinstance(load, BaseException):
+                raise load
         known = [load for load in loads if isinstance(load, EngineLoad)]
         return EngineLoad.of_replicas(known) if len(known) == len(loads) else None
-
-    async def _load_of(self, actor: Any) -> object:
-        try:
-            return await self._control(actor, "load", seconds=LOAD_TIMEOUT)
-        except EngineUnavailableError:  # requests go to the others, too
-            return _LOST
 
     async def _all(self, method: str, *args: Any) -> None:
         if not all(hasattr(actor, method) for actor in self._actors):

@@ -1,8 +1,5 @@
-"""Jobs and trajectories between processes.
-
-Token ids and log-probabilities are arrays, which pickle writes as they lie in memory. The texts of a trajectory are not
-sent; the driver decodes them when they are first read. The schemas of its tools are sent once for each worker.
-"""
+"""Jobs and trajectories between processes. The texts of a trajectory are not sent; the driver decodes them when they
+are first read. The schemas of its tools are sent once for each worker."""
 
 from __future__ import annotations
 

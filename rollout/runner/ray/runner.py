@@ -42,10 +42,9 @@ class RayRunner(RunnerProtocol):
     """Plays many episodes at once in Ray actors, and yields each trajectory as it finishes.
 
     Each worker is a process that plays up to `config.max_concurrent` episodes on an event loop, each with an env of its
-    own. Jobs are handed out one by one, to the worker with the most room. A slow consumer slows the workers. A worker
-    that dies, alone or with its machine, is replaced, and the episodes that it had not delivered are played again at
-    once, with the same seeds; each reaches the consumer once. An episode whose worker dies three times, the last time
-    with nothing else to do, is a failed trajectory (`StopReason.WORKER_DIED`).
+    own. A slow consumer slows the workers. A worker that dies, with or without its machine, is replaced, and the
+    episodes that it had not delivered are played again at once, with the same seeds; each reaches the consumer once. An
+    episode whose worker dies three times, the last time with nothing else to do, fails (`StopReason.WORKER_DIED`).
 
     The workers start with the first run. With `async with RayRunner(...) as runner` they stay for further runs, one at
     a time, until the end of the block; otherwise they end with the run.
@@ -62,17 +61,16 @@ class RayRunner(RunnerProtocol):
         tokenizer: of the model that the engine serves, or its folder or hub name; None: the engine's.
         env_kwargs: for `toolgym.make`, when `env` is an id.
         sinks: get each trajectory before the consumer does, in this order, in this process.
-        observers: hear in this process when a run begins and is over, when a job is handed out (`began`, once), and
-            when its trajectory is here (`ended`).
+        observers: hear in this process when a run begins and is over, and when a job is handed out (`began`, once) and
+            its trajectory is here (`ended`).
         worker_observers: makes observers in each worker, which hear everything of its episodes. What their `metrics()`
             returns, if they have it, is in `worker_metrics`.
         config: see `RunConfig`; `max_concurrent` is each worker's.
         ray_options: for each worker, as Ray's `.options(...)` takes them: `num_cpus` (1), `resources`,
             `scheduling_strategy` ("SPREAD"), `runtime_env`, and others.
-        sandbox: "ray" starts a sandbox server on each machine of the cluster, and the workers' tools run code there
-            unless their configuration names a sandbox; the servers end with the workers. So does a mapping, with the
-            servers' settings, as `toolgym serve sandbox --config` takes them. None: tools run code where their
-            configuration says.
+        sandbox: "ray", or settings as `toolgym serve sandbox --config` takes them, starts a sandbox server on each
+            machine, which ends with the workers; the workers' tools run code there unless their configuration names a
+            sandbox.
         address: of the cluster, as for `ray.init`; if this process is connected already, that connection is used.
 
     Attributes:

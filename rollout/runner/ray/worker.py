@@ -1,8 +1,5 @@
-"""`RolloutWorker`: the process that plays episodes for a `RayRunner`. It is a Ray actor, and knows nothing of Ray.
-
-It plays with the runner of one process, whose scheduler is an inbox that the driver fills; what comes back waits in an
-outbox until the driver has it.
-"""
+"""`RolloutWorker`: the process that plays episodes for a `RayRunner`. It is a Ray actor, and knows nothing of Ray. Its
+runner's scheduler is an inbox that the driver fills; what comes back waits in an outbox until the driver has it."""
 
 from __future__ import annotations
 
@@ -124,11 +121,8 @@ class RolloutWorker:
         self._run.inbox.cut(cuts)
 
     async def collect(self, taken: int, tools: int, warnings: int = 0) -> WorkerReply:
-        """Return what has finished since the driver took `taken` trajectories of this run; wait for the first.
-
-        A reply that is lost on its way is given again, until the driver says that it took it, and the tools and
-        warnings in it.
-        """
+        """Return what has finished since the driver took `taken` trajectories of this run; wait for the first. A reply
+        that is lost on its way is given again, until the driver says what it took."""
         assert self._run is not None
         return await self._run.collect(taken, tools, warnings)
 
@@ -232,7 +226,6 @@ class Inbox(Scheduler):
 
     @property
     def begun(self) -> int:
-        """Number of jobs that play, or wait in the outbox."""
         return len(self._numbers) - self._jobs.qsize() + len(self.outbox)
 
     def put(self, number: int, job: Job) -> None:

@@ -68,8 +68,7 @@ class GroupScheduler(Scheduler):
         run_id: what the ids of the groups begin with, of a run that is resumed; None: a new one.
 
     Attributes:
-        count: how many trajectories there will be in all, without branches, if the tasks suffice; None if that is not
-            known.
+        count: how many trajectories there will be, without branches, if the tasks suffice; None if that is not known.
         whole_groups: whether there is a plan.
         sizes: the number of trajectories of each group that the plan gave out, in order, until taken.
 
@@ -162,8 +161,7 @@ class GroupScheduler(Scheduler):
         return wanted is None or self._kept + self._undecided < wanted + self._plan.spare_groups
 
     def _waits(self) -> bool:
-        """Whether there is a group that may yet lose a member, or have another one take its place. Members that an
-        earlier run carried over are waited for, too: they would be carried for ever."""
+        """Whether a group may yet need a member. Members that an earlier run carried over are waited for, too."""
         if not self.whole_groups:
             return self._config.refills > 0 and self._out > 0
         groups = self._groups.values()
@@ -255,7 +253,6 @@ class GroupScheduler(Scheduler):
         return decided
 
     def _rest_of(self, group: OpenGroup) -> list[Trajectory]:
-        """The trajectories of a group whose stragglers are awaited, once all are back."""
         if group.running:
             return []
         if group.late and (group.suspended or self._enough):
