@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
 from toolgym.rollout.runner.metrics import table
@@ -12,8 +12,8 @@ from toolgym.rollout.runner.metrics.table import Count, Distribution
 from toolgym.tools.concurrency.loop_watch import Lag
 
 if TYPE_CHECKING:
+    from toolgym.rollout.episode.observer import Phase
     from toolgym.rollout.runner.metrics.counts import RunClock
-    from toolgym.rollout.runner.metrics.run_metrics import Waiting
 
 PERCENTILES = (50, 90, 99)
 
@@ -24,7 +24,13 @@ _HOURS_PER_MILLION = 1e6 / 3600
 
 
 def figures(
-    counts: EventCounts, clock: RunClock, waiting: Waiting, *, running: int | None, lag: Lag | None, prefix: str
+    counts: EventCounts,
+    clock: RunClock,
+    phases: Mapping[Phase, int],
+    *,
+    running: int | None,
+    lag: Lag | None,
+    prefix: str,
 ) -> dict[str, float]:
     """Return the figures by name, each with `prefix`; `running` is None if that is not known, `lag` if nothing watched
     it."""
@@ -37,7 +43,7 @@ def figures(
         ]
     if running is not None:
         values.append(("episodes/running", running))
-        values += [(f"episodes/waiting/{phase}", count) for phase, count in waiting.phases().items()]
+        values += [(f"episodes/waiting/{phase}", count) for phase, count in phases.items()]
     for status, count in list(counts.bad_calls.items()):
         values.append((f"tool_calls/not_run/{_name(status)}", count))
     for name, tool in list(counts.tools.items()):

@@ -112,7 +112,7 @@ class RunMetrics(EpisodeObserver):
         """The figures since the last `reset`, as a trainer's logger takes them, each with `prefix`. What has no value
         yet, such as the mean of no rewards, is left out."""
         running = len(self._playing) if self._observes else None
-        return figures(self.counts, self.clock, self._waiting, running=running, lag=self.lag, prefix=prefix)
+        return figures(self.counts, self.clock, self.running, running=running, lag=self.lag, prefix=prefix)
 
     def reset(self) -> None:
         """Begin again with every figure. Episodes that run go on; turns that they had before no longer count."""
