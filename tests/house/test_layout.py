@@ -145,7 +145,6 @@ ORDERS = {
         "config",
         "env_lifecycle",
         "deadline",
-        "budget",
         "turn_sampling",
         "context",
         "record",
