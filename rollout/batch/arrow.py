@@ -1,20 +1,18 @@
 """Batches as rows of a data set: for the library `datasets`, and as Parquet files.
 
-One row for each row of the batch, without padding. `FIELDS` names the columns:
+One row for each row of the batch, without padding. `FIELDS` names the columns; lists have one value for each of
+`response_ids`:
 
-    id              string      the row's id
-    group_id        string      its group's, as `Trajectory.group_id`
+    id, group_id    string      the row's id, and `Trajectory.group_id`
     prompt_ids      list        the prompt
     response_ids    list        all that came after it, the policy's tokens and the env's
-    response_mask   list        1 on the policy's tokens; one value for each of `response_ids`, as all lists below have
+    response_mask   list        1 on the policy's tokens
     logprobs        list        0 on the env's tokens
     weight_versions list        numbers; -1 on the env's tokens
     token_rewards   list
     reward          float
     trajectory_number, group_number    places in the batch
     aligned.NAME    list        payloads
-
-`to_parquet` also writes what belongs to the whole batch, so that `from_parquet` returns an equal one.
 """
 
 from __future__ import annotations
@@ -60,11 +58,7 @@ TRAJECTORY_COLUMNS: Mapping[str, Callable[[Trajectory], Any]] = {
 
 
 def to_dataset(batch: Batch, trajectories: Sequence[Trajectory] | None = None) -> datasets.Dataset:
-    """The rows of a batch as a `datasets.Dataset`. See the module for its columns.
-
-    Args:
-        batch: the batch.
-        trajectories: those in the batch, for columns that tell of them (`TRAJECTORY_COLUMNS`); None: without.
+    """The rows of a batch as a `datasets.Dataset`, with `TRAJECTORY_COLUMNS` if its trajectories are given.
 
     Raises:
         MissingExtraError: the package `datasets` is not installed.
@@ -79,12 +73,7 @@ def to_dataset(batch: Batch, trajectories: Sequence[Trajectory] | None = None) -
 
 
 def to_parquet(batch: Batch, path: str | Path, trajectories: Sequence[Trajectory] | None = None) -> None:
-    """Write the rows of a batch to a Parquet file, which `from_parquet` and any data frame read.
-
-    Args:
-        batch: the batch.
-        path: of the file; its folders are made.
-        trajectories: as in `to_dataset`.
+    """Write the rows of a batch, and what belongs to the whole, to a Parquet file. Arguments are as in `to_dataset`.
 
     Raises:
         MissingExtraError: the package `pyarrow` is not installed.
@@ -164,7 +153,6 @@ def _masks(batch: Batch) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
 
 
 def _lists(values: NDArray[Any], mask: NDArray[np.bool_]) -> Any:
-    """An array `[rows, width, ...]` as a list for each row, further axes as lists of fixed sizes."""
     pyarrow = _pyarrow()
     tokens = values[mask]
     flat = pyarrow.array(tokens.reshape(-1))

@@ -216,11 +216,7 @@ class Batch:
         return np.split(keys, np.cumsum(lengths)[:-1])
 
     def owners(self, trajectories: Sequence[Trajectory]) -> list[int]:
-        """For each row the place of its trajectory among those given.
-
-        Raises:
-            BatchError: a row is of a trajectory that is not among them.
-        """
+        """For each row the place of its trajectory among those given. Raises BatchError if there is none."""
         places = {trajectory.id: place for place, trajectory in enumerate(trajectories)}
         names = [name if name in places else name.rpartition("/")[0] for name in self.ids]
         for row, name in enumerate(names):
@@ -231,11 +227,8 @@ class Batch:
     def per_row(self, trajectories: Sequence[Trajectory], values: Sequence[float | None]) -> Tensor:
         """Values of trajectories as values of the rows: float32 `[rows]`, with 0 for None.
 
-        For advantages: `batch.per_row(trajectories, group_advantages(trajectories))`.
-
-        Args:
-            trajectories: all that are in the batch, in any order; those that it left out are passed over.
-            values: as many.
+        For advantages: `batch.per_row(trajectories, group_advantages(trajectories))`. The trajectories are all that are
+        in the batch, in any order; those that it left out are passed over.
 
         Raises:
             ConfigError: the numbers of trajectories and values differ.
@@ -248,26 +241,16 @@ class Batch:
 
 
 class MicroBatch(NamedTuple):
-    """Some rows of a batch.
-
-    Attributes:
-        rows: int64 `[rows]`, their places in the batch, ascending: `advantages[part.rows]` are theirs.
-        batch: these rows, without the padding that none of them needs.
-    """
+    """Some rows of a batch, and their places in it, int64 `[rows]` ascending: `advantages[part.rows]` are theirs."""
 
     rows: Tensor
     batch: Batch
 
 
 def restore_rows(parts: Sequence[MicroBatch], values: Sequence[Tensor], *, padding: float = 0) -> Tensor:
-    """Values of the parts' rows as values of the batch's rows, in its order: `[rows, ...]`.
+    """Values of the rows of all parts of a batch as values of the batch's rows, in its order: `[rows, ...]`.
 
-    Args:
-        parts: all that `Batch.micro_batches` made of a batch.
-        values: one tensor for each part, `[rows, ...]`. Those of responses, `[rows, response, ...]`, may be of
-            different
-            widths: all get the width of the widest.
-        padding: value of the columns that a part did not have.
+    Values of responses, `[rows, response, ...]`, may be of different widths: all get that of the widest, and `padding`.
 
     Raises:
         ConfigError: the values are not of these parts.

@@ -21,11 +21,7 @@ BLOCK = 2**18
 
 
 def check_batch(batch: Batch, trajectories: Sequence[Trajectory] | None = None) -> None:
-    """Check a batch's invariants, and that it leads back to its trajectories.
-
-    Args:
-        batch: the batch, on any device.
-        trajectories: those in the batch, in the order of its rows; None leaves them out of the check.
+    """Check a batch's invariants, and that it leads back to its trajectories, if given in the order of its rows.
 
     Raises:
         BatchError: an invariant does not hold; names it and the first row.
@@ -148,7 +144,6 @@ def _check_way_back(batch: Batch, fields: Sequence[Field], rows: Sequence[RowSou
 
 
 def _equal(array: NDArray[Any], mask: NDArray[np.bool_] | None, item: Field, rows: Sequence[RowSource]) -> bool:
-    """Whether some rows of a field hold the values that they should, as many in each row as there should be."""
     try:
         wanted = [item.values(row) for row in rows]
     except ConfigError:  # one lacks the payload

@@ -43,15 +43,8 @@ Invariants = Mapping[str, Callable[["Tensors"], Tensor]]
 class Field:
     """One tensor of a batch. Making, checking, saving, loading and the documentation of a batch go by this table.
 
-    Attributes:
-        name: the attribute of `Batch`.
-        dtype: of the tensor.
-        place: where it has values; its shape follows (see `SHAPES`).
-        padding: its value elsewhere: a number, `pad_token_id`, or None if it has values everywhere.
-        doc: its meaning.
-        values: a row's values.
-        invariants: checked conditions.
-        column: its name in the rows of a data set (see `toolgym.rollout.batch.arrow`); None if it follows from others.
+    `padding` is its value elsewhere than `place` says, or None if it has values everywhere. `column` is its name in the
+    rows of a data set (see `toolgym.rollout.batch.arrow`), or None if it follows from others.
     """
 
     name: str

@@ -101,7 +101,6 @@ def _reason_to_drop(trajectory: Trajectory) -> str | None:
 
 
 def _reasons(dropped: Sequence[Dropped]) -> str:
-    """The number of trajectories left out for each reason, with an example of each."""
     kinds: dict[str, list[str]] = {}
     for trajectory in dropped:
         kinds.setdefault(trajectory.reason.partition(":")[0], []).append(trajectory.reason)

@@ -20,7 +20,7 @@ Parts = list[list[int]]
 
 
 def padded_parts(prompts: Sequence[int], responses: Sequence[int], most: int, parts: int) -> Parts:
-    """Rows of like length together, in as few parts as the bound on padded tokens allows."""
+    """Rows of like length together."""
     order = sorted(range(len(prompts)), key=lambda row: -(prompts[row] + responses[row]))
 
     def grow(run: _Run, place: int) -> _Run:
@@ -32,7 +32,7 @@ def padded_parts(prompts: Sequence[int], responses: Sequence[int], most: int, pa
 
 
 def tree_parts(keys: Sequence[NDArray[np.int64]], most: int, parts: int) -> Parts:
-    """Rows with equal beginnings together, in as few parts as the bound on the nodes of their trees allows."""
+    """Rows with equal beginnings together."""
     order, shared = shared_prefixes(keys)
 
     def grow(run: _Run, place: int) -> _Run:
@@ -84,7 +84,6 @@ def _even_runs(order: Sequence[int], grow: _Grow, most: int, parts: int) -> Part
 
 
 def _runs(count: int, grow: _Grow, most: int) -> Parts:
-    """The places from 0 to `count` in runs, each as long as the bound allows."""
     runs: Parts = []
     run: _Run = ()
     for place in range(count):

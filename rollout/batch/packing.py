@@ -92,9 +92,8 @@ class Packed:
     def token_log_probs(self, logits: Tensor, *, temperature: float = 1.0) -> Tensor:
         """Log-probabilities of the policy's tokens: float32 `[tokens]`, 0 elsewhere. They carry the logits' gradient.
 
-        Args:
-            logits: `[tokens, vocabulary]`, of a model that was given `input_ids`.
-            temperature: that of the sampling: `rollout_log_probs` are under the distribution that it makes.
+        `logits` are `[tokens, vocabulary]`, of a model that was given `input_ids`. `temperature` is that of the
+        sampling: `rollout_log_probs` are under the distribution that it makes.
 
         Raises:
             ConfigError: the logits are of another number of tokens.

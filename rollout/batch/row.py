@@ -16,17 +16,8 @@ from toolgym.rollout.trajectory.trajectory import Trajectory
 
 @dataclass(frozen=True)
 class RowSource:
-    """The source of one row of a batch, which the row is also compared with.
-
-    Attributes:
-        trajectory: the trajectory.
-        sequence: the one of its sequences that is the row.
-        id: the row's id.
-        trajectory_number: number of the trajectory in the batch.
-        group_number: number of the group in the batch.
-        version_numbers: see `Batch`.
-        token_rewards: float64 `[response]`, see `toolgym.rollout.advantages.reward_placement`.
-    """
+    """The source of one row of a batch, which the row is also compared with. `token_rewards` are float64
+    `[response]`."""
 
     trajectory: Trajectory
     sequence: TokenSequence

@@ -85,12 +85,7 @@ class Tree:
         return moved(self, device)
 
     def token_log_probs(self, logits: Tensor, *, temperature: float = 1.0) -> Tensor:
-        """Log-probabilities of the policy's tokens in `packed`: float32 `[tokens]`, 0 elsewhere. See
-        `Packed.token_log_probs`.
-
-        Args:
-            logits: `[nodes, vocabulary]`, of a model that was given `input_ids`, `position_ids` and the mask.
-            temperature: that of the sampling.
+        """As `Packed.token_log_probs`, of the tokens in `packed`; `logits` are `[nodes, vocabulary]`.
 
         Raises:
             ConfigError: the logits are of another number of nodes.

@@ -153,20 +153,14 @@ class Generation:
 
     @cached_property
     def ids(self) -> TokenIds:
-        """`token_ids`, checked once; its `array` is int32 `[tokens]`.
-
-        Raises:
-            ConfigError: an id is no whole number.
-        """
+        """`token_ids`, checked once; its `array` is int32 `[tokens]`. Raises ConfigError if an id is no whole
+        number."""
         return TokenIds(self.token_ids)
 
     @cached_property
     def logprob_array(self) -> np.ndarray[Any, Any]:
-        """`logprobs` as an array `[tokens]`: float64, or another dtype if they are no floats.
-
-        Raises:
-            ValueError: there is no such dtype.
-        """
+        """`logprobs` as an array `[tokens]`: float64, or another dtype if they are no floats. Raises ValueError if
+        there is none."""
         return np.asarray(self.logprobs)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -190,14 +184,14 @@ class Generation:
 
 @dataclass(frozen=True)
 class EngineLoad:
-    """Load of an engine under the requests of all callers.
+    """Load of an engine under the requests of all callers, all replicas together.
 
     Attributes:
-        kv_cache_use: share of the memory for keys and values that running requests take, 0 to 1; of several replicas,
-            that of the fullest.
-        running: requests that are generated now, of all replicas together.
-        queued: requests that wait inside of the engine, of all replicas together.
-        max_running: most requests that it generates at once, all replicas together; None if it does not say.
+        kv_cache_use: share of the memory for keys and values that running requests take, 0 to 1; of the fullest
+            replica.
+        running: requests that are generated now.
+        queued: requests that wait inside of the engine.
+        max_running: most requests that it generates at once; None if it does not say.
     """
 
     kv_cache_use: float
@@ -219,7 +213,8 @@ class EngineLoad:
 class Engine(ABC):
     """Generates tokens. Serves many requests at once.
 
-    `start` before the first request and `close` after the last, or use it as an async context manager.
+    `start` before the first request and `close` after the last, or use it as an async context manager. An engine that
+    knows its sizes, version or tokenizer only once it has started raises EngineError before.
 
     A subclass writes `vocab_size`, `context_length` and `_generate`. It replaces other methods if it can do what they
     promise; only `generate`, which checks each request and answer, is final.
@@ -239,28 +234,16 @@ class Engine(ABC):
     @property
     @abstractmethod
     def vocab_size(self) -> int:
-        """Number of token ids; every id of a prompt must be below it.
-
-        Raises:
-            EngineError: the engine knows it only once it has started.
-        """
+        """Number of token ids; every id of a prompt must be below it."""
 
     @property
     @abstractmethod
     def context_length(self) -> int:
-        """Most tokens of prompt and generation together.
-
-        Raises:
-            EngineError: the engine knows it only once it has started.
-        """
+        """Most tokens of prompt and generation together."""
 
     @property
     def weight_version(self) -> str:
-        """Version of the weights that the next token will be sampled with; "0" if they never change.
-
-        Raises:
-            EngineError: the engine knows it only once it has started.
-        """
+        """Version of the weights that the next token will be sampled with; "0" if they never change."""
         return "0"
 
     @property
@@ -269,7 +252,6 @@ class Engine(ABC):
 
         Raises:
             ConfigError: the model's folder holds no tokenizer.
-            EngineError: the engine knows where its model lies only once it has started.
         """
         if self._tokenizer is None and (source := self._tokenizer_source()) is not None:
             from toolgym.rollout.models.tokenizer import load_tokenizer  # needs transformers
@@ -359,8 +341,7 @@ class Engine(ABC):
     async def abort(self, request_id: str) -> None:
         """End a request early; its `generate` returns what it has with `FinishReason.ABORT`. Unknown ids are fine.
 
-        Raises:
-            EngineError: this engine cannot, or did not answer.
+        Raises EngineError if this engine cannot, or does not answer, as all control calls do.
         """
         raise EngineError(f"{type(self).__name__} cannot abort a request: cancel its `generate` instead")
 
@@ -369,40 +350,25 @@ class Engine(ABC):
 
         Raises:
             ConfigError: this engine cannot pause in this mode.
-            EngineError: this engine cannot pause at all, or did not answer.
         """
         raise EngineError(f"{type(self).__name__} cannot pause")
 
     async def resume(self) -> None:
-        """Go on after `pause`.
-
-        Raises:
-            EngineError: this engine cannot pause, or did not answer.
-        """
+        """Go on after `pause`."""
         raise EngineError(f"{type(self).__name__} cannot pause, so there is nothing to resume")
 
     async def update_weights(self, source: WeightSource, *, version: str) -> None:
-        """Load new weights of the same architecture. Tokens sampled from here on carry `version`.
+        """Load new weights of the same architecture. Tokens sampled from here on carry `version`, which is not empty.
 
-        Requests in flight go on, as `pause` decides.
-
-        Args:
-            source: a folder with a checkpoint, as the engine's machine sees it, or tensors by their names in the
-                checkpoint.
-            version: name of these weights, not empty.
+        Requests in flight go on, as `pause` decides. A folder with a checkpoint must be visible to the engine's machine.
 
         Raises:
             ConfigError: the source or the version is not usable.
-            EngineError: this engine cannot, or failed to.
         """
         raise EngineError(f"{type(self).__name__} cannot change its weights")
 
     async def load(self) -> EngineLoad | None:
-        """Return the load of the engine now; None if it cannot tell. The runner asks once a second.
-
-        Raises:
-            EngineError: it could tell, and did not answer.
-        """
+        """Return the load of the engine now; None if it cannot tell. The runner asks once a second."""
         return None
 
     async def close(self) -> None:

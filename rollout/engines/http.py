@@ -50,7 +50,6 @@ def error_text(answer: Any) -> str:
 
 
 def decoded(text: str) -> Any:
-    """Return JSON as what it holds, and another text as it is."""
     try:
         return json.loads(text)
     except ValueError:
@@ -62,13 +61,8 @@ def refusal(
 ) -> ConfigError | EngineError:
     """Make the error of an answer that is not 200.
 
-    Args:
-        url: the endpoint.
-        status: of the answer.
-        body: of the answer, decoded.
-        name: of the server, for the error that the request's content is wrong; the url if empty.
-        of_content: whether such a status as 400 means that the request's content is wrong.
-        hint: what to do about 404.
+    `name` is the server's in the error that the request's content is wrong, which a status such as 400 means only if
+    `of_content`. `hint` says what to do about 404.
     """
     message = error_text(body)
     if of_content and status in (400, 413, 422):

@@ -13,7 +13,6 @@ PROBE = 'What is 6 * 7?\n\tif x["a"] >= 1.5:  # naïve 北京 🙂'
 
 
 def probe_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return the ids of a short text, and those that begin and end a text."""
     ids: list[int] = tokenizer.encode(PROBE, add_special_tokens=False)
     return [*ids, *(end for end in (tokenizer.bos_token_id, tokenizer.eos_token_id) if end is not None)]
 

@@ -72,16 +72,10 @@ def _compile(source: str) -> Template:
 class ChatTemplate:
     """Renders conversations.
 
-    Args:
-        tokenizer: a tokenizer with a chat template.
-        tools: the tools that the template offers to the policy, in the OpenAI shape and safe to render.
-        variables: further variables for the template, for example `{"enable_thinking": False}`.
-        now: the date for templates that write one; default: the present one.
+    `tools` are in the OpenAI shape and safe to render. `now` is the date for templates that write one.
 
     Attributes:
-        source: the template's own text.
         json_arguments: whether the template wants the arguments of tool calls as JSON text.
-        uses_date: whether the template asks for the date.
         special_tokens: the tokens that the template knows by name, such as `bos_token`.
         fewest_tools: tools for a text that does not depend on them: none, or an empty list or the first one if the
             template fails without tools.
@@ -183,7 +177,6 @@ class ChatTemplate:
 
 
 def check_message(message: Message) -> None:
-    """Refuse a message of an unknown role, or with a content that is not text."""
     role: Any = message.get("role")
     content: Any = message.get("content")
     if role not in ROLES:

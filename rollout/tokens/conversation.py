@@ -31,14 +31,10 @@ from toolgym.tools.parsers import ParsedTurn, split_reasoning
 
 @dataclass(frozen=True)
 class Extension:
-    """Possible continuation of a conversation: messages and the tokens that they lead to.
+    """Possible continuation of a conversation: messages as the policy is to see them, and the tokens that they lead to.
 
-    Attributes:
-        messages: the conversation as the policy is to see it.
-        added: ids to append to the present sequence; None if a new one begins.
-        prompt: the new sequence's prompt; None if the present one goes on.
-        start_reason: why a new sequence begins; empty if the present one goes on.
-        tokens: tokens of the whole context with the extension.
+    Either `added` ids go behind the present sequence, or a new one begins with `prompt`, for `start_reason`. `tokens`
+    counts the whole context.
     """
 
     messages: list[Message]
@@ -56,12 +52,8 @@ class Conversation:
     """Messages and tokens of one episode.
 
     One turn goes through `add_generation` (once for each part), `add_turn`, perhaps `add_env_tokens`, `parse_turn` and
-    `set_message`; then `apply` puts the observation behind it.
-
-    Attributes:
-        messages: every message so far.
-        view: the conversation as the policy sees it: `messages`, unless a context policy changed it.
-        context: the ids of the present sequence, prompt included; the engine is sent these.
+    `set_message`; then `apply` puts the observation behind it. `view` are the messages as the policy sees them,
+    `context` are the ids of the present sequence, prompt included.
 
     Raises:
         TemplateError: the template cannot render the messages.
@@ -94,22 +86,18 @@ class Conversation:
 
     @property
     def number(self) -> int:
-        """Number of the present sequence, counted from 0."""
         return len(self._done)
 
     @property
     def response_tokens(self) -> int:
-        """Tokens of the present sequence behind its prompt."""
         return len(self.context) - len(self._prompt)
 
     @property
     def turn_ids(self) -> Sequence[int]:
-        """The ids of the present turn, those that close it included."""
         return self.context[self._turn_start :]
 
     @property
     def sequences(self) -> tuple[TokenSequence, ...]:
-        """All sequences, the present one last."""
         return (*self._done, TokenSequence(self._prompt.array, tuple(self._segments), self._start_reason))
 
     # ------------------------------------------------------------------ the policy's turn
@@ -131,7 +119,6 @@ class Conversation:
         return self._text
 
     def missing_end(self) -> list[int]:
-        """Return the ids that close the turn (see `ChatRenderer.close_turn`)."""
         return self._renderer.close_turn(self.turn_ids, starts_open=self._starts_open)
 
     def add_env_tokens(self, token_ids: Sequence[int]) -> None:
@@ -170,16 +157,10 @@ class Conversation:
     # ------------------------------------------------------------------ the env's answer
 
     def to_encode(self, observation: Sequence[Message]) -> Sequence[Message]:
-        """Return the messages that `extended_with` encodes."""
         return observation if self._history is HistoryMode.APPEND else [*self.view, *observation]
 
     def extended_with(self, observation: Sequence[Message], *, most: int | None = None) -> Extension:
-        """Continue the conversation with new messages. Nothing changes before `apply`.
-
-        Raises:
-            TemplateError: the template cannot render them.
-            TooManyTokensError: the context would surely have more than `most` tokens.
-        """
+        """Continue the conversation with new messages, to at most `most` tokens. Nothing changes before `apply`."""
         view = [*self.view, *observation]
         if self._history is HistoryMode.TEMPLATE:
             with contextlib.suppress(TemplateError):  # because of what the policy wrote: it goes on, see the module
@@ -192,7 +173,7 @@ class Conversation:
         """Continue the conversation with messages of which any may have changed. Nothing changes before `apply`.
 
         Turns that are kept as text are rendered as they were read if the template refuses the text: some templates take
-        no tool result without a structured call before it. Raises as `extended_with` does.
+        no tool result without a structured call before it.
         """
         try:
             ids = self._renderer.prompt(view, most=most)
@@ -220,7 +201,6 @@ class Conversation:
         return structured
 
     def renders(self, view: Sequence[Message]) -> bool:
-        """Whether the template can render such messages as a new sequence."""
         try:
             self.rewritten(list(view), "")
         except TemplateError:
@@ -228,7 +208,6 @@ class Conversation:
         return True
 
     def apply(self, extension: Extension, observation: Sequence[Message]) -> None:
-        """Go on with an extension that the observation led to."""
         self.messages.extend(observation)
         self.view = extension.messages
         if extension.prompt is None:

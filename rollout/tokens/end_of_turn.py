@@ -26,12 +26,8 @@ _ID = "\0id\0"
 
 
 class Terminator(NamedTuple):
-    """Text that a template writes after a turn's own text, up to its end.
-
-    Attributes:
-        text: all of it, `end` included; `_ID` stands for the call's id.
-        end: the control token that ends the turn.
-    """
+    """Text that a template writes after a turn's own text, up to the control token that ends it. `_ID` is the call's
+    id."""
 
     text: str
     end: str
@@ -41,13 +37,9 @@ class Terminator(NamedTuple):
 class EndOfTurn:
     """Ends of turns in one template.
 
-    Attributes:
-        answer: after an answer; the one that the policy samples first, then others that the template gives it later.
-        call: after tool calls; empty if the template does not render them.
-        ends_with_next_role: no token ends a turn, the next role's marker does.
-        call_text: text after the arguments of the last call, if `ends_with_next_role`.
-        markers: the markers, the user's first, if `ends_with_next_role`.
-        json_arguments: the template wants arguments as JSON text.
+    `answer` is what the policy samples first, then others that the template gives it later; `call` is empty if the
+    template does not render calls. If no token ends a turn, the next role's marker does: then there are `markers`, the
+    user's first, and `call_text` behind the arguments of the last call.
     """
 
     answer: tuple[Terminator, ...]
@@ -63,12 +55,10 @@ class EndOfTurn:
 
     @property
     def history(self) -> Terminator:
-        """The terminator of a turn that the conversation goes on from."""
         return self.answer[-1] if self.answer else Terminator(self.markers[0], self.markers[0])
 
     @property
     def sampled(self) -> tuple[str, ...]:
-        """The tokens that end the policy's turns."""
         return tuple(dict.fromkeys([*(terminator.end for terminator in self.answer[:1] + self.call), *self.markers]))
 
     @property
@@ -78,11 +68,7 @@ class EndOfTurn:
 
     def cut(self, encoder: SafeEncoder, text: str, mark: str, turn: Message) -> tuple[str, str]:
         """Split rendered text after the turn whose last written word is `mark`: the token that ends it, and the text
-        behind.
-
-        Raises:
-            TemplateError: the turn is not there, or does not end as other turns do.
-        """
+        behind."""
         at = text.rfind(mark)
         calls = turn.get("tool_calls")
         call_id = calls[-1]["id"] if calls else ""
@@ -125,12 +111,8 @@ def find_end_of_turn(
 ) -> EndOfTurn:
     """Find how turns end, and set `template.json_arguments`.
 
-    Args:
-        template: the template.
-        encoder: knows the control tokens.
-        name: of a tool that may be called.
-        own_ends: the tokens that end a text by what the tokenizer and the model say. If the template writes one of them
-            behind a turn, that one is the turn's end.
+    If the template writes one of `own_ends`, which end a text by what the tokenizer and the model say, behind a turn,
+    that one is the turn's end. `name` is that of a tool that may be called.
 
     Raises:
         TemplateError: no turn could ever end, or assistant messages are not rendered.

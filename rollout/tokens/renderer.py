@@ -220,22 +220,18 @@ class ChatRenderer:
         return [] if token_ids and token_ids[-1] in self._end_ids else self._missing(token_ids, starts_open)
 
     def ends_turn(self, token_ids: Sequence[int]) -> bool:
-        """Whether generated ids end with one of `stop_token_ids`."""
         return bool(token_ids) and token_ids[-1] in self._stops
 
     def text(self, token_ids: Sequence[int]) -> str:
-        """The text of a generated turn, without the token that ended it."""
         return self.decode(token_ids[:-1] if self.ends_turn(token_ids) else token_ids)
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of any ids, special tokens included."""
         ids = list(token_ids)
         if self._backend is not None:
             return str(self._backend.decode(ids, skip_special_tokens=False))
         return str(self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def _missing(self, turn: Sequence[int], starts_open: bool | None = None) -> list[int]:
-        """The ids that a turn lacks of the closing of an answer."""
         closing = self._closing_ids
         if turn and turn[-1] in self._answer_ends:
             return []
@@ -252,11 +248,8 @@ class ChatRenderer:
     # ------------------------------------------------------------------ turns
 
     def require_parser(self) -> Parser:
-        """`parser`, if there is one.
-
-        Raises:
-            TemplateError: there are tools, and the chat template does not show how its model calls them.
-        """
+        """`parser`, or a TemplateError: there are tools, and the chat template does not show how its model calls
+        them."""
         if self.parser is None:
             raise TemplateError(
                 "the chat template shows no known tool-call format, or more than one, so calls of the tools "
@@ -266,10 +259,10 @@ class ChatRenderer:
         return self.parser
 
     def parse(self, token_ids: Sequence[int], *, first_id: int = 0, starts_open: bool | None = None) -> ParsedTurn:
-        """Read a generated turn: its text, and the calls in it.
+        """Read a generated turn, with or without the token that ended it: its text, and the calls in it.
 
         Args:
-            token_ids: the turn as generated, with or without the token that ended it.
+            token_ids: the turn.
             first_id: number in the id of the turn's first call: how many calls, malformed ones included, came before.
             starts_open: whether the turn began inside of thinking; default: `opens_thinking`.
 
@@ -365,7 +358,6 @@ def _opens_thinking(text: str) -> bool:
 def _read_as_content(
     text: str, *, first_id: int = 0, schemas: Mapping[str, ToolSchema] | None = None, starts_open: bool = False
 ) -> ParsedTurn:
-    """The parser of a model without tools whose template shows no format."""
     return ParsedTurn(text, text, [], [])
 
 

@@ -173,17 +173,14 @@ class SafeEncoder:
         return self._written.sub(lambda match: chr(int(match[1], 16)) if match[1] else match.group(), rendered)
 
     def encode(self, rendered: str, *, most: int | None = None, shares_beginning: bool = False) -> list[int]:
-        """Token ids of rendered text; no beginning-of-sequence token is added. Several threads may encode at once.
+        """Token ids of rendered text, without a beginning-of-sequence token. Several threads may encode at once.
 
-        Args:
-            rendered: text that a template made of messages whose foreign texts went through `protect`.
-            most: tokens that are of use. A text that surely has more is not encoded.
-            shares_beginning: other texts begin like this one, as prompts do with what the template says of the tools.
-                The text before the first control token behind `_BEGINNING` characters is then encoded once.
+        If other texts begin like this one (`shares_beginning`), as prompts do with what the template says of the tools,
+        the text before the first control token behind `_BEGINNING` characters is encoded once.
 
         Raises:
             TemplateError: the text holds a lone surrogate, which no tokenizer takes.
-            TooManyTokensError: it surely has more than `most` tokens.
+            TooManyTokensError: it surely has more than `most` tokens, and was not encoded.
         """
         if self._ids:
             rendered = self._written.sub(self._name, rendered)
@@ -202,7 +199,6 @@ class SafeEncoder:
         return [self._remap.get(token_id, token_id) for token_id in ids] if self._remap else ids
 
     def plain(self, text: str) -> Encoding:
-        """Return the encoding of foreign text on its own, without any control token."""
         return self._encoding(text)
 
     def _encoding(self, text: str, *, offsets: bool = True) -> Encoding:
@@ -252,7 +248,6 @@ def _is_control(token: Any) -> bool:
 
 
 def _draw_nonce(contents: Iterable[str]) -> str:
-    """Random letters that hold no control token, nor does anything that is made with them."""
     contents = tuple(contents)
     for _ in range(100):
         nonce = "q" + "".join(secrets.choice("ghjkmnpqrstuvw") for _ in range(17))

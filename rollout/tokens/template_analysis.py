@@ -45,12 +45,10 @@ _MOST_REMEMBERED = 64
 class Plan:
     """A form of probe that was proven right for a kind of new messages.
 
-    Attributes:
-        calls: how many tools the probe's assistant calls: one per result, one at all, or none.
-        tools: whether the probe shows the tools, which makes a delta's cost depend on them.
-        earlier: whether the probe begins with an outline of the conversation, which makes a delta's cost depend on its
-            length. DeepSeek V3 writes results otherwise once there were others, Command R7B numbers them, and Mistral
-            Nemo repeats the system prompt.
+    The probe's assistant calls one tool per result, one at all, or none. With `tools`, a delta's cost depends on them;
+    with `earlier`, the probe begins with an outline of the conversation, and the cost depends on its length. DeepSeek
+    V3 writes results otherwise once there were others, Command R7B numbers them, and Mistral Nemo repeats the system
+    prompt.
     """
 
     calls: Literal["each", "one", "none"]
@@ -73,8 +71,6 @@ class TemplateFacts:
         results_rendered: tool results are rendered; a template without tools may leave them out without a word.
         end_of_thinking: text between thinking and what follows it.
         tools_rendered: the template tells the policy of the tools; None if there are none.
-        json_arguments: arguments of calls are given as JSON text.
-        default_system: the template writes a system prompt of its own.
         uses_date: the template writes the date. A `ChatRenderer` keeps the date of its making.
         plans: kinds of new messages that are supported, and the form of probe for each.
         unsupported: the other kinds, and why.
@@ -123,13 +119,11 @@ def delta_kind(messages: Sequence[Message]) -> DeltaKind:
 def probe_conversation(
     messages: Sequence[Message], mark: str, plan: Plan, earlier: Sequence[Message] = ()
 ) -> list[Message]:
-    """The short conversation that new messages are rendered in, the assistant's turn before them."""
     head = _outline(earlier, plan) if plan.earlier else [user("x")]
     return [*head, _turn_before(messages, mark, plan), *messages]
 
 
 def _turn_before(messages: Sequence[Message], text: str, plan: Plan) -> Message:
-    """An assistant's turn that calls for the results that messages begin with."""
     answered = list(itertools.takewhile(lambda message: message["role"] == "tool", messages))
     if plan.calls == "none" or not answered:
         return assistant(text)
@@ -202,7 +196,6 @@ class _Analyzer:
         return TemplateAnalysis(self.ends, self._facts(plans, unsupported))
 
     def _called(self, argument: str, count: int = 1, ids: Sequence[str] = PROBE_IDS) -> Message:
-        """A turn that calls the tool, as text if the template does not render calls."""
         return called(argument, [self.name] * count, ids) if self.ends.renders_calls else assistant(argument)
 
     def _results(self, *contents: str, ids: Sequence[str] = PROBE_IDS) -> list[Message]:

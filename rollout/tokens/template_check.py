@@ -64,14 +64,8 @@ class Status(StrEnum):
 
 @dataclass(frozen=True)
 class Case:
-    """One case and what it showed.
-
-    Attributes:
-        name: of the case.
-        status: see `Status`.
-        why: reason why it is not append-only; otherwise empty.
-        required: whether a template that does not support it cannot be used at all.
-    """
+    """One case and what it showed: `why` is the reason why it is not append-only. `required` ones every template
+    must support."""
 
     name: str
     status: Status
@@ -81,13 +75,7 @@ class Case:
 
 @dataclass(frozen=True)
 class TemplateReport:
-    """All cases of one template.
-
-    Attributes:
-        cases: see `Case`.
-        facts: proven facts; None if the template cannot be used at all.
-        tokenizer: where the tokenizer came from, in words.
-    """
+    """All cases of one template, and the proven facts; None if the template cannot be used at all."""
 
     cases: tuple[Case, ...]
     facts: TemplateFacts | None
@@ -118,11 +106,7 @@ def check_template(
 ) -> TemplateReport:
     """Try all cases, each with and without a system prompt if the template takes one.
 
-    Args:
-        tokenizer: a fast tokenizer with a chat template.
-        tools: the tools that the template offers to the policy, maybe none; default: a tool of one argument.
-        template_kwargs: further variables for the template.
-        origin: where the tokenizer came from, for the report.
+    `tools` may be none; the default is a tool of one argument. `origin` says where the tokenizer came from.
     """
     offered = [_PROBE_TOOL] if tools is None else list(tools)
     now = datetime.now()
@@ -187,7 +171,6 @@ class _Checker:
         return text
 
     def refusal(self, messages: Sequence[Message]) -> str:
-        """Reason why the template does not take the messages; empty if it does."""
         try:
             self.render(messages)
         except TemplateError as error:
@@ -327,10 +310,8 @@ def _conversations(checker: _Checker, asked: list[Message], name: str) -> list[_
 def tokenizer_for(source: str | Path, special: Sequence[str] = ()) -> tuple[PreTrainedTokenizerBase, str]:
     """The tokenizer to check a template with, and in words where it came from.
 
-    Args:
-        source: a folder with a tokenizer, a folder or file with nothing but a chat template, or a model's name on the
-            hub. For what lies in a folder, no network is used.
-        special: special tokens of a template that came without a tokenizer, beside those that it shows.
+    `source` is a folder with a tokenizer, a folder or file with nothing but a chat template, or a model's name on the
+    hub. `special` are further tokens of a template that came without a tokenizer. No network is used for a folder.
 
     Raises:
         UnknownNameError: there is no such folder or file.

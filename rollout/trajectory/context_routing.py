@@ -32,11 +32,7 @@ class ContextRouting:
         return sum(map(len, parts)) if goes_on else 0
 
     def add(self, prompt_ids: Sequence[int], token_ids: Sequence[int], rows: Rows, *, start: int = 0) -> None:
-        """Add the rows of one turn, from row `start` of the context on: 0, or what `covered` said of the prompt.
-
-        Raises:
-            EngineError: the rows are not as many as the tokens want.
-        """
+        """Add the rows of one turn, from row `start` of the context on: 0, or what `covered` said of the prompt."""
         expected = len(prompt_ids) + len(token_ids) - 1 - start
         if rows.ndim != 3 or len(rows) != expected:
             raise EngineError(
@@ -50,11 +46,7 @@ class ContextRouting:
         self._held.append((np.array([*prompt_ids, *token_ids], np.int32), parts))
 
     def rows(self, whole_ids: NDArray[np.int32]) -> Rows:
-        """The rows of a context that ends with a sampled token, `[tokens - 1, layers, experts per token]`.
-
-        Raises:
-            BatchError: it is none that the engine answered with.
-        """
+        """The rows of a context that ends with a sampled token, `[tokens - 1, layers, experts per token]`."""
         for ids, parts in self._held:
             if len(ids) >= len(whole_ids) and np.array_equal(ids[: len(whole_ids)], whole_ids):
                 return np.concatenate(parts)[: len(whole_ids) - 1]

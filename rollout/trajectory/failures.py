@@ -49,7 +49,6 @@ class FailureLog:
             self._counts[kind] = self._counts.get(kind, 0) + 1
 
     def lines(self) -> list[str]:
-        """One line for each kind of failure, with its count and an example."""
         lines = []
         for kind, example in self._examples.items():
             assert example.error is not None

@@ -84,11 +84,7 @@ class TrajectoryWriter:
         self._count_written()
 
     def close(self) -> None:
-        """Write what is left to disk and close the file. Closing twice is fine.
-
-        Raises:
-            ConfigError: the disk is full or the file is gone.
-        """
+        """Write what is left to disk and close the file. Closing twice is fine. Raises ConfigError as `write` does."""
         try:
             self._file.close()
         except OSError as error:

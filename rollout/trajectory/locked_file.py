@@ -30,11 +30,8 @@ _log = logging.getLogger("toolgym.rollout")
 def open_locked(path: Path) -> io.FileIO:
     """Open a file for reading and writing, unbuffered, and lock it; a new one is empty, an old one is left as it is.
 
-    A file that is no regular one, such as `/dev/null`, is not locked. Folders above are made.
-
-    Raises:
-        ConfigError: another writer has it.
-        OSError: it cannot be opened.
+    A file that is no regular one, such as `/dev/null`, is not locked. Folders above are made. Raises ConfigError if
+    another writer has it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     file = io.FileIO(path, "r+b", opener=_open)
@@ -73,11 +70,7 @@ class LineFile:
             self.file.seek(0)
 
     def write(self, line: bytes) -> None:
-        """Append a line, which ends with a newline.
-
-        Raises:
-            OSError: it is not written, or not all of it; the rest comes with the next one.
-        """
+        """Append a line, which ends with a newline. If that fails, the rest of it comes with the next one."""
         self._pending += line
         while self._pending:
             del self._pending[: self.file.write(self._pending)]

@@ -227,7 +227,6 @@ class Segment:
         return tuple(version for version, count in self.version_runs for _ in range(count))
 
     def to_json(self) -> SegmentJson:
-        """The segment as JSON can hold it; `from_json` reads it back equal, to the last bit."""
         return {
             "token_ids": self.token_ids.tolist(),
             "is_policy": self.is_policy,
@@ -238,22 +237,14 @@ class Segment:
 
     @classmethod
     def from_json(cls, value: SegmentJson) -> Segment:
-        """Read what `to_json` made.
-
-        Raises:
-            KeyError, TypeError, ValueError: it is something else.
-        """
+        """Read what `to_json` made. Raises KeyError, TypeError or ValueError for something else."""
         aligned = {payload["name"]: array_from_json(payload) for payload in value["aligned"]}
         runs = tuple((run["version"], run["tokens"]) for run in value["version_runs"])
         return cls(np.asarray(value["token_ids"]), value["is_policy"], np.asarray(value["logprobs"]), runs, aligned)
 
 
 def joined_payload(name: str, segments: Sequence[Segment], width: int = 0) -> NDArray[Any]:
-    """A payload of segments that follow each other, as one array, at least `width` wide (see `filled_up`).
-
-    Raises:
-        ConfigError: a segment lacks it, or has it in another dtype or shape.
-    """
+    """A payload of segments that follow each other, as one array, at least `width` wide (see `filled_up`)."""
     for segment in segments:
         if name not in segment.aligned:
             raise ConfigError(f"{len(segment)} of the policy's tokens have no payload {name!r}, which others have")
@@ -354,7 +345,6 @@ class TokenSequence:
 
     @property
     def response_tokens(self) -> int:
-        """Number of ids behind the prompt."""
         return sum(map(len, self.segments))
 
     @property
@@ -363,7 +353,6 @@ class TokenSequence:
 
     @property
     def policy_tokens(self) -> int:
-        """Number of ids that the policy sampled."""
         return sum(map(len, self.policy_segments))
 
     def to_json(self) -> SequenceJson:

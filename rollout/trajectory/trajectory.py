@@ -198,11 +198,8 @@ class Trajectory:
 
     @property
     def sequence(self) -> TokenSequence:
-        """The only sequence; an empty one if there is none.
-
-        Raises:
-            ConfigError: there are several. `prompt_ids`, `segments` and all that derives from them raise it too.
-        """
+        """The only sequence; an empty one if there is none. If there are several, it raises ConfigError, and so do
+        `prompt_ids`, `segments` and all that derives from them."""
         if len(self.sequences) > 1:
             raise ConfigError(
                 f"trajectory {self.id} has {len(self.sequences)} token sequences, so it has no one prompt and "
@@ -327,11 +324,7 @@ class Trajectory:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Trajectory:
-        """Read what `to_json` made.
-
-        Raises:
-            ConfigError: something is missing, or the JSON is of another version.
-        """
+        """Read what `to_json` made. Raises ConfigError if something is missing, or the JSON is of another version."""
         if not isinstance(value, Mapping):
             raise ConfigError(f"expected a trajectory as a JSON object, got {shorten(repr(value))}")
         version = value.get("format_version")

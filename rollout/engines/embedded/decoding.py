@@ -37,8 +37,6 @@ class Source(Protocol):
 
 @dataclass(eq=False, slots=True)
 class DecodingRow:
-    """One sequence: its prompt, its parameters, and what was sampled so far."""
-
     prompt_ids: tuple[int, ...]
     params: SamplingParams
     source: Source

@@ -65,11 +65,7 @@ def _require_there(device: torch.device) -> None:
 
 
 def load_model(source: str | Path, dtype: torch.dtype | None, device: torch.device | None) -> nn.Module:
-    """Load a model, in evaluation mode. `source` is a folder or a hub name.
-
-    Raises:
-        ConfigError: it cannot be loaded, or lacks weights; or the device is not there, or too small.
-    """
+    """Load a model, in evaluation mode, from a folder or the hub."""
     if device is not None:
         _require_there(device)
     require_on_hub(source)
@@ -94,11 +90,7 @@ def load_model(source: str | Path, dtype: torch.dtype | None, device: torch.devi
 
 
 def inspect_model(model: nn.Module, device: torch.device | None, context_length: int | None) -> ModelFacts:
-    """Look at a module, which should be a causal LM of transformers on this device.
-
-    Raises:
-        ConfigError: it is no such model, is elsewhere, or does not tell its context.
-    """
+    """Return the facts of what should be a causal LM of transformers on this device."""
     config = getattr(model, "config", None)
     embedding = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None
     if config is None or not isinstance(embedding, nn.Module):

@@ -26,15 +26,8 @@ GREEDY_BELOW = 1e-6
 class SamplingColumns:
     """The sampling parameters of a batch, one entry per row.
 
-    Attributes:
-        temperature: float32 `[batch, 1]`; 1 for greedy rows.
-        greedy: bool `[batch]`.
-        truncated: int64 `[truncated rows]`, the rows that top-p, top-k or min-p narrow down.
-        top_p: float64 `[truncated rows, 1]`.
-        top_k: int64 `[truncated rows, 1]`; the vocabulary's size or more keeps all.
-        min_p: float64 `[truncated rows, 1]`.
-        any_greedy: whether a row is greedy, known without asking the device.
-        all_greedy: whether every row is.
+    `temperature` is `[batch, 1]`, and 1 for greedy rows. `truncated` are the rows that top-p, top-k or min-p narrow
+    down; these three are `[truncated rows, 1]`. `any_greedy` and `all_greedy` are known without asking the device.
     """
 
     temperature: torch.Tensor
@@ -77,19 +70,12 @@ def generator_of(seed: int) -> random.Random:
 
 
 def sample(logits: torch.Tensor, columns: SamplingColumns, uniforms: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sample one token per row.
+    """Sample one token per row: ids, int64 `[batch]`, and their natural-log probabilities, float32 `[batch]`.
 
     Top-p, top-k and min-p each look at the temperature-scaled distribution over the whole vocabulary, and a token must
-    pass all three ("joint", as SGLang's default sampler does). The most probable token always passes.
-
-    Args:
-        logits: `[batch, vocab]`, any floating dtype; NaN gives a NaN logprob.
-        columns: the rows' parameters.
-        uniforms: float64 `[batch]`, each in [0, 1).
-
-    Returns:
-        The ids, int64 `[batch]`, and their natural-log probabilities, float32 `[batch]`, under the temperature-scaled
-        distribution before truncation.
+    pass all three ("joint", as SGLang's default sampler does). The most probable token always passes. Log-probabilities
+    are those before truncation; NaN in `logits` `[batch, vocab]` gives a NaN. `uniforms` are float64 `[batch]` in [0,
+    1).
     """
     scores = logits.float()
     # Subtracting the maximum first keeps a small temperature from overflowing to infinity minus infinity.

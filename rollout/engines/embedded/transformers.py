@@ -82,22 +82,20 @@ class TransformersEngine(Engine):
         >>> len(asyncio.run(main()).token_ids) <= 8
         True
 
-    A request with a seed gets the same tokens whatever else runs (up to rounding of the logits, which depends on
-    the batch's shape). Requests without a seed draw from the engine's own generator; torch's, NumPy's and Python's
-    global random states are never touched. Its methods may be called from any event loop and thread.
+    A request with a seed gets the same tokens whatever else runs (up to rounding of the logits, which depends on the
+    batch's shape). Global random states are never touched. Its methods may be called from any event loop and thread.
 
     Args:
-        model: a folder or hub name, or a module. A module is used as it is, without a copy: a learner that changes
-            its weights in place calls `pause`, changes them, `notify_weights_changed`, `resume`. It samples in
-            evaluation mode whatever mode the module is in.
-        device: where to put a model that is loaded by name ("cpu" when None); a module stays where it is.
+        model: a folder or hub name, or a module. A module is used as it is, without a copy: a learner that changes its
+            weights in place calls `pause`, changes them, `notify_weights_changed`, `resume`. It samples in evaluation
+            mode whatever mode the module is in.
+        device: for a model that is loaded by name ("cpu" when None); a module stays where it is.
         max_batch: most requests decoded together; the others wait in order.
         dtype: for a model loaded by name, for example "float32"; None takes the checkpoint's.
         weight_version: version of the weights that it starts with.
-        num_threads: threads of torch's operators in the engine's thread; None leaves torch's setting. Torch applies
-            it to threads created later as well.
-        context_length: most tokens of prompt and generation together; None takes the model's
-            `max_position_embeddings`.
+        num_threads: threads of torch's operators in the engine's thread, and in threads created later; None leaves
+            torch's setting.
+        context_length: most tokens of prompt and generation together; None takes `max_position_embeddings`.
 
     Raises:
         ConfigError: an argument is not usable.
@@ -251,15 +249,12 @@ class TransformersEngine(Engine):
         Requests in flight go on with the new weights and the keys and values of the old ones, so their later logprobs
         are those of a mixture. Pause with `PauseMode.RETRACT` or `PauseMode.ABORT` first if that matters.
 
-        Args:
-            source: a folder with a checkpoint; or all parameters and persistent buffers by the names of `state_dict`
-                (of tied ones one name is enough), cast to the model's dtype.
-            version: version of the weights from here on.
+        `source` is a folder with a checkpoint; or all parameters and persistent buffers by the names of `state_dict`
+        (of tied ones one name is enough), cast to the model's dtype.
 
         Raises:
             ConfigError: the folder holds no such model, a name is unknown, missing or twice there, or a shape differs.
                 The weights are as before.
-            EngineError: the engine was not started, or was closed.
         """
         checked_version(version)
         weights = await in_thread(self._read_weights, source)
@@ -425,7 +420,6 @@ class TransformersEngine(Engine):
             self._let_go(batch)
 
     def _admit(self) -> list[_Request]:
-        """Take the next requests from the queue, as many as the batch and one prefill hold."""
         newcomers: list[_Request] = []
         width = 0
         with self._changed:

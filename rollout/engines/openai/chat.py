@@ -24,17 +24,12 @@ KEPT = ("role", "content", "reasoning_content", "reasoning", "tool_calls", "refu
 
 
 class ContextFullError(EngineError):
-    """The conversation has become too long for the model."""
+    pass
 
 
 class ChatTurn(NamedTuple):
-    """One turn of the model.
-
-    Attributes:
-        message: as the server is to get it back with the next request, unchanged.
-        action: as an env takes it.
-        finish_reason: the server's, for example `stop`, `tool_calls` or `length`.
-    """
+    """One turn of the model: its message, to be sent back unchanged, the action for the env, and the server's finish
+    reason."""
 
     message: dict[str, Any]
     action: ParsedTurn

@@ -247,12 +247,7 @@ class OpenAICompatible(Engine):
             await _end([flight.task])
 
     async def pause(self, mode: PauseMode = PauseMode.RETRACT) -> None:
-        """Stop sampling until `resume`; see the class for the modes.
-
-        Raises:
-            ConfigError: the mode is `IN_PLACE`.
-            EngineError: the engine was not started, or was closed.
-        """
+        """Stop sampling until `resume`. Raises ConfigError for `PauseMode.IN_PLACE`; see the class."""
         self._require_open()
         mode = PauseMode(mode)
         if mode is PauseMode.IN_PLACE:
@@ -293,7 +288,6 @@ class OpenAICompatible(Engine):
     async def _attempt(
         self, flight: _InFlight, prompt: Sequence[int], params: SamplingParams, headers: dict[str, str]
     ) -> FinishReason:
-        """Send the prompt with what there is of the answer, and collect the rest."""
         await self._going.wait()
         flight.begun = True
         got = flight.attempt_start = len(flight.token_ids)

@@ -21,7 +21,7 @@ DRAIN_DEADLINE = 1.0
 
 
 class CompletionsClient:
-    """Talks to one server. `open` before the first call and `close` after the last."""
+    """Talks to one server."""
 
     def __init__(self, url: str, api_key: str | None, connect_timeout: float, control_timeout: float) -> None:
         self.url = url
@@ -96,7 +96,6 @@ class CompletionsClient:
                 response.close()  # the server must stop generating, and the connection is not reused
 
     async def ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
-        """Return a JSON document; the answer to a POST, if there is a body."""
         assert self._session is not None
         limit = aiohttp.ClientTimeout(total=self._control_timeout, sock_connect=self._connect_timeout)
         method, url = "GET" if body is None else "POST", f"{self.url}{path}"

@@ -136,7 +136,6 @@ class EventReader:
         self.done = False
 
     def feed(self, chunk: bytes) -> list[dict[str, Any]]:
-        """Take bytes; return the events that they complete."""
         head, newline, rest = chunk.rpartition(b"\n")
         if not newline:
             self._parts.append(chunk)
@@ -163,18 +162,7 @@ class EventReader:
 
 @dataclass
 class Answer:
-    """One streamed answer, as far as it has come.
-
-    Attributes:
-        prompt: the ids that were sent.
-        params: how they were to be sampled.
-        vocab_size: bound of the ids.
-        token_ids: the ids so far.
-        logprobs: their log-probabilities; may lag behind the ids by some.
-        finish: the server's `finish_reason`, once it came.
-        top: the log-probabilities of the most probable first tokens, if they were asked for.
-        cached_tokens: prompt tokens that the server had in its prefix cache.
-    """
+    """One streamed answer, as far as it has come. `logprobs` may lag behind the ids by some."""
 
     prompt: Sequence[int]
     params: SamplingParams
@@ -329,14 +317,10 @@ def _ids(token_ids: Any, tokens: Any) -> list[int] | None:
 def read_mode(url: str, plain: Sequence[float], hot: Sequence[float], narrow: Sequence[float]) -> LogprobsMode:
     """Tell from three answers to one prompt which distribution a server's log-probabilities are of.
 
-    Between any two tokens, the difference of log-probabilities halves at temperature 2, unless they are raw; and top-k
-    2 leaves the third token its log-probability, unless they are processed.
-
-    Args:
-        url: the server, for error messages.
-        plain: the most probable first tokens' log-probabilities at temperature 1, falling.
-        hot: the same at temperature 2.
-        narrow: the same at temperature 1 with top-k 2.
+    They are the most probable first tokens' log-probabilities, falling: `plain` at temperature 1, `hot` at temperature
+    2, `narrow` at temperature 1 with top-k 2. Between any two tokens, the difference of log-probabilities halves at
+    temperature 2, unless they are raw; and top-k 2 leaves the third token its log-probability, unless they are
+    processed.
     """
     advice = "say which they are with logprobs_mode=..., if you know how the server was started"
     if min(len(plain), len(hot)) < 3 or not narrow:

@@ -46,7 +46,6 @@ def check_names(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def check_server(names: Sequence[str], info: ServerInfo) -> None:
-    """Refuse a server that cannot return these payloads."""
     if ROUTED_EXPERTS not in names:
         return
     if info.returns_routed_experts is False:
@@ -63,7 +62,6 @@ def check_server(names: Sequence[str], info: ServerInfo) -> None:
 
 
 def check_params(names: Sequence[str], params: SamplingParams) -> None:
-    """Refuse parameters under which SGLang cannot return these payloads."""
     if SAMPLING_MASK in names and params.temperature > 0 and params.top_k == -1:
         raise ConfigError("SGLang returns a sampling mask only where top_k is finite: set top_k, for example to 64")
 

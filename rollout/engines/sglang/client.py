@@ -254,12 +254,10 @@ class SGLangClient(Engine):
     # ---- weights
 
     async def update_weights_from_disk(self, model_path: str, *, version: str, load_format: str | None = None) -> None:
-        """Load a checkpoint of the same architecture.
+        """Load a checkpoint of the same architecture, from a folder that every server sees under this name, or from the
+        hub.
 
-        Args:
-            model_path: a folder that every server sees under this name, or a hub name.
-            version: name of these weights.
-            load_format: SGLang's `--load-format`; None takes the server's.
+        `load_format` is SGLang's `--load-format`; None takes the server's.
 
         Raises:
             EngineError: a server refused; the message names it. The others have the new weights.
@@ -276,15 +274,11 @@ class SGLangClient(Engine):
         load_format: str | None = None,
         bucket_bytes: int = 256 * 2**20,
     ) -> None:
-        """Send weights from this process.
+        """Send weights from this process, in requests of at most `bucket_bytes` bytes of tensors.
 
         Tensors on a CPU travel whole; of tensors on CUDA only an IPC handle, so the servers must be on this machine.
-
-        Args:
-            named_tensors: weights by the names of the Hugging Face checkpoint, any subset of them.
-            version: name of these weights.
-            load_format: None, or "direct" for names of SGLang's own module.
-            bucket_bytes: most bytes of tensors in one request.
+        The tensors are any subset of the Hugging Face checkpoint by its names; with `load_format="direct"`, the names
+        are those of SGLang's own module.
 
         Raises:
             ConfigError: these are no named tensors.
@@ -353,16 +347,11 @@ class SGLangClient(Engine):
         group_name: str = WEIGHT_UPDATE_GROUP,
         load_format: str | None = None,
     ) -> None:
-        """Receive weights that the learner broadcasts in the group, in this order.
+        """Receive weights that the learner broadcasts in the group: name, dtype ("float32") and shape of each, in this
+        order.
 
         The learner must not broadcast before this call has begun, and not wait for it to end: run both together. A
         broadcast has no end if the servers refuse this call, so give the learner's a deadline too.
-
-        Args:
-            tensors: name, dtype ("float32") and shape of each.
-            version: name of these weights.
-            group_name: as in `init_weights_update_group`.
-            load_format: as SGLang's.
         """
         async with self._new_weights(version) as label, self._updating(all_required=True):
             body = {

@@ -25,8 +25,6 @@ END_TIMEOUT = 60.0
 
 
 class About(NamedTuple):
-    """SGLang's answers at `/model_info` and `/server_info`, and the number of token ids."""
-
     model: dict[str, Any]
     server: dict[str, Any]
     vocab_size: int
@@ -99,7 +97,6 @@ class EngineThread:
     # ---- questions, to be asked in `run`
 
     async def server_info(self) -> dict[str, Any]:
-        """Return the answer of `/server_info`, with the state of the schedulers."""
         return {**self._about.server, "internal_states": await self.manager.get_internal_state()}
 
     async def loads(self) -> dict[str, Any]:

@@ -25,12 +25,10 @@ class ServerLostError(AttemptError, EngineUnavailableError):
 
 
 class NoAnswerError(EngineError):
-    """A server took a request and gave no answer in time."""
+    pass
 
 
 class HttpReply(NamedTuple):
-    """One answer: its status, its decoded body (JSON or text), and its headers."""
-
     status: int
     body: Any
     headers: Mapping[str, str]
@@ -58,10 +56,7 @@ class SGLangReplica(Replica):
     ) -> HttpReply:
         """Send one request and wait for its whole answer.
 
-        Raises:
-            ServerLostError: nothing answers there, or the connection broke off.
-            NoAnswerError: there was no answer within `timeout` seconds.
-            EngineError: a generation was answered with something that is not JSON.
+        Raises `ServerLostError` if another server can take over, and `NoAnswerError` after `timeout` seconds.
         """
         encoded = None
         if body is not None:  # a large one is encoded in a thread, so that the event loop goes on
@@ -89,7 +84,6 @@ def _is_large(body: Mapping[str, Any]) -> bool:
 
 
 def is_overloaded(reply: HttpReply) -> bool:
-    """Whether a server refused a request for the moment, so that it may be sent again later."""
     if reply.status not in (429, 503):
         return False
     # SGLang sends no Retry-After. Its other 503s (a running request timed out) would only do the same again.

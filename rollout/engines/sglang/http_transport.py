@@ -127,12 +127,10 @@ class HttpTransport:
 
     @property
     def replicas(self) -> dict[str, ReplicaState]:
-        """The servers (of a router: its workers) by url, and whether each takes requests."""
         return {replica.url: replica.state for replica in self._control_targets.all}
 
     @property
     def requests_in_flight(self) -> dict[str, int]:
-        """Number of this client's requests at each server (or the router), by url."""
         return {replica.url: replica.in_flight for replica in self._routes.all} if self._routes is not None else {}
 
     async def start(self, state: ClientState) -> ServerInfo:

@@ -30,16 +30,9 @@ _silent = LogThrottle(3600.0)
 class ServerInfo:
     """Facts of a server about itself.
 
-    Attributes:
-        model_path: folder or hub name of the model that it serves.
-        tokenizer_path: the same of its tokenizer.
-        vocab_size: number of token ids.
-        context_length: most tokens of prompt and generation together that it serves without cutting.
-        weight_version: version of its weights.
-        deterministic: whether it honours seeds (`--enable-deterministic-inference`).
-        sglang_version: None if the server does not say.
-        returns_routed_experts: whether it was started with `--enable-return-routed-experts`; None if it does not say.
-        routing_shape: layers, and experts per token, of a mixture of experts; None if they are not known.
+    `context_length` is what it serves without cutting. `deterministic` says that it honours seeds
+    (`--enable-deterministic-inference`), `routing_shape` are the layers, and experts per token, of a mixture of
+    experts. None means that it does not say.
     """
 
     model_path: str
@@ -126,7 +119,6 @@ def read_labels(answer: Any) -> tuple[str, ...]:
 
 
 def merge_infos(infos: Mapping[str, ServerInfo]) -> ServerInfo:
-    """Return what equal servers say, with the shortest context of all."""
     (first_url, first), *others = infos.items()
     for name in ("vocab_size", "weight_version", "deterministic", "returns_routed_experts", "routing_shape"):
         for url, info in others:
@@ -155,7 +147,6 @@ def _field(url: str, path: str, answer: Mapping[str, Any], name: str, kind: type
 def request_body(
     prompt_ids: Sequence[int], params: SamplingParams, seed: int | None, *, mask: bool = False
 ) -> dict[str, Any]:
-    """Build the body of `/generate`, without the `rid`."""
     sampling = {
         **sampling_fields(params, of_sglang=True, mask=mask),
         "max_new_tokens": params.max_new_tokens,

@@ -20,15 +20,9 @@ Body: TypeAlias = Mapping[str, Any] | Callable[[int], Mapping[str, Any]] | None
 class InFlightRequest:
     """One `generate` call that is on its way.
 
-    Attributes:
-        rid: the id that SGLang knows it by.
-        updates: how many updates of the weights had begun when it was sent.
-        label: of the weights whose keys and values it may begin on.
-        own_cache: whether it is to begin on no other request's keys and values.
-        sent: whether SGLang may know it.
-        aborted: whether it is to end early.
-        dropped: whether its answer is no longer waited for.
-        carrier: the replica that it was sent to.
+    SGLang knows it by `rid` once it is `sent`. `updates` had begun and `label` was that of the newest weights when it
+    was sent; with `own_cache`, it begins on no other request's keys and values. An answer to a `dropped` one is not
+    waited for.
     """
 
     task: asyncio.Task[Any]
@@ -60,12 +54,8 @@ def _open_gate() -> asyncio.Event:
 class ClientState:
     """The state that a client and its transport share.
 
-    Attributes:
-        label: of the newest weights that are known, see `label_of`.
-        updates_begun: updates of the weights so far.
-        updates_ended: those of them that have ended, well or not.
-        pause_mode: None if the engine is not paused.
-        running: set while the engine is not paused.
+    `label` is that of the newest weights that are known (see `label_of`). `running` is set while the engine is not
+    paused.
     """
 
     label: str = ""
@@ -114,21 +104,13 @@ class SGLangTransport(Protocol):
         ...
 
     async def dispatch(self, request: InFlightRequest, body: dict[str, Any], affinity: str | None) -> Any:
-        """Have one request generated, sending it again if that is safe.
+        """Have one request generated, sending it again if that is safe. `ClientState.admit` comes before each send.
 
-        Args:
-            request: its `rid`, `sent` and `carrier` are kept current here; `ClientState.admit` comes before each send.
-            body: of `/generate`, without the `rid`.
-            affinity: see `GenerationRequest`.
-
-        Returns:
-            SGLang's answer, decoded; None if the request was aborted while nothing of it was out.
+        Returns SGLang's answer, decoded; None if the request was aborted while nothing of it was out.
         """
         ...
 
-    async def abort(self, request: InFlightRequest) -> None:
-        """Ask SGLang once to end a request."""
-        ...
+    async def abort(self, request: InFlightRequest) -> None: ...
 
     async def command(self, path: str, body: Body, *, timeout: float, all_required: bool = False) -> dict[str, Any]:
         """Have every replica that is reachable do something, and return their answers by name.
@@ -139,9 +121,7 @@ class SGLangTransport(Protocol):
         """
         ...
 
-    async def query(self, path: str, *, timeout: float) -> dict[str, Any]:
-        """Ask every replica something. Raises as `command` does."""
-        ...
+    async def query(self, path: str, *, timeout: float) -> dict[str, Any]: ...
 
     def mark_outdated(self, names: Sequence[str]) -> None:
         """Suspend replicas that did not take an update of the weights which others took."""

@@ -62,15 +62,7 @@ def join_weights_update_group(
     It stands beside the learner's own default group, so it cannot be made with `torch.distributed.init_process_group`;
     the servers look for each other under its name in the store at `master_address` (`init_custom_process_group` in
     SGLang's `srt/utils/common.py`). Blocks until all have joined: call it in a thread while the engine's
-    `init_weights_update_group` runs.
-
-    Args:
-        master_address: this machine, as the servers reach it.
-        master_port: a free port of this machine.
-        world_size: `weights_world_size` of the engine.
-        group_name: as given to the engine.
-        backend: "nccl", or "gloo" for CPUs.
-        timeout: seconds for joining and for every broadcast.
+    `init_weights_update_group` runs. `timeout` is in seconds, for joining and for every broadcast.
 
     Returns:
         A `torch.distributed.ProcessGroup`, for `torch.distributed.broadcast(tensor, src=0, group=...)`.
