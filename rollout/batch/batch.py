@@ -274,18 +274,15 @@ def restore_rows(parts: Sequence[MicroBatch], values: Sequence[Tensor], *, paddi
 def moved(value: T, device: torch.device | str) -> T:
     """A copy whose tensors are on the device, in dataclasses and mappings too; those that are there already are
     shared."""
-    return _moved(value, device)  # type: ignore[no-any-return]
-
-
-def _moved(value: Any, device: torch.device | str) -> Any:
+    copy: Any = value
     if isinstance(value, Tensor):
-        return value.to(device)
-    if isinstance(value, Mapping):
-        return {name: _moved(part, device) for name, part in value.items()}
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {item.name: _moved(getattr(value, item.name), device) for item in dataclasses.fields(value)}
-        return dataclasses.replace(value, **fields)
-    return value
+        copy = value.to(device)
+    elif isinstance(value, Mapping):
+        copy = {name: moved(part, device) for name, part in value.items()}
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {item.name: moved(getattr(value, item.name), device) for item in dataclasses.fields(value)}
+        copy = dataclasses.replace(value, **fields)
+    return copy  # type: ignore[no-any-return]
 
 
 if Batch.__doc__:  # python -OO takes docstrings away

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -14,6 +14,9 @@ from torch import Tensor
 
 from toolgym.rollout.batch.row import RowSource
 from toolgym.rollout.trajectory.token_sequence import joined_payload
+
+if TYPE_CHECKING:
+    from toolgym.rollout.batch.batch import Batch
 
 Place = Literal["prompt", "response", "policy", "tokens", "row"]
 """Place of a field's values: one for each token of the prompt, of the response, of the policy's tokens in the
@@ -35,7 +38,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 Values = Callable[[RowSource], NDArray[Any]]
 """A row's values of a field without padding, in one dimension."""
 
-Invariants = Mapping[str, Callable[["Tensors"], Tensor]]
+Invariants = Mapping[str, Callable[["Batch"], Tensor]]
 """Sentences that must hold of a field, each with a function that says where it does: bool `[rows]` or `[rows, ...]`."""
 
 
@@ -61,52 +64,15 @@ class Field:
         return f"{self.name}: {dtype_name(self.dtype)} `{SHAPES[self.place]}`, {self.doc}{padding}."
 
 
-class Tensors(Protocol):
-    """The parts of a `Batch` that invariants look at: a protocol, since the module `batch` imports this one."""
-
-    @property
-    def prompts(self) -> Tensor: ...
-    @property
-    def responses(self) -> Tensor: ...
-    @property
-    def attention_mask(self) -> Tensor: ...
-    @property
-    def response_mask(self) -> Tensor: ...
-    @property
-    def input_ids(self) -> Tensor: ...
-    @property
-    def position_ids(self) -> Tensor: ...
-    @property
-    def rollout_log_probs(self) -> Tensor: ...
-    @property
-    def weight_versions(self) -> Tensor: ...
-    @property
-    def token_rewards(self) -> Tensor: ...
-    @property
-    def trajectory_ids(self) -> Tensor: ...
-    @property
-    def rewards(self) -> Tensor: ...
-    @property
-    def group_ids(self) -> Tensor: ...
-    @property
-    def pad_token_id(self) -> int: ...
-    @property
-    def groups(self) -> Sequence[str]: ...
-    @property
-    def version_numbers(self) -> Mapping[str, int]: ...
-    @property
-    def aligned(self) -> Mapping[str, Tensor]: ...
-
-
-def _same_trajectory(batch: Tensors) -> Tensor:
+def _same_trajectory(batch: Batch) -> Tensor:
     return torch.cat([torch.tensor([False]), batch.trajectory_ids.diff() == 0])
 
 
-def _prompt_attention(batch: Tensors) -> Tensor:
+def _prompt_attention(batch: Batch) -> Tensor:
     return batch.attention_mask[:, : batch.prompts.shape[1]]
 
 
-def _response_attention(batch: Tensors) -> Tensor:
+def _response_attention(batch: Batch) -> Tensor:
     return batch.attention_mask[:, batch.prompts.shape[1] :]
 
 
@@ -115,14 +81,14 @@ def _finite(values: Tensor) -> Tensor:
     return values.abs() < math.inf
 
 
-def _known_versions(batch: Tensors) -> Tensor:
+def _known_versions(batch: Batch) -> Tensor:
     known = batch.response_mask == 0
     for number in batch.version_numbers.values():
         known |= batch.weight_versions == number
     return known
 
 
-def _in_order(batch: Tensors) -> Tensor:
+def _in_order(batch: Batch) -> Tensor:
     return torch.cat([batch.trajectory_ids[:1] >= 0, batch.trajectory_ids.diff() >= 0])
 
 
@@ -315,7 +281,7 @@ def aligned_field(name: str, dtype: np.dtype[Any], width: int) -> Field:
     kind = torch.from_numpy(np.empty(0, dtype=dtype)).dtype
     padding = payload_padding(kind)
 
-    def elsewhere(batch: Tensors) -> Tensor:
+    def elsewhere(batch: Batch) -> Tensor:
         values = batch.aligned[name]
         return (values == padding).reshape(*values.shape[:2], -1).all(dim=2) | (batch.response_mask == 1)
 

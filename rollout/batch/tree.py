@@ -130,8 +130,20 @@ def pack_tree(batch: Batch, advantages: Tensor | None = None, *, split_by: Seque
         first.append(np.arange(split, here.stop))
         begins.append(start + len(new))
         before = here
-    ends = _ends([len(rows[row]) for row in order], shared, begins)
-    return _tree(packed, nodes, np.concatenate(parents), np.concatenate(first), ends).to(device)
+    kept = np.concatenate(first)
+    at, weights = torch.from_numpy(nodes), packed.advantages
+    tree = Tree(
+        input_ids=packed.input_ids[kept],
+        parents=torch.from_numpy(np.concatenate(parents)),
+        position_ids=packed.position_ids[kept],
+        ends=torch.from_numpy(_ends([len(rows[row]) for row in order], shared, begins)),
+        first=torch.from_numpy(kept),
+        counts=torch.zeros(len(kept), dtype=torch.int64).index_add_(0, at, packed.response_mask),
+        weights=None if weights is None else torch.zeros(len(kept)).index_add_(0, at, weights),
+        nodes=at,
+        packed=packed,
+    )
+    return tree.to(device)
 
 
 def _ends(lengths: Sequence[int], shared: Sequence[int], begins: Sequence[int]) -> NDArray[np.int64]:
@@ -142,24 +154,3 @@ def _ends(lengths: Sequence[int], shared: Sequence[int], begins: Sequence[int]) 
         ends[begins[row] : begins[row + 1]] = open_ends[shared[row] : lengths[row]]
         open_ends[shared[row] :] = begins[row]  # below there, the row before is another branch
     return ends
-
-
-def _tree(
-    packed: Packed,
-    nodes: NDArray[np.int64],
-    parents: NDArray[np.int64],
-    first: NDArray[np.int64],
-    ends: NDArray[np.int64],
-) -> Tree:
-    at, advantages = torch.from_numpy(nodes), packed.advantages
-    return Tree(
-        input_ids=packed.input_ids[first],
-        parents=torch.from_numpy(parents),
-        position_ids=packed.position_ids[first],
-        ends=torch.from_numpy(ends),
-        first=torch.from_numpy(first),
-        counts=torch.zeros(len(first), dtype=torch.int64).index_add_(0, at, packed.response_mask),
-        weights=None if advantages is None else torch.zeros(len(first)).index_add_(0, at, advantages),
-        nodes=at,
-        packed=packed,
-    )

@@ -360,7 +360,7 @@ class Engine(ABC):
     async def update_weights(self, source: WeightSource, *, version: str) -> None:
         """Load new weights of the same architecture. Tokens sampled from here on carry `version`, which is not empty.
 
-        Requests in flight go on, as `pause` decides. A folder with a checkpoint must be visible to the engine's machine.
+        Requests in flight go on, as `pause` decides. A folder must be visible to the engine's machine.
 
         Raises:
             ConfigError: the source or the version is not usable.

@@ -96,9 +96,14 @@ async def _open(
     if not is_url:
         engine = _of_model(name, device, dtype)
     elif name.rstrip("/").endswith("/v1"):
-        engine = _of_completions(name, tokenizer, api_key)
+        from toolgym.rollout.engines.openai.engine import OpenAICompatible
+
+        vocab_size = len(tokenizer) if tokenizer is not None else None
+        engine = OpenAICompatible(name, api_key=api_key, vocab_size=vocab_size)
     else:
-        engine = _of_sglang(name, api_key)
+        from toolgym.rollout.engines.sglang.server import SGLangServer
+
+        engine = SGLangServer(*(url.strip() for url in name.split(",")), api_key=api_key)
     try:
         await engine.start()
         if tokenizer is not None:
@@ -135,15 +140,3 @@ def _of_model(name: str, device: str | torch.device | None, dtype: str | torch.d
             f"{name!r} is none of these{near}"
         )
     return TransformersEngine(folder, device=device, dtype=dtype)
-
-
-def _of_sglang(urls: str, api_key: str | None) -> Engine:
-    from toolgym.rollout.engines.sglang.server import SGLangServer
-
-    return SGLangServer(*(url.strip() for url in urls.split(",")), api_key=api_key)
-
-
-def _of_completions(url: str, tokenizer: PreTrainedTokenizerBase | None, api_key: str | None) -> Engine:
-    from toolgym.rollout.engines.openai.engine import OpenAICompatible
-
-    return OpenAICompatible(url, api_key=api_key, vocab_size=len(tokenizer) if tokenizer is not None else None)

@@ -30,7 +30,7 @@ from toolgym.rollout.recording.lines import (
     tool_key,
 )
 from toolgym.rollout.recording.secrets import scrubbed
-from toolgym.rollout.trajectory.locked_file import LineFile, replaced
+from toolgym.rollout.trajectory.locked_file import LineFile, open_locked, replaced
 from toolgym.rollout.trajectory.trajectory import Trajectory
 from toolgym.tools.errors import ConfigError, EngineError
 
@@ -57,7 +57,7 @@ class CassetteWriter:
         self._counts: Counter[str] = Counter()
         try:
             if kept is None:
-                self._file = LineFile.open(self.path)
+                self._file = LineFile(open_locked(self.path))
                 self._begin(())
             else:
                 with replaced(self.path) as file:
@@ -74,7 +74,7 @@ class CassetteWriter:
 
     @property
     def closed(self) -> bool:
-        return self._file.closed
+        return self._file.file.closed
 
     def count(self, key: str) -> int:
         """Return how often this key was counted before, which tells equal requests apart."""
@@ -117,7 +117,7 @@ class CassetteWriter:
 
     def abandon(self) -> None:
         """Close the file at once, as if the run had been killed. Closing twice is fine."""
-        self._file.abandon()
+        self._file.file.close()
 
     def __enter__(self) -> Self:
         return self

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from toolgym.rollout.trajectory.locked_file import LineFile
+from toolgym.rollout.trajectory.locked_file import LineFile, open_locked
 from toolgym.rollout.trajectory.trajectory import Trajectory
 from toolgym.tools.errors import ConfigError, missing_file, shorten
 
@@ -44,14 +44,14 @@ class TrajectoryWriter:
         self.count = 0
         self._waiting = 0
         try:
-            self._file = LineFile.open(self.path)
+            self._file = LineFile(open_locked(self.path))
             try:
                 if append:
                     _end_last_line(self._file.file, self.path)
                 else:
                     self.clear()
             except BaseException:  # an interrupt too: the lock must not outlive the writer
-                self._file.abandon()
+                self._file.file.close()
                 raise
         except OSError as error:
             raise ConfigError(f"cannot write trajectories to {str(self.path)!r}: {error}") from error

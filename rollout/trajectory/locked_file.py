@@ -56,14 +56,6 @@ class LineFile:
         self.file = file
         self._pending = bytearray()
 
-    @classmethod
-    def open(cls, path: Path) -> LineFile:
-        return cls(open_locked(path))
-
-    @property
-    def closed(self) -> bool:
-        return self.file.closed
-
     def clear(self) -> None:
         if is_on_disk(self.file):
             self.file.truncate(0)
@@ -77,15 +69,12 @@ class LineFile:
 
     def close(self) -> None:
         """Write what is left to disk and close the file, which is closed in any case. Closing twice is fine."""
-        if self.closed:
+        if self.file.closed:
             return
         with self.file:
             self.write(b"")
             if is_on_disk(self.file):
                 os.fsync(self.file.fileno())
-
-    def abandon(self) -> None:
-        self.file.close()
 
 
 @contextlib.contextmanager

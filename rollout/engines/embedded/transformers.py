@@ -271,25 +271,6 @@ class TransformersEngine(Engine):
         check_weights(self.model, weights)
         return weights
 
-    async def change_weights(self, change: Callable[[nn.Module], object], *, version: str) -> None:
-        """Call a function that changes the module in place, between two decoding steps, in the engine's thread.
-
-        Raises:
-            EngineError: the function failed. Its changes so far stay, under the old version.
-        """
-        checked_version(version)
-
-        def run() -> None:
-            try:
-                change(self.model)
-            except Exception as error:
-                raise EngineError(
-                    f"the function that changes the weights failed: {type(error).__name__}: {error}"
-                ) from error
-            self._weight_version = version
-
-        await self._command(run)
-
     async def notify_weights_changed(self, version: str) -> None:
         """Set the version, after a learner changed the shared module in place (which it does while paused)."""
 
