@@ -1,18 +1,7 @@
 """Batches as rows of a data set: for the library `datasets`, and as Parquet files.
 
-One row for each row of the batch, without padding. `FIELDS` names the columns; lists have one value for each of
-`response_ids`:
-
-    id, group_id    string      the row's id, and `Trajectory.group_id`
-    prompt_ids      list        the prompt
-    response_ids    list        all that came after it, the policy's tokens and the env's
-    response_mask   list        1 on the policy's tokens
-    logprobs        list        0 on the env's tokens
-    weight_versions list        numbers; -1 on the env's tokens
-    token_rewards   list
-    reward          float
-    trajectory_number, group_number    places in the batch
-    aligned.NAME    list        payloads
+One row for each row of the batch, without padding. `FIELDS` names the columns, beside `id`, `group_id` and the payloads
+as `aligned.NAME`; lists have one value for each token of the response.
 """
 
 from __future__ import annotations

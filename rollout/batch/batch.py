@@ -1,20 +1,8 @@
-"""`Batch`: trajectories as masked token tensors.
+"""`Batch`: trajectories as masked token tensors; docs/batches.md shows the layout.
 
-Layout (as verl's, TRL's and OpenRLHF's padded batches have it): the prompt is padded on the left, the response on the
-right, so that all responses begin in the same column.
-
-    prompts         [rows, prompt]                  pad pad p1 p2 p3
-    responses       [rows, response]                                 r1 r2 t1 t2 r3 pad
-    response_mask   [rows, response]                                  1  1  0  0  1   0     1 = sampled by the policy
-    input_ids       [rows, prompt + response]       pad pad p1 p2 p3 r1 r2 t1 t2 r3 pad
-    attention_mask  [rows, prompt + response]         0   0  1  1  1  1  1  1  1  1   0
-    position_ids    [rows, prompt + response]         0   0  0  1  2  3  4  5  6  7   0
-
-A row is one token sequence. A trajectory whose context was rewritten on the way (`history="template"`, a context
-policy) is several sequences, and each becomes a row of its own with the trajectory's reward and group. Tokens that an
-earlier sequence sampled are prompt in a later one, so no token is trained twice. `trajectory_ids` tells which rows
-belong together: statistics such as a group's mean reward must count each trajectory once
-(`toolgym.rollout.advantages.advantages`), and its advantage goes to all of its rows (`Batch.per_row`).
+A row is one token sequence. `trajectory_ids` tells which rows belong to one trajectory: statistics such as a group's
+mean reward must count each trajectory once (`toolgym.rollout.advantages.advantages`), and its advantage goes to all of
+its rows (`Batch.per_row`).
 """
 
 from __future__ import annotations
@@ -50,7 +38,7 @@ class Dropped:
 
 @dataclass(frozen=True)
 class Batch:
-    """Masked token tensors, one row for each token sequence. See the module for the layout.
+    """Masked token tensors, one row for each token sequence.
 
     Attributes:
         the tensors that `FIELDS` lists.
@@ -64,8 +52,7 @@ class Batch:
             their first appearance; so SGLang's initial `default` comes before step 1.
         aligned: payloads of the policy's tokens by name, `[rows, response, ...]` in the dtype in which they came.
             Elsewhere they hold -1 if the dtype has a sign and is an integer, else 0 or False.
-        reward_placement: which tokens have `token_rewards`: `turns` or `outcome`, see
-            `toolgym.rollout.advantages.reward_placement`.
+        reward_placement: which tokens have `token_rewards`: `turns` or `outcome`.
     """
 
     prompts: Tensor

@@ -1,13 +1,7 @@
-"""`pack`: the rows of a batch one behind the other, without padding.
+"""`pack`: the rows of a batch one behind the other, without padding; docs/batches.md shows the layout.
 
-    input_ids      [tokens]     p1 p2 p3 r1 r2 t1 t2 r3   p1 r1
-    position_ids   [tokens]      0  1  2  3  4  5  6  7    0  1
-    response_mask  [tokens]      0  0  0  1  1  0  0  1    0  1
-    row_ids        [tokens]      0  0  0  0  0  0  0  0    1  1
-    cu_seqlens     [rows + 1]    0                         8     10
-
-The form that variable-length attention takes (`cu_seqlens` as FlashAttention's functions have it). Every value stands
-at the token that it belongs to, not at the one before it that predicts it; `token_log_probs` looks there itself.
+Every value stands at the token that it belongs to, not at the one before it that predicts it; `token_log_probs` looks
+there itself. `cu_seqlens` are as FlashAttention's functions have them.
 """
 
 from __future__ import annotations
@@ -34,21 +28,17 @@ PADDINGS = {item.name: item.padding for item in PACKED if isinstance(item.paddin
 
 @dataclass(frozen=True)
 class Packed:
-    """The rows of a batch as one row of tokens. See the module for the layout.
+    """The rows of a batch as one row of tokens. Values at the tokens are those of `Batch`, and its paddings elsewhere.
 
     Attributes:
-        input_ids: int64 `[tokens]`.
         position_ids: int64 `[tokens]`, from 0 in each row.
         response_mask: int64 `[tokens]`, 1 on tokens that the policy sampled: where a loss is.
-        rollout_log_probs: float32 `[tokens]`, as in `Batch`; 0 elsewhere.
-        weight_versions: int64 `[tokens]`, as in `Batch`; -1 elsewhere.
-        token_rewards: float32 `[tokens]`, as in `Batch`; 0 elsewhere.
         row_ids: int64 `[tokens]`, the place in the batch of each token's row.
         cu_seqlens: int32 `[rows + 1]`, where each row begins, and the number of tokens.
         prompt_lengths: int64 `[rows]`, in tokens.
         widths: of prompt and response in the batch, in tokens.
         advantages: float32 `[tokens]`, on the policy's tokens; 0 elsewhere. None if none were given.
-        aligned: payloads by name, `[tokens, ...]`; elsewhere as in `Batch`.
+        aligned: payloads by name, `[tokens, ...]`.
     """
 
     input_ids: Tensor

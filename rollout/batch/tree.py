@@ -1,21 +1,10 @@
 """`pack_tree`: the rows of a batch as one tree of tokens, where each prefix that rows share stands once.
 
-The samples of a group share their prompt, branches of a trajectory also its turns, and the sequences of one trajectory
-what a context policy left. A forward pass over the tree computes that once:
-
-    rows    1 2 3 4 5        node        0  1  2  3  4  5  6
-            1 2 3 6          input_ids   1  2  3  4  5  6  7
-            1 7              parents    -1  0  1  2  3  2  0
-                             positions   0  1  2  3  4  3  1
-                             ends        7  6  6  5  5  6  7     nodes from here to there hang below a node
-
-**What is shared:** a token with everything before it, where all ids are equal, since a model computes the same from the
-same ids. **What is not shared:** all that a loss takes. Mask, log-probabilities of the sampler, versions, rewards and
-advantages stay with each row in `Tree.packed`, and `Tree.nodes` leads from its tokens to the nodes. So any loss over
-`token_log_probs` is that over the rows, and so is its gradient.
-
-The nodes stand in depth-first order, so a node's descendants follow it up to its end: a node attends those before it
-that end behind it.
+A token is shared with everything before it, where all ids are equal, since a model computes the same from the same ids.
+All that a loss takes (mask, log-probabilities of the sampler, versions, rewards, advantages) stays with each row in
+`Tree.packed`, and `Tree.nodes` leads from its tokens to the nodes. So any loss over `token_log_probs` is that over the
+rows, and so is its gradient. The nodes stand in depth-first order, so a node's descendants follow it up to its end.
+docs/batches.md shows the layout.
 """
 
 from __future__ import annotations
@@ -36,7 +25,7 @@ from toolgym.rollout.batch.prefixes import prefix_keys, shared_prefixes
 
 @dataclass(frozen=True)
 class Tree:
-    """The rows of a batch as a tree of tokens. See the module.
+    """The rows of a batch as a tree of tokens.
 
     Attributes:
         input_ids: int64 `[nodes]`, each node's token.
@@ -100,11 +89,8 @@ def pack_tree(batch: Batch, advantages: Tensor | None = None, *, split_by: Seque
     The tree is made on the CPU and returned on the batch's device. Its attention takes memory with the square of its
     nodes: `batch.micro_batches(max_tokens=..., count="tree")` makes parts whose trees have at most that many.
 
-    Args:
-        batch: the batch, or a part of one.
-        advantages: see `pack`.
-        split_by: payloads in which tokens must be equal, too, to be shared: those that the model is given back. None:
-            `routed_experts` if the batch has it.
+    `split_by` are payloads in which tokens must be equal, too, to be shared: those that the model is given back. None
+    is `routed_experts` if the batch has it. `advantages` are as in `pack`.
 
     Raises:
         ConfigError: see `pack`; or the batch has no such payload.

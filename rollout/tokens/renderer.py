@@ -1,16 +1,11 @@
 """Exact tokens: a conversation as token ids that only ever grows.
 
-Three rules make sure that what the policy saw is what the trainer gets:
-
 1. Generated ids are kept as generated; they are never decoded and encoded again.
 2. After a turn, only the new messages are rendered, as the *delta* that the chat template puts between the turn's end
-   and the next generation. Its cost depends neither on the history nor on the tools, but for the few templates that
-   look back (`Plan`). That it is the delta of the whole conversation is proven for each template when a `ChatRenderer`
-   is made (`toolgym.rollout.tokens.template_analysis`).
-3. Text from tools, users and tasks never becomes a control token (`toolgym.rollout.tokens.safe_encoder`).
+and the next generation (`toolgym.rollout.tokens.template_analysis`). 3. Text from tools, users and tasks never becomes
+a control token (`toolgym.rollout.tokens.safe_encoder`).
 
-How a model writes its tool calls is part of its chat template too, so the renderer also reads generated ids back into a
-`ParsedTurn`.
+The renderer also reads generated ids back into a `ParsedTurn`.
 """
 
 from __future__ import annotations
@@ -74,15 +69,12 @@ class ChatRenderer:
         now: the date for templates that write one; default: the present one. It stays the same for this object.
 
     Attributes:
-        tools: the tools in the OpenAI shape.
         parser: reads turns. None if there are tools and the chat template does not show how to call them. Without
             tools, such a template's turns are content.
         opens_thinking: the generation prompt ends with `<think>`, so that turns begin inside of thinking.
-        facts: what was proven about the template.
-        end_of_turn: the text of the token that ends the policy's answer.
-        end_of_turn_id: its id.
-        stop_token_ids: ids of all tokens that end a turn: behind an answer, behind a call, and what the tokenizer and
-            the generation config beside it name as an end (`end_token_ids`).
+        facts: proven facts about the template.
+        stop_token_ids: ids of all tokens that end a turn: behind an answer, behind a call, and those that the tokenizer
+            and the generation config beside it name as an end (`end_token_ids`).
 
     Raises:
         TemplateError: the tokenizer has no chat template, or the template marks no end of turn that can be sampled.

@@ -24,41 +24,14 @@ def succeeded(trajectory: Trajectory) -> bool:
 
 
 def summarize(trajectories: Iterable[Trajectory]) -> dict[str, float]:
-    """Return figures of trajectories by name, as loggers of metrics take them.
-
-    A rate is between 0 and 1. A standard deviation is that of a sample, and 0 of one episode. What a failure broke off
-    does not count in rewards and successes (see `Trajectory.in_group_statistics`); without an episode that counts, and
-    without any episode at all, the figures that would have no value are left out.
-
-    | name | what it is |
-    | --- | --- |
-    | `episodes` | number of trajectories |
-    | `groups` | number of groups |
-    | `reward/mean`, `reward/std`, `reward/min`, `reward/max` | of the episodes that count |
-    | `success/mean`, `success/std` | of the episodes that count: 1 where the scorer gave full marks |
-    | `metrics/NAME/mean` | of each number in the metrics, over the episodes that have it and count |
-    | `stop_reason/NAME` | rate of each `StopReason`, those that did not occur included |
-    | `truncated/rate` | rate of episodes that a limit or an abort cut, failures not included |
-    | `failed/rate`, `failed/BLAME` | rate of failed episodes; by what failed: `engine`, `env`, `sandbox`, ... |
-    | `turns/mean`, `turns/max`, `turns/truncated` | turns in an episode; rate of turns that ended without an end |
-    | `tool_calls/mean` | calls in an episode |
-    | `tool_calls/status/NAME` | number of calls with each status that occurred |
-    | `tool_calls/bad` | number of malformed calls, which were not run |
-    | `tool_calls/infra_failures` | number of calls that the tool's infrastructure failed |
-    | `tokens/policy` | number of tokens that the policy sampled |
-    | `response_length/mean`, `response_length/max` | tokens that the policy sampled in an episode |
-    | `prompt_length/mean`, `prompt_length/max` | tokens of the first prompt of an episode |
-    | `seconds/mean`, `engine_seconds/mean`, `env_seconds/mean` | wall seconds of an episode, and its waits |
+    """Return figures of trajectories by name, as loggers of metrics take them. docs/metrics.md lists them.
 
     Example:
         >>> summarize([])
         {'episodes': 0.0, 'groups': 0.0}
 
-    Args:
-        trajectories: of one run or of several, in any order.
-
     Raises:
-        ConfigError: they are no trajectories.
+        ConfigError: these are no trajectories.
     """
     every = require_trajectories(trajectories)
     figures: dict[str, float] = {

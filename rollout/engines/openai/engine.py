@@ -62,31 +62,8 @@ class _InFlight:
 class OpenAICompatible(Engine):
     """Generates through `/v1/completions` of a server that takes and returns token ids: vLLM, SGLang, their routers.
 
-    The prompt is sent as ids, the answer is streamed, and its ids and log-probabilities are kept as they come. A server
-    that returns text only is refused: at `start`, by a probe of one token, and with every answer, whose parts must
-    agree. Use `SGLangServer` for an SGLang server if you can: it has a control plane.
-
-    Log-probabilities: `start` finds out by three requests of one token which distribution they are of (see
-    `LogprobsMode`), and `generate` refuses parameters under which they would not be what `Generation` promises. vLLM
-    gives unscaled ones unless it was started with `--logprobs-mode processed_logprobs`. `logprobs_mode` given by hand
-    is not checked.
-
-    Weights: the API cannot load any, and does not tell their version. Load them into the server in its own way and set
-    `weight_version`, best between `pause` and `resume`; each id carries the version that was set when it arrived.
-
-    Pausing: a server stops only requests whose connection is closed. `PauseMode.ABORT` works as everywhere, and so does
-    `PauseMode.RETRACT`: connections are closed, and after `resume` each request goes on by sending its prompt and what
-    it has. (A request with a seed goes on with another one derived from it, so it gives other tokens than without the
-    pause.) `PauseMode.IN_PLACE` is refused. The server may take some seconds to drop their requests.
-
-    Seeds: vLLM honours them; SGLang only if it was started with `--enable-deterministic-inference`.
-
-    Stopping: an SGLang server also stops at the model's own end-of-sequence ids when `stop_token_ids` is not empty.
-
-    A request is sent again only if it is safe: when the connection was refused before anything was sent, and when the
-    server says 429 or 503 with `Retry-After`; at most 4 times.
-
-    One engine belongs to the event loop that called `start`.
+    See docs/engines.md for log-probabilities, weights, pauses and seeds. Use `SGLangServer` for an SGLang server if you
+    can: it has a control plane.
 
     Args:
         url: the server, for example "http://127.0.0.1:8000", with or without "/v1".

@@ -46,11 +46,8 @@ class CompletionsClient:
         headers: dict[str, str] | None = None,
         progress: Callable[[], None] = lambda: None,
     ) -> None:
-        """Send a request until the server takes it, and read the answer to its end. Cancelling closes the connection.
-
-        It is sent again, as `RETRIES` says, when the connection was refused before anything was sent, and when the
-        server says 429 or 503 with `Retry-After`.
-        """
+        """Send a request until the server takes it, and read the answer to its end. Cancelling closes the
+        connection."""
         await repeat_request(lambda: self._send(body, answer, headers or {}, progress))
 
     async def _send(

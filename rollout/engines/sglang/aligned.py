@@ -1,15 +1,4 @@
-"""Payloads that SGLang returns beside each sampled token, as arrays for `Generation.aligned`.
-
-`routed_experts`: int32 `[tokens, layers, experts_per_token]`, the experts that a mixture of experts chose, for routing
-replay. Row t belongs to the forward pass whose logits gave token t, as its log-probability does: the pass over the
-token *before* it. So every sampled token has a row; the prompt's rows are not asked for, and cut away if a server sends
-them anyway. Rows of layers without experts are 0. Servers need `--enable-return-routed-experts`. If SGLang retracts a
-request, it returns the rows of the last time.
-
-`sampling_mask`: int32 `[tokens, kept]`, the ids among which each token was sampled, after top-k, top-p and min-p, in no
-particular order; -1 fills up rows with fewer. `kept` is `top_k` (1 at temperature 0), or more if equally probable ids
-stand at the border; where generations are joined, rows are filled up to the widest (`FILLERS` in
-`toolgym.rollout.trajectory.token_sequence`). SGLang wants a finite `top_k` of at most `--sampling-mask-max-tokens`.
+"""Payloads that SGLang returns beside each sampled token, as arrays for `Generation.aligned`; see docs/engines.md.
 
 Sources: SGLang 0.5.23, `GenerateReqInput` in `managers/io_struct.py`, `_maybe_collect_routed_experts` in
 `managers/scheduler_components/batch_result_processor.py`, `sampling/sampling_mask.py`, and what servers were seen to

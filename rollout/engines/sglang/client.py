@@ -53,24 +53,12 @@ LOAD_TIMEOUT = 5.0
 class SGLangClient(Engine):
     """Generates with SGLang over a transport. `SGLangServer` and `SGLangEngine` make one with theirs.
 
-    Versions: every update names the version of its weights, and each token says which version sampled it. Under
-    `PauseMode.IN_PLACE` or `RETRACT` what is in flight goes on under the new weights. An update needs no pause: SGLang
-    finishes what runs, and what is new waits. An update in several buckets would let requests in between them, so it
-    pauses SGLang by itself, with `RETRACT`.
+    An update needs no pause: SGLang finishes what runs, and what is new waits. An update in several buckets would let
+    requests in between them, so it pauses SGLang by itself, with `RETRACT`.
 
     The prefix cache is flushed with each update, except under `PauseMode.IN_PLACE`, where SGLang cannot. There a label
     that no other update has keeps it apart, and tokens come with that label. So the first token tells of a request that
     began on older keys and values; it is sent again, once, with nothing of the cache.
-
-    Args:
-        transport: the way to SGLang.
-        aligned: payloads to ask for with every request, see `toolgym.rollout.engines.sglang.aligned`.
-        request_timeout: seconds for one generation, waiting and pauses included.
-        control_timeout: seconds for a control call.
-        weights_timeout: seconds for an update of the weights.
-
-    Raises:
-        ConfigError: an argument is not usable.
     """
 
     def __init__(

@@ -158,19 +158,10 @@ def _outcome(answer: Any) -> tuple[bool, str]:
 
 
 class SGLangEngine(SGLangClient):
-    """Generates with `sglang.Engine`: SGLang's scheduler as a child of this process, without HTTP.
+    """Generates with `sglang.Engine`: SGLang's scheduler as a child of this process, without HTTP. See docs/engines.md.
 
     Example:
         >>> engine = SGLangEngine("path/to/model", tp_size=1)  # starts when it is entered with `async with`
-
-    It has the same methods as `SGLangServer`, and the same notes on logprobs, seeds and stopping hold. It lives on an
-    event loop and a thread of its own, and speaks to SGLang's tokenizer manager: `sglang.Engine` itself has no abort
-    and no pause. If a process of SGLang dies, what is in flight fails with EngineUnavailableError, and this process
-    goes on. (Start it from the main thread: only there can the signal be caught that a dying scheduler sends.) `close`
-    ends SGLang's processes and no other children of this one.
-
-    A process can start it with `enable_metrics=True` only once: SGLang registers its counters for good. SGLang starts
-    its processes by `spawn`: a script that uses this engine needs `if __name__ == "__main__":`.
 
     Args:
         model: a folder with a model and its tokenizer, or a hub name.

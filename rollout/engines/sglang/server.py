@@ -10,41 +10,16 @@ from toolgym.tools.http.replicas import ReplicaState
 
 
 class SGLangServer(SGLangClient):
-    """Generates on SGLang servers, through their `/generate`, which takes and returns token ids.
+    """Generates on SGLang servers, through their `/generate`, which takes and returns token ids. See docs/engines.md.
 
     Example:
         >>> engine = SGLangServer("http://a:30000", "http://b:30000")  # connects when it is entered
         >>> engine = SGLangServer("http://router:8000")
 
-    Several servers: requests that share an `affinity` stay with one server, for its prefix cache; new ones go to the
-    server with the fewest requests in flight. A server that has `balance_abs_threshold` requests more than the least
-    loaded one, and more than `balance_rel_threshold` times as many, gives its trajectories away. A server that cannot
-    be reached leaves at once, one that fails three health checks in a row leaves too, but never the last one. A request
-    whose server dies is sent to another from its exact ids. A server that comes back with other weights than the rest
-    (it was restarted) is suspended until the next update of the weights.
-
-    A router: its workers are asked from it, or given as `workers`; control calls and aborts go to them directly, for
-    routers do not pass them on. Start it with `--policy manual --disable-retries`.
-
-    Logprobs: SGLang reports them under the temperature-scaled distribution before top-p, top-k and min-p, and unscaled
-    at temperature 0 (`layers/sampler.py`), which is this library's meaning. A server must not run with
-    `SGLANG_RETURN_ORIGINAL_LOGPROB`, which makes all of them unscaled; no endpoint tells it.
-
-    Seeds: a server honours them only when started with `--enable-deterministic-inference`; others ignore them. Such a
-    server cannot combine seeds with min-p (its sampler dies), which is refused here.
-
-    Stopping: a server also stops at the model's own end-of-sequence ids when `stop_token_ids` is not empty.
-
-    Requests that start while this engine has paused the servers wait here, not there: SGLang loses the abort of a
-    request that waits for the end of a pause. An abort of a running request during a pause takes effect after it.
-
-    One engine belongs to the event loop that called `start`.
-
     Args:
         urls: the servers, for example "http://127.0.0.1:30000", or one router.
         workers: the urls of a router's workers, if they cannot be asked from it.
-        aligned: payloads that `Generation.aligned` is to hold, of `routed_experts` and `sampling_mask`; see
-            `toolgym.rollout.engines.sglang.aligned` for shapes, and for the flags that the servers need.
+        aligned: payloads that `Generation.aligned` is to hold, of `routed_experts` and `sampling_mask`.
         request_timeout: seconds for one generation, waiting on the server and pauses included.
         control_timeout: seconds for every other call.
         weights_timeout: seconds for an update of the weights.
