@@ -113,7 +113,8 @@ def _pyarrow() -> Any:
 
 def _table(batch: Batch, trajectories: Sequence[Trajectory] | None) -> pyarrow.Table:
     pyarrow, batch = _pyarrow(), batch.to("cpu")
-    prompts, responses = _masks(batch)
+    width = batch.prompts.shape[1]
+    tokens = batch.attention_mask.numpy().astype(bool)
     columns: dict[str, Any] = {
         "id": pyarrow.array(batch.ids),
         "group_id": pyarrow.array([batch.groups[number] for number in batch.group_ids.tolist()]),
@@ -123,7 +124,7 @@ def _table(batch: Batch, trajectories: Sequence[Trajectory] | None) -> pyarrow.T
     for item in (*FIELDS, *payloads):
         if item.column is not None:
             value = tensors[item.name].numpy()
-            mask = prompts if item.place == "prompt" else responses
+            mask = tokens[:, :width] if item.place == "prompt" else tokens[:, width:]
             if 0 in value.shape[2:]:
                 raise ConfigError(
                     f"{item.name} has no values, {list(value.shape)}; make the batch without it (aligned=)"
@@ -133,12 +134,6 @@ def _table(batch: Batch, trajectories: Sequence[Trajectory] | None) -> pyarrow.T
         owners = [trajectories[index] for index in batch.owners(trajectories)]
         columns |= {name: pyarrow.array(map(of, owners)) for name, of in TRAJECTORY_COLUMNS.items()}
     return pyarrow.table(columns)
-
-
-def _masks(batch: Batch) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    width = batch.prompts.shape[1]
-    tokens = batch.attention_mask.numpy().astype(bool)
-    return tokens[:, :width], tokens[:, width:]
 
 
 def _lists(values: NDArray[Any], mask: NDArray[np.bool_]) -> Any:

@@ -104,13 +104,11 @@ class Batch:
     def select(self, rows: Tensor | Sequence[int]) -> Batch:
         """Some rows of the batch, without the padding that none of them needs. The tensors are copies.
 
-        `trajectory_ids`, `group_ids` and `weight_versions` mean the same as in the whole.
+        `trajectory_ids`, `group_ids` and `weight_versions` mean the same as in the whole. Raises ConfigError if there
+        are none, or one is not in the batch.
 
         Args:
             rows: places of rows, int `[rows]`. In ascending order the part holds the invariants of a batch too.
-
-        Raises:
-            ConfigError: there are none, or one is not in the batch.
         """
         at = torch.as_tensor(rows, device=self.prompts.device)
         numbers = at.dim() == 1 and len(at) > 0 and at.dtype in (torch.int32, torch.int64)  # a mask is none
@@ -238,9 +236,7 @@ def restore_rows(parts: Sequence[MicroBatch], values: Sequence[Tensor], *, paddi
     """Values of the rows of all parts of a batch as values of the batch's rows, in its order: `[rows, ...]`.
 
     Values of responses, `[rows, response, ...]`, may be of different widths: all get that of the widest, and `padding`.
-
-    Raises:
-        ConfigError: the values are not of these parts.
+    Raises ConfigError if the values are not of these parts.
     """
     if len(values) != len(parts) or any(
         len(value) != len(part.rows) for value, part in zip(values, parts, strict=True)

@@ -22,10 +22,7 @@ BLOCK = 2**18
 
 def check_batch(batch: Batch, trajectories: Sequence[Trajectory] | None = None) -> None:
     """Check a batch's invariants, and that it leads back to its trajectories, if given in the order of its rows.
-
-    Raises:
-        BatchError: an invariant does not hold; names it and the first row.
-    """
+    Raises BatchError for the first invariant that does not hold, with the first row."""
     rows = None
     if trajectories is not None:
         rows = rows_of(trajectories, batch.groups, batch.version_numbers, batch.reward_placement)

@@ -26,10 +26,8 @@ PREFIX = "aligned."
 def save_batch(batch: Batch, path: str | Path) -> None:
     """Write a batch to a safetensors file; `load_batch` reads it back.
 
-    The tensors have the names of `Batch.tensors`; everything else is in the file's metadata, as JSON.
-
-    Raises:
-        ConfigError: it is no batch, or the file cannot be written.
+    The tensors have the names of `Batch.tensors`; everything else is in the file's metadata, as JSON. Raises
+    ConfigError if it is no batch, or the file cannot be written.
     """
     if not isinstance(batch, Batch):
         raise ConfigError(f"expected a Batch, as `make_batch` returns it, got {shorten(repr(batch))}")

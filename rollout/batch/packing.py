@@ -83,20 +83,16 @@ class Packed:
         """Log-probabilities of the policy's tokens: float32 `[tokens]`, 0 elsewhere. They carry the logits' gradient.
 
         `logits` are `[tokens, vocabulary]`, of a model that was given `input_ids`. `temperature` is that of the
-        sampling: `rollout_log_probs` are under the distribution that it makes.
-
-        Raises:
-            ConfigError: the logits are of another number of tokens.
+        sampling: `rollout_log_probs` are under the distribution that it makes. Raises ConfigError for another number of
+        tokens.
         """
         return log_probs_at(logits, self.input_ids, self.parents, self.response_mask > 0, temperature)
 
     def unpack(self, values: Tensor, *, padding: float = 0) -> Tensor:
         """Values of the tokens, `[tokens, ...]`, in the batch's layout: `[rows, prompt + response, ...]`.
 
-        `packed.unpack(values)[:, packed.widths[0]:]` are those of the responses. Padding gets `padding`.
-
-        Raises:
-            ConfigError: the values are of another number of tokens.
+        `packed.unpack(values)[:, packed.widths[0]:]` are those of the responses. Padding gets `padding`. Raises
+        ConfigError for another number of tokens.
         """
         _require(values, len(self), "values")
         padded = values.new_full((len(self.prompt_lengths), sum(self.widths), *values.shape[1:]), padding)
@@ -105,14 +101,12 @@ class Packed:
 
 
 def pack(batch: Batch, advantages: Tensor | None = None) -> Packed:
-    """Put the rows of a batch one behind the other, without padding. The tensors stay on its device.
+    """Put the rows of a batch one behind the other, without padding. The tensors stay on its device. Raises ConfigError
+    if `advantages` have another shape, or one on a token of the policy's is not finite.
 
     Args:
         batch: the batch, or a part of one (`Batch.select`, `Batch.micro_batches`).
         advantages: `[rows]`, one for all of the policy's tokens of a row (see `Batch.per_row`), or `[rows, response]`.
-
-    Raises:
-        ConfigError: `advantages` have another shape, or one on a token of the policy's is not finite.
     """
     tokens = batch.attention_mask.bool()
     width, flat = batch.prompts.shape[1], batch.flattener()

@@ -31,11 +31,7 @@ def shared_prefixes(rows: Sequence[NDArray[np.int64]]) -> tuple[list[int], list[
 def prefix_keys(
     ids: NDArray[np.int64], aligned: Mapping[str, NDArray[Any]], split_by: Sequence[str] | None = None
 ) -> NDArray[np.int64]:
-    """Keys that decide which tokens are shared: int64 `[tokens]`, equal where the ids and the payloads named are.
-
-    Raises:
-        ConfigError: there is no payload of a name in `split_by`.
-    """
+    """Keys that decide which tokens are shared: int64 `[tokens]`, equal where the ids and the payloads named are."""
     names = [name for name in READ_BY_MODELS if name in aligned] if split_by is None else split_by
     if not names:
         return ids

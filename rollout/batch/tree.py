@@ -74,11 +74,8 @@ class Tree:
         return moved(self, device)
 
     def token_log_probs(self, logits: Tensor, *, temperature: float = 1.0) -> Tensor:
-        """As `Packed.token_log_probs`, of the tokens in `packed`; `logits` are `[nodes, vocabulary]`.
-
-        Raises:
-            ConfigError: the logits are of another number of nodes.
-        """
+        """As `Packed.token_log_probs`, of the tokens in `packed`; `logits` are `[nodes, vocabulary]`. Raises
+        ConfigError for another number of nodes."""
         each = log_probs_at(logits, self.input_ids, self.parents, self.counts > 0, temperature)
         return each[self.nodes] * (self.packed.response_mask > 0)
 
@@ -90,10 +87,8 @@ def pack_tree(batch: Batch, advantages: Tensor | None = None, *, split_by: Seque
     nodes: `batch.micro_batches(max_tokens=..., count="tree")` makes parts whose trees have at most that many.
 
     `split_by` are payloads in which tokens must be equal, too, to be shared: those that the model is given back. None
-    is `routed_experts` if the batch has it. `advantages` are as in `pack`.
-
-    Raises:
-        ConfigError: see `pack`; or the batch has no such payload.
+    is `routed_experts` if the batch has it. `advantages` are as in `pack`. Raises ConfigError as `pack` does, or if the
+    batch has no such payload.
     """
     device = batch.prompts.device
     packed = pack(batch.to("cpu"), None if advantages is None else advantages.to("cpu"))

@@ -65,7 +65,7 @@ class PauseMode(enum.StrEnum):
 @named_fields
 @dataclass(frozen=True)
 class SamplingParams:
-    """Sampling of one turn.
+    """Sampling of one turn. Raises ConfigError for a value that is of the wrong kind or out of range.
 
     Attributes:
         max_new_tokens: most tokens to generate; no engine default applies.
@@ -75,9 +75,6 @@ class SamplingParams:
         min_p: drop tokens less probable than this share of the most probable one; 0 keeps all.
         stop_token_ids: generation ends after any of these, which is then part of the result.
         seed: makes the request reproducible if the engine can; None draws afresh.
-
-    Raises:
-        ConfigError: a value is of the wrong kind or out of range.
     """
 
     max_new_tokens: int
@@ -128,7 +125,7 @@ class GenerationRequest:
 
 @dataclass(frozen=True)
 class Generation:
-    """The answer of an engine to one request.
+    """The answer of an engine to one request. Raises EngineError if lengths differ.
 
     Attributes:
         token_ids: the sampled ids, a matched stop token included.
@@ -139,9 +136,6 @@ class Generation:
         cached_tokens: prompt tokens whose keys and values the engine already had.
         aligned: further payloads by name, arrays with one row for each id, such as those that `SGLangServer` documents.
             Two generations are compared without them.
-
-    Raises:
-        EngineError: the lengths differ.
     """
 
     token_ids: tuple[int, ...]
@@ -248,11 +242,8 @@ class Engine(ABC):
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase | None:
-        """The tokenizer of the engine's model, loaded at the first use; None if the engine does not know where one is.
-
-        Raises:
-            ConfigError: the model's folder holds no tokenizer.
-        """
+        """The tokenizer of the engine's model, loaded at the first use; None if the engine does not know where one
+        is. Raises ConfigError if the model's folder holds no tokenizer."""
         if self._tokenizer is None and (source := self._tokenizer_source()) is not None:
             from toolgym.rollout.models.tokenizer import load_tokenizer  # needs transformers
 
@@ -269,10 +260,7 @@ class Engine(ABC):
 
     async def check_tokenizer(self, tokenizer: PreTrainedTokenizerBase) -> None:
         """Refuse a tokenizer that is not the model's, if the engine can tell. Runners ask before the first episode.
-
-        Raises:
-            ConfigError: ids mean another text to the engine's own tokenizer.
-        """
+        Raises ConfigError if ids mean another text to the engine's own tokenizer."""
         if tokenizer is self._agreed:
             return
         try:
@@ -346,11 +334,8 @@ class Engine(ABC):
         raise EngineError(f"{type(self).__name__} cannot abort a request: cancel its `generate` instead")
 
     async def pause(self, mode: PauseMode = PauseMode.IN_PLACE) -> None:
-        """Stop sampling until `resume`; new requests wait. The mode says what becomes of those in flight.
-
-        Raises:
-            ConfigError: this engine cannot pause in this mode.
-        """
+        """Stop sampling until `resume`; new requests wait. The mode says what becomes of those in flight. Raises
+        ConfigError if this engine cannot pause in this mode."""
         raise EngineError(f"{type(self).__name__} cannot pause")
 
     async def resume(self) -> None:
@@ -360,10 +345,8 @@ class Engine(ABC):
     async def update_weights(self, source: WeightSource, *, version: str) -> None:
         """Load new weights of the same architecture. Tokens sampled from here on carry `version`, which is not empty.
 
-        Requests in flight go on, as `pause` decides. A folder must be visible to the engine's machine.
-
-        Raises:
-            ConfigError: the source or the version is not usable.
+        Requests in flight go on, as `pause` decides. A folder must be visible to the engine's machine. Raises
+        ConfigError if the source or the version is not usable.
         """
         raise EngineError(f"{type(self).__name__} cannot change its weights")
 

@@ -28,7 +28,8 @@ _REASONS = ", ".join(repr(reason.value) for reason in FinishReason)
 
 
 class CallableEngine(Engine):
-    """Generates by calling an async function.
+    """Generates by calling an async function. Raises ConfigError if an argument is not usable, or no context length is
+    known.
 
     Args:
         generate: gets a `GenerationRequest`, returns what `read_answer` reads. Cancelling the call must abort the
@@ -37,9 +38,6 @@ class CallableEngine(Engine):
         context_length: most tokens of prompt and generation together; None: the tokenizer's `model_max_length`.
         vocab_size: number of token ids; None: the tokenizer's. A model with padding rows in its embedding has more.
         weight_version: version of the weights, for answers that do not say theirs.
-
-    Raises:
-        ConfigError: an argument is not usable, or the tokenizer has no length and `context_length` was not given.
     """
 
     def __init__(
@@ -93,7 +91,8 @@ class CallableEngine(Engine):
 
 
 def read_answer(answer: object, request: GenerationRequest, weight_version: str = "0") -> Generation:
-    """Return what a generate function answered as a `Generation`.
+    """Return what a generate function answered as a `Generation`. Raises EngineError if it is none of these, the
+    lengths differ, or the reason is left out and does not follow.
 
     Args:
         answer: a `Generation`; or a mapping with `token_ids` and `logprobs`, and any of the other attributes of
@@ -102,9 +101,6 @@ def read_answer(answer: object, request: GenerationRequest, weight_version: str 
             `finish_reason` is left out, it follows from the last id and the number of ids.
         request: what was asked for.
         weight_version: version of the weights if the answer does not say it.
-
-    Raises:
-        EngineError: it is none of these, the lengths differ, or the reason is left out and does not follow.
     """
     if isinstance(answer, Generation):
         return answer

@@ -103,9 +103,6 @@ def seed_of(params: SamplingParams, source: random.Random, *, deterministic: boo
 
     A `deterministic` SGLang server (`--enable-deterministic-inference`) would give every request without a seed the
     same one, so one is drawn for each.
-
-    Raises:
-        ConfigError: the seed is no non-negative 63-bit integer, or the server cannot sample so.
     """
     if deterministic and params.min_p > 0:
         raise ConfigError("SGLang with --enable-deterministic-inference cannot sample with min_p")

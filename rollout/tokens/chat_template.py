@@ -72,16 +72,14 @@ def _compile(source: str) -> Template:
 class ChatTemplate:
     """Renders conversations.
 
-    `tools` are in the OpenAI shape and safe to render. `now` is the date for templates that write one.
+    `tools` are in the OpenAI shape and safe to render. `now` is the date for templates that write one. Raises
+    TemplateError if the tokenizer has no chat template, or it does not compile.
 
     Attributes:
         json_arguments: whether the template wants the arguments of tool calls as JSON text.
         special_tokens: the tokens that the template knows by name, such as `bos_token`.
         fewest_tools: tools for a text that does not depend on them: none, or an empty list or the first one if the
             template fails without tools.
-
-    Raises:
-        TemplateError: the tokenizer has no chat template, or it does not compile.
     """
 
     def __init__(
@@ -122,11 +120,8 @@ class ChatTemplate:
         generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
-        """Render messages. With empty `tools`, `fewest_tools` are shown instead of the conversation's.
-
-        Raises:
-            TemplateError: the template refuses the messages or fails on them; the message holds its own words.
-        """
+        """Render messages. With empty `tools`, `fewest_tools` are shown instead of the conversation's. Raises
+        TemplateError with the template's own words if it refuses the messages or fails on them."""
         shown = (self.tools or None) if tools is None else (list(tools) or self.fewest_tools)
         try:
             text = self._text([self._as_expected(message) for message in messages], shown, generation_prompt)

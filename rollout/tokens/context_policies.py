@@ -90,14 +90,12 @@ class KeepToolResults(ContextPolicy):
     """Replaces all tool results but the last ones by a short placeholder.
 
     Each change begins a new sequence, whose prompt the engine has to read from its start; `slack` makes that rarer.
+    Raises ConfigError for a number out of range.
 
     Attributes:
         last: how many results are kept. Each message of a tool counts, those of parallel calls too.
         slack: how many results more may pile up before all but the last ones are replaced at once.
         placeholder: text that stands for the others.
-
-    Raises:
-        ConfigError: a number is out of range.
     """
 
     last: int
@@ -129,14 +127,11 @@ class KeepToolResults(ContextPolicy):
 class CutToolResults(ContextPolicy):
     """Cuts the middle out of long tool results as they arrive; a note in its place says how many tokens were there.
 
-    Nothing that the model has read is changed, so no new sequence begins.
+    Nothing that the model has read is changed, so no new sequence begins. Raises ConfigError for a number out of range.
 
     Attributes:
         max_tokens: most tokens of a result, the note included.
         head: share of what is kept that comes from the result's beginning; the rest comes from its end.
-
-    Raises:
-        ConfigError: a number is out of range.
     """
 
     tokenizes: ClassVar[bool] = True
@@ -188,15 +183,13 @@ Summary = Callable[[list[Message]], Awaitable[Sequence[Message]]]
 
 @dataclass(frozen=True)
 class Summarize(ContextPolicy):
-    """Lets a function of yours write a shorter conversation when the context fills up.
+    """Lets a function of yours write a shorter conversation when the context fills up. Raises ConfigError if `share` is
+    out of range.
 
     Attributes:
         callback: gets copies of all messages and returns those that take their place. They are rendered as a prompt, so
             they usually end with a message of a user or a tool; tool results need the assistant's message that called.
         share: it is called before each turn once this share of the budget is used.
-
-    Raises:
-        ConfigError: `share` is out of range.
     """
 
     callback: Summary

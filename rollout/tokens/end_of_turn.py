@@ -112,10 +112,8 @@ def find_end_of_turn(
     """Find how turns end, and set `template.json_arguments`.
 
     If the template writes one of `own_ends`, which end a text by what the tokenizer and the model say, behind a turn,
-    that one is the turn's end. `name` is that of a tool that may be called.
-
-    Raises:
-        TemplateError: no turn could ever end, or assistant messages are not rendered.
+    that one is the turn's end. `name` is that of a tool that may be called. Raises TemplateError if no turn could ever
+    end, or assistant messages are not rendered.
     """
     mark = encoder.nonce + "m"
     asked, again = user("x"), user("y")

@@ -251,15 +251,13 @@ class ChatRenderer:
         return self.parser
 
     def parse(self, token_ids: Sequence[int], *, first_id: int = 0, starts_open: bool | None = None) -> ParsedTurn:
-        """Read a generated turn, with or without the token that ended it: its text, and the calls in it.
+        """Read a generated turn, with or without the token that ended it: its text, and the calls in it. Raises as
+        `require_parser` does.
 
         Args:
             token_ids: the turn.
             first_id: number in the id of the turn's first call: how many calls, malformed ones included, came before.
             starts_open: whether the turn began inside of thinking; default: `opens_thinking`.
-
-        Raises:
-            TemplateError: see `require_parser`.
         """
         return self.parse_text(self.text(token_ids), first_id=first_id, starts_open=starts_open)
 

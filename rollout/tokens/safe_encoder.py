@@ -48,15 +48,12 @@ class SafeEncoder:
 
     A *control token* is an added token of the tokenizer, special or not, but for those that are plain vocabulary: runs
     of white space, and words of letters and digits that are not special. The fast tokenizer that is given is not
-    changed.
+    changed. Raises TemplateError if the tokenizer cannot be copied with its control tokens renamed.
 
     Attributes:
         control_ids: ids of all control tokens.
         contents_by_id: their texts.
         nonce: the random part of all names and placeholders. No foreign text that went through `protect` holds it.
-
-    Raises:
-        TemplateError: the tokenizer cannot be copied with its control tokens renamed.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -127,10 +124,8 @@ class SafeEncoder:
         """Foreign text as the template may see it; `encode` turns it back into itself.
 
         It is the same text unless it holds a control token, or begins, ends or consists of a piece of one (which the
-        text that the template puts around it could complete).
-
-        Raises:
-            TemplateError: it holds the encoder's nonce, which only an attack can contain.
+        text that the template puts around it could complete). Raises TemplateError for a text with the encoder's nonce,
+        which only an attack can contain.
         """
         if not text or not self._ids:
             return text

@@ -100,11 +100,8 @@ class TemplateAnalysis:
 
 
 def delta_kind(messages: Sequence[Message]) -> DeltaKind:
-    """The kind of some new messages.
-
-    Raises:
-        TemplateError: they are of no kind, so nothing was proven about them.
-    """
+    """The kind of some new messages. Raises TemplateError if they are of no kind, so that nothing was proven about
+    them."""
     roles = "".join(message["role"][0] for message in messages)
     kind = next((kind for kind, pattern in _KINDS if pattern.fullmatch(roles)), None)
     if kind is None:
@@ -161,10 +158,6 @@ def analyze(
     _REMEMBERED.move_to_end(key)
     template.json_arguments = analysis.ends.json_arguments
     return analysis
-
-
-def _has_results(messages: Sequence[Message]) -> bool:
-    return any(message["role"] == "tool" for message in messages)
 
 
 class _Truth(NamedTuple):
@@ -257,7 +250,8 @@ class _Analyzer:
                     truths.append(_Truth(head, new, tools, delta))
         if refusal is not None and not any(truth.new is news[0] for truth in truths):
             raise refusal
-        if news[0][0]["role"] == "tool" and not any(_has_results(truth.head) for truth in truths):
+        seen = {message["role"] for truth in truths for message in truth.head}
+        if news[0][0]["role"] == "tool" and "tool" not in seen:
             raise TemplateError(f"the chat template refuses new messages ({kind}) once there were tool results before")
         for plan in self._candidates(kind):
             try:

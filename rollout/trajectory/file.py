@@ -25,7 +25,8 @@ class TrajectoryWriter:
 
     Every line is handed to the operating system at once, so that a killed run keeps all that had finished. A line that
     could not be written, to a full disk for example, is tried again with the next trajectory and when the file is
-    closed. The file is locked until it is closed or the process ends, so that two runs do not write it at once.
+    closed. The file is locked until it is closed or the process ends, so that two runs do not write it at once. Raises
+    ConfigError if the file cannot be written, or another run is writing it.
 
     Args:
         path: the file.
@@ -34,9 +35,6 @@ class TrajectoryWriter:
 
     Attributes:
         count: trajectories that this object has written.
-
-    Raises:
-        ConfigError: the file cannot be written, or another run is writing it.
     """
 
     def __init__(self, path: str | Path, *, append: bool = False) -> None:
@@ -60,12 +58,8 @@ class TrajectoryWriter:
         self._file.clear()
 
     def write(self, trajectory: Trajectory) -> None:
-        """Append one trajectory.
-
-        Raises:
-            ConfigError: it is no trajectory; or the disk is full or the file is gone, and what was written before stays
-                readable.
-        """
+        """Append one trajectory. Raises ConfigError if it is no trajectory, or if the disk is full or the file is
+        gone; lines before it stay readable."""
         if not isinstance(trajectory, Trajectory):
             raise ConfigError(f"expected a toolgym Trajectory, got {shorten(repr(trajectory))}")
         # Lone surrogates, which a model may well produce, cannot be UTF-8; JSON escapes keep them.

@@ -24,14 +24,12 @@ def succeeded(trajectory: Trajectory) -> bool:
 
 
 def summarize(trajectories: Iterable[Trajectory]) -> dict[str, float]:
-    """Return figures of trajectories by name, as loggers of metrics take them. docs/metrics.md lists them.
+    """Return figures of trajectories by name, as loggers of metrics take them. docs/metrics.md lists them. Raises
+    ConfigError for values that are no trajectories.
 
     Example:
         >>> summarize([])
         {'episodes': 0.0, 'groups': 0.0}
-
-    Raises:
-        ConfigError: these are no trajectories.
     """
     every = require_trajectories(trajectories)
     figures: dict[str, float] = {

@@ -114,6 +114,7 @@ class Segment:
     """A run of tokens behind the prompt, all sampled by the policy or all put there by the env.
 
     `Segment.policy` and `Segment.env` make one from any sequences. The arrays are read-only views of those given.
+    Raises ConfigError if an array does not have one value per token.
 
     Attributes:
         token_ids: int32 `[tokens]`, the ids in order.
@@ -122,9 +123,6 @@ class Segment:
         version_runs: the versions of the weights that sampled the ids, as runs; empty for the env's tokens.
         aligned: further values per token by name, such as `routed_experts`, `[tokens, ...]`; see `Generation.aligned`.
             Only a policy's segment has them.
-
-    Raises:
-        ConfigError: an array does not have one value per token.
     """
 
     token_ids: Ids
@@ -171,12 +169,9 @@ class Segment:
 
     @classmethod
     def merge(cls, segments: Sequence[Segment]) -> Segment:
-        """Join segments that follow each other, as the parts of a resumed turn do.
-
-        Raises:
-            ConfigError: there are none, some are the policy's and some the env's, or one lacks a payload that another
-                has. A missing payload is never filled in: no value of a router or a sampler means "unknown".
-        """
+        """Join segments that follow each other, as the parts of a resumed turn do. Raises ConfigError if there are
+        none, some are the policy's and some the env's, or one lacks a payload that another has: no value of a router
+        or a sampler means "unknown"."""
         if len({segment.is_policy for segment in segments}) != 1:
             raise ConfigError("segments to merge must be all the policy's or all the env's, and at least one")
         names = dict.fromkeys(name for segment in segments for name in segment.aligned)
@@ -285,7 +280,7 @@ class TokenSequence:
     """One context from its prompt to its end: what an engine was sent and produced, and one row of a batch.
 
     A later sequence holds the turns of earlier ones in its prompt, if at all, so no sampled token is in the segments of
-    two sequences.
+    two sequences. Raises ConfigError if `prompt_ids` are no token ids.
 
     Attributes:
         prompt_ids: int32 `[tokens]`, the ids up to the first turn that was sampled in this sequence.
@@ -293,9 +288,6 @@ class TokenSequence:
         start_reason: why it began: `start` (the episode's first), `template` (the chat template renders the
             conversation otherwise than what was there), `env` (the env began the context anew, see `StepInfo.context`),
             or the name of the context policy that changed the messages.
-
-    Raises:
-        ConfigError: `prompt_ids` are no token ids.
     """
 
     prompt_ids: Ids

@@ -9,9 +9,10 @@ sharing the prefill of equal prompts are not.
 from __future__ import annotations
 
 import inspect
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from toolgym.rollout.engines.base import SamplingParams
 from toolgym.rollout.engines.embedded.sampling import SamplingColumns, sample
@@ -29,17 +30,11 @@ HEADROOM = 64
 """Columns allocated beyond those in use, so that a step writes its keys and values in place."""
 
 
-class Source(Protocol):
-    """Source of a row's uniform numbers in [0, 1) (`random.Random` is one)."""
-
-    def random(self) -> float: ...
-
-
 @dataclass(eq=False, slots=True)
 class DecodingRow:
     prompt_ids: tuple[int, ...]
     params: SamplingParams
-    source: Source
+    source: random.Random
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     weight_versions: list[str] = field(default_factory=list)
@@ -251,6 +246,6 @@ def check_model(model: nn.Module, device: torch.device) -> None:
         ) from error
 
 
-class _Zero:
+class _Zero(random.Random):
     def random(self) -> float:
         return 0.0

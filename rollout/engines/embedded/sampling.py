@@ -6,7 +6,6 @@ row's token depends on its own logits, parameters and number only, never on its 
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -63,10 +62,6 @@ class SamplingColumns:
             any_greedy=any(greedy),
             all_greedy=all(greedy),
         )
-
-
-def generator_of(seed: int) -> random.Random:
-    return random.Random(str(seed))  # a string is hashed: as a number, -1 would be the same seed as 1
 
 
 def sample(logits: torch.Tensor, columns: SamplingColumns, uniforms: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

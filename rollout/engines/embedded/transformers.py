@@ -28,7 +28,6 @@ from toolgym.rollout.engines.base import (
 )
 from toolgym.rollout.engines.embedded.decoding import DecodingBatch, DecodingRow, check_model
 from toolgym.rollout.engines.embedded.loading import inspect_model, load_model, read_device, read_dtype
-from toolgym.rollout.engines.embedded.sampling import generator_of
 from toolgym.rollout.engines.weights import check_weights, collect_weights, load_weights
 from toolgym.tools.concurrency.blocking import contained, in_thread
 from toolgym.tools.errors import ConfigError, EngineError, require_whole_number
@@ -84,6 +83,7 @@ class TransformersEngine(Engine):
 
     A request with a seed gets the same tokens whatever else runs (up to rounding of the logits, which depends on the
     batch's shape). Global random states are never touched. Its methods may be called from any event loop and thread.
+    Raises ConfigError if an argument is not usable.
 
     Args:
         model: a folder or hub name, or a module. A module is used as it is, without a copy: a learner that changes its
@@ -96,9 +96,6 @@ class TransformersEngine(Engine):
         num_threads: threads of torch's operators in the engine's thread, and in threads created later; None leaves
             torch's setting.
         context_length: most tokens of prompt and generation together; None takes `max_position_embeddings`.
-
-    Raises:
-        ConfigError: an argument is not usable.
     """
 
     @named_keywords
@@ -200,7 +197,9 @@ class TransformersEngine(Engine):
         return None if isinstance(self._source, nn.Module) else self._source
 
     async def _generate(self, request: GenerationRequest) -> Generation:
-        source = self._random if request.params.seed is None else generator_of(request.params.seed)
+        seed = request.params.seed
+        # A string is hashed: as a number, -1 would be the same seed as 1.
+        source = self._random if seed is None else random.Random(str(seed))
         entry = _Request(request.request_id, DecodingRow(request.prompt_ids, request.params, source))
         with self._changed:
             self._require_open()
@@ -250,11 +249,8 @@ class TransformersEngine(Engine):
         are those of a mixture. Pause with `PauseMode.RETRACT` or `PauseMode.ABORT` first if that matters.
 
         `source` is a folder with a checkpoint; or all parameters and persistent buffers by the names of `state_dict`
-        (of tied ones one name is enough), cast to the model's dtype.
-
-        Raises:
-            ConfigError: the folder holds no such model, a name is unknown, missing or twice there, or a shape differs.
-                The weights are as before.
+        (of tied ones one name is enough), cast to the model's dtype. Raises ConfigError, with the weights as before, if
+        the folder holds no such model, a name is unknown, missing or twice there, or a shape differs.
         """
         checked_version(version)
         weights = await in_thread(self._read_weights, source)

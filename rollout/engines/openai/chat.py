@@ -47,9 +47,6 @@ class ChatClient:
         base_url: the address that an OpenAI client would be given: with `/v1`, or with whatever path a gateway has.
         api_key: sent as a bearer token.
         http_client: an `httpx.AsyncClient`, or one like it, to send with; None: its own connections.
-
-    Raises:
-        ConfigError: the address or the client is none.
     """
 
     def __init__(self, base_url: str, api_key: str | None = None, http_client: Any = None) -> None:

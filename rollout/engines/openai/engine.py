@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import random
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from toolgym.rollout.engines.base import (
@@ -42,18 +42,18 @@ CLOSE_DEADLINE = 5.0
 PROBE_IDS = (0, 1, 2)
 
 
+@dataclass(eq=False)
 class _InFlight:
     """One `generate` call: its tokens so far, over all the requests that it takes."""
 
-    def __init__(self) -> None:
-        self.token_ids: list[int] = []
-        self.logprobs: list[float] = []
-        self.versions: list[str] = []
-        self.cached_tokens = 0
-        self.attempt_start = 0
-        self.begun = False
-        self.aborted = False
-        self.task: asyncio.Task[FinishReason] | None = None
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[str] = field(default_factory=list)
+    cached_tokens: int = 0
+    attempt_start: int = 0
+    begun: bool = False
+    aborted: bool = False
+    task: asyncio.Task[FinishReason] | None = None
 
     def generation(self, reason: FinishReason) -> Generation:
         return Generation(tuple(self.token_ids), tuple(self.logprobs), reason, tuple(self.versions), self.cached_tokens)
@@ -63,7 +63,7 @@ class OpenAICompatible(Engine):
     """Generates through `/v1/completions` of a server that takes and returns token ids: vLLM, SGLang, their routers.
 
     See docs/engines.md for log-probabilities, weights, pauses and seeds. Use `SGLangServer` for an SGLang server if you
-    can: it has a control plane.
+    can: it has a control plane. Raises ConfigError if an argument is not usable.
 
     Args:
         url: the server, for example "http://127.0.0.1:8000", with or without "/v1".
@@ -78,9 +78,6 @@ class OpenAICompatible(Engine):
         request_timeout: seconds for one generation, waiting on the server and pauses included.
         connect_timeout: seconds to connect.
         control_timeout: seconds for every other call, the probes included.
-
-    Raises:
-        ConfigError: an argument is not usable.
     """
 
     def __init__(

@@ -170,10 +170,7 @@ class SGLangClient(Engine):
 
         `PauseMode.ABORT` ends every request that SGLang has, other clients' too. A paused engine can be paused again
         with another mode; after `PauseMode.RETRACT`, and if SGLang had retracted a request for lack of memory, an abort
-        gives back nothing of it.
-
-        Raises:
-            EngineError: a replica did not pause; the engine is then as before.
+        gives back nothing of it. Raises EngineError, and leaves the engine as before, if a replica does not pause.
         """
         mode = PauseMode(mode)
         self._require_open()
@@ -245,10 +242,8 @@ class SGLangClient(Engine):
         """Load a checkpoint of the same architecture, from a folder that every server sees under this name, or from the
         hub.
 
-        `load_format` is SGLang's `--load-format`; None takes the server's.
-
-        Raises:
-            EngineError: a server refused; the message names it. The others have the new weights.
+        `load_format` is SGLang's `--load-format`; None takes the server's. Raises EngineError with the servers that
+        refused; the others have the new weights.
         """
         async with self._new_weights(version) as label:
             body = {"model_path": str(model_path), "weight_version": label, "flush_cache": self._flushes}

@@ -60,7 +60,8 @@ class SGLangReplica(Replica):
         """
         encoded = None
         if body is not None:  # a large one is encoded in a thread, so that the event loop goes on
-            encoded = await in_thread(json_body, body) if _is_large(body) else json_body(body)
+            large = "serialized_named_tensors" in body or len(body.get("input_ids", ())) > LARGE_PROMPT
+            encoded = await in_thread(json_body, body) if large else json_body(body)
         try:
             reply = await self._session.exchange(method, f"{self.url}{path}", encoded, timeout, headers=headers)
         except NotSentError as error:
@@ -77,10 +78,6 @@ class SGLangReplica(Replica):
         if isinstance(answer, str) and reply.status == 200 and path == "/generate":
             raise EngineError(f"{self.url}{path} must answer with JSON, got {answer[:200]!r}")
         return HttpReply(reply.status, answer, reply.headers)
-
-
-def _is_large(body: Mapping[str, Any]) -> bool:
-    return len(body.get("serialized_named_tensors", ())) > 0 or len(body.get("input_ids", ())) > LARGE_PROMPT
 
 
 def is_overloaded(reply: HttpReply) -> bool:

@@ -42,7 +42,7 @@ MAX_ROUTING_KEYS = 65_536
 
 @dataclass(frozen=True)
 class HttpOptions:
-    """Options of the way to SGLang servers over HTTP. Times are seconds.
+    """Options of the way to SGLang servers over HTTP. Times are seconds. Raises ConfigError for a value out of range.
 
     Attributes:
         connect_timeout: to connect.
@@ -52,9 +52,6 @@ class HttpOptions:
         balance_abs_threshold: requests that a server may have more than the least loaded one before it gives its
             trajectories away,
         balance_rel_threshold: if it also has this many times as many.
-
-    Raises:
-        ConfigError: a value is out of range.
     """
 
     connect_timeout: float = 5.0
@@ -403,7 +400,7 @@ class HttpTransport:
         if lost and (all_required or not (answers or failed)):
             raise lost[0]
         if failed:
-            raise ReplicaError.of(path, failed, list(answers))
+            raise ReplicaError(path, failed, list(answers))
         return answers
 
     def mark_outdated(self, names: Sequence[str]) -> None:

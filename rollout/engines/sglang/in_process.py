@@ -103,7 +103,7 @@ class InProcessTransport:
             raise EngineError(f"{NAME}{path} failed: {type(error).__name__}: {error}") from error
         success, message = _outcome(answer)
         if not success:
-            raise ReplicaError.of(path, {NAME: EngineError(f"{NAME}{path} failed: {message}")}, [])
+            raise ReplicaError(path, {NAME: EngineError(f"{NAME}{path} failed: {message}")})
         return {NAME: answer}
 
     async def query(self, path: str, *, timeout: float) -> dict[str, Any]:
@@ -159,6 +159,7 @@ def _outcome(answer: Any) -> tuple[bool, str]:
 
 class SGLangEngine(SGLangClient):
     """Generates with `sglang.Engine`: SGLang's scheduler as a child of this process, without HTTP. See docs/engines.md.
+    Raises ConfigError if an argument is not usable.
 
     Example:
         >>> engine = SGLangEngine("path/to/model", tp_size=1)  # starts when it is entered with `async with`
@@ -171,9 +172,6 @@ class SGLangEngine(SGLangClient):
         weights_timeout: seconds for an update of the weights.
         start_timeout: seconds until SGLang is ready.
         server_args: SGLang's own arguments (`ServerArgs`), for example `tp_size=2`.
-
-    Raises:
-        ConfigError: an argument is not usable.
     """
 
     def __init__(

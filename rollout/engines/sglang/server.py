@@ -11,6 +11,7 @@ from toolgym.tools.http.replicas import ReplicaState
 
 class SGLangServer(SGLangClient):
     """Generates on SGLang servers, through their `/generate`, which takes and returns token ids. See docs/engines.md.
+    Raises ConfigError if an argument is not usable.
 
     Example:
         >>> engine = SGLangServer("http://a:30000", "http://b:30000")  # connects when it is entered
@@ -27,9 +28,6 @@ class SGLangServer(SGLangClient):
         api_key: sent as a bearer token.
         vocab_size: number of token ids, for servers whose model folder is not on this machine: SGLang does not tell it.
         routing_shape: layers, and experts per token, for `routed_experts` of such servers.
-
-    Raises:
-        ConfigError: an argument is not usable.
     """
 
     def __init__(

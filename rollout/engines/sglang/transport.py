@@ -17,6 +17,7 @@ Body: TypeAlias = Mapping[str, Any] | Callable[[int], Mapping[str, Any]] | None
 """The same for every replica, or a function from a replica's number to its body."""
 
 
+@dataclass(eq=False)
 class InFlightRequest:
     """One `generate` call that is on its way.
 
@@ -25,29 +26,21 @@ class InFlightRequest:
     waited for.
     """
 
-    task: asyncio.Task[Any]
-
-    def __init__(self) -> None:
-        self.rid = ""
-        self.updates = 0
-        self.label = ""
-        self.own_cache = False
-        self.sent = False
-        self.aborted = False
-        self.dropped = False
-        self.carrier: Any = None
+    task: asyncio.Task[Any] = field(init=False)
+    carrier: Any = None
+    rid: str = ""
+    label: str = ""
+    updates: int = 0
+    own_cache: bool = False
+    sent: bool = False
+    aborted: bool = False
+    dropped: bool = False
 
     def next_rid(self) -> str:
         """Return a new id for one send, always of one length: SGLang aborts every request whose id *begins* so."""
         self.rid = uuid.uuid4().hex
         self.sent = True
         return self.rid
-
-
-def _open_gate() -> asyncio.Event:
-    gate = asyncio.Event()
-    gate.set()
-    return gate
 
 
 @dataclass
@@ -62,7 +55,10 @@ class ClientState:
     updates_begun: int = 0
     updates_ended: int = 0
     pause_mode: PauseMode | None = None
-    running: asyncio.Event = field(default_factory=_open_gate)
+    running: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.running.set()
 
     async def admit(self, request: InFlightRequest, body: dict[str, Any]) -> None:
         """Wait for the end of a pause, and mark a request with the weights that it will meet."""
@@ -76,16 +72,11 @@ class ClientState:
 class ReplicaError(EngineError):
     """Some replicas did not carry out a control call; `failed` and `succeeded` are names."""
 
-    def __init__(self, message: str, failed: Sequence[str], succeeded: Sequence[str]) -> None:
-        super().__init__(message)
-        self.failed, self.succeeded = tuple(failed), tuple(succeeded)
-
-    @classmethod
-    def of(cls, path: str, failed: Mapping[str, Exception], succeeded: Sequence[str]) -> ReplicaError:
+    def __init__(self, path: str, failed: Mapping[str, Exception], succeeded: Sequence[str] = ()) -> None:
         reasons = "; ".join(str(error) for error in failed.values())
         many = len(failed) + len(succeeded)
-        message = reasons if many == 1 else f"{path} failed on {len(failed)} of {many} servers: {reasons}"
-        return cls(message, list(failed), succeeded)
+        super().__init__(reasons if many == 1 else f"{path} failed on {len(failed)} of {many} servers: {reasons}")
+        self.failed, self.succeeded = tuple(failed), tuple(succeeded)
 
 
 class SGLangTransport(Protocol):
