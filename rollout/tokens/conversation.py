@@ -100,8 +100,6 @@ class Conversation:
     def sequences(self) -> tuple[TokenSequence, ...]:
         return (*self._done, TokenSequence(self._prompt.array, tuple(self._segments), self._start_reason))
 
-    # ------------------------------------------------------------------ the policy's turn
-
     def add_generation(self, generation: Generation) -> None:
         if generation.token_ids:
             runs = version_runs(generation.weight_versions)
@@ -153,8 +151,6 @@ class Conversation:
         except TemplateError:
             return part_reasoning(assistant(self._text), starts_open=self._starts_open)
         return reading
-
-    # ------------------------------------------------------------------ the env's answer
 
     def to_encode(self, observation: Sequence[Message]) -> Sequence[Message]:
         return observation if self._history is HistoryMode.APPEND else [*self.view, *observation]

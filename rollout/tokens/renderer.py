@@ -134,8 +134,6 @@ class ChatRenderer:
         """Ids of all control tokens: special tokens, and added ones that are not ordinary words."""
         return self._encoder.control_ids
 
-    # ------------------------------------------------------------------ tokens
-
     def prompt(self, messages: Sequence[Message], *, most: int | None = None) -> list[int]:
         """Token ids of a conversation up to the point where the policy speaks.
 
@@ -237,8 +235,6 @@ class ChatRenderer:
         opened = self.opens_thinking if starts_open is None else starts_open
         return (opened or text.lstrip().startswith(_OPENS_THINKING)) and _CLOSES_THINKING not in text
 
-    # ------------------------------------------------------------------ turns
-
     def require_parser(self) -> Parser:
         """`parser`, or a TemplateError: there are tools, and the chat template does not show how its model calls
         them."""
@@ -276,8 +272,6 @@ class ChatRenderer:
             if len(text) >= len(_OPENS_THINKING):
                 break
         return _opens_thinking(text)
-
-    # ------------------------------------------------------------------ text
 
     def render(self, messages: Sequence[Message], *, generation_prompt: bool = True, tools: bool = True) -> str:
         """Render messages as text. Foreign text is rendered as it is."""

@@ -118,8 +118,6 @@ class SafeEncoder:
     def without_controls(self, text: str) -> str:
         return self._control.sub("", text) if self._ids else text
 
-    # ------------------------------------------------------------------ before rendering
-
     def protect(self, text: str) -> str:
         """Foreign text as the template may see it; `encode` turns it back into itself.
 
@@ -158,8 +156,6 @@ class SafeEncoder:
 
     def _hide(self, text: str) -> str:
         return f"{self.nonce}x{ord(text[0]):x}z{text[1:]}"
-
-    # ------------------------------------------------------------------ after rendering
 
     def restore(self, rendered: str) -> str:
         """Rendered text as a person would read it, with the foreign text's own characters."""

@@ -229,8 +229,6 @@ class _Analyzer:
         ]
         return [head for head in heads if self._renders(head)]
 
-    # ------------------------------------------------------------------ probes
-
     def _plan(self, kind: DeltaKind, news: Sequence[Sequence[Message]]) -> Plan:
         """The first form of probe that gives the same delta as every real conversation."""
         truths: list[_Truth] = []
@@ -315,8 +313,6 @@ class _Analyzer:
         except TemplateError:
             return False
         return True
-
-    # ------------------------------------------------------------------ facts
 
     def _facts(self, plans: Mapping[DeltaKind, Plan], unsupported: Mapping[DeltaKind, str]) -> TemplateFacts:
         few, question = self.few, [user("Hello?")]

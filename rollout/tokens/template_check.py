@@ -304,9 +304,6 @@ def _conversations(checker: _Checker, asked: list[Message], name: str) -> list[_
     ]
 
 
-# ---------------------------------------------------------------------- where a template comes from
-
-
 def tokenizer_for(source: str | Path, special: Sequence[str] = ()) -> tuple[PreTrainedTokenizerBase, str]:
     """The tokenizer to check a template with, and in words where it came from.
 

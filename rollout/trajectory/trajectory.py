@@ -194,8 +194,6 @@ class Trajectory:
             f"{self.stop_reason.value}"
         )
 
-    # ------------------------------------------------------------------ tokens
-
     @property
     def sequence(self) -> TokenSequence:
         """The only sequence; an empty one if there is none. If there are several, it raises ConfigError, and so do
@@ -235,8 +233,6 @@ class Trajectory:
     def policy_tokens(self) -> int:
         """Number of ids that the policy sampled, in all sequences."""
         return sum(sequence.policy_tokens for sequence in self.sequences)
-
-    # ------------------------------------------------------------------ what happened
 
     @property
     def failed(self) -> bool:
@@ -292,8 +288,6 @@ class Trajectory:
         if self.error is not None:
             lines.append(f"turn {self.error.turn}: {self.stop_reason}: {self.error.message}")
         return lines
-
-    # ------------------------------------------------------------------ JSON
 
     def to_json(self) -> dict[str, Any]:
         """The trajectory as JSON can hold it; `from_json` reads it back equal.

@@ -257,8 +257,6 @@ class OpenAICompatible(Engine):
         finally:
             await self._client.close()
 
-    # ---- one request
-
     async def _attempt(
         self, flight: _InFlight, prompt: Sequence[int], params: SamplingParams, headers: dict[str, str]
     ) -> FinishReason:
@@ -282,8 +280,6 @@ class OpenAICompatible(Engine):
             return seed
         digest = hashlib.blake2b(f"{params.seed} {got}".encode(), digest_size=8).digest()
         return int.from_bytes(digest, "big") >> 1
-
-    # ---- the server
 
     async def _find_out(self) -> None:
         models = await self._client.ask("/v1/models")

@@ -82,8 +82,6 @@ class SGLangClient(Engine):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
 
-    # ---- the contract
-
     @property
     def info(self) -> ServerInfo:
         """SGLang's facts about itself. Raises EngineError before `start`."""
@@ -219,8 +217,6 @@ class SGLangClient(Engine):
         await self._in_flight.close()
         await self._transport.close()
 
-    # ---- the cache and memory
-
     async def flush_cache(self) -> None:
         """Empty the prefix cache. Raises EngineError if requests are running or waiting."""
         await self._command("/flush_cache", {})
@@ -235,8 +231,6 @@ class SGLangClient(Engine):
     async def resume_memory_occupation(self, tags: Sequence[str] | None = None) -> None:
         """Take the memory again. What was in it is gone: update the weights before the next request."""
         await self._command("/resume_memory_occupation", {"tags": None if tags is None else list(tags)})
-
-    # ---- weights
 
     async def update_weights_from_disk(self, model_path: str, *, version: str, load_format: str | None = None) -> None:
         """Load a checkpoint of the same architecture, from a folder that every server sees under this name, or from the
@@ -358,8 +352,6 @@ class SGLangClient(Engine):
         async with self._new_weights(version) as label:
             await self._command("/update_weight_version", {"new_version": label, "abort_all_requests": False})
 
-    # ---- what SGLang says
-
     async def server_info(self) -> dict[str, dict[str, Any]]:
         """Return the answer of each replica at `/server_info`, by its name."""
         return await self._query("/server_info")
@@ -372,8 +364,6 @@ class SGLangClient(Engine):
         """The Prometheus samples of each replica, such as "sglang:num_running_reqs{...}". Servers need
         `--enable-metrics`."""
         return {name: messages.parse_metrics(text) for name, text in (await self._query("/metrics")).items()}
-
-    # ---- inside
 
     async def _command(self, path: str, body: Mapping[str, Any]) -> None:
         self._require_open()

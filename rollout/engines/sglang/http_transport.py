@@ -164,8 +164,6 @@ class HttpTransport:
         if self._session is not None:
             await self._session.close()
 
-    # ---- getting to know the servers
-
     async def _workers_of(self, entries: list[SGLangReplica], session: HttpSession) -> list[SGLangReplica]:
         """Return the workers of a router, or the entries themselves if these are servers."""
         first = min(FIRST_ANSWER, self._control_timeout)
@@ -216,8 +214,6 @@ class HttpTransport:
             f"{error_text(reply.body)!r}. Point the url at an SGLang server, or at an sglang-router"
         )
 
-    # ---- health
-
     async def _probe(self, replica: SGLangReplica) -> ReplicaState:
         assert self._workers is not None
         is_server = replica in self._workers.all
@@ -247,8 +243,6 @@ class HttpTransport:
             "it takes requests again after the next update of the weights"
         )
         return ReplicaState.SUSPENDED
-
-    # ---- one request
 
     async def dispatch(self, request: InFlightRequest, body: dict[str, Any], affinity: str | None) -> Any:
         """Send a request until a server answers it: again when one is overloaded (as `RETRIES` says), and, from its
@@ -343,8 +337,6 @@ class HttpTransport:
                 await self._call_one(replica, "/abort_request", {"rid": request.rid}, self._control_timeout)
 
         await asyncio.gather(*map(ask, targets))
-
-    # ---- control
 
     @property
     def _control_targets(self) -> ReplicaPool[SGLangReplica]:
