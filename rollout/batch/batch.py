@@ -104,11 +104,9 @@ class Batch:
     def select(self, rows: Tensor | Sequence[int]) -> Batch:
         """Some rows of the batch, without the padding that none of them needs. The tensors are copies.
 
-        `trajectory_ids`, `group_ids` and `weight_versions` mean the same as in the whole. Raises ConfigError if there
-        are none, or one is not in the batch.
-
-        Args:
-            rows: places of rows, int `[rows]`. In ascending order the part holds the invariants of a batch too.
+        `trajectory_ids`, `group_ids` and `weight_versions` mean the same as in the whole. With places in ascending
+        order the part holds the invariants of a batch too. Raises ConfigError if there are none, or one is not in the
+        batch.
         """
         at = torch.as_tensor(rows, device=self.prompts.device)
         numbers = at.dim() == 1 and len(at) > 0 and at.dtype in (torch.int32, torch.int64)  # a mask is none
@@ -157,11 +155,8 @@ class Batch:
         - `packed`: tokens without padding, for `pack`. The longest rows are shared out first, each to the least part.
         - `tree`: nodes, for `pack_tree`. Rows with equal beginnings share a part.
 
-        Args:
-            max_tokens: of a part.
-            count: see above.
-            min_parts: at least this many parts. Processes that train together need equally many: each passes the
-                largest number that one of them found.
+        Processes that train together need equally many parts: each passes as `min_parts` the largest number that one
+        found.
 
         Raises:
             ConfigError: an argument cannot be.

@@ -101,12 +101,10 @@ class Packed:
 
 
 def pack(batch: Batch, advantages: Tensor | None = None) -> Packed:
-    """Put the rows of a batch one behind the other, without padding. The tensors stay on its device. Raises ConfigError
-    if `advantages` have another shape, or one on a token of the policy's is not finite.
+    """Put the rows of a batch, or of a part of one, one behind the other, without padding.
 
-    Args:
-        batch: the batch, or a part of one (`Batch.select`, `Batch.micro_batches`).
-        advantages: `[rows]`, one for all of the policy's tokens of a row (see `Batch.per_row`), or `[rows, response]`.
+    `advantages` are `[rows]`, one for all of the policy's tokens of a row (see `Batch.per_row`), or `[rows, response]`.
+    Raises ConfigError if they have another shape, or one on a token of the policy's is not finite.
     """
     tokens = batch.attention_mask.bool()
     width, flat = batch.prompts.shape[1], batch.flattener()

@@ -28,7 +28,6 @@ class Tree:
     """The rows of a batch as a tree of tokens.
 
     Attributes:
-        input_ids: int64 `[nodes]`, each node's token.
         parents: int64 `[nodes]`, the node before each one; -1 for the first token of a row.
         position_ids: int64 `[nodes]`, each token's position in its rows.
         ends: int64 `[nodes]`, where the nodes below each one end.

@@ -107,14 +107,10 @@ def _require(holds: bool, name: str, expected: str, value: object) -> None:
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """One turn to generate, checked.
+    """One turn to generate, checked: every id is in the vocabulary, and prompt and `max_new_tokens` fit the context.
 
-    Attributes:
-        prompt_ids: the whole context; at least one id, each in the vocabulary.
-        params: how to sample. `prompt_ids` and `max_new_tokens` fit the context.
-        request_id: unique among running requests.
-        affinity: shared by the turns of one trajectory, whose context grows. An engine with several replicas sends them
-            to the same one, for its prefix cache.
+    Requests with the same `affinity` are turns of one trajectory, whose context grows. An engine with several replicas
+    sends them to the same one, for its prefix cache.
     """
 
     prompt_ids: tuple[int, ...]
@@ -294,16 +290,13 @@ class Engine(ABC):
         request_id: str,
         affinity: str | None = None,
     ) -> Generation:
-        """Generate one turn. Cancelling the call aborts the request.
+        """Generate one turn, and check it. Cancelling the call aborts the request.
 
         Args:
             prompt_ids: the whole context; not empty. `TokenIds` are not checked again.
             params: how to sample.
             request_id: unique among running requests.
             affinity: see `GenerationRequest`.
-
-        Returns:
-            The turn, checked: every id is in the vocabulary, every log-probability finite, every length right.
 
         Raises:
             ConfigError: an id is outside the vocabulary, the prompt is empty, prompt and `max_new_tokens` do not fit

@@ -72,14 +72,9 @@ def _compile(source: str) -> Template:
 class ChatTemplate:
     """Renders conversations.
 
-    `tools` are in the OpenAI shape and safe to render. `now` is the date for templates that write one. Raises
-    TemplateError if the tokenizer has no chat template, or it does not compile.
-
-    Attributes:
-        json_arguments: whether the template wants the arguments of tool calls as JSON text.
-        special_tokens: the tokens that the template knows by name, such as `bos_token`.
-        fewest_tools: tools for a text that does not depend on them: none, or an empty list or the first one if the
-            template fails without tools.
+    `tools` are in the OpenAI shape and safe to render; `fewest_tools` are for a text that does not depend on them.
+    `json_arguments` says whether the template wants the arguments of tool calls as JSON text. Raises TemplateError if
+    the tokenizer has no chat template, or it does not compile.
     """
 
     def __init__(

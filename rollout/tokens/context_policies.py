@@ -31,12 +31,7 @@ except ImportError as error:
 
 @dataclass(frozen=True)
 class ContextState:
-    """Size of the conversation when a policy is asked.
-
-    Attributes:
-        tokens: tokens that the context would have if the messages stayed as they are.
-        budget: most tokens that a context may have.
-    """
+    """Tokens that the context would have if the messages stayed as they are, and the most that it may have."""
 
     tokens: int
     budget: int
@@ -64,23 +59,15 @@ class ContextPolicy:
         return type(self).revise is not ContextPolicy.revise
 
     def admit(self, message: Message, renderer: ChatRenderer) -> Message:
-        """Return the new message as the model is to read it. Called once for each message that the env gives in a step.
-
-        Args:
-            message: the message; not to be changed.
-            renderer: the episode's renderer; its `tokenizer` counts tokens.
-        """
+        """Return the new message, which is not to be changed, as the model is to read it. Called once for each of a
+        step."""
         return message
 
     async def revise(self, messages: Sequence[Message], state: ContextState) -> Sequence[Message]:
         """Return the conversation as the model is to see it from here on, the new messages included.
 
-        Called before each turn but the first, for at most `EpisodeLimits.context_timeout` seconds. An unchanged
-        conversation goes on without a new sequence.
-
-        Args:
-            messages: the conversation; not to be changed.
-            state: its size.
+        Called before each turn but the first, for at most `EpisodeLimits.context_timeout` seconds. The messages are not
+        to be changed; the same ones go on without a new sequence.
         """
         return messages
 
@@ -208,10 +195,8 @@ class Summarize(ContextPolicy):
 def read_context(policies: Any) -> tuple[ContextPolicy, ...]:
     """The context policies that a configuration names, for trainers whose settings are plain data.
 
-    Args:
-        policies: one or a list of them: a `ContextPolicy`, the name of what makes one, or a mapping with that `name`
-            and its `kwargs`, as `{"name": "KeepToolResults", "kwargs": {"last": 3}}`. The name is a class of this
-            module, or `"package.module:name"` of a class or function of your own.
+    Each is a `ContextPolicy`, the name of what makes one, or a mapping with that `name` and its `kwargs`, as `{"name":
+    "KeepToolResults", "kwargs": {"last": 3}}`. The name is a class of this module, or `"package.module:name"`.
 
     Raises:
         UnknownNameError: there is no such class, module or argument; names the nearest one.

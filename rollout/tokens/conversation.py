@@ -54,10 +54,6 @@ class Conversation:
     One turn goes through `add_generation` (once for each part), `add_turn`, perhaps `add_env_tokens`, `parse_turn` and
     `set_message`; then `apply` puts the observation behind it. `view` are the messages as the policy sees them,
     `context` are the ids of the present sequence, prompt included.
-
-    Raises:
-        TemplateError: the template cannot render the messages.
-        TooManyTokensError: they surely have more than `most` tokens.
     """
 
     def __init__(

@@ -137,10 +137,7 @@ class ChatRenderer:
     def prompt(self, messages: Sequence[Message], *, most: int | None = None) -> list[int]:
         """Token ids of a conversation up to the point where the policy speaks.
 
-        Args:
-            messages: all messages so far. Contents of assistant messages are the policy's own writing and may contain
-                control tokens; nothing else may.
-            most: tokens that are of use; see `SafeEncoder.encode`.
+        Contents of assistant messages are the policy's own writing and may contain control tokens; nothing else may.
 
         Raises:
             TemplateError: a message holds something else than text, the template refuses the conversation, or it leaves
@@ -170,18 +167,18 @@ class ChatRenderer:
         """Token ids to append after a turn of the policy, from the turn's end to the next generation.
 
         Args:
-            messages: the new messages: all tool results of the turn at once (some templates put them into one common
-                frame), or a user's, or both; a system message if the template takes one.
-            turn: the ids of the turn. If it does not end with the token that the template expects before these messages
-                (it was cut, or it ended otherwise), that token comes first. Without it, the turn is taken to have ended
-                as expected, or to be closed by `close_turn`.
+            messages: all tool results of the turn at once (some templates put them into one common frame), or a user's
+                message, or both; a system message if the template takes one.
+            turn: the ids of the turn. If it does not end with the token that the template expects before these
+                messages, that token comes first. Without it, the turn is taken to have ended as expected, or to be
+                closed by `close_turn`.
             earlier: the conversation up to the turn, of which a few templates look at the system prompt and the
                 messages' roles and ids (`facts.plans[kind].earlier`).
             most: tokens that are of use; see `SafeEncoder.encode`.
 
         Raises:
             TemplateError: a message holds something else than text, the template cannot go on with such messages, or
-                what it writes depends on the earlier conversation, which is not given.
+                `earlier` is needed and not given.
             TooManyTokensError: there are surely more than `most`.
         """
         if any(message.get("role") == "assistant" for message in messages):
@@ -201,11 +198,7 @@ class ChatRenderer:
 
         They are the template's, not the policy's: no trainer may count them as sampled. There are none if the turn ends
         with a token that ends turns. If turns have no end of their own, it is the marker of the user's next message.
-        The end of thinking comes first if the turn was cut inside of `<think>`.
-
-        Args:
-            token_ids: the turn as generated, maybe empty.
-            starts_open: whether the turn began inside of thinking; default: `opens_thinking`.
+        The end of thinking comes first if the turn was cut inside of `<think>`; `starts_open` says that it began there.
         """
         return [] if token_ids and token_ids[-1] in self._end_ids else self._missing(token_ids, starts_open)
 
@@ -247,13 +240,11 @@ class ChatRenderer:
         return self.parser
 
     def parse(self, token_ids: Sequence[int], *, first_id: int = 0, starts_open: bool | None = None) -> ParsedTurn:
-        """Read a generated turn, with or without the token that ended it: its text, and the calls in it. Raises as
-        `require_parser` does.
+        """Read a generated turn, with or without the token that ended it: its text, and the calls in it.
 
-        Args:
-            token_ids: the turn.
-            first_id: number in the id of the turn's first call: how many calls, malformed ones included, came before.
-            starts_open: whether the turn began inside of thinking; default: `opens_thinking`.
+        `first_id` is the number in the id of the turn's first call: how many calls, malformed ones included, came
+        before. `starts_open` says that the turn began inside of thinking; default: `opens_thinking`. Raises as
+        `require_parser` does.
         """
         return self.parse_text(self.text(token_ids), first_id=first_id, starts_open=starts_open)
 

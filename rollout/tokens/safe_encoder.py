@@ -47,13 +47,8 @@ class SafeEncoder:
     """Encodes rendered text in which only the template's own control tokens count.
 
     A *control token* is an added token of the tokenizer, special or not, but for those that are plain vocabulary: runs
-    of white space, and words of letters and digits that are not special. The fast tokenizer that is given is not
-    changed. Raises TemplateError if the tokenizer cannot be copied with its control tokens renamed.
-
-    Attributes:
-        control_ids: ids of all control tokens.
-        contents_by_id: their texts.
-        nonce: the random part of all names and placeholders. No foreign text that went through `protect` holds it.
+    of white space, and words of letters and digits that are not special. `nonce` is the random part of all names and
+    placeholders. Raises TemplateError if the tokenizer cannot be copied with its control tokens renamed.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:

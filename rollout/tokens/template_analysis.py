@@ -45,10 +45,9 @@ _MOST_REMEMBERED = 64
 class Plan:
     """A form of probe that was proven right for a kind of new messages.
 
-    The probe's assistant calls one tool per result, one at all, or none. With `tools`, a delta's cost depends on them;
-    with `earlier`, the probe begins with an outline of the conversation, and the cost depends on its length. DeepSeek
-    V3 writes results otherwise once there were others, Command R7B numbers them, and Mistral Nemo repeats the system
-    prompt.
+    The probe's assistant calls one tool per result, one at all, or none. With `earlier`, the probe begins with an
+    outline of the conversation, and the cost depends on its length: DeepSeek V3 writes results otherwise once there
+    were others, Command R7B numbers them, and Mistral Nemo repeats the system prompt.
     """
 
     calls: Literal["each", "one", "none"]
@@ -66,14 +65,10 @@ class TemplateFacts:
         end_of_turn_in_history: text that the template writes there once the conversation goes on.
         end_of_turn_is_marker: turns have no end of their own; the next role's marker ends them.
         merged_results: results of one turn share a frame, so they must be added together.
-        parallel_calls: several calls in one message can be rendered.
-        tool_calls_rendered: structured calls are rendered; if not, they must be kept as text.
         results_rendered: tool results are rendered; a template without tools may leave them out without a word.
         end_of_thinking: text between thinking and what follows it.
         tools_rendered: the template tells the policy of the tools; None if there are none.
         uses_date: the template writes the date. A `ChatRenderer` keeps the date of its making.
-        plans: kinds of new messages that are supported, and the form of probe for each.
-        unsupported: the other kinds, and why.
     """
 
     generation_prompt: str

@@ -16,12 +16,7 @@ _Kind = tuple[StopReason, str]
 
 
 class RunFailedError(ToolgymError, RuntimeError):
-    """Every episode of a run failed in the same way at its first turn.
-
-    Attributes:
-        stop_reason: the failure.
-        trajectories: the failed trajectories, in the run's order.
-    """
+    """Every episode of a run failed in the same way, `stop_reason`, at its first turn."""
 
     def __init__(self, trajectories: Sequence[Trajectory]) -> None:
         first = trajectories[0]

@@ -24,17 +24,10 @@ class TrajectoryWriter:
     """Appends trajectories to a JSON Lines file, each as soon as it is finished.
 
     Every line is handed to the operating system at once, so that a killed run keeps all that had finished. A line that
-    could not be written, to a full disk for example, is tried again with the next trajectory and when the file is
-    closed. The file is locked until it is closed or the process ends, so that two runs do not write it at once. Raises
-    ConfigError if the file cannot be written, or another run is writing it.
+    could not be written, to a full disk for example, is tried again with the next one. The file is locked until it is
+    closed or the process ends. With `append`, a last line that was cut is removed; else an existing file is replaced.
 
-    Args:
-        path: the file.
-        append: write behind what an earlier run left there; a last line that was cut is removed. False: an existing
-            file is replaced.
-
-    Attributes:
-        count: trajectories that this object has written.
+    Raises ConfigError if the file cannot be written, or another run is writing it.
     """
 
     def __init__(self, path: str | Path, *, append: bool = False) -> None:

@@ -118,7 +118,6 @@ class Segment:
 
     Attributes:
         token_ids: int32 `[tokens]`, the ids in order.
-        is_policy: whether the policy sampled them.
         logprobs: float64 `[tokens]`, the engine's log-probability of each id; empty for the env's tokens.
         version_runs: the versions of the weights that sampled the ids, as runs; empty for the env's tokens.
         aligned: further values per token by name, such as `routed_experts`, `[tokens, ...]`; see `Generation.aligned`.

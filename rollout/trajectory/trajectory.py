@@ -42,7 +42,6 @@ class Turn:
         generated_tokens: tokens that came back, of all parts together.
         cached_tokens: tokens of the context that the engine had in its prefix cache.
         observation_tokens: tokens that the env appended afterwards; 0 if a new sequence began instead.
-        tool_calls: records of the calls, in order.
         reward: reward of the env's step; None if the env was not stepped, as after a turn that was cut.
         engine_seconds: wall seconds until the engine had answered, resumes included, without `queue_seconds`.
         env_seconds: wall seconds of the env's step, tools included.
@@ -112,10 +111,7 @@ class Trajectory:
     """One finished, truncated or failed episode.
 
     Attributes:
-        id: unique.
         env_id: the env's id, or the name of its class.
-        task_id: the task's id.
-        source: the task's source.
         group_id: the same for all trajectories that one run sampled from one task for one role, and unique across runs.
         task_index: number of the task in the run, counted from 0.
         sample_index: number of the trajectory in its group, counted from 0.
@@ -124,11 +120,8 @@ class Trajectory:
         tools: the tools' schemas in the OpenAI shape, as the template got them.
         sequences: the exact tokens, in order; empty if the episode failed before it had a prompt.
         reward: sum of the rewards of all steps.
-        stop_reason: why it ended.
-        turns: turn by turn.
         ground_truth: the task's; any value that JSON can hold.
         error: the failure, if it failed; everything up to it is kept.
-        sampling: parameters of the sampling, by name.
         metrics: the env's metrics of the last step.
         prompt_text: the last sequence's prompt decoded, special tokens included; when it is first read. To make a
             trajectory, give a text, or a function that returns it.

@@ -177,11 +177,8 @@ class TransformersEngine(Engine):
     async def start(self) -> None:
         """Load the model if it is named, try it, and start the thread. Starting twice is fine.
 
-        Cancelling the first start closes the engine: its caller has no started engine to close.
-
-        Raises:
-            ConfigError: the model cannot be loaded, or this engine cannot decode it.
-            EngineError: the engine was closed.
+        Cancelling the first start closes the engine: its caller has no started engine to close. Raises ConfigError if
+        the model cannot be loaded or decoded.
         """
         first = self._thread is None
         try:

@@ -39,14 +39,10 @@ class ChatTurn(NamedTuple):
 class ChatClient:
     """Asks one server. `close` ends what is under way, and leaves a client that was given open.
 
-    A request is sent again only if it is safe, at most 4 times: when the server was not reached, and when it says 429,
-    or 503 with `Retry-After`. A 429 with `Retry-After`, as gateways answer while weights change, does not count: the
-    caller's deadline bounds it.
-
-    Args:
-        base_url: the address that an OpenAI client would be given: with `/v1`, or with whatever path a gateway has.
-        api_key: sent as a bearer token.
-        http_client: an `httpx.AsyncClient`, or one like it, to send with; None: its own connections.
+    `base_url` is the address that an OpenAI client would be given: with `/v1`, or with whatever path a gateway has.
+    `http_client` is an `httpx.AsyncClient`, or one like it, to send with. A request is sent again only if it is safe,
+    at most 4 times: when the server was not reached, and when it says 429, or 503 with `Retry-After`. A 429 with
+    `Retry-After`, as gateways answer while weights change, does not count: the caller's deadline bounds it.
     """
 
     def __init__(self, base_url: str, api_key: str | None = None, http_client: Any = None) -> None:

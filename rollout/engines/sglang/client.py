@@ -126,7 +126,6 @@ class SGLangClient(Engine):
             EngineError: what answers is not an SGLang server, refuses the key, or the engine was closed.
             ConfigError: the vocabulary's size is not known, the replicas differ, SGLang refuses its arguments, or it
                 was started without a flag that a payload in `aligned` needs.
-            MissingExtraError: SGLang is to run in this process, and is not installed.
         """
         if self._closed:
             raise EngineError("the engine was closed; make a new one")
@@ -259,7 +258,6 @@ class SGLangClient(Engine):
 
         Raises:
             ConfigError: these are no named tensors.
-            MissingExtraError: torch is absent here.
             EngineError: a server refused; the message names it. If it has some buckets, tokens say "... in part".
         """
         from toolgym.rollout.engines.sglang.weights import payload, tensor_buckets  # needs torch
