@@ -110,16 +110,16 @@ def pack_tree(batch: Batch, advantages: Tensor | None = None, *, split_by: Seque
         first.append(np.arange(split, here.stop))
         begins.append(start + len(new))
         before = here
-    kept = np.concatenate(first)
+    places = np.concatenate(first)
     at, weights = torch.from_numpy(nodes), packed.advantages
     tree = Tree(
-        input_ids=packed.input_ids[kept],
+        input_ids=packed.input_ids[places],
         parents=torch.from_numpy(np.concatenate(parents)),
-        position_ids=packed.position_ids[kept],
+        position_ids=packed.position_ids[places],
         ends=torch.from_numpy(_ends([len(rows[row]) for row in order], shared, begins)),
-        first=torch.from_numpy(kept),
-        counts=torch.zeros(len(kept), dtype=torch.int64).index_add_(0, at, packed.response_mask),
-        weights=None if weights is None else torch.zeros(len(kept)).index_add_(0, at, weights),
+        first=torch.from_numpy(places),
+        counts=torch.zeros(len(places), dtype=torch.int64).index_add_(0, at, packed.response_mask),
+        weights=None if weights is None else torch.zeros(len(places)).index_add_(0, at, weights),
         nodes=at,
         packed=packed,
     )

@@ -93,6 +93,7 @@ async def _open(
         from toolgym.rollout.models.tokenizer import load_tokenizer
 
         tokenizer = await in_thread(load_tokenizer, tokenizer)
+    assert not isinstance(tokenizer, str | Path)
     if not is_url:
         engine = _of_model(name, device, dtype)
     elif name.rstrip("/").endswith("/v1"):
