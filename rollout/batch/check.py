@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -18,6 +20,104 @@ from toolgym.tools.errors import BatchError, ConfigError
 
 BLOCK = 2**18
 """Tokens, padding included, that are checked at a time, so that all stays in the processor's cache."""
+
+
+Invariants = Mapping[str, Callable[[Batch], Tensor]]
+"""Sentences that must hold, each with a function that says where it does: bool `[rows]` or `[rows, ...]`."""
+
+
+def _same_trajectory(batch: Batch) -> Tensor:
+    return torch.cat([torch.tensor([False]), batch.trajectory_ids.diff() == 0])
+
+
+def _prompt_attention(batch: Batch) -> Tensor:
+    return batch.attention_mask[:, : batch.prompts.shape[1]]
+
+
+def _response_attention(batch: Batch) -> Tensor:
+    return batch.attention_mask[:, batch.prompts.shape[1] :]
+
+
+def _finite(values: Tensor) -> Tensor:
+    """As `torch.isfinite`, which takes twice as long."""
+    return values.abs() < math.inf
+
+
+def _known_versions(batch: Batch) -> Tensor:
+    known = batch.response_mask == 0
+    for number in batch.version_numbers.values():
+        known |= batch.weight_versions == number
+    return known
+
+
+def _in_order(batch: Batch) -> Tensor:
+    return torch.cat([batch.trajectory_ids[:1] >= 0, batch.trajectory_ids.diff() >= 0])
+
+
+INVARIANTS: Mapping[str, Invariants] = {
+    "attention_mask": {
+        "attention_mask holds 0 and 1 only": lambda batch: (batch.attention_mask & ~1) == 0,
+        "prompts are padded on the left only": lambda batch: _prompt_attention(batch).diff(dim=1) >= 0,
+        "responses are padded on the right only": lambda batch: _response_attention(batch).diff(dim=1) <= 0,
+        "every prompt has a token": lambda batch: _prompt_attention(batch).any(dim=1),
+    },
+    "response_mask": {
+        "response_mask holds 0 and 1 only": lambda batch: (batch.response_mask & ~1) == 0,
+        "every response has a policy token": lambda batch: batch.response_mask.any(dim=1),
+        "response_mask lies within the attention": lambda batch: batch.response_mask <= _response_attention(batch),
+    },
+    "input_ids": {
+        "padding holds the pad token": lambda batch: (
+            (batch.input_ids == batch.pad_token_id) | (batch.attention_mask == 1)
+        ),
+        "input_ids are prompts and responses": lambda batch: (
+            batch.input_ids == torch.cat([batch.prompts, batch.responses], dim=1)
+        ),
+    },
+    "position_ids": {
+        "position_ids begin at 0 and count the attended tokens": lambda batch: (
+            (batch.position_ids.diff(dim=1) == 1) | ((batch.attention_mask[:, 1:] & batch.attention_mask[:, :-1]) == 0)
+        ),
+        "position_ids are 0 on padding": lambda batch: (batch.position_ids == 0) | (batch.attention_mask == 1),
+        "the first token has position 0": lambda batch: (
+            (batch.position_ids * batch.attention_mask).amax(dim=1) == batch.attention_mask.sum(dim=1) - 1
+        ),
+    },
+    "rollout_log_probs": {
+        "log probs are finite and at most 0": lambda batch: (
+            _finite(batch.rollout_log_probs) & (batch.rollout_log_probs <= 1e-4)
+        ),
+        "log probs are 0 where the policy did not sample": lambda batch: (
+            (batch.rollout_log_probs == 0) | (batch.response_mask == 1)
+        ),
+    },
+    "weight_versions": {
+        "weight_versions are -1 where the policy did not sample": lambda batch: (
+            (batch.weight_versions == -1) | (batch.response_mask == 1)
+        ),
+        "weight_versions are in version_numbers where the policy sampled": _known_versions,
+    },
+    "token_rewards": {
+        "token_rewards are finite": lambda batch: _finite(batch.token_rewards),
+        "token_rewards are 0 where the policy did not sample": lambda batch: (
+            (batch.token_rewards == 0) | (batch.response_mask == 1)
+        ),
+    },
+    "trajectory_ids": {"trajectory_ids do not fall from one row to the next": _in_order},
+    "rewards": {
+        "rewards are finite": lambda batch: _finite(batch.rewards),
+        "rows of one trajectory share its reward": lambda batch: (
+            ~_same_trajectory(batch) | (batch.rewards == batch.rewards.roll(1))
+        ),
+    },
+    "group_ids": {
+        "rows of one trajectory share its group": lambda batch: (
+            ~_same_trajectory(batch) | (batch.group_ids == batch.group_ids.roll(1))
+        ),
+        "group_ids are places in groups": lambda batch: (batch.group_ids >= 0) & (batch.group_ids < len(batch.groups)),
+    },
+}
+"""By the name of the field."""
 
 
 def check_batch(batch: Batch, trajectories: Sequence[Trajectory] | None = None) -> None:
@@ -44,11 +144,22 @@ def check_rows(batch: Batch, rows: Sequence[RowSource] | None) -> None:
     blocks = _blocks(batch)
     for item in fields:
         parts = [(0, batch)] if item.place == "row" else blocks
-        for what, holds in item.invariants.items():
+        for what, holds in _invariants_of(item).items():
             for start, part in parts:
                 _hold(what, holds(part), start)
     if rows is not None:
         _check_way_back(batch, fields, rows)
+
+
+def _invariants_of(item: Field) -> Invariants:
+    if item in FIELDS:
+        return INVARIANTS.get(item.name, {})
+
+    def elsewhere(batch: Batch) -> Tensor:
+        values = batch.tensors()[item.name]
+        return (values == item.padding).reshape(*values.shape[:2], -1).all(dim=2) | (batch.response_mask == 1)
+
+    return {f"{item.name} holds its padding where the policy did not sample": elsewhere}
 
 
 def _blocks(batch: Batch) -> list[tuple[int, Batch]]:

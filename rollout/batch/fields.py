@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from toolgym.rollout.batch.row import RowSource
 from toolgym.rollout.trajectory.token_sequence import joined_payload
-
-if TYPE_CHECKING:
-    from toolgym.rollout.batch.batch import Batch
 
 Place = Literal["prompt", "response", "policy", "tokens", "row"]
 """Place of a field's values: one for each token of the prompt, of the response, of the policy's tokens in the
@@ -38,9 +33,6 @@ def dtype_name(dtype: torch.dtype) -> str:
 Values = Callable[[RowSource], NDArray[Any]]
 """A row's values of a field without padding, in one dimension."""
 
-Invariants = Mapping[str, Callable[["Batch"], Tensor]]
-"""Sentences that must hold of a field, each with a function that says where it does: bool `[rows]` or `[rows, ...]`."""
-
 
 @dataclass(frozen=True)
 class Field:
@@ -56,40 +48,11 @@ class Field:
     padding: int | Literal["pad_token_id"] | None
     doc: str
     values: Values
-    invariants: Invariants = field(default_factory=dict)
     column: str | None = None
 
     def __str__(self) -> str:
         padding = "" if self.padding is None else f"; elsewhere {self.padding}"
         return f"{self.name}: {dtype_name(self.dtype)} `{SHAPES[self.place]}`, {self.doc}{padding}."
-
-
-def _same_trajectory(batch: Batch) -> Tensor:
-    return torch.cat([torch.tensor([False]), batch.trajectory_ids.diff() == 0])
-
-
-def _prompt_attention(batch: Batch) -> Tensor:
-    return batch.attention_mask[:, : batch.prompts.shape[1]]
-
-
-def _response_attention(batch: Batch) -> Tensor:
-    return batch.attention_mask[:, batch.prompts.shape[1] :]
-
-
-def _finite(values: Tensor) -> Tensor:
-    """As `torch.isfinite`, which takes twice as long."""
-    return values.abs() < math.inf
-
-
-def _known_versions(batch: Batch) -> Tensor:
-    known = batch.response_mask == 0
-    for number in batch.version_numbers.values():
-        known |= batch.weight_versions == number
-    return known
-
-
-def _in_order(batch: Batch) -> Tensor:
-    return torch.cat([batch.trajectory_ids[:1] >= 0, batch.trajectory_ids.diff() >= 0])
 
 
 FIELDS: tuple[Field, ...] = (
@@ -118,12 +81,6 @@ FIELDS: tuple[Field, ...] = (
         0,
         "1 on all tokens, the env's included",
         lambda row: np.ones(row.tokens, dtype=np.int64),
-        {
-            "attention_mask holds 0 and 1 only": lambda batch: (batch.attention_mask & ~1) == 0,
-            "prompts are padded on the left only": lambda batch: _prompt_attention(batch).diff(dim=1) >= 0,
-            "responses are padded on the right only": lambda batch: _response_attention(batch).diff(dim=1) <= 0,
-            "every prompt has a token": lambda batch: _prompt_attention(batch).any(dim=1),
-        },
     ),
     Field(
         "response_mask",
@@ -132,12 +89,7 @@ FIELDS: tuple[Field, ...] = (
         0,
         "1 on tokens that the policy sampled, 0 on the env's",
         lambda row: row.response_mask,
-        {
-            "response_mask holds 0 and 1 only": lambda batch: (batch.response_mask & ~1) == 0,
-            "every response has a policy token": lambda batch: batch.response_mask.any(dim=1),
-            "response_mask lies within the attention": lambda batch: batch.response_mask <= _response_attention(batch),
-        },
-        "response_mask",
+        column="response_mask",
     ),
     Field(
         "input_ids",
@@ -146,14 +98,6 @@ FIELDS: tuple[Field, ...] = (
         "pad_token_id",
         "prompts and responses side by side",
         lambda row: np.concatenate([row.sequence.prompt_ids, row.response_ids]),
-        {
-            "padding holds the pad token": lambda batch: (
-                (batch.input_ids == batch.pad_token_id) | (batch.attention_mask == 1)
-            ),
-            "input_ids are prompts and responses": lambda batch: (
-                batch.input_ids == torch.cat([batch.prompts, batch.responses], dim=1)
-            ),
-        },
     ),
     Field(
         "position_ids",
@@ -162,16 +106,6 @@ FIELDS: tuple[Field, ...] = (
         0,
         "counted over the attended tokens from 0",
         lambda row: np.arange(row.tokens),
-        {
-            "position_ids begin at 0 and count the attended tokens": lambda batch: (
-                (batch.position_ids.diff(dim=1) == 1)
-                | ((batch.attention_mask[:, 1:] & batch.attention_mask[:, :-1]) == 0)
-            ),
-            "position_ids are 0 on padding": lambda batch: (batch.position_ids == 0) | (batch.attention_mask == 1),
-            "the first token has position 0": lambda batch: (
-                (batch.position_ids * batch.attention_mask).amax(dim=1) == batch.attention_mask.sum(dim=1) - 1
-            ),
-        },
     ),
     Field(
         "rollout_log_probs",
@@ -180,15 +114,7 @@ FIELDS: tuple[Field, ...] = (
         0,
         "the engine's natural-log probabilities of the policy's tokens under the temperature-scaled distribution",
         lambda row: row.logprobs,
-        {
-            "log probs are finite and at most 0": lambda batch: (
-                _finite(batch.rollout_log_probs) & (batch.rollout_log_probs <= 1e-4)
-            ),
-            "log probs are 0 where the policy did not sample": lambda batch: (
-                (batch.rollout_log_probs == 0) | (batch.response_mask == 1)
-            ),
-        },
-        "logprobs",
+        column="logprobs",
     ),
     Field(
         "weight_versions",
@@ -197,13 +123,7 @@ FIELDS: tuple[Field, ...] = (
         -1,
         "the number (see `version_numbers`) of the version of the weights that sampled each of the policy's tokens",
         lambda row: row.weight_versions,
-        {
-            "weight_versions are -1 where the policy did not sample": lambda batch: (
-                (batch.weight_versions == -1) | (batch.response_mask == 1)
-            ),
-            "weight_versions are in version_numbers where the policy sampled": _known_versions,
-        },
-        "weight_versions",
+        column="weight_versions",
     ),
     Field(
         "token_rewards",
@@ -213,13 +133,7 @@ FIELDS: tuple[Field, ...] = (
         "the trajectory's reward on the policy's tokens that have it (see `reward_placement`); over all rows of a "
         "trajectory they add up to it",
         lambda row: row.token_rewards,
-        {
-            "token_rewards are finite": lambda batch: _finite(batch.token_rewards),
-            "token_rewards are 0 where the policy did not sample": lambda batch: (
-                (batch.token_rewards == 0) | (batch.response_mask == 1)
-            ),
-        },
-        "token_rewards",
+        column="token_rewards",
     ),
     Field(
         "trajectory_ids",
@@ -228,8 +142,7 @@ FIELDS: tuple[Field, ...] = (
         None,
         "equal for the rows of one trajectory, which follow each other: `make_batch` numbers the trajectories from 0",
         lambda row: np.array([row.trajectory_number]),
-        {"trajectory_ids do not fall from one row to the next": _in_order},
-        "trajectory_number",
+        column="trajectory_number",
     ),
     Field(
         "rewards",
@@ -238,13 +151,7 @@ FIELDS: tuple[Field, ...] = (
         None,
         "the trajectory's, the same in each of its rows",
         lambda row: np.array([row.trajectory.reward]),
-        {
-            "rewards are finite": lambda batch: _finite(batch.rewards),
-            "rows of one trajectory share its reward": lambda batch: (
-                ~_same_trajectory(batch) | (batch.rewards == batch.rewards.roll(1))
-            ),
-        },
-        "reward",
+        column="reward",
     ),
     Field(
         "group_ids",
@@ -254,15 +161,7 @@ FIELDS: tuple[Field, ...] = (
         "the place in `groups` of the trajectory's group: equal for trajectories that one run sampled from one "
         "task for one role",
         lambda row: np.array([row.group_number]),
-        {
-            "rows of one trajectory share its group": lambda batch: (
-                ~_same_trajectory(batch) | (batch.group_ids == batch.group_ids.roll(1))
-            ),
-            "group_ids are places in groups": lambda batch: (
-                (batch.group_ids >= 0) & (batch.group_ids < len(batch.groups))
-            ),
-        },
-        "group_number",
+        column="group_number",
     ),
 )
 """The tensors of a batch, in the order that they are made and checked."""
@@ -280,11 +179,6 @@ def aligned_field(name: str, dtype: np.dtype[Any], width: int) -> Field:
     """
     kind = torch.from_numpy(np.empty(0, dtype=dtype)).dtype
     padding = payload_padding(kind)
-
-    def elsewhere(batch: Batch) -> Tensor:
-        values = batch.aligned[name]
-        return (values == padding).reshape(*values.shape[:2], -1).all(dim=2) | (batch.response_mask == 1)
-
     return Field(
         f"aligned.{name}",
         kind,
@@ -292,6 +186,5 @@ def aligned_field(name: str, dtype: np.dtype[Any], width: int) -> Field:
         padding,
         "a payload of the policy's tokens",
         lambda row: joined_payload(name, row.sequence.policy_segments, width),
-        {f"aligned.{name} holds its padding where the policy did not sample": elsewhere},
-        f"aligned.{name}",
+        column=f"aligned.{name}",
     )
