@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 import json
-import threading
 from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any
@@ -16,20 +15,15 @@ from toolgym.tools.concurrency.execution_pool import tool_pool
 from toolgym.tools.schema import ToolSchema
 
 STATELESS = "MathAPI"
-"""The one class that begins with no state."""
 
 REFUSED = "refused"
 """The status of a call that was not carried out, since it would hold up the process."""
 
 MOST_DIGITS = 1000
-"""Digits that a result of `MathAPI` may have."""
-
-precision_lock = threading.Lock()
-"""For `logarithm`, which sets the precision of all of mpmath."""
 
 
 class Apis:
-    """The objects of one episode of an entry. `schemas` are its functions by name, in the documentation's order."""
+    """The objects of one episode of an entry, and its functions by name, in the documentation's order."""
 
     def __init__(self, entry: Mapping[str, Any]) -> None:
         self._objects: dict[str, Any] = {}
@@ -45,16 +39,15 @@ class Apis:
                 self._objects[schema.name] = api
 
     def function(self, name: str) -> Any:
-        """The method that carries out a function."""
         return getattr(self._objects[name], name)
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
-        """Carry out a call. The text is what BFCL shows its models (`execute_multi_turn_func_call`)."""
+        """Carry out a call. The text is BFCL's own for its models (`execute_multi_turn_func_call`)."""
         if _is_endless(name, arguments):
             return ToolResult("Error during execution: the result would be too large", 0.0, {"status": REFUSED})
         copied = copy.deepcopy(dict(arguments))  # functions keep what they are given, and change it later
         try:
-            with precision_lock if name == "logarithm" else nullcontext():
+            with package.precision_lock if name == "logarithm" else nullcontext():
                 value = _text(self.function(name)(**copied))
         except Exception as error:  # noqa: BLE001  the model reads it, as in BFCL
             return ToolResult(f"Error during execution: {error}", 0.0, {"status": "error"})
@@ -62,8 +55,6 @@ class Apis:
 
 
 class ApiFunction(BaseTool):
-    """A function of an episode's objects as a tool."""
-
     stays_on_loop = True
 
     def __init__(self, apis: Apis, schema: ToolSchema) -> None:

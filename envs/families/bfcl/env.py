@@ -15,7 +15,6 @@ from toolgym.envs.actions import read_action
 from toolgym.envs.base import Action
 from toolgym.envs.families.bfcl import package
 from toolgym.envs.families.bfcl.apis import ApiFunction, Apis
-from toolgym.envs.families.bfcl.check import calls_by_turn, check
 from toolgym.envs.rewards.base import Outcome, Score
 from toolgym.envs.tasks.row_fields import verl_row
 from toolgym.envs.tasks.sources import TaskSource
@@ -34,7 +33,7 @@ from toolgym.tools.schema import ToolCall, ToolCallError, ToolSchema, check_call
 Category = Literal["multi_turn_base", "multi_turn_miss_func", "multi_turn_miss_param", "multi_turn_long_context"]
 
 STEPS_PER_TURN = 20
-"""Turns with calls that BFCL lets a model take for each turn of the user (its `MAXIMUM_STEP_LIMIT`)."""
+"""Turns with calls for each turn of the user (BFCL's `MAXIMUM_STEP_LIMIT`)."""
 
 
 class BFCLEnv(ToolEnv):
@@ -49,13 +48,12 @@ class BFCLEnv(ToolEnv):
         max_turns: turns of the policy in all.
         env_kwargs: the other arguments of `ToolEnv`.
 
-    A turn without calls ends the policy's work on what the user asked for, and the user's next message follows. The
-    functions are the tools; each episode has objects of its own, which carry the calls out one after another. In
-    `multi_turn_miss_func` a function is missing until the user says that it was added, with its documentation; the
-    tools of the prompt stay those of the beginning.
+    A turn without calls ends the policy's work on a request of the user, and the user's next message follows. The
+    functions are the tools; each episode has objects of its own. In `multi_turn_miss_func` a function is missing until
+    the user adds it, with its documentation; the tools of the prompt stay those of the beginning.
 
-    The reward is 1 where `bfcl-eval`'s own `multi_turn_checker` finds, after each turn of the user, the state that the
-    known calls lead to, and their results among those of the policy; else 0, and `score/ERROR` says what it found.
+    The reward is 1 if `bfcl-eval`'s own `multi_turn_checker` finds, after each turn of the user, the state that the
+    known calls lead to, and their results among those of the policy; else 0, and `score/ERROR` names its finding.
 
     Raises:
         MissingExtraError: `bfcl-eval` is not installed, and no wheel was given.
@@ -94,7 +92,6 @@ class BFCLEnv(ToolEnv):
 
     @property
     def tool_schemas(self) -> list[ToolSchema]:
-        """The functions that the episode began with; none before the first one."""
         return [*self._prompt_schemas]
 
     def decorate_tools(self, decorate: Callable[[BaseTool], BaseTool]) -> None:
@@ -142,7 +139,6 @@ class BFCLEnv(ToolEnv):
         return twin
 
     def gold_actions(self) -> list[Action] | None:
-        """For each turn of the user the known calls in one message, and a turn without calls."""
         if self._apis is None:
             return None
         actions: list[Action] = []
@@ -154,7 +150,6 @@ class BFCLEnv(ToolEnv):
         return actions
 
     def _bind(self, apis: Apis) -> Apis:
-        """Let the tools be those of these objects."""
         self._apis = apis
         self.tools = {}
         for schema in apis.schemas.values():
@@ -165,7 +160,6 @@ class BFCLEnv(ToolEnv):
         return apis
 
     def _limit_steps(self, turns: int) -> None:
-        """Cut the episode where the policy still calls functions after so many turns more."""
         self.max_turns = min(self._most_turns, turns + self._steps_per_turn + 1)
 
     def _read(self, action: Action) -> tuple[ParsedTurn, list[ToolCall | ToolCallError]]:
@@ -210,4 +204,4 @@ async def _score(outcome: Outcome) -> Score:
     if outcome.stop_reason is not StopReason.ANSWERED:
         return Score(0.0)
     entry = package.entries(outcome.task.id.rpartition("_")[0])[outcome.task.id]
-    return await in_thread(check, entry, calls_by_turn(outcome))
+    return await in_thread(package.check, entry, package.calls_by_turn(outcome))

@@ -13,31 +13,31 @@ import importlib.resources
 import inspect
 import json
 import sys
-from collections.abc import Callable, Mapping
+import threading
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
+from toolgym.envs.rewards.base import Outcome, Score
+from toolgym.envs.types import ToolCallRecord
 from toolgym.tools.errors import ConfigError, MissingExtraError, missing_file
 from toolgym.tools.lazy import missing_package
 from toolgym.tools.schema import ToolSchema
 
 VERSION = "2026.3.23"
-"""What the envs were tested with."""
 
 _EVAL = "bfcl_eval.eval_checker.multi_turn_eval"
 
+precision_lock = threading.Lock()
+"""For `logarithm`, which sets the precision of all of mpmath."""
+
 _TYPES = {"dict": "object", "float": "number", "tuple": "array"}
-"""The documentation's own names of types, as JSON Schema has them."""
 
 
 def require_package(wheel: str | Path | None) -> None:
-    """Make sure that `bfcl_eval` can be imported, from a wheel or a folder where one is given.
-
-    Raises:
-        MissingExtraError: it is not installed; says how to install it.
-        UnknownNameError: there is no such wheel or folder; names the nearest one.
-        ConfigError: another copy was imported before.
-    """
+    """Make sure that `bfcl_eval` can be imported, from a wheel or a folder if one is given."""
     if wheel is not None:
         path = Path(wheel).resolve()
         if not path.exists():
@@ -60,7 +60,7 @@ def require_package(wheel: str | Path | None) -> None:
 
 @functools.cache
 def entries(category: str) -> Mapping[str, Mapping[str, Any]]:
-    """The entries of a category by id, each with its `ground_truth`; do not change them."""
+    """Return the entries of a category by id, each with its `ground_truth`; do not change them."""
     name = f"BFCL_v4_{category}.json"
     truths = {line["id"]: line["ground_truth"] for line in _lines("data", "possible_answer", name)}
     return {line["id"]: {**line, "ground_truth": truths[line["id"]]} for line in _lines("data", name)}
@@ -68,7 +68,6 @@ def entries(category: str) -> Mapping[str, Mapping[str, Any]]:
 
 @functools.cache
 def schemas(class_name: str) -> tuple[ToolSchema, ...]:
-    """The functions of a class, as its documentation has them."""
     files = _import("bfcl_eval.constants.executable_backend_config").MULTI_TURN_FUNC_DOC_FILE_MAPPING
     docs = _lines("data", "multi_turn_func_doc", files[class_name])
     return tuple(ToolSchema(doc["name"], doc["description"], _json_schema(doc["parameters"])) for doc in docs)
@@ -76,7 +75,7 @@ def schemas(class_name: str) -> tuple[ToolSchema, ...]:
 
 @functools.cache
 def api_class(class_name: str) -> type:
-    """The class that carries the functions out.
+    """Return the class that carries the functions out.
 
     A default that is a list would be shared by all episodes of the process (`post_tweet` has two), so each call gets a
     new one.
@@ -106,18 +105,7 @@ def _with_new_defaults(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def added_functions_prompt() -> str:
-    """The user's text when functions were added; `{functions}` stands for their documentation."""
     return str(_import("bfcl_eval.constants.default_prompts").DEFAULT_USER_PROMPT_FOR_ADDITIONAL_FUNCTION_PROMPTING)
-
-
-def checker() -> Callable[..., dict[str, Any]]:
-    """`multi_turn_checker`."""
-    return cast(Callable[..., dict[str, Any]], _import(f"{_EVAL}.multi_turn_checker").multi_turn_checker)
-
-
-def executor_globals() -> dict[str, Any]:
-    """The variables in which the checker keeps its objects, under names that begin with its argument `model_name`."""
-    return cast(dict[str, Any], vars(_import(f"{_EVAL}.multi_turn_utils")))
 
 
 def _import(name: str) -> Any:
@@ -133,7 +121,7 @@ def _lines(*path: str) -> list[dict[str, Any]]:
 
 
 def _json_schema(value: Mapping[str, Any]) -> dict[str, Any]:
-    """A schema of the documentation as a JSON Schema. The default "None" means that the argument is left out."""
+    """Return a schema of the documentation as a JSON Schema. Its default "None" means an argument left out."""
     schema = dict(value)
     if "type" in schema:
         schema["type"] = _TYPES.get(schema["type"], schema["type"])
@@ -144,3 +132,48 @@ def _json_schema(value: Mapping[str, Any]) -> dict[str, Any]:
     if "items" in schema:
         schema["items"] = _json_schema(schema["items"])
     return schema
+
+
+EXECUTED = frozenset({"ok", "error"})
+"""Statuses of calls that were carried out; `error` is an exception of the function."""
+
+
+def calls_by_turn(outcome: Outcome) -> list[list[str]]:
+    """Return the calls that were carried out after each of the user's turns, as BFCL writes them."""
+    records = iter(outcome.tool_calls)  # in the order of their messages; ids are the policy's, and may repeat
+    turns: list[list[str]] = [[]]
+    for message in outcome.messages[len(outcome.task.messages) :]:
+        if message["role"] == "user":
+            turns.append([])
+        elif message["role"] == "tool" and (record := next(records)).status in EXECUTED:
+            turns[-1].append(written(record))
+    return turns
+
+
+def written(call: ToolCallRecord) -> str:
+    """Return a call as Python, its texts without parentheses: the checker puts a name before each word ahead of one."""
+    arguments = (f"{name}={value!r}" for name, value in (call.arguments or {}).items())
+    return f"{call.name}({', '.join(arguments).replace('(', chr(92) + 'x28')})"
+
+
+def check(entry: Mapping[str, Any], turns: Sequence[Sequence[str]]) -> Score:
+    for class_name in entry["involved_classes"]:
+        api_class(class_name)  # the checker calls the same classes
+    name = f"toolgym_{uuid.uuid4().hex}"
+    truth = entry["ground_truth"]
+    steps = [[list(calls)] if calls else [] for calls in turns]
+    uses_precision = any("logarithm(" in call for calls in (*turns, *truth) for call in calls)
+    try:
+        with precision_lock if uses_precision else nullcontext():
+            verdict = _import(f"{_EVAL}.multi_turn_checker").multi_turn_checker(
+                steps, truth, copy.deepcopy(dict(entry)), "", name
+            )
+    except RecursionError:  # folders that the policy copied into themselves
+        verdict = {"valid": False, "error_type": "multi_turn:endless_state"}
+    finally:
+        variables = vars(_import(f"{_EVAL}.multi_turn_utils"))  # the checker keeps its objects in them
+        for key in [variable for variable in variables if variable.startswith(name)]:
+            del variables[key]
+    if verdict["valid"]:
+        return Score(1.0)
+    return Score(0.0, {str(verdict["error_type"]).rpartition(":")[2]: 1.0})

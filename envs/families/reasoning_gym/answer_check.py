@@ -1,8 +1,8 @@
-"""`may_be_scored`: whether an answer may be given to a scorer of reasoning-gym that runs it as Python.
+"""`may_be_scored`: the answers that may go to a scorer of reasoning-gym that runs them as Python.
 
-Nine scorers call `eval`, or sympy's `parse_expr` which calls it, on what the policy wrote, in this process. Here such
-an answer is read as a syntax tree first: only numbers, texts, lists, names, arithmetic, a few functions of mathematics
-and small powers pass.
+Nine scorers call `eval`, or sympy's `parse_expr` which calls it, on the policy's text, in this process. Such an answer
+is read as a syntax tree first: only numbers, texts, lists, names, arithmetic, a few functions of mathematics and small
+powers pass.
 """
 
 from __future__ import annotations
@@ -27,16 +27,13 @@ _FUNCTIONS = """
 """
 
 FUNCTIONS = frozenset(_FUNCTIONS.split())
-"""What may be called in a formula."""
 
 _DATA = (ast.Expression, ast.Constant, ast.List, ast.Tuple, ast.Load, ast.UnaryOp, ast.USub, ast.UAdd)
 _FORMULA = (*_DATA[:2], *_DATA[4:], ast.Name, ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Pow, ast.Call)
 
 
 def may_be_scored(generator: str, answer: str) -> bool:
-    """Whether the scorer of a generator may get an answer: it runs none, or this one does nothing but compute.
-
-    Nor may one get an answer that it takes for right whatever the task is."""
+    """Whether the scorer of a generator may get an answer: it does nothing but compute, and is no universal answer."""
     if generator == "complex_arithmetic":  # min() and max() make a full reward of the distance to NaN
         return "nan" not in answer.lower()
     if generator not in EVALUATED | PARSED:
@@ -74,7 +71,6 @@ def _is_small(exponent: ast.expr) -> bool:
 
 
 def _powers(tree: ast.expr) -> int:
-    """The depth of powers in each other below a node."""
     is_power = isinstance(tree, ast.BinOp) and isinstance(tree.op, ast.Pow)
     below = max((_powers(child) for child in ast.iter_child_nodes(tree) if isinstance(child, ast.expr)), default=0)
     return is_power + below

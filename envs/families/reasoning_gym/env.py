@@ -9,8 +9,7 @@ from typing import Any
 
 from toolgym.envs.base import Action
 from toolgym.envs.families.reasoning_gym.answer_check import may_be_scored
-from toolgym.envs.families.reasoning_gym.generator import Generator
-from toolgym.envs.families.reasoning_gym.tasks import ReasoningGymTasks, entry_of
+from toolgym.envs.families.reasoning_gym.tasks import Generator, ReasoningGymTasks, entry_of
 from toolgym.envs.library.optional_tools import tools_of
 from toolgym.envs.rewards.base import Outcome, Score
 from toolgym.envs.rewards.qa import tagged_answer
@@ -28,21 +27,20 @@ class ReasoningGymEnv(ToolEnv):
 
     Args:
         generator: the generator's name; `ReasoningGym/NAME-v0` gives it.
-        seed: what all tasks depend on; see `ReasoningGymTasks` for this and the next three.
+        seed: decides all tasks; see `ReasoningGymTasks` for this and the next three.
         size: how many tasks there are.
         level: the level of the generator's curriculum, or a level for some of its attributes.
         config: further options of the generator.
-        tasks: tasks of `ReasoningGymTasks`, such as a source of another level or rows that were saved, instead of those
-            that the four arguments above describe.
+        tasks: tasks of `ReasoningGymTasks`, such as a source of another level or rows that were saved, instead of the
+            four arguments above.
         code_interpreter: whether the policy has a code interpreter.
         tool_config: options of the code interpreter, see `toolgym.tools.CodeInterpreterConfig`.
-        score_timeout: wall seconds that the generator's scorer gets; the episode fails where it takes longer.
+        score_timeout: wall seconds for the generator's scorer; the episode fails if it takes longer.
         env_kwargs: the other arguments of `ToolEnv`.
 
-    The answer is what stands in the last `<answer>...</answer>` of the last turn, outside of `<think>` blocks. The
-    reward is what the generator's own `score_answer` says of it, mostly from 0 to 1, and 0 where there is none.
-    `score/refused` is 1 for an answer that a scorer would run as code and that is no plain formula; `score/unreadable`
-    where the scorer raised.
+    The answer is the text in the last `<answer>...</answer>` of the last turn, outside of `<think>` blocks. The reward
+    is the generator's own `score_answer`, mostly from 0 to 1, and 0 without an answer. `score/refused` is 1 for an
+    answer that a scorer would run as code and that is no plain formula; `score/unreadable` if the scorer raised.
 
     Raises:
         ConfigError: the generator refuses an argument, `tasks` comes with one of the four arguments, or `tool_config`
@@ -79,7 +77,6 @@ class ReasoningGymEnv(ToolEnv):
         return task
 
     def gold_actions(self) -> list[Action] | None:
-        """The known answer; None for the generators that know none."""
         if self.task is None or self.task.ground_truth is None:
             return None
         return [f"<answer>{self.task.ground_truth}</answer>"]

@@ -23,7 +23,6 @@ GENERATORS = tuple(_NAMES.split())
 """Those that make tasks by themselves; reasoning-gym 0.1.25 has these 105."""
 
 COMPOSITE = "composite"
-"""The generator that mixes others; it needs to be given which."""
 
 NAMESPACES = {"ReasoningGym": "A question of a generator of reasoning-gym, answered between <answer> tags."}
 

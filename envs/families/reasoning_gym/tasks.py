@@ -1,29 +1,186 @@
-"""`ReasoningGymTasks`: the entries of one of reasoning-gym's generators as tasks."""
+"""`ReasoningGymTasks`: the entries of a data set of reasoning-gym as tasks; each data set is made once in a process."""
 
 from __future__ import annotations
 
+import functools
+import json
 import random
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
-from toolgym.envs.families.reasoning_gym.generator import Generator, dataset
+from toolgym.envs.families.reasoning_gym.ids import COMPOSITE, GENERATORS
 from toolgym.envs.tasks.row_fields import verl_row
 from toolgym.envs.tasks.sources import TaskSource
 from toolgym.envs.tasks.task import Task
-from toolgym.tools.errors import ConfigError
+from toolgym.tools.errors import ConfigError, UnknownNameError, nearest, require_whole_number
+from toolgym.tools.lazy import missing_extra
 from toolgym.tools.message import system, user
+
+KEPT_ENTRIES = 4096
+"""Entries that a process keeps, since scoring needs the one that its task was made of."""
+
+
+class Generator(NamedTuple):
+    """A generator with its options. Equal ones make equal entries.
+
+    `level` is one level of its curriculum for all attributes, or for some by name; None: the generator's own defaults.
+    `config` has its other options as JSON, sorted.
+    """
+
+    name: str
+    seed: int
+    size: int
+    level: int | tuple[tuple[str, int], ...] | None
+    config: str
+
+    @classmethod
+    def of(
+        cls, name: str, seed: int, size: int, level: int | Mapping[str, int] | None, config: Mapping[str, Any] | None
+    ) -> Generator:
+        """Return a generator of checked arguments. Raises ConfigError: one is of the wrong kind, or is no JSON."""
+        names = (*GENERATORS, COMPOSITE)
+        if name not in names:
+            raise UnknownNameError(f"reasoning-gym has no generator {name!r}{nearest(str(name), names)}")
+        require_whole_number("seed", seed, at_least=0)
+        require_whole_number("size", size, at_least=1)
+        if isinstance(level, Mapping):
+            for attribute, attribute_level in level.items():
+                require_whole_number(f"level[{attribute!r}]", attribute_level, at_least=0)
+        elif level is not None:
+            require_whole_number("level", level, at_least=0)
+        if not isinstance(config, Mapping | None):
+            raise ConfigError(f"config must map options of the generator to values, got {config!r}")
+        for reserved in {"seed", "size"} & set(config or {}):
+            raise ConfigError(f"give {reserved}= itself, not in config")
+        try:
+            text = json.dumps(dict(config or {}), sort_keys=True)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"config must hold JSON values, got {config!r}: {error}") from error
+        return cls(name, seed, size, tuple(sorted(level.items())) if isinstance(level, Mapping) else level, text)
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Generator:
+        """Read a result of `to_json`. Raises ConfigError: it is something else."""
+        try:
+            arguments = {name: value[name] for name in ("name", "seed", "size")}
+            return cls.of(**arguments, level=value.get("level"), config=json.loads(value.get("config") or "{}"))
+        except (KeyError, TypeError, json.JSONDecodeError) as error:
+            raise ConfigError(f"expected name, seed, size, level and config of a generator, got {value!r}") from error
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the generator as a JSON object. `config` stays a text, since a column of a table has one type."""
+        level = dict(self.level) if isinstance(self.level, tuple) else self.level
+        return {**self._asdict(), "level": level}
+
+    @property
+    def levels(self) -> int:
+        from reasoning_gym.factory import CURRICULA
+
+        if self.name not in CURRICULA:
+            return 0
+        return max(len(attribute.levels) for attribute in CURRICULA[self.name]().attributes.values())
+
+    def entry(self, index: int) -> dict[str, Any]:
+        """Return the entry of a place: `question`, `answer` (None: not known) and `metadata`; do not change it."""
+        return _entry(self, index)
+
+    def score(self, answer: str, entry: Mapping[str, Any]) -> float:
+        """Return the score of an answer by the generator's own scorer. All that this raises passes through."""
+        return float(dataset(self).score_answer(answer, entry))
+
+
+@functools.lru_cache(maxsize=KEPT_ENTRIES)
+def _entry(generator: Generator, index: int) -> dict[str, Any]:
+    entry: dict[str, Any] = dataset(generator)[index]
+    return entry
+
+
+@functools.lru_cache(maxsize=256)
+def dataset(generator: Generator) -> Any:
+    """Return the data set of reasoning-gym, which makes its entries when they are asked for.
+
+    Raises MissingExtraError, or ConfigError if it refuses an option or a level.
+    """
+    try:
+        from reasoning_gym.factory import DATASETS
+    except ImportError as error:
+        raise missing_extra("reasoning-gym", f"The env ReasoningGym/{generator.name}-v0", error) from error
+    if generator.name not in DATASETS:
+        raise UnknownNameError(f"this version of reasoning-gym has no generator {generator.name!r}")
+    dataset_class, config_class = DATASETS[generator.name]
+    options = json.loads(generator.config)
+    known = config_class.__dataclass_fields__
+    for option in options:
+        if option not in known:
+            raise UnknownNameError(
+                f"the generator {generator.name!r} has no option {option!r}{nearest(option, known) or '.'} "
+                f"Options: {', '.join(name for name in known if name not in ('seed', 'size'))}"
+            )
+    if generator.name == COMPOSITE:
+        options["datasets"] = _parts(options.get("datasets"))
+    options |= {"seed": generator.seed, "size": generator.size}
+    try:
+        config = config_class(**options) if generator.level is None else _at_level(generator, options)
+        if hasattr(config, "validate"):
+            config.validate()
+        return dataset_class(config)
+    except (AssertionError, TypeError, ValueError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        reason = str(error) or type(error).__name__
+        raise ConfigError(f"the generator {generator.name!r} refuses its options: {reason}") from error
+
+
+def _at_level(generator: Generator, options: dict[str, Any]) -> Any:
+    from reasoning_gym.factory import CURRICULA
+
+    if generator.name not in CURRICULA:
+        raise ConfigError(f"the generator {generator.name!r} has no curriculum, so it takes no level=")
+    curriculum = CURRICULA[generator.name]()
+    attributes = curriculum.attributes
+    most = generator.levels - 1
+    if isinstance(generator.level, int):
+        if generator.level > most:
+            raise ConfigError(f"the levels of {generator.name!r} are 0 to {most}, got {generator.level}")
+        curriculum.set_global_level(generator.level)
+        return curriculum.generate_configuration(options)
+    for name, level in generator.level or ():
+        if name not in attributes:
+            raise UnknownNameError(
+                f"the curriculum of {generator.name!r} has no attribute {name!r}{nearest(name, attributes) or '.'} "
+                f"Attributes: {', '.join(attributes)}"
+            )
+        if level >= len(attributes[name].levels):
+            raise ConfigError(
+                f"the levels of {name!r} of {generator.name!r} are 0 to {len(attributes[name].levels) - 1}, got {level}"
+            )
+        curriculum.set_attr_level(name, level)
+    return curriculum.generate_configuration(options)
+
+
+def _parts(datasets: object) -> list[Any]:
+    from reasoning_gym.composite import DatasetSpec
+
+    example = "config={'datasets': [{'name': 'gcd', 'weight': 1, 'config': {}}, ...]}"
+    if not isinstance(datasets, Sequence) or not datasets:
+        raise ConfigError(f"the generator 'composite' mixes others: give {example}, got {datasets!r}")
+    parts = []
+    for part in datasets:
+        if not isinstance(part, Mapping) or not {"name"} <= set(part) <= {"name", "weight", "config"}:
+            raise ConfigError(f"a part of 'composite' is {{'name', 'weight', 'config'}}, got {part!r}; give {example}")
+        if part["name"] not in GENERATORS:
+            raise UnknownNameError(f"there is no generator {part['name']!r}{nearest(str(part['name']), GENERATORS)}")
+        parts.append(DatasetSpec(part["name"], float(part.get("weight", 1.0)), dict(part.get("config") or {})))
+    return parts
+
 
 SYSTEM_PROMPT = "Solve the problem. End with your final answer, and nothing else, between <answer> and </answer>."
 
 KEY = "reasoning_gym"
-"""The key of a task's `extra_info` that says which entry of which generator the task is."""
 
 
 class ReasoningGymTasks(TaskSource):
     """The entries of a generator as tasks, each made when it is drawn.
-
-        tasks = ReasoningGymTasks("gcd", seed=1, level=2)
-        tasks.task(0).messages[-1]["content"], tasks.task(0).ground_truth
 
     The same arguments give the same tasks. Five generators also depend on Python's own hash of texts, which differs
     between processes unless `PYTHONHASHSEED` is set: isomorphic_strings, knight_swap, polynomial_multiplication,
@@ -31,7 +188,7 @@ class ReasoningGymTasks(TaskSource):
 
     Args:
         name: the generator's name in reasoning-gym.
-        seed: what all tasks depend on.
+        seed: decides all tasks.
         size: how many tasks there are.
         level: of the generator's curriculum, from 0 to `levels - 1`; or a level for some of its attributes by name.
             None: the generator's own defaults.
@@ -57,12 +214,10 @@ class ReasoningGymTasks(TaskSource):
 
     @property
     def size(self) -> int:
-        """The number of tasks."""
         return self.generator.size
 
     @property
     def levels(self) -> int:
-        """The number of levels of the generator's curriculum; 0 if it has none."""
         return self.generator.levels
 
     def sample(self, rng: random.Random) -> Task:
@@ -79,11 +234,7 @@ class ReasoningGymTasks(TaskSource):
 
 
 def entry_of(task: Task) -> tuple[Generator, dict[str, Any]]:
-    """The generator of a task, and the entry that it was made of.
-
-    Raises:
-        ConfigError: the task is of no generator, or the entry is another one in this process.
-    """
+    """Return the generator and the entry of a task. Raises ConfigError: it has none, or another one in this process."""
     place = task.extra_info.get(KEY)
     if not isinstance(place, Mapping) or not isinstance(place.get("index"), int):
         raise ConfigError(

@@ -32,7 +32,7 @@ def is_ordered(sql: str) -> bool:
 
 
 def same_rows(expected: Sequence[Row], answer: Sequence[Row], *, ordered: bool) -> bool:
-    """Whether two results are equal: the same rows as often, and in the same order where that counts.
+    """Whether two results have the same rows as often, in the same order if `ordered`.
 
     Numbers are equal within `TOLERANCE`, an integer and a real one too. Names of columns are not compared.
     """
@@ -62,9 +62,8 @@ def spider_query(sql: str) -> str:
 def spider_same(expected: Sequence[Row], answer: Sequence[Row], known: str) -> bool:
     """Whether the columns can be put into an order in which both have the same rows, each as often.
 
-    In the same order where the known query has "order by" anywhere. As `eval_exec_match` of Spider's test suite
-    compares; two empty results are the same.
-    https://github.com/taoyds/test-suite-sql-eval/blob/master/exec_eval.py
+    In the same order if the known query has "order by" anywhere; two empty results are the same.
+    https://github.com/taoyds/test-suite-sql-eval/blob/master/exec_eval.py (`eval_exec_match`)
     """
     if len(expected) != len(answer) or not expected:
         return not expected and not answer
@@ -114,6 +113,6 @@ def _same(value: Any, other: Any) -> bool:
 
 
 def _key(row: Row) -> list[tuple[int, Any]]:
-    """An order of rows whose values are of any type."""
+    """Return an order of rows whose values are of any type."""
     kinds = {type(None): 0, bool: 1, int: 1, float: 1, str: 2, bytes: 3}
     return [(kinds[type(value)], 0 if value is None else value) for value in row]

@@ -1,29 +1,31 @@
 """`Database`: a connection to SQLite that runs one query at a time, within limits.
 
-What a query may do is decided by SQLite's authorizer, which sees every table, function and pragma of a statement before
-it runs: without it `ATTACH`, `VACUUM INTO` and `load_extension` reach other files.
-
-SQLite looks at the clock between its instructions, not within a function, and some functions compute for long on one
-value: `printf('%.*c', 900000000, 'x')`. A statement that calls another function than those known to be quick runs in a
-process of its own, which is killed.
+SQLite's authorizer decides about each table, function and pragma of a statement before it runs: without it `ATTACH`,
+`VACUUM INTO` and `load_extension` reach other files. SQLite looks at the clock between its instructions, not within a
+function, and some compute for long on one value: `printf('%.*c', 900000000, 'x')`. So a statement that calls a function
+not known to be quick runs in a process of its own, which is killed.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import pickle
+import re
 import signal
 import sqlite3
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 from urllib.parse import quote
 
-from toolgym.tools.errors import ConfigError, ToolgymError
+from toolgym.envs.library.embedded import embedded_rows
+from toolgym.tools.errors import ConfigError, ToolgymError, UnknownNameError, missing_file, nearest
 
 Row = tuple[Any, ...]
 
@@ -31,7 +33,6 @@ MAX_VALUE_BYTES = 1_000_000
 """Bytes of one text or blob, also of those that a query makes."""
 
 MAX_RESULT_BYTES = 64_000_000
-"""Bytes of all texts and blobs of one result."""
 
 MORE_PAGES = 16_384
 """Pages, mostly of 4 kB, by which a copy may grow, and which temporary tables may have."""
@@ -64,11 +65,7 @@ _LIMITS = {
 
 
 class QueryError(ToolgymError, ValueError):
-    """The query is wrong, refused or too slow; the policy reads the text.
-
-    Attributes:
-        timeout: whether it was too slow.
-    """
+    """The query is wrong, refused or too slow; the policy reads the text."""
 
     def __init__(self, text: str, timeout: bool = False) -> None:
         super().__init__(text, timeout)  # both, for pickle
@@ -79,13 +76,7 @@ class QueryError(ToolgymError, ValueError):
 
 
 class QueryResult(NamedTuple):
-    """The result of a query.
-
-    Attributes:
-        columns: the names of its columns; none for a statement that gives no rows.
-        rows: the rows, as many as were asked for.
-        more: whether there are further ones.
-    """
+    """The names of a query's columns, as many rows as were asked for, and whether there are further ones."""
 
     columns: list[str]
     rows: list[Row]
@@ -93,13 +84,7 @@ class QueryResult(NamedTuple):
 
 
 class Database:
-    """A connection. `open_file` and `from_script` make one. Its methods block, and may be called from any thread.
-
-    Args:
-        connection: the connection, which is its own from now on.
-        read_only: whether queries may only read.
-        path: its file, where it is one.
-    """
+    """A connection, made by `open_file` or `from_bytes`. Its methods block, and may be called from any thread."""
 
     def __init__(self, connection: sqlite3.Connection, *, read_only: bool, path: Path | None = None) -> None:
         self.read_only = read_only
@@ -124,11 +109,7 @@ class Database:
 
     @classmethod
     def open_file(cls, path: Path, *, read_only: bool) -> Self:
-        """Open a file to read it, or a copy of it in memory that may be changed.
-
-        Raises:
-            ConfigError: it is no database of SQLite.
-        """
+        """Open a file to read it, or a copy in memory that may be changed. Raises ConfigError: it is no database."""
         try:
             source = sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, check_same_thread=False)
             source.execute("SELECT count(*) FROM sqlite_master")
@@ -143,13 +124,12 @@ class Database:
 
     @classmethod
     def from_bytes(cls, data: bytes, *, read_only: bool) -> Self:
-        """Open a copy of what `dump` gave, in memory."""
+        """Open a copy of a `dump`, in memory."""
         connection = sqlite3.connect(":memory:", check_same_thread=False)
         connection.deserialize(data)
         return cls(connection, read_only=read_only)
 
     def dump(self) -> bytes:
-        """All of the database, as a file would hold it."""
         with self._lock:
             self._connection.set_authorizer(None)
             try:
@@ -158,21 +138,11 @@ class Database:
                 self._connection.set_authorizer(self._authorize)
 
     def schema(self) -> str:
-        """The statements that make the tables and views, as they were written."""
         result = self.query("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL AND type IN ('table', 'view')")
         return "\n".join(f"{sql.strip()};" for (sql,) in result.rows)
 
     def query(self, sql: str, *, max_rows: int = 100_000, timeout: float = 10.0) -> QueryResult:
-        """Run one statement.
-
-        Args:
-            sql: the statement.
-            max_rows: rows that are returned.
-            timeout: wall seconds that it may take.
-
-        Raises:
-            QueryError: it is wrong, refused or too slow, or its result is larger than `MAX_RESULT_BYTES`.
-        """
+        """Run one statement, for at most `timeout` wall seconds. Raises QueryError, if the result is too large too."""
         with self._lock:
             self._refused = False
             try:
@@ -237,7 +207,6 @@ class Database:
             self._connection.execute(f"PRAGMA {name}.max_page_count = {pages}")
 
     def close(self) -> None:
-        """Close the connection; a query that runs is stopped."""
         self._connection.interrupt()
         if self._lock.acquire(timeout=1.0):  # a function of SQLite that ignores it keeps the connection to its end
             try:
@@ -299,3 +268,56 @@ def _fetched(cursor: sqlite3.Cursor, most: int) -> list[Row]:
         if len(rows) == most:
             break
     return rows
+
+
+_NAME = re.compile(r"\w[\w .-]*")
+
+
+class Databases:
+    """The databases of a folder (`NAME/NAME.sqlite`, as Spider and BIRD have it, or `NAME.sqlite`), or of toolgym."""
+
+    def __init__(self, root: str | Path | None = None) -> None:
+        self._root = Path(root) if root is not None else None
+        if self._root is not None and not self._root.is_dir():
+            raise missing_file("folder of databases", self._root)
+
+    def open(self, db_id: str, *, read_only: bool = True) -> Database:
+        """Open a database: an own copy in memory, or the file if it is only read."""
+        if self._root is None:
+            known = embedded()[0]
+            if db_id not in known:
+                raise UnknownNameError(
+                    f"there is no database {db_id!r}{nearest(str(db_id), known) or '.'} toolgym brings "
+                    f"{', '.join(known)}; give db_root= for others"
+                )
+            return Database.from_bytes(_made(db_id), read_only=read_only)
+        return Database.open_file(self._path(self._root, db_id), read_only=read_only)
+
+    @staticmethod
+    def _path(root: Path, db_id: str) -> Path:
+        if not isinstance(db_id, str) or not _NAME.fullmatch(db_id):
+            raise ConfigError(f"a db_id is the name of a database, without a path, got {db_id!r}")
+        paths = [root / db_id / f"{db_id}.sqlite", root / f"{db_id}.sqlite"]
+        for path in paths:
+            if path.is_file():
+                return path
+        raise missing_file("database", root / db_id)
+
+
+@functools.cache
+def embedded() -> tuple[Mapping[str, str], tuple[Mapping[str, Any], ...]]:
+    rows = embedded_rows("sql", Path(__file__).with_name("data"))
+    return (
+        {row["db_id"]: row["script"] for row in rows if "script" in row},
+        tuple(row for row in rows if "question" in row),
+    )
+
+
+@functools.cache
+def _made(db_id: str) -> bytes:
+    connection = sqlite3.connect(":memory:")
+    try:
+        connection.executescript(embedded()[0][db_id])
+        return connection.serialize()
+    finally:
+        connection.close()

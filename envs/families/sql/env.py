@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,9 +11,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from toolgym.envs.base import Action
 from toolgym.envs.families.sql.compare import bird_same, is_ordered, same_rows, spider_query, spider_same
-from toolgym.envs.families.sql.database import QueryError, QueryResult
-from toolgym.envs.families.sql.databases import Databases, embedded
-from toolgym.envs.families.sql.tool import SqlTool
+from toolgym.envs.families.sql.database import Database, Databases, QueryError, QueryResult, embedded
 from toolgym.envs.rewards.base import Outcome, Score
 from toolgym.envs.tasks.loading import load_tasks
 from toolgym.envs.tasks.row_fields import verl_row
@@ -20,11 +19,99 @@ from toolgym.envs.tasks.sources import TaskList, TaskSource
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.tool_env import ToolEnv
 from toolgym.envs.types import StopReason
+from toolgym.tools.base import ToolResult
 from toolgym.tools.concurrency.blocking import in_thread
 from toolgym.tools.concurrency.deadline import DeadlineError, with_deadline
+from toolgym.tools.concurrency.execution_pool import tool_pool
 from toolgym.tools.errors import ConfigError, UnknownNameError, check_seconds, nearest, require_whole_number
 from toolgym.tools.library.final_answer import without_thinking
 from toolgym.tools.message import assistant, system, tool_call, user
+from toolgym.tools.schema import ToolSchema
+from toolgym.tools.stateful import StatefulTool, ToolSession
+
+MAX_VALUE_CHARS = 200
+
+
+class SqlTool(StatefulTool):
+    """A tool that runs SQL on the database of the episode, which the task names: `create_kwargs: {"db_id": ...}`.
+
+    Each episode changes a copy of its own, unless `read_only`. `timeout` is in wall seconds for a query; the policy
+    reads `max_rows` rows.
+    """
+
+    stays_on_loop = True
+    default_schema = ToolSchema(
+        "sql",
+        "Run one SQLite statement on the database and return its rows.",
+        {
+            "type": "object",
+            "properties": {"query": {"type": "string", "description": "The statement."}},
+            "required": ["query"],
+        },
+    )
+
+    def __init__(self, databases: Databases, *, read_only: bool, timeout: float, max_rows: int) -> None:
+        super().__init__()
+        self.databases, self.read_only, self.timeout, self.max_rows = databases, read_only, timeout, max_rows
+
+    async def open(self, **create_kwargs: Any) -> ToolSession:
+        db_id = create_kwargs.get("db_id")
+        if not isinstance(db_id, str):
+            raise ConfigError(
+                "a task for SQL names its database in tools_kwargs['sql']['create_kwargs']['db_id'], got "
+                f"{db_id!r}; SQLEnv(questions=) makes tasks of Spider's and BIRD's rows"
+            )
+        return _Session(self, await in_thread(self.databases.open, db_id, read_only=self.read_only), db_id)
+
+
+class _Session(ToolSession):
+    def __init__(self, owner: SqlTool, database: Database, db_id: str) -> None:
+        self._owner, self._database, self._db_id = owner, database, db_id
+        self._turn = asyncio.Lock()
+
+    async def execute(self, parameters: Mapping[str, Any], **execute_kwargs: Any) -> ToolResult:
+        owner = self._owner
+        ask = functools.partial(
+            self._database.query, parameters["query"], max_rows=owner.max_rows, timeout=owner.timeout
+        )
+        async with self._turn:
+            try:
+                result = await tool_pool().run(ask, name=owner.name)
+            except QueryError as error:
+                return ToolResult(f"Error: {error}", 0.0, {"status": "timeout" if error.timeout else "error"})
+        return ToolResult(table(result), 0.0, {"rows": len(result.rows)})
+
+    async def fork(self) -> ToolSession:
+        async with self._turn:
+            copied = await in_thread(self._copy)
+        return _Session(self._owner, copied, self._db_id)
+
+    async def close(self) -> None:
+        await in_thread(self._database.close)
+
+    def _copy(self) -> Database:
+        if self._database.read_only:
+            return self._owner.databases.open(self._db_id)
+        return Database.from_bytes(self._database.dump(), read_only=False)
+
+
+def table(result: QueryResult) -> str:
+    """Return a result as the policy reads it: names of columns, a line for each row, how many there are."""
+    if not result.columns:
+        return "(done; no rows)"
+    lines = [" | ".join(result.columns)]
+    lines += [" | ".join(_cell(value) for value in row) for row in result.rows]
+    count = len(result.rows)
+    lines.append(f"({'the first ' if result.more else ''}{count} row{'' if count == 1 else 's'})")
+    return "\n".join(lines)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "NULL"
+    text = f"<blob of {len(value)} bytes>" if isinstance(value, bytes) else str(value)
+    return text if len(text) <= MAX_VALUE_CHARS else f"{text[:MAX_VALUE_CHARS]}..."
+
 
 SYSTEM_PROMPT = (
     "Answer the question with one SQLite query. Try queries with the tool `sql` first. "
@@ -32,10 +119,8 @@ SYSTEM_PROMPT = (
 )
 
 MOST_ROWS = 100_000
-"""Rows of two results that are compared."""
 
 GRACE = 10.0
-"""Wall seconds that scoring gets beside its two queries."""
 
 Match: TypeAlias = Literal["rows", "bird", "spider"]
 _BLOCK = re.compile(r"```sql\s(.*?)```", re.DOTALL | re.IGNORECASE)
@@ -48,20 +133,20 @@ class SQLEnv(ToolEnv):
         tasks: tasks whose ground truth is the known query, and whose `tools_kwargs["sql"]["create_kwargs"]["db_id"]`
             names the database. None: those of `questions`.
         questions: rows as Spider and BIRD have them (`db_id`, `question`, `query` or `SQL`, and BIRD's `evidence`), or
-            a file of such rows. None: the 36 questions that toolgym brings.
-        db_root: the folder of the databases; see `Databases`. None: the three that toolgym brings.
+            a file of such rows. None: the 36 questions of toolgym.
+        db_root: the folder of the databases; see `Databases`. None: the three of toolgym.
         read_only: whether the tool may only read. Otherwise each episode changes a copy in memory, which scoring does
             not see.
         query_timeout: wall seconds for a query of the policy.
         max_rows: rows of a result that the policy reads.
-        score_timeout: wall seconds for the known query and for the answer, each. An answer that takes longer is wrong.
+        score_timeout: wall seconds for the known query and for the answer, each. A slower answer is wrong.
         match: how results are compared: by `rows`, as said below; as `bird` does (the same set of rows); or as `spider`
             does (columns in any order, without DISTINCT), on this one database. See docs/envs/sql.md.
         env_kwargs: the other arguments of `ToolEnv`.
 
     The answer is the last block that begins with three backticks and `sql` in the last turn, outside of `<think>`
-    blocks. The reward is 1 where it gives what the known query gives: the same rows, in the same order where the known
-    query orders them; else 0. `score/ran` says whether the answer is a query that could be run.
+    blocks. The reward is 1 if it gives the same rows as the known query, in the same order if the known query orders
+    them; else 0. `score/ran` says whether the answer is a query that could be run.
 
     Raises:
         UnknownNameError: there is no such folder, file or database; names the nearest one.
@@ -102,7 +187,6 @@ class SQLEnv(ToolEnv):
         return task
 
     def gold_actions(self) -> list[Action] | None:
-        """The known query, first as a call and then as the answer."""
         if self.task is None:
             return None
         query = str(self.task.ground_truth)
@@ -110,16 +194,7 @@ class SQLEnv(ToolEnv):
 
 
 def sql_tasks(questions: str | Path | Iterable[Mapping[str, Any]], databases: Databases) -> TaskList:
-    """Questions on databases as tasks, each with the schema of its database.
-
-    Args:
-        questions: rows, or a file of them; see `SQLEnv`.
-        databases: where their databases are.
-
-    Raises:
-        UnknownNameError: there is no such file or database; names the nearest one.
-        ConfigError: a row lacks its question, query or database; names the row.
-    """
+    """Return rows of questions, or a file of them, as tasks, each with the schema of its database; see `SQLEnv`."""
 
     @functools.cache
     def schema(db_id: str) -> str:
@@ -151,7 +226,6 @@ def _task(plain: Task, place: int, schema: Any) -> Task:
 
 
 def _database_of(task: Task) -> str:
-    """The name of a task's database. Raises ConfigError: the task names none, or has no known query."""
     db_id = (task.tools_kwargs.get("sql", {}).get("create_kwargs") or {}).get("db_id")
     if not isinstance(db_id, str) or not isinstance(task.ground_truth, str):
         raise ConfigError(

@@ -30,28 +30,27 @@ from toolgym.tools.sessions.tool_scope import tool_scope
 from toolgym.tools.sessions.workspace import Workspace
 
 MAX_TURNS = 30
-"""Turns of the policy by default."""
 
 
 class SWEDevEnv(ToolEnv):
     """An env whose policy works in the folder of a repository with `bash` and `editor`. A turn without calls ends it.
 
-    The reward is the share of the `fail_to_pass` tests that pass, if all `pass_to_pass` tests do, else 0; also where
-    the turns were used up. Tests that cannot be run through no fault of the policy fail the episode
-    (`EpisodeFailedError`). The components of the score are `f2p` and `p2p` (shares), `resolved` and `tampered`; see
-    `TestReport` for the latter.
+    The reward is the share of the `fail_to_pass` tests that pass, if all `pass_to_pass` tests do, else 0; also if the
+    turns were used up. Tests that cannot be run through no fault of the policy fail the episode (`EpisodeFailedError`).
+    The components of the score are `f2p` and `p2p` (shares), `resolved` and `tampered`; see `TestReport` for the
+    latter.
 
     Args:
         tasks: repository tasks, a file of them (see `load_repository_tasks`), or tasks whose rows hold them (see
             `RepositoryTask.from_task`). None: the embedded ones.
-        sandbox: where the repository and its tests are; it stays the caller's to close. None: see `tool_config`.
+        sandbox: the sandbox of the repository and its tests; it stays the caller's to close. None: see `tool_config`.
         tool_config: options of both tools that say where they run, see
             `toolgym.tools.sessions.workspace.WorkspaceOptions`.
         bash_config: further options of `bash`, see `toolgym.tools.BashConfig`.
         editor_config: further options of `editor`, see `toolgym.tools.EditorConfig`.
         tools: further tools. They stay the caller's to close.
-        strict: whether only the repair of all counts: 1 where all tests pass, else 0.
-        test_timeout: wall seconds that the hidden tests get. What does not end until then has failed.
+        strict: whether only the repair of all counts: 1 if all tests pass, else 0.
+        test_timeout: wall seconds for the hidden tests. Those that run on have failed.
         session_options: further options of the sessions, such as `disk_mb` and `inodes` for large repositories; see
             `toolgym.tools.sandbox.SessionOptions`.
         env_kwargs: the other arguments of `ToolEnv`, such as `max_turns`.
@@ -112,7 +111,6 @@ class SWEDevEnv(ToolEnv):
         return messages, info
 
     async def fork(self) -> Self:
-        """As `ToolEnv.fork`; the twin has a copy of the repository."""
         if self._repository is None:
             raise EpisodeError("fork needs an episode under way; call `await env.reset()` first")
         twin = await super().fork()
@@ -126,13 +124,12 @@ class SWEDevEnv(ToolEnv):
         return twin
 
     def gold_actions(self) -> list[Action] | None:
-        """The files of the gold patch, written by the tools, and a last turn without calls; None: there is no patch."""
         if self.task is None:
             return None
         return gold_turns(RepositoryTask.from_task(self.task))
 
     def hidden_texts(self) -> list[str]:
-        """The lines of the hidden tests that no file of the repository shows."""
+        """Return the lines of the hidden tests that no file of the repository shows."""
         if self.task is None:
             return []
         task = RepositoryTask.from_task(self.task)
@@ -140,7 +137,7 @@ class SWEDevEnv(ToolEnv):
         return [line for line in hidden.splitlines() if line.strip() not in shown]
 
     async def run_tests(self) -> TestReport:
-        """Run the hidden tests on the repository as it is now. No policy may read what they print.
+        """Run the hidden tests on the repository as it is now. No policy may read their output.
 
         Raises:
             EpisodeError: no episode is under way.
@@ -150,7 +147,6 @@ class SWEDevEnv(ToolEnv):
         return await self._repository.run_tests(self._test_timeout)
 
     async def _judge(self, outcome: Outcome) -> Score:
-        """Score an episode by its hidden tests. Raises EpisodeFailedError: they cannot be run."""
         report = await self.run_tests()
         if report.infra_error is not None:
             if any(record.metrics.get("session_ended") for record in outcome.tool_calls):
@@ -203,7 +199,6 @@ def swe_dev_env(base_url: Any = None, **kwargs: Any) -> BaseEnv:
 
 
 def _text(files: Mapping[str, str | bytes]) -> str:
-    """The contents of all files."""
     return "\n".join(data if isinstance(data, str) else data.decode("utf-8", "replace") for data in files.values())
 
 

@@ -19,7 +19,7 @@ from toolgym.envs.families.swe.tree import Tree
 def failing_tests(task: RepositoryTask, tree: Tree, tests: Iterable[str]) -> tuple[Tree, set[str]]:
     """Return the tree with tests that must fail, and those of the wanted tests that must.
 
-    Only tests in files of Python count that the repository began with, or that are hidden.
+    Only tests count in files of Python that the repository began with, or that are hidden.
     """
     words = {test: {*re.findall(r"\w+", test)} for test in tests}
     mentioned = set().union(*words.values())
@@ -40,7 +40,6 @@ def failing_tests(task: RepositoryTask, tree: Tree, tests: Iterable[str]) -> tup
 
 
 def _fail(module: ast.Module, whole: bool) -> set[str]:
-    """Change the test functions of a module, and where the module is a test itself, it too."""
     names = set()
     for node in ast.walk(module):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith(("test", "runTest")):
@@ -58,7 +57,7 @@ def _then(body: list[ast.stmt], last: list[ast.stmt]) -> ast.stmt:
 
 
 def _control(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.stmt]:
-    """Return what raises, unless an assertion that the test makes holds for values for which it cannot hold."""
+    """Return code that raises, unless an assertion of the test holds for values for which it cannot hold."""
     fails = ast.parse("raise AssertionError").body
     used = {node.attr for node in ast.walk(function) if isinstance(node, ast.Attribute)} & {*CONTROLS}
     if not function.args.args or function.args.args[0].arg != "self":

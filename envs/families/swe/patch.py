@@ -1,8 +1,8 @@
-"""`apply_patch`: what files become by a unified diff, as `git diff` and `diff -u` write it.
+"""`apply_patch`: files after a unified diff, as `git diff` and `diff -u` write it.
 
-It is stricter than `patch` and more lenient than `git apply`: the context must be there to the letter, but where it
-stands, and the line counts in a hunk's header, may be wrong, as models often get them wrong. (The library `unidiff`
-refuses such counts, and applies nothing.)
+It is stricter than `patch` and more lenient than `git apply`: the context must be there to the letter, but its place
+and the line counts in a hunk's header may be wrong, as models often get them wrong. (The library `unidiff` refuses such
+counts, and applies nothing.)
 """
 
 from __future__ import annotations
@@ -34,8 +34,6 @@ class _Hunk:
 
 @dataclass
 class _FilePatch:
-    """The part of a diff about one file."""
-
     old: str | None = None
     new: str | None = None
     mode: int | None = None
@@ -44,16 +42,14 @@ class _FilePatch:
 
 
 def patched_names(diff: str | bytes) -> set[str]:
-    """Return the names of the files that a diff reads or writes. Raises PatchError: it is no diff."""
+    """Return the names of the files that a diff reads or writes."""
     return {name for file in _parse(diff) for name in (file.old, file.new) if name is not None}
 
 
 def apply_patch(read: Callable[[str], Node | None], diff: str | bytes) -> Changes:
-    """Return what files become by a diff: all of it, or an error.
+    """Return the files as a diff changes them: all of it, or an error. `read` gives a file, or None.
 
-    Args:
-        read: from a file's name to the file; None where there is none.
-        diff: one or more files, with or without Git's extended headers. Names begin with `a/` and `b/`, or are plain.
+    The diff has Git's extended headers or not. Names begin with `a/` and `b/`, or are plain.
 
     Raises:
         PatchError: it is no diff, it does not fit the files, or it is about a binary file or a name outside.
@@ -96,12 +92,11 @@ def _patched(name: str, data: bytes, hunks: Sequence[_Hunk]) -> bytes:
 
 
 def _split(data: bytes) -> list[bytes]:
-    """Lines that end with a line feed; a carriage return belongs to its line."""
     return re.findall(rb"[^\n]*\n|[^\n]+", data)
 
 
 def _find(lines: Sequence[bytes], wanted: Sequence[bytes], least: int, guess: int) -> int | None:
-    """Return the place nearest to `guess`, and not before `least`, where the wanted lines stand."""
+    """Return the place nearest to `guess`, and not before `least`, at which the wanted lines stand."""
     last = len(lines) - len(wanted)
     if not wanted:
         return min(guess, len(lines))
@@ -143,7 +138,6 @@ def _parse(diff: str | bytes) -> list[_FilePatch]:
 
 
 def _git_header(lines: Sequence[bytes], at: int) -> tuple[_FilePatch, int]:
-    """Read the extended header of `git diff`; return the file and the line behind."""
     file = _FilePatch()
     names = re.fullmatch(r"diff --git (\"?a/.+?\"?) (\"?b/.+\"?)", _text(lines[at]))
     if names:
@@ -174,7 +168,6 @@ def _git_header(lines: Sequence[bytes], at: int) -> tuple[_FilePatch, int]:
 
 
 def _body(lines: Sequence[bytes], at: int, file: _FilePatch) -> int:
-    """Read the names and hunks of a file; return the line behind."""
     if at < len(lines) and _begins_a_file(lines, at):
         file.old, file.new = _name(_text(lines[at])[4:]), _name(_text(lines[at + 1])[4:])
         at += 2
@@ -214,7 +207,6 @@ def _begins_a_file(lines: Sequence[bytes], at: int) -> bool:
 
 
 def _drop_line_end(hunk: _Hunk, before: bytes) -> None:
-    """The line before has no line feed in the file."""
     if before[:1] != b"+" and hunk.old:
         hunk.old[-1] = hunk.old[-1].removesuffix(b"\n")
     if before[:1] != b"-" and hunk.new:
@@ -226,7 +218,7 @@ def _text(line: bytes) -> str:
 
 
 def _plain(text: str) -> str:
-    """A name, without the quotes and escapes that Git puts around unusual ones."""
+    """Return a name without the quotes and escapes that Git puts around unusual ones."""
     if not (text.startswith('"') and text.endswith('"') and len(text) > 1):
         return text
     raw = b"".join(_unescaped(text[1:-1]))

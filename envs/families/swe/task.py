@@ -21,16 +21,13 @@ from toolgym.tools.message import user
 from toolgym.tools.sandbox.names import check_files
 
 EMBEDDED = Path(__file__).with_name("data") / "swe.jsonl"
-"""Tasks on three small repositories, which come with the library."""
 
 SOURCE = "toolgym/swe"
-"""`Task.source` of these tasks."""
 
 ROW_KEY = "repository_task"
-"""Key of `Task.extra_info` with the row of a `RepositoryTask`."""
 
 TEST_FILES = ("test_*.py", "*_test.py", "conftest.py")
-"""Names of files that belong to the tests wherever they lie."""
+"""Names of files that belong to the tests in any folder."""
 
 PROMPT = """\
 The folder `{folder}` holds a repository. Repair what the following report describes.
@@ -47,14 +44,14 @@ class RepositoryTask:
 
     Attributes:
         instance_id: unique in its source.
-        problem_statement: what is wrong, as the policy reads it.
+        problem_statement: the report that the policy reads.
         files: the repository before, by relative names; text is kept as its UTF-8 bytes.
-        test_files: hidden tests, likewise. They are put in place for scoring alone, and replace files of their names.
-        test_command: how tests run in the repository: `python -m unittest ...`, `pytest ...`, or any other command with
-            `{test}` in it, which is run for each test and exits with 0 where that passes.
+        test_files: hidden tests, likewise. They are put in place only for scoring, and replace files of their names.
+        test_command: the tests' command in the repository: `python -m unittest ...`, `pytest ...`, or any other command
+            with `{test}` in it, which is run for each test and exits with 0 if that passes.
         fail_to_pass: ids of tests that fail before and pass once repaired, as the test runner names them.
         pass_to_pass: ids of tests that pass before and must go on to.
-        gold_patch: the known solution, a unified diff; empty where none is known.
+        gold_patch: the known solution, a unified diff; empty: none is known.
         executable: names of the files that are programs.
         links: symbolic links of the repository, from name to target.
 
@@ -109,15 +106,10 @@ class RepositoryTask:
 
     @property
     def hidden(self) -> Tree:
-        """The hidden tests."""
         return {name: Node(_bytes(data)) for name, data in self.test_files.items()}
 
     def gold_files(self) -> dict[str, bytes | None]:
-        """The files that the gold patch changes, as they are with it; None: it deletes the file.
-
-        Raises:
-            ConfigError: there is no gold patch, or it does not apply.
-        """
+        """Return the files that the gold patch changes, as they are with it; None: it deletes the file."""
         if not self.gold_patch:
             raise ConfigError(f"{self.instance_id!r} has no gold_patch")
         try:
@@ -127,10 +119,10 @@ class RepositoryTask:
         return {name: None if node is None else node.data for name, node in patched.items()}
 
     def is_test(self, name: str) -> bool:
-        """Whether a file belongs to the tests, so that what the policy does to it does not count.
+        """Whether a file belongs to the tests, so that the policy's changes of it do not count.
 
-        These are the hidden tests, the folders called `test` or `tests` that they lie in, `conftest.py`, and what is
-        named as tests are. A file that the gold patch changes is none of them, unless it is a hidden test itself.
+        These are the hidden tests, the folders called `test` or `tests` that they lie in, `conftest.py`, and files with
+        names of tests. A file that the gold patch changes is none of them, unless it is a hidden test itself.
         """
         if name in self.test_files:
             return True
@@ -155,12 +147,8 @@ class RepositoryTask:
         """Read a row of JSON.
 
         The names are those of the attributes, or those of SWE-bench: `FAIL_TO_PASS` and `PASS_TO_PASS` (lists, or lists
-        as JSON texts), `patch`, and `test_patch` (a diff) in place of `test_files`. Files are texts, or
-        `{"base64": ...}`. In place of `files`, `repository` may name a folder or a tar archive.
-
-        Args:
-            row: the row.
-            folder: what a relative `repository` is relative to.
+        as JSON texts), `patch`, and `test_patch` (a diff) in place of `test_files`. Files are texts, or `{"base64":
+        ...}`. In place of `files`, `repository` may name a folder or a tar archive, relative to `folder`.
 
         Raises:
             ConfigError: the row has another shape, or `test_patch` does not apply.
@@ -193,7 +181,6 @@ class RepositoryTask:
         )
 
     def to_row(self) -> dict[str, Any]:
-        """The task as a row of JSON, its files included; `from_row` reads an equal task."""
         row: dict[str, Any] = {
             "instance_id": self.instance_id,
             "problem_statement": self.problem_statement,
@@ -211,9 +198,9 @@ class RepositoryTask:
         return row
 
     def to_task(self, folder: str = "repo") -> Task:
-        """The task of an env: a prompt that says what to do in which folder. The ground truth is the id alone.
+        """Return the task of an env, whose ground truth is only the id.
 
-        The row keeps what `from_task` reads. It holds the hidden tests and the solution, and no policy reads it.
+        The row keeps all that `from_task` reads: it holds the hidden tests and the solution, and no policy reads it.
         """
         text = PROMPT.format(folder=folder, problem=self.problem_statement.strip(), command=self.test_command)
         extra = {"index": self.instance_id, ROW_KEY: self.to_row()}
@@ -239,11 +226,7 @@ class RepositoryTask:
 
 
 def load_repository_tasks(source: str | Path | Iterable[Mapping[str, Any]] | None = None) -> list[RepositoryTask]:
-    """Read tasks.
-
-    Args:
-        source: a file of JSON Lines, or rows; see `RepositoryTask.from_row`. A relative `repository` of a file's rows
-            is relative to the file. None: the embedded tasks.
+    """Read tasks of a file of JSON Lines, or of rows (see `RepositoryTask.from_row`), or the embedded ones.
 
     Raises:
         UnknownNameError: there is no such file or repository; names the nearest one.
@@ -314,7 +297,6 @@ def _ids(row: Mapping[str, Any], name: str) -> tuple[str, ...]:
 
 
 def _test_folders(names: Iterable[str]) -> set[str]:
-    """Folders called `test` or `tests` that files lie in."""
     folders = set()
     for name in names:
         parts = name.split("/")[:-1]

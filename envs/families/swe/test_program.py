@@ -1,9 +1,9 @@
-"""The program that runs hidden tests beside the policy's files, and says how each one ended.
+"""The program that runs hidden tests beside the policy's files, and reports the end of each.
 
-It stands alone: `verdict` passes its source to the sandbox's Python. What it reports goes to the standard output that
-it was started with, each line behind a token that it read from its standard input. Whatever the tests and the files of
-the policy print goes to standard error. It imports what it needs before the policy's folder is on the path. Beside the
-hidden tests it runs controls, which fail unless something has changed what a test is.
+It stands alone: `verdict` passes its source to the sandbox's Python. Its reports go to the standard output that it was
+started with, each line behind a token that it read from its standard input; all that the tests and the policy's files
+print goes to standard error. It imports all it needs before the policy's folder is on the path. Beside the hidden tests
+it runs controls, which fail unless something has changed what a test is.
 """
 
 from __future__ import annotations
@@ -84,8 +84,6 @@ class TestReporter:
 
 
 class ReportedResult(unittest.TestResult):
-    """Reports a test when it has ended."""
-
     def __init__(self, report: TestReporter, control: str) -> None:
         super().__init__()
         self._report, self._control = report, control
@@ -130,8 +128,6 @@ class ReportedResult(unittest.TestResult):
 
 
 def control_case(name: str) -> type[unittest.TestCase]:
-    """Return a test case in which every test fails."""
-
     def control(method: str, arguments: tuple[Any, ...]) -> Any:
         return lambda case: getattr(case, method)(*arguments)
 
@@ -143,7 +139,6 @@ def control_case(name: str) -> type[unittest.TestCase]:
 
 
 def run_unittest(request: dict[str, Any], report: TestReporter) -> None:
-    """Run the wanted tests and the controls."""
     sys.path[:0] = [os.path.abspath(path) for path in request["paths"]]
     loader = unittest.TestLoader()
     suite = unittest.TestSuite(loader.loadTestsFromName(name) for name in dict.fromkeys(request["tests"]))
@@ -158,8 +153,6 @@ def run_unittest(request: dict[str, Any], report: TestReporter) -> None:
 
 
 class Plugin:
-    """Chooses the wanted tests and the controls, and reports how each one ended."""
-
     def __init__(self, request: dict[str, Any], report: TestReporter) -> None:
         self._report, self._control = report, request["control"]
         self._wanted = {*request["tests"]}
@@ -192,7 +185,7 @@ class Plugin:
 
 
 def run_pytest(pytest: Any) -> Any:
-    """Return what runs the wanted tests and a file of controls."""
+    """Return the function that runs the wanted tests and a file of controls."""
 
     def run(request: dict[str, Any], report: TestReporter) -> None:
         control = request["control"]

@@ -21,17 +21,10 @@ WHITEOUT = ".wh."
 (https://github.com/opencontainers/image-spec/blob/main/layer.md#whiteouts)."""
 
 CACHED = 4
-"""Repositories that were read from a folder or an archive and are kept in memory."""
 
 
 class Node(NamedTuple):
-    """One file or link of a repository.
-
-    Attributes:
-        data: its content; the target of a link.
-        mode: permission bits.
-        link: whether it is a symbolic link.
-    """
+    """One file or link of a repository; `data` of a link is its target."""
 
     data: bytes
     mode: int = 0o644
@@ -39,14 +32,13 @@ class Node(NamedTuple):
 
 
 Tree: TypeAlias = dict[str, Node]
-"""Files and links by their name relative to the repository. Folders are there where they hold something."""
+"""Files and links by their name relative to the repository. A folder is there if it holds something."""
 
 Changes: TypeAlias = dict[str, Node | None]
-"""What is new or other, by name; None: it was deleted."""
+"""New nodes by name; None: it was deleted."""
 
 
 def changes(before: Mapping[str, Node], after: Mapping[str, Node]) -> Changes:
-    """Return what makes `after` of `before`."""
     new: Changes = {name: node for name, node in after.items() if before.get(name) != node}
     return new | {name: None for name in before if name not in after}
 
@@ -69,7 +61,6 @@ def _parents(name: str) -> Iterator[str]:
 
 
 def pack(changes: Mapping[str, Node | None]) -> bytes:
-    """Return changes as a tar.gz; the same changes give the same bytes."""
     target = io.BytesIO()
     with gzip.GzipFile(fileobj=target, mode="wb", mtime=0) as zipped, tarfile.open(fileobj=zipped, mode="w") as archive:
         for name, node in sorted(changes.items()):
@@ -86,7 +77,6 @@ def pack(changes: Mapping[str, Node | None]) -> bytes:
 
 
 def unpack(data: bytes) -> Changes:
-    """Return the changes of a tar.gz that `pack` made. Raises ConfigError: it is none."""
     changes: Changes = {}
     for name, node in read_archive(io.BytesIO(data), "the snapshot").items():
         folder, slash, last = name.rpartition("/")
@@ -98,11 +88,7 @@ def unpack(data: bytes) -> Changes:
 
 
 def read_archive(file: io.BufferedIOBase, what: str) -> Tree:
-    """Return the files and links of a tar archive, compressed or not.
-
-    Raises:
-        ConfigError: it is no tar archive, or a name in it leads outside.
-    """
+    """Return the files and links of a tar archive. Raises ConfigError: it is none, or a name leads outside."""
     tree: Tree = {}
     try:
         with tarfile.open(fileobj=file) as archive:
@@ -122,7 +108,7 @@ def read_archive(file: io.BufferedIOBase, what: str) -> Tree:
 def read_repository(path: str | Path) -> Tree:
     """Return the files of a repository: a folder, or a tar archive of it, compressed or not.
 
-    Its history is left out: `.git` would tell what became of it later. Where all of an archive lies in one folder, that
+    Its history is left out: `.git` would tell what became of it later. If all of an archive lies in one folder, that
     folder is the repository.
 
     Raises:
@@ -152,7 +138,6 @@ def _read(place: Path, mtime_ns: int) -> Tree:
 
 
 def without_history(tree: Mapping[str, Node]) -> Tree:
-    """Return a tree without what version control keeps, and without compiled Python files."""
     return {name: node for name, node in tree.items() if not is_history(name) and not is_compiled(name)}
 
 
@@ -180,6 +165,5 @@ def _folder(root: Path) -> Iterator[tuple[str, Node]]:
 
 
 def link_stays_inside(name: str, node: Node) -> bool:
-    """Whether a link leads to a place in its repository."""
     target = os.fsdecode(node.data)
     return stays_inside(FileInfo(name, "link", 0, 0o777, 0.0, target))

@@ -1,4 +1,4 @@
-"""The verdict: hidden tests beside what the policy left, in a session that the policy has never seen."""
+"""The verdict: hidden tests beside the policy's files, in a session that the policy has never seen."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from toolgym.tools.sandbox.base import ExecResult, ExecutionStatus, Session
 TEST_PROGRAM = (Path(__file__).parent / "test_program.py").read_text(encoding="utf-8")
 
 OUTPUT_CHARS = 20_000
-"""Characters of the tests' output that a report keeps: its end."""
 
 SLACK = 30.0
 """Seconds beyond the deadline of the tests until the sandbox must have said how they ended."""
@@ -47,11 +46,11 @@ class TestReport:
         f2p_total: how many there are.
         p2p_count: tests of `pass_to_pass` that passed.
         p2p_total: how many there are.
-        output: the end of what was printed. It quotes hidden tests: no policy may read it.
+        output: the end of their output. It quotes hidden tests: no policy may read it.
         infra_error: why there is no verdict; None: there is one. The counts are 0 then and mean nothing.
-        tampered: tests passed that cannot pass, or words about them came that were not due: something in the
-            repository changed what a test is, or forged how it ended. None counts.
-        outcomes: how each test ended, by id; one that is missing did not run to its end.
+        tampered: tests passed that cannot pass, or reports came that were not due: something in the repository changed
+            what a test is, or forged its end. None counts.
+        outcomes: the end of each test, by id; one that is missing did not run to its end.
         seconds: wall seconds that the tests took.
     """
 
@@ -69,12 +68,10 @@ class TestReport:
 
     @property
     def passed(self) -> set[str]:
-        """The tests that passed."""
         return {test for test, how in self.outcomes.items() if how == "passed"}
 
     @property
     def resolved(self) -> bool:
-        """Whether all tests passed."""
         return self.infra_error is None and self.f2p_count == self.f2p_total and self.p2p_count == self.p2p_total
 
 
@@ -106,12 +103,7 @@ def _shadows(task: RepositoryTask, name: str) -> bool:
 
 
 async def judge(task: RepositoryTask, session: Session, folder: str, tree: Tree, timeout: float) -> TestReport:
-    """Run the hidden tests in a session that holds the files already.
-
-    Raises:
-        ConfigError: `test_command` cannot be used.
-        SandboxError: the session cannot run programs, or fails.
-    """
+    """Run the hidden tests in a session that holds the files already. Raises ConfigError or SandboxError."""
     if "{test}" in task.test_command:
         return await _run_each(task, session, folder, timeout)
     token, control = secrets.token_hex(8), f"control_{secrets.token_hex(8)}"
@@ -132,12 +124,11 @@ async def judge(task: RepositoryTask, session: Session, folder: str, tree: Tree,
 
 
 def no_verdict(task: RepositoryTask, why: str, run: ExecResult | None = None) -> TestReport:
-    """Return the report of tests that could not be run, through no fault of the policy."""
     return replace(report_of(task, {}, "" if run is None else run.stderr, 0.0), infra_error=why)
 
 
 async def _run_each(task: RepositoryTask, session: Session, folder: str, timeout: float) -> TestReport:
-    """Run a command for each test: what it exits with is the outcome."""
+    """Run a command for each test: its exit status is the outcome."""
     outcomes: dict[str, str] = {}
     output: list[str] = []
     started = time.monotonic()
@@ -157,8 +148,6 @@ async def _run_each(task: RepositoryTask, session: Session, folder: str, timeout
 def report_of(
     task: RepositoryTask, outcomes: Mapping[str, str], output: str, seconds: float, *, tampered: bool = False
 ) -> TestReport:
-    """Return the report of tests that ended like this."""
-
     def passed(tests: Sequence[str]) -> int:
         return sum(outcomes.get(test) == "passed" for test in tests)
 
@@ -175,10 +164,10 @@ def report_of(
 
 
 def _outcomes(stdout: str, token: str, tests: Sequence[str], control: str) -> tuple[dict[Any, str], bool]:
-    """Return how each test ended (None stands for the program itself), and whether words about them were forged.
+    """Return the end of each test (None stands for the program itself), and whether reports were forged.
 
-    The policy's code runs in the process that reports, and can find what it reports with. So every word must be due: a
-    test that was asked for begins once, and after that ends once.
+    The policy's code runs in the process that reports, and can find its token. So every report must be due: a test that
+    was asked for begins once, and after that ends once.
     """
     outcomes: dict[Any, str] = {}
     begun: set[str] = set()
@@ -209,7 +198,6 @@ def _outcomes(stdout: str, token: str, tests: Sequence[str], control: str) -> tu
 
 
 def _request(task: RepositoryTask, tree: Tree) -> dict[str, Any]:
-    """Return what the test program needs to know of the command."""
     try:
         words = shlex.split(task.test_command)
     except ValueError as error:
@@ -229,7 +217,7 @@ def _request(task: RepositoryTask, tree: Tree) -> dict[str, Any]:
 
 
 def _unittest_paths(words: Sequence[str]) -> list[str]:
-    """Return the folders on Python's path: where discovery puts the top of the modules' names, and the repository."""
+    """Return the folders on Python's path: the top of the modules' names for discovery, and the repository."""
     values = dict(itertools.pairwise(words))
     options = ("-t", "--top-level-directory", "-s", "--start-directory")
     top = next((values[option] for option in options if option in values), None)
@@ -249,7 +237,7 @@ def _pytest_options(words: Sequence[str], files: set[str], tree: Tree) -> list[s
 def _pytest_config(tree: Tree, name: str) -> tuple[str, bytes]:
     """Return the configuration of pytest that the repository began with, under a name of its own.
 
-    What the policy wrote there might load a plugin of its own.
+    The policy's own one might load a plugin.
     """
     for config, section in _CONFIGS.items():
         node = tree.get(config)

@@ -45,20 +45,18 @@ from toolgym.tools.sandbox.names import OptionError, check_name
 from toolgym.tools.sessions.tool_scope import tool_scope
 
 FOLDER = "repo"
-"""The repository's folder, below that of the session."""
 
 OPEN_TIMEOUT = 120.0
-"""Seconds until the repository must be in its session, and until a snapshot must be made."""
 
 TEST_TIMEOUT = 300.0
-"""Seconds that the hidden tests get."""
 
 LEAST = 10.0
-"""Seconds that hidden tests which must fail get at least, where the others took nearly all of the time."""
+"""Seconds that tests which must fail get at least, if the others took nearly all of the time."""
 
 SMALL = 8 * 1024 * 1024
-"""Bytes of a repository that is read whole for a snapshot. Of a larger one, files whose size and time of change are as
-they were count as unchanged; two changes within one tick of the clock look like one."""
+"""Bytes of a repository that is read whole for a snapshot. Files of a larger one with the same size and time of change
+count as unchanged; two changes within one tick of the clock look like one.
+"""
 
 _GIT = """\
 command -v git >/dev/null || exit 0
@@ -68,17 +66,11 @@ git config user.name user && git config user.email user@localhost && git config 
 git config commit.gpgSign false && git config gc.auto 0 && git add -A -f &&
 git commit -q --allow-empty -m 'The beginning'
 """
-"""Makes a history of one commit: what the repository was before. It holds nothing that came later."""
+"""Makes a history of one commit: the repository before."""
 
 
 class RepositoryWorkspace(AsyncCloseable):
-    """A repository in a session of a sandbox. Made by `open`; one call at a time.
-
-    Attributes:
-        task: the task.
-        session: the session that the policy works in. Programs of the policy may have forged what is in it.
-        folder: the repository's folder in it.
-    """
+    """A repository in a session of a sandbox. One call at a time. The policy may have forged all in the session."""
 
     folder = FOLDER
 
@@ -102,16 +94,7 @@ class RepositoryWorkspace(AsyncCloseable):
         snapshot: bytes | None = None,
         session_options: Mapping[str, Any] | None = None,
     ) -> Self:
-        """Open a session with the repository in it.
-
-        Where there is a Git in the sandbox, the repository has a history of one commit, its beginning.
-
-        Args:
-            task: the repository and its tests.
-            sandbox: where; it stays the caller's to close.
-            snapshot: go on from this one, which `snapshot` made of the same task.
-            session_options: further options of the session and of that of the tests, such as `disk_mb` and `inodes`;
-                see `toolgym.tools.sandbox.SessionOptions`.
+        """Open a session with the repository, or with a `snapshot` of it. With Git, it has a history of one commit.
 
         Raises:
             ConfigError: the snapshot is none, or an option cannot be used.
@@ -133,26 +116,10 @@ class RepositoryWorkspace(AsyncCloseable):
         return await with_deadline(opening(), OPEN_TIMEOUT)
 
     async def exec(self, command: str | Sequence[str], timeout: float = 60.0) -> ExecResult:
-        """Run a command in the repository's folder; see `Session.exec`."""
         return await self.session.exec(command, cwd=self.folder, timeout=timeout)
 
-    async def read_file(self, name: str) -> bytes:
-        """Read a file of the repository; see `Session.read_file`."""
-        return await self.session.read_file(f"{self.folder}/{name}")
-
-    async def write_file(self, name: str, data: bytes | str) -> None:
-        """Write a file of the repository; see `Session.write_file`."""
-        await self.session.write_file(f"{self.folder}/{name}", data.encode() if isinstance(data, str) else data)
-
     async def apply_patch(self, diff: str) -> str:
-        """Apply a unified diff to the repository, all of it or nothing.
-
-        Returns:
-            A message for the policy: which files changed, or why it does not apply.
-
-        Raises:
-            SandboxError: the session is gone.
-        """
+        """Apply a unified diff, all of it or nothing. Returns a message for the policy."""
         try:
             read = {name: await self._node(name) for name in patched_names(diff)}
             patched = apply_patch(read.get, diff)
@@ -170,11 +137,8 @@ class RepositoryWorkspace(AsyncCloseable):
     async def run_tests(self, timeout: float = TEST_TIMEOUT) -> TestReport:
         """Run the hidden tests on the repository as it is now, in a session of their own.
 
-        Nothing of the policy's session comes along but the files of the repository that are no tests. What passes runs
-        once more so that it must fail. What this verdict holds against is in `docs/envs/swe_dev.md`.
-
-        Raises:
-            ConfigError: `test_command` of the task cannot be used.
+        Only the files of the repository that are no tests come along from the policy's session. Tests that passed run
+        once more so that they must fail. `docs/envs/swe_dev.md` lists the attacks that this verdict withstands.
         """
         try:
             work = await with_deadline(self.changes(), OPEN_TIMEOUT)
@@ -205,7 +169,7 @@ class RepositoryWorkspace(AsyncCloseable):
         return report
 
     async def _run_failing(self, tree: Tree, tests: set[str], timeout: float) -> TestReport:
-        """Run the tests so that they must fail, and report those of `tests` alone that can be made to."""
+        """Run the tests so that they must fail, and report only those of `tests` that can be made to."""
         changed, must_fail = await in_thread(failing_tests, self.task, tree, tests)
         report = await self._run(changed, max(timeout, LEAST))
         return replace(report, outcomes={test: how for test, how in report.outcomes.items() if test in must_fail})
@@ -219,13 +183,9 @@ class RepositoryWorkspace(AsyncCloseable):
             await shielded(session.close())
 
     async def changes(self) -> Changes:
-        """Return what changed in the repository since its beginning.
+        """Return the changes since the beginning, without compiled Python, Git's own files and names that are no text.
 
-        Compiled Python and Git's own files are left out, and so is what has a name that is no text.
-
-        Raises:
-            SandboxFileError: the folder cannot be listed.
-            SandboxError: the session is gone.
+        Raises SandboxFileError if the folder cannot be listed, SandboxError if the session is gone.
         """
         before = self.task.tree
         try:
@@ -250,25 +210,13 @@ class RepositoryWorkspace(AsyncCloseable):
         return changes(before, after)
 
     async def snapshot(self) -> bytes:
-        """Return what changed in the repository since its beginning, as a tar.gz; `open` goes on from it.
-
-        Raises:
-            SandboxError: the session is gone.
-            DeadlineError: it took too long.
-        """
+        """Return the changes since the repository's beginning, as a tar.gz; `open` goes on from it."""
         return pack(await with_deadline(self.changes(), OPEN_TIMEOUT))
 
     async def fork(self) -> RepositoryWorkspace:
-        """Return an independent workspace in the same state, which the caller closes as well.
-
-        Raises:
-            SessionForkError: sessions of this sandbox cannot be forked.
-            SandboxError: as `Session.fork`.
-        """
         return type(self)(self.task, self._sandbox, await self.session.fork(), self._times, self._options)
 
     async def close(self) -> None:
-        """Close the session. Closing twice is fine."""
         await shielded(self.session.close())
 
     async def _node(self, name: str) -> Node | None:
@@ -313,7 +261,6 @@ def _is_kept(name: str) -> bool:
 
 
 async def _open(sandbox: Sandbox, tree: Tree, options: Mapping[str, Any]) -> Session:
-    """Open a session with a repository in it."""
     plain = {f"{FOLDER}/{name}": node.data for name, node in tree.items() if not node.link}
     session = await sandbox.session(files=plain, **cast(Any, options))
     async with _closed_on_error(session):

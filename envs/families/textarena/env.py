@@ -12,14 +12,10 @@ from toolgym.tools.lazy import missing_extra
 
 
 def textarena_env(game: str, **wrap_kwargs: Any) -> ForeignEnv:
-    """Return the env of a game.
-
-    Args:
-        game: TextArena's id of it; `TextArena/NAME-v0` gives it.
-        wrap_kwargs: the arguments of `toolgym.envs.wrap`, such as `max_turns` and `system_prompt`.
+    """Return the env of a game; `wrap_kwargs` are arguments of `toolgym.envs.wrap`, such as `max_turns`.
 
     Raises:
-        UnknownNameError: it is none of `GAMES`, or there is no such argument; names the nearest one.
+        UnknownNameError: `game` is none of `GAMES`, or there is no such argument; names the nearest one.
         MissingExtraError: TextArena is not installed.
     """
     if game not in GAMES:

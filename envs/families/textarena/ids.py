@@ -17,9 +17,9 @@ _NAMES = """
 GAMES = tuple(_NAMES.split())
 """TextArena's own ids of games for one player that begin within seconds and without a download (TextArena 0.7.4).
 
-Left out are Sokoban-v0-medium, which takes 20 seconds to begin; Countdown, Cryptarithm, Slitherlink and
-ThreeCardMonte, whose reward for a malformed action is a text; those that need several players, a key or word lists of
-nltk; and those whose files are missing or do not compile.
+Left out are Sokoban-v0-medium, which takes 20 seconds to begin; Countdown, Cryptarithm, Slitherlink and ThreeCardMonte,
+whose reward for a malformed action is a text; games for several players, with a key or with word lists of nltk; and
+those whose files are missing or do not compile.
 """
 
 

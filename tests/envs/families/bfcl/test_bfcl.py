@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
 import shutil
 import subprocess
@@ -14,7 +15,7 @@ import pytest
 
 import toolgym
 from toolgym.envs.families.bfcl import package
-from toolgym.envs.families.bfcl.check import check, written
+from toolgym.envs.families.bfcl.package import check, written
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import StopReason, ToolCallRecord
 from toolgym.rollout import EpisodeLimits, RunConfig, SamplingParams, open_engine, rollout, tiny_policy_path
@@ -204,12 +205,13 @@ def test_a_text_with_parentheses_reaches_the_checker_as_it_is():
 
 def test_the_checker_leaves_nothing_behind():
     entry = package.entries("multi_turn_base")["multi_turn_base_0"]
-    before = set(package.executor_globals())
+    variables = vars(importlib.import_module("bfcl_eval.eval_checker.multi_turn_eval.multi_turn_utils"))
+    before = set(variables)
     assert check(entry, entry["ground_truth"]).value == 1.0
     assert check(entry, [[], *entry["ground_truth"][1:]]).components == {"empty_turn_model_response": 1.0}
     wrong = [["mkdir(dir_name='other')", *entry["ground_truth"][0]], *entry["ground_truth"][1:]]
     assert check(entry, wrong).components == {"instance_state_mismatch": 1.0}
-    assert set(package.executor_globals()) == before
+    assert set(variables) == before
 
 
 async def test_a_row_that_was_saved_is_its_entry_and_another_is_an_error():

@@ -11,7 +11,7 @@ import time
 import pytest
 
 import toolgym
-from toolgym.envs.families.reasoning_gym import generator as generators
+from toolgym.envs.families.reasoning_gym import tasks as generators
 from toolgym.envs.families.reasoning_gym.answer_check import EVALUATED, PARSED, may_be_scored
 from toolgym.envs.families.reasoning_gym.ids import COMPOSITE, GENERATORS
 from toolgym.envs.families.reasoning_gym.tasks import ReasoningGymTasks

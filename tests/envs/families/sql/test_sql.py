@@ -13,7 +13,7 @@ import pytest
 
 import toolgym
 from toolgym.envs.families.sql.compare import bird_same, is_ordered, same_rows, spider_query, spider_same
-from toolgym.envs.families.sql.databases import embedded
+from toolgym.envs.families.sql.database import embedded
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import EpisodeFailedError, StopReason
 from toolgym.testing import check_env

@@ -86,7 +86,7 @@ SOURCES = {
 
 async def report_with(task, sandbox, source):
     async with await RepositoryWorkspace.open(task, sandbox) as workspace:
-        await workspace.write_file("calc.py", task.files["calc.py"].decode() + textwrap.dedent(source))
+        await workspace.session.write_file("repo/calc.py", task.files["calc.py"] + textwrap.dedent(source).encode())
         return await workspace.run_tests()
 
 

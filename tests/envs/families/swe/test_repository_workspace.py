@@ -30,8 +30,8 @@ async def test_embedded_tasks_fail_before_and_pass_with_their_solution(task, san
 async def test_commands_run_in_the_repository(task, sandbox):
     async with await RepositoryWorkspace.open(task, sandbox) as workspace:
         assert (await workspace.exec("./run.sh; cat link.py | head -1; exit 3")).stdout == "ran\ndef add(a, b):\n"
-        await workspace.write_file("new/x.txt", "hello")
-        assert await workspace.read_file("new/x.txt") == b"hello"
+        await workspace.session.write_file("repo/new/x.txt", b"hello")
+        assert await workspace.session.read_file("repo/new/x.txt") == b"hello"
         assert (await workspace.exec("git diff --stat; git status --short")).stdout == "?? new/\n"
 
 
@@ -40,7 +40,7 @@ async def test_a_patch_is_applied_as_a_whole_or_not_at_all(task, sandbox):
         bad = task.gold_patch + "--- a/run.sh\n+++ b/run.sh\n@@ -1 +1 @@\n-nothing\n+like it\n"
         said = await workspace.apply_patch(bad)
         assert said.startswith("The patch was not applied: run.sh: hunk 1 of 1")
-        assert await workspace.read_file("calc.py") == task.files["calc.py"]
+        assert await workspace.session.read_file("repo/calc.py") == task.files["calc.py"]
         assert await workspace.apply_patch(task.gold_patch) == "The patch was applied:\nchanged calc.py"
         assert "no unified diff" in await workspace.apply_patch("nonsense")
         through_link = task.gold_patch.replace("calc.py", "link.py")
@@ -89,7 +89,7 @@ async def test_large_repositories_are_compared_by_size_and_time(task, sandbox, m
 @NAMESPACES
 async def test_a_fork_is_independent(task, sandbox):
     async with await RepositoryWorkspace.open(task, sandbox) as workspace:
-        await workspace.write_file("a.txt", "1")
+        await workspace.session.write_file("repo/a.txt", b"1")
         async with await workspace.fork() as twin:
             await twin.apply_patch(task.gold_patch)
             assert set(await twin.changes()) == {"a.txt", "calc.py"}

@@ -122,7 +122,7 @@ async def test_code_that_the_tests_import_does_not_make_them_pass(attack, task, 
     source = textwrap.dedent(SOURCES[attack]) + "\n" + task.files["calc.py"].decode()
     task = dataclasses.replace(task, gold_patch="")
     async with await RepositoryWorkspace.open(task, sandbox) as workspace:
-        await workspace.write_file("calc.py", source)
+        await workspace.session.write_file("repo/calc.py", source.encode())
         report = await workspace.run_tests(1.0 if attack == "it hangs" else 60.0)
     assert report.infra_error is None, report.output
     assert report.f2p_count == 0, report.output
@@ -133,7 +133,7 @@ async def test_code_that_the_tests_import_does_not_make_them_pass(attack, task, 
 async def test_controls_say_that_tests_were_changed(attack, task, sandbox):
     source = textwrap.dedent(SOURCES[attack]) + "\n" + task.files["calc.py"].decode()
     async with await RepositoryWorkspace.open(task, sandbox) as workspace:
-        await workspace.write_file("calc.py", source)
+        await workspace.session.write_file("repo/calc.py", source.encode())
         assert (await workspace.run_tests()).tampered
 
 
@@ -157,7 +157,7 @@ PYTEST = {
 async def test_pytest_takes_nothing_from_the_policy(task_of_pytest, sandbox):
     async with await RepositoryWorkspace.open(task_of_pytest, sandbox) as workspace:
         for name, text in PYTEST.items():
-            await workspace.write_file(name, text)
+            await workspace.session.write_file(f"repo/{name}", text.encode())
         report = await workspace.run_tests()
         assert (report.f2p_count, report.p2p_count, report.infra_error) == (0, 1, None), report.output
 
@@ -166,7 +166,7 @@ async def test_pytest_takes_nothing_from_the_policy(task_of_pytest, sandbox):
 async def test_pytest_hooks_of_a_source_are_seen_by_the_controls(task_of_pytest, sandbox):
     source = "import _pytest.python\n_pytest.python.Function.runtest = lambda self: None\n"
     async with await RepositoryWorkspace.open(task_of_pytest, sandbox) as workspace:
-        await workspace.write_file("calc.py", source + task_of_pytest.files["calc.py"].decode())
+        await workspace.session.write_file("repo/calc.py", source.encode() + task_of_pytest.files["calc.py"])
         report = await workspace.run_tests()
     assert report.tampered
     assert report.f2p_count == 0
