@@ -21,13 +21,7 @@ class InvalidActionError(ToolgymError, ValueError):
 
 
 class Start(NamedTuple):
-    """The beginning of an episode.
-
-    Attributes:
-        messages: the task's; none where the task is but a seed.
-        seed: below 2**32, the most that NumPy's global generator takes.
-        options: what the user passes on to the env's own `reset`.
-    """
+    """The task's messages, none for a seed; a seed below 2**32, NumPy's limit; options for the env's own `reset`."""
 
     messages: Sequence[Message]
     seed: int
@@ -35,13 +29,7 @@ class Start(NamedTuple):
 
 
 class Begun(NamedTuple):
-    """An env's answer to a reset.
-
-    Attributes:
-        messages: all messages so far.
-        tools: what the policy may call.
-        info: the env's own.
-    """
+    """An env's answer to a reset, with the env's own info."""
 
     messages: list[Message]
     tools: Sequence[ToolSchema] = ()
@@ -49,16 +37,9 @@ class Begun(NamedTuple):
 
 
 class Stepped(NamedTuple):
-    """An env's answer to a turn.
+    """An env's answer to a turn: flags and reward as the env gave them, a message of the role `tool` for each call.
 
-    Attributes:
-        messages: the new messages; one with the role `tool` for each call.
-        reward: as the env gave it.
-        terminated: whether the episode reached its own end, as the env gave it.
-        truncated: whether it was cut, as the env gave it.
-        info: the env's own.
-        stop_reason: why it is over, where the env says more than the two flags.
-        failed_calls: ids of the calls that the env says went wrong.
+    `stop_reason` is why it is over, if the env says more than the two flags.
     """
 
     messages: list[Message]
@@ -71,7 +52,7 @@ class Stepped(NamedTuple):
 
 
 def layers_of(env: Any) -> list[Any]:
-    """The env and, where it is a wrapper, the ones inside of it, outermost first."""
+    """Return the env and, if it is a wrapper, the ones inside of it, outermost first."""
     layers = [env]
     while (inside := getattr(layers[-1], "__dict__", {}).get("env")) is not None:
         layers.append(inside)
@@ -81,18 +62,13 @@ def layers_of(env: Any) -> list[Any]:
 class Adapter(ABC):
     """One object of a foreign project. A subclass knows the project's contract, and nothing of toolgym's episodes.
 
-    What it raises ends the episode as the env's failure, but for `InvalidActionError`.
+    An exception ends the episode as the env's failure, but for `InvalidActionError`.
 
     Attributes:
-        project: what errors call the project.
+        project: the project's name in errors.
         uses: the names of those of `WrapOptions` that it uses.
         one_episode: whether an object plays one episode, so that each needs a new one.
-        max_calls: how many tool calls of one turn the env takes; None: any number.
-
-    Args:
-        env: the object.
-        options: see `wrap`.
-        threads: where its blocking functions run.
+        max_calls: tool calls of one turn that the env takes; None: any number.
     """
 
     project: ClassVar[str]
@@ -106,7 +82,6 @@ class Adapter(ABC):
 
     @property
     def name(self) -> str:
-        """The project and the object's class, for errors."""
         return f"{self.project}'s {type(layers_of(self.env)[-1]).__name__}"
 
     @abstractmethod
@@ -118,23 +93,18 @@ class Adapter(ABC):
         """Take one turn; `turn.calls` have been checked against the tools."""
 
     async def close(self) -> None:
-        """Close the object. Called once."""
         close = getattr(self.env, "close", None)
         if close is not None:
             await self.threads.close(close)
 
     def said(self, turn: ParsedTurn) -> str:
-        """The text of a turn for an env that reads texts."""
+        """Return the text of a turn for an env that reads texts."""
         if not self.options.drop_thinking:
             return turn.text
         return split_reasoning(turn.text, starts_open="</think>" in turn.text)[1].strip()
 
     def action(self, turn: ParsedTurn) -> Any:
-        """The action that a turn stands for: what `to_action` makes of it, or its text.
-
-        Raises:
-            InvalidActionError: `to_action` raised a `ValueError`: the policy wrote none.
-        """
+        """Return the result of `to_action`, or the turn's text. Raises InvalidActionError: the turn is no action."""
         if self.options.to_action is None:
             return self.said(turn)
         try:
@@ -143,5 +113,4 @@ class Adapter(ABC):
             raise InvalidActionError(str(error)) from error
 
     def read(self, observation: Any) -> list[Message]:
-        """An observation as messages."""
         return messages_of(observation, self.name, self.options.to_text)

@@ -7,7 +7,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from toolgym.envs.actions import read_action
 from toolgym.envs.base import Action, BaseEnv, StepResult
@@ -37,18 +37,10 @@ NO_OBSERVATION = "[no observation]"
 """Read by the policy if an env goes on and says nothing: a chat needs a message between two turns."""
 
 CLOSE_TIMEOUT = 20.0
-"""Seconds that a foreign env gets to close."""
 
 
 class ForeignEnv(BaseEnv):
-    """An env of another project. `wrap` makes it; it says what is passed on, and how.
-
-    Args:
-        env: the object of the project; None where `make` makes one.
-        make: makes an object, when the first episode begins.
-        takes_task: whether `make` takes the task, so that each episode has an object of its own.
-        options: see `wrap`.
-    """
+    """An env of another project, which `make` makes if it is None. `wrap` makes it."""
 
     def __init__(
         self,
@@ -86,7 +78,6 @@ class ForeignEnv(BaseEnv):
 
     @property
     def tool_schemas(self) -> list[ToolSchema]:
-        """The env's own tools. Where only its `reset` tells them, there are none before the first episode."""
         return list(self._tools.values())
 
     # ------------------------------------------------------------------ the contract
@@ -120,9 +111,9 @@ class ForeignEnv(BaseEnv):
         self._tools = {schema.name: schema for schema in begun.tools}
         self._turn = self._calls_seen = self._bad_calls = 0
         self._over, self._begun = False, True
-        info: dict[str, Any] = {"task": task, "env_info": begun.info}
-        info["tools"] = [schema.to_openai() for schema in self.tool_schemas]
-        return messages, info  # type: ignore[return-value]  # with a key of its own
+        tools = [schema.to_openai() for schema in self.tool_schemas]
+        info = {"task": task, "tools": tools, "env_info": begun.info}
+        return messages, cast(ResetInfo, info)  # with a key of its own
 
     async def step(self, action: Action) -> StepResult:
         if self._over or self._adapter is None:
@@ -158,13 +149,12 @@ class ForeignEnv(BaseEnv):
         return require_task(self.tasks.sample(self._rng))
 
     def _seed(self, task: Task, seed: int | None) -> int:
-        """The task's seed, so that the episodes of a group begin alike; or the one that was given; or one drawn now."""
+        """The task's seed, so that the episodes of a group begin alike; or the given one; or one drawn now."""
         wanted = seed_of(task)
         wanted = seed if wanted is None else wanted
         return self._rng.getrandbits(31) if wanted is None else wanted
 
     async def _adapter_of(self, task: Task) -> Adapter:
-        """The adapter of an object that can begin an episode, made where there is none."""
         adapter = self._adapter
         fresh = self._make is not None and (
             self._takes_task or self._broken or (adapter is not None and adapter.one_episode and self._begun)
@@ -211,7 +201,6 @@ class ForeignEnv(BaseEnv):
         return self._options.parse(text, first_id=self._calls_seen, schemas=self._tools)
 
     def _checked(self, turn: ParsedTurn) -> list[ToolCall | ToolCallError]:
-        """The turn's requests in order, each checked against the tools and the env's limit."""
         assert self._adapter is not None
         left = self._adapter.max_calls
         requests: list[ToolCall | ToolCallError] = []
@@ -271,7 +260,7 @@ class ForeignEnv(BaseEnv):
         }
         if reason is not None:
             info["final_obs"] = messages
-        return StepResult([] if reason is not None else obs, reward, reason is not None, _step_info(info))
+        return StepResult([] if reason is not None else obs, reward, reason is not None, cast(StepInfo, info))
 
     def _cut(self, messages: Sequence[Message]) -> list[Message]:
         most = self._options.max_obs_chars
@@ -282,7 +271,7 @@ class ForeignEnv(BaseEnv):
     # ------------------------------------------------------------------ failures and the end
 
     async def _deadline(self, coroutine: Coroutine[Any, Any, T], failed: StopReason, what: str) -> T:
-        """Await what the env does. Whatever it raises ends the episode, with the env to blame."""
+        """Await a call of the env. Any exception ends the episode, with the env to blame."""
         options, passing = self._options, (InvalidActionError, ConfigError)
         try:
             with failing(failed, StopReason.ENV_TIMEOUT, unless=passing, what=f"{what} raised"):
@@ -294,11 +283,10 @@ class ForeignEnv(BaseEnv):
             raise
 
     def _break(self) -> None:
-        """The state of the object is unknown: the episode is over, and the next one gets another where it can."""
+        """The state of the object is unknown: the episode is over, and the next one gets another if it can."""
         self._over = self._broken = True
 
     async def _drop(self) -> None:
-        """Close the object, if there is one, even when cancelled meanwhile."""
         adapter, self._adapter = self._adapter, None
         if adapter is None:
             return
@@ -330,10 +318,6 @@ def _record(request: ToolCall | ToolCallError, text: str, stepped: Stepped, seco
     return ToolCallRecord(request.id, request.name, request.arguments, status, text, seconds=seconds)
 
 
-def _step_info(info: dict[str, Any]) -> StepInfo:
-    return info  # type: ignore[return-value]  # with keys of its own
-
-
 def _mapping(value: object, task: Task) -> Mapping[str, Any]:
     if not isinstance(value, Mapping | None):
         raise ConfigError(f"extra_info[{RESET!r}] of task {task.id!r} must map names to arguments, got {value!r}")
@@ -342,7 +326,7 @@ def _mapping(value: object, task: Task) -> Mapping[str, Any]:
 
 
 def _close_blocking(env: Any) -> None:
-    """Close an env that came too late, where that needs no event loop."""
+    """Close an env that came too late, if that needs no event loop."""
     close = getattr(env, "close", None)
     if close is not None and not inspect.iscoroutinefunction(close):
         close()

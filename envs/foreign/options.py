@@ -17,22 +17,7 @@ from toolgym.tools.parsers import ParsedTurn, Parser, get_parser
 from toolgym.tools.schema import ToolCall, ToolSchema
 
 Player = Callable[[str], str | Awaitable[str]]
-"""From what a player of a game sees, as text, to its move. It may be async."""
-
-OF_ALL = frozenset(
-    {
-        "tasks",
-        "system_prompt",
-        "max_turns",
-        "max_obs_chars",
-        "timeout",
-        "queue_timeout",
-        "own_thread",
-        "parser",
-        "project",
-    }
-)
-"""The options that every project uses."""
+"""From a player's view of the game, as text, to its move. It may be async."""
 
 
 @named_fields
@@ -109,16 +94,11 @@ class WrapOptions:
 
     @property
     def parse(self) -> Parser:
-        """The parser of actions that are text."""
         return get_parser(self.parser) if isinstance(self.parser, str) else self.parser
 
     @property
     def others(self) -> dict[int, Player]:
-        """The moves of each of the other players of a game.
-
-        Raises:
-            ConfigError: nothing plays one of them.
-        """
+        """The moves of each of the other players of a game. Raises ConfigError: nothing plays one of them."""
         others = [number for number in range(self.players) if number != self.player]
         opponents: dict[int, Any] = (
             dict(self.opponents) if isinstance(self.opponents, Mapping) else dict.fromkeys(others, self.opponents)
@@ -132,13 +112,10 @@ class WrapOptions:
         return {number: opponents[number] for number in others}
 
     def require_only(self, names: frozenset[str], project: str) -> None:
-        """Check that no option is set that a project does not use.
-
-        Raises:
-            ConfigError: one is; names it.
-        """
-        for field in fields(self):
-            if field.name not in names | OF_ALL and getattr(self, field.name) != field.default:
+        """Raise ConfigError for an option that is set and that a project does not use."""
+        every = [field.name for field in fields(self)]
+        for name in every[every.index("to_text") :]:
+            if name not in names and getattr(self, name) != getattr(type(self), name):
                 raise ConfigError(
-                    f"{field.name} means nothing to an env of {project}; it uses: {', '.join(sorted(names)) or 'none'}"
+                    f"{name} means nothing to an env of {project}; it uses: {', '.join(sorted(names)) or 'none'}"
                 )

@@ -13,30 +13,25 @@ from toolgym.envs.types import EpisodeFailedError, StopReason
 
 T = TypeVar("T")
 
+RANDOM_TIMEOUT = 60.0
+"""Wall seconds to wait for the function of another env."""
+
 _lock = threading.Lock()
 
 
 class OwnRandom:
     """Gives one env the global generators of `random` and NumPy as if no other code drew from them.
 
-    Some projects seed and draw from the global generators, so episodes that run at the same time would disturb each
-    other, and the training program around them. Here each env has states of its own, which are in place while one of
-    its functions runs; these run one after another in the process.
-
-    Args:
-        timeout: wall seconds to wait for the function of another env.
+    Some projects seed and draw from the global generators, so episodes at the same time would disturb each other, and
+    the training program around them. Here each env has states of its own, which are in place while one of its functions
+    runs; these run one after another in the process.
     """
 
-    def __init__(self, timeout: float) -> None:
+    def __init__(self, timeout: float = RANDOM_TIMEOUT) -> None:
         self._timeout = timeout
         self._state: tuple[Any, Any] | None = None
 
     def run(self, function: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
-        """Call a function with the env's own states in place.
-
-        Raises:
-            EpisodeFailedError: the function of another env did not end in time (`ENV_TIMEOUT`).
-        """
         if not _lock.acquire(timeout=self._timeout):
             raise EpisodeFailedError(
                 StopReason.ENV_TIMEOUT,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from typing import Any, cast
 
+from toolgym.envs.entry_points import load
 from toolgym.envs.foreign.base import Adapter
 from toolgym.tools.errors import ConfigError, UnknownNameError, nearest
 
@@ -17,7 +17,6 @@ PROJECTS = {
     "tau2": "toolgym.envs.foreign.adapters.tau2:Tau2Adapter",
     "textarena": "toolgym.envs.foreign.adapters.textarena:TextArenaAdapter",
 }
-"""The adapter of each project, by the project's import name."""
 
 _BASES = {
     ("aviary.env", "Environment"): "aviary",
@@ -47,11 +46,7 @@ _REFUSED = {
 
 
 def project_of(env: object) -> str | None:
-    """Return the project that an object is an env of, by its import name; None if it is of none that is known.
-
-    Raises:
-        ConfigError: it is of a known project, and cannot be wrapped; says why.
-    """
+    """Return the project that an object is an env of, by its import name; None if it is of none that is known."""
     project = None
     for cls in _classes(env):
         key = (cls.__module__, cls.__name__)
@@ -62,16 +57,7 @@ def project_of(env: object) -> str | None:
 
 
 def adapter_for(env: object, project: str | None = None) -> type[Adapter]:
-    """Return the adapter for an object.
-
-    Args:
-        env: the object.
-        project: the project whose contract it keeps; None: that of its classes.
-
-    Raises:
-        UnknownNameError: there is no such project; names the nearest one.
-        ConfigError: the object is of none, or cannot be wrapped.
-    """
+    """Return the adapter for an object, of its classes' project unless `project` names another."""
     own_project = project_of(env)
     name = own_project if project is None else project
     if name is None:
@@ -79,17 +65,11 @@ def adapter_for(env: object, project: str | None = None) -> type[Adapter]:
             f"expected an env of {', '.join(PROJECTS)}, or a function that makes one, got {env!r}; an env of another "
             "class that keeps the contract of one of them can be wrapped with project="
         )
-    module, _, adapter = PROJECTS[checked_project(name)].partition(":")
-    adapter_class: type[Adapter] = getattr(importlib.import_module(module), adapter)
-    return adapter_class
+    adapter: Any = load(PROJECTS[checked_project(name)], f"the adapter of {name}")
+    return cast(type[Adapter], adapter)
 
 
 def checked_project(name: str) -> str:
-    """Return the name of a project.
-
-    Raises:
-        UnknownNameError: there is none of that name; names the nearest one.
-    """
     if name not in PROJECTS:
         raise UnknownNameError(
             f"there is no project {name!r}{nearest(str(name), PROJECTS)}; known: {', '.join(PROJECTS)}"

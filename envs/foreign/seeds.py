@@ -11,10 +11,10 @@ from toolgym.tools.errors import require_whole_number
 from toolgym.tools.message import user
 
 SEED = "seed"
-"""The key of a task's `extra_info` that holds the seed with which a foreign env begins the episode."""
+"""The key of a task's `extra_info` with the seed of the episode."""
 
 RESET = "reset"
-"""The key of a task's `extra_info` that holds further arguments for the `reset` of a foreign env."""
+"""The key of a task's `extra_info` with further arguments for the `reset` of a foreign env."""
 
 _ENV_BEGINS = "env_begins"
 
@@ -52,16 +52,11 @@ def seed_task(seed: int) -> Task:
 
 
 def env_begins(task: Task) -> bool:
-    """Whether a task is but a seed, so that its message is not shown."""
     return bool(task.extra_info.get(_ENV_BEGINS))
 
 
 def seed_of(task: Task) -> int | None:
-    """Return the seed that a task asks for; None where it asks for none.
-
-    Raises:
-        ConfigError: it is no whole number of at least 0.
-    """
+    """Return the seed that a task asks for; None: none."""
     seed = task.extra_info.get(SEED)
     if seed is None:
         return None

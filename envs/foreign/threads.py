@@ -22,12 +22,8 @@ _log = logging.getLogger("toolgym.envs")
 class EnvThreads:
     """Runs the blocking functions of one env, one at a time: in the threads of `tool_pool`, or in one of its own.
 
-    A thread cannot be stopped. One that its caller gave up, as at a deadline, runs on; what it was to make is undone
+    A thread cannot be stopped. One that its caller gave up, as at a deadline, runs on; a result that it makes is undone
     when it ends, and a `close` that came meanwhile happens then, so that an env is never closed while it steps.
-
-    Args:
-        name: what the log calls the env.
-        own_thread: whether all functions run in the same thread, for libraries that are bound to one.
     """
 
     def __init__(self, name: str, *, own_thread: bool = False) -> None:
@@ -39,19 +35,12 @@ class EnvThreads:
 
     @property
     def own(self) -> bool:
-        """Whether all functions run in the same thread."""
         return self._own is not None
 
     async def run(
         self, function: Callable[..., T], /, *args: Any, undo: Callable[[T], Any] | None = None, **kwargs: Any
     ) -> T:
-        """Run a function and return what it returns, or raise what it raises.
-
-        Args:
-            function: blocking.
-            args: its arguments.
-            undo: called with what the function returns, where the caller does not wait for it any more.
-            kwargs: its keyword arguments.
+        """Run a function. `undo` is called with its result if the caller does not wait for it any more.
 
         Raises:
             EpisodeError: a function that overran its deadline still runs.
@@ -79,7 +68,6 @@ class EnvThreads:
         await self.run(close)
 
     def end(self) -> None:
-        """End the thread of its own when what runs in it has ended."""
         if self._own is not None:
             self._own.shutdown(wait=False)
 
@@ -97,7 +85,7 @@ class EnvThreads:
 
 
 class _Call:
-    """One function, whose result is undone where its caller went away."""
+    """One function, whose result is undone if its caller went away."""
 
     def __init__(self, function: Callable[[], Any], undo: Callable[[Any], Any] | None) -> None:
         self._function, self._undo = function, undo
@@ -127,7 +115,6 @@ class _Call:
 
 
 def _quietly(function: Callable[[], Any], what: str) -> None:
-    """Call a function that nothing waits for; what it raises is logged."""
     try:
         function()
     except Exception as error:  # noqa: BLE001  nothing waits for it

@@ -17,11 +17,7 @@ _NAME_OF_TEXT = ("text", "input_text", "output_text")
 
 
 def number_of(value: Any, what: str) -> float:
-    """Return a reward as a number. NumPy's scalars, and arrays and tensors of one element, are numbers; None is 0.
-
-    Raises:
-        EpisodeFailedError: it is none, or not finite (`ENV_FAILED`).
-    """
+    """Return a reward as a number: a scalar, or an array or tensor of one element; None is 0."""
     plain = _plain(value, what)
     if not isinstance(plain, numbers.Real):
         raise EpisodeFailedError(
@@ -34,11 +30,7 @@ def number_of(value: Any, what: str) -> float:
 
 
 def flag_of(value: Any, what: str) -> bool:
-    """Return whether an episode is over: a bool, NumPy's bool, or an array or tensor of one element.
-
-    Raises:
-        EpisodeFailedError: it is none of these (`ENV_FAILED`).
-    """
+    """Return whether an episode is over: a bool, or an array or tensor of one element."""
     plain = _plain(value, what)
     if plain not in (0, 1):
         text = f"{what} must say whether the episode is over with a bool, got {shorten(repr(value))}"
@@ -61,13 +53,7 @@ def messages_of(
 ) -> list[Message]:
     """Return an observation as messages: a text as a user's message, messages as they are, nothing as none.
 
-    Args:
-        observation: a text, a message in the OpenAI shape, or a sequence of messages.
-        what: whose observation it is, for errors.
-        to_text: makes a text or messages of an observation of another kind.
-
-    Raises:
-        ConfigError: it is of another kind, or a message holds something else than text, such as an image.
+    `what` names its env in errors; `to_text` makes a text or messages of an observation of another kind.
     """
     if to_text is not None:
         observation = to_text(observation)
@@ -88,11 +74,7 @@ def messages_of(
 
 
 def message_of(value: Mapping[str, Any], what: str) -> Message:
-    """Return a chat message of a foreign env, copied.
-
-    Raises:
-        ConfigError: it has no known role, or a content that is not text.
-    """
+    """Return a chat message of a foreign env, copied. Raises ConfigError: its role is unknown, or it has no text."""
     role = value.get("role")
     if role not in _ROLES:
         raise ConfigError(f"a message of {what} needs a role out of {', '.join(_ROLES)}, got {shorten(repr(value))}")
@@ -104,11 +86,7 @@ def message_of(value: Mapping[str, Any], what: str) -> Message:
 
 
 def text_of(content: Any, what: str) -> str:
-    """Return the content of a message as text; the texts of several parts are joined.
-
-    Raises:
-        ConfigError: a part is something else than text.
-    """
+    """Return the content of a message as text; the texts of several parts are joined."""
     if content is None:
         return ""
     if isinstance(content, str):
@@ -131,8 +109,7 @@ def text_of(content: Any, what: str) -> str:
 def opened(before: Sequence[Message], first: Sequence[Message]) -> list[Message]:
     """Return the messages of a task with the env's first observation behind them.
 
-    Many chat templates refuse two messages of a user in a row, so an observation that would follow one becomes a part
-    of it.
+    Many chat templates refuse two messages of a user in a row, so an observation after one becomes a part of it.
     """
     messages = [message.copy() for message in before]
     rest = list(first)
@@ -151,7 +128,6 @@ def led_by(instruction: str | None, messages: list[Message]) -> list[Message]:
 
 
 def _plain(value: Any, what: str) -> Any:
-    """Return a value as Python's own where it is a scalar, or an array or tensor of one element."""
     if value is None:
         return 0
     if callable(getattr(value, "item", None)):

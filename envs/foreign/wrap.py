@@ -15,7 +15,7 @@ from toolgym.tools.errors import ConfigError
 def wrap(env: object, **options: Any) -> ForeignEnv:
     """Return an env of aviary, GEM, Gymnasium, OpenEnv, skyrl-gym, tau2-bench or TextArena as an env of toolgym.
 
-    `docs/foreign_envs.md` says for each project what is passed on. What an env raises, a deadline that passes and a
+    `docs/foreign_envs.md` says for each project what is passed on. An exception of an env, a deadline that passes and a
     reward that is no finite number end the episode as a failure of the env, never as a reward of 0.
 
     Example:
@@ -60,11 +60,7 @@ def wrap(env: object, **options: Any) -> ForeignEnv:
 
 
 def _takes_task(make: Callable[..., Any]) -> bool:
-    """Whether a function that makes envs takes the task.
-
-    Raises:
-        ConfigError: it takes more than that.
-    """
+    """Whether a function that makes envs takes the task. Raises ConfigError: it takes more than that."""
     try:
         parameters = inspect.signature(make).parameters.values()
     except (TypeError, ValueError):  # it does not say what it takes

@@ -29,13 +29,9 @@ _ANSWER_PARAMETERS = {
 
 @dataclass(frozen=True)
 class TaskPlace:
-    """The task of an episode.
+    """The task of an episode, if the env has any, else its seed: the index.
 
-    Attributes:
-        split: the split's name.
-        index: the place in the split, counted from 0.
-        task: the task; None if the env has none, and the index is the seed.
-        fields: columns of its row that clients see.
+    Clients see those columns of the task's row that `fields` names.
     """
 
     split: str
@@ -56,16 +52,9 @@ class TaskPlace:
 
 @dataclass(frozen=True)
 class ServedEnv:
-    """One env that is offered.
+    """One env that is offered, with the arguments that it is made with, and its task sources by split.
 
-    Attributes:
-        spec: its id, and its entry point.
-        kwargs: the arguments that it is made with.
-        tools: the policy's tools.
-        splits: its task sources by split; empty for an env without tasks.
-        answer_tool: the tool that says a text as a turn without calls; None: there is none.
-        endless: tasks that are offered of a split without end.
-        fields: columns of a task's row that clients see.
+    A split without end has `endless` tasks. Clients see those columns of a task's row that `fields` names.
     """
 
     spec: EnvSpec
@@ -82,7 +71,6 @@ class ServedEnv:
 
     @property
     def split_names(self) -> list[str]:
-        """Names of its splits; at least one."""
         return list(self.splits) or ["train"]
 
     def with_answer(self, tools: list[ToolSchema]) -> list[ToolSchema]:
@@ -111,11 +99,7 @@ class ServedEnv:
         return TaskPlace(split, index, None if source is None else source.task(index), self.fields)
 
     def place_of_spec(self, spec: Mapping[str, Any]) -> TaskPlace:
-        """Return the task that `TaskPlace.spec` describes.
-
-        Raises:
-            ConfigError: it is no such description, or that place has another task here.
-        """
+        """Return the task that `TaskPlace.spec` describes. Raises ConfigError: that place has another task here."""
         split, index = spec.get("split"), spec.get("index")
         if not isinstance(split, str) or not isinstance(index, int) or isinstance(index, bool):
             raise ConfigError(f"a task of this server has a 'split' and an 'index', got {dict(spec)!r}")
@@ -129,11 +113,7 @@ class ServedEnv:
 
 
 class Catalog:
-    """The envs that are offered, found by id in any case; the first is the default.
-
-    Raises:
-        ConfigError: there is none, or two ids differ only in case.
-    """
+    """The envs that are offered, found by id in any case; the first is the default."""
 
     def __init__(self, envs: Iterable[ServedEnv]) -> None:
         self.envs = list(envs)
@@ -144,7 +124,6 @@ class Catalog:
             raise ConfigError(f"two of these envs have the same id: {', '.join(env.id for env in self.envs)}")
 
     def find(self, name: str) -> ServedEnv:
-        """Return the env of an id. Raises UnknownNameError."""
         served = self._by_name.get(name.lower())
         if served is None:
             known = [env.id for env in self.envs]
@@ -157,11 +136,7 @@ class Catalog:
 async def load_env(
     name: str, kwargs: Mapping[str, Any], *, answer_tool: str | None, endless: int, fields: tuple[str, ...] = ()
 ) -> ServedEnv:
-    """Make an env once, and return it as one that can be offered; see `ServedEnv` for the arguments.
-
-    Raises:
-        ConfigError: it cannot be made, or has a tool of the answer tool's name.
-    """
+    """Make an env once, and return it as one that can be offered. Raises ConfigError: it cannot be made."""
     try:
         env_spec = spec(name)
         env = env_spec.build({**env_spec.kwargs, **kwargs})

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 from toolgym.envs.base import Action, StepResult
 from toolgym.envs.driven_episode import DrivenEpisode
 from toolgym.envs.served.catalog import ANSWER_ARGUMENT, ServedEnv, TaskPlace
-from toolgym.envs.served.session import ServedSession
+from toolgym.envs.served.session import DetachableSession
 from toolgym.envs.types import EpisodeFailedError, ResetInfo, StopReason
 from toolgym.tools.concurrency.deadline import shielded, with_deadline
 from toolgym.tools.errors import ConfigError, EpisodeError
@@ -22,13 +22,11 @@ from toolgym.tools.serving.admission import Gate
 from toolgym.tools.serving.session_table import SessionTable, new_name
 
 MAX_WAITING = 32
-"""Calls that may wait for one session."""
 
 CLOSE_DEADLINE = 10.0
-"""Seconds for an env to close."""
 
 RECORD_FIELDS = ("id", "name", "status", "reward", "seconds", "infra_failure")
-"""The fields of a tool call's record that clients see."""
+"""Fields of a tool call's record that clients see."""
 
 T = TypeVar("T")
 
@@ -45,16 +43,7 @@ class Timeouts(NamedTuple):
 
 @dataclass
 class ServedEpisode:
-    """An episode of a session.
-
-    Attributes:
-        id: its name.
-        place: its task, if the client chose one.
-        messages: the messages that it began with.
-        tools: the policy's tools.
-        info: the further results of `reset`.
-        calls: tool calls so far.
-    """
+    """An episode of a session. `place` is its task, if the client chose one; `info` is the env's own of `reset`."""
 
     id: str
     place: TaskPlace | None
@@ -70,7 +59,6 @@ class ServedEpisode:
 
     @property
     def reward(self) -> float:
-        """Sum of its rewards so far."""
         return self._driven.reward
 
     @property
@@ -86,7 +74,7 @@ class ToolTurn(NamedTuple):
     result: StepResult | None
 
 
-class EnvSession(ServedSession):
+class EnvSession(DetachableSession):
     """An env of one client. Its calls run one after the other.
 
     A reset or step that raises, overruns its deadline or is cancelled ends the episode and the env, which is in no
@@ -111,33 +99,17 @@ class EnvSession(ServedSession):
     async def reset(
         self, *, seed: int | None = None, place: TaskPlace | None = None, episode_id: str | None = None
     ) -> ServedEpisode:
-        """Begin an episode.
+        """Begin an episode, of a new name unless `episode_id` is given; without a place the env draws a task.
 
-        Args:
-            seed: makes it reproducible.
-            place: its task; None: the env draws one.
-            episode_id: its name; None: a new one.
-
-        Raises:
-            EpisodeFailedError: the env could not be made or reset.
-            BusyError: there was no slot, or too many calls wait for this session.
-            NoSessionError: the session was closed.
+        Raises EpisodeFailedError, BusyError (no slot, or too many calls wait) or NoSessionError (the session was
+        closed).
         """
         return await self.in_turn(lambda: self._reset(seed, place, episode_id), goes_on=False)
 
     async def step(self, action: Action, *, calls: int = 0, timeout: float | None = None) -> StepResult:
-        """Take one turn.
+        """Take one turn, in which `calls` calls have ids already, within `timeout` seconds and the server's limit.
 
-        Args:
-            action: the turn.
-            calls: tool calls in it that have ids already.
-            timeout: wall seconds; no more than the server's.
-
-        Raises:
-            EpisodeError: no episode is under way.
-            EpisodeFailedError: the episode failed.
-            BusyError: there was no slot, or too many calls wait for this session.
-            NoSessionError: the session was closed.
+        Raises EpisodeError if no episode is under way, and the errors of `reset`.
         """
         return await self.in_turn(lambda: self._step(action, calls, timeout), goes_on=False)
 
@@ -146,14 +118,11 @@ class EnvSession(ServedSession):
         return await self.in_turn(lambda: self._truncate(reason, action), goes_on=False)
 
     async def call_tool(self, name: str, arguments: dict[str, Any], *, timeout: float | None = None) -> ToolTurn:
-        """Call one tool as a turn of its own; the answer tool says its text as a turn without calls.
-
-        Raises as `step` does.
-        """
+        """Call one tool as a turn of its own; the answer tool says its text as a turn without calls."""
         return await self.in_turn(lambda: self._call_tool(name, arguments, timeout), goes_on=False)
 
     def metadata(self, result: StepResult) -> dict[str, Any]:
-        """Return what a step tells clients besides observation and reward, the same in each API.
+        """Return the figures of a step that clients get in each API besides observation and reward.
 
         `trainable` and `in_group_statistics` are those of the `StopReason`; they come with the last step.
         """
@@ -181,7 +150,6 @@ class EnvSession(ServedSession):
         return metadata
 
     async def close(self) -> None:
-        """Cancel what runs, and close the env."""
         await self.end_calls()
         await self._drop()
 
@@ -275,14 +243,7 @@ class EnvSession(ServedSession):
 
 
 class EnvSessions(SessionTable[EnvSession]):
-    """The open sessions of an env server.
-
-    Args:
-        limit: how many at once.
-        idle_timeout: seconds without a call after which one is closed.
-        timeouts: deadlines of their envs' calls.
-        gate: resets and steps hold a slot of it.
-    """
+    """The open sessions of an env server. Their resets and steps hold a slot of the gate."""
 
     def __init__(self, limit: int, idle_timeout: float, timeouts: Timeouts, gate: Gate) -> None:
         super().__init__(limit, idle_timeout)
@@ -291,9 +252,7 @@ class EnvSessions(SessionTable[EnvSession]):
     def open(self, served: ServedEnv, name: str | None = None) -> EnvSession:
         """Open a session, whose env is made at its first reset. Without a name it gets one that cannot be guessed.
 
-        Raises:
-            BusyError: there are as many as there may be.
-            ConfigError: the name is taken.
+        Raises BusyError if there are as many as there may be, ConfigError if the name is taken.
         """
         if name is not None and name in self:
             raise ConfigError("this session has an env already; delete it first")
@@ -301,7 +260,7 @@ class EnvSessions(SessionTable[EnvSession]):
             return self.add(EnvSession(name or new_name(), served, self._timeouts, self._gate))
 
     def find(self, name: str) -> EnvSession:
-        """Return the session of that name, and count that as use. Raises NoSessionError: there is none."""
+        """Return the session of that name, and count that as use."""
         session = super().find(name)
         session.touch()
         return session

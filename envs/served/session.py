@@ -1,4 +1,4 @@
-"""`ServedSession`: a session of a server whose calls are tasks of their own."""
+"""`DetachableSession`: a session of a server whose calls are tasks of their own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from toolgym.tools.serving.session_table import TableSession
 T = TypeVar("T")
 
 
-class ServedSession(TableSession):
+class DetachableSession(TableSession):
     """A session of one client, which may go away while a call runs."""
 
     def __init__(self, name: str, *, patience: float, max_waiting: int) -> None:
@@ -32,15 +32,9 @@ class ServedSession(TableSession):
         return task
 
     async def in_turn(self, call: Callable[[], Coroutine[Any, Any, T]], *, goes_on: bool) -> T:
-        """Run a call after those before it.
+        """Run a call after those before it. Unless it `goes_on`, it is cancelled when its client disconnects.
 
-        Args:
-            call: makes the coroutine.
-            goes_on: whether it goes on when its client disconnects; otherwise it is cancelled then.
-
-        Raises:
-            BusyError: too many calls wait, or the wait took too long.
-            NoSessionError: the session was closed.
+        Raises BusyError if too many calls wait or the wait took too long, NoSessionError if the session was closed.
         """
 
         async def run() -> T:
@@ -59,7 +53,6 @@ class ServedSession(TableSession):
             raise
 
     async def end_calls(self) -> None:
-        """Cancel all calls, and wait for them."""
         for task in self._calls:
             task.cancel()
         await asyncio.gather(*self._calls, return_exceptions=True)

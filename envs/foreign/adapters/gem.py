@@ -19,9 +19,6 @@ from toolgym.envs.foreign.values import opened
 from toolgym.tools.errors import ConfigError
 from toolgym.tools.parsers import ParsedTurn
 
-RANDOM_TIMEOUT = 60.0
-"""Seconds to wait for the global random generators."""
-
 _RESTATES = "gem.wrappers.observation_wrapper"
 _GAMES = "gem.envs.game_env."
 
@@ -40,7 +37,7 @@ class GemAdapter(Adapter):
                 f"{self.name} is inside of GEM's ObservationWrapper, which tells the whole conversation again at each "
                 "step; the runner keeps the conversation itself: leave that wrapper out"
             )
-        self._random = OwnRandom(RANDOM_TIMEOUT)
+        self._random = OwnRandom()
         # Games draw at each step. What runs tools or checks answers does not, and may take long.
         self._draws = type(layers[-1]).__module__.startswith(_GAMES) and not any(
             hasattr(layer, "tools") for layer in layers
@@ -59,7 +56,6 @@ class GemAdapter(Adapter):
         return Stepped(self.read(self._whole(observation, info)), reward, terminated, truncated, info)
 
     def _whole(self, observation: Any, info: Mapping[str, Any]) -> Any:
-        """An observation with what GEM wants before and behind it."""
         if not isinstance(observation, str):
             return observation
         prefix, suffix = str(info.get("prefix", "")), str(info.get("suffix", ""))

@@ -93,7 +93,7 @@ class OpenEnvAdapter(Adapter):
     # ------------------------------------------------------------------ calls of the env
 
     async def _call(self, name: str, *arguments: Any, **named: Any) -> Any:
-        """Call `reset` or `step`: awaited where the env has it async of its own, in a thread otherwise."""
+        """Call `reset` or `step`: awaited if the env has it async of its own, in a thread otherwise."""
         if self._client:
             return await getattr(self.env, name)(*arguments, **named)
         method = getattr(self.env, f"{name}_async", None)
@@ -102,17 +102,13 @@ class OpenEnvAdapter(Adapter):
         return await self.threads.run(getattr(self.env, name), *arguments, **named)
 
     def _split(self, answer: Any) -> tuple[Any, Any, Any, dict[str, Any]]:
-        """The observation, the reward, whether it is over, and its metadata."""
+        """Return the observation, the reward, whether it is over, and its metadata."""
         observation = answer.observation if self._gives_results else answer
         metadata = getattr(answer, "metadata", None) or _field(observation, "metadata") or {}
         return observation, getattr(answer, "reward", None), bool(getattr(answer, "done", False)), dict(metadata)
 
     def _action(self, call: ToolCall) -> Any:
-        """The action that a call stands for.
-
-        Raises:
-            InvalidActionError: its arguments are refused by the type of the action.
-        """
+        """Return the action of a call. Raises InvalidActionError: its type refuses the arguments."""
         if self._mcp:
             from openenv.core.env_server.mcp_types import CallToolAction
 
@@ -141,7 +137,6 @@ class OpenEnvAdapter(Adapter):
         return messages_of(self._shown(observation), self.name)
 
     def _answer(self, observation: Any) -> str:
-        """Text of a call's result for the policy."""
         if self.options.to_text is not None:
             return "\n".join(message["content"] for message in self.read(observation))
         error = getattr(observation, "error", None)
@@ -152,7 +147,6 @@ class OpenEnvAdapter(Adapter):
         return self._shown(observation)
 
     def _result(self, result: Any) -> str:
-        """The result of an MCP tool: a plain value, or its content parts, as an object or as JSON."""
         parts = _field(result, "content")
         if isinstance(parts, Sequence) and not isinstance(parts, str):
             return text_of([_plain(part) for part in parts], self.name)
@@ -160,7 +154,7 @@ class OpenEnvAdapter(Adapter):
         return self._json(result if data is None else data)
 
     def _shown(self, observation: Any) -> str:
-        """The fields of an observation: a text alone as it is, anything else as JSON. Empty fields are left out."""
+        """The fields of an observation: a single text as it is, anything else as JSON. Empty fields are left out."""
         fields = dict(_plain(observation)) if not isinstance(observation, str) else {"text": observation}
         shown = {name: value for name, value in fields.items() if name not in _NOT_SHOWN and not _is_empty(value)}
         if not shown:
@@ -203,11 +197,7 @@ def _plain(value: Any) -> Any:
 
 
 def _actions(env: Any, options: WrapOptions, what: str) -> dict[str, tuple[ToolSchema, type | None]]:
-    """The tool of each type of action, by name.
-
-    Raises:
-        ConfigError: the types cannot be found out, and were not given.
-    """
+    """Return the tool of each type of action, by name. Raises ConfigError: the types are not known."""
     wanted = options.action_type
     named = list(wanted) if isinstance(wanted, Sequence) else [wanted]
     kinds = _action_types(env) if wanted is None else named
@@ -240,7 +230,6 @@ def _action_types(env: Any) -> list[type]:
 
 
 def _is_action(kind: Any) -> bool:
-    """Whether it is a type of actions with fields of its own."""
     fields = getattr(kind, "model_fields", None)
     return isinstance(fields, Mapping) and any(cls.__name__ == "Action" for cls in kind.__mro__[1:])
 

@@ -72,7 +72,6 @@ class SkyRLGymAdapter(Adapter):
 
 
 def _schemas(env: Any) -> list[ToolSchema]:
-    """The tools of an env's tool groups, read from their methods."""
     schemas = []
     for group in getattr(env, "tool_groups", ()):
         for name in group.get_tool_names():

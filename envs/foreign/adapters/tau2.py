@@ -72,11 +72,7 @@ class Tau2Adapter(Adapter):
         await self.threads.close(self._abandon)
 
     def _reason(self, info: Mapping[str, Any]) -> StopReason | None:
-        """Why the simulation is over.
-
-        Raises:
-            EpisodeFailedError: it broke, which tau2 tells with a reward of 0 alone.
-        """
+        """Return why the simulation is over. Raises EpisodeFailedError: it broke; tau2 gives a reward of 0 then."""
         ran = _ran(info)
         if not ran:
             raise EpisodeFailedError(StopReason.ENV_FAILED, f"the simulation of {self.name} raised; see tau2's log")
@@ -90,7 +86,6 @@ class Tau2Adapter(Adapter):
         return done is not None and done.is_set()
 
     def _abandon(self) -> None:
-        """End a simulation that waits for a turn."""
         inside = getattr(self.env, "unwrapped", self.env)
         for role, waits in (("_agent", "is_agent_turn"), ("_user", "is_user_turn")):
             player = getattr(inside, role, None)
@@ -108,7 +103,7 @@ def _stop_of(player: Any) -> str:
 
 
 def _ran(info: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The record of the simulation; empty where there is none."""
+    """The record of the simulation; empty if there is none."""
     text = info.get("simulation_run") or "{}"
     record = json.loads(text) if isinstance(text, str) else text
     if not isinstance(record, Mapping):
@@ -119,6 +114,6 @@ def _ran(info: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _said(text: str) -> str:
-    """An observation without the role before it, where it is one message."""
+    """An observation without the role before it, if it is one message."""
     role, colon, rest = text.partition(": ")
     return rest if colon and role in _ROLES else text

@@ -22,9 +22,6 @@ from toolgym.tools.errors import ConfigError
 from toolgym.tools.message import Message
 from toolgym.tools.parsers import ParsedTurn
 
-RANDOM_TIMEOUT = 60.0
-"""Seconds to wait for the global random generators."""
-
 _RESTATES = "LLMObservationWrapper"
 _GAME = -1
 _OWN_ACTION = "PLAYER_ACTION"
@@ -38,7 +35,7 @@ class TextArenaAdapter(Adapter):
 
     def __init__(self, env: Any, options: WrapOptions, threads: EnvThreads) -> None:
         super().__init__(env, options, threads)
-        self._random = OwnRandom(RANDOM_TIMEOUT)
+        self._random = OwnRandom()
         self._raw = _below_history(env)
         self._others = options.others
 

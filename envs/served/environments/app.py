@@ -28,7 +28,6 @@ from toolgym.tools.serving.transport import answer
 from toolgym.tools.serving.worker import run_worker
 
 METRICS_PREFIX = "toolgym_openenv"
-"""Beginning of the names of all figures."""
 
 FACES = (
     "toolgym.envs.served.openenv.api:OpenEnvFace",
@@ -60,7 +59,6 @@ class EnvApp(HttpApp):
         self.sessions.start()
 
     def drain(self) -> None:
-        """Refuse further requests, and close the WebSockets once they have answered."""
         super().drain()
         for face in self.faces:
             face.drain()
@@ -107,7 +105,6 @@ class EnvApp(HttpApp):
 
 @contextlib.asynccontextmanager
 async def open_app(config: EnvServerConfig, number: int, folder: Path | None) -> AsyncIterator[tuple[HttpApp, str]]:
-    """Make each env once, and open the service over them. Raises ConfigError: an env cannot be made."""
     envs = [
         await load_env(
             name, kwargs, answer_tool=config.answer_tool, endless=config.num_tasks, fields=config.task_fields

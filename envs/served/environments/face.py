@@ -16,7 +16,6 @@ from toolgym.tools.serving.routes import Call, Operation, Route
 from toolgym.tools.serving.transport import RequestRefusedError
 
 SESSION_HEADER = "X-Session-ID"
-"""Header that names a session."""
 
 DEPLOYMENT_HEADER = "X-Deployment"
 """Header in which clients name the env, if their paths name none."""
@@ -57,7 +56,7 @@ class Face(ABC):
 
 
 def session_name(call: Call) -> str | None:
-    """Return the session's name in a call's header; None if it has none. Raises RequestRefusedError: it is no name."""
+    """Return the session's name in a call's header, if it has one."""
     name = call.request.headers.get(SESSION_HEADER, "").strip()
     if name and not re.fullmatch(r"[\w.:/-]{8,200}", name):
         raise RequestRefusedError(400, f"{SESSION_HEADER} must have 8 to 200 letters, digits or any of . : / _ -")

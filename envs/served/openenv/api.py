@@ -23,8 +23,6 @@ from toolgym.tools.serving.transport import answer
 
 
 class OpenEnvFace(Face):
-    """Answers OpenEnv's requests."""
-
     @cached_property
     def sockets(self) -> Sockets:
         return Sockets(self, Mcp(self.sessions))

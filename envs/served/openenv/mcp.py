@@ -34,21 +34,16 @@ class RpcRequest(BaseModel):
 
 
 class _RefusedError(Exception):
-    """The request is answered with an error."""
-
     def __init__(self, code: int, message: str, data: Any = None) -> None:
         super().__init__(message)
         self.code, self.data = code, data
 
 
 class Mcp:
-    """Answers JSON-RPC requests."""
-
     def __init__(self, sessions: EnvSessions) -> None:
         self._sessions = sessions
 
     async def answer_text(self, text: str | bytes, served: ServedEnv, session: EnvSession | None) -> dict[str, Any]:
-        """Answer a request that came as JSON text; see `answer`."""
         try:
             decoded = json.loads(text)
         except (ValueError, RecursionError) as error:

@@ -34,7 +34,6 @@ PING = 20.0
 """Seconds between two pings; a client that does not answer one within half of them is gone."""
 
 CLOSE_TIMEOUT = 2.0
-"""Seconds for a client to answer that the socket closes."""
 
 Reply = Callable[[EnvSession, str], Awaitable[dict[str, Any] | None]]
 """Answers a message; None ends the socket."""
@@ -43,8 +42,6 @@ _log = logging.getLogger("toolgym.envs.served.openenv")
 
 
 class Sockets:
-    """Answers WebSockets."""
-
     def __init__(self, face: Face, mcp: Mcp) -> None:
         self._face, self._sessions, self.mcp = face, face.sessions, mcp
         self._idle_timeout, self._write_timeout = face.config.session_idle_timeout, face.config.write_timeout

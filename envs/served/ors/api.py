@@ -93,8 +93,6 @@ class ToolRequest(BaseModel):
 
 
 class OrsFace(Face):
-    """Answers the requests of the Open Reward Standard."""
-
     @cached_property
     def _calls(self) -> WeakKeyDictionary[EnvSession, dict[str, asyncio.Task[Any]]]:
         return WeakKeyDictionary()
@@ -204,7 +202,13 @@ class OrsFace(Face):
 
     async def prompt(self, call: Call) -> web.Response:
         """Give the messages that the episode begins with, as one block: clients differ in how they join several."""
-        return answer([_text("\n\n".join(message["content"] for message in self._begun(call) if message["content"]))])
+        return answer(
+            [
+                _block(
+                    "text", text="\n\n".join(message["content"] for message in self._begun(call) if message["content"])
+                )
+            ]
+        )
 
     async def messages(self, call: Call) -> web.Response:
         return answer([_message(message) for message in self._begun(call)])
@@ -244,7 +248,7 @@ class OrsFace(Face):
         if self.config.rewards == "step":
             reward = metadata["step_reward"]
         output = {
-            "blocks": [_text(turn.text)],
+            "blocks": [_block("text", text=turn.text)],
             "metadata": metadata,
             "reward": reward,
             "finished": step.done,
@@ -293,35 +297,21 @@ def _tools(served: ServedEnv, tools: list[ToolSchema]) -> dict[str, Any]:
     }
 
 
-def _text(text: str) -> dict[str, Any]:
-    return {"type": "text", "text": text, "detail": None}
+def _block(kind: str, **fields: Any) -> dict[str, Any]:
+    return {"type": kind, **fields, "detail": None}
 
 
 def _message(message: Message) -> dict[str, Any]:
     """Return a message with the standard's blocks, in which results of tools stand in the user's turns."""
+    blocks = [_block("text", text=message["content"])] if message["content"] else []
     if message["role"] == "tool":
-        block = {
-            "type": "tool_result",
-            "tool_call_id": message.get("tool_call_id", ""),
-            "blocks": [_text(message["content"])],
-            "is_error": False,
-            "detail": None,
-        }
-        return {"role": "user", "blocks": [block], "detail": None}
-    blocks: list[Mapping[str, Any]] = []
+        texts = [_block("text", text=message["content"])]
+        call_id = message.get("tool_call_id", "")
+        blocks = [_block("tool_result", tool_call_id=call_id, blocks=texts, is_error=False)]
+        return {"role": "user", "blocks": blocks, "detail": None}
     if "reasoning_content" in message:
-        blocks.append({"type": "reasoning", "text": message["reasoning_content"], "signature": None, "detail": None})
-    if message["content"]:
-        blocks.append(_text(message["content"]))
+        blocks = [_block("reasoning", text=message["reasoning_content"], signature=None), *blocks]
     for call in message.get("tool_calls", []):
         function = call["function"]
-        blocks.append(
-            {
-                "type": "tool_call",
-                "id": call.get("id", ""),
-                "name": function["name"],
-                "input": function["arguments"],
-                "detail": None,
-            }
-        )
+        blocks.append(_block("tool_call", id=call.get("id", ""), name=function["name"], input=function["arguments"]))
     return {"role": message["role"], "blocks": blocks, "detail": None}

@@ -20,7 +20,6 @@ PING = 10.0
 """Seconds between two signs of life; clients wait for 30."""
 
 CHUNK = 4096
-"""Characters of a result in one event."""
 
 HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 

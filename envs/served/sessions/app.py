@@ -9,7 +9,7 @@ import hmac
 import importlib.metadata
 import json
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 
 from aiohttp import web
@@ -39,12 +39,10 @@ from toolgym.tools.serving.transport import RequestRefusedError, Token, answer
 from toolgym.tools.serving.worker import START_DEADLINE, run_worker
 
 METRICS_PREFIX = "toolgym_sessions"
-"""Beginning of the names of all figures."""
 
 JSON = "application/json"
 
 Answer = Callable[[Call, str], Awaitable[web.Response]]
-"""Answers a call of a client, given by its name."""
 
 
 class SessionApp(HttpApp):
@@ -65,25 +63,17 @@ class SessionApp(HttpApp):
         self.sessions = StoredSessions(backend, store, config, gate)
         sessions = self.sessions
         metrics.gauge("sessions", "Open sessions.", self.open_sessions)
-        metrics.gauge(
-            "live_sessions",
-            "Sessions that hold something of the backend.",
-            lambda: sum(session.live for session in sessions),
-        )
-        metrics.gauge(
-            "finished_sessions",
-            "Sessions kept for their rewards.",
-            lambda: sum(session.finished for session in sessions),
-        )
+        live = "Sessions that hold something of the backend."
+        metrics.gauge("live_sessions", live, lambda: sum(session.live for session in sessions))
+        kept = "Sessions kept for their rewards."
+        metrics.gauge("finished_sessions", kept, lambda: sum(session.finished for session in sessions))
         self.add_routes(self._table())
 
     async def start(self) -> None:
-        """Find the sessions of the server before, and begin to delete idle ones."""
         await self.sessions.load()
         self.sessions.start()
 
     async def close(self) -> None:
-        """End all calls, and free what the sessions hold. They stay stored."""
         self.drain()
         await self.sessions.close()
         await super().close()
@@ -102,7 +92,7 @@ class SessionApp(HttpApp):
         return None
 
     async def undelivered(self, request: web.BaseRequest, response: web.StreamResponse) -> None:
-        """Delete a new session whose client disconnects before it learns of it, and has no way to ask for it again."""
+        """Delete a new session whose client left before it learned of it, and has no way to ask for it again."""
         if request.path == "/start_instance" and isinstance(response, web.Response) and response.status == 200:
             assert isinstance(response.body, bytes)
             started = json.loads(response.body)
@@ -110,7 +100,6 @@ class SessionApp(HttpApp):
                 await shielded(self.sessions.discard(started["sid"]))
 
     def open_sessions(self) -> int:
-        """Count the sessions that take actions."""
         return sum(not session.finished for session in self.sessions)
 
     def _table(self) -> list[Route]:
@@ -139,25 +128,19 @@ class SessionApp(HttpApp):
     # ------------------------------------------------------------------ handlers
 
     def _of_client(self, handler: Answer) -> Callable[[Call], Awaitable[web.Response]]:
-
         async def handle(call: Call) -> web.Response:
             client = self._clients.client_of(call.request)
-            with self._counted(client):
+            if self._requests[client] >= self._max_requests:
+                raise BusyError(f"{self._max_requests} of your requests are being answered: no more are taken", 1)
+            self._requests[client] += 1
+            try:
                 return await handler(call, client)
+            finally:
+                self._requests[client] -= 1
+                if not self._requests[client]:
+                    del self._requests[client]
 
         return handle
-
-    @contextlib.contextmanager
-    def _counted(self, client: str) -> Iterator[None]:
-        if self._requests[client] >= self._max_requests:
-            raise BusyError(f"{self._max_requests} of your requests are being answered: no more are taken", 1)
-        self._requests[client] += 1
-        try:
-            yield
-        finally:
-            self._requests[client] -= 1
-            if not self._requests[client]:
-                del self._requests[client]
 
     async def _start(self, call: Call, client: str) -> web.Response:
         request = parse(InstanceRequest, call.body)
@@ -214,12 +197,6 @@ class ClientTokens(Token):
 
 @contextlib.asynccontextmanager
 async def open_app(config: SessionServerConfig, number: int, folder: Path | None) -> AsyncIterator[tuple[HttpApp, str]]:
-    """Make the backend, and open the service over it and the database.
-
-    Raises:
-        ConfigError: the backend cannot be made, or the database cannot be used.
-        SandboxError: the backend did not start.
-    """
     async with contextlib.AsyncExitStack() as stack:
         store = await in_thread(Store, config.database)
         stack.push_async_callback(store.close)

@@ -44,10 +44,8 @@ T = TypeVar("T")
 _log = logging.getLogger("toolgym.envs.served.sessions")
 
 ABANDON_TIMEOUT = 10.0
-"""Seconds to end an episode that was left."""
 
 MAX_ANSWER = 32 * 1024 * 1024
-"""Most bytes of one answer."""
 
 MARGIN = 10.0
 """Seconds beyond a call's own deadline until one attempt is given up."""
@@ -57,19 +55,14 @@ MAX_DELAY = 2.0
 
 
 class Reward(NamedTuple):
-    """Reward of an episode.
-
-    Attributes:
-        value: the reward, see `read_reward`.
-        answer: the server's whole answer, such as `f2p_count` and `f2p_total`.
-    """
+    """Reward of an episode, see `read_reward`, and the server's whole answer, such as `f2p_count` and `f2p_total`."""
 
     value: float
     answer: Mapping[str, Any]
 
 
 class _NoSessionError(CallError):
-    """The server does not know the session."""
+    pass
 
 
 class SessionClient(AsyncCloseable):
@@ -129,7 +122,6 @@ class SessionClient(AsyncCloseable):
         return f"<{type(self).__name__} {', '.join(self.urls)}>"
 
     async def start(self, instance_hash: str | int) -> OpenSession:
-        """Open a session for a task."""
         body = {"instance_hash": str(instance_hash), "request_id": uuid.uuid4().hex}
         read = functools.partial(_answer, StartResponse)
         started, replica = await self.call("/start_instance", body, self.start_timeout, read)
@@ -138,11 +130,7 @@ class SessionClient(AsyncCloseable):
         )
 
     async def reward(self, sid: str | int) -> Reward:
-        """Return the worth of a session by its id: each server is asked whether the session is there.
-
-        Raises:
-            RemoteSessionError: no server knows it, or one that may know it does not answer.
-        """
+        """Return the worth of a session by its id: each server is asked whether the session is there."""
         request = HttpRequest("POST", "/compute_reward", json_body({"sid": read_sid(sid)}), self.reward_timeout)
         replicas = self._connected().pool.all
         for attempts in (1, self._attempts):
@@ -174,7 +162,6 @@ class SessionClient(AsyncCloseable):
         at: Replica | None = None,
         repeatable: bool = True,
     ) -> tuple[T, Replica]:
-        """Call the server of a session, or any. Returns the answer, and which server gave it."""
         request = HttpRequest("POST", path, json_body(body), seconds, repeatable)
         try:
             return await self._connected().call(request, read, at, attempts=self._attempts if at is not None else None)
@@ -189,13 +176,7 @@ class SessionClient(AsyncCloseable):
 
 
 class OpenSession:
-    """A session on a server. `SessionClient.start` makes it.
-
-    Attributes:
-        sid: the session's id, digits.
-        greeting: the text that the policy reads first, if the server gave one.
-        url: address of its server.
-    """
+    """A session on a server, with its id (digits), its `url`, and the policy's first text, if the server has one."""
 
     def __init__(
         self, client: SessionClient, replica: Replica, sid: str, greeting: str = "", *, heeds_ids: bool = False

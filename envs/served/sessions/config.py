@@ -21,7 +21,6 @@ BACKENDS = {
     "env": "toolgym.envs.served.sessions.backends.episodes:EnvBackend",
     "sandbox_fusion": "toolgym.envs.served.sessions.backends.sandbox_fusion:SandboxFusionBackend",
 }
-"""The library's backends by name."""
 
 
 class SessionServerConfig(ServingConfig):
@@ -94,19 +93,13 @@ class SessionServerConfig(ServingConfig):
 
     @classmethod
     def load(cls, path: Path | None = None, flags: Mapping[str, Any] | None = None) -> Self:
-        """Return settings from a file and from flags, see `ServingConfig.load`; checks `clients_file` too."""
         config = super().load(path, flags)
         read_clients(config)
         return config
 
 
 def read_clients(config: SessionServerConfig) -> dict[str, str]:
-    """Return the names of the clients by their tokens, those of `token` as `default`.
-
-    Raises:
-        UnknownNameError: there is no `clients_file`.
-        ConfigError: it is no mapping of names to tokens, two clients have the same one, or there is no `token`.
-    """
+    """Return the clients' names by their tokens; `token` is `default`. Raises ConfigError: `clients_file` is wrong."""
     clients = {config.secret: "default"} if config.secret is not None else {}
     if config.clients_file is None:
         return clients
@@ -124,12 +117,7 @@ def read_clients(config: SessionServerConfig) -> dict[str, str]:
 
 
 def make_backend(name: str, kwargs: Mapping[str, Any]) -> SessionBackend:
-    """Return the backend of a name.
-
-    Raises:
-        UnknownNameError: there is no such backend; names the nearest one.
-        ConfigError: it is none, or an argument cannot be used.
-    """
+    """Return the backend of a name. Raises ConfigError: there is none, or an argument cannot be used."""
     entry_point = BACKENDS.get(name, name)
     if ":" not in entry_point:
         raise UnknownNameError(

@@ -70,11 +70,9 @@ RequestId = Annotated[str, pydantic.Field(min_length=1, max_length=200)]
 
 
 class InstanceRequest(pydantic.BaseModel):
-    """Body of `/start_instance`. Fields that are not known are ignored, here and below.
+    """Body of `/start_instance`, for a task's id or number. Fields that are not known are ignored, here and below.
 
-    Attributes:
-        instance_hash: the task: its id, or a number that stands for it.
-        request_id: unique for each session that a client wants; a second call with the same one gives the same session.
+    A second call with the same `request_id` gives the same session.
     """
 
     model_config = pydantic.ConfigDict(coerce_numbers_to_str=True)
@@ -83,12 +81,9 @@ class InstanceRequest(pydantic.BaseModel):
 
 
 class StartResponse(pydantic.BaseModel):
-    """Answer of `/start_instance`.
+    """Answer of `/start_instance`; `content` is the policy's first text, if the task's messages are the server's.
 
-    Attributes:
-        sid: the session's id.
-        content: the text that the policy reads first, if the task's messages are the server's.
-        request_id: that of the request, if the server heeds them: a client may then send an action again.
+    It has the `request_id` of the request if the server heeds them: a client may then send an action again.
     """
 
     sid: Sid
@@ -97,12 +92,9 @@ class StartResponse(pydantic.BaseModel):
 
 
 class ActionRequest(pydantic.BaseModel):
-    """Body of `/process_action`.
+    """Body of `/process_action`: the policy's turn as generated.
 
-    Attributes:
-        sid: the session.
-        content: the policy's turn as generated.
-        request_id: unique for each turn of a session. A second call with the same one gives the stored answer.
+    A second call with the same `request_id` gives the stored answer.
     """
 
     sid: Sid
@@ -124,13 +116,7 @@ class SidRequest(pydantic.BaseModel):
 
 
 class RewardResponse(pydantic.BaseModel):
-    """Answer of `/compute_reward`; a backend may add fields.
-
-    Attributes:
-        reward: the worth of the episode.
-        f2p_count, f2p_total: tests that failed at first and pass now, and how many there are.
-        p2p_count, p2p_total: tests that passed at first and still do, and how many there are.
-    """
+    """Answer of `/compute_reward`; a backend may add fields. Counts are of passing tests, and of all of a kind."""
 
     model_config = pydantic.ConfigDict(extra="allow")
     reward: float

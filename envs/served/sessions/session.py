@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from toolgym.envs.result_text import cut
-from toolgym.envs.served.session import ServedSession
+from toolgym.envs.served.session import DetachableSession
 from toolgym.envs.served.sessions.backends.base import ActionReply, Instance, SessionBackend
 from toolgym.envs.served.sessions.config import SessionServerConfig
 from toolgym.envs.served.sessions.protocol import new_sid, read_reward
@@ -25,39 +25,30 @@ from toolgym.tools.serving.session_table import RETRY_AFTER, SessionTable
 T = TypeVar("T")
 
 MAX_WAITING = 16
-"""Calls that may wait for the one before in their session."""
 
 CLOSE_DEADLINE = 60.0
-"""Seconds for an instance to close."""
 
 _log = logging.getLogger("toolgym.envs.served.sessions")
 
 
 class FinishedError(ToolgymError):
-    """The session takes no more actions."""
+    pass
 
 
 class BackendError(ToolgymError):
-    """The infrastructure failed in a call, which has not happened: the session is in the state before it.
-
-    `reason` is `backend_failed` or `backend_timeout`; `mark` finds the error in the server's log.
-    """
+    """The infrastructure failed in a call, which has not happened: the session is in the state before it."""
 
     def __init__(self, reason: str, mark: str) -> None:
         super().__init__(f"the session's backend failed ({reason}, error {mark}; see the server's log)")
         self.reason = reason
 
 
-class StoredSession(ServedSession):
+class StoredSession(DetachableSession):
     """A session that is stored. Its instance is opened when a call needs it.
 
-    A call goes on when its client disconnects: one that comes again with the same `request_id` waits for it and gets
-    its answer.
-
-    Args:
-        stored: the stored part; its `sid` is the name.
-        server: the table of sessions.
-        instance: an instance in the stored state.
+    A call goes on when its client disconnects: one that comes again with the same `request_id` gets its answer. All
+    calls raise BusyError (too many wait, or the wait took too long) and NoSessionError (the session was closed
+    meanwhile).
     """
 
     def __init__(self, stored: Stored, server: StoredSessions, instance: Instance | None = None) -> None:
@@ -74,38 +65,24 @@ class StoredSession(ServedSession):
 
     @property
     def live(self) -> bool:
-        """Whether it has an instance now."""
         return self._instance is not None
 
     async def act(self, content: str, request_id: str | None) -> ActionReply:
         """Carry out an action, and store the state after it with its answer.
 
-        Raises:
-            FinishedError: `/postprocess` was called.
-            BackendError: the infrastructure failed.
-            BusyError: too many calls wait, or the wait took too long.
-            NoSessionError: the session was closed meanwhile.
+        Raises FinishedError if `/postprocess` was called, BackendError if the infrastructure failed.
         """
         return await self.in_turn(lambda: self._act(content, request_id), goes_on=True)
 
     async def finish(self) -> None:
-        """Take no more actions: compute the reward and free the instance. If that fails, `reward` tries again.
-
-        Raises:
-            BusyError, NoSessionError: see `act`.
-        """
+        """Take no more actions: compute the reward and free the instance. If that fails, `reward` tries again."""
         await self.in_turn(self._finish, goes_on=True)
 
     async def reward(self) -> dict[str, Any]:
-        """Return the worth of the work so far, computed once for each state.
-
-        Raises:
-            BackendError, BusyError, NoSessionError: see `act`.
-        """
+        """Return the worth of the work so far, computed once for each state. Raises BackendError."""
         return await self.in_turn(self._rewarded, goes_on=True)
 
     async def close(self) -> None:
-        """Cancel what runs, and free the instance. What is stored stays."""
         await self.end_calls()
         await self._drop()
 
@@ -210,12 +187,10 @@ class StoredSessions(SessionTable[StoredSession]):
         self._starts: dict[tuple[str, str], asyncio.Task[StoredSession]] = {}
 
     async def load(self) -> None:
-        """Find the sessions of the server before this one."""
         for stored in await self.store.sessions():
             self.add(StoredSession(stored, self))
 
     async def close(self) -> None:
-        """Cancel all calls and close all instances. The sessions stay stored."""
         for start in self._starts.values():
             start.cancel()
         await asyncio.gather(*self._starts.values(), return_exceptions=True)
@@ -224,10 +199,7 @@ class StoredSessions(SessionTable[StoredSession]):
     async def begin(self, client: str, instance_hash: str, request_id: str | None) -> StoredSession:
         """Open a session. A second call of a client with the same `request_id` gives the same one.
 
-        Raises:
-            UnknownNameError: there is no such task.
-            BusyError: there are as many sessions as there may be, of the client or of all.
-            BackendError: the backend failed.
+        Raises UnknownNameError (no such task), BusyError (too many sessions) or BackendError.
         """
         if request_id is None:
             return await self._begin(client, instance_hash, None)
@@ -241,7 +213,6 @@ class StoredSessions(SessionTable[StoredSession]):
         return await asyncio.shield(self._starts[key])
 
     def find_of(self, client: str, sid: str) -> StoredSession:
-        """Return a client's session. Raises NoSessionError: it has none of that id."""
         session = self.find(sid)
         if session.client != client:
             raise NoSessionError(sid)  # as if there were none

@@ -101,7 +101,6 @@ class Store:
         )
 
     async def started(self, client: str, start_id: str) -> str | None:
-        """Return the session that a client's `/start_instance` with this `request_id` gave."""
         row = await self._one("SELECT sid FROM sessions WHERE client = ? AND start_id = ?", (client, start_id))
         return row[0] if row else None
 
@@ -147,7 +146,6 @@ class Store:
         await self._write("DELETE FROM sessions WHERE sid = ?", (sid,))
 
     async def close(self) -> None:
-        """Close the file, after the accesses that wait."""
         if self._lock < 0:
             return
         lock, self._lock = self._lock, -1

@@ -11,38 +11,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import pydantic
-
 from toolgym.envs.served.sessions.client import OpenSession, SessionClient
 from toolgym.tools.base import ToolResult
-from toolgym.tools.config import read_options
 from toolgym.tools.errors import ConfigError, RemoteSessionError
+from toolgym.tools.keywords import check_keywords
 from toolgym.tools.schema import ToolSchema
 from toolgym.tools.stateful import StatefulTool, ToolSession
 
 SERVER_FAILED = "[The session server failed; your call is not to blame]"
-"""Text for the model if the server failed. The reason, with its hosts, is in the call's metrics."""
-
-
-class RemoteSessionConfig(pydantic.BaseModel):
-    """Options of `RemoteSessionTool`."""
-
-    model_config = pydantic.ConfigDict(extra="forbid")
-
-    base_url: str | list[str]
-    """Addresses of session servers."""
-    token: pydantic.SecretStr | None = None
-    """Bearer token for them."""
-    start_timeout: float = pydantic.Field(default=600.0, gt=0)
-    """Seconds that a server may take to open a session."""
-    action_timeout: float = pydantic.Field(default=600.0, gt=0)
-    """The same for an action."""
-    reward_timeout: float = pydantic.Field(default=300.0, gt=0)
-    """The same for a reward."""
-    patience: float = pydantic.Field(default=120.0, gt=0)
-    """Seconds beyond these until a call is given up, all its attempts together."""
-    type: str = "native"
-    """Kept so that verl's tool files load; only "native" exists."""
 
 
 class RemoteSessionTool(StatefulTool):
@@ -53,7 +29,7 @@ class RemoteSessionTool(StatefulTool):
     and, if the server failed, `infra_failure` and `error`.
 
     Args:
-        config: see `RemoteSessionConfig`.
+        config: arguments of `SessionClient`; `type` is ignored.
         tool_schema: another name or description for the model; it must keep the argument `content`.
 
     Raises:
@@ -80,11 +56,11 @@ class RemoteSessionTool(StatefulTool):
         self, config: Mapping[str, Any] | None = None, tool_schema: ToolSchema | Mapping[str, Any] | None = None
     ) -> None:
         super().__init__(config, tool_schema)
-        options = read_options(RemoteSessionConfig, self.config, "session")
+        options = {name: value for name, value in self.config.items() if name != "type"}  # of verl's tool files
+        check_keywords(SessionClient, options)
         if "content" not in self.tool_schema.parameters.get("properties", {}):
             raise ConfigError(f"the schema of {type(self).__name__} must have the argument 'content'")
-        token = None if options.token is None else options.token.get_secret_value()
-        self.client = SessionClient(**{**options.model_dump(exclude={"type"}), "token": token})
+        self.client = SessionClient(options.pop("base_url", ()), **options)
 
     async def open(self, **create_kwargs: Any) -> ToolSession:
         if create_kwargs.keys() != {"instance_hash"}:

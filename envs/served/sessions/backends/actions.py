@@ -65,7 +65,6 @@ class RepositoryAction(NamedTuple):
 
 
 TOOLS = [BashTool.default_schema, EditorTool.default_schema]
-"""The tools of a session, as `SWEDev-v0` has them in process."""
 
 _PATCH_SCHEMA = ToolSchema(
     "apply_patch",

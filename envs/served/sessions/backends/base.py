@@ -56,18 +56,10 @@ class SessionBackend(AsyncCloseable):
 
     @abstractmethod
     async def open(self, instance_hash: str, state: bytes | None = None) -> Instance:
-        """Open an instance.
-
-        Args:
-            instance_hash: the task.
-            state: a result of `Instance.state`; None: a new one.
-
-        Raises:
-            UnknownNameError: there is no such task.
-        """
+        """Open an instance, in a state of `Instance.state` or a new one. Raises UnknownNameError: no such task."""
 
     async def close(self) -> None:
-        """Free what the instances shared. They are closed before. Default: nothing."""
+        """Free what the instances shared, once they are closed. Default: nothing."""
 
 
 def number_of(task_id: str) -> str:

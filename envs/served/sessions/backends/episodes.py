@@ -99,7 +99,6 @@ class _Episode(Instance):
         return ActionReply(text, result.done)
 
     async def replay(self, turns: Sequence[tuple[str, str]]) -> None:
-        """Take these turns again, and check that each observation is the same."""
         for number, (content, digest) in enumerate(turns, 1):
             reply = await self.process_action(content)
             if _digest(reply.content) != digest:

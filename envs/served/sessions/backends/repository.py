@@ -21,7 +21,6 @@ from toolgym.tools.sandbox.base import ExecutionStatus, Sandbox
 from toolgym.tools.stateful import ToolSession
 
 MAX_ACTIONS = 16
-"""Actions of one turn that are carried out."""
 
 OUTPUT_CHARS = 16_384
 """Characters of one action's output that the policy reads; a longer one loses its middle."""

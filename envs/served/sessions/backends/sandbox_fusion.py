@@ -11,9 +11,10 @@ from toolgym.envs.served.sessions.backends.base import ActionReply, Instance, Se
 from toolgym.tools.errors import RemoteSessionError, SandboxError, check_seconds
 from toolgym.tools.http import session as http
 from toolgym.tools.http.addresses import check_address
-from toolgym.tools.http.client import CallError, GarbledError, HttpClient, HttpRequest, excerpt, json_body
-from toolgym.tools.http.replicas import Replica
+from toolgym.tools.http.client import CallError, GarbledError, HttpRequest, excerpt, json_body
+from toolgym.tools.http.lazy_client import LazyClient
 from toolgym.tools.http.retries import Retries
+from toolgym.tools.http.session import MAX_ANSWER
 from toolgym.tools.library.code_interpreter import render_result
 from toolgym.tools.sandbox import RemoteSandbox
 from toolgym.tools.sandbox.base import ExecutionStatus
@@ -35,7 +36,6 @@ _LANGUAGES = {
 """Models' names of languages that SandboxFusion names otherwise."""
 
 OUTPUT_CHARS = 16_384
-"""Characters of a program's output that the policy reads; a longer one loses its middle."""
 
 NO_PROGRAM = "No program was found in your turn. Write it in a block that begins with ```python and ends with ```."
 
@@ -74,44 +74,27 @@ class SandboxFusionBackend(SessionBackend):
         check_seconds(run_timeout=run_timeout, submit_timeout=submit_timeout, patience=patience)
         self.run_timeout, self.submit_timeout = run_timeout, submit_timeout
         self.config = dict(config or {})
-        self._urls = [
+        urls = [
             check_address(address, "a SandboxFusion server") for address in ([url] if isinstance(url, str) else url)
         ]
-        self._token = token
-        self._retries = Retries(patience=patience)
-        self._sandbox: RemoteSandbox | None = None
-        self._client: HttpClient[Replica] | None = None
-
-    @property
-    def sandbox(self) -> RemoteSandbox:
-        if self._sandbox is None:
-            raise SandboxError("the backend was not started, or is closed")
-        return self._sandbox
-
-    async def start(self) -> None:
-        self._sandbox = RemoteSandbox(self._urls, token=self._token, kind="sandboxfusion", retries=self._retries)
-        session = http.HttpSession(self._token, 256, self._retries.connect_timeout)
-        self._client = HttpClient([Replica(url) for url in self._urls], self._retries, session, health_path="/v1/ping")
+        retries = Retries(patience=patience)
+        self.sandbox = RemoteSandbox(urls, token=token, kind="sandboxfusion", retries=retries)
+        self._client = LazyClient(
+            self, urls, retries, token=token, max_connections=256, max_answer=MAX_ANSWER, health_path="/v1/ping"
+        )
 
     async def close(self) -> None:
-        sandbox, self._sandbox = self._sandbox, None
-        client, self._client = self._client, None
-        if sandbox is not None:
-            await sandbox.close()
-        if client is not None:
-            await client.close()
+        await self.sandbox.close()
+        await self._client.close()
 
     async def open(self, instance_hash: str, state: bytes | None = None) -> Instance:
         return _Problem(self, instance_hash, None if state is None else json.loads(state))
 
     async def submit(self, dataset: str, id: str, completion: str) -> Mapping[str, Any]:
-        """Return the verdict on a solution, as an `EvalResult`. Raises RemoteSessionError: there is none."""
-        if self._client is None:
-            raise SandboxError("the backend was not started, or is closed")
         body = {"dataset": dataset, "id": id, "completion": completion, "config": self.config}
         request = HttpRequest("POST", "/submit", json_body(body), self.submit_timeout)
         try:
-            verdict, _ = await self._client.call(request, _verdict)
+            verdict, _ = await self._client.connected().call(request, _verdict)
         except CallError as error:
             raise RemoteSessionError(f"/submit: {error}") from error
         return verdict
