@@ -43,11 +43,7 @@ class ForeignEnv(BaseEnv):
     """An env of another project, which `make` makes if it is None. `wrap` makes it."""
 
     def __init__(
-        self,
-        env: object | None,
-        make: Callable[..., Any] | None,
-        takes_task: bool,
-        options: WrapOptions,
+        self, env: object | None, make: Callable[..., Any] | None, takes_task: bool, options: WrapOptions
     ) -> None:
         tasks = options.tasks
         self.tasks: TaskSource = (
@@ -202,18 +198,13 @@ class ForeignEnv(BaseEnv):
 
     def _checked(self, turn: ParsedTurn) -> list[ToolCall | ToolCallError]:
         assert self._adapter is not None
-        left = self._adapter.max_calls
-        requests: list[ToolCall | ToolCallError] = []
-        for request in turn.requests:
-            checked = check_call(request, self._tools) if isinstance(request, ToolCall) else request
-            if isinstance(checked, ToolCall) and left is not None:
-                left -= 1
-                if left < 0:
-                    text = "The call was not run: this env takes one call in a turn. Send it again in your next turn."
-                    checked = ToolCallError(
-                        CallProblem.TOO_MANY_CALLS, text, "", checked.id, checked.index, checked.name
-                    )
-            requests.append(checked)
+        requests = [check_call(call, self._tools) if isinstance(call, ToolCall) else call for call in turn.requests]
+        calls = [request for request in requests if isinstance(request, ToolCall)]
+        most = len(calls) if self._adapter.max_calls is None else self._adapter.max_calls
+        text = "The call was not run: this env takes one call in a turn. Send it again in your next turn."
+        for call in calls[most:]:
+            refusal = ToolCallError(CallProblem.TOO_MANY_CALLS, text, "", call.id, call.index, call.name)
+            requests[requests.index(call)] = refusal
         return requests
 
     async def _take(self, adapter: Adapter, turn: ParsedTurn) -> Stepped:

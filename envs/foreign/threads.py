@@ -1,4 +1,4 @@
-"""`EnvThreads`: the blocking functions of one foreign env, beside the event loop."""
+"""The blocking functions of one foreign env: the threads that run them, and the random generators that they use."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ import asyncio
 import contextvars
 import functools
 import logging
+import random
 import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import numpy as np
+
+from toolgym.envs.types import EpisodeFailedError, StopReason
 from toolgym.tools.concurrency.blocking import DaemonThread, contained
 from toolgym.tools.concurrency.execution_pool import tool_pool
 from toolgym.tools.errors import EpisodeError, error_text
@@ -119,3 +123,45 @@ def _quietly(function: Callable[[], Any], what: str) -> None:
         function()
     except Exception as error:  # noqa: BLE001  nothing waits for it
         _log.warning("%s failed: %s", what, error_text(error))
+
+
+RANDOM_TIMEOUT = 60.0
+"""Wall seconds to wait for the function of another env."""
+
+_lock = threading.Lock()
+
+
+class OwnRandom:
+    """Gives one env the global generators of `random` and NumPy as if no other code drew from them.
+
+    Some projects seed and draw from the global generators, so episodes at the same time would disturb each other, and
+    the training program around them. Here each env has states of its own, which are in place while one of its functions
+    runs; these run one after another in the process.
+    """
+
+    def __init__(self, timeout: float = RANDOM_TIMEOUT) -> None:
+        self._timeout = timeout
+        self._state: tuple[Any, Any] | None = None
+
+    def run(self, function: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
+        if not _lock.acquire(timeout=self._timeout):
+            raise EpisodeFailedError(
+                StopReason.ENV_TIMEOUT,
+                f"another env holds the global random generators for more than {self._timeout:g} seconds",
+            )
+        try:
+            before = random.getstate(), np.random.get_state()
+            if self._state is None:
+                random.seed()
+                np.random.seed()
+            else:
+                random.setstate(self._state[0])
+                np.random.set_state(self._state[1])
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self._state = random.getstate(), np.random.get_state()
+                random.setstate(before[0])
+                np.random.set_state(before[1])
+        finally:
+            _lock.release()

@@ -152,3 +152,8 @@ async def load_env(
     splits = source.splits() if isinstance(source, TaskSource) else {}
     answer = None if answer_tool is None else ToolSchema(answer_tool, _ANSWER, _ANSWER_PARAMETERS)
     return ServedEnv(env_spec, kwargs, tools, splits, answer, endless, fields)
+
+
+def listed(tools: Iterable[ToolSchema], schema_key: str = "input_schema") -> list[dict[str, Any]]:
+    """Return tools as clients read them."""
+    return [{"name": tool.name, "description": tool.description, schema_key: dict(tool.parameters)} for tool in tools]

@@ -20,11 +20,17 @@ _ALIASES = {
     "julia": ("jl",),
     "typescript": ("ts",),
     "D_ut": ("d",),
+    "go": ("golang",),
     "go_test": ("go",),
     "kotlin_script": ("kotlin",),
     "pytest": ("python", "py", "python3"),
 }
 """Words behind a fence for a language, beside its name."""
+
+
+def language_of(tag: str) -> str:
+    """Return the language of a fence's tag; the tag itself, if it is no other word for one."""
+    return tag if tag in _ALIASES else next((name for name, words in _ALIASES.items() if tag in words), tag)
 
 
 class Extracted(NamedTuple):

@@ -37,28 +37,19 @@ STEPS_PER_TURN = 20
 
 
 class BFCLEnv(ToolEnv):
-    """An env of BFCL's executable multi-turn tasks.
+    """An env of BFCL's executable multi-turn tasks. `docs/envs/bfcl.md` has its rules and its reward.
 
     Args:
         category: one of the four sets; `BFCL/CATEGORY-v0` gives it.
         wheel: the wheel of `bfcl-eval`, or the folder that it was unpacked in. None: the installed package.
-        tasks: some of the tasks of the category, such as rows that were saved: the id of each is that of its entry.
-            None: all 200.
+        tasks: some of the tasks of the category: the id of each is that of its entry. None: all 200.
         steps_per_turn: turns with calls that the policy may take for each turn of the user; then the episode is cut.
         max_turns: turns of the policy in all.
         env_kwargs: the other arguments of `ToolEnv`.
 
-    A turn without calls ends the policy's work on a request of the user, and the user's next message follows. The
-    functions are the tools; each episode has objects of its own. In `multi_turn_miss_func` a function is missing until
-    the user adds it, with its documentation; the tools of the prompt stay those of the beginning.
-
-    The reward is 1 if `bfcl-eval`'s own `multi_turn_checker` finds, after each turn of the user, the state that the
-    known calls lead to, and their results among those of the policy; else 0, and `score/ERROR` names its finding.
-
     Raises:
         MissingExtraError: `bfcl-eval` is not installed, and no wheel was given.
-        UnknownNameError: there is no such category or wheel; names the nearest one.
-        ConfigError: another argument is of the wrong kind.
+        ConfigError: there is no such category or wheel, or another argument is of the wrong kind.
     """
 
     def __init__(

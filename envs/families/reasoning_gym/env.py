@@ -23,14 +23,11 @@ from toolgym.tools.errors import ConfigError, check_seconds
 
 
 class ReasoningGymEnv(ToolEnv):
-    """An env whose policy answers one question of a generator of reasoning-gym.
+    """An env whose policy answers one question of a generator. `docs/envs/reasoning_gym.md` has its reward.
 
     Args:
         generator: the generator's name; `ReasoningGym/NAME-v0` gives it.
-        seed: decides all tasks; see `ReasoningGymTasks` for this and the next three.
-        size: how many tasks there are.
-        level: the level of the generator's curriculum, or a level for some of its attributes.
-        config: further options of the generator.
+        seed, size, level, config: see `ReasoningGymTasks`.
         tasks: tasks of `ReasoningGymTasks`, such as a source of another level or rows that were saved, instead of the
             four arguments above.
         code_interpreter: whether the policy has a code interpreter.
@@ -38,13 +35,11 @@ class ReasoningGymEnv(ToolEnv):
         score_timeout: wall seconds for the generator's scorer; the episode fails if it takes longer.
         env_kwargs: the other arguments of `ToolEnv`.
 
-    The answer is the text in the last `<answer>...</answer>` of the last turn, outside of `<think>` blocks. The reward
-    is the generator's own `score_answer`, mostly from 0 to 1, and 0 without an answer. `score/refused` is 1 for an
-    answer that a scorer would run as code and that is no plain formula; `score/unreadable` if the scorer raised.
+    `score/refused` is 1 for an answer that a scorer would run as code and that is no plain formula; `score/unreadable`
+    if the scorer raised.
 
     Raises:
-        ConfigError: the generator refuses an argument, `tasks` comes with one of the four arguments, or `tool_config`
-            without `code_interpreter`.
+        ConfigError: the generator refuses an argument, or two arguments do not go together.
         MissingExtraError: reasoning-gym is not installed.
     """
 

@@ -33,11 +33,7 @@ MAX_VALUE_CHARS = 200
 
 
 class SqlTool(StatefulTool):
-    """A tool that runs SQL on the database of the episode, which the task names: `create_kwargs: {"db_id": ...}`.
-
-    Each episode changes a copy of its own, unless `read_only`. `timeout` is in wall seconds for a query; the policy
-    reads `max_rows` rows.
-    """
+    """A tool that runs SQL on the database of the episode, which the task names: `create_kwargs: {"db_id": ...}`."""
 
     stays_on_loop = True
     default_schema = ToolSchema(
@@ -127,7 +123,7 @@ _BLOCK = re.compile(r"```sql\s(.*?)```", re.DOTALL | re.IGNORECASE)
 
 
 class SQLEnv(ToolEnv):
-    """An env whose policy answers a question on a database with a query.
+    """An env whose policy answers a question on a database with a query. `docs/envs/sql.md` has its rules.
 
     Args:
         tasks: tasks whose ground truth is the known query, and whose `tools_kwargs["sql"]["create_kwargs"]["db_id"]`
@@ -140,13 +136,8 @@ class SQLEnv(ToolEnv):
         query_timeout: wall seconds for a query of the policy.
         max_rows: rows of a result that the policy reads.
         score_timeout: wall seconds for the known query and for the answer, each. A slower answer is wrong.
-        match: how results are compared: by `rows`, as said below; as `bird` does (the same set of rows); or as `spider`
-            does (columns in any order, without DISTINCT), on this one database. See docs/envs/sql.md.
+        match: how results are compared: by `rows`, or as the evaluations of `bird` and `spider` do.
         env_kwargs: the other arguments of `ToolEnv`.
-
-    The answer is the last block that begins with three backticks and `sql` in the last turn, outside of `<think>`
-    blocks. The reward is 1 if it gives the same rows as the known query, in the same order if the known query orders
-    them; else 0. `score/ran` says whether the answer is a query that could be run.
 
     Raises:
         UnknownNameError: there is no such folder, file or database; names the nearest one.

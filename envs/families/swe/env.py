@@ -33,12 +33,9 @@ MAX_TURNS = 30
 
 
 class SWEDevEnv(ToolEnv):
-    """An env whose policy works in the folder of a repository with `bash` and `editor`. A turn without calls ends it.
+    """An env whose policy repairs a repository with `bash` and `editor`. `docs/envs/swe_dev.md` has its rules.
 
-    The reward is the share of the `fail_to_pass` tests that pass, if all `pass_to_pass` tests do, else 0; also if the
-    turns were used up. Tests that cannot be run through no fault of the policy fail the episode (`EpisodeFailedError`).
-    The components of the score are `f2p` and `p2p` (shares), `resolved` and `tampered`; see `TestReport` for the
-    latter.
+    The components of the score are `f2p` and `p2p` (shares), `resolved` and `tampered`; see `TestReport`.
 
     Args:
         tasks: repository tasks, a file of them (see `load_repository_tasks`), or tasks whose rows hold them (see
@@ -155,9 +152,8 @@ class SWEDevEnv(ToolEnv):
             raise EpisodeFailedError(StopReason.SANDBOX_FAILED, f"the tests could not be run: {report.infra_error}")
         f2p = report.f2p_count / report.f2p_total
         p2p = report.p2p_count / report.p2p_total if report.p2p_total else 1.0
-        resolved = float(report.resolved)
-        value = resolved if self._strict else f2p if p2p == 1.0 else 0.0
-        return Score(value, {"f2p": f2p, "p2p": p2p, "resolved": resolved, "tampered": float(report.tampered)})
+        components = {"f2p": f2p, "p2p": p2p, "resolved": float(report.resolved), "tampered": float(report.tampered)}
+        return Score(report.worth(strict=self._strict), components)
 
     async def _release(self) -> None:
         repository, self._repository = self._repository, None
@@ -184,12 +180,9 @@ def gold_turns(task: RepositoryTask) -> list[Action] | None:
 
 
 def swe_dev_env(base_url: Any = None, **kwargs: Any) -> BaseEnv:
-    """Return the env of `SWEDev-v0`: in this process, or, with `base_url`, on session servers.
+    """Return the env of `SWEDev-v0`: `SWEDevEnv`, or `RemoteSessionEnv` on the session servers at `base_url`.
 
-    Args:
-        base_url: addresses of session servers, or a `SessionClient`; None: there is none.
-        kwargs: arguments of `SWEDevEnv`, or with `base_url` of `RemoteSessionEnv`. `tasks` may be left out. The tools
-            are the same; with `tools=()` the policy acts by its text, and the embedded tasks say how.
+    The tools are the same; with `tools=()` the policy acts by its text, and the embedded tasks say how.
     """
     if base_url is None:
         return SWEDevEnv(**kwargs)

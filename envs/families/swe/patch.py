@@ -50,9 +50,6 @@ def apply_patch(read: Callable[[str], Node | None], diff: str | bytes) -> Change
     """Return the files as a diff changes them: all of it, or an error. `read` gives a file, or None.
 
     The diff has Git's extended headers or not. Names begin with `a/` and `b/`, or are plain.
-
-    Raises:
-        PatchError: it is no diff, it does not fit the files, or it is about a binary file or a name outside.
     """
     changes: Changes = {}
 

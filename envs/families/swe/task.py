@@ -198,21 +198,14 @@ class RepositoryTask:
         return row
 
     def to_task(self, folder: str = "repo") -> Task:
-        """Return the task of an env, whose ground truth is only the id.
-
-        The row keeps all that `from_task` reads: it holds the hidden tests and the solution, and no policy reads it.
-        """
+        """Return the task of an env. Its row holds the hidden tests and the solution, and no policy reads it."""
         text = PROMPT.format(folder=folder, problem=self.problem_statement.strip(), command=self.test_command)
         extra = {"index": self.instance_id, ROW_KEY: self.to_row()}
         return Task.from_row(verl_row(SOURCE, [user(text)], self.instance_id, extra))
 
     @classmethod
     def from_task(cls, task: Task, *, folder: str | Path = ".") -> RepositoryTask:
-        """Read the task that a row in verl's shape holds as `extra_info.repository_task`, a mapping or a JSON text.
-
-        Raises:
-            ConfigError: it holds none, or one of another shape.
-        """
+        """Read the task that a row in verl's shape holds as `extra_info.repository_task`, a mapping or a JSON text."""
         row = task.extra_info.get(ROW_KEY)
         if row is None:
             raise ConfigError(
@@ -226,12 +219,7 @@ class RepositoryTask:
 
 
 def load_repository_tasks(source: str | Path | Iterable[Mapping[str, Any]] | None = None) -> list[RepositoryTask]:
-    """Read tasks of a file of JSON Lines, or of rows (see `RepositoryTask.from_row`), or the embedded ones.
-
-    Raises:
-        UnknownNameError: there is no such file or repository; names the nearest one.
-        ConfigError: a row cannot be used (names it), two have one id, or there are none.
-    """
+    """Read tasks of a file of JSON Lines, or of rows (see `RepositoryTask.from_row`), or the embedded ones."""
     source = EMBEDDED if source is None else source
     path = Path(source) if isinstance(source, str | Path) else None
     folder = Path() if path is None else path.absolute().parent

@@ -110,10 +110,6 @@ def read_repository(path: str | Path) -> Tree:
 
     Its history is left out: `.git` would tell what became of it later. If all of an archive lies in one folder, that
     folder is the repository.
-
-    Raises:
-        UnknownNameError: there is no such file or folder.
-        ConfigError: it is no archive.
     """
     place = Path(path).absolute()
     if not place.exists():

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import ast
 import configparser
 import itertools
 import json
+import re
 import secrets
 import shlex
 import time
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from toolgym.envs.families.swe.task import RepositoryTask
+from toolgym.envs.families.swe.test_program import CONTROLS
 from toolgym.envs.families.swe.tree import Changes, Node, Tree, changed, is_compiled, is_history
 from toolgym.tools.errors import ConfigError
 from toolgym.tools.sandbox.base import ExecResult, ExecutionStatus, Session
@@ -42,10 +45,8 @@ class TestReport:
     """The ends of the hidden tests.
 
     Attributes:
-        f2p_count: tests of `fail_to_pass` that passed.
-        f2p_total: how many there are.
-        p2p_count: tests of `pass_to_pass` that passed.
-        p2p_total: how many there are.
+        f2p_count, f2p_total: tests of `fail_to_pass` that passed, and all of them.
+        p2p_count, p2p_total: the same of `pass_to_pass`.
         output: the end of their output. It quotes hidden tests: no policy may read it.
         infra_error: why there is no verdict; None: there is one. The counts are 0 then and mean nothing.
         tampered: tests passed that cannot pass, or reports came that were not due: something in the repository changed
@@ -73,6 +74,12 @@ class TestReport:
     @property
     def resolved(self) -> bool:
         return self.infra_error is None and self.f2p_count == self.f2p_total and self.p2p_count == self.p2p_total
+
+    def worth(self, *, strict: bool) -> float:
+        """Return the share of `fail_to_pass` that passed if all `pass_to_pass` did; if `strict`, 1 for all tests."""
+        if strict:
+            return float(self.resolved)
+        return self.f2p_count / self.f2p_total if self.p2p_count == self.p2p_total else 0.0
 
 
 def repository_to_judge(task: RepositoryTask, changes: Changes) -> Tree:
@@ -261,3 +268,56 @@ def _has_section(config: str, node: Node, section: str) -> bool:
     except configparser.Error:
         return False
     return parser.has_section(section)
+
+
+def failing_tests(task: RepositoryTask, tree: Tree, tests: Iterable[str]) -> tuple[Tree, set[str]]:
+    """Return the tree with tests that must fail, and those of the wanted tests that must.
+
+    Only tests count in files of Python that the repository began with, or that are hidden.
+    """
+    words = {test: {*re.findall(r"\w+", test)} for test in tests}
+    mentioned = set().union(*words.values())
+    changed, names = dict(tree), set()
+    for name, node in tree.items():
+        place = PurePosixPath(name)
+        if place.suffix != ".py" or place.stem not in mentioned or node.link or not task.is_test(name):
+            continue
+        try:
+            module = ast.parse(node.data)
+            functions = _fail(module, whole=name in words)
+            source = ast.unparse(ast.fix_missing_locations(module))
+        except (SyntaxError, ValueError, RecursionError):  # of another Python, or none
+            continue
+        changed[name] = node._replace(data=source.encode())
+        names |= functions | ({name} if name in words else set())
+    return changed, {test for test in words if test in names or words[test] & names}
+
+
+def _fail(module: ast.Module, whole: bool) -> set[str]:
+    names = set()
+    for node in ast.walk(module):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith(("test", "runTest")):
+            node.body = [_then(node.body, _control(node))]
+            names.add(node.name)
+    if whole:
+        first = [node for node in module.body if isinstance(node, ast.ImportFrom) and node.module == "__future__"]
+        rest = [node for node in module.body if node not in first]
+        module.body = [*first, _then(rest, ast.parse("raise AssertionError").body)]
+    return names
+
+
+def _then(body: list[ast.stmt], last: list[ast.stmt]) -> ast.stmt:
+    return ast.Try(body=body, handlers=[], orelse=[], finalbody=last)
+
+
+def _control(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.stmt]:
+    """Return code that raises, unless an assertion of the test holds for values for which it cannot hold."""
+    fails = ast.parse("raise AssertionError").body
+    used = {node.attr for node in ast.walk(function) if isinstance(node, ast.Attribute)} & {*CONTROLS}
+    if not function.args.args or function.args.args[0].arg != "self":
+        return fails
+    for method in sorted(used):
+        values = ", ".join(getattr(value, "__name__", repr(value)) for value in CONTROLS[method])
+        call = ast.parse(f"self.{method}({values})").body
+        fails = [ast.Try(body=[*call], handlers=[ast.ExceptHandler(body=fails)], orelse=[], finalbody=[])]
+    return fails

@@ -7,7 +7,6 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import Any, Self, cast
 
-from toolgym.envs.families.swe.failing_tests import failing_tests
 from toolgym.envs.families.swe.patch import PatchError, apply_patch, patched_names
 from toolgym.envs.families.swe.task import RepositoryTask
 from toolgym.envs.families.swe.tree import (
@@ -24,6 +23,7 @@ from toolgym.envs.families.swe.tree import (
 from toolgym.envs.families.swe.verdict import (
     SLACK,
     TestReport,
+    failing_tests,
     judge,
     no_verdict,
     report_of,
@@ -96,10 +96,8 @@ class RepositoryWorkspace(AsyncCloseable):
     ) -> Self:
         """Open a session with the repository, or with a `snapshot` of it. With Git, it has a history of one commit.
 
-        Raises:
-            ConfigError: the snapshot is none, or an option cannot be used.
-            SandboxError: the sandbox has no sessions that run programs, or cannot open one now.
-            DeadlineError: that took too long.
+        Raises ConfigError if the snapshot or an option cannot be used, SandboxError or DeadlineError if there is no
+        session.
         """
         options = dict(session_options or {})
 

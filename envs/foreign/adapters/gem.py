@@ -13,8 +13,7 @@ from typing import Any
 
 from toolgym.envs.foreign.base import Adapter, Begun, Start, Stepped, layers_of
 from toolgym.envs.foreign.options import WrapOptions
-from toolgym.envs.foreign.own_random import OwnRandom
-from toolgym.envs.foreign.threads import EnvThreads
+from toolgym.envs.foreign.threads import EnvThreads, OwnRandom
 from toolgym.envs.foreign.values import opened
 from toolgym.tools.errors import ConfigError
 from toolgym.tools.parsers import ParsedTurn

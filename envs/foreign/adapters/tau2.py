@@ -19,8 +19,11 @@ from toolgym.tools.message import Message, tool, user
 from toolgym.tools.parsers import ParsedTurn, split_reasoning
 from toolgym.tools.schema import ToolSchema
 
-_CUT = {"max_steps": StopReason.MAX_TURNS, "context_window_exceeded": StopReason.MAX_TURNS}
-_OWN = {"too_many_errors": StopReason.TOO_MANY_BAD_CALLS}
+_REASONS = {
+    "max_steps": StopReason.MAX_TURNS,
+    "context_window_exceeded": StopReason.MAX_TURNS,
+    "too_many_errors": StopReason.TOO_MANY_BAD_CALLS,
+}
 _FAILED = {
     "timeout": StopReason.ENV_TIMEOUT,
     "user_error": StopReason.ENV_FAILED,
@@ -59,9 +62,7 @@ class Tau2Adapter(Adapter):
         else:
             action = split_reasoning(turn.content, starts_open="</think>" in turn.content)[1].strip()
         text, reward, terminated, truncated, info = await self.threads.run(self.env.step, action)
-        reason = None
-        if terminated:
-            reason = self._reason(info)
+        reason = self._reason(info) if terminated else None
         messages: list[Message] = [user(_said(text))] if text else []
         if call is not None and text:
             messages = [tool(_said(text), tool_call_id=call.id, name=call.name)]
@@ -79,7 +80,7 @@ class Tau2Adapter(Adapter):
         why = str(ran.get("termination_reason") or "")
         if why in _FAILED:
             raise EpisodeFailedError(_FAILED[why], f"the simulation of {self.name} ended with {why}; see tau2's log")
-        return (_CUT | _OWN).get(why)
+        return _REASONS.get(why)
 
     def _is_over(self) -> bool:
         done = getattr(getattr(self.env, "unwrapped", self.env), "_simulation_done", None)

@@ -12,9 +12,18 @@ from functools import cached_property
 from aiohttp import web
 
 from toolgym.envs.served.environments.face import JSON, SESSION_HEADER, Face, session_name
-from toolgym.envs.served.openenv.actions import ResetRequest, StepRequest, TurnAction
-from toolgym.envs.served.openenv.answers import Observation, SessionState, act, chosen, reset, state_of
 from toolgym.envs.served.openenv.mcp import Mcp, RpcRequest
+from toolgym.envs.served.openenv.turns import (
+    Observation,
+    ResetRequest,
+    SessionState,
+    StepRequest,
+    TurnAction,
+    act,
+    chosen,
+    reset,
+    state_of,
+)
 from toolgym.envs.served.openenv.websocket import Sockets
 from toolgym.tools.errors import EpisodeError, NoSessionError
 from toolgym.tools.serving.json_bodies import parse

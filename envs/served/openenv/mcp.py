@@ -12,7 +12,7 @@ from typing import Any, Literal
 import pydantic
 from pydantic import BaseModel, ConfigDict, Field
 
-from toolgym.envs.served.catalog import ServedEnv
+from toolgym.envs.served.catalog import ServedEnv, listed
 from toolgym.envs.served.env_session import EnvSession, EnvSessions
 from toolgym.envs.types import EpisodeFailedError
 from toolgym.tools.errors import EpisodeError, NoSessionError
@@ -81,12 +81,7 @@ class Mcp:
             case "tools/list":
                 named = session if session is not None else self._named(params)
                 tools = named.tools if named is not None else served.with_answer(served.tools)
-                return {
-                    "tools": [
-                        {"name": tool.name, "description": tool.description, "inputSchema": dict(tool.parameters)}
-                        for tool in tools
-                    ]
-                }
+                return {"tools": listed(tools, "inputSchema")}
             case "tools/call":
                 session = session if session is not None else self._named(params)
                 if session is None:

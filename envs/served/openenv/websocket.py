@@ -20,9 +20,8 @@ from aiohttp import WSCloseCode, WSMsgType, web
 
 from toolgym.envs.served.env_session import EnvSession
 from toolgym.envs.served.environments.face import Face
-from toolgym.envs.served.openenv.actions import ResetRequest, TurnAction
-from toolgym.envs.served.openenv.answers import act, chosen, reset, state_of
 from toolgym.envs.served.openenv.mcp import SERVER_ERROR, Mcp
+from toolgym.envs.served.openenv.turns import ResetRequest, TurnAction, act, chosen, reset, state_of
 from toolgym.envs.types import EpisodeFailedError
 from toolgym.tools.errors import ConfigError, EpisodeError, NoSessionError
 from toolgym.tools.serving.admission import BusyError

@@ -1,15 +1,18 @@
 """The Open Reward Standard: tasks by split and index, sessions by header, and one tool call at a time.
 
-The paths and shapes are those of openreward 0.1.167 (`environments/server.py`, `environments/types.py`). The task API
-is OpenEnv's too. Unless the settings say otherwise, a call's reward is null until the episode is over, and then the
-episode's: trainers take the last reward that is not null, or the sum, and both are right.
+The paths and shapes are those of openreward 0.1.167 (`environments/server.py`, `environments/types.py`, and for the
+stream of events `environments/reconnect.py`). The task API is OpenEnv's too. Unless the settings say otherwise, a
+call's reward is null until the episode is over, and then the episode's: trainers take the last reward that is not null,
+or the sum, and both are right.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import uuid
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
 from functools import cached_property
 from typing import Any, Self
 from weakref import WeakKeyDictionary
@@ -18,10 +21,9 @@ import pydantic
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict
 
-from toolgym.envs.served.catalog import ANSWER_ARGUMENT, ServedEnv, TaskPlace
+from toolgym.envs.served.catalog import ANSWER_ARGUMENT, ServedEnv, TaskPlace, listed
 from toolgym.envs.served.env_session import EnvSession
 from toolgym.envs.served.environments.face import JSON, SESSION_HEADER, Face, session_name
-from toolgym.envs.served.ors.event_stream import events_of, stream
 from toolgym.envs.types import EpisodeFailedError
 from toolgym.tools.concurrency.blocking import in_thread
 from toolgym.tools.errors import EpisodeError
@@ -30,7 +32,7 @@ from toolgym.tools.schema import ToolSchema
 from toolgym.tools.serving.json_bodies import parse
 from toolgym.tools.serving.routes import Call, Operation, Route
 from toolgym.tools.serving.session_table import new_name
-from toolgym.tools.serving.transport import RequestRefusedError, answer
+from toolgym.tools.serving.transport import RequestRefusedError, answer, within
 
 SPLIT_TYPES = ("train", "validation", "test")
 
@@ -283,14 +285,11 @@ def _place(served: ServedEnv, request: CreateRequest) -> TaskPlace:
 
 def _tools(served: ServedEnv, tools: list[ToolSchema]) -> dict[str, Any]:
     """Return the tools. The answer tool is one of them, and the terminal tool too, for clients that know of that."""
-    listed = [
-        {"name": tool.name, "description": tool.description, "input_schema": dict(tool.parameters)} for tool in tools
-    ]
     terminal = None
     if served.answer_tool is not None:
         terminal = {"name": served.answer_tool.name, "arg": ANSWER_ARGUMENT, "description": TERMINAL}
     return {
-        "tools": listed,
+        "tools": listed(tools),
         "terminal_tool": terminal,
         "supports_score_group": False,
         "message_block_types": ["text", "reasoning", "tool_call", "tool_result"],
@@ -315,3 +314,57 @@ def _message(message: Message) -> dict[str, Any]:
         function = call["function"]
         blocks.append(_block("tool_call", id=call.get("id", ""), name=function["name"], input=function["arguments"]))
     return {"role": message["role"], "blocks": blocks, "detail": None}
+
+
+PING = 10.0
+"""Seconds between two signs of life; clients wait for 30."""
+
+CHUNK = 4096
+
+HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+
+
+async def stream(
+    request: web.BaseRequest, events: AsyncGenerator[tuple[str, str]], write_timeout: float
+) -> web.StreamResponse:
+    """Send events as they come; one without a name is a sign of life. Raises ConnectionError: the client is gone."""
+    response = web.StreamResponse(headers=HEADERS)
+    try:
+        await within(write_timeout, response.prepare(request))
+        async with aclosing(events):
+            async for event, data in events:
+                text = f"event: {event}\ndata: {data}\n\n" if event else ": ping\n\n"
+                await within(write_timeout, response.write(text.encode()))
+        await within(write_timeout, response.write_eof())
+    except ConnectionError:
+        if request.transport is not None:
+            request.transport.abort()
+        raise
+    return response
+
+
+async def events_of(name: str, task: asyncio.Task[Any]) -> AsyncGenerator[tuple[str, str]]:
+    """Give the events of a call: its id, and once it has ended its result as JSON, or the text of its error."""
+    yield "task_id", name
+    while not task.done():
+        await asyncio.wait({task}, timeout=PING)
+        if not task.done():
+            yield "", ""
+    error = asyncio.CancelledError() if task.cancelled() else task.exception()
+    if error is not None:
+        yield "error", " ".join(str(error).split()) or "the session was closed"
+        return
+    for event, chunk in chunks(task.result()):
+        yield event, chunk
+
+
+def chunks(result: Any) -> list[tuple[str, str]]:
+    """Return a result as events: `chunk`s, and the `end`.
+
+    Clients drop blanks at the beginning of an event's data. In this JSON a blank can only stand inside of a string, and
+    an escape means the same there.
+    """
+    text = json.dumps(result, separators=(",", ":"), allow_nan=False)
+    parts = [text[start : start + CHUNK] for start in range(0, len(text), CHUNK)]
+    parts = [f"\\u0020{part[1:]}" if part.startswith(" ") else part for part in parts]
+    return [("chunk", part) for part in parts[:-1]] + [("end", parts[-1])]

@@ -31,20 +31,16 @@ from toolgym.tools.schema import ToolCall, ToolCallError, ToolSchema
 
 
 class RemoteSessionEnv(BaseEnv):
-    """An env whose turns a session server carries out.
+    """An env whose turns a session server carries out. `docs/sessions.md` has its rules.
 
-    A turn's text goes to `/process_action` as it was generated. With `tools`, each call of a turn goes there by itself,
-    in the Hermes format, and a turn without calls ends the episode. Else it ends when the server says so (ours does for
-    a turn that asks for nothing), or after `max_turns`. Then `/postprocess` and `/compute_reward` are called, within
-    the client's own deadlines, and the reward is the last step's. A failing infrastructure is no reward of 0: the
-    episode ends with `SANDBOX_FAILED`, or with `SCORE_FAILED` if only the reward is missing.
-
-    A task's `instance_hash` is its row's `extra_info.instance_hash` or `extra_info.instance_id`, else its id.
+    A failing infrastructure is no reward of 0: the episode ends with `SANDBOX_FAILED`, or with `SCORE_FAILED` if only
+    the reward is missing. A task's `instance_hash` is its row's `extra_info.instance_hash` or `extra_info.instance_id`,
+    else its id.
 
     Args:
         base_url: addresses of session servers, or a `SessionClient`, which stays the caller's to close.
         tasks: where tasks come from.
-        tools: tools of the servers; the policy's own format of calls does not matter.
+        tools: tools of the servers; the policy's own format of calls does not matter. None: a turn is sent as text.
         token: bearer token for the servers.
         client_kwargs: the other arguments of `SessionClient`, such as `patience`.
         max_turns: turns of the policy until the episode is truncated.

@@ -9,7 +9,7 @@ import json
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -18,6 +18,8 @@ from toolgym.tools.concurrency.deadline import with_deadline
 from toolgym.tools.errors import ConfigError, ToolgymError
 
 T = TypeVar("T")
+
+Statement = tuple[str, tuple[Any, ...]]
 
 DEADLINE = 60.0
 """Seconds for one access, the wait for those before it included."""
@@ -87,18 +89,14 @@ class Store:
 
         def read(database: sqlite3.Connection) -> list[Stored]:
             rows = database.execute(f"SELECT {columns} FROM sessions").fetchall()
-            return [
-                Stored(sid, client, instance_hash, greeting, json.loads(reward) if reward else None, bool(finished))
-                for sid, client, instance_hash, greeting, reward, finished in rows
-            ]
+            return [Stored(*row[:4], json.loads(row[4]) if row[4] else None, bool(row[5])) for row in rows]
 
         return await self._do(read)
 
     async def add(self, session: Stored, start_id: str | None, state: bytes) -> None:
         columns = "sid, client, instance_hash, greeting, start_id, state"
-        await self._write(
-            f"INSERT INTO sessions ({columns}) VALUES (?, ?, ?, ?, ?, ?)", (*session[:4], start_id, state)
-        )
+        insert = f"INSERT INTO sessions ({columns}) VALUES (?, ?, ?, ?, ?, ?)"
+        await self._write((insert, (*session[:4], start_id, state)))
 
     async def started(self, client: str, start_id: str) -> str | None:
         row = await self._one("SELECT sid FROM sessions WHERE client = ? AND start_id = ?", (client, start_id))
@@ -116,34 +114,23 @@ class Store:
     async def acted(self, sid: str, state: bytes, request_id: str | None, content: str, *, done: bool) -> None:
         """Store the state after an action and its answer, both or neither. A reward from before is void."""
 
-        def write(database: sqlite3.Connection) -> None:
-            with _transaction(database):
-                database.execute("UPDATE sessions SET state = ?, reward = NULL WHERE sid = ?", (state, sid))
-                if request_id is not None:
-                    database.execute("INSERT INTO answers VALUES (?, ?, ?, ?)", (sid, request_id, content, done))
-
-        await self._do(write)
+        statements: list[Statement] = [("UPDATE sessions SET state = ?, reward = NULL WHERE sid = ?", (state, sid))]
+        if request_id is not None:
+            statements.append(("INSERT INTO answers VALUES (?, ?, ?, ?)", (sid, request_id, content, done)))
+        await self._write(*statements)
 
     async def rewarded(self, sid: str, reward: dict[str, Any]) -> None:
         """Store a reward. A finished session's state and answers are freed: nothing needs them any more."""
 
-        def write(database: sqlite3.Connection) -> None:
-            with _transaction(database):
-                database.execute(
-                    "UPDATE sessions SET reward = ?, state = iif(finished, NULL, state) WHERE sid = ?",
-                    (json.dumps(reward), sid),
-                )
-                database.execute(
-                    "DELETE FROM answers WHERE sid = ? AND (SELECT finished FROM sessions WHERE sid = ?)", (sid, sid)
-                )
-
-        await self._do(write)
+        update = "UPDATE sessions SET reward = ?, state = iif(finished, NULL, state) WHERE sid = ?"
+        free = "DELETE FROM answers WHERE sid = ? AND (SELECT finished FROM sessions WHERE sid = ?)"
+        await self._write((update, (json.dumps(reward), sid)), (free, (sid, sid)))
 
     async def finished(self, sid: str) -> None:
-        await self._write("UPDATE sessions SET finished = 1 WHERE sid = ?", (sid,))
+        await self._write(("UPDATE sessions SET finished = 1 WHERE sid = ?", (sid,)))
 
     async def delete(self, sid: str) -> None:
-        await self._write("DELETE FROM sessions WHERE sid = ?", (sid,))
+        await self._write(("DELETE FROM sessions WHERE sid = ?", (sid,)))
 
     async def close(self) -> None:
         if self._lock < 0:
@@ -154,15 +141,21 @@ class Store:
         self._thread.shutdown(wait=False)
         os.close(lock)
 
-    async def _write(self, statement: str, values: tuple[Any, ...]) -> None:
-        await self._do(lambda database: database.execute(statement, values).close())
+    async def _write(self, *statements: Statement) -> None:
+        def write(database: sqlite3.Connection) -> None:
+            database.execute("BEGIN IMMEDIATE")
+            try:
+                for statement, values in statements:
+                    database.execute(statement, values)
+            except BaseException:  # nothing is half written
+                database.execute("ROLLBACK")
+                raise
+            database.execute("COMMIT")
+
+        await self._do(write)
 
     async def _one(self, statement: str, values: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        def read(database: sqlite3.Connection) -> tuple[Any, ...] | None:
-            row: tuple[Any, ...] | None = database.execute(statement, values).fetchone()
-            return row
-
-        return await self._do(read)
+        return await self._do(lambda database: database.execute(statement, values).fetchone())
 
     async def _do(self, access: Callable[[sqlite3.Connection], T]) -> T:
         async def wait() -> T:
@@ -172,17 +165,6 @@ class Store:
             return await with_deadline(wait(), DEADLINE)
         except (sqlite3.Error, ValueError, TimeoutError) as error:  # ValueError: a stored reward is no JSON
             raise StoreError(f"the database {str(self._path)!r} failed: {error}") from error
-
-
-@contextlib.contextmanager
-def _transaction(database: sqlite3.Connection) -> Iterator[None]:
-    database.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-    except BaseException:  # whatever went wrong, nothing is half written
-        database.execute("ROLLBACK")
-        raise
-    database.execute("COMMIT")
 
 
 def _lock(path: Path) -> int:

@@ -14,7 +14,7 @@ from gymnasium import spaces
 
 import toolgym
 from toolgym.envs import SeedTasks, StopReason, Task, seed_tasks, wrap
-from toolgym.envs.foreign.own_random import OwnRandom
+from toolgym.envs.foreign.threads import OwnRandom
 from toolgym.envs.types import EpisodeFailedError
 from toolgym.rollout import RunConfig, SamplingParams, open_engine, rollout
 from toolgym.testing import EnvSuite

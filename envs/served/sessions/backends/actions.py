@@ -1,16 +1,6 @@
 """Reading of a turn's text as actions in a repository: commands, programs and patches, in the order of the turn.
 
-| in the turn | what is done |
-| --- | --- |
-| tool calls in the Hermes format: `bash` and `editor`, those of `SWEDev-v0` | as there: a shell that keeps its folder |
-| a tool call `apply_patch` with `patch` | the patch is applied |
-| a fenced block of `bash`, `sh` or `shell` | it is run as a script of bash |
-| a fenced block of `python` | it is run as a program |
-| a fenced block of `diff` or `patch`, or a turn that is a unified diff itself | the patch is applied |
-| else: a fenced block without a label | it is a patch, a program of Python, or else a script of bash |
-| else: a turn that is a program of Python itself | it is run as a program |
-
-What stands inside of `<think>...</think>` is not read. A turn that has a tool call is read for tool calls alone.
+`docs/sessions.md` has the list, from tool calls in the Hermes format down to a turn that is a program itself.
 """
 
 from __future__ import annotations

@@ -25,19 +25,13 @@ class DivergedError(EpisodeError):
 
 
 class EnvBackend(SessionBackend):
-    """A backend whose instances are episodes.
-
-    `instance_hash` is `ENV_ID:TASK_ID`, or `ENV_ID:SEED` with a whole number that is no task's id.
+    """A backend whose instances are episodes. `docs/sessions.md` has its rules.
 
     The state of an episode is its actions. To continue in another process, the episode is played again; an observation
     that differs then is an error of the infrastructure (`DivergedError`).
 
     Args:
         envs: arguments of the envs by id, or a list of ids. Only they are offered. None: all ids, without arguments.
-
-    Raises:
-        ConfigError: `envs` is something else.
-        UnknownNameError: there is no such id; names the nearest one.
     """
 
     def __init__(self, envs: Mapping[str, Mapping[str, Any]] | Sequence[str] | None = None) -> None:

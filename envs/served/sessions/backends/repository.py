@@ -31,11 +31,9 @@ OUT_OF_TIME = "[This action was not carried out: the turn has used up its {:g} s
 
 
 class RepositoryBackend(SessionBackend):
-    """A backend of repositories to repair, see `toolgym.envs.families.swe`.
+    """A backend of repositories to repair, with the reward of `SWEDev-v0`. `docs/sessions.md` has its rules.
 
-    `instance_hash` is a task's id, or its `number_of`. The module `toolgym.envs.served.sessions.backends.actions` lists
-    the actions of a turn. The state of a session is the changes in its repository, without programs that a turn left
-    running, files beside the repository, and commits. The reward is that of `SWEDev-v0`.
+    `instance_hash` is a task's id, or its `number_of`.
 
     Args:
         tasks: a file of JSON Lines with tasks, or rows; see `load_repository_tasks`. None: the embedded ones.
@@ -47,10 +45,6 @@ class RepositoryBackend(SessionBackend):
         turn_timeout: seconds for all commands of a turn. The server's `action_timeout` must be longer.
         test_timeout: seconds for the tests. The server's `reward_timeout` must be longer.
         strict: whether only the repair of all counts: 1 if all tests pass, else 0.
-
-    Raises:
-        ConfigError: an argument, or a task, cannot be used.
-        UnknownNameError: there is no such file.
     """
 
     def __init__(
@@ -145,16 +139,8 @@ class _Repository(Instance):
         report = await self._workspace.run_tests(self._backend.test_timeout)
         if report.infra_error is not None:
             raise SandboxError(f"the tests did not run: {report.infra_error}")
-        kept = report.p2p_count == report.p2p_total
-        share = report.f2p_count / report.f2p_total if kept else 0.0
-        return {
-            "reward": float(report.resolved) if self._backend.strict else share,
-            "resolved": report.resolved,
-            "f2p_count": report.f2p_count,
-            "f2p_total": report.f2p_total,
-            "p2p_count": report.p2p_count,
-            "p2p_total": report.p2p_total,
-        }
+        counts = ("resolved", "f2p_count", "f2p_total", "p2p_count", "p2p_total")
+        return {"reward": report.worth(strict=self._backend.strict)} | {name: getattr(report, name) for name in counts}
 
     async def close(self) -> None:
         await self._workspace.close()

@@ -15,25 +15,11 @@ from toolgym.tools.http.client import CallError, GarbledError, HttpRequest, exce
 from toolgym.tools.http.lazy_client import LazyClient
 from toolgym.tools.http.retries import Retries
 from toolgym.tools.http.session import MAX_ANSWER
+from toolgym.tools.judge.extraction import language_of
 from toolgym.tools.library.code_interpreter import render_result
 from toolgym.tools.sandbox import RemoteSandbox
 from toolgym.tools.sandbox.base import ExecutionStatus
 from toolgym.tools.sandbox.protocol.fusion import Language
-
-_LANGUAGES = {
-    "py": "python",
-    "python3": "python",
-    "sh": "bash",
-    "shell": "bash",
-    "javascript": "nodejs",
-    "js": "nodejs",
-    "typescript": "typescript",
-    "ts": "typescript",
-    "c++": "cpp",
-    "c#": "csharp",
-    "golang": "go",
-}
-"""Models' names of languages that SandboxFusion names otherwise."""
 
 OUTPUT_CHARS = 16_384
 
@@ -41,13 +27,7 @@ NO_PROGRAM = "No program was found in your turn. Write it in a block that begins
 
 
 class SandboxFusionBackend(SessionBackend):
-    """A backend over SandboxFusion's API: its own server, or `toolgym serve sandbox`.
-
-    `instance_hash` is `DATASET:ID`, a problem of a data set of that server; anything else is a session without a
-    problem. The last fenced block of a turn, or a turn that is a program of Python itself, is run with `/run_code`;
-    nothing lives from one program to the next. The last turn with a program is the solution. Its reward is the verdict
-    of `/submit` (`f2p_count` and `f2p_total` are the test cases); without a problem it is 1 if the last program ended
-    well, else 0.
+    """A backend over SandboxFusion's API: its own server, or `toolgym serve sandbox`. `docs/sessions.md` has its rules.
 
     Args:
         url: addresses of equal servers.
@@ -56,9 +36,6 @@ class SandboxFusionBackend(SessionBackend):
         submit_timeout: seconds for a verdict, without the wait for a full server.
         patience: seconds beyond these until a call is given up, all its attempts together.
         config: SandboxFusion's `config` of `/submit`, such as `{"language": "python"}`.
-
-    Raises:
-        ConfigError: an argument cannot be used.
     """
 
     def __init__(
@@ -115,7 +92,7 @@ class _Problem(Instance):
         if not blocks:
             return ActionReply(NO_PROGRAM, True)
         kind, program = blocks[-1]
-        language = _LANGUAGES.get(kind, kind or "python")
+        language = language_of(kind or "python")
         if language not in get_args(Language):
             return ActionReply(f"The program was not run: {kind!r} is no language that can be run here.")
         timeout = self._backend.run_timeout

@@ -7,8 +7,8 @@ import textwrap
 
 import pytest
 
-from toolgym.envs.families.swe.failing_tests import failing_tests
 from toolgym.envs.families.swe.tree import Node
+from toolgym.envs.families.swe.verdict import failing_tests
 from toolgym.envs.families.swe.workspace import RepositoryWorkspace
 
 FIND = """

@@ -10,7 +10,7 @@ import pytest
 
 from tests.actors import until
 from tests.envs.served.environments.toy import SECRET, TASKS, SumEnv
-from toolgym.envs.served.ors import event_stream
+from toolgym.envs.served.ors import api
 from toolgym.envs.tasks.arithmetic import ArithmeticTasks
 from toolgym.envs.tasks.sources import TaskList
 from toolgym.tools.serving import app as serving_app
@@ -264,21 +264,21 @@ async def test_a_token_comes_as_bearer_or_as_api_key(serve, ask):
 
 
 def test_a_long_result_comes_in_chunks_whose_blanks_survive():
-    result = {"text": "x" + " " * (3 * event_stream.CHUNK) + "é"}
-    events = event_stream.chunks(result)
+    result = {"text": "x" + " " * (3 * api.CHUNK) + "é"}
+    events = api.chunks(result)
     assert [kind for kind, _ in events] == ["chunk"] * 3 + ["end"]
     assert json.loads("".join(part.lstrip() for _, part in events)) == result
 
 
 async def test_a_call_that_takes_long_gives_signs_of_life(monkeypatch):
-    monkeypatch.setattr(event_stream, "PING", 0.02)
+    monkeypatch.setattr(api, "PING", 0.02)
     done = asyncio.Event()
 
     async def work():
         await done.wait()
         return 7
 
-    events = event_stream.events_of("call-1", asyncio.create_task(work()))
+    events = api.events_of("call-1", asyncio.create_task(work()))
     assert await anext(events) == ("task_id", "call-1")
     assert await anext(events) == ("", "")
     done.set()
