@@ -89,7 +89,10 @@ class Store:
 
         def read(database: sqlite3.Connection) -> list[Stored]:
             rows = database.execute(f"SELECT {columns} FROM sessions").fetchall()
-            return [Stored(*row[:4], json.loads(row[4]) if row[4] else None, bool(row[5])) for row in rows]
+            return [
+                Stored._make([*text, json.loads(reward) if reward else None, bool(finished)])
+                for *text, reward, finished in rows
+            ]
 
         return await self._do(read)
 

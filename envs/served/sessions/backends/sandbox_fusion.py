@@ -11,8 +11,7 @@ from toolgym.envs.served.sessions.backends.base import ActionReply, Instance, Se
 from toolgym.tools.errors import RemoteSessionError, SandboxError, check_seconds
 from toolgym.tools.http import session as http
 from toolgym.tools.http.addresses import check_address
-from toolgym.tools.http.client import CallError, GarbledError, HttpRequest, excerpt, json_body
-from toolgym.tools.http.lazy_client import LazyClient
+from toolgym.tools.http.client import CallError, GarbledError, HttpRequest, LazyClient, excerpt, json_body
 from toolgym.tools.http.retries import Retries
 from toolgym.tools.http.session import MAX_ANSWER
 from toolgym.tools.judge.extraction import language_of
