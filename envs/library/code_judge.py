@@ -10,13 +10,14 @@ from typing import Any, Literal
 from toolgym.envs.base import Action
 from toolgym.envs.library.embedded import DATA
 from toolgym.envs.rewards.unit_tests import UnitTests
+from toolgym.envs.tasks.loading import records
 from toolgym.envs.tasks.row_fields import verl_row
 from toolgym.envs.tasks.sources import TaskList, TaskSource
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.tool_env import ToolEnv
 from toolgym.tools.base import BaseTool
-from toolgym.tools.errors import ConfigError
-from toolgym.tools.judge import Problem, problem_of, read_rows, read_tests
+from toolgym.tools.errors import ConfigError, shorten
+from toolgym.tools.judge import Problem, problem_of, read_tests
 from toolgym.tools.judge.run_tests import RunTestsTool, example
 from toolgym.tools.library.code_interpreter import CodeInterpreterTool
 from toolgym.tools.message import assistant, tool_call, user
@@ -78,15 +79,14 @@ def code_tasks(source: str | Path | Iterable[Mapping[str, Any]]) -> TaskList:
 
     Raises `UnknownNameError` if there is no such file, and `ConfigError`, which names the row, if one cannot be used.
     """
-    is_file = isinstance(source, str | Path)
-    rows = read_rows(source) if isinstance(source, str | Path) else source
     tasks = []
-    for number, row in enumerate(rows, start=1):
+    for where, number, row in records(source):
         try:
             tasks.append(_task(problem_of(row), number))
         except ConfigError as error:
-            where = f"{source}, row {number}" if is_file else f"row {number}"
             raise ConfigError(f"{where}: {error}") from error
+    if not tasks:
+        raise ConfigError(f"expected rows of programs, and there are none in {shorten(repr(source))}")
     return TaskList(tasks)
 
 

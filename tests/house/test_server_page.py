@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from toolgym.tools.sandbox.server.metrics import SandboxMetrics
+from toolgym.tools.sandbox.server.execute import SandboxMetrics
 
 PAGE = (Path(__file__).parents[2] / "docs" / "server.md").read_text()
 

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from toolgym.tools.judge.extraction import extract_program as extract_program
     from toolgym.tools.judge.judge import Judge as Judge
     from toolgym.tools.judge.rows import problem_of as problem_of
-    from toolgym.tools.judge.rows import read_rows as read_rows
     from toolgym.tools.judge.rows import read_tests as read_tests
 else:
     __getattr__, __dir__ = lazy_names(__name__)

@@ -13,20 +13,17 @@ from __future__ import annotations
 import ast
 import base64
 import binascii
-import gzip
 import itertools
 import json
 import pickletools
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from toolgym.tools.errors import ConfigError, missing_file, shorten
+from toolgym.tools.errors import ConfigError, shorten
 from toolgym.tools.judge.cases import AssertTest, FunctionTest, Problem, StdioTest, Test
 from toolgym.tools.judge.comparing import TOLERANCE
-from toolgym.tools.lazy import missing_package
 
 STDIN_HINT = "Write a Python program that reads standard input and prints the answer to standard output."
 
@@ -34,7 +31,7 @@ VISIBLE = 2
 """Tests of a longer APPS or TACO row that its writer may see."""
 
 
-def problem_of(row: Mapping[str, Any]) -> Problem:
+def problem_of(row: object) -> Problem:
     """Read a row of any format of the table above. Raises ConfigError for any other."""
     if not isinstance(row, Mapping):
         raise ConfigError(f"a row of a code data set must be an object, got {shorten(repr(row))}")
@@ -98,51 +95,6 @@ def _own(tests: Sequence[Mapping[str, Any]]) -> tuple[Test, ...]:
         except TypeError as error:
             raise ConfigError(f"a test cannot be used: {error}; got {shorten(repr(test))}") from error
     return tuple(visible)
-
-
-def read_rows(path: str | Path) -> list[dict[str, Any]]:
-    """Read the rows of a data set's file: JSON Lines, a JSON list, either of them gzipped, or Parquet.
-
-    Raises:
-        UnknownNameError: there is no such file.
-        ConfigError: it cannot be read.
-        MissingExtraError: it is Parquet, and pyarrow is not installed.
-    """
-    path = Path(path)
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        raise missing_file("data set", path) from None
-    except OSError as error:
-        raise ConfigError(f"cannot read the data set {str(path)!r}: {error}") from error
-    if data.startswith(b"PAR1"):
-        return _parquet(path)
-    try:
-        text = (gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data).decode("utf-8-sig")
-        if text.lstrip().startswith("["):
-            rows = json.loads(text)
-        else:
-            rows = [_row(number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
-    except (OSError, EOFError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: expected a JSON object in each line, or a JSON list: {error}") from error
-    if not rows or not all(isinstance(row, dict) for row in rows):
-        raise ConfigError(f"{path}: expected JSON objects, and at least one")
-    return list(rows)
-
-
-def _row(number: int, line: str) -> Any:
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"line {number}: {error}") from None
-
-
-def _parquet(path: Path) -> list[dict[str, Any]]:
-    try:
-        import pyarrow.parquet
-    except ImportError as error:
-        raise missing_package("pyarrow", f"Reading the Parquet file {str(path)!r}", error) from error
-    return list(pyarrow.parquet.read_table(path).to_pylist())
 
 
 # ---------------------------------------------------------------------- HumanEval

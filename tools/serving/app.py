@@ -56,7 +56,7 @@ class HttpApp:
     ) -> None:
         self.gate, self.version = gate, version
         self._config = config
-        self._metrics = metrics
+        self.metrics = metrics
         self._peers = peers
         self._worker = worker
         self._added: list[Route] = []
@@ -90,9 +90,6 @@ class HttpApp:
             always("/docs", {"GET": Operation(self._docs)}),
             Route("/openapi.json", {"GET": Operation(self._openapi)}, while_draining=True),
         ]
-
-    def restarted(self, times: int) -> None:
-        self._metrics.restarted(times)
 
     async def quiet(self) -> None:
         """Return when no request is being answered."""
@@ -149,7 +146,7 @@ class HttpApp:
                 raise
         except (asyncio.CancelledError, ConnectionError):
             if not internal:
-                self._metrics.disconnected()
+                self.metrics.disconnects.inc()
             raise
         finally:
             self.in_flight -= 1
@@ -157,7 +154,7 @@ class HttpApp:
                 self._quiet.set()
         if not internal:  # the worker that the client speaks to counts it
             seconds = loop.time() - started
-            self._metrics.answered(route.name, response.status, seconds)
+            self.metrics.answered(route.name, response.status, seconds)
             if self._config.access_log == "requests":
                 line = request.remote, request.method, route.name, response.status, seconds
                 _access_log.info("%s %s %s %d %.3f s", *line)
@@ -234,11 +231,11 @@ class HttpApp:
         return web.Response(text="draining\n", status=503) if self.draining else web.Response(text="ok\n")
 
     async def _show_metrics(self, call: Call) -> web.Response:
-        snapshots = [(self._worker, self._metrics.snapshot()), *await self._peers.metrics()]
+        snapshots = [(self._worker, self.metrics.snapshot()), *await self._peers.metrics()]
         text = render(sorted(snapshots, key=lambda snapshot: snapshot[0]))
         return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE})
 
     async def _worker_metrics(self, call: Call) -> web.Response:
         if not call.internal:
             raise RequestRefusedError(404, "Not Found")
-        return answer(self._metrics.snapshot())
+        return answer(self.metrics.snapshot())

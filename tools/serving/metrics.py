@@ -25,14 +25,14 @@ class ServerMetrics:
         self._prefix = prefix
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)  # the worker's own: memory, processor time, descriptors
-        self._restarts = Counter(f"{prefix}_worker_restarts", "Workers that were replaced.", registry=self.registry)
+        self.restarts = Counter(f"{prefix}_worker_restarts", "Workers that were replaced.", registry=self.registry)
         self._requests = Counter(
             f"{prefix}_requests",
             "Requests answered, by endpoint and HTTP status.",
             ["endpoint", "code"],
             registry=self.registry,
         )
-        self._disconnects = Counter(f"{prefix}_disconnects", "Clients that went away early.", registry=self.registry)
+        self.disconnects = Counter(f"{prefix}_disconnects", "Clients that went away early.", registry=self.registry)
         self._latency = Histogram(
             f"{prefix}_request_seconds",
             "Seconds from a request's head to the end of its answer.",
@@ -40,7 +40,7 @@ class ServerMetrics:
             buckets=BUCKETS,
             registry=self.registry,
         )
-        self._queue = Histogram(
+        self.queue_seconds = Histogram(
             f"{prefix}_queue_seconds",
             "Seconds that a request waited for a slot.",
             buckets=BUCKETS,
@@ -55,15 +55,6 @@ class ServerMetrics:
         self._requests.labels(endpoint, code).inc()
         if code != 101:  # a WebSocket lasts as long as its client wants
             self._latency.labels(endpoint).observe(seconds)
-
-    def queued(self, seconds: float) -> None:
-        self._queue.observe(seconds)
-
-    def restarted(self, times: int) -> None:
-        self._restarts.inc(times)
-
-    def disconnected(self) -> None:
-        self._disconnects.inc()
 
     def snapshot(self) -> list[list[Any]]:
         """Return all families as JSON: `[name, text, type, [[sample name, labels, value], ...]]` each."""

@@ -98,7 +98,9 @@ class _Supervisor:
         tasks = [asyncio.create_task(self._keep(number)) for number in range(self._config.workers)]
         ready = asyncio.create_task(self._announce(announce))
         try:
-            await _all_or_first_failure(tasks)
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+            for task in done:
+                task.result()
         finally:
             self.stop()
             ready.cancel()
@@ -137,7 +139,7 @@ class _Supervisor:
     async def _run_once(self, number: int) -> tuple[bool, str]:
         """Run a worker until it ends. Returns whether it was ever ready, and the reason of its end."""
         setup = {
-            "config": _plain(self._config),
+            "config": self._config.model_dump(mode="json") | {"token": self._config.secret, "token_file": None},
             "worker": number,
             "restarts": self._restarts[number],
             "folder": self._folder,
@@ -199,12 +201,6 @@ class _Supervisor:
             process.kill()
 
 
-async def _all_or_first_failure(tasks: list[asyncio.Task[None]]) -> None:
-    done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-    for task in done:
-        task.result()
-
-
 async def _end(process: asyncio.subprocess.Process) -> int:
     """Return a process's exit status; kill it if it does not end in time."""
     try:
@@ -218,9 +214,3 @@ async def _end(process: asyncio.subprocess.Process) -> int:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
         raise
-
-
-def _plain(config: ServingConfig) -> dict[str, Any]:
-    """Return the settings as JSON; the token's file was read already."""
-    plain = config.model_dump(mode="json") | {"token": config.secret, "token_file": None}
-    return dict(plain)

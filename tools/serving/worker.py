@@ -96,7 +96,7 @@ class ServerWorker(Generic[C]):
         heartbeat = asyncio.create_task(self._send_heartbeats())
         try:
             async with self._open_app(_affordable(self._config), self._number, self._folder) as (app, about):
-                app.restarted(self._restarts)
+                app.metrics.restarts.inc(self._restarts)
                 await app.start()
                 try:
                     await self._serve(app, about)
@@ -131,18 +131,14 @@ class ServerWorker(Generic[C]):
         finally:
             await public.cleanup()
             await internal.cleanup()
-            if self._folder is not None:
-                self._tidy(self._folder)
+            with contextlib.suppress(OSError):
+                if self._folder is not None:
+                    socket_path(self._folder, self._number).unlink(missing_ok=True)
+                    if self._orphaned:  # else the parent removes the folder
+                        self._folder.rmdir()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(CANCEL_GRACE):
                     await app.quiet()
-
-    def _tidy(self, folder: Path) -> None:
-        """Remove the socket, and as an orphan the folder, which is else the parent's to remove."""
-        with contextlib.suppress(OSError):
-            socket_path(folder, self._number).unlink(missing_ok=True)
-            if self._orphaned:
-                folder.rmdir()
 
     async def _send_heartbeats(self) -> None:
         while True:

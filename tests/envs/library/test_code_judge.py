@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gzip
 import json
 from contextlib import AsyncExitStack
 
@@ -211,10 +212,38 @@ async def test_rows_that_cannot_be_used(tmp_path):
     with pytest.raises(ConfigError, match=r"row 2: a row of a code data set needs"):
         toolgym.make("CodeJudge-v0", tasks=[MBPP, {"question": "?"}])
     (tmp_path / "a.jsonl").write_text('{"question": "?"}')
-    with pytest.raises(ConfigError, match=r"a\.jsonl, row 1: "):
+    with pytest.raises(ConfigError, match=r"a\.jsonl, line 1: "):
         toolgym.make("CodeJudge-v0", tasks=tmp_path / "a.jsonl")
     with pytest.raises(UnknownNameError):
         toolgym.make("CodeJudge-v0", tasks="nowhere.jsonl")
     async with toolgym.make("CodeJudge-v0", tasks=[Task((user("?"),), 7, id="odd")]) as env:
         with pytest.raises(ConfigError, match="the ground truth of the task 'odd' holds no tests"):
             await env.reset(seed=0)
+
+
+def test_data_sets_come_in_several_kinds_of_files(tmp_path):
+    lines = "".join(f"{json.dumps(row)}\n" for row in (MBPP, {**MBPP, "task_id": 2}))
+    (tmp_path / "a.jsonl").write_text(lines)
+    (tmp_path / "a.json").write_text(json.dumps([MBPP, {**MBPP, "task_id": 2}]))
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+    for name in ("a.jsonl", "a.json", "a.jsonl.gz"):
+        assert [task.id for task in code_tasks(tmp_path / name).tasks] == ["1", "2"]
+    with pytest.raises(UnknownNameError, match=r"a\.jsonlx"):
+        code_tasks(tmp_path / "a.jsonlx")
+    for name, content, message in (
+        ("bad", b"1\n", "must be an object|expected a JSON object"),
+        ("bad.gz", b"\x1f\x8b", r"bad\.gz"),
+        ("rows.jsonl", b'{"id": 1}\n', r"rows\.jsonl, line 1: a row of a code data set needs"),
+    ):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(ConfigError, match=message):
+            code_tasks(tmp_path / name)
+    with pytest.raises(ConfigError, match="there are none"):
+        code_tasks([])
+
+
+def test_a_data_set_as_parquet(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pyarrow.Table.from_pylist([MBPP, {**MBPP, "task_id": 2}]), tmp_path / "a.parquet")
+    assert [task.id for task in code_tasks(tmp_path / "a.parquet").tasks] == ["1", "2"]

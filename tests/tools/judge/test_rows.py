@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import gzip
 import json
 import pickle
 import zlib
@@ -11,8 +10,8 @@ from dataclasses import asdict
 
 import pytest
 
-from toolgym.tools.errors import ConfigError, UnknownNameError
-from toolgym.tools.judge import AssertTest, FunctionTest, StdioTest, problem_of, read_rows, read_tests
+from toolgym.tools.errors import ConfigError
+from toolgym.tools.judge import AssertTest, FunctionTest, StdioTest, problem_of, read_tests
 from toolgym.tools.judge.comparing import TOLERANCE
 from toolgym.tools.judge.rows import packed_text
 
@@ -234,27 +233,3 @@ def test_a_pickle_that_holds_more_than_a_text_is_not_read(held, capsys):
 def test_texts_of_every_pickle_protocol_are_read(protocol):
     text = json.dumps([{"input": "ä€" * 200}])
     assert packed_text(base64.b64encode(zlib.compress(pickle.dumps(text, protocol))).decode()) == text
-
-
-def test_files(tmp_path):
-    lines = "".join(f"{json.dumps(row)}\n" for row in (MBPP, SANITISED))
-    (tmp_path / "a.jsonl").write_text(lines)
-    (tmp_path / "a.json").write_text(json.dumps([MBPP, SANITISED]))
-    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
-    for name in ("a.jsonl", "a.json", "a.jsonl.gz"):
-        assert read_rows(tmp_path / name) == [MBPP, SANITISED]
-    with pytest.raises(UnknownNameError, match=r"a\.jsonlx"):
-        read_rows(tmp_path / "a.jsonlx")
-    (tmp_path / "bad").write_text("1\n")
-    with pytest.raises(ConfigError, match="expected JSON objects"):
-        read_rows(tmp_path / "bad")
-    (tmp_path / "bad.gz").write_bytes(b"\x1f\x8b")
-    with pytest.raises(ConfigError, match=r"bad\.gz"):
-        read_rows(tmp_path / "bad.gz")
-
-
-def test_parquet(tmp_path):
-    pyarrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
-    parquet.write_table(pyarrow.Table.from_pylist([STDIN, STDIN]), tmp_path / "a.parquet")
-    assert [problem_of(row).id for row in read_rows(tmp_path / "a.parquet")] == ["own_a", "own_a"]

@@ -219,7 +219,7 @@ async def test_a_wrong_token_is_logged_once_in_a_while_and_never_itself(serving,
 
 async def test_the_page_for_prometheus_has_the_workers_memory_and_how_often_it_was_replaced(serving):
     client, app = await serving()
-    app.restarted(2)
+    app.metrics.restarts.inc(2)
     _, text = await get(client, "/metrics")
     found = {one.name: one for family in text_string_to_metric_families(text) for one in family.samples}
     assert found["process_resident_memory_bytes"].value > 1e6

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import inspect
+import json
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,12 +31,10 @@ from toolgym.tools.integrations.sandbox_fusion.messages import (
     PromptList,
     SubmitRequest,
 )
-from toolgym.tools.judge.rows import read_rows
 from toolgym.tools.sandbox.base import ExecutionResult, Sandbox
 from toolgym.tools.sandbox.options import RunRequest
 from toolgym.tools.sandbox.server.app import SandboxApp
-from toolgym.tools.sandbox.server.execute import GRACE
-from toolgym.tools.sandbox.server.metrics import SandboxMetrics
+from toolgym.tools.sandbox.server.execute import GRACE, SandboxMetrics
 from toolgym.tools.sandbox.server.request_checks import refused
 from toolgym.tools.serving.admission import Gate
 from toolgym.tools.serving.json_bodies import parse, problem
@@ -168,6 +169,21 @@ class EvaluationApi:
         return self._rows[name]
 
 
+def _read_rows(path: Path) -> list[dict[str, Any]]:
+    rows, place = [], str(path)
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                place = f"{path}, line {number}"
+                if not line.isspace():
+                    rows.append(json.loads(line.decode("utf-8-sig")))
+    except (OSError, EOFError, ValueError, RecursionError, zlib.error) as error:
+        raise ConfigError(f"{place}: expected a JSON object in each line: {error}") from error
+    if not rows or not all(isinstance(row, dict) for row in rows):
+        raise ConfigError(f"{path}: expected JSON objects, and at least one")
+    return rows
+
+
 def load_datasets(folder: Path) -> dict[str, list[dict[str, Any]]]:
     """Read the data sets of a folder: each file `NAME.jsonl` or `NAME.jsonl.gz`.
 
@@ -177,7 +193,7 @@ def load_datasets(folder: Path) -> dict[str, list[dict[str, Any]]]:
     paths = {path.name.partition(".jsonl")[0]: path for path in sorted(folder.glob("*.jsonl*"))}
     if not paths:
         raise ConfigError(f"the folder of data sets {str(folder)!r} has no file NAME.jsonl")
-    datasets = {name: read_rows(path) for name, path in paths.items()}
+    datasets = {name: _read_rows(path) for name, path in paths.items()}
     for name, rows in datasets.items():
         formats = [format_of(row) for row in rows]
         for number, kind in enumerate(formats, start=1):
@@ -207,7 +223,7 @@ class _GatedSandbox(Sandbox):
     async def execute(self, request: RunRequest) -> ExecutionResult:
         patience = request.timeout + (request.compile_timeout or request.timeout) + GRACE
         async with self._gate.slot() as waited:
-            self._metrics.queued(waited)
+            self._metrics.queue_seconds.observe(waited)
             try:
                 async with asyncio.timeout(patience):
                     result = await self._sandbox.execute(request)

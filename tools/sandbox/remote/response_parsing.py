@@ -31,23 +31,16 @@ class SessionGoneError(CallError):
     """The session does not exist any more."""
 
 
-class FileCallError(CallError):
-    """A request about a file cannot be carried out; `reason` is one of `files.ERRORS`."""
+class RefusedCallError(CallError):
+    """The server cannot do a call; `reason` is one of `files.ERRORS` or of `REFUSALS`."""
 
     def __init__(self, message: str, reason: str) -> None:
         super().__init__(message)
         self.reason = reason
 
 
-class UnsupportedError(CallError):
-    """The server's sandbox can never do that."""
-
-
-class NoRoomError(CallError):
-    """The session's limits, or the server's, leave no room for that."""
-
-
-_REASONS = {"unsupported": UnsupportedError, "no_room": NoRoomError}
+REFUSALS = ("unsupported", "no_room")
+"""The sandbox can never do that; the session's limits, or the server's, leave no room for it."""
 
 
 @dataclass(frozen=True)
@@ -181,12 +174,10 @@ def _check(reply: HttpResponse, expected: int) -> None:
         raise ConfigError(f"the sandbox server refuses the request: {_problems(answer.get('detail'))}")
     detail = answer.get("detail")
     text = detail[:2000] if isinstance(detail, str) and detail else excerpt(reply.body)
-    if reply.status in (404, 409) and answer.get("reason") in ERRORS:
-        raise FileCallError(text, answer["reason"])
+    if reply.status in (404, 409) and answer.get("reason") in (*ERRORS, *REFUSALS):
+        raise RefusedCallError(text, answer["reason"])
     if reply.status == 404 and answer.get("reason") == "no_session":
         raise SessionGoneError(f"{NO_SESSION}: {text}")
-    if reply.status == 409 and answer.get("reason") in _REASONS:
-        raise _REASONS[answer["reason"]](text)
     if reply.status == 413:
         raise ConfigError(f"the sandbox server takes no request of that size: {text}")
     if 200 <= reply.status < 300:

@@ -25,23 +25,9 @@ from toolgym.tools.sandbox.files import FileAction, FileInfo, FileRow, file_erro
 from toolgym.tools.sandbox.names import check_path, positive
 from toolgym.tools.sandbox.processes import MAX_INPUT, Command, Process, ProcessRequest, ProcessState
 from toolgym.tools.sandbox.protocol.messages import ProcessInfo, SessionInfo, encode_base64, framed
+from toolgym.tools.sandbox.remote import response_parsing as answers
 from toolgym.tools.sandbox.remote.caller import Caller, SandboxReplica
-from toolgym.tools.sandbox.remote.response_parsing import (
-    NO_SESSION,
-    FileCallError,
-    NoRoomError,
-    SessionGoneError,
-    UnsupportedError,
-    read_cell,
-    read_content,
-    read_contents,
-    read_exec,
-    read_files,
-    read_nothing,
-    read_process,
-    read_sessions,
-    read_started,
-)
+from toolgym.tools.sandbox.remote.response_parsing import NO_SESSION, REFUSALS, RefusedCallError, SessionGoneError
 
 T = TypeVar("T")
 
@@ -96,7 +82,7 @@ class RemoteSession(Session):
     async def run_cell(self, code: str, *, timeout: float = 30.0) -> CellResult:
         body = json_body({"code": code, "timeout": positive("timeout", timeout)})
         try:
-            result = await self._ask(HttpRequest("POST", "/cells", body, timeout, repeatable=False), read_cell)
+            result = await self._ask(HttpRequest("POST", "/cells", body, timeout, repeatable=False), answers.read_cell)
         except CallError as error:
             return CellResult(ExecutionStatus.SANDBOX_ERROR, message=str(error), alive=self._alive)
         if not result.alive:
@@ -108,11 +94,9 @@ class RemoteSession(Session):
             return await self._exec_fed(command, stdin, timeout)
         body = json_body({**_fields(command), **_input(stdin), "timeout": timeout})
         try:
-            return await self.call(HttpRequest("POST", "/exec", body, timeout, repeatable=False), read_exec)
-        except (SessionGoneError, FileCallError) as error:
-            return ExecResult(ExecutionStatus.SANDBOX_ERROR, message=str(error))
+            return await self.call(HttpRequest("POST", "/exec", body, timeout, repeatable=False), answers.read_exec)
         except CallError as error:
-            if isinstance(error, UnsupportedError | NoRoomError):
+            if isinstance(error, RefusedCallError) and error.reason in REFUSALS:
                 raise error_for("no program can be started", error) from None
             return ExecResult(ExecutionStatus.SANDBOX_ERROR, message=str(error))
 
@@ -148,7 +132,9 @@ class RemoteSession(Session):
     async def _start(self, command: Command) -> RemoteProcess:
         body = json_body({**_fields(command), "pty": command.pty})
         try:
-            info = await self.call(HttpRequest("POST", "/processes", body, OPENING, repeatable=False), read_started)
+            info = await self.call(
+                HttpRequest("POST", "/processes", body, OPENING, repeatable=False), answers.read_started
+            )
         except CallError as error:
             raise error_for("the program cannot be started", error) from None
         return RemoteProcess(self, info)
@@ -156,28 +142,28 @@ class RemoteSession(Session):
     async def write_file(self, name: str, data: bytes) -> None:
         path = f"/files/{quote(check_path(name), safe='')}"
         request = HttpRequest("PUT", path, bytes(data), OPENING, content_type=RAW)
-        await self._ask_files(f"the file {name!r} cannot be written in the session", request, read_nothing)
+        await self._ask_files(f"the file {name!r} cannot be written in the session", request, answers.read_nothing)
 
     async def read_file(self, name: str) -> bytes:
         request = HttpRequest("GET", f"/files/{quote(check_path(name), safe='')}", timeout=OPENING)
-        return await self._ask_files(f"the file {name!r} cannot be read in the session", request, read_content)
+        return await self._ask_files(f"the file {name!r} cannot be read in the session", request, answers.read_content)
 
     async def _act(self, action: FileAction, name: str, rest: Mapping[str, Any]) -> Sequence[FileInfo]:
         repeatable = action in ("list", "stat", "walk")
         body = json_body({"action": action, "path": name, **rest})
         request = HttpRequest("POST", "/files", body, OPENING, repeatable=repeatable)
-        return await self._ask_files(f"{action} {name!r} fails in the session", request, read_files)
+        return await self._ask_files(f"{action} {name!r} fails in the session", request, answers.read_files)
 
     async def _pack(self, name: str, names: Sequence[str]) -> Sequence[bytes | None]:
         request = HttpRequest("POST", "/pack", json_body({"path": name, "names": list(names)}), OPENING)
         what = f"the folder {name!r} cannot be read in the session"
-        sizes, data = await self._ask_files(what, request, read_contents)
+        sizes, data = await self._ask_files(what, request, answers.read_contents)
         return split(sizes, data, len(names))
 
     async def _unpack(self, name: str, rows: Sequence[FileRow], data: bytes) -> None:
         body = framed({"path": name, "rows": rows}, data)
         request = HttpRequest("POST", "/unpack", body, OPENING, content_type=RAW)
-        await self._ask_files(f"the folder {name!r} cannot be written in the session", request, read_nothing)
+        await self._ask_files(f"the folder {name!r} cannot be written in the session", request, answers.read_nothing)
 
     async def _ask_files(self, what: str, request: HttpRequest, read: Callable[[HttpResponse], T]) -> T:
         try:
@@ -195,7 +181,7 @@ class RemoteSession(Session):
         request = HttpRequest("POST", "/fork", body, OPENING)
 
         async def asking() -> tuple[Sequence[SessionInfo], SandboxReplica]:
-            return await self._ask(request, read_sessions, dead_too=name is not None), self.replica
+            return await self._ask(request, answers.read_sessions, dead_too=name is not None), self.replica
 
         try:
             forks = await self._owner.opened(asking())
@@ -208,7 +194,7 @@ class RemoteSession(Session):
 
     async def _checkpoint(self, name: str) -> None:
         try:
-            await self._ask(HttpRequest("PUT", _checkpoint_path(name), b"", OPENING), read_nothing)
+            await self._ask(HttpRequest("PUT", _checkpoint_path(name), b"", OPENING), answers.read_nothing)
         except CallError as error:
             raise error_for("the session cannot be forked", error, SessionForkError) from None
         self._checkpoints.pop(name, None)
@@ -217,7 +203,9 @@ class RemoteSession(Session):
     async def _drop_checkpoint(self, name: str) -> None:
         self._checkpoints.pop(name)
         try:
-            await self._ask(HttpRequest("DELETE", _checkpoint_path(name), timeout=OPENING), read_nothing, dead_too=True)
+            await self._ask(
+                HttpRequest("DELETE", _checkpoint_path(name), timeout=OPENING), answers.read_nothing, dead_too=True
+            )
         except SessionGoneError:
             return
         except CallError as error:
@@ -236,7 +224,9 @@ class RemoteSession(Session):
         request = HttpRequest("DELETE", f"/sessions/{self._id}")
         try:
             async with asyncio.timeout(CLOSING):  # it waits for no turn, because closing makes room
-                await self._owner.caller().call(request, read_nothing, self.replica, attempts=None if reachable else 1)
+                await self._owner.caller().call(
+                    request, answers.read_nothing, self.replica, attempts=None if reachable else 1
+                )
         except SessionGoneError:
             return
         except (CallError, SandboxError, ConfigError, TimeoutError) as error:
@@ -295,7 +285,7 @@ class RemoteProcess(Process):
         repeatable = not (request.data or request.read or request.signal)
         asked = HttpRequest("POST", self._path, body, OPENING + request.wait, repeatable=repeatable)
         try:
-            return await self._session.call(asked, read_process)
+            return await self._session.call(asked, answers.read_process)
         except CallError as error:
             raise error_for("the process cannot be asked", error) from None
 
@@ -304,7 +294,7 @@ class RemoteProcess(Process):
             return
         self._closed = True
         try:
-            await self._session.call(HttpRequest("DELETE", self._path, timeout=OPENING), read_nothing)
+            await self._session.call(HttpRequest("DELETE", self._path, timeout=OPENING), answers.read_nothing)
         except SessionGoneError:
             return
         except CallError as error:
@@ -330,12 +320,13 @@ def error_for(
     text = f"{what}: {error}"
     if isinstance(error, SessionGoneError):
         return SessionLostError(text)
-    if isinstance(error, FileCallError):
-        return file_error(str(error), reason=error.reason)  # the server has said what
-    if isinstance(error, UnsupportedError):
+    reason = error.reason if isinstance(error, RefusedCallError) else None
+    if reason == "unsupported":
         return unsupported(text)
-    if isinstance(error, NoRoomError) or error.busy:
+    if reason == "no_room" or error.busy:
         return SandboxBusyError(text)
+    if reason is not None:
+        return file_error(str(error), reason=reason)  # the server has said what
     return SandboxUnavailableError(text) if error.unreached else SandboxError(text)
 
 

@@ -21,11 +21,9 @@ from toolgym.tools.sandbox.protocol.fusion import (
 )
 from toolgym.tools.sandbox.protocol.messages import CreateSessionRequest, SessionInfo
 from toolgym.tools.sandbox.server.config import ServerConfig
-from toolgym.tools.sandbox.server.execute import FILE_DEADLINE, GRACE, Executor
-from toolgym.tools.sandbox.server.metrics import SandboxMetrics
+from toolgym.tools.sandbox.server.execute import FILE_DEADLINE, GRACE, Executor, SandboxMetrics
 from toolgym.tools.sandbox.server.process_api import ProcessApi
-from toolgym.tools.sandbox.server.session_api import SessionApi, made_sessions
-from toolgym.tools.sandbox.server.sessions import ServedSession, owner_of
+from toolgym.tools.sandbox.server.session_api import ServedSession, SessionApi, made_sessions, owner_of
 from toolgym.tools.serving.admission import BusyError, Gate
 from toolgym.tools.serving.app import HttpApp
 from toolgym.tools.serving.peers import PeerGoneError, Peers
@@ -55,6 +53,7 @@ class SandboxApp(HttpApp):
 
     title = "toolgym sandbox"
     summary = "SandboxFusion's API and stateful sessions."
+    metrics: SandboxMetrics
 
     def __init__(
         self,
@@ -73,14 +72,13 @@ class SandboxApp(HttpApp):
         others = [number for number in range(config.workers) if number != worker]
         deadline = config.queue_timeout * 2 + config.max_timeout + GRACE + FILE_DEADLINE
         super().__init__(config, gate, metrics, Peers(folder, others, deadline), worker, version)
-        self.sandbox, self.metrics = sandbox, metrics
-        self._workers = config.workers
+        self.sandbox, self._workers = sandbox, config.workers
         self._about = dict(about or {})
         self._sessions = SessionTable[ServedSession](config.share(config.max_sessions), config.session_idle_timeout)
         metrics.gauge("sessions", "Open sessions.", lambda: len(self._sessions))
         self._executor = Executor(sandbox, config, languages, gate, metrics)
         self._api = SessionApi(sandbox, config, gate, metrics, self._sessions, worker)
-        self._programs = ProcessApi(config, gate, metrics, self._sessions, self._api)
+        self._programs = ProcessApi(self._api)
         self._languages = sorted(languages)
         self.add_routes(self._table())
 

@@ -10,6 +10,7 @@ from functools import partial
 from typing import TypeVar
 
 from aiohttp import web
+from prometheus_client import Counter
 
 from toolgym.tools.errors import ConfigError, SandboxError
 from toolgym.tools.sandbox.base import CellResult, ExecutionResult, ExecutionStatus, Sandbox, Session
@@ -23,10 +24,10 @@ from toolgym.tools.sandbox.protocol.fusion import (
     RunJupyterResponse,
 )
 from toolgym.tools.sandbox.server.config import ServerConfig
-from toolgym.tools.sandbox.server.metrics import SandboxMetrics
 from toolgym.tools.sandbox.server.request_checks import refused, run_request, session_request
 from toolgym.tools.serving.admission import Gate
 from toolgym.tools.serving.json_bodies import parse
+from toolgym.tools.serving.metrics import ServerMetrics
 from toolgym.tools.serving.routes import Call
 from toolgym.tools.serving.transport import MIB, answer
 
@@ -50,6 +51,22 @@ _STOPPED = frozenset(ExecutionStatus) - {
 Result = TypeVar("Result", ExecutionResult, CellResult)
 
 _log = logging.getLogger("toolgym.tools.sandbox.server")
+
+
+class SandboxMetrics(ServerMetrics):
+    """The counts of every server, and the ends of programs and cells."""
+
+    def __init__(self) -> None:
+        super().__init__("toolgym_sandbox")
+        self._outcomes = Counter(
+            "toolgym_sandbox_executions",
+            "Programs and cells that ended, by endpoint and how.",
+            ["endpoint", "status"],
+            registry=self.registry,
+        )
+
+    def ran(self, endpoint: str, outcome: str) -> None:
+        self._outcomes.labels(endpoint, outcome).inc()
 
 
 class Executor:
@@ -89,7 +106,7 @@ class Executor:
         else:
             patience = request.timeout + (request.compile_timeout or 0.0 if compiled else 0.0) + GRACE
             async with self._gate.slot() as waited:
-                self._metrics.queued(waited)
+                self._metrics.queue_seconds.observe(waited)
                 result = await _answered(self._sandbox.execute(request), patience, ExecutionResult)
             if compiled and result.compile is None and result.status in _STOPPED:
                 result = replace(result, compile=replace(result, files={}))  # the compiler was stopped
@@ -107,7 +124,7 @@ class Executor:
         if asked.total_timeout <= 0:
             return answer(RunJupyterResponse.of([], duration=0.0, timed_out=True))
         async with self._gate.slot() as waited:
-            self._metrics.queued(waited)
+            self._metrics.queue_seconds.observe(waited)
             response = await self._run_cells(asked, opening)
         self._metrics.ran("/run_jupyter", response.status.value)
         return answer(response)

@@ -13,21 +13,10 @@ from toolgym.tools.errors import ConfigError, SandboxError, SandboxFileError
 from toolgym.tools.sandbox.files import reason_of
 from toolgym.tools.sandbox.names import OptionError
 from toolgym.tools.sandbox.processes import Command, Process, ProcessRequest, check_size
-from toolgym.tools.sandbox.protocol.messages import (
-    AskProcessRequest,
-    AskProcessResponse,
-    ExecRequest,
-    ExecResponse,
-    ProcessInfo,
-    StartProcessRequest,
-)
-from toolgym.tools.sandbox.server.config import ServerConfig
+from toolgym.tools.sandbox.protocol import messages
 from toolgym.tools.sandbox.server.execute import FILE_DEADLINE, GRACE
-from toolgym.tools.sandbox.server.metrics import SandboxMetrics
 from toolgym.tools.sandbox.server.request_checks import check_limits
-from toolgym.tools.sandbox.server.session_api import SessionApi
-from toolgym.tools.sandbox.server.sessions import MAX_BESIDE, SandboxSessions, ServedSession
-from toolgym.tools.serving.admission import Gate
+from toolgym.tools.sandbox.server.session_api import MAX_BESIDE, ServedSession, SessionApi
 from toolgym.tools.serving.json_bodies import parse, problem
 from toolgym.tools.serving.routes import Call, Operation, Route
 from toolgym.tools.serving.transport import RequestRefusedError, answer
@@ -39,20 +28,18 @@ class ProcessApi:
     A program in the background has a slot of the gate only while it is started.
     """
 
-    def __init__(
-        self, config: ServerConfig, gate: Gate, metrics: SandboxMetrics, sessions: SandboxSessions, api: SessionApi
-    ) -> None:
-        self._config, self._gate, self._metrics = config, gate, metrics
-        self._sessions, self._api = sessions, api
+    def __init__(self, api: SessionApi) -> None:
+        self._api = api
 
     def routes(self) -> list[Route]:
-        cannot_run = "It cannot be started"
-        run = Operation(self.exec, "Run a program in it", ExecRequest, ExecResponse, conflict=cannot_run)
-        start = Operation(
-            self.start, "Start a program in the background", StartProcessRequest, ProcessInfo, conflict=cannot_run
+        conflict = "It cannot be started"
+        run = Operation(
+            self.exec, "Run a program in it", messages.ExecRequest, messages.ExecResponse, conflict=conflict
         )
+        summary = "Start a program in the background"
+        start = Operation(self.start, summary, messages.StartProcessRequest, messages.ProcessInfo, conflict=conflict)
         ask_summary = "Write to a program, signal it, wait for it, and read what it has printed"
-        ask = Operation(self.ask, ask_summary, AskProcessRequest, AskProcessResponse)
+        ask = Operation(self.ask, ask_summary, messages.AskProcessRequest, messages.AskProcessResponse)
         end = Operation(self.end, "Kill a program and forget it", status=204)
         return [
             Route("/sessions/{id}/exec", {"POST": run}),
@@ -61,27 +48,27 @@ class ProcessApi:
         ]
 
     async def exec(self, call: Call) -> web.Response:
-        request = parse(ExecRequest, call.body)
-        check_limits(request, self._config, "timeout")
+        request = parse(messages.ExecRequest, call.body)
+        check_limits(request, self._api.config, "timeout")
         command = _command(request)
-        async with self._using(call, request.timeout) as entry, self._gate.slot() as waited:
-            self._metrics.queued(waited)
+        async with self._using(call, request.timeout) as entry, self._api.gate.slot() as waited:
+            self._api.metrics.queue_seconds.observe(waited)
             result = await entry.session._exec(command, request.input, request.timeout)
-        self._metrics.ran("/sessions/{id}/exec", result.status.value)
-        return answer(ExecResponse.of(result))
+        self._api.metrics.ran("/sessions/{id}/exec", result.status.value)
+        return answer(messages.ExecResponse.of(result))
 
     async def start(self, call: Call) -> web.Response:
-        request = parse(StartProcessRequest, call.body)
+        request = parse(messages.StartProcessRequest, call.body)
         command = _command(request)
-        async with self._using(call, FILE_DEADLINE) as entry, self._gate.slot():
+        async with self._using(call, FILE_DEADLINE) as entry, self._api.gate.slot():
             process = await entry.session._start(command)
             name = secrets.token_hex(8)
             entry.processes[name] = process
-        return answer(ProcessInfo(process=name, pid=process.pid))
+        return answer(messages.ProcessInfo(process=name, pid=process.pid))
 
     async def ask(self, call: Call) -> web.Response:
-        request = parse(AskProcessRequest, call.body)
-        check_limits(request, self._config, "wait")
+        request = parse(messages.AskProcessRequest, call.body)
+        check_limits(request, self._api.config, "wait")
         asked = ProcessRequest(
             data=request.input,
             close_stdin=request.close_stdin,
@@ -93,7 +80,7 @@ class ProcessApi:
         )
         async with self._using(call, request.wait) as entry:
             state = await _found(entry, call).ask(asked)
-        return answer(AskProcessResponse.of(state))
+        return answer(messages.AskProcessResponse.of(state))
 
     async def end(self, call: Call) -> web.Response:
         """Kill and forget a program; an unknown id is fine."""
@@ -106,9 +93,9 @@ class ProcessApi:
     @contextlib.asynccontextmanager
     async def _using(self, call: Call, seconds: float) -> AsyncIterator[ServedSession]:
         """Give the session, and translate failures to answers."""
-        async with self._sessions.use_beside(call.params["id"], MAX_BESIDE) as entry:
+        async with self._api.sessions.use_beside(call.params["id"], MAX_BESIDE) as entry:
             try:
-                async with asyncio.timeout(seconds + GRACE + self._config.queue_timeout):
+                async with asyncio.timeout(seconds + GRACE + self._api.config.queue_timeout):
                     yield entry
             except SandboxFileError as error:
                 raise RequestRefusedError(409, str(error), reason=reason_of(error)) from None
@@ -125,8 +112,8 @@ def _found(entry: ServedSession, call: Call) -> Process:
     return process
 
 
-def _command(request: ExecRequest | StartProcessRequest) -> Command:
-    pty = request.pty if isinstance(request, StartProcessRequest) else None
+def _command(request: messages.ExecRequest | messages.StartProcessRequest) -> Command:
+    pty = request.pty if isinstance(request, messages.StartProcessRequest) else None
     try:
         return Command.of(request.argv, request.cwd, request.env, request.user, pty)
     except OptionError as error:

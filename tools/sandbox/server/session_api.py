@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 from urllib.parse import unquote
 
 from aiohttp import web
@@ -23,29 +24,20 @@ from toolgym.tools.errors import (
 from toolgym.tools.sandbox.base import Sandbox, Session
 from toolgym.tools.sandbox.files import FileRow, reason_of
 from toolgym.tools.sandbox.names import OptionError, check_path
-from toolgym.tools.sandbox.protocol.messages import (
-    CellRequest,
-    CellResponse,
-    CheckpointNames,
-    CreateSessionRequest,
-    FilesRequest,
-    FilesResponse,
-    ForkRequest,
-    ForkResponse,
-    PackRequest,
-    SessionInfo,
-    framed,
-    unframed,
-)
+from toolgym.tools.sandbox.processes import Process
+from toolgym.tools.sandbox.protocol import messages
 from toolgym.tools.sandbox.server.config import ServerConfig
-from toolgym.tools.sandbox.server.execute import FILE_DEADLINE, GRACE
-from toolgym.tools.sandbox.server.metrics import SandboxMetrics
+from toolgym.tools.sandbox.server.execute import FILE_DEADLINE, GRACE, SandboxMetrics
 from toolgym.tools.sandbox.server.request_checks import check_limits, refused, session_request
-from toolgym.tools.sandbox.server.sessions import SandboxSessions, ServedSession
 from toolgym.tools.serving.admission import Gate
 from toolgym.tools.serving.json_bodies import InvalidRequestError, parse, problem
 from toolgym.tools.serving.routes import Call, Operation, Route
+from toolgym.tools.serving.session_table import SessionTable, TableSession, new_name
 from toolgym.tools.serving.transport import RequestRefusedError, answer
+
+MAX_WAITING = 32  # calls for one session
+MAX_BESIDE = 128  # calls about programs of one session
+CLOSE_DEADLINE = 10.0
 
 RAW = "application/octet-stream"
 
@@ -60,6 +52,55 @@ UNPACK = (
 """The API's descriptions of bodies that are no JSON."""
 
 
+class ServedSession(TableSession):
+    """An open session, which has run `cells` cells, with its programs in the background by their ids.
+
+    Its name begins with the number of its worker, so that every worker knows where it lives.
+    """
+
+    def __init__(self, worker: int, session: Session, patience: float, cells: int = 0) -> None:
+        super().__init__(f"w{worker}-{new_name()}", patience=patience, max_waiting=MAX_WAITING)
+        self.session, self.cells = session, cells
+        self.processes: dict[str, Process] = {}
+
+    @property
+    def size(self) -> int:
+        """One place for the session, and one for each checkpoint."""
+        return 1 + len(self.session.checkpoints)
+
+    @property
+    def over(self) -> bool:
+        return not self.session.alive and not self.session.checkpoints
+
+    async def close(self) -> None:
+        """Close the session. Raises SandboxError if it does not close in time."""
+        try:
+            async with asyncio.timeout(CLOSE_DEADLINE):
+                await self.session.close()
+        except TimeoutError:
+            raise SandboxError(f"it did not close within {CLOSE_DEADLINE:g} s") from None
+
+    def info(self, idle_timeout: float) -> messages.SessionInfo:
+        now = time.monotonic()
+        return messages.SessionInfo(
+            id=self.name,
+            alive=self.session.alive,
+            cells=self.cells,
+            age=now - self.opened,
+            idle=0.0 if self.busy else now - self.used,
+            idle_timeout=idle_timeout,
+        )
+
+
+SandboxSessions: TypeAlias = SessionTable[ServedSession]
+
+
+def owner_of(name: str) -> int | None:
+    """Return the number of the worker in a session's name; None if it has none."""
+    number = name[1:].partition("-")[0]
+    return int(number) if name.startswith("w") and number.isascii() and number.isdigit() and len(number) < 4 else None
+
+
 class SessionApi:
     """Answers calls of this worker's sessions. A session's id is the part `id` of a call's path."""
 
@@ -72,80 +113,79 @@ class SessionApi:
         sessions: SandboxSessions,
         worker: int,
     ) -> None:
-        self._sandbox, self._config, self._gate = sandbox, config, gate
-        self._metrics, self._sessions, self._worker = metrics, sessions, worker
+        self.config, self.gate, self.metrics, self.sessions = config, gate, metrics, sessions
+        self._sandbox, self._worker = sandbox, worker
 
     def routes(self) -> list[Route]:
         session = "/sessions/{id}"
         cannot_fork = "It is in a state that cannot be forked"
         cannot_do = "It cannot be done; `reason` says why"
-        info = Operation(self.info, "Tell about a session", None, SessionInfo)
-        delete = Operation(self.delete, "Close a session", status=204)
-        run_cell = Operation(self.run_cell, "Run a cell", CellRequest, CellResponse)
+        info = Operation(self.info, "Tell about a session", None, messages.SessionInfo)
         fork_summary = "Fork a session, or one of its checkpoints; an empty body asks for one fork of the session"
-        fork = Operation(self.fork, fork_summary, ForkRequest, ForkResponse, status=201, conflict=cannot_fork)
-        checkpoints = Operation(self.checkpoints, "List the checkpoints of a session", None, CheckpointNames)
-        checkpoint = Operation(
-            self.checkpoint, "Keep the state of a session under a name", status=204, conflict=cannot_fork
+        fork = Operation(
+            self.fork, fork_summary, messages.ForkRequest, messages.ForkResponse, status=201, conflict=cannot_fork
         )
-        drop_checkpoint = Operation(self.drop_checkpoint, "Free a checkpoint", status=204)
-        write_file = Operation(self.write_file, "Write a file", RAW, status=204, conflict="It cannot be written")
-        read_file = Operation(self.read_file, "Read a file", None, RAW, conflict="It cannot be read")
+        names = Operation(self.checkpoints, "List the checkpoints of a session", None, messages.CheckpointNames)
+        keep = Operation(self.checkpoint, "Keep the state of a session under a name", status=204, conflict=cannot_fork)
+        drop = Operation(self.drop_checkpoint, "Free a checkpoint", status=204)
+        write = Operation(self.write_file, "Write a file", RAW, status=204, conflict="It cannot be written")
+        read = Operation(self.read_file, "Read a file", None, RAW, conflict="It cannot be read")
         files_summary = "List, describe, make, move or remove files and folders"
-        files = Operation(self.files, files_summary, FilesRequest, FilesResponse, conflict=cannot_do)
-        pack = Operation(self.pack, PACK, PackRequest, RAW, conflict=cannot_do)
+        files = Operation(self.files, files_summary, messages.FilesRequest, messages.FilesResponse, conflict=cannot_do)
+        run = Operation(self.run_cell, "Run a cell", messages.CellRequest, messages.CellResponse)
+        pack = Operation(self.pack, PACK, messages.PackRequest, RAW, conflict=cannot_do)
         unpack = Operation(self.unpack, UNPACK, RAW, status=204, conflict=cannot_do)
         return [
-            Route(session, {"GET": info, "DELETE": delete}),
-            Route(f"{session}/cells", {"POST": run_cell}),
+            Route(session, {"GET": info, "DELETE": Operation(self.delete, "Close a session", status=204)}),
+            Route(f"{session}/cells", {"POST": run}),
             Route(f"{session}/fork", {"POST": fork}),
-            Route(f"{session}/checkpoints", {"GET": checkpoints}),
-            Route(f"{session}/checkpoints/{{name}}", {"PUT": checkpoint, "DELETE": drop_checkpoint}),
-            Route(f"{session}/files/{{name:path}}", {"PUT": write_file, "GET": read_file}),
+            Route(f"{session}/checkpoints", {"GET": names}),
+            Route(f"{session}/checkpoints/{{name}}", {"PUT": keep, "DELETE": drop}),
+            Route(f"{session}/files/{{name:path}}", {"PUT": write, "GET": read}),
             Route(f"{session}/files", {"POST": files}),
             Route(f"{session}/pack", {"POST": pack}),
             Route(f"{session}/unpack", {"POST": unpack}),
         ]
 
     async def create(self, call: Call) -> web.Response:
-        request = session_request(parse(CreateSessionRequest, call.body or b"{}"), self._config)
+        request = session_request(parse(messages.CreateSessionRequest, call.body or b"{}"), self.config)
 
         async def opening() -> list[Session]:
-            async with self._gate.slot(), asyncio.timeout(FILE_DEADLINE):
+            async with self.gate.slot(), asyncio.timeout(FILE_DEADLINE):
                 return [await self._sandbox.open_session(request)]
 
         (entry,) = await self._add(opening)
         return answer(self._info(entry), 201, {"Location": f"/sessions/{entry.name}"})
 
     async def fork(self, call: Call) -> web.Response:
-        request = parse(ForkRequest, call.body or b"{}")
-        async with self._sessions.use(call.params["id"]) as entry:
+        request = parse(messages.ForkRequest, call.body or b"{}")
+        async with self.sessions.use(call.params["id"]) as entry:
 
             async def opening() -> list[Session]:
                 async with self._forking():
                     return await entry.session.fork(request.checkpoint, n=request.n)
 
             infos = [self._info(fork) for fork in await self._add(opening, request.n, entry.cells)]
-        response = ForkResponse(**infos[0].model_dump(), sessions=infos)
+        response = messages.ForkResponse(**infos[0].model_dump(), sessions=infos)
         return answer(response, 201, {"Location": f"/sessions/{response.id}"})
 
     async def checkpoint(self, call: Call) -> web.Response:
         label = _unquoted(call.params["name"])
-        async with self._sessions.use(call.params["id"]) as entry:
-            with self._sessions.room():
+        async with self.sessions.use(call.params["id"]) as entry:
+            with self.sessions.room():
                 async with self._forking():
                     await entry.session.checkpoint(label)
         return web.Response(status=204)
 
     async def checkpoints(self, call: Call) -> web.Response:
         """List the checkpoints. That is no call: the session goes on being idle."""
-        session = self._sessions.find(call.params["id"]).session
-        return answer(CheckpointNames(checkpoints=list(session.checkpoints)))
+        session = self.sessions.find(call.params["id"]).session
+        return answer(messages.CheckpointNames(checkpoints=list(session.checkpoints)))
 
     async def drop_checkpoint(self, call: Call) -> web.Response:
         """Free a checkpoint; an unknown name is fine."""
         label = _unquoted(call.params["name"])
-        async with self._sessions.use(call.params["id"]) as entry:
+        async with self.sessions.use(call.params["id"]) as entry:
             if label in entry.session.checkpoints:
                 try:
                     async with asyncio.timeout(FILE_DEADLINE):
@@ -158,7 +198,7 @@ class SessionApi:
     async def _forking(self) -> AsyncIterator[None]:
         """Hold a slot for a fork. The answer to a fork that fails tells clients not to try again."""
         try:
-            async with self._gate.slot(), asyncio.timeout(FILE_DEADLINE):
+            async with self.gate.slot(), asyncio.timeout(FILE_DEADLINE):
                 yield
         except OptionError as error:
             raise _bad_name(str(error)) from None
@@ -173,7 +213,7 @@ class SessionApi:
         self, opening: Callable[[], Awaitable[Sequence[Session]]], n: int = 1, cells: int = 0
     ) -> list[ServedSession]:
         try:
-            with self._sessions.room(n):
+            with self.sessions.room(n):
                 sessions = await opening()
         except ConfigError as error:
             raise refused(error) from None
@@ -181,22 +221,22 @@ class SessionApi:
             raise _refusal(error) from None
         except (SandboxError, OSError, TimeoutError) as error:
             raise _try_again(str(error) or "a session did not open in time") from None
-        patience = self._config.queue_timeout
-        return [self._sessions.add(ServedSession(self._worker, session, patience, cells)) for session in sessions]
+        patience = self.config.queue_timeout
+        return [self.sessions.add(ServedSession(self._worker, session, patience, cells)) for session in sessions]
 
     async def run_cell(self, call: Call) -> web.Response:
-        request = parse(CellRequest, call.body)
-        check_limits(request, self._config, "timeout")
-        async with self._sessions.use(call.params["id"]) as entry, self._gate.slot() as waited:
-            self._metrics.queued(waited)
+        request = parse(messages.CellRequest, call.body)
+        check_limits(request, self.config, "timeout")
+        async with self.sessions.use(call.params["id"]) as entry, self.gate.slot() as waited:
+            self.metrics.queue_seconds.observe(waited)
             entry.cells += 1
             try:
                 async with asyncio.timeout(request.timeout + GRACE):
                     result = await entry.session.run_cell(request.code, timeout=request.timeout)
             except (SandboxError, OSError, TimeoutError) as error:
                 raise await self.failed(entry, error) from None
-        self._metrics.ran("/sessions/{id}/cells", result.status.value)
-        return answer(CellResponse(result))
+        self.metrics.ran("/sessions/{id}/cells", result.status.value)
+        return answer(messages.CellResponse(result))
 
     async def write_file(self, call: Call) -> web.Response:
         name = _unquoted(call.params["name"])
@@ -211,7 +251,7 @@ class SessionApi:
         return web.Response(body=content, content_type=RAW)
 
     async def files(self, call: Call) -> web.Response:
-        request = parse(FilesRequest, call.body)
+        request = parse(messages.FilesRequest, call.body)
         by_action: dict[str, dict[str, Any]] = {
             "move": {"to": _path(request.to, "to") if request.action == "move" else None},
             "mkdir": {"parents": request.parents, "exist_ok": request.exist_ok},
@@ -221,16 +261,16 @@ class SessionApi:
         path = _path(request.path, "path")
         async with self._using_files(call) as session:
             files = await session._act(request.action, path, rest)
-        return answer(FilesResponse(files=list(files)))
+        return answer(messages.FilesResponse(files=list(files)))
 
     async def pack(self, call: Call) -> web.Response:
-        request = parse(PackRequest, call.body)
+        request = parse(messages.PackRequest, call.body)
         path = _path(request.path, "path")
         async with self._using_files(call) as session:
             contents = await session._pack(path, request.names)
         sizes = [-1 if content is None else len(content) for content in contents]
         data = b"".join(content for content in contents if content is not None)
-        return web.Response(body=framed(sizes, data), content_type=RAW)
+        return web.Response(body=messages.framed(sizes, data), content_type=RAW)
 
     async def unpack(self, call: Call) -> web.Response:
         path, rows, data = _rows(call.body)
@@ -241,7 +281,7 @@ class SessionApi:
     @contextlib.asynccontextmanager
     async def _using_files(self, call: Call) -> AsyncIterator[Session]:
         """Give the session, and translate failures with its files to answers."""
-        async with self._sessions.use(call.params["id"]) as entry:
+        async with self.sessions.use(call.params["id"]) as entry:
             try:
                 async with asyncio.timeout(FILE_DEADLINE):
                     yield entry.session
@@ -255,13 +295,13 @@ class SessionApi:
 
     async def info(self, call: Call) -> web.Response:
         """Tell about a session. That is no call: it goes on being idle."""
-        return answer(self._info(self._sessions.find(call.params["id"])))
+        return answer(self._info(self.sessions.find(call.params["id"])))
 
-    def _info(self, entry: ServedSession) -> SessionInfo:
-        return entry.info(self._sessions.idle_timeout)
+    def _info(self, entry: ServedSession) -> messages.SessionInfo:
+        return entry.info(self.sessions.idle_timeout)
 
     async def delete(self, call: Call) -> web.Response:
-        await self._sessions.remove(call.params["id"])
+        await self.sessions.remove(call.params["id"])
         return web.Response(status=204)
 
     async def failed(self, entry: ServedSession, error: Exception, *, of_file: bool = False) -> RequestRefusedError:
@@ -275,7 +315,7 @@ class SessionApi:
         if isinstance(error, SessionLostError):
             return RequestRefusedError(404, str(error), reason="no_session")
         if isinstance(error, TimeoutError):
-            await self._sessions.discard(entry.name)
+            await self.sessions.discard(entry.name)
             return RequestRefusedError(500, "the sandbox did not answer in time; the session is closed")
         if of_file and entry.session.alive:
             return RequestRefusedError(409, str(error))
@@ -316,7 +356,7 @@ def _path(name: str | None, field: str) -> str:
 
 def _rows(body: bytes) -> tuple[str, list[FileRow], bytes]:
     try:
-        head, data = unframed(body)
+        head, data = messages.unframed(body)
         path, rows = head["path"], [_row(*row) for row in head["rows"]]
     except (KeyError, TypeError, ValueError) as error:
         raise problem((), f"The body should be a head and contents: {error}"[:500]) from None

@@ -98,7 +98,7 @@ class SearchApp(HttpApp):
 
     async def _search(self, queries: list[str], topk: int) -> list[list[Passage]]:
         async with self.gate.slot() as seconds:
-            self._figures.queued(seconds)
+            self._figures.queue_seconds.observe(seconds)
             try:
                 return await self._retriever.search(queries, topk)
             except RetrievalError as error:  # a ConnectionError, which would look like a client that is gone
