@@ -65,8 +65,8 @@ def shown():
         convert.tool,
         ToolResult(EVIL, 1.0, {EVIL: EVIL}),
         StepResult([{"role": "tool", "content": EVIL}], 0.0, False, {}),
-        ExecutionResult(ExecutionStatus.ERROR, EVIL, EVIL, 1, message=EVIL, files={EVIL: b""}),
-        CellResult(ExecutionStatus.ERROR, EVIL, EVIL, EVIL, error=CellError(EVIL, EVIL, (EVIL,)), message=EVIL),
+        ExecutionResult(ExecutionStatus.ERROR, EVIL, EVIL, return_code=1, message=EVIL, files={EVIL: b""}),
+        CellResult(ExecutionStatus.ERROR, EVIL, EVIL, result=EVIL, error=CellError(EVIL, EVIL, (EVIL,)), message=EVIL),
     ]
 
 

@@ -82,29 +82,43 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class ExecutionResult:
-    """The result of one execution.
+class BaseResult:
+    """The part that the results of programs and of cells share.
 
     Attributes:
         stdout: standard output, invalid UTF-8 replaced; partial if the program did not end by itself.
-        return_code: the process's code, negative for a signal; None if it never ran or the sandbox killed it.
-        duration: wall seconds from the start of the program to its end.
+        duration: wall seconds from its start to its end.
         stdout_truncated: whether the middle of `stdout` was dropped to stay under the cap.
         message: the sandbox's explanation, above all for `SANDBOX_ERROR`, and which files could not be fetched.
+    """
+
+    status: ExecutionStatus
+    stdout: str = ""
+    stderr: str = ""
+    duration: float = 0.0
+    stdout_truncated: bool = False
+    stderr_truncated: bool = False
+    message: str = ""
+
+    def _html(self, **further: str | None) -> str:
+        rows = {"stdout": self.stdout, "stderr": self.stderr, **further, "message": self.message}
+        shown = [(name, text) for name, text in rows.items() if text]
+        return html_table(f"{self.status.value}, {self.duration:.3f} s", shown)
+
+
+@dataclass(frozen=True)
+class ExecutionResult(BaseResult):
+    """The result of one execution.
+
+    Attributes:
+        return_code: the process's code, negative for a signal; None if it never ran or the sandbox killed it.
         cpu_seconds: CPU seconds of the program, if measured.
         memory_bytes: peak resident memory of the program, if measured.
         files: the files that were asked for and exist, by the name asked.
         compile: the compiler's run, for languages that have one.
     """
 
-    status: ExecutionStatus
-    stdout: str = ""
-    stderr: str = ""
     return_code: int | None = None
-    duration: float = 0.0
-    stdout_truncated: bool = False
-    stderr_truncated: bool = False
-    message: str = ""
     cpu_seconds: float | None = None
     memory_bytes: int | None = None
     files: Mapping[str, bytes] = field(default_factory=dict)
@@ -115,8 +129,7 @@ class ExecutionResult:
         return self.status is ExecutionStatus.OK
 
     def _repr_html_(self) -> str:
-        rows = {"stdout": self.stdout, "stderr": self.stderr, "message": self.message, "files": ", ".join(self.files)}
-        return _html(self.status, self.duration, rows)
+        return self._html(files=", ".join(self.files))
 
 
 @dataclass(frozen=True)
@@ -147,41 +160,24 @@ class CellError:
 
 
 @dataclass(frozen=True)
-class CellResult:
-    """The result of one cell of a session.
+class CellResult(BaseResult):
+    """The result of one cell of a session. Its status is `OK`, `ERROR` if it raised, or the limit that ended it.
 
     Attributes:
-        status: `OK`, `ERROR` if it raised, or the limit that ended it.
         result: `repr` of the last expression, as Jupyter echoes it; None if there is none.
         display: rich output in order, each a mapping from MIME type to data (text, or base64 for images).
-        duration: wall seconds.
         alive: whether the session lives on and keeps its state.
-        stdout_truncated: whether the middle of `stdout` was dropped.
-        message: the sandbox's explanation.
     """
 
-    status: ExecutionStatus
-    stdout: str = ""
-    stderr: str = ""
     result: str | None = None
     display: tuple[Mapping[str, Any], ...] = ()
     error: CellError | None = None
-    duration: float = 0.0
     alive: bool = True
-    stdout_truncated: bool = False
-    stderr_truncated: bool = False
-    message: str = ""
 
     def _repr_html_(self) -> str:
-        error = (
-            "" if self.error is None else "\n".join(self.error.traceback) or f"{self.error.name}: {self.error.value}"
-        )
-        rows = {"stdout": self.stdout, "stderr": self.stderr, "result": self.result, "error": error}
-        return _html(self.status, self.duration, {**rows, "message": self.message})
-
-
-def _html(status: ExecutionStatus, seconds: float, rows: Mapping[str, str | None]) -> str:
-    return html_table(f"{status.value}, {seconds:.3f} s", [(name, text) for name, text in rows.items() if text])
+        error = self.error
+        text = "" if error is None else "\n".join(error.traceback) or f"{error.name}: {error.value}"
+        return self._html(result=self.result, error=text)
 
 
 class Session(SessionFiles, AsyncCloseable):
@@ -215,13 +211,8 @@ class Session(SessionFiles, AsyncCloseable):
         killed, and the session with it (`alive` false). A session that is gone, or a sandbox that fails, is a
         result too: `SANDBOX_ERROR`.
 
-        Args:
-            code: the cell.
-            timeout: wall seconds, not counting the time that the call waits for its turn.
-
-        Raises:
-            ConfigError: `timeout` is not positive.
-            SandboxClosedError: the sandbox is closed.
+        `timeout` is in wall seconds, without the time that the call waits for its turn. Raises ConfigError unless it is
+        positive.
         """
 
     async def exec(
@@ -251,7 +242,6 @@ class Session(SessionFiles, AsyncCloseable):
             ConfigError: an argument cannot be used.
             SandboxUnsupportedError: sessions of this sandbox cannot start programs, or not as that user.
             SandboxBusyError: too many programs run in the session.
-            SandboxClosedError: the sandbox is closed.
         """
         data = stdin.encode("utf-8", "surrogatepass") if isinstance(stdin, str) else stdin
         if not isinstance(data, bytes | bytearray | memoryview):
@@ -269,14 +259,9 @@ class Session(SessionFiles, AsyncCloseable):
     ) -> Process:
         """Start a program in the background. It runs until it ends, is killed, or the session ends.
 
-        Args:
-            command: as for `exec`; so are `cwd`, `env` and `user`.
-            pty: rows and columns of a terminal for it, which is its input and its output. Default: it has pipes.
-
-        Raises:
-            SandboxFileError: the program cannot be started, for example because there is none (FileNotFoundError).
-            SessionLostError: the session is gone.
-            SandboxError: as `exec`; SandboxUnsupportedError also if there are no terminals.
+        The arguments are those of `exec`, and `pty`: rows and columns of a terminal, which is its input and its output
+        in place of pipes. Raises as `exec`, SandboxFileError if the program cannot be started (FileNotFoundError, for
+        example), and SessionLostError.
         """
         return await self._start(Command.of(command, cwd, env, user, pty))
 
@@ -294,11 +279,7 @@ class Session(SessionFiles, AsyncCloseable):
         """Make independent sessions in the same state: variables, imports, open files and folder go along.
 
         They share its limits of memory and processes, live on when this session is closed, and are the caller's to
-        close. With `n` they are a list, all of them or none.
-
-        Args:
-            name: the checkpoint to go on from. Default: the state as it is now.
-            n: how many. Default: one.
+        close. They go on from the checkpoint `name`, or from the state as it is now. With `n` they are a list.
 
         Raises:
             ConfigError: `n` is not at least 1.
@@ -306,7 +287,7 @@ class Session(SessionFiles, AsyncCloseable):
             SessionForkError: sessions of this sandbox cannot be forked; says why.
             SandboxBusyError: there is no room for so many.
             SessionLostError: the session, or its checkpoint, is gone.
-            SandboxError: the sandbox is closed, or what runs in the session kept the fork from coming about.
+            SandboxError: a program in the session kept the fork from coming about.
         """
         if n is not None and (type(n) is not int or n < 1):
             raise ConfigError(f"n must be a whole number of at least 1, got {n!r}")
@@ -323,9 +304,7 @@ class Session(SessionFiles, AsyncCloseable):
         its name. A session can have about fifteen generations of forks and checkpoints behind it: the kernel keeps no
         more of them from signalling each other.
 
-        Raises:
-            ConfigError: the name is not a text of 1 to 200 printable characters.
-            SandboxError: as `fork`.
+        Raises ConfigError unless the name is a text of 1 to 200 printable characters, and else as `fork`.
         """
         await self._checkpoint(check_label(name))
 
@@ -364,7 +343,8 @@ class Session(SessionFiles, AsyncCloseable):
 class Sandbox(AsyncCloseable):
     """Runs code. Safe to use from many tasks at once. Close it, or use it as an async context manager.
 
-    A sandbox of your own implements `execute`, and `open_session` if it has sessions; both get checked options.
+    Once it is closed, its methods and those of its sessions raise SandboxClosedError. A sandbox of your own implements
+    `execute`, and `open_session` if it has sessions; both get checked options.
     """
 
     def __repr__(self) -> str:
@@ -373,9 +353,7 @@ class Sandbox(AsyncCloseable):
     async def run(self, code: str, **options: Unpack[RunOptions]) -> ExecutionResult:
         """Run a program from a clean start; `RunOptions` has the options. Cancelling the call kills what it ran.
 
-        Raises:
-            ConfigError: an option is unknown (names the nearest), a value cannot be used, or this sandbox lacks it.
-            SandboxError: as `execute`.
+        Raises ConfigError for an unknown option (names the nearest) or an unusable value, and else as `execute`.
         """
         return await self.execute(RunRequest.of(code, options))
 
@@ -383,18 +361,14 @@ class Sandbox(AsyncCloseable):
     async def execute(self, request: RunRequest) -> ExecutionResult:
         """Carry out `run` with checked options.
 
-        Raises:
-            ConfigError: the language is not known, or this sandbox lacks something that the request asks for.
-            SandboxUnavailableError: the sandbox cannot be set up. (One that fails later is a `SANDBOX_ERROR` result.)
-            SandboxClosedError: the sandbox is closed.
+        Raises ConfigError if this sandbox lacks the language or another thing that the request asks for, and
+        SandboxUnavailableError if it cannot be set up. (One that fails later is a `SANDBOX_ERROR` result.)
         """
 
     async def session(self, **options: Unpack[SessionOptions]) -> Session:
         """Open a session; `SessionOptions` has the options.
 
-        Raises:
-            ConfigError: an option is unknown (names the nearest), or a value cannot be used.
-            SandboxError: as `open_session`.
+        Raises ConfigError for an unknown option (names the nearest) or an unusable value, and else as `open_session`.
         """
         return await self.open_session(SessionRequest.of(options))
 
@@ -405,7 +379,6 @@ class Sandbox(AsyncCloseable):
             SandboxUnsupportedError: this sandbox has no sessions.
             SandboxUnavailableError: the sandbox cannot be set up or reached, or the session does not start.
             SandboxBusyError: there is no room for another session.
-            SandboxClosedError: the sandbox is closed.
         """
         raise SandboxUnsupportedError(
             f"{type(self).__name__} has no sessions; use a LocalSandbox or a server that has them"
@@ -417,11 +390,10 @@ class Sandbox(AsyncCloseable):
         return type(self).open_session is not Sandbox.open_session
 
     async def has_sessions(self) -> bool:
-        """Return whether it has sessions.
+        """Ask its servers whether it has sessions.
 
-        Raises:
-            SandboxUnavailableError: its servers cannot be asked now.
-            ConfigError: one of them is no sandbox server, or refuses the token.
+        Raises SandboxUnavailableError if they cannot be asked now, and ConfigError if one is no sandbox server or
+        refuses the token.
         """
         return bool(self.sessions_known)
 

@@ -95,10 +95,9 @@ class RunRequest:
             if not isinstance(getattr(self, name), str):
                 raise OptionError(f"{name} must be a text, got {getattr(self, name)!r}", name)
         positive("timeout", self.timeout)
-        if self.compile_timeout is not None:
-            positive("compile_timeout", self.compile_timeout)
-        if self.output_bytes is not None:
-            positive("output_bytes", self.output_bytes)
+        for name in ("compile_timeout", "output_bytes"):
+            if getattr(self, name) is not None:
+                positive(name, getattr(self, name))
         _check_start(self.files, self.env, self.memory_mb)
         if isinstance(self.fetch_files, str):
             raise OptionError(f"fetch_files must be a list of names, got {self.fetch_files!r}", "fetch_files")

@@ -164,8 +164,8 @@ class Process(AsyncCloseable):
         """Kill it and forget it. Closing twice is fine, and so is closing it after its session."""
 
 
-def check_size(size: tuple[int, int]) -> tuple[int, int]:
+def check_size(size: tuple[int, int], field: str = "pty") -> tuple[int, int]:
     is_pair = isinstance(size, tuple | list) and len(size) == 2
     if not is_pair or not all(type(number) is int and 0 < number < 65536 for number in size):
-        raise OptionError(f"a terminal's size must be (rows, columns), each from 1 to 65535, got {size!r}", "pty")
+        raise OptionError(f"a terminal's size must be (rows, columns), each from 1 to 65535, got {size!r}", field)
     return size[0], size[1]

@@ -18,29 +18,20 @@ _STYLE = (
     "pre{overflow-x:auto;background:#f4f4f4;padding:.5rem}summary{cursor:pointer}"
 )
 
-_SCHEMAS = {
-    "HTTPValidationError": {
-        "type": "object",
-        "title": "HTTPValidationError",
-        "properties": {"detail": {"type": "array", "items": {"$ref": "#/components/schemas/ValidationError"}}},
-    },
-    "ValidationError": {
-        "type": "object",
-        "title": "ValidationError",
-        "required": ["loc", "msg", "type"],
-        "properties": {
-            "loc": {"type": "array", "items": {"anyOf": [{"type": "string"}, {"type": "integer"}]}},
-            "msg": {"type": "string"},
-            "type": {"type": "string"},
-        },
-    },
-    "Error": {
-        "type": "object",
-        "title": "Error",
-        "required": ["detail"],
-        "properties": {"detail": {"type": "string"}},
-    },
-}
+
+class ValidationError(BaseModel):
+    loc: list[str | int]
+    msg: str
+    type: str
+
+
+class HTTPValidationError(BaseModel):
+    detail: list[ValidationError] = []
+
+
+class Error(BaseModel):
+    detail: str
+
 
 _ERRORS = {
     "400": "The body is garbled",
@@ -63,12 +54,8 @@ def describe(title: str, version: str, routes: Iterable[Route], with_token: bool
         for method, operation in route.operations.items()
         if operation.summary
     ]
-    models = {
-        what: None
-        for _, _, operation in shown
-        for what in (operation.request, operation.response)
-        if isinstance(what, type)
-    }
+    bodies = [what for _, _, operation in shown for what in (operation.request, operation.response)]
+    models = dict.fromkeys([*(what for what in bodies if isinstance(what, type)), HTTPValidationError, Error])
     _, schemas = models_json_schema(
         [(model, "validation") for model in models], ref_template="#/components/schemas/{model}"
     )
@@ -79,7 +66,7 @@ def describe(title: str, version: str, routes: Iterable[Route], with_token: bool
         "openapi": "3.1.0",
         "info": {"title": title, "version": version},
         "paths": paths,
-        "components": {"schemas": schemas.get("$defs", {}) | _SCHEMAS},
+        "components": {"schemas": schemas["$defs"]},
     }
     if with_token:
         description["components"]["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}

@@ -35,7 +35,6 @@ from toolgym.tools.sandbox.base import ExecutionResult, Sandbox
 from toolgym.tools.sandbox.options import RunRequest
 from toolgym.tools.sandbox.server.app import SandboxApp
 from toolgym.tools.sandbox.server.execute import GRACE, SandboxMetrics
-from toolgym.tools.sandbox.server.request_checks import refused
 from toolgym.tools.serving.admission import Gate
 from toolgym.tools.serving.json_bodies import parse, problem
 from toolgym.tools.serving.routes import Call, Operation, Route
@@ -114,8 +113,6 @@ class EvaluationApi:
                 raise problem(("config", name), most, "less_than_equal", seconds)
         try:
             return answer(await dataset.submit(self._one(asked), asked, self._sandbox))
-        except ConfigError as error:
-            raise refused(error) from None
         except SandboxError as error:
             raise RequestRefusedError(500, str(error)) from None
 

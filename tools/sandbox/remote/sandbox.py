@@ -111,7 +111,9 @@ class RemoteSandbox(Sandbox):
             "files": _encode(request.files),
             "fetch_files": list(request.fetch_files),
         }
-        if not _encodable(request.code + request.stdin) and await self._known_kind() is ServerKind.SANDBOXFUSION:
+        text = request.code + request.stdin
+        has_surrogates = text.encode(errors="ignore").decode() != text
+        if has_surrogates and await self._known_kind() is ServerKind.SANDBOXFUSION:
             why = "SyntaxError: the program or its input holds lone surrogates, which are no text\n"
             return ExecutionResult(ExecutionStatus.ERROR, stderr=why, return_code=1)  # its server would fail
         if request.env:
@@ -316,11 +318,3 @@ def check_url(url: object) -> str:
 
 def _encode(files: Mapping[str, bytes]) -> dict[str, str]:
     return {name: encode_base64(data) for name, data in files.items()}
-
-
-def _encodable(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, Protocol, TypeVar
 from urllib.parse import quote
 
@@ -270,17 +271,8 @@ class RemoteProcess(Process):
     async def ask(self, request: ProcessRequest) -> ProcessState:
         if self._closed:
             raise SandboxError("the handle of the process is closed")
-        body = json_body(
-            {
-                **_input(request.data),
-                "close_stdin": request.close_stdin,
-                "size": request.size,
-                "signal": request.signal,
-                "until": request.until,
-                "wait": request.wait,
-                "read": request.read,
-            }
-        )
+        fields = {name: value for name, value in asdict(request).items() if name not in ("data", "forget")}
+        body = json_body({**fields, **_input(request.data)})
         # What was read is gone, and what was written would be written twice.
         repeatable = not (request.data or request.read or request.signal)
         asked = HttpRequest("POST", self._path, body, OPENING + request.wait, repeatable=repeatable)

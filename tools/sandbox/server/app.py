@@ -11,8 +11,9 @@ import pydantic
 from aiohttp import web
 
 from toolgym.tools.concurrency.deadline import shielded
-from toolgym.tools.errors import NoSessionError
+from toolgym.tools.errors import ConfigError, NoSessionError
 from toolgym.tools.sandbox.local import LocalSandbox
+from toolgym.tools.sandbox.names import OptionError
 from toolgym.tools.sandbox.protocol.fusion import (
     RunCodeRequest,
     RunCodeResponse,
@@ -23,9 +24,10 @@ from toolgym.tools.sandbox.protocol.messages import CreateSessionRequest, Sessio
 from toolgym.tools.sandbox.server.config import ServerConfig
 from toolgym.tools.sandbox.server.execute import FILE_DEADLINE, GRACE, Executor, SandboxMetrics
 from toolgym.tools.sandbox.server.process_api import ProcessApi
-from toolgym.tools.sandbox.server.session_api import ServedSession, SessionApi, made_sessions, owner_of
+from toolgym.tools.sandbox.server.session_api import SessionApi, SessionEntry, made_sessions, owner_of
 from toolgym.tools.serving.admission import BusyError, Gate
 from toolgym.tools.serving.app import HttpApp
+from toolgym.tools.serving.json_bodies import problem
 from toolgym.tools.serving.peers import PeerGoneError, Peers
 from toolgym.tools.serving.routes import Call, Handler, Operation, Route
 from toolgym.tools.serving.session_table import SessionTable
@@ -74,7 +76,7 @@ class SandboxApp(HttpApp):
         super().__init__(config, gate, metrics, Peers(folder, others, deadline), worker, version)
         self.sandbox, self._workers = sandbox, config.workers
         self._about = dict(about or {})
-        self._sessions = SessionTable[ServedSession](config.share(config.max_sessions), config.session_idle_timeout)
+        self._sessions = SessionTable[SessionEntry](config.share(config.max_sessions), config.session_idle_timeout)
         metrics.gauge("sessions", "Open sessions.", lambda: len(self._sessions))
         self._executor = Executor(sandbox, config, languages, gate, metrics)
         self._api = SessionApi(sandbox, config, gate, metrics, self._sessions, worker)
@@ -93,6 +95,9 @@ class SandboxApp(HttpApp):
     def error_answer(self, error: Exception) -> web.Response | None:
         if isinstance(error, NoSessionError):
             return answer({"detail": str(error), "reason": "no_session"}, 404)
+        if isinstance(error, ConfigError):
+            field = error.field if isinstance(error, OptionError) else ()
+            return answer({"detail": problem(field, str(error)).problems}, 422)
         return None
 
     async def undelivered(self, request: web.BaseRequest, response: web.StreamResponse) -> None:

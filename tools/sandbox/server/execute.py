@@ -11,22 +11,23 @@ from typing import TypeVar
 
 from aiohttp import web
 from prometheus_client import Counter
+from pydantic import BaseModel
 
 from toolgym.tools.errors import ConfigError, SandboxError
 from toolgym.tools.sandbox.base import CellResult, ExecutionResult, ExecutionStatus, Sandbox, Session
 from toolgym.tools.sandbox.local.host.languages import LANGUAGES
 from toolgym.tools.sandbox.names import fetchable, not_fetched
-from toolgym.tools.sandbox.options import SessionRequest
+from toolgym.tools.sandbox.options import RunRequest, SessionRequest
 from toolgym.tools.sandbox.protocol.fusion import (
     RunCodeRequest,
     RunCodeResponse,
     RunJupyterRequest,
     RunJupyterResponse,
 )
+from toolgym.tools.sandbox.protocol.messages import CreateSessionRequest
 from toolgym.tools.sandbox.server.config import ServerConfig
-from toolgym.tools.sandbox.server.request_checks import refused, run_request, session_request
 from toolgym.tools.serving.admission import Gate
-from toolgym.tools.serving.json_bodies import parse
+from toolgym.tools.serving.json_bodies import parse, problem
 from toolgym.tools.serving.metrics import ServerMetrics
 from toolgym.tools.serving.routes import Call
 from toolgym.tools.serving.transport import MIB, answer
@@ -137,8 +138,6 @@ class Executor:
         try:
             async with asyncio.timeout(FILE_DEADLINE):
                 session = await self._sandbox.open_session(opening)
-        except ConfigError as error:
-            raise refused(error) from None
         except (SandboxError, OSError, TimeoutError) as error:
             _log.error("a session could not be opened: %s: %s", type(error).__name__, error)
             message = str(error) or "a session did not open in time"
@@ -214,8 +213,6 @@ async def _answered(running: Awaitable[Result], patience: float, failed: Callabl
             return await running
     except TimeoutError:
         message = f"the sandbox did not answer within {patience:g} s"
-    except ConfigError as error:
-        raise refused(error) from None
     except (SandboxError, OSError) as error:
         message = f"{type(error).__name__}: {error}"
     _log.error("a program or cell could not be run: %s", message)
@@ -229,3 +226,46 @@ async def close_session(session: Session) -> None:
             await session.close()
     except (SandboxError, OSError, TimeoutError) as error:
         _log.error("a session could not be closed: %s: %s", type(error).__name__, error)
+
+
+def run_request(asked: RunCodeRequest, config: ServerConfig) -> RunRequest:
+    """Make the run for `/run_code`. A time-out of 0 is replaced: such a program is not run."""
+    check_limits(asked, config, "run_timeout", "compile_timeout")
+    return RunRequest(
+        asked.code,
+        language=asked.language,
+        timeout=asked.run_timeout if asked.run_timeout > 0 else 1.0,
+        compile_timeout=asked.compile_timeout if asked.compile_timeout > 0 else None,
+        memory_mb=asked.memory_limit_MB if asked.memory_limit_MB > 0 else None,
+        stdin=asked.stdin or "",
+        files={name: data for name, data in asked.files.items() if data is not None},
+        fetch_files=asked.fetch_files,
+        env=asked.env,
+    )
+
+
+def session_request(asked: CreateSessionRequest | RunJupyterRequest, config: ServerConfig) -> SessionRequest:
+    timeouts = ("total_timeout", "cell_timeout") if isinstance(asked, RunJupyterRequest) else ()
+    check_limits(asked, config, *timeouts)
+    memory = asked.memory_limit_MB if asked.memory_limit_MB > 0 else None
+    if isinstance(asked, RunJupyterRequest):
+        return SessionRequest(files=asked.files, memory_mb=memory, hint="\n".join(asked.cells))
+    names = ("files", "env", "file_mb", "disk_mb", "inodes", "network", "folders")
+    return SessionRequest(memory_mb=memory, **{name: getattr(asked, name) for name in names})
+
+
+def check_limits(asked: BaseModel, config: ServerConfig, *timeouts: str) -> None:
+    """Check time-outs, by their names, and limits among the fields of a request."""
+    limits = dict.fromkeys(timeouts, config.max_timeout) | {
+        "memory_limit_MB": config.max_memory_mb,
+        "file_mb": config.max_disk_mb,
+        "disk_mb": config.max_disk_mb,
+        "inodes": config.max_inodes,
+    }
+    for field, most in limits.items():
+        value = asked.__dict__.get(field)  # `getattr` raises and catches two errors for a field that there is not
+        if value is not None and field in timeouts and value < 0:
+            raise problem((field,), "Input should be greater than or equal to 0", "greater_than_equal", value)
+        if value is not None and value > most:
+            shown = most if isinstance(most, int) else f"{most:g}"
+            raise problem((field,), f"Input should be less than or equal to {shown}", "less_than_equal", value)

@@ -11,12 +11,10 @@ from aiohttp import web
 
 from toolgym.tools.errors import ConfigError, SandboxError, SandboxFileError
 from toolgym.tools.sandbox.files import reason_of
-from toolgym.tools.sandbox.names import OptionError
 from toolgym.tools.sandbox.processes import Command, Process, ProcessRequest, check_size
 from toolgym.tools.sandbox.protocol import messages
-from toolgym.tools.sandbox.server.execute import FILE_DEADLINE, GRACE
-from toolgym.tools.sandbox.server.request_checks import check_limits
-from toolgym.tools.sandbox.server.session_api import MAX_BESIDE, ServedSession, SessionApi
+from toolgym.tools.sandbox.server.execute import FILE_DEADLINE, GRACE, check_limits
+from toolgym.tools.sandbox.server.session_api import MAX_BESIDE, SessionApi, SessionEntry
 from toolgym.tools.serving.json_bodies import parse, problem
 from toolgym.tools.serving.routes import Call, Operation, Route
 from toolgym.tools.serving.transport import RequestRefusedError, answer
@@ -69,15 +67,9 @@ class ProcessApi:
     async def ask(self, call: Call) -> web.Response:
         request = parse(messages.AskProcessRequest, call.body)
         check_limits(request, self._api.config, "wait")
-        asked = ProcessRequest(
-            data=request.input,
-            close_stdin=request.close_stdin,
-            size=None if request.size is None else _size(request.size, "size"),
-            signal=request.signal,
-            until=request.until,
-            wait=request.wait,
-            read=request.read,
-        )
+        if request.size is not None:
+            check_size(request.size, "size")
+        asked = ProcessRequest(request.input, **request.model_dump(exclude={"stdin", "stdin_base64"}))
         async with self._using(call, request.wait) as entry:
             state = await _found(entry, call).ask(asked)
         return answer(messages.AskProcessResponse.of(state))
@@ -91,7 +83,7 @@ class ProcessApi:
         return web.Response(status=204)
 
     @contextlib.asynccontextmanager
-    async def _using(self, call: Call, seconds: float) -> AsyncIterator[ServedSession]:
+    async def _using(self, call: Call, seconds: float) -> AsyncIterator[SessionEntry]:
         """Give the session, and translate failures to answers."""
         async with self._api.sessions.use_beside(call.params["id"], MAX_BESIDE) as entry:
             try:
@@ -105,7 +97,7 @@ class ProcessApi:
                 raise await self._api.failed(entry, error) from None
 
 
-def _found(entry: ServedSession, call: Call) -> Process:
+def _found(entry: SessionEntry, call: Call) -> Process:
     process = entry.processes.get(call.params["process"])
     if process is None:
         raise RequestRefusedError(404, "the session has no such process, or it was ended", reason="no_process")
@@ -114,14 +106,4 @@ def _found(entry: ServedSession, call: Call) -> Process:
 
 def _command(request: messages.ExecRequest | messages.StartProcessRequest) -> Command:
     pty = request.pty if isinstance(request, messages.StartProcessRequest) else None
-    try:
-        return Command.of(request.argv, request.cwd, request.env, request.user, pty)
-    except OptionError as error:
-        raise problem(error.field, str(error)) from None
-
-
-def _size(size: tuple[int, int], field: str) -> tuple[int, int]:
-    try:
-        return check_size(size)
-    except OptionError as error:
-        raise problem((field,), str(error)) from None
+    return Command.of(request.argv, request.cwd, request.env, request.user, pty)

@@ -27,8 +27,13 @@ from toolgym.tools.sandbox.names import OptionError, check_path
 from toolgym.tools.sandbox.processes import Process
 from toolgym.tools.sandbox.protocol import messages
 from toolgym.tools.sandbox.server.config import ServerConfig
-from toolgym.tools.sandbox.server.execute import FILE_DEADLINE, GRACE, SandboxMetrics
-from toolgym.tools.sandbox.server.request_checks import check_limits, refused, session_request
+from toolgym.tools.sandbox.server.execute import (
+    FILE_DEADLINE,
+    GRACE,
+    SandboxMetrics,
+    check_limits,
+    session_request,
+)
 from toolgym.tools.serving.admission import Gate
 from toolgym.tools.serving.json_bodies import InvalidRequestError, parse, problem
 from toolgym.tools.serving.routes import Call, Operation, Route
@@ -52,7 +57,7 @@ UNPACK = (
 """The API's descriptions of bodies that are no JSON."""
 
 
-class ServedSession(TableSession):
+class SessionEntry(TableSession):
     """An open session, which has run `cells` cells, with its programs in the background by their ids.
 
     Its name begins with the number of its worker, so that every worker knows where it lives.
@@ -92,7 +97,7 @@ class ServedSession(TableSession):
         )
 
 
-SandboxSessions: TypeAlias = SessionTable[ServedSession]
+SandboxSessions: TypeAlias = SessionTable[SessionEntry]
 
 
 def owner_of(name: str) -> int | None:
@@ -211,18 +216,16 @@ class SessionApi:
 
     async def _add(
         self, opening: Callable[[], Awaitable[Sequence[Session]]], n: int = 1, cells: int = 0
-    ) -> list[ServedSession]:
+    ) -> list[SessionEntry]:
         try:
             with self.sessions.room(n):
                 sessions = await opening()
-        except ConfigError as error:
-            raise refused(error) from None
         except SandboxUnsupportedError as error:
             raise _refusal(error) from None
         except (SandboxError, OSError, TimeoutError) as error:
             raise _try_again(str(error) or "a session did not open in time") from None
         patience = self.config.queue_timeout
-        return [self.sessions.add(ServedSession(self._worker, session, patience, cells)) for session in sessions]
+        return [self.sessions.add(SessionEntry(self._worker, session, patience, cells)) for session in sessions]
 
     async def run_cell(self, call: Call) -> web.Response:
         request = parse(messages.CellRequest, call.body)
@@ -253,19 +256,19 @@ class SessionApi:
     async def files(self, call: Call) -> web.Response:
         request = parse(messages.FilesRequest, call.body)
         by_action: dict[str, dict[str, Any]] = {
-            "move": {"to": _path(request.to, "to") if request.action == "move" else None},
+            "move": {"to": check_path(request.to or "", field=("to",)) if request.action == "move" else None},
             "mkdir": {"parents": request.parents, "exist_ok": request.exist_ok},
             "remove": {"recursive": request.recursive},
         }
         rest = by_action.get(request.action, {})
-        path = _path(request.path, "path")
+        path = check_path(request.path, field=("path",))
         async with self._using_files(call) as session:
             files = await session._act(request.action, path, rest)
         return answer(messages.FilesResponse(files=list(files)))
 
     async def pack(self, call: Call) -> web.Response:
         request = parse(messages.PackRequest, call.body)
-        path = _path(request.path, "path")
+        path = check_path(request.path, field=("path",))
         async with self._using_files(call) as session:
             contents = await session._pack(path, request.names)
         sizes = [-1 if content is None else len(content) for content in contents]
@@ -297,14 +300,14 @@ class SessionApi:
         """Tell about a session. That is no call: it goes on being idle."""
         return answer(self._info(self.sessions.find(call.params["id"])))
 
-    def _info(self, entry: ServedSession) -> messages.SessionInfo:
+    def _info(self, entry: SessionEntry) -> messages.SessionInfo:
         return entry.info(self.sessions.idle_timeout)
 
     async def delete(self, call: Call) -> web.Response:
         await self.sessions.remove(call.params["id"])
         return web.Response(status=204)
 
-    async def failed(self, entry: ServedSession, error: Exception, *, of_file: bool = False) -> RequestRefusedError:
+    async def failed(self, entry: SessionEntry, error: Exception, *, of_file: bool = False) -> RequestRefusedError:
         """Make the answer for a failure of the sandbox, and close a session that does not answer.
 
         The call's progress is unknown, so the status is one that clients do not retry. If the session goes on, the
@@ -347,13 +350,6 @@ def _unquoted(raw: str) -> str:
         raise _bad_name("A name should be valid UTF-8") from None
 
 
-def _path(name: str | None, field: str) -> str:
-    try:
-        return check_path(name or "")
-    except OptionError as error:
-        raise problem((field,), str(error)) from None
-
-
 def _rows(body: bytes) -> tuple[str, list[FileRow], bytes]:
     try:
         head, data = messages.unframed(body)
@@ -362,7 +358,7 @@ def _rows(body: bytes) -> tuple[str, list[FileRow], bytes]:
         raise problem((), f"The body should be a head and contents: {error}"[:500]) from None
     if sum(row.rest for row in rows if row.kind == "file" and isinstance(row.rest, int)) != len(data):
         raise problem((), "The contents should have the sizes that the head says")
-    return _path(path, "path"), rows, data
+    return check_path(path, field=("path",)), rows, data
 
 
 def _row(name: Any, kind: Any, mode: Any, rest: Any) -> FileRow:

@@ -11,10 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from toolgym.tools.sandbox.base import CellResult, ExecutionStatus
+from toolgym.tools.sandbox.names import OptionError
 from toolgym.tools.sandbox.protocol import fusion, messages
 from toolgym.tools.sandbox.server.config import ServerConfig
-from toolgym.tools.sandbox.server.request_checks import check_limits, run_request, session_request
-from toolgym.tools.serving.json_bodies import InvalidRequestError, encode, parse
+from toolgym.tools.sandbox.server.execute import check_limits, run_request, session_request
+from toolgym.tools.serving.json_bodies import InvalidRequestError, encode, parse, problem
 
 TEXT = st.text(st.characters(), max_size=20)  # lone surrogates and NUL among them
 JSON = st.recursive(
@@ -48,8 +49,11 @@ def test_bodies(model, body):
             session_request(request, CONFIG)
         else:
             check_limits(request, CONFIG, "timeout")
-    except InvalidRequestError as error:
-        detail = json.loads(encode({"detail": error.problems}).decode("utf-8"))["detail"]
+    except (InvalidRequestError, OptionError) as error:
+        problems = (
+            error.problems if isinstance(error, InvalidRequestError) else problem(error.field, str(error)).problems
+        )
+        detail = json.loads(encode({"detail": problems}).decode("utf-8"))["detail"]
         assert detail
         assert all(found["loc"][0] == "body" and found["msg"] and found["type"] for found in detail)
 

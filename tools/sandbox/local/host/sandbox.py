@@ -27,7 +27,7 @@ from toolgym.tools.sandbox.local.host.cpu_slots import COMPUTING_EACH, CpuSlots,
 from toolgym.tools.sandbox.local.host.isolation import Isolation, Level, choose
 from toolgym.tools.sandbox.local.host.packages import check
 from toolgym.tools.sandbox.local.host.resources import available_processors, check_room, reported_processors
-from toolgym.tools.sandbox.local.host.session import START_SESSION, LocalSession, OpenSessions, SessionUser
+from toolgym.tools.sandbox.local.host.session import START_SESSION, LocalSession, OpenSessions, SessionUser, printed
 from toolgym.tools.sandbox.local.host.template_pool import (
     MOST_TEMPLATES,
     TemplatePool,
@@ -122,19 +122,19 @@ class LocalSandbox(Sandbox):
         if network not in ("off", "loopback", "host"):
             raise ConfigError(f"network must be 'off', 'loopback' or 'host', got {network!r}")
         self.limits = limits or Limits()
-        self._level = choose(require, level)
+        self.level = choose(require, level)
         if not self._has_network(network):
-            raise SandboxUnavailableError(_NO_LOOPBACK.format(self._level.value))
+            raise SandboxUnavailableError(_NO_LOOPBACK.format(self.level.value))
         self._network: Network = network
         self._may_use_host = allow_host_network or network == "host"
         self._python = absolute(python) if python else sys.executable
         self._packages = None if packages is None else check(packages)
-        if self._level is Level.UID:
-            self._level = enterable(self._python, level, require)
+        if self.level is Level.UID:
+            self.level = enterable(self._python, level, require)
         cores = available_processors()
         self._make_pool = functools.partial(
             TemplatePool,
-            level=self._level,
+            level=self.level,
             python=self._python,
             preload=preload,
             packages=self._packages,
@@ -150,11 +150,7 @@ class LocalSandbox(Sandbox):
             max_running = max(computing, most_executions(self.limits, cores))
         most = None if max_running == "unlimited" else max_running
         self.cpu_slots = CpuSlots(most, computing, self._look, self._loop)
-        self._sessions = OpenSessions(self.cpu_slots, self._level)
-
-    @property
-    def level(self) -> Level:
-        return self._level
+        self._sessions = OpenSessions(self.cpu_slots, self.level)
 
     @property
     def isolation(self) -> Isolation:
@@ -211,13 +207,13 @@ class LocalSandbox(Sandbox):
         }
         patience = request.timeout + GRACE
         if language is not None:
-            if not language.possible(self._level):
+            if not language.possible(self.level):
                 raise ConfigError(
-                    f"language {request.language!r} cannot run at the level {self._level.value!r}, which allows "
-                    + ("no more than one process" if self._level is Level.LANDLOCK else "no look into /proc")
+                    f"language {request.language!r} cannot run at the level {self.level.value!r}, which allows "
+                    + ("no more than one process" if self.level is Level.LANDLOCK else "no look into /proc")
                 )
             reported = reported_processors(self.limits)
-            program = language.request(request.code, memory, self._level, reported, request.files, self._packages)
+            program = language.request(request.code, memory, self.level, reported, request.files, self._packages)
             compile_timeout = request.compile_timeout or request.timeout
             environment = {**program["env"], **request.env}
             message = {**message, **program, "env": environment, "compile_timeout": compile_timeout}
@@ -295,11 +291,11 @@ class LocalSandbox(Sandbox):
                 "the network 'host' is not allowed to sessions here: make the sandbox with allow_host_network=True"
             )
         if not self._has_network(kind.network):
-            raise SandboxUnsupportedError(_NO_LOOPBACK.format(self._level.value))
-        if kind.folders and self._level is not Level.NAMESPACES:
+            raise SandboxUnsupportedError(_NO_LOOPBACK.format(self.level.value))
+        if kind.folders and self.level is not Level.NAMESPACES:
             raise SandboxUnsupportedError(
                 f"folders of a session with absolute names, such as {kind.folders[0]!r}, need the level 'namespaces', "
-                f"and this is {self._level.value!r}: elsewhere its world is the machine's own"
+                f"and this is {self.level.value!r}: elsewhere its world is the machine's own"
             )
         runtime = await in_thread(runtime_paths, self._python) if kind.folders else ()
         for folder in kind.folders:
@@ -335,7 +331,7 @@ class LocalSandbox(Sandbox):
         )
 
     def _has_network(self, network: Network) -> bool:
-        return network != "loopback" or self._level is Level.NAMESPACES
+        return network != "loopback" or self.level is Level.NAMESPACES
 
 
 def _bytes(files: Mapping[str, bytes]) -> dict[str, bytes]:
@@ -349,16 +345,8 @@ def _execution_result(answer: Mapping[str, Any], refused: Sequence[str]) -> Exec
     compiled = answer.get("compiled")
     compilation = None
     if compiled is not None:
-        good = compiled["status"] == 0
-        compilation = ExecutionResult(
-            status=ExecutionStatus.OK if good else ExecutionStatus.ERROR,
-            stdout=compiled["stdout"],
-            stderr=compiled["stderr"],
-            return_code=compiled["status"],
-            duration=compiled["duration"],
-            stdout_truncated=compiled["stdout_truncated"],
-            stderr_truncated=compiled["stderr_truncated"],
-        )
+        end = ExecutionStatus.OK if compiled["status"] == 0 else ExecutionStatus.ERROR
+        compilation = ExecutionResult(end, return_code=compiled["status"], **printed(compiled))
     if status is ExecutionStatus.COMPILE_ERROR and compilation is not None:
         return replace(compilation, status=status, compile=compilation)
     left_out = [*refused, *answer.get("left_out", ())]
@@ -368,12 +356,8 @@ def _execution_result(answer: Mapping[str, Any], refused: Sequence[str]) -> Exec
         at += size
     return ExecutionResult(
         status=status,
-        stdout=answer.get("stdout", ""),
-        stderr=answer.get("stderr", ""),
+        **printed(answer),
         return_code=answer.get("code") if ended_itself else None,
-        duration=float(answer.get("duration", 0.0)),
-        stdout_truncated=bool(answer.get("stdout_truncated")),
-        stderr_truncated=bool(answer.get("stderr_truncated")),
         message="; ".join(text for text in (str(answer.get("message", "")), not_fetched(left_out)) if text),
         cpu_seconds=answer.get("cpu"),
         memory_bytes=answer.get("rss"),

@@ -126,15 +126,11 @@ class LocalSession(Session):
         result, display = cell.get("result"), cell.get("display")
         return CellResult(
             status=status,
-            stdout=answer.get("stdout", ""),
-            stderr=answer.get("stderr", ""),
+            **printed(answer),
             result=_valid(result) if isinstance(result, str) else None,
             display=tuple(form for form in display if isinstance(form, dict)) if isinstance(display, list) else (),
             error=error,
-            duration=float(answer.get("duration", 0.0)),
             alive=self.alive,
-            stdout_truncated=bool(answer.get("stdout_truncated")),
-            stderr_truncated=bool(answer.get("stderr_truncated")),
             message=str(answer.get("message", "")),
         )
 
@@ -356,6 +352,13 @@ class _OneAtATime:
 
     async def __aexit__(self, *_: object) -> None:
         self._lease.release()
+
+
+def printed(answer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that a broker's answer and every result have."""
+    texts = {name: answer.get(name, "") for name in ("stdout", "stderr")}
+    truncated = {name: bool(answer.get(name)) for name in ("stdout_truncated", "stderr_truncated")}
+    return {**texts, **truncated, "duration": float(answer.get("duration", 0.0))}
 
 
 def _cell_error(value: object) -> CellError | None:
