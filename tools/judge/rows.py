@@ -102,10 +102,7 @@ def _own(tests: Sequence[Mapping[str, Any]]) -> tuple[Test, ...]:
 
 def prompt_helpers(prompt: str, entry_point: str) -> str:
     """Return the imports and helper functions of a HumanEval prompt, without the function to write."""
-    try:
-        body = ast.parse(prompt.rstrip() + "\n    pass\n").body
-    except SyntaxError:
-        return ""
+    body = _statements(prompt.rstrip() + "\n    pass\n")
     kept = [node for node in body if getattr(node, "name", None) != entry_point]
     return "\n".join(ast.unparse(node) for node in kept if not isinstance(node, ast.Expr))
 
@@ -131,17 +128,17 @@ def _doctests(prompt: str, name: str, helpers: str) -> tuple[Test, ...]:
     tests: list[Test] = []
     for line, value in itertools.pairwise(lines):
         call = line.removeprefix(">>> ")
-        if line.startswith(f">>> {name}(") and _is_literal(value) and _is_expression(call):
+        if line.startswith(f">>> {name}(") and _is_literal(value) and _statements(f"({call})"):
             tests.append(AssertTest(f"assert {call} == {value}", setup=helpers, helpers=helpers, entry_points=(name,)))
     return tuple(tests)
 
 
-def _is_expression(text: str) -> bool:
+def _statements(source: str) -> list[ast.stmt]:
+    """Parse a source; one with a mistake has no statements."""
     try:
-        ast.parse(text, mode="eval")
+        return ast.parse(source).body
     except SyntaxError:
-        return False
-    return True
+        return []
 
 
 def _is_literal(text: str) -> bool:
@@ -183,10 +180,7 @@ def _mbpp(row: Mapping[str, Any]) -> Problem:
 
 def _defined(source: str) -> set[str]:
     """Return the names of functions, classes and variables at the top of a source."""
-    try:
-        body = ast.parse(source).body
-    except SyntaxError:
-        return set()
+    body = _statements(source)
     names = {node.name for node in body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)}
     assigned = [node for node in body if isinstance(node, ast.Assign)]
     return names | {target.id for node in assigned for target in node.targets if isinstance(target, ast.Name)}

@@ -55,9 +55,10 @@ def describe(title: str, version: str, routes: Iterable[Route], with_token: bool
         if operation.summary
     ]
     bodies = [what for _, _, operation in shown for what in (operation.request, operation.response)]
-    models = dict.fromkeys([*(what for what in bodies if isinstance(what, type)), HTTPValidationError, Error])
+    models: list[type[BaseModel]] = [what for what in bodies if isinstance(what, type)]
+    models += [HTTPValidationError, Error]
     _, schemas = models_json_schema(
-        [(model, "validation") for model in models], ref_template="#/components/schemas/{model}"
+        [(model, "validation") for model in dict.fromkeys(models)], ref_template="#/components/schemas/{model}"
     )
     paths: dict[str, Any] = {}
     for route, method, operation in shown:

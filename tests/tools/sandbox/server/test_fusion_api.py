@@ -331,8 +331,9 @@ STATUSES = [status for status in ExecutionStatus if status is not ExecutionStatu
 def test_results_come_back_from_messages_as_they_were(status):
     code = {ExecutionStatus.OK: 0, ExecutionStatus.ERROR: 2, ExecutionStatus.KILLED: -11}.get(status)
     result = ExecutionResult(
-        status, "out", "err", code, 1.5, stdout_truncated=True, cpu_seconds=0.1, memory_bytes=5, files={"a": b"\xff"}
-    )
+        status, "out", "err", 1.5, stdout_truncated=True, return_code=code, cpu_seconds=0.1, memory_bytes=5,
+        files={"a": b"\xff"},
+    )  # fmt: skip
     message = RunCodeResponse.model_validate_json(encode(RunCodeResponse.of(result)))
     back = message.result()
     assert back.status is status
@@ -355,8 +356,9 @@ def test_sandboxfusions_own_answers_can_be_read():
 
 def test_cells_come_back_from_messages_as_they_were():
     cell = CellResult(
-        ExecutionStatus.ERROR, "o", "e", "1", ({"text/html": "<b>"},), CellError("E", "v", ("t",)), 0.5, False
-    )
+        ExecutionStatus.ERROR, "o", "e", 0.5, result="1", display=({"text/html": "<b>"},),
+        error=CellError("E", "v", ("t",)), alive=False,
+    )  # fmt: skip
     message = CellResponse.model_validate_json(encode(CellResponse(cell)))
     assert message.root == cell
 

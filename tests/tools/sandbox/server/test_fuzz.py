@@ -50,10 +50,8 @@ def test_bodies(model, body):
         else:
             check_limits(request, CONFIG, "timeout")
     except (InvalidRequestError, OptionError) as error:
-        problems = (
-            error.problems if isinstance(error, InvalidRequestError) else problem(error.field, str(error)).problems
-        )
-        detail = json.loads(encode({"detail": problems}).decode("utf-8"))["detail"]
+        invalid = error if isinstance(error, InvalidRequestError) else problem(error.field, str(error))
+        detail = json.loads(encode({"detail": invalid.problems}).decode("utf-8"))["detail"]
         assert detail
         assert all(found["loc"][0] == "body" and found["msg"] and found["type"] for found in detail)
 
