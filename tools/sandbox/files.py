@@ -34,7 +34,6 @@ BATCH_FILES = 2000
 """Files and folders that are copied at once."""
 
 MAX_DOWNLOAD = 1 << 30
-"""Bytes that a download of a folder takes, unless another limit is given."""
 
 _HOLE = bytes(4096)
 """A block of zeros, of the size that the kernel keeps files in."""
@@ -69,15 +68,9 @@ def reason_of(error: SandboxFileError) -> str:
 
 @dataclass(frozen=True)
 class FileInfo:
-    """One file, folder or link.
+    """One file, folder or link, by its name in the folder that was listed; for `stat`, as it was asked for.
 
-    Attributes:
-        name: its name in the folder that was listed; for `stat`, the name that was asked for.
-        kind: `other` is a pipe, a socket or a device.
-        size: bytes.
-        mode: permission bits.
-        changed: time of the last change of its content, in seconds since 1970.
-        target: the place that a link points to.
+    The size is in bytes; `changed` is the time of the last change of its content, in seconds since 1970.
     """
 
     name: str
@@ -206,12 +199,8 @@ class SessionFiles(ABC):
     async def upload_folder(self, local: str | Path, path: str = ".") -> None:
         """Copy a folder of this machine into the session, with links and permission bits.
 
-        Files that are there already are replaced. What is no file, folder or link is left out.
-
-        Raises:
-            ConfigError: there is no folder `local` on this machine.
-            SandboxFileError: something cannot be written in the session, for example because the disk is full.
-            OSError: something cannot be read here.
+        Files that are there already are replaced. What is no file, folder or link is left out. Raises ConfigError if
+        there is no folder `local`, and OSError for things that cannot be read here.
         """
         root = Path(local)
         if not root.is_dir():
@@ -226,11 +215,8 @@ class SessionFiles(ABC):
 
         Programs of the session may have made up its content. Nothing is written outside of `local`: a link that leads
         outside is left out, as is what is no file, folder or link, and a file that cannot be read. Files of `local`
-        that are there already are replaced.
-
-        Raises:
-            SandboxError: the files have more than `max_bytes` together, or a name leads outside.
-            OSError: something cannot be written here.
+        that are there already are replaced. Raises SandboxError if the files have more than `max_bytes` together or a
+        name leads outside, and OSError for things that cannot be written here.
         """
         root = Path(local)
         infos = await self.walk(path)

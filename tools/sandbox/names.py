@@ -28,8 +28,7 @@ MAX_REASONS = 10
 class OptionError(ConfigError):
     """One value among the options of a call cannot be used.
 
-    Attributes:
-        field: where it stands: the option's name, and behind it the key or index inside of the option.
+    `field` is its place: the option's name, and behind it the key or index inside of the option.
     """
 
     def __init__(self, message: str, *field: str | int) -> None:
@@ -38,10 +37,7 @@ class OptionError(ConfigError):
 
 
 def check_name(name: str, *, absolute: bool = False, up: bool = False, field: Sequence[str | int] = ()) -> str:
-    """Check the name of a file in a sandbox's folder.
-
-    With `absolute`, `/tmp/…` is fine too; with `up`, `..` is fine too.
-    """
+    """Check the name of a file in a sandbox's folder; with `absolute` also `/tmp/…`, with `up` also `..`."""
     if not isinstance(name, str) or not name or "\0" in name:
         raise OptionError(f"a file's name must be a non-empty text without NUL, got {name!r}", *field)
     path = PurePosixPath(name.removeprefix("/tmp/") if absolute else name)

@@ -18,19 +18,17 @@ class RunOptions(TypedDict, total=False):
 
     Attributes:
         language: the program's language. Default: `"python"`.
-        timeout: wall seconds until the program and all that it started are killed; the time that the call waits for a
-            free place does not count. Default: 30.
+        timeout: wall seconds until the program is killed with all that it started, without the wait for a free place.
+            Default: 30.
         compile_timeout: wall seconds for the compiler of languages that have one. Default: `timeout`.
-        memory_mb: memory of all its processes together in MiB. Default: the sandbox's own limit. A `ProcessSandbox`
+        memory_mb: memory of all its processes together in MiB. Default: the sandbox's limit. A `ProcessSandbox`
             refuses it.
-        output_bytes: how much of stdout and of stderr is kept, if that is more than the sandbox's own limit. A
-            server keeps what its settings say.
-        stdin: what the program can read from standard input.
+        output_bytes: bytes of stdout and of stderr to keep, above the sandbox's limit. A server has its own setting.
         files: files to put into its folder first, by relative name. The program's own source is `main.py` (or as its
             language calls it), and `main_1.py` if that is one of these.
         fetch_files: names of files to bring back afterwards, however the run ended; `/tmp/…` is fine too. The result's
-            `message` says which of those that exist could not be fetched, and why.
-        env: further environment variables. SandboxFusion's API has none, and refuses them.
+            `message` names those that could not be fetched.
+        env: further environment variables; SandboxFusion's API refuses them.
     """
 
     language: str
@@ -51,17 +49,14 @@ class SessionOptions(TypedDict, total=False):
         files: files to put into its folder first, by relative name.
         env: further environment variables.
         memory_mb: memory of all its processes together in MiB, forks and checkpoints included. Default: the sandbox's
-            own limit.
-        file_mb: size of one file in MiB. Default: the sandbox's own limit; so are the next two.
-        disk_mb: everything written to its folders together, in MiB. A local sandbox keeps it in memory (at the level
-            `namespaces`).
+            limit; so are the next three.
+        file_mb: size of one file in MiB.
+        disk_mb: everything written to its folders together, in MiB. At the level `namespaces` it is kept in memory.
         inodes: files and folders at once.
-        network: what it reaches: `off`, `loopback` (its own), or `host`, which the sandbox's owner must have allowed.
-            Default: as the sandbox.
+        network: `off`, `loopback` (its own), or `host`, if the sandbox's owner allows it. Default: as the sandbox.
         folders: further folders to write to, by absolute names that its world does not have yet: `("/app", "/logs")`.
             They are empty, are forked with it, and count like the others. Needs the level `namespaces`.
-        hint: code that will run in it, if all of it is known. A sandbox may use it to open the session sooner, or
-            ignore it; what the session can do is the same.
+        hint: all code that will run in it, if known. A sandbox may use it to open the session sooner.
     """
 
     files: Mapping[str, bytes] | None

@@ -47,15 +47,8 @@ class Command:
 class ProcessRequest:
     """Things to do with a process, in the order of the attributes.
 
-    Attributes:
-        data: bytes to write to its standard input.
-        close_stdin: whether to close that.
-        size: new rows and columns of its terminal.
-        signal: number of a signal to send.
-        until: end of the wait: it has ended or, sooner, has printed something or taken its input.
-        wait: most seconds to wait.
-        read: whether to take its output since the last read.
-        forget: whether to free all that is kept about it; one that runs is to be killed in the same request.
+    `wait` is in seconds, at most `until` it has ended or, sooner, has printed something or taken its input. To `read`
+    takes its output since the last read. To `forget` one that runs, kill it in the same request.
     """
 
     data: bytes = b""

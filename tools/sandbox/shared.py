@@ -26,9 +26,6 @@ T = TypeVar("T")
 _log = logging.getLogger("toolgym.tools.sandbox")
 
 LINGER = 60.0
-"""Seconds that the local sandbox stays after its last handle, by default."""
-
-
 CLOSE_TIMEOUT = 30.0
 
 
@@ -135,13 +132,11 @@ class SharedSandbox(Sandbox):
     chance to end it, nor for a handle that is forgotten instead of closed.
 
     Args:
-        linger: seconds that the local sandbox stays when this handle is closed as the last one; 0: it ends with
+        linger: seconds that the local sandbox stays when this handle is closed as the last one. 0: it ends with
             the handle. `end_lingering` ends it sooner.
         options: those of `LocalSandbox`.
 
-    Raises:
-        SandboxUnavailableError: the machine cannot give the isolation that the options ask for.
-        ConfigError: an option is not known or out of range.
+    Raises as `LocalSandbox`.
     """
 
     def __init__(self, *, linger: float = LINGER, **options: Any) -> None:

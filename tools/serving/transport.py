@@ -19,7 +19,7 @@ from toolgym.tools.serving.config import ServingConfig
 from toolgym.tools.serving.json_bodies import encode
 
 LINGER = 2.0
-"""Seconds that the rest of a refused body is read: a client may read the answer only after it has sent the body."""
+"""Seconds that the rest of a refused body is read: a client may read the answer only after sending the body."""
 
 MIB = 1024 * 1024
 _log = logging.getLogger("toolgym.tools.serving.http")

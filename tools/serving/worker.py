@@ -17,7 +17,7 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -60,21 +60,13 @@ for the only worker). Gives the service, and its part of the announcement."""
 
 
 class ServerWorker(Generic[C]):
-    """Serves until it is stopped. It was started `restarts` times before."""
+    """Serves until it is stopped, as the line of settings says that the parent sends."""
 
-    def __init__(
-        self,
-        open_app: OpenApp[C],
-        config: C,
-        number: int,
-        folder: Path | None,
-        family: int,
-        address: tuple[Any, ...],
-        restarts: int = 0,
-    ) -> None:
-        self._restarts = restarts
-        self._open_app, self._config, self._number = open_app, config, number
-        self._folder, self._family, self._address = folder, family, address
+    def __init__(self, model: type[C], open_app: OpenApp[C], setup: Mapping[str, Any]) -> None:
+        self._open_app, self._config = open_app, model.model_validate(setup["config"])
+        self._number, self._restarts = setup["worker"], setup["restarts"]
+        self._folder = Path(setup["folder"]) if setup["folder"] else None
+        self._family, self._address = setup["family"], tuple(setup["address"])
         self._stop = asyncio.Event()
         self._force = asyncio.Event()
         self._orphaned = False
@@ -197,11 +189,7 @@ def _affordable(config: C) -> C:
 
 
 async def _main(model: type[C], open_app: OpenApp[C], setup: dict[str, Any]) -> None:
-    config = model.model_validate(setup["config"])
-    folder = Path(setup["folder"]) if setup["folder"] else None
-    worker = ServerWorker(
-        open_app, config, setup["worker"], folder, setup["family"], tuple(setup["address"]), setup["restarts"]
-    )
+    worker = ServerWorker(model, open_app, setup)
     loop = asyncio.get_running_loop()
 
     def stop(*_: object) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import socket
 import threading
 
-from toolgym.tools.sandbox.local.host.outbox import Outbox
+from toolgym.tools.sandbox.local.host.template_process import Outbox
 
 
 async def received(end, size):

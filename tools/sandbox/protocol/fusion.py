@@ -168,14 +168,12 @@ class RunCodeResponse(WireMessage):
             compiled = CommandRunResult.of(replace(result.compile, status=result.status))
         else:
             ran = CommandRunResult.of(result)
+        commands = [command for command in (compiled, ran) if command is not None]
         status = RunStatus.SUCCESS
-        for command in (compiled, ran):
-            if command is None:
-                continue
-            if command.status is CommandRunStatus.ERROR:
-                status = RunStatus.SANDBOX_ERROR
-            elif status is RunStatus.SUCCESS and command.return_code != 0:
-                status = RunStatus.FAILED
+        if any(command.status is CommandRunStatus.ERROR for command in commands):
+            status = RunStatus.SANDBOX_ERROR
+        elif any(command.return_code != 0 for command in commands):
+            status = RunStatus.FAILED
         return cls(
             status=status,
             message="; ".join(text for text in (limit_message(result.status), result.message, message) if text),

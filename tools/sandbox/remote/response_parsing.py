@@ -47,11 +47,8 @@ REFUSALS = ("unsupported", "no_room")
 class CellsResult:
     """The results of several cells that ran in one fresh interpreter.
 
-    Attributes:
-        status: `OK` if all cells ran, even if some raised; else the end of the last one.
-        cells: results of the cells that ran, in order. The value of a last expression is among `display`.
-        duration: wall seconds, all together.
-        files: contents of the files that were asked for and exist.
+    The status is `OK` if all ran, even if some raised; else the end of the last one. The value of a cell's last
+    expression is among its `display`.
     """
 
     status: ExecutionStatus

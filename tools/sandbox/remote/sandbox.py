@@ -34,7 +34,7 @@ MAX_CONNECTIONS = 256
 """Calls at once by default: those for which a server has no slot wait there."""
 
 SPARE = 32
-"""Connections beyond `max_connections`, for health checks and for closing sessions."""
+"""Further connections, for health checks and for closing sessions."""
 
 _log = logging.getLogger("toolgym.tools.sandbox")
 
@@ -137,15 +137,8 @@ class RemoteSandbox(Sandbox):
     ) -> CellsResult:
         """Run Python cells one after another in a fresh interpreter, which is gone afterwards: `/run_jupyter`.
 
-        Args:
-            cells: their code.
-            timeout: wall seconds for all of them.
-            cell_timeout: wall seconds for each; SandboxFusion's own server ignores it, and `memory_mb`.
-            memory_mb: instead of the sandbox's.
-            files: files to put into the folder first.
-            fetch_files: files to bring back afterwards.
-
-        Raises ConfigError as `run`.
+        `timeout` is for all of them, `cell_timeout` for each; SandboxFusion's own server ignores that, and `memory_mb`.
+        The other options are those of `run`.
         """
         checked = RunRequest("", timeout=timeout, memory_mb=memory_mb, files=files or {}, fetch_files=fetch_files)
         body = {

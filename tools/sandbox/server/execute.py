@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
@@ -70,20 +70,19 @@ class SandboxMetrics(ServerMetrics):
         self._outcomes.labels(endpoint, outcome).inc()
 
 
+@dataclass(eq=False)
 class Executor:
     """Answers `/run_code` and `/run_jupyter`."""
 
-    def __init__(
-        self,
-        sandbox: Sandbox,
-        config: ServerConfig,
-        languages: frozenset[str],
-        gate: Gate,
-        metrics: SandboxMetrics,
-    ) -> None:
-        self._sandbox, self._config, self._languages = sandbox, config, languages
-        self._gate, self._metrics = gate, metrics
-        self._files_limit = int(config.files_limit_mb * MIB)
+    sandbox: Sandbox
+    config: ServerConfig
+    languages: frozenset[str]
+    gate: Gate
+    metrics: SandboxMetrics
+
+    @property
+    def _files_limit(self) -> int:
+        return int(self.config.files_limit_mb * MIB)
 
     async def run_code(self, call: Call) -> web.Response:
         """Answer `/run_code`.
@@ -92,10 +91,10 @@ class Executor:
         failed with return code 127. A time-out of 0 or less is exceeded at once, as there.
         """
         asked = parse(RunCodeRequest, call.body)
-        request = run_request(asked, self._config)
+        request = run_request(asked, self.config)
         language = LANGUAGES.get(asked.language)
         compiled = language is not None and bool(language.compile)
-        if asked.language not in self._languages:
+        if asked.language not in self.languages:
             result = self._not_offered(asked.language)
             if compiled:
                 result = replace(result, status=ExecutionStatus.COMPILE_ERROR, compile=result)
@@ -106,12 +105,12 @@ class Executor:
             result = ExecutionResult(ExecutionStatus.TIMEOUT)
         else:
             patience = request.timeout + (request.compile_timeout or 0.0 if compiled else 0.0) + GRACE
-            async with self._gate.slot() as waited:
-                self._metrics.queue_seconds.observe(waited)
-                result = await _answered(self._sandbox.execute(request), patience, ExecutionResult)
+            async with self.gate.slot() as waited:
+                self.metrics.queue_seconds.observe(waited)
+                result = await _answered(self.sandbox.execute(request), patience, ExecutionResult)
             if compiled and result.compile is None and result.status in _STOPPED:
                 result = replace(result, compile=replace(result, files={}))  # the compiler was stopped
-        self._metrics.ran("/run_code", result.status.value)
+        self.metrics.ran("/run_code", result.status.value)
         kept, note = self._fitting(result.files)
         return answer(RunCodeResponse.of(result, kept, note))
 
@@ -121,13 +120,13 @@ class Executor:
         Cells go on after one that raised, and stop after one that ran too long or took the interpreter with it.
         """
         asked = parse(RunJupyterRequest, call.body)
-        opening = session_request(asked, self._config)
+        opening = session_request(asked, self.config)
         if asked.total_timeout <= 0:
             return answer(RunJupyterResponse.of([], duration=0.0, timed_out=True))
-        async with self._gate.slot() as waited:
-            self._metrics.queue_seconds.observe(waited)
+        async with self.gate.slot() as waited:
+            self.metrics.queue_seconds.observe(waited)
             response = await self._run_cells(asked, opening)
-        self._metrics.ran("/run_jupyter", response.status.value)
+        self.metrics.ran("/run_jupyter", response.status.value)
         return answer(response)
 
     async def _run_cells(self, request: RunJupyterRequest, opening: SessionRequest) -> RunJupyterResponse:
@@ -137,7 +136,7 @@ class Executor:
         timed_out = False
         try:
             async with asyncio.timeout(FILE_DEADLINE):
-                session = await self._sandbox.open_session(opening)
+                session = await self.sandbox.open_session(opening)
         except (SandboxError, OSError, TimeoutError) as error:
             _log.error("a session could not be opened: %s: %s", type(error).__name__, error)
             message = str(error) or "a session did not open in time"
@@ -198,7 +197,7 @@ class Executor:
         return kept, note if left_out else ""
 
     def _not_offered(self, language: str) -> ExecutionResult:
-        offered = ", ".join(sorted(self._languages))
+        offered = ", ".join(sorted(self.languages))
         return ExecutionResult(
             ExecutionStatus.ERROR,
             stderr=f"{language}: command not found (this server offers: {offered})\n",

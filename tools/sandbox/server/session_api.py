@@ -7,6 +7,7 @@ import contextlib
 import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 from urllib.parse import unquote
 
@@ -106,20 +107,16 @@ def owner_of(name: str) -> int | None:
     return int(number) if name.startswith("w") and number.isascii() and number.isdigit() and len(number) < 4 else None
 
 
+@dataclass(eq=False)
 class SessionApi:
     """Answers calls of this worker's sessions. A session's id is the part `id` of a call's path."""
 
-    def __init__(
-        self,
-        sandbox: Sandbox,
-        config: ServerConfig,
-        gate: Gate,
-        metrics: SandboxMetrics,
-        sessions: SandboxSessions,
-        worker: int,
-    ) -> None:
-        self.config, self.gate, self.metrics, self.sessions = config, gate, metrics, sessions
-        self._sandbox, self._worker = sandbox, worker
+    sandbox: Sandbox
+    config: ServerConfig
+    gate: Gate
+    metrics: SandboxMetrics
+    sessions: SandboxSessions
+    worker: int
 
     def routes(self) -> list[Route]:
         session = "/sessions/{id}"
@@ -157,7 +154,7 @@ class SessionApi:
 
         async def opening() -> list[Session]:
             async with self.gate.slot(), asyncio.timeout(FILE_DEADLINE):
-                return [await self._sandbox.open_session(request)]
+                return [await self.sandbox.open_session(request)]
 
         (entry,) = await self._add(opening)
         return answer(self._info(entry), 201, {"Location": f"/sessions/{entry.name}"})
@@ -225,7 +222,7 @@ class SessionApi:
         except (SandboxError, OSError, TimeoutError) as error:
             raise _try_again(str(error) or "a session did not open in time") from None
         patience = self.config.queue_timeout
-        return [self.sessions.add(SessionEntry(self._worker, session, patience, cells)) for session in sessions]
+        return [self.sessions.add(SessionEntry(self.worker, session, patience, cells)) for session in sessions]
 
     async def run_cell(self, call: Call) -> web.Response:
         request = parse(messages.CellRequest, call.body)

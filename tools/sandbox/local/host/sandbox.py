@@ -82,7 +82,7 @@ class LocalSandbox(Sandbox):
         require: weakest isolation level that is acceptable, see `Level`. Default: the strongest of the machine.
         level: exactly this level.
         limits: limits of one execution or session.
-        network: `off`; `loopback`, a network of its own inside; or `host`.
+        network: `off`, `loopback` (a network of its own), or `host`.
         allow_host_network: whether a session may ask for the network `host` if the sandbox has another.
         preload: modules of the full template; those that are not installed are left out with a line in the log.
         python: interpreter to run programs with, as a path or a name in PATH. Default: this one.
@@ -95,9 +95,7 @@ class LocalSandbox(Sandbox):
             `SESSIONS_EACH` times as many sessions. Default: one per two processors, at most `MOST_TEMPLATES`.
         warm: children that each template keeps ready.
 
-    Raises:
-        SandboxUnavailableError: the machine cannot give the level.
-        ConfigError: an argument is not known or out of range.
+    Raises SandboxUnavailableError if the machine cannot give the level, and ConfigError.
     """
 
     @named_keywords
@@ -136,7 +134,7 @@ class LocalSandbox(Sandbox):
             TemplatePool,
             level=self.level,
             python=self._python,
-            preload=preload,
+            preload=tuple(preload),
             packages=self._packages,
             count=templates or max(1, min(MOST_TEMPLATES, cores // 2)),
             warm=max(0, warm),
@@ -173,10 +171,7 @@ class LocalSandbox(Sandbox):
         return len(self._sessions)
 
     async def start(self, *, full: bool = False) -> None:
-        """Start a bare template, and with `full` one with the preloaded modules, so that the first call need not.
-
-        Raises SandboxUnavailableError if it does not start.
-        """
+        """Start a bare template, and with `full` one with the preloaded modules. Raises SandboxUnavailableError."""
         await self._templates.start(full=full)
 
     async def __aenter__(self) -> Self:

@@ -15,7 +15,7 @@ import subprocess
 import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -53,30 +53,27 @@ _log = logging.getLogger("toolgym.tools.sandbox")
 _logged: set[str] = set()
 
 
+@dataclass(eq=False, kw_only=True)
 class TemplatePool:
     """Bare template processes, and full ones with libraries loaded. Belongs to one event loop, see `loop`."""
 
-    def __init__(
-        self,
-        *,
-        level: Level,
-        network: Network,
-        limits: Limits,
-        python: str,
-        preload: Sequence[str],
-        packages: str | None,
-        folders: tuple[str, ...],
-        count: int,
-        warm: int,
-    ) -> None:
-        self._level, self._network, self._limits, self._python = level, network, limits, python
-        self._preload, self._packages, self._warm = tuple(preload), packages, warm
-        self._folders = folders
-        self._kinds: dict[str, list[TemplateProcess | None]] = {"bare": [None] * count, "full": [None] * count}
+    level: Level
+    network: Network
+    limits: Limits
+    python: str
+    preload: tuple[str, ...]
+    packages: str | None
+    folders: tuple[str, ...]
+    count: int
+    warm: int
+
+    def __post_init__(self) -> None:
+        self._kinds: dict[str, list[TemplateProcess | None]]
+        self._kinds = {kind: [None] * self.count for kind in ("bare", "full")}
         self._locks: dict[tuple[str, int], asyncio.Lock] = {}
         self._starting: Counter[tuple[str, int]] = Counter()
         self._turn = itertools.count()
-        self._pattern = _names_pattern(self._preload)
+        self._pattern = _names_pattern(self.preload)
         self._installed: tuple[str, ...] | None = None
         self._paths: tuple[str, ...] = ()
         self._work = ""
@@ -92,14 +89,14 @@ class TemplatePool:
             return None
         controllers = (layers["cgroup"] or {}).get("controllers", ())
         return Isolation(
-            level=self._level,
+            level=self.level,
             landlock=int(layers["landlock"]),
             seccomp=bool(layers["seccomp"]),
             fresh_proc=bool(layers["fresh_proc"]),
-            network=self._network,
+            network=self.network,
             cgroup=f"v{layers['cgroup']['version']}" if controllers else None,
             controllers=tuple(controllers),
-            missing=tuple(missing(self._level, layers, self._network)),
+            missing=tuple(missing(self.level, layers, self.network)),
         )
 
     @property
@@ -119,7 +116,7 @@ class TemplatePool:
     async def start(self, *, full: bool) -> None:
         """Start the first bare template; and with `full` the first full one, if there are modules for it."""
         await self._get("bare", 0)
-        if full and self._preload:
+        if full and self.preload:
             await self._get("full", 0)
 
     async def for_code(self, code: str) -> TemplateProcess:
@@ -134,7 +131,7 @@ class TemplatePool:
 
     async def full(self) -> TemplateProcess:
         """Return a template with all libraries of the pool."""
-        return await self._get("full" if self._preload else "bare")
+        return await self._get("full" if self.preload else "bare")
 
     async def look(self) -> float:
         looking = [template.look() for template in self._templates if template.alive]
@@ -200,53 +197,53 @@ class TemplatePool:
 
     async def _start(self, kind: str) -> TemplateProcess:
         if self._installed is None:
-            self._paths = await in_thread(runtime_paths, self._python)
-            self._installed = await in_thread(_installed, self._python, self._preload)
-        if self._level is not Level.NAMESPACES:
+            self._paths = await in_thread(runtime_paths, self.python)
+            self._installed = await in_thread(_installed, self.python, self.preload)
+        if self.level is not Level.NAMESPACES:
             await in_thread(folders.sweep)
-        if self._level is not Level.NAMESPACES and not self._work:
+        if self.level is not Level.NAMESPACES and not self._work:
             # Without awaiting: two templates that start at once would make two folders, and one would be left behind.
             self._work = _work_folder()
         preload = list(self._installed) if kind == "full" else []
-        another = self._level is Level.NAMESPACES and jail.becomes_another()
+        another = self.level is Level.NAMESPACES and jail.becomes_another()
         config = {
-            "level": self._level.value,
-            "network": self._network,
-            "limits": asdict(self._limits),
-            "read_only": world(self._paths, self._packages),
-            "folders": list(self._folders),
+            "level": self.level.value,
+            "network": self.network,
+            "limits": asdict(self.limits),
+            "read_only": world(self._paths, self.packages),
+            "folders": list(self.folders),
             "hidden": [OWN_TASKS],
-            "variables": packages.variables(self._packages),
+            "variables": packages.variables(self.packages),
             "preload": preload,
             "warm_code": {name: WARM_CODE[name] for name in preload if name in WARM_CODE},
-            "path": f"{os.path.dirname(self._python)}:{languages.SEARCH_PATH}",
-            "processors": reported_processors(self._limits),
-            "warm": self._warm,
+            "path": f"{os.path.dirname(self.python)}:{languages.SEARCH_PATH}",
+            "processors": reported_processors(self.limits),
+            "warm": self.warm,
             "work": tempfile.mkdtemp(dir=self._work) if self._work else "",
-            "first_uid": users.take() if self._level is Level.UID or (another and users.pool()) else 0,
+            "first_uid": users.take() if self.level is Level.UID or (another and users.pool()) else 0,
         }
         if config["work"]:
             os.chmod(str(config["work"]), 0o711)
         parent, why = await in_thread(cgroup.find)
-        if self._limits.cores is not None and (parent is None or "cpu" not in parent.folders):
+        if self.limits.cores is not None and (parent is None or "cpu" not in parent.folders):
             raise SandboxUnavailableError(
-                f"limits.cores={self._limits.cores} needs a control group with the cpu controller, and none can be "
+                f"limits.cores={self.limits.cores} needs a control group with the cpu controller, and none can be "
                 f"made here ({why or 'that controller is not passed on'}); leave it at None"
             )
         # A template of root becomes another user, and makes its children's groups itself.
         owner = users.SANDBOX_UID if another else None
         make_group = functools.partial(cgroup.ControlGroup, parent, owner) if parent is not None else None
-        template = TemplateProcess(self._python, config, make_group)
+        template = TemplateProcess(self.python, config, make_group)
         await template.start()
         self._layers = template.layers
-        text = f"sandbox isolation: {self._level.value}"
+        text = f"sandbox isolation: {self.level.value}"
         if text not in _logged:
             _logged.add(text)
             _log.info("%s (%s)", text, self.isolation)
         absent = template.layers["absent"]
         if absent and absent not in _logged:
             _logged.add(absent)
-            _log.warning("the sandbox's Python %r cannot import, so programs go without: %s", self._python, absent)
+            _log.warning("the sandbox's Python %r cannot import, so programs go without: %s", self.python, absent)
         return template
 
 
