@@ -15,7 +15,6 @@ Source: `harbor.environments.base.BaseEnvironment` and `harbor.trial`, of Harbor
 from __future__ import annotations
 
 import inspect
-import os
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
@@ -33,13 +32,11 @@ from toolgym.tools.errors import (
     nearest,
 )
 from toolgym.tools.integrations.dockerfile import Dockerfile, read_dockerfile
+from toolgym.tools.integrations.session_settings import SessionSettings
 from toolgym.tools.lazy import missing_extra
 from toolgym.tools.sandbox import base
-from toolgym.tools.sandbox.base import ExecutionStatus, Limits, Sandbox, Session
-from toolgym.tools.sandbox.open import TOKEN_VARIABLE
+from toolgym.tools.sandbox.base import ExecutionStatus, Sandbox, Session
 from toolgym.tools.sandbox.options import Network
-from toolgym.tools.sandbox.remote import RemoteSandbox
-from toolgym.tools.sandbox.shared import SharedSandbox
 
 try:
     from harbor.environments.base import BaseEnvironment, ExecResult
@@ -64,42 +61,27 @@ OUTPUT_BYTES = 10 << 20
 """Standard output, and standard error, of one command on this machine."""
 
 
-class HarborSettings(pydantic.BaseModel, frozen=True, extra="forbid"):
-    """Settings of `--ek name=value`, or of `environment.kwargs` of a job.
+class HarborSettings(SessionSettings):
+    """Settings of `--ek name=value`, or of `environment.kwargs` of a job; a session is one trial's.
+
+    `memory_mb` and `disk_mb` are for a task that says nothing.
 
     Attributes:
-        url: one or several servers (`toolgym serve sandbox`), whose own limit of processes holds; None: this machine.
-        token: what the servers ask for. Harbor writes settings into a trial's folder, so it is better given by the
-            environment variable `TOOLGYM_SANDBOX_TOKEN`, the default.
         public_network: what a task reaches that asks for a public network: the machine's (`host`, which a server's
             owner must have allowed), or only its own (`loopback`). None: such tasks are refused.
-        without_image: whether tasks run whose image would have more than the machine itself.
+        without_image: tasks run whose image would have more than the machine itself.
         folders: folders that programs can write to, beside those that the task names.
-        memory_mb: memory of one trial's programs together, in MiB, for a task that says nothing.
-        disk_mb: all files of one trial together, in MiB, likewise. A local sandbox keeps them in memory.
-        inodes: files and folders of one trial.
-        processes: processes and threads of one trial at once.
         command_timeout: seconds that a command may take for which Harbor gives no time; servers allow 3600 by default.
     """
 
-    url: str | tuple[str, ...] | None = None
-    token: str | None = None
     public_network: Literal["loopback", "host"] | None = None
     without_image: bool = False
     folders: tuple[str, ...] = FOLDERS
-    memory_mb: int = pydantic.Field(2048, gt=0)
-    disk_mb: int = pydantic.Field(1024, gt=0)
-    inodes: int = pydantic.Field(100_000, gt=0)
-    processes: int = pydantic.Field(256, gt=0)
     command_timeout: float = pydantic.Field(3600.0, gt=0, allow_inf_nan=False)
 
     def sandbox(self) -> Sandbox:
-        """Return a handle on the sandbox, which the caller closes."""
-        if self.url is not None:
-            return RemoteSandbox(self.url, token=self.token or os.environ.get(TOKEN_VARIABLE))
-        limits = Limits(memory_mb=self.memory_mb, processes=self.processes, open_files=1024, output_bytes=OUTPUT_BYTES)
         may_use_host = self.public_network == "host"
-        return SharedSandbox(require="namespaces", limits=limits, preload=(), allow_host_network=may_use_host)
+        return self.open(require="namespaces", output_bytes=OUTPUT_BYTES, may_use_host=may_use_host)
 
 
 class ToolgymEnvironment(BaseEnvironment):

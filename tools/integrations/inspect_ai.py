@@ -20,11 +20,10 @@ from typing import Any, Literal, overload
 import pydantic
 
 from toolgym.tools.errors import ConfigError, SandboxError, SandboxFileError
+from toolgym.tools.integrations.session_settings import SessionSettings
 from toolgym.tools.lazy import missing_extra
-from toolgym.tools.sandbox.base import ExecResult, ExecutionStatus, Limits, Sandbox, Session
+from toolgym.tools.sandbox.base import ExecResult, ExecutionStatus, Sandbox, Session
 from toolgym.tools.sandbox.options import Network
-from toolgym.tools.sandbox.remote import RemoteSandbox
-from toolgym.tools.sandbox.shared import SharedSandbox
 from toolgym.tools.yaml_file import read_yaml
 
 try:
@@ -47,32 +46,20 @@ OWN_USERS = ("user", "1000")
 """Name and number of the user that programs of a session run as."""
 
 
-class InspectConfig(pydantic.BaseModel, frozen=True, extra="forbid"):
-    """Settings of the sandboxes of a task.
+class InspectConfig(SessionSettings):
+    """Settings of the sandboxes of a task; a session is one sample's.
 
     Attributes:
-        url: one or several servers (`toolgym serve sandbox`), whose own limit of processes holds; None: this machine.
-        token: what the servers ask for.
         require: weakest isolation level that is acceptable, on this machine.
         network: what programs reach. `host` must have been allowed by a server's owner.
         env: environment variables of each sample's programs.
-        memory_mb: memory of one sample's programs together, in MiB.
-        processes: processes and threads of one sample at once.
         file_mb: size of one file, in MiB.
-        disk_mb: all files of one sample together, in MiB.
-        inodes: files and folders of one sample.
     """
 
-    url: str | tuple[str, ...] | None = None
-    token: str | None = None
     require: str | None = None
     network: Network = "off"
     env: Mapping[str, str] = pydantic.Field(default_factory=dict)
-    memory_mb: int = 2048
-    processes: int = 256
     file_mb: int = 128
-    disk_mb: int = 1024
-    inodes: int = 100_000
 
     @classmethod
     def of(cls, config: object) -> InspectConfig:
@@ -91,16 +78,8 @@ class InspectConfig(pydantic.BaseModel, frozen=True, extra="forbid"):
             raise ConfigError(f"{config}: {error}") from None
 
     def sandbox(self) -> Sandbox:
-        """Return a handle on the sandbox, which the caller closes."""
-        if self.url is not None:
-            return RemoteSandbox(self.url, token=self.token)
-        limits = Limits(
-            memory_mb=self.memory_mb,
-            processes=self.processes,
-            open_files=1024,
-            output_bytes=SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE,
-        )
-        return SharedSandbox(require=self.require, limits=limits, preload=(), allow_host_network=self.network == "host")
+        most = SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE
+        return self.open(require=self.require, output_bytes=most, may_use_host=self.network == "host")
 
 
 @sandboxenv(name="toolgym")

@@ -61,27 +61,27 @@ class EvaluationApi:
         self._formats = {name: format_of(rows[0]) for name, rows in self._rows.items()}
 
     def routes(self) -> list[Route]:
-        post = {
-            "/list_ids": Operation(self._list_ids, "List the ids of a data set", GetPromptsRequest, Ids),
-            "/get_prompts": Operation(
-                self._get_prompts, "Get the prompts of a data set", GetPromptsRequest, PromptList
-            ),
-            "/get_prompt_by_id": Operation(self._get_prompt, "Get one prompt", GetPromptByIdRequest, Prompt),
-            "/submit": Operation(self._submit, "Judge what a model answered", SubmitRequest, EvalResult),
-            "/get_metrics": Operation(
-                self._metrics, "Sum up the results of a data set", GetMetricsRequest, MetricValues
-            ),
-            "/get_metrics_function": Operation(
-                self._metrics_function,
-                "Get the source of the function that sums up",
-                GetMetricsFunctionRequest,
-                GetMetricsFunctionResult,
-            ),
-        }
         listing = Operation(self._list_datasets, "List the data sets", None, Names)
+        prompts = Operation(self._get_prompts, "Get the prompts of a data set", GetPromptsRequest, PromptList)
+        metrics = Operation(self._metrics, "Sum up the results of a data set", GetMetricsRequest, MetricValues)
+        function = Operation(
+            self._metrics_function,
+            "Get the source of the function that sums up",
+            GetMetricsFunctionRequest,
+            GetMetricsFunctionResult,
+        )
+        submit = Operation(self._submit, "Judge what a model answered", SubmitRequest, EvalResult)
+        posts = {
+            "/list_ids": Operation(self._list_ids, "List the ids of a data set", GetPromptsRequest, Ids),
+            "/get_prompts": prompts,
+            "/get_prompt_by_id": Operation(self._get_prompt, "Get one prompt", GetPromptByIdRequest, Prompt),
+            "/submit": submit,
+            "/get_metrics": metrics,
+            "/get_metrics_function": function,
+        }
         return [
             Route("/list_datasets", {"GET": listing}),
-            *(Route(path, {"POST": operation}, runs=path == "/submit") for path, operation in post.items()),
+            *(Route(path, {"POST": operation}, runs=operation is submit) for path, operation in posts.items()),
         ]
 
     # ------------------------------------------------------------------ handlers
@@ -200,15 +200,11 @@ def load_datasets(folder: Path) -> dict[str, list[dict[str, Any]]]:
                     f"one is of {kind or 'none'}; see docs/sandboxfusion.md"
                 )
         for row in rows:
-            _check_id(paths[name], row)
+            try:
+                row_id(row)
+            except RequestRefusedError as error:
+                raise ConfigError(f"{paths[name]}: {error}") from None
     return datasets
-
-
-def _check_id(path: Path, row: Row) -> None:
-    try:
-        row_id(row)
-    except RequestRefusedError as error:
-        raise ConfigError(f"{path}: {error}") from None
 
 
 class _GatedSandbox(Sandbox):

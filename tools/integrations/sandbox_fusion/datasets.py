@@ -104,7 +104,8 @@ class HumanEval(CodeDataset):
                 f"```{_language(row)}\n{text.rstrip()}\n```\n\nWrite out the complete code of this in a fenced block."
             )
         hidden = ("prompt", "test", "tests", "canonical_solution")
-        return Prompt(id=row_id(row), prompt=text, labels=_without(row, hidden))
+        labels = {name: value for name, value in row.items() if name not in hidden}
+        return Prompt(id=row_id(row), prompt=text, labels=labels)
 
     async def submit(self, row: Row, request: SubmitRequest, sandbox: Sandbox) -> EvalResult:
         language, prompt = _language(row), _column(row, "prompt")
@@ -129,7 +130,8 @@ class Mbpp(CodeDataset):
     def prompt(self, row: Row, config: EvaluationConfig) -> Prompt:
         if config.is_fewshot:
             raise RequestRefusedError(400, "this server has no few-shot prompts of MBPP", reason="unsupported")
-        text, tests = _mbpp_text(row), "\n".join(_assertions(row))
+        column = next((name for name in ("content", "text", "prompt") if row.get(name)), "content")
+        text, tests = _column(row, column), "\n".join(_assertions(row))
         ask = f"You are an expert Python programmer, and here is your task: {text}"
         return Prompt(
             id=row_id(row), prompt=f"{ask} Your code should pass these tests:\n\n{tests}", labels=_labels(row)
@@ -201,7 +203,7 @@ class AutoEval(CodeDataset):
         if language == "java":
             raise RequestRefusedError(400, "AutoEvalDataset's rows in Java are not judged here", reason="unsupported")
         extracted = await _extract(sandbox, request, language)
-        program = _without_main(extracted.code, language)
+        program = extracted.code.partition("if __name__ ==")[0] if language == "python" else extracted.code
         if request.config.extra.get("repr_code"):
             program = repr(program)
         before, mark, behind = code.partition("#<INSERT>")
@@ -287,18 +289,17 @@ async def _judged(
                 400, f"test {number} of the row cannot be judged: {verdict.detail}", reason="not_judgeable"
             )
     judged = [(verdict, test) for verdict, test in zip(verdicts, tests, strict=True) if verdict.run is not None]
+    outcomes = [
+        EvalTestCase(passed=verdict.passed, exec_info=RunCodeResponse.of(_shown(verdict, test)), test_info=_info(test))
+        for verdict, test in judged
+    ]
     return EvalResult(
         id=request.id,
         accepted=all(verdict.passed for verdict in verdicts),
         extracted_code=extracted.code,
         full_code=program,
         test_code=test_code,
-        tests=[
-            EvalTestCase(
-                passed=verdict.passed, exec_info=RunCodeResponse.of(_shown(verdict, test)), test_info=_info(test)
-            )
-            for verdict, test in judged
-        ],
+        tests=outcomes,
         extracted_type=extracted.kind,
     )
 
@@ -381,19 +382,11 @@ def _labels(row: Row) -> dict[str, Any]:
     return dict(_json(row, "labels", dict)) if row.get("labels") else {}
 
 
-def _without(row: Row, names: Sequence[str]) -> dict[str, Any]:
-    return {name: value for name, value in row.items() if name not in names}
-
-
 def _assertions(row: Row) -> list[str]:
     assertions = _json(row, "test_list", list)
     if not assertions or not all(isinstance(assertion, str) for assertion in assertions):
         raise _bad_row("test_list", "a list of assertions")
     return list(assertions)
-
-
-def _mbpp_text(row: Row) -> str:
-    return _column(row, next((name for name in ("content", "text", "prompt") if row.get(name)), "content"))
 
 
 def _language(row: Row) -> str:
@@ -408,10 +401,6 @@ def _until_stop(completion: str, row: Row, language: str) -> str:
         stops.append(r"\n(?=[^\s#])")
     end = re.search("|".join(stops), completion) if stops else None
     return completion if end is None else completion[: end.start()] + "\n"
-
-
-def _without_main(code: str, language: str) -> str:
-    return code.partition("if __name__ ==")[0] if language == "python" else code
 
 
 def _assets(assets: Any) -> dict[str, bytes]:

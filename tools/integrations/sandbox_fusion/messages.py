@@ -37,30 +37,31 @@ class EvaluationConfig(WireMessage):
     extra: dict[str, Any] = Field({})
 
 
-class GetPromptsRequest(WireMessage):
-    """Body of `/list_ids` and `/get_prompts`."""
+class GetMetricsFunctionRequest(WireMessage):
+    """Body of `/get_metrics_function`, and the beginning of the others."""
 
     dataset: str
     config: EvaluationConfig
+
+
+class GetPromptsRequest(GetMetricsFunctionRequest):
+    """Body of `/list_ids` and `/get_prompts`."""
+
     offset: int = Field(0, ge=0)
     limit: int = Field(1_000_000, ge=0)
 
 
-class GetPromptByIdRequest(WireMessage):
+class GetPromptByIdRequest(GetMetricsFunctionRequest):
     """Body of `/get_prompt_by_id`."""
 
-    dataset: str
-    config: EvaluationConfig
     id: int | str
 
 
-class SubmitRequest(WireMessage):
+class SubmitRequest(GetMetricsFunctionRequest):
     """Body of `/submit`."""
 
-    dataset: str
     id: int | str
     completion: str
-    config: EvaluationConfig
 
 
 class EvalTestCase(WireMessage):
@@ -84,19 +85,10 @@ class EvalResult(WireMessage):
     extra: dict[str, Any] | None = None
 
 
-class GetMetricsRequest(WireMessage):
+class GetMetricsRequest(GetMetricsFunctionRequest):
     """Body of `/get_metrics`."""
 
-    dataset: str
-    config: EvaluationConfig
     results: list[EvalResult]
-
-
-class GetMetricsFunctionRequest(WireMessage):
-    """Body of `/get_metrics_function`."""
-
-    dataset: str
-    config: EvaluationConfig
 
 
 class GetMetricsFunctionResult(WireMessage):
