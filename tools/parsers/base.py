@@ -15,8 +15,7 @@ class ParsedTurn(NamedTuple):
     Attributes:
         text: the turn as generated, without its end-of-turn token.
         content: the text outside of calls, as written. Thinking between tags is part of it; see `split_reasoning`.
-        calls: the well-formed calls.
-        errors: the malformed ones. `index` orders calls and errors together.
+        errors: the malformed calls. `index` orders calls and errors together.
         reasoning: the thinking, if the format has no tags for it that could stay in the content (`gpt_oss`).
     """
 
@@ -66,15 +65,11 @@ class Parser(Protocol):
     ) -> ParsedTurn:
         """Read a turn.
 
-        Args:
-            text: what the model generated.
-            first_id: number in the id of the first call; ids are `call_N`, counted over the episode. Formats whose chat
-                templates want ids of another form (mistral, kimi) have that form, and keep the ids that the model
-                wrote.
-            schemas: the tools by name. Formats that write every value as text (qwen3_coder, glm) need them to tell the
-                number 5 from the text "5"; without them all values stay text. The others ignore them.
-            starts_open: the generation prompt ended with `<think>`, so that the text begins inside of thinking. If that
-                is not known, a closing tag tells it, but thinking that never closes looks like content.
+        Ids are `call_N`, counted from `first_id` over the episode. Formats whose chat templates want ids of another
+        form (mistral, kimi) have that form, and keep the ids that the model wrote. Formats that write every value as
+        text (qwen3_coder, glm) need the `schemas` by name to tell the number 5 from the text "5"; without them all
+        values stay text. With `starts_open`, the generation prompt ended with `<think>`, so that the text begins inside
+        of thinking. If that is not known, a closing tag tells it, but thinking that never closes looks like content.
         """
         ...
 

@@ -5,13 +5,24 @@
     <arg_value>print(1)</arg_value>
     </tool_call>
 
+Hy3 (Tencent's Hunyuan 3) writes the same tags with a suffix, and more of them:
+
+    <tool_calls:opensource>
+    <tool_call:opensource>code_interpreter<tool_sep:opensource>
+    <arg_key:opensource>code</arg_key:opensource>
+    <arg_value:opensource>print(1)</arg_value:opensource>
+    </tool_call:opensource>
+    </tool_calls:opensource>
+
 Decisions, each with a test:
 
 * White space between tags belongs to the format; all text between `<arg_value>` and `</arg_value>` is data.
-* Values are text or JSON; the tool's schema tells which (`toolgym.tools.parsers.typed_text`).
+* Values are text or JSON; the tool's schema tells which (`toolgym.tools.parsers.tagged_values`).
 * Nothing escapes a value. It ends at the first closing tag after which the call goes on, so that code may hold
   `</tool_call>`. A value that holds `<arg_key>` is an error where it may be a missing closing tag.
 * A call may have no arguments: chat templates write such calls this way.
+* Hy3's tags around all calls are no content, and may be missing; around no call they are content. Its thinking stands
+  between tags with the suffix, or the plain ones.
 """
 
 from __future__ import annotations
@@ -20,9 +31,8 @@ import functools
 import re
 
 from toolgym.tools.parsers.base import Parser
-from toolgym.tools.parsers.scan import TurnBuilder, came, scan, skip_space
-from toolgym.tools.parsers.tagged_values import MalformedError, add_malformed, read_value
-from toolgym.tools.parsers.typed_text import typed
+from toolgym.tools.parsers.scan import THINKING, TurnBuilder, came, scan, skip_space
+from toolgym.tools.parsers.tagged_values import MalformedError, add_malformed, read_value, typed
 
 
 class Tags:
@@ -44,6 +54,8 @@ class Tags:
 
 
 TAGS = Tags()
+_SUFFIX = ":opensource"
+HY3_TAGS = Tags(_SUFFIX, f"<tool_sep{_SUFFIX}>")
 
 
 def read_call(text: str, start: int, turn: TurnBuilder, tags: Tags) -> int:
@@ -79,3 +91,20 @@ def _read(text: str, mark: re.Match[str], turn: TurnBuilder) -> int:
 
 
 parse_glm: Parser = functools.partial(scan, opener=TAGS.open, read=_read)
+
+
+def _read_hy3(text: str, mark: re.Match[str], turn: TurnBuilder) -> int:
+    if mark.group() == HY3_TAGS.open:
+        return read_call(text, mark.end(), turn, HY3_TAGS)
+    end = skip_space(text, mark.end())
+    if not text.startswith(HY3_TAGS.open, end) and not turn.requests:  # it holds no call
+        turn.add_content(text[mark.start() : end])
+    return end
+
+
+parse_hy3: Parser = functools.partial(
+    scan,
+    opener=f"{HY3_TAGS.open}|</?tool_calls{_SUFFIX}>",
+    read=_read_hy3,
+    thinking=((f"<think{_SUFFIX}>", f"</think{_SUFFIX}>"), *THINKING),
+)

@@ -1,8 +1,5 @@
-"""Python's call syntax, restricted to names and literals, read without compiling or running anything.
-
-`ast.parse` is not used: on texts that are made for it, it takes all memory or very long, and it refuses raw line breaks
-inside of strings. What is read here means what it means in Python.
-"""
+"""Python's call syntax, restricted to names and literals, read without compiling or running anything. `ast.parse` may
+take all memory or very long on texts that are made for it, and it refuses raw line breaks inside of strings."""
 
 from __future__ import annotations
 

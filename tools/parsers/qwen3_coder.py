@@ -11,7 +11,7 @@
 Decisions, each with a test:
 
 * One line break after the opening and one before the closing tag of a value belong to the format; the rest is data.
-* Values are text; the tool's schema types them (`toolgym.tools.parsers.typed_text`).
+* Values are text; the tool's schema types them (`toolgym.tools.parsers.tagged_values`).
 * Nothing escapes a value. It ends at the first closing tag after which the call goes on, so that code may hold
   `</parameter>` or `</tool_call>`. A value that holds `<parameter=` at the beginning of a line, or after a
   `</parameter>`, is an error: it cannot be distinguished from a missing closing tag.
@@ -26,8 +26,7 @@ import re
 
 from toolgym.tools.parsers.base import Parser
 from toolgym.tools.parsers.scan import TurnBuilder, came, region_end, scan, skip_space
-from toolgym.tools.parsers.tagged_values import MalformedError, add_malformed, read_value
-from toolgym.tools.parsers.typed_text import typed
+from toolgym.tools.parsers.tagged_values import MalformedError, add_malformed, read_value, typed
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 SHAPE = f"{OPEN}\n<function=tool>\n<parameter=key>\nvalue\n</parameter>\n</function>\n{CLOSE}"

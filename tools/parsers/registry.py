@@ -27,7 +27,7 @@ _PARSERS = {
     "deepseekv32": "dsml:parse_deepseek_v32",
     "deepseekv4": "dsml:parse_deepseek_v4",
     "glm45": "glm:parse_glm",
-    "hy3": "hy3:parse_hy3",
+    "hy3": "glm:parse_hy3",
     "kimi_k2": "kimi:parse_kimi",
     "gpt_oss": "gpt_oss:parse_gpt_oss",
     "search_r1": "search_r1:parse_search_r1",

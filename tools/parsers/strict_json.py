@@ -1,4 +1,4 @@
-"""Reading JSON out of a turn: strictly where a value could be meant in two ways, leniently where nothing is guessed.
+"""JSON in a turn, read strictly if a value could be meant in two ways, leniently if nothing is guessed.
 
 Raw line breaks and tabs inside strings are accepted: models write programs that way. A key that occurs twice, `NaN`,
 `Infinity` and numbers that overflow are problems that the model reads: any value for them would be invented.

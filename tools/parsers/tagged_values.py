@@ -1,11 +1,24 @@
-"""Values between tags that nothing escapes, as `<parameter=key>value</parameter>`."""
+"""Values between tags that nothing escapes, as `<parameter=key>value</parameter>`, and their types.
+
+The tool's schema says whether 5 or "5" is meant. What it does not settle stays text: the check against the schema then
+tells the model whether it is right.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from typing import Any
 
 from toolgym.tools.errors import ToolgymError
 from toolgym.tools.parsers.scan import TurnBuilder, region_end
+from toolgym.tools.parsers.strict_json import read_whole_json
+from toolgym.tools.schema import ToolSchema
+
+_PYTHON = {"True": True, "False": False, "None": None}
+"""Chat templates of such formats write these values with Python's `str`."""
+
+_TYPES = {"string": str, "boolean": bool, "object": dict, "array": list, "null": type(None)}
 
 
 class MalformedError(ToolgymError, ValueError):
@@ -46,3 +59,83 @@ def add_malformed(
         return end
     turn.add_misread(str(error), f"Write it as:\n{shape}", text[start:end], error.name)
     return end + len(close)
+
+
+def typed(name: str, texts: Mapping[str, str], schemas: Mapping[str, ToolSchema] | None) -> dict[str, Any]:
+    """Type the arguments of a call.
+
+    * A parameter that may be a string gets the text as it is; only `null` or `None` is null if the schema allows null
+      as well.
+    * Any other gets the JSON value that the text holds, or `True`, `False`, `None` as Python writes them.
+    * If an `enum` or `const` lists the values, the listed string counts before the listed other value.
+    * A text that holds no such value, a parameter whose type the schema leaves open, one that it does not have, and all
+      parameters of an unknown tool stay text.
+    """
+    schema = (schemas or {}).get(name)
+    if schema is None:
+        return dict(texts)
+    root = schema.parameters
+    return {key: _typed(text, _types(_parameter(root, key), root)) for key, text in texts.items()}
+
+
+def _parameter(root: Mapping[str, Any], key: str) -> Any:
+    properties = root.get("properties", {})
+    return properties[key] if key in properties else root.get("additionalProperties")
+
+
+def _typed(text: str, types: set[str] | None) -> Any:
+    if types is None:
+        return text
+    bare = text.strip()
+    if "null" in types and bare in ("null", "None"):
+        return None
+    if "string" in types:
+        return text
+    if bare in _PYTHON:
+        value: Any = _PYTHON[bare]
+    else:
+        value, _, problem = read_whole_json(bare)
+        if problem:
+            return text
+    return text if isinstance(value, str) else value
+
+
+def _types(schema: Any, root: Mapping[str, Any], depth: int = 0) -> set[str] | None:
+    if not isinstance(schema, Mapping) or depth > 20:
+        return None
+    alternatives: list[set[str]] = []
+    if "type" in schema:
+        kind = schema["type"]
+        alternatives.append({kind} if isinstance(kind, str) else set(kind))
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    if values is not None:
+        alternatives.append({_type_of(value) for value in values})
+    if isinstance(reference := schema.get("$ref"), str):
+        alternatives.append(_types(_resolve(reference, root), root, depth + 1) or set())
+    for rule in ("anyOf", "oneOf"):
+        parts = [_types(part, root, depth + 1) for part in schema.get(rule, [])]
+        if parts:
+            alternatives.append(set().union(*parts) if all(parts) else set())  # type: ignore[arg-type]
+    alternatives += [part for part_schema in schema.get("allOf", []) if (part := _types(part_schema, root, depth + 1))]
+    alternatives = [part for part in alternatives if part]
+    return set.intersection(*map(_with_integer, alternatives)) or None if alternatives else None
+
+
+def _with_integer(types: set[str]) -> set[str]:
+    return types | {"integer"} if "number" in types else types
+
+
+def _type_of(value: Any) -> str:
+    return next((name for name, kind in _TYPES.items() if isinstance(value, kind)), "number")
+
+
+def _resolve(reference: str, root: Mapping[str, Any]) -> Any:
+    if not reference.startswith("#/"):
+        return None
+    node: Any = root
+    for part in reference[2:].split("/"):
+        part = part.replace("~1", "/").replace("~0", "~")
+        if not isinstance(node, Mapping) or part not in node:
+            return None
+        node = node[part]
+    return node

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from toolgym.tools.parsers import get_parser
-from toolgym.tools.parsers.typed_text import typed
+from toolgym.tools.parsers.tagged_values import typed
 from toolgym.tools.schema import ToolSchema
 
 STRING, INTEGER = {"type": "string"}, {"type": "integer"}
