@@ -126,16 +126,12 @@ class BaseTool(ABC):
 
     @abstractmethod
     async def execute(self, instance_id: str, parameters: dict[str, Any], **execute_kwargs: Any) -> ToolResult:
-        """Carry out one call.
+        """Carry out one call, with the task's `tools_kwargs[name]["execute_kwargs"]`. The arguments were checked
+        against the schema, and its defaults are filled in.
 
         What the model did wrong belongs in the result's text. The env catches an exception and shows it to the model as
         a failure of the tool; one of the infrastructure (`OSError`, `SandboxError`, or raised from one) is in the
         call's metrics and in the log, and the model reads only that the tool is not available.
-
-        Args:
-            instance_id: the episode, from `create`.
-            parameters: arguments, already checked against the schema and with its defaults filled in.
-            execute_kwargs: from the task's `tools_kwargs[name]["execute_kwargs"]`.
         """
 
     async def calc_reward(self, instance_id: str, **calc_reward_kwargs: Any) -> float:

@@ -109,34 +109,27 @@ def tool(
 ) -> ToolFunction[..., Any] | Callable[[Callable[..., Any]], ToolFunction[..., Any]]:
     """Turn a typed function into a tool, which is a function still; see `ToolFunction`.
 
-    The name is the function's, the description its docstring's, the parameters come from the type hints (any type that
-    pydantic understands, nested models included) and their descriptions from the docstring's `Args` section. The
-    function may return text, a `ToolResult`, or anything that JSON can hold.
+    The name is the function's, the description its docstring's, unless they are given; the parameters come from the
+    type hints (any type that pydantic understands, nested models included) and their descriptions from the docstring's
+    `Args` section. The function may return text, a `ToolResult`, or anything that JSON can hold.
 
-    Args:
-        function: the function.
-        name: the tool's name, if not the function's.
-        description: the tool's description, if not the docstring's.
-        runs_in: where a plain function runs: in a thread, or in a `process`, for one that computes or may crash. That
-            one gets its arguments and gives its result by cloudpickle; at a deadline it is killed.
+    A plain function runs in a thread, or with `runs_in="process"` in a process, for one that computes or may crash.
+    That one gets its arguments and gives its result by cloudpickle; at a deadline it is killed. A parameter without a
+    type hint, `*args` and `**kwargs` are a `ConfigError`.
 
-    Raises:
-        ConfigError: a parameter has no type hint, or takes `*args` or `**kwargs`; or `runs_in` is wrong.
-
-    Example:
-        >>> @tool
-        ... def add(a: int, b: int = 1) -> int:
-        ...     '''Add two integers.
-        ...
-        ...     Args:
-        ...         a: the first
-        ...         b: the second
-        ...     '''
-        ...     return a + b
-        >>> add(2, 3)
-        5
-        >>> add.tool_schema.parameters["required"]
-        ['a']
+    >>> @tool
+    ... def add(a: int, b: int = 1) -> int:
+    ...     '''Add two integers.
+    ...
+    ...     Args:
+    ...         a: the first
+    ...         b: the second
+    ...     '''
+    ...     return a + b
+    >>> add(2, 3)
+    5
+    >>> add.tool_schema.parameters["required"]
+    ['a']
     """
     if function is None:
         return lambda wrapped: _tool_function(wrapped, name, description, runs_in)

@@ -103,7 +103,7 @@ class ToolSchema:
         return pickle.dumps({"type": "function", "function": function})
 
     def problems(self, arguments: Mapping[str, Any]) -> list[str]:
-        """Return one sentence for each argument that is wrong, in words that a model can act on."""
+        """Return a sentence that a model can act on for each argument that is wrong."""
         if self._fits_plainly(arguments):
             return []
         errors = sorted(self._validator.iter_errors(dict(arguments)), key=lambda e: list(map(str, e.absolute_path)))
@@ -123,7 +123,6 @@ class ToolSchema:
 
     @functools.cached_property
     def _plain_kinds(self) -> Mapping[str, tuple[type, ...]] | None:
-        """The types of each argument, if the schema says no more than types."""
         properties = self.parameters.get("properties", {})
         plain = self.parameters.keys() <= {"type", "properties", "required", "additionalProperties", *_ANNOTATIONS}
         if not plain or not all(_is_plain(property) for property in properties.values()):
@@ -186,7 +185,6 @@ class ToolCallError:
     Attributes:
         message: what the model reads: what was expected, what came, what to do.
         raw: the text that the model wrote.
-        id: the id that the answer will carry.
         index: position among all calls of the turn, counted from 0.
         name: the tool's name, if it could be read.
     """
@@ -200,7 +198,6 @@ class ToolCallError:
 
 
 def check_call(call: ToolCall, schemas: Mapping[str, ToolSchema]) -> ToolCall | ToolCallError:
-    """Return the call with the schema's defaults filled in, or the error that the model is to read."""
     schema = schemas.get(call.name)
     if schema is not None and not (problems := schema.problems(call.arguments)):
         return ToolCall(call.id, call.name, schema.with_defaults(call.arguments), call.index)

@@ -53,14 +53,13 @@ class ExitError(ToolgymError, RuntimeError):
 
 
 class SelfCancelledError(ToolgymError, RuntimeError):
-    """The code was cancelled from within, as by awaiting something that had been cancelled."""
+    """The code was cancelled from within, as by awaiting something that had been cancelled. Passed on, it would look
+    like the caller's own cancellation, and a waiter would never get an answer."""
 
 
 class _Clock:
-    """Times that some code ran and queued. Clocks of deadlines inside of each other form a chain.
-
-    The context that carries a clock follows the code into other event loops, so several threads may stop one clock.
-    """
+    """Times that some code ran and queued. Clocks of deadlines inside of each other form a chain. The context that
+    carries a clock follows the code into other event loops, so several threads may stop one clock."""
 
     __slots__ = ("_exempt", "_lock", "_queued", "_queues", "_ran", "_since", "began", "outer", "overran")
 
@@ -180,11 +179,7 @@ async def with_deadline(
     `asyncio.wait_for` waits for the cancelled code to end, however long that takes; foreign code may never end. Here it
     gets `CANCEL_GRACE` seconds and is then left behind, with a line in the log that has its `name`.
 
-    Raises:
-        DeadlineError: a deadline passed.
-        ExitError: the code called `sys.exit`.
-        SelfCancelledError: the code raised `CancelledError` though neither the caller nor the deadline cancelled it;
-            passed on, it would look like the caller's own cancellation, and a waiter would never get an answer.
+    Raises `DeadlineError`; and `ExitError` or `SelfCancelledError` for code that would have ended more than itself.
     """
     queue = seconds if queue is None else queue
     outer = _clock.get()

@@ -34,24 +34,19 @@ class LoopTimeoutError(ToolgymError, TimeoutError):
 class EventLoopThread:
     """Runs coroutines for callers on any thread, synchronous or on an event loop of their own.
 
-    Its daemon thread starts with the first call and is gone after `close`: tasks cancelled, async generators and the
-    loop's worker threads shut down, thread joined, loop closed. An owner that is forgotten instead of closed is closed
-    by the garbage collector, or at the interpreter's exit.
+    Its daemon thread starts with the first call and is gone after `close`, with the tasks, async generators and worker
+    threads (at most `max_threads`) of its loop. An owner that is forgotten instead of closed is closed by the garbage
+    collector, or at the interpreter's exit.
 
-    Args:
-        name: of the thread.
-        on_close: a coroutine function that runs on the loop last, even if this object is forgotten instead of closed.
-            It must not refer to the owner of this object, or nothing would ever be forgotten.
-        close_timeout: seconds that `on_close` may take.
-        cancel_first: `close` cancels the coroutines that still run before `on_close` rather than after it.
-        max_threads: worker threads for blocking functions (`asyncio.to_thread`); they start as they are needed.
+    `on_close` runs on the loop last, for at most `close_timeout` seconds; it must not refer to the owner of this
+    object, or nothing would ever be forgotten. With `cancel_first`, coroutines that still run are cancelled before it,
+    else after it.
 
-    Example:
-        >>> import asyncio
-        >>> bridge = EventLoopThread()
-        >>> bridge.run(asyncio.sleep(0, "done"))
-        'done'
-        >>> bridge.close()
+    >>> import asyncio
+    >>> bridge = EventLoopThread()
+    >>> bridge.run(asyncio.sleep(0, "done"))
+    'done'
+    >>> bridge.close()
     """
 
     def __init__(
@@ -91,7 +86,7 @@ class EventLoopThread:
         raise LoopTimeoutError(f"the call did not finish within {timeout:g} seconds and was cancelled")
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        """Begin to run a coroutine on the loop, and return at once. Cancelling the future cancels the coroutine."""
+        """Begin to run a coroutine on the loop. Cancelling the future cancels the coroutine."""
         try:
             return self._server.schedule(lambda loop: asyncio.run_coroutine_threadsafe(coroutine, loop))
         except BaseException:
@@ -99,7 +94,6 @@ class EventLoopThread:
             raise
 
     async def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine on the loop for a caller on another one. Cancelling the call cancels the coroutine."""
         result = asyncio.wrap_future(self.submit(coroutine))
         try:
             await asyncio.wait({result})
@@ -111,8 +105,8 @@ class EventLoopThread:
         return result.result()
 
     def stop(self) -> None:
-        """Begin to do as `close`, and return at once: for callers that cannot wait, as one on the loop itself. What
-        `on_close` raises goes to the log."""
+        """Begin to do as `close`, for callers that cannot wait, as one on the loop itself. What `on_close` raises goes
+        to the log."""
         self._server.stop(forgotten=True)
 
     async def aclose(self) -> None:

@@ -58,18 +58,12 @@ class PoolMode(enum.Enum):
 
 
 class ExecutionPool:
-    """Runs functions for all event loops of a process.
+    """Runs functions for all event loops of a process, at most `num_workers` at once, and within a `limiter` that
+    others share. A call waits at most `queue_timeout` seconds for a worker.
 
     Each worker is an executor of one thread or process, so that one that is killed or never ends takes no other
     function with it. When its caller gives it up, as at a deadline, its thread is left behind and replaced, its process
     is killed. Workers are used again: functions may keep connections in `threading.local`.
-
-    Args:
-        num_workers: functions at once, not counting those that were given up.
-        mode: threads or processes.
-        limiter: a limit that others share; None: there is none.
-        queue_timeout: seconds that a call waits for a free worker, unless a deadline around it is shorter; None: no
-            limit.
     """
 
     def __init__(
@@ -109,7 +103,6 @@ class ExecutionPool:
         Raises:
             TimeoutError: it did not finish within `timeout` seconds, queueing not counted.
             DeadlineError: no worker came free within `queue_timeout`.
-            NoThreadError: the system gives this process no further thread.
             SandboxError: the worker process died, or cannot be started; or the pool is closed.
             ConfigError: the function cannot be carried to another process, or what it returns cannot be carried back.
         """
@@ -201,7 +194,6 @@ class ExecutionPool:
                 self._idle.append(worker)
 
     def _give_up(self, worker: Executor, future: Future[Any], name: str) -> None:
-        """Leave a worker that still runs the function to its end; a process is killed."""
         with self._lock:
             if future.done():
                 return
@@ -229,16 +221,8 @@ def init_execution_pool(
 ) -> ExecutionPool:
     """Make a pool; `close` it when done.
 
-    Args:
-        num_workers: functions that this pool runs at once.
-        enable_global_rate_limit: all pools of the process, or of the cluster, together are limited.
-        rate_limit: functions that they run at once.
-        mode: threads or processes.
-        rate_limit_scope: `process`, or `cluster` for all pools of the job on the Ray cluster that the process is
-            connected to.
-
-    Raises:
-        ConfigError: a number is not positive, or another pool of the process has another `rate_limit`.
+    With `enable_global_rate_limit`, all pools of the process together run at most `rate_limit` functions at once; with
+    the scope `cluster`, all pools of the job on the Ray cluster do. Another limit in the same scope is a `ConfigError`.
     """
     if not isinstance(mode, PoolMode):
         raise ConfigError(f"mode must be PoolMode.ThreadMode or PoolMode.ProcessMode, got {mode!r}")

@@ -1,9 +1,8 @@
 """`watch_loop`: how late the running event loop is, and which tool blocks it.
 
-A coroutine that computes, or calls a function that waits, stops all others of its event loop. So each loop that is
-watched has a timer, which measures how late it is itself, and one thread of the process looks at the timers. If one is
-overdue, the thread sees which task runs, and its place in the code. An extension in C that holds the interpreter's lock
-stops that thread, too: only the lag tells.
+Each loop that is watched has a timer, which measures how late it is itself, and one thread of the process looks at the
+timers. If one is overdue, the thread sees which task runs, and its place in the code. An extension in C that holds the
+interpreter's lock stops that thread, too: only the lag tells.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class ToolLoops:
         self._lock = threading.Lock()
 
     def catch(self, tool: Hashable, name: str) -> bool:
-        """Give a tool's later instances a loop of their own. Returns whether that is new."""
+        """Returns whether that is new."""
         with self._lock:
             new = tool not in self._caught
             self._caught.setdefault(tool, (name, None))

@@ -21,17 +21,9 @@ MAX_REPLY = 4 * 1024 * 1024
 class ChatEndpoint(AsyncCloseable):
     """Asks a model behind an OpenAI-compatible chat address for a text; for the event loop that first uses it.
 
-    Args:
-        urls: the address that an OpenAI client would be given, with `/v1`; or those of several equal servers.
-        model: the model's name there.
-        token: sent as a bearer token; None: nothing is sent.
-        request: further fields of each request, such as `max_tokens`; the temperature is 0 unless it stands here.
-        timeout: seconds for one attempt.
-        patience: seconds for one call with all its attempts.
-        max_connections: connections at once, to all servers.
-
-    Raises:
-        ConfigError: an address or a number cannot be used.
+    The addresses are those that an OpenAI client would be given, with `/v1`, of equal servers. `request` has further
+    fields of each request, such as `max_tokens`; the temperature is 0 unless it stands there. `timeout` is the seconds
+    for one attempt, `patience` those for one call with all its attempts.
     """
 
     def __init__(
@@ -68,12 +60,8 @@ class ChatEndpoint(AsyncCloseable):
         return f"<{type(self).__name__} {self._body['model']} at {', '.join(self.urls)}>"
 
     async def ask(self, messages: Sequence[Message]) -> str:
-        """Return the text of the model's next message; empty if it has none.
-
-        Raises:
-            CallError: no server gave a completion in time.
-            ConfigError: the server refused the request, or another event loop uses this object.
-        """
+        """Return the text of the model's next message; empty if it has none. Raises `CallError` if no server gave a
+        completion in time, and `ConfigError` if one refused the request."""
         body = json_body({**self._body, "messages": list(messages)})
         text, _ = await self._client.connected().call(HttpRequest("POST", "/chat/completions", body), _read)
         return text

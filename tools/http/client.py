@@ -48,15 +48,8 @@ class HttpRequest(NamedTuple):
 
 
 class HttpClient(Generic[R]):
-    """Calls equal servers from one event loop.
-
-    Args:
-        replicas: the servers, at least one.
-        retries: how patient to be.
-        session: closed with the client.
-        health_path: path that a server answers below 500 when it is well, without being asked for a token.
-        prepare: awaited with a server before each attempt; raises as an attempt may.
-    """
+    """Calls equal servers from one event loop. They answer `health_path` below 500 when they are well, without being
+    asked for a token. `prepare` is awaited with a server before each attempt, and raises as an attempt may."""
 
     def __init__(
         self,
@@ -89,18 +82,12 @@ class HttpClient(Generic[R]):
         among: Callable[[], Sequence[R]] | None = None,
         load: Callable[[R], tuple[Any, ...]] = least_loaded,
     ) -> tuple[T, R]:
-        """Return what `read` makes of a server's answer, and the server that gave it.
+        """Return what `read` makes of a server's answer, and the server that gave it; `at` is the only one that will
+        do.
 
-        Args:
-            request: what to send.
-            read: raises `GarbledError` for an answer that is worth another attempt. What else it raises ends the call.
-            at: the only server that will do; None: any.
-            attempts: instead of the retries'.
-            among: returns the servers that would do, asked before each attempt; None: all.
-            load: what to order the servers by.
-
-        Raises:
-            CallError: no server answered properly, or the time is up.
+        `read` raises `GarbledError` for an answer that is worth another attempt; what else it raises ends the call.
+        `among` returns the servers that would do, asked before each attempt, and `load` orders them. Raises `CallError`
+        if no server answered properly, or the time is up.
         """
         tried: set[R] = set()
         progress = _Progress()
@@ -227,7 +214,6 @@ class LazyClient:
         self._closed = False
 
     def connected(self) -> HttpClient[Replica]:
-        """Return the client of the running event loop; a new one if the loop of the last one is closed."""
         here = asyncio.get_running_loop()
         if self._closed:
             raise ClientClosedError(f"{self._owner!r} is closed")

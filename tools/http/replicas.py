@@ -97,7 +97,6 @@ class Replica:
         self.trouble = trouble
 
     def full(self, seconds: float) -> None:
-        """Send it no more calls for so many seconds while another server is free."""
         self.busy_until = asyncio.get_running_loop().time() + seconds
 
 
@@ -112,15 +111,12 @@ class ReplicaPool(Generic[R]):
     """Chooses among replicas. Belongs to the event loop that it is used on; `close` ends its probes.
 
     A pool is used in one of two ways. `take` probes an unhealthy replica when a call needs one. `watch` checks every
-    replica at an interval, and `wait` gives calls a replica as soon as one is healthy.
+    replica at an interval, and `wait` gives calls a replica as soon as one is healthy. A probe returns the state that a
+    replica is to have, or raises `AttemptError` if it is not well; it has its own deadline.
 
-    Args:
-        replicas: at least one.
-        probe: returns the state that a replica is to have, or raises `AttemptError` if it is not well; has its own
-            deadline.
-        balance_abs_threshold: calls that the replica of an affinity may have in flight beyond the least loaded one's.
-        balance_rel_threshold: how many times the least loaded one's calls it may have; both must be exceeded for the
-            affinity to move. (The thresholds of `sglang-router`, by its names.)
+    The replica of an affinity may have `balance_abs_threshold` calls in flight beyond the least loaded one's, or
+    `balance_rel_threshold` times as many; if both are exceeded, the affinity moves. (The thresholds of
+    `sglang-router`.)
     """
 
     def __init__(

@@ -21,13 +21,8 @@ T = TypeVar("T")
 
 
 class AttemptError(ToolgymError):
-    """One attempt at a call failed.
-
-    Args:
-        message: what happened.
-        sent: the server may have carried the call out.
-        after: seconds after which the server wants the next attempt; None if it does not say.
-    """
+    """One attempt at a call failed. The server may have carried the call out, if `sent`, and wants the next attempt
+    only `after` so many seconds, if it says so."""
 
     counts = True
 

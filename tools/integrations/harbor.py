@@ -61,7 +61,7 @@ OUTPUT_BYTES = 10 << 20
 """Standard output, and standard error, of one command on this machine."""
 
 
-class HarborSettings(SessionSettings):
+class HarborSettings(SessionSettings, frozen=True):
     """Settings of `--ek name=value`, or of `environment.kwargs` of a job; a session is one trial's.
 
     `memory_mb` and `disk_mb` are for a task that says nothing.

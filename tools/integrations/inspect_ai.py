@@ -46,7 +46,7 @@ OWN_USERS = ("user", "1000")
 """Name and number of the user that programs of a session run as."""
 
 
-class InspectConfig(SessionSettings):
+class InspectConfig(SessionSettings, frozen=True):
     """Settings of the sandboxes of a task; a session is one sample's.
 
     Attributes:

@@ -27,10 +27,10 @@ class SessionSettings(pydantic.BaseModel, frozen=True, extra="forbid"):
 
     url: str | tuple[str, ...] | None = None
     token: str | None = None
-    memory_mb: int = pydantic.Field(2048, gt=0)
-    processes: int = pydantic.Field(256, gt=0)
-    disk_mb: int = pydantic.Field(1024, gt=0)
-    inodes: int = pydantic.Field(100_000, gt=0)
+    memory_mb: int = pydantic.Field(default=2048, gt=0)
+    processes: int = pydantic.Field(default=256, gt=0)
+    disk_mb: int = pydantic.Field(default=1024, gt=0)
+    inodes: int = pydantic.Field(default=100_000, gt=0)
 
     def open(self, *, require: str | None, output_bytes: int, may_use_host: bool) -> Sandbox:
         """Return a handle on the sandbox, which the caller closes."""

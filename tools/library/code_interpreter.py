@@ -35,13 +35,11 @@ from toolgym.tools.stateful import ToolSession
 _log = logging.getLogger("toolgym.tools")
 
 GLOBAL_LIMIT_NAME = "code_interpreter"
-"""All code interpreters of a process, or of a cluster, share the rate limit of this name."""
 
 SANDBOX_FAILED = ENDINGS[ExecutionStatus.SANDBOX_ERROR].format(noun="program")
 """The reason, with its hosts and paths, is in the call's metrics."""
 
 ERROR_LINES = 12
-"""The model sees so many of the last lines of standard error."""
 
 
 class CodeInterpreterConfig(SandboxOptions):

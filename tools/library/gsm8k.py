@@ -16,8 +16,6 @@ from toolgym.tools.stateful import StatefulTool, ToolSession
 
 
 class Gsm8kRewardConfig(pydantic.BaseModel):
-    """Options of `Gsm8kRewardTool`."""
-
     model_config = pydantic.ConfigDict(extra="forbid")
 
     step_penalty: float = pydantic.Field(default=0.05, ge=0, allow_inf_nan=False)

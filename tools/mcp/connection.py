@@ -87,11 +87,9 @@ class McpConnection:
         raise McpError(f"the MCP server {self.server.name!r} has a list of tools of more than {MAX_PAGES} pages")
 
     async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
-        """Call a tool. The caller sets the deadline; a call that is cancelled is cancelled at the server too.
-
-        The metrics hold `status`: `ok`, `error` if the tool says that it failed or does not take the arguments,
-        `unavailable` (with `infra_failure` and `error`) if the server failed.
-        """
+        """Call a tool. The caller sets the deadline; a call that is cancelled is cancelled at the server too. The
+        `status` in the metrics is `ok`, `error` if the tool says that it failed or does not take the arguments, or
+        `unavailable` (with `infra_failure` and `error`) if the server failed."""
         from mcp import MCPError
 
         if self._holder.done():
@@ -139,7 +137,6 @@ class McpConnection:
         return f"; it wrote: {stderr}" if stderr else ""
 
     def _written(self) -> str:
-        """The end of what the server's process wrote to its standard error."""
         if self._log.closed:
             return ""
         descriptor = self._log.fileno()  # shared with the process: its place in the file is left alone

@@ -56,10 +56,6 @@ class BM25Retriever(Retriever):
         index: the index's folder; None: the file's name with `.bm25` behind it; `":memory:"`: made each time, and not
             written.
         timeout: seconds for one call, not counting the wait for a free thread; as long again for that.
-
-    Raises:
-        UnknownNameError: there is no such file.
-        ConfigError: the file or one of its lines cannot be read (names the line), or the index cannot be written.
     """
 
     def __init__(self, corpus: str | Path, *, index: str | Path | None = None, timeout: float = 30.0) -> None:

@@ -39,7 +39,7 @@ class Corpus:
 
     @property
     def fingerprint(self) -> dict[str, int]:
-        """The size in bytes and the time of the last change, which other versions of the file do not have."""
+        """Other versions of the file do not have this size and time."""
         stat = os.fstat(self._file.fileno())
         return {"size": stat.st_size, "changed_ns": stat.st_mtime_ns}
 

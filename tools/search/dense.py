@@ -23,7 +23,6 @@ Embed = Callable[[Sequence[str]], NDArray[Any]]
 long may still be at it."""
 
 _ROWS = 65536
-"""Vectors that are compared at once."""
 
 VECTORS, PLACES = "vectors.f32", "places.npy"
 
@@ -43,11 +42,6 @@ class DenseRetriever(Retriever):
         passage_prefix: put before each passage: E5's is `"passage: "`.
         batch_size: texts that `embed` gets at once.
         timeout: seconds for one call, not counting the wait for a free thread; as long again for that.
-
-    Raises:
-        UnknownNameError: there is no such file.
-        ConfigError: the file or one of its lines cannot be read (names the line), the vectors cannot be written, or
-            `embed` gave something else.
     """
 
     def __init__(

@@ -22,12 +22,9 @@ def load_embedding(
 ) -> Embed:
     """Return a function from texts to vectors of length 1, [text, dimension] in float32.
 
-    Args:
-        folder: a model of sentence-transformers (it has a `modules.json`), or of transformers.
-        pooling: of a model of transformers: the `mean` of its last hidden states (E5, GTE), or the first one, `cls`
-            (BGE). One of sentence-transformers knows its own.
-        device: the device that the model computes on.
-        max_tokens: a longer text is cut.
+    The folder has a model of sentence-transformers (it has a `modules.json`) or of transformers. Of the latter,
+    `pooling` takes the `mean` of the last hidden states (E5, GTE), or the first one, `cls` (BGE). A text of more than
+    `max_tokens` is cut.
     """
     folder = Path(folder)
     if not folder.is_dir():

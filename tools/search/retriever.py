@@ -10,12 +10,8 @@ from toolgym.tools.closeable import AsyncCloseable
 
 
 class Passage(NamedTuple):
-    """A passage that a retriever found; its text is without the title.
-
-    Attributes:
-        score: the higher, the better it fits; None if the retriever does not say.
-        id: of the passage in its corpus; empty if the retriever does not say.
-    """
+    """A passage that a retriever found. Its text is without the title; `score` (the higher, the better) and `id` are
+    missing if the retriever does not say."""
 
     title: str
     text: str

@@ -43,18 +43,9 @@ class RetrievalService(Retriever):
     """Searches on one or several equal servers. Belongs to the event loop that first searches with it.
 
     A call goes to the server that has the least to do, and again, maybe to another one, if a server cannot be reached,
-    breaks off, is full, or answers with a status of 500 and more.
-
-    Args:
-        urls: the servers' addresses, with the path: `http://host:8000/retrieve`.
-        timeout: seconds for one attempt.
-        patience: seconds for a call with all its attempts.
-        max_connections: connections at once, to all servers.
-        token: sent as a bearer token; None: nothing is sent.
-        protocol: `search-r1` or `kilt`.
-
-    Raises:
-        ConfigError: an address, a time or the protocol cannot be used.
+    breaks off, is full, or answers with a status of 500 and more. `urls` are addresses with the path:
+    `http://host:8000/retrieve`. `timeout` is the seconds for one attempt, `patience` those for a call with all its
+    attempts.
     """
 
     def __init__(

@@ -25,7 +25,6 @@ from toolgym.tools.search.retriever import Passage, Retriever
 from toolgym.tools.search.service import Protocol, RetrievalService
 
 GLOBAL_LIMIT_NAME = "search"
-"""All search tools of a process, or of a cluster, share the rate limit of this name."""
 
 SEARCH_FAILED = "[The search failed; your queries are not to blame]"
 """The reason, with its hosts, is in the call's metrics."""

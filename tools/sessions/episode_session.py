@@ -47,7 +47,6 @@ class EpisodeSession:
         return self._closed
 
     async def fork(self) -> Self:
-        """Return an independent copy; see `Session.fork` for errors."""
         twin = type(self)(self._sandbox, self.folder)
         async with self._changing:
             session = self._session

@@ -22,7 +22,8 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from toolgym.tools.concurrency.deadline import shielded
@@ -104,11 +105,7 @@ class Workspace(Sandbox):
         scope = current_scope()
         if scope is None:
             return await self.sandbox.open_session(request)
-
-        async def opening() -> Session:
-            return await self.sandbox.open_session(request)
-
-        return await self._join(scope, opening)
+        return await self._join(scope, partial(self.sandbox.open_session, request))
 
     async def close(self) -> None:
         self._owners -= 1
@@ -123,7 +120,7 @@ class Workspace(Sandbox):
         if self._owns:
             await self.sandbox.close()
 
-    async def _join(self, scope: str, opening: Any) -> WorkspaceSession:
+    async def _join(self, scope: str, opening: Callable[[], Awaitable[Session]]) -> WorkspaceSession:
         shared = self._shared.setdefault(scope, _Shared())
         shared.users += 1
         try:
@@ -193,11 +190,7 @@ class WorkspaceSession(Session):
         scope = current_scope()
         if n > 1 or scope is None or scope == self._scope:
             return await self._session.fork(name, n=n)
-
-        async def forking() -> Session:
-            return await self._session.fork(name)
-
-        return [await self._workspace._join(scope, forking)]
+        return [await self._workspace._join(scope, partial(self._session.fork, name))]
 
     async def _checkpoint(self, name: str) -> None:
         await self._session.checkpoint(name)

@@ -45,16 +45,11 @@ class RayRateLimiter(RateLimiter):
     """Permits of a name, for all processes of a job on a Ray cluster, first come, first served.
 
     A named actor holds the limit; it starts with the first process that asks, and ends a minute after the last. Permits
-    of a process that dies, or is cut off, are free after `lease_seconds`. A process that comes back then keeps what it
-    holds, and the next permits that are given back go to nothing until the limit holds again. If the actor's machine
-    dies, the actor starts on another one, hears from each process what it holds, and grants nothing in the first five
-    seconds.
-
-    Args:
-        name: of the limit. Limits of different names have nothing to do with each other.
-        limit: how many permits there are.
-        namespace: Ray's, in which the name is unique; None: the job's. Give one to share a limit among jobs.
-        lease_seconds: see above; at least 1.
+    of a process that dies, or is cut off, are free after `lease_seconds`, at least 1. A process that comes back then
+    keeps what it holds, and the next permits that are given back go to nothing until the limit holds again. If the
+    actor's machine dies, the actor starts on another one, hears from each process what it holds, and grants nothing in
+    the first five seconds. The name is unique in Ray's `namespace`, by default the job's; give one to share a limit
+    among jobs.
 
     Raises:
         MissingExtraError: Ray is not installed.
@@ -155,7 +150,6 @@ class LimiterClient:
             raise ClusterError(text) from error
 
     def stop(self) -> None:
-        """Leave the limit, and end the thread; returns at once."""
         self.stopped = True
         self._wake()
 
@@ -175,7 +169,6 @@ class LimiterClient:
         return number
 
     def release(self, number: int) -> None:
-        """Give a permit back, or give up the place in the queue."""
         with self._lock:
             self._waiting.pop(number, None)
             self._held.discard(number)
