@@ -22,17 +22,12 @@ class BadCallPolicy:
     Example:
         >>> BadCallPolicy(penalty=0.1, max_penalty=0.5).reward(10)  # each costs 0.1, an episode at most 0.5
         -0.5
-        >>> BadCallPolicy(stop_after=3).ends(3)  # the third ends the episode
-        True
 
     Attributes:
         penalty: taken from the reward of the step for each malformed call; at least 0.
         max_penalty: the most that is taken in one episode. None: no limit.
         stop_after: this many malformed calls end the episode; at least 1. None: any number may happen.
         counts: the kinds that cost anything. All by default.
-
-    Raises:
-        ConfigError: a number is out of range, or a kind is not known.
     """
 
     penalty: float = 0.0

@@ -50,11 +50,7 @@ class StepResult(NamedTuple):
 
     @property
     def stop_reason(self) -> StopReason | None:
-        """Why the episode is over; None while it goes on.
-
-        Raises:
-            ValueError: the env gave a reason that is not a `StopReason`.
-        """
+        """Why the episode is over; None while it goes on. `ValueError` if the env gave no `StopReason`."""
         return StopReason(self.info.get("stop_reason") or StopReason.ANSWERED) if self.done else None
 
     @property
@@ -130,6 +126,7 @@ class BaseEnv(AsyncCloseable):
 
     async def truncate(self, reason: StopReason, turn: Action | None = None) -> StepResult:
         """End the episode under way before its own end, for a wrapper or a runner that has a limit, and score it.
+        Raises as `step`.
 
         Args:
             reason: a limit or a failure; the result ends with it.
@@ -137,10 +134,6 @@ class BaseEnv(AsyncCloseable):
 
         Returns:
             What the end adds to the rewards and metrics of the steps. This default adds nothing.
-
-        Raises:
-            EpisodeError: no episode is under way.
-            EpisodeFailedError: the episode cannot be scored; names the failure.
         """
         return StepResult([], 0.0, True, {"stop_reason": reason})
 

@@ -74,9 +74,8 @@ class DrivenEpisode:
     ) -> tuple[list[Message], ResetInfo]:
         """Begin an episode, ending the one before; see `BaseEnv.reset`.
 
-        Raises:
-            ConfigError: the env does not take the seed or an option. The episode is over with `RESET_FAILED`.
-            EpisodeFailedError: the env failed; names the failure.
+        A `ConfigError` of the env passes through: it does not take the seed or an option. The episode is over
+        nevertheless.
         """
         self.stop_reason, self.reward, self.steps = None, 0.0, 0
         with self._ending(StopReason.RESET_FAILED, unless=ConfigError):
@@ -85,11 +84,8 @@ class DrivenEpisode:
         return begun
 
     async def step(self, action: Action, *, timeout: float | None = None) -> StepResult:
-        """Take one turn, in `timeout` seconds if these are not those of all steps; see `BaseEnv.step`.
-
-        Raises:
-            EpisodeError: no episode is under way.
-            EpisodeFailedError: the env failed; names the failure.
+        """Take one turn, in `timeout` seconds if these are not those of all steps. Without an episode it is an
+        `EpisodeError`.
         """
         result = await self._earn(lambda: self.env.step(action), timeout)
         self.steps += 1

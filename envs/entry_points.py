@@ -21,10 +21,6 @@ Wrap = Callable[["BaseEnv"], "BaseEnv"]
 def wrapper_factories(wrappers: object) -> list[Wrap]:
     """Return the functions that a value of `wrappers` stands for (see `make`), checked as far as possible without an
     env.
-
-    Raises:
-        ConfigError: it is none, or a function takes further arguments.
-        UnknownNameError: there is no function of that name, or it takes no such argument; names the nearest one.
     """
     if wrappers is None:
         return []
@@ -56,10 +52,6 @@ def named_factory(setting: object, what: str, kind: str) -> Callable[..., Any]:
         setting: a function, its entry point, or a mapping with that as `name` and with its `kwargs`.
         what: what it is, for error messages, for example `"a wrapper"`.
         kind: which functions are expected, for error messages.
-
-    Raises:
-        ConfigError: it is nothing of the kind.
-        UnknownNameError: there is no function of that name, or it takes no such argument; names the nearest one.
     """
     known = isinstance(setting, Mapping) and {"name"} <= set(setting) <= {"name", "kwargs"}
     name, kwargs = (
@@ -112,12 +104,7 @@ def is_entry_point(value: object) -> bool:
 
 
 def import_module(module_name: str, why: str) -> Any:
-    """Import a module; `why` says in errors what asks for it.
-
-    Raises:
-        ConfigError: that is no name of a module.
-        UnknownNameError: there is no such module; names the nearest one.
-    """
+    """Import a module; `why` says in errors what asks for it."""
     if not all(part.isidentifier() for part in module_name.split(".")):
         raise ConfigError(f"{module_name!r} is not the name of a module; {why}")
     try:

@@ -55,18 +55,13 @@ class EnvSpec:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     def load(self) -> Callable[..., BaseEnv]:
-        """Return the class or function that makes the env. Raises `UnknownNameError` if its module has no such name."""
+        """Return the class or function that makes the env."""
         if not isinstance(self.entry_point, str):
             return self.entry_point
         return load(self.entry_point, f"the env {self.id!r}")
 
     def build(self, kwargs: Mapping[str, Any]) -> BaseEnv:
-        """Make the env with these arguments and no others; `wrappers` go around it, see `make`.
-
-        Raises:
-            ConfigError: the entry point, or a wrapper, gave something that is not a `BaseEnv`.
-            UnknownArgumentError: it takes no argument of such a name; names the nearest one.
-        """
+        """Make the env with these arguments and no others; `wrappers` go around it, see `make`."""
         from toolgym.envs.base import BaseEnv
 
         kwargs = dict(kwargs)
@@ -118,10 +113,8 @@ def register(
 
     Example:
         >>> import toolgym
-        >>> spec = toolgym.register("ShortCodeInterpreter-v0",
-        ...                         "toolgym.envs.library.code_interpreter:CodeInterpreterEnv", kwargs={"max_turns": 2})
-        >>> toolgym.make("ShortCodeInterpreter-v0").max_turns
-        2
+        >>> entry_point = "toolgym.envs.library.code_interpreter:CodeInterpreterEnv"
+        >>> spec = toolgym.register("ShortCodeInterpreter-v0", entry_point, kwargs={"max_turns": 2})
     """
     if not isinstance(kwargs, Mapping | None):
         raise ConfigError(f"env {id!r}: kwargs must map names to arguments, got {kwargs!r}")

@@ -150,11 +150,9 @@ class ToolEnv(BaseEnv):
         return list(self._schemas.values())
 
     def decorate_tools(self, decorate: Callable[[BaseTool], BaseTool]) -> None:
-        """Call in place of each tool what `decorate` puts around it, such as a recording. The policy sees no change.
+        """Call in place of each tool what `decorate` puts around it under the same name, such as a recording.
 
-        Raises:
-            EpisodeError: an episode is running, with the tools that it began with.
-            ConfigError: a tool came back under another name.
+        The policy sees no change. While an episode is running it is an `EpisodeError`.
         """
         if not self._over:
             raise EpisodeError("decorate_tools was called while an episode was running; call it before `reset`")
@@ -219,11 +217,7 @@ class ToolEnv(BaseEnv):
         self._random = rng
 
     def prepare(self, task: Task) -> Task:
-        """Return the task as its episode is to begin. Override it if an env needs what rows may not have.
-
-        Raises:
-            ConfigError: the env cannot use the task; says why.
-        """
+        """Return the task as its episode is to begin. An env that cannot use it raises `ConfigError`."""
         return task
 
     async def step(self, action: Action) -> StepResult:
@@ -263,20 +257,15 @@ class ToolEnv(BaseEnv):
     def respond(self, turn: ParsedTurn) -> list[Message] | Continue | End | Awaitable[list[Message] | Continue | End]:
         """Decide what becomes of a turn without tool calls. Override it; it may be async.
 
-        Returns:
-            The messages that the policy reads next (a user's reply, for example), also as a `Continue` with a reward
-            for the turn; or `End`. The default ends the episode with `ANSWERED`.
+        Return the messages that the policy reads next (a user's reply, for example), also as a `Continue` with a reward
+        for the turn; or `End`. The default ends the episode with `ANSWERED`.
         """
         return End()
 
     async def fork(self) -> Self:
         """Return an independent env in the same state; the tools and the task source are shared. See `BaseEnv.fork`.
 
-        Raises:
-            ForkNotSupportedError: a tool cannot be forked; names it.
-            EpisodeError: no episode is under way.
-            DeadlineError: a tool's fork did not finish within `tool_timeout`. All else that a tool's fork raises passes
-                through. In any case no instance is left behind.
+        What a tool's fork raises passes through, `DeadlineError` after `tool_timeout`. Then no instance is left behind.
         """
         if self._over or self._instances is None:
             raise EpisodeError("fork needs an episode under way; call `await env.reset()` first")

@@ -13,25 +13,22 @@ from toolgym.tools.schema import ToolSchema
 
 
 class Wrapper(BaseEnv):
-    """Passes everything on to the env inside; subclasses change one thing.
+    """Passes everything on to the env inside; subclasses change one thing. A wrong argument of a wrapper is a
+    `ConfigError`.
 
-    Attributes that the wrapper lacks are looked up in the env inside at each access, so they are never stale.
-
-    Args:
-        env: the env inside; closed with the wrapper.
+    Attributes that the wrapper lacks are looked up in the env inside at each access. The env is closed with the
+    wrapper.
 
     Example:
-        >>> import asyncio, toolgym
+        >>> import toolgym
         >>> class Halve(Wrapper):
         ...     async def step(self, action):
         ...         result = await super().step(action)
         ...         return result._replace(reward=result.reward / 2)
-        >>> async def main():
-        ...     async with Halve(toolgym.make("CodeInterpreter-v0")) as env:
-        ...         _, info = await env.reset(seed=0)
-        ...         return (await env.step(f"#### {info['task'].ground_truth}")).reward
-        >>> asyncio.run(main())
-        0.5
+        >>> env = toolgym.envs.GymnasiumEnv(Halve(toolgym.make("CodeInterpreter-v0")))
+        >>> _, info = env.reset(seed=0)
+        >>> env.step(f"#### {info['task'].ground_truth}")[1], env.close()
+        (0.5, None)
     """
 
     def __init__(self, env: BaseEnv) -> None:
@@ -79,9 +76,8 @@ class Wrapper(BaseEnv):
         await self.env.close()
 
     async def fork(self) -> BaseEnv:
-        """Fork the env inside, and wrap the fork the same way.
-
-        Attributes are copied as `copy.copy` does: a subclass that changes some of them in place overrides this.
+        """Fork the env inside, and wrap the fork the same way; a subclass with attributes that change in place
+        overrides this.
         """
         inside = await self.env.fork()
         twin = type(self).__new__(type(self))

@@ -26,11 +26,11 @@ class Compact(Wrapper):
     """Lets the policy summarise the conversation when it is long; then its context begins anew with the summary.
 
     Once the conversation has more than `max_tokens`, the next observation ends with a request. The policy's next turn
-    is its summary: a turn like any other, whose tokens are trained. The env inside does not see it, and calls of tools
-    in it are not run. The step that takes it has the reward 0, and `StepInfo.context`: the task's messages with the
-    summary behind them. `rollout` and `run_episode` begin a new token sequence with that context (`start_reason`
-    "env"), and `endpoint.run` a new conversation. With Gymnasium the caller does: the next prompt is `info["context"]`.
-    A caller that can only add to a conversation refuses the env (`tool_class`, servers of envs).
+    is its summary, whose tokens are trained. The env inside does not see it, and its calls of tools are not run. The
+    step that takes it has the reward 0, and `StepInfo.context`: the task's messages with the summary behind them.
+    `rollout` and `run_episode` begin a new token sequence with that context (`start_reason` "env"), and `endpoint.run`
+    a new conversation; with Gymnasium the next prompt is `info["context"]`. A caller that can only add to a
+    conversation refuses the env.
 
     The metrics of a step hold `compactions`, the summaries of the episode so far. A summary takes none of the env's own
     turns; a `TurnLimit` around this wrapper counts it.
@@ -42,21 +42,15 @@ class Compact(Wrapper):
         request: asks for the summary.
         note: stands before the summary in the new context.
 
-    Raises:
-        ConfigError: an argument is not usable, or the env inside begins the context anew itself.
-
     Example:
-        >>> import asyncio, toolgym
-        >>> async def main():
-        ...     async with Compact(toolgym.make("CodeInterpreter-v0"), 400, tokenizer=len, request="Summarise.") as env:
-        ...         await env.reset(seed=0)
-        ...         result = await env.step("<tool_call>" + "no JSON " * 50 + "</tool_call>")
-        ...         print(result.obs[-1]["content"])
-        ...         result = await env.step("The tool wants JSON.")
-        ...         print(result.info["context"][-1]["content"].splitlines()[-1])
-        >>> asyncio.run(main())
-        Summarise.
-        The tool wants JSON.
+        >>> import toolgym
+        >>> inner = Compact(toolgym.make("CodeInterpreter-v0"), 400, tokenizer=len, request="Summarise.")
+        >>> env = toolgym.envs.GymnasiumEnv(inner)
+        >>> _ = env.reset(seed=0)
+        >>> env.step("<tool_call>" + "no JSON " * 50 + "</tool_call>")[0][-1]["content"]
+        'Summarise.'
+        >>> env.step("The tool wants JSON.")[4]["context"][-1]["content"].splitlines()[-1], env.close()
+        ('The tool wants JSON.', None)
     """
 
     def __init__(

@@ -21,22 +21,16 @@ class FormatPenalty(Wrapper):
 
     Args:
         form: a regular expression that is searched for in the content of each turn's message, where `.` is any
-            character, a line's end too; or a function from that message to whether it has the form. The calls of tools
-            are in the message's `tool_calls`, and not in its content.
+            character, a line's end too; or a function from that message, whose calls are its `tool_calls`, to whether
+            it has the form.
         penalty: what a turn without the form costs, at least 0.
 
-    Raises:
-        ConfigError: `form` is neither, or `penalty` is negative or not finite.
-
     Example:
-        >>> import asyncio, toolgym
-        >>> async def main():
-        ...     async with FormatPenalty(toolgym.make("CodeInterpreter-v0"), "####", penalty=0.5) as env:
-        ...         await env.reset(seed=0)
-        ...         result = await env.step("It is many.")
-        ...         return result.reward, result.info["metrics"]["bad_format"]
-        >>> asyncio.run(main())
-        (-0.5, 1)
+        >>> import toolgym
+        >>> env = toolgym.envs.GymnasiumEnv(FormatPenalty(toolgym.make("CodeInterpreter-v0"), "####", penalty=0.5))
+        >>> _ = env.reset(seed=0)
+        >>> env.step("It is many.")[1], env.close()
+        (-0.5, None)
     """
 
     def __init__(self, env: BaseEnv, form: str | Callable[[Message], object], penalty: float = 1.0) -> None:

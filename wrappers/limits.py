@@ -21,8 +21,7 @@ T = TypeVar("T")
 class Limit(Wrapper):
     """May end an episode early. A subclass writes `limited_step`, which calls `end`.
 
-    The env inside is then asked to `truncate`: a `ToolEnv` scores the episode as if its own `max_turns` were used up,
-    and releases its tools.
+    The env inside is then asked to `truncate`: a `ToolEnv` scores the episode as if its own `max_turns` were used up.
     """
 
     _ended = False
@@ -67,26 +66,16 @@ class Limit(Wrapper):
 
 
 class TurnLimit(Limit):
-    """Ends an episode with `StopReason.MAX_TURNS` after so many turns, unless it has ended by itself.
+    """Ends an episode with `StopReason.MAX_TURNS` after `max_turns` turns, unless it has ended by itself.
 
-    The last turn is taken as any other: its tool calls are run, and their rewards count. Then the env inside scores the
-    episode; see `Limit`.
-
-    Args:
-        max_turns: turns of an episode, at least 1.
-
-    Raises:
-        ConfigError: `max_turns` is no whole number of at least 1.
+    The last turn is taken as any other: its tool calls are run, and their rewards count. Then the episode is scored.
 
     Example:
-        >>> import asyncio, toolgym
-        >>> async def main():
-        ...     async with TurnLimit(toolgym.make("CodeInterpreter-v0"), max_turns=2) as env:
-        ...         await env.reset(seed=0)
-        ...         results = [await env.step("<tool_call>no JSON</tool_call>") for _ in range(2)]
-        ...         return [str(result.stop_reason) for result in results]
-        >>> asyncio.run(main())
-        ['None', 'max_turns']
+        >>> import toolgym
+        >>> env = toolgym.envs.GymnasiumEnv(TurnLimit(toolgym.make("CodeInterpreter-v0"), max_turns=2))
+        >>> _ = env.reset(seed=0)
+        >>> [env.step("<tool_call>no JSON</tool_call>")[3] for _ in range(2)], env.close()
+        ([False, True], None)
     """
 
     def __init__(self, env: BaseEnv, max_turns: int) -> None:
@@ -108,29 +97,18 @@ class TurnLimit(Limit):
 
 
 class TokenBudget(Limit):
-    """Ends an episode with `StopReason.BUDGET` once its turns and observations have so many tokens.
+    """Ends an episode with `StopReason.BUDGET` once its turns and observations have `max_tokens` tokens.
 
     The task's messages do not count, nor do the tokens that a chat template puts around messages: an env knows texts.
     `EpisodeLimits.max_response_tokens` of a rollout is exact. The turn that uses up the budget is taken as any other;
-    then the env inside scores the episode, see `Limit`.
-
-    Args:
-        max_tokens: tokens of an episode behind the task's messages, at least 1.
-        tokenizer: a tokenizer, or a function from a text to its number of tokens.
-
-    Raises:
-        ConfigError: `max_tokens` is no whole number of at least 1, or `tokenizer` is none.
+    then the episode is scored. `tokenizer` is a tokenizer, or a function from a text to its number of tokens.
 
     Example:
-        >>> import asyncio, toolgym
-        >>> async def main():
-        ...     words = lambda text: len(text.split())
-        ...     async with TokenBudget(toolgym.make("CodeInterpreter-v0"), 100, tokenizer=words) as env:
-        ...         await env.reset(seed=0)
-        ...         result = await env.step("<tool_call>" + "so many words " * 40 + "</tool_call>")
-        ...         return result.truncated, str(result.stop_reason)
-        >>> asyncio.run(main())
-        (True, 'budget')
+        >>> import toolgym
+        >>> env = toolgym.envs.GymnasiumEnv(TokenBudget(toolgym.make("CodeInterpreter-v0"), 100, tokenizer=len))
+        >>> _ = env.reset(seed=0)
+        >>> str(env.step("<tool_call>" + "so many words " * 40 + "</tool_call>")[4]["stop_reason"]), env.close()
+        ('budget', None)
     """
 
     def __init__(self, env: BaseEnv, max_tokens: int, *, tokenizer: Any) -> None:
@@ -153,27 +131,18 @@ class TokenBudget(Limit):
 
 
 class TimeLimit(Limit):
-    """Ends an episode with `StopReason.EPISODE_TIMEOUT` so many seconds after its `reset` began.
+    """Ends an episode with `StopReason.EPISODE_TIMEOUT` a number of wall seconds after its `reset` began.
 
     The step that is under way then is cancelled, and the env inside frees what the episode held. That reason is a
     failure, so nothing is scored and no trainer learns from the episode: how long it took says more of the machine than
     of the policy. The policy's own time counts, and so does the wait for permits.
 
-    Args:
-        seconds: wall seconds of an episode.
-
-    Raises:
-        ConfigError: `seconds` is no positive number.
-
     Example:
-        >>> import asyncio, toolgym
-        >>> async def main():
-        ...     async with TimeLimit(toolgym.make("CodeInterpreter-v0"), seconds=0.3) as env:
-        ...         await env.reset()
-        ...         await asyncio.sleep(0.4)  # the policy thinks
-        ...         return str((await env.step("#### 1")).stop_reason)
-        >>> asyncio.run(main())
-        'episode_timeout'
+        >>> import time, toolgym
+        >>> env = toolgym.envs.GymnasiumEnv(TimeLimit(toolgym.make("CodeInterpreter-v0"), seconds=0.3))
+        >>> _ = env.reset(), time.sleep(0.4)  # the policy thinks
+        >>> str(env.step("#### 1")[4]["stop_reason"]), env.close()
+        ('episode_timeout', None)
     """
 
     def __init__(self, env: BaseEnv, seconds: float) -> None:

@@ -19,23 +19,16 @@ class RateLimit(Wrapper):
 
     Args:
         limit: how many run at once in this process, in all envs whose limit has the same name; or a shared limiter.
-        name: the limit's name.
+        name: the limit's name; another limit with it is a `ConfigError`.
         of: what waits: `steps`, `resets`, or `both`.
 
-    Raises:
-        ConfigError: `limit` is no whole number of at least 1, another limit has that name, or `of` is something else.
-
     Example:
-        >>> import asyncio, toolgym
-        >>> async def play(env):
-        ...     async with env:
-        ...         await env.reset(seed=0)
-        ...         return (await env.step("#### 1")).done
-        >>> async def main():
-        ...     envs = [RateLimit(toolgym.make("CodeInterpreter-v0"), 2, name="two") for _ in range(3)]
-        ...     return await asyncio.gather(*map(play, envs))
-        >>> asyncio.run(main())
-        [True, True, True]
+        >>> import toolgym
+        >>> wrap = lambda env: RateLimit(env, 2, name="two at once")
+        >>> envs = toolgym.envs.ToolVectorEnv([lambda: wrap(toolgym.make("CodeInterpreter-v0"))] * 3)
+        >>> _ = envs.reset(seed=0)
+        >>> envs.step(["#### 1"] * 3)[2].tolist(), envs.close()
+        ([True, True, True], None)
     """
 
     def __init__(

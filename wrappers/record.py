@@ -27,24 +27,15 @@ class Record(Wrapper):
     line is written at once and whole, so any number of envs may share a file, forks too: a fork's line begins with what
     it shares. Put it around `RetryOnInfraError`: its forks would be episodes here.
 
-    Args:
-        path: the file; its folder must be there.
-
-    Raises:
-        ConfigError: the folder is not there, or `path` is a folder.
-        OSError: in `step`, `reset` and `close`: the file cannot be written.
+    A file that cannot be written is an `OSError` of `step`, `reset` or `close`. Its folder must be there.
 
     Example:
-        >>> import asyncio, json, tempfile, toolgym
-        >>> async def main(path):
-        ...     async with Record(toolgym.make("CodeInterpreter-v0"), path) as env:
-        ...         await env.reset(seed=0)
-        ...         await env.step("#### 1")
+        >>> import json, tempfile, toolgym
         >>> with tempfile.NamedTemporaryFile() as file:
-        ...     asyncio.run(main(file.name))
-        ...     episode = json.load(file)
-        >>> episode["actions"], episode["rewards"], episode["stop_reason"]
-        (['#### 1'], [0.0], 'answered')
+        ...     env = toolgym.envs.GymnasiumEnv(Record(toolgym.make("CodeInterpreter-v0"), file.name))
+        ...     _, _, _ = env.reset(seed=0), env.step("#### 1"), env.close()
+        ...     json.load(file)["actions"]
+        ['#### 1']
     """
 
     def __init__(self, env: BaseEnv, path: str | Path) -> None:

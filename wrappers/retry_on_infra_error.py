@@ -33,9 +33,10 @@ class RetryOnInfraError(Wrapper):
     drawn, so that no task is skipped.
 
     A step has changed the episode when it fails, so it is only repeated from a fork: with `steps=True` the env is
-    forked before each step, and the fork takes the step again if the infrastructure failed one of its tool calls
-    (`ToolCallRecord.infra_failure`) or the step itself. What a fork does not hold, such as a server's state, sees the
-    call twice. If the last attempt fails, its result or its error is given.
+    forked before each step (`ForkNotSupportedError` if it cannot be), and the fork takes the step again if the
+    infrastructure failed one of its tool calls (`ToolCallRecord.infra_failure`) or the step itself. What a fork does
+    not hold, such as a server's state, sees the call twice. If the last attempt fails, its result or its error is
+    given.
 
     Every retry is logged. The metrics of a step hold `infra_retries`, the retries of the episode so far.
 
@@ -46,12 +47,8 @@ class RetryOnInfraError(Wrapper):
         max_delay: the most that this grows to.
         steps: whether steps are repeated; needs an env that can be forked.
 
-    Raises:
-        ConfigError: a number is out of range.
-        ForkNotSupportedError: in `step`, with `steps`: the env cannot be forked.
-
     Example:
-        >>> import asyncio, toolgym
+        >>> import toolgym
         >>> class Flaky(toolgym.wrappers.Wrapper):
         ...     failures = 2
         ...     async def reset(self, **kwargs):
@@ -59,13 +56,11 @@ class RetryOnInfraError(Wrapper):
         ...         if self.failures >= 0:
         ...             raise ConnectionError("the sandbox server does not answer")
         ...         return await super().reset(**kwargs)
-        >>> async def main():
-        ...     env = Flaky(toolgym.make("CodeInterpreter-v0"))
-        ...     async with RetryOnInfraError(env, first_delay=0.01) as env:
-        ...         await env.reset()
-        ...         return (await env.step("Hello.")).info["metrics"]["infra_retries"]
-        >>> asyncio.run(main())
-        2
+        >>> env = RetryOnInfraError(Flaky(toolgym.make("CodeInterpreter-v0")), first_delay=0.01)
+        >>> env = toolgym.envs.GymnasiumEnv(env)
+        >>> _ = env.reset()
+        >>> env.step("Hello.")[4]["metrics"]["infra_retries"], env.close()
+        (2, None)
     """
 
     def __init__(

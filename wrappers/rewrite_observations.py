@@ -22,20 +22,14 @@ class RewriteObservations(Wrapper):
             none.
         prompt: whether the messages of `reset` are rewritten too.
 
-    Raises:
-        ConfigError: `rewrite` is not callable, or returned no list of messages; or the env may begin the context anew.
-
     Example:
-        >>> import asyncio, toolgym
-        >>> def loud(messages):
-        ...     return [{**message, "content": message["content"].upper()} for message in messages]
-        >>> async def main():
-        ...     async with RewriteObservations(toolgym.make("CodeInterpreter-v0"), loud, prompt=False) as env:
-        ...         await env.reset(seed=0)
-        ...         result = await env.step('<tool_call>{"name": "calculator", "arguments": {}}</tool_call>')
-        ...         return result.obs[0]["content"]
-        >>> asyncio.run(main())
-        "UNKNOWN TOOL 'CALCULATOR'. AVAILABLE TOOLS: CODE_INTERPRETER."
+        >>> import toolgym
+        >>> loud = lambda messages: [{**message, "content": message["content"].upper()} for message in messages]
+        >>> inner = RewriteObservations(toolgym.make("CodeInterpreter-v0"), loud, prompt=False)
+        >>> env = toolgym.envs.GymnasiumEnv(inner)
+        >>> _ = env.reset(seed=0)
+        >>> env.step('<tool_call>{"name": "calculator", "arguments": {}}</tool_call>')[0][0]["content"], env.close()
+        ("UNKNOWN TOOL 'CALCULATOR'. AVAILABLE TOOLS: CODE_INTERPRETER.", None)
     """
 
     def __init__(self, env: BaseEnv, rewrite: Callable[[list[Message]], list[Message]], *, prompt: bool = True) -> None:

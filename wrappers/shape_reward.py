@@ -12,26 +12,17 @@ from toolgym.wrappers.base import Wrapper
 
 
 class ShapeReward(Wrapper):
-    """Replaces the reward of each step by what a function makes of the step.
+    """Replaces the reward of each step by what a function makes of the step: `shape`, from a result to a finite number.
 
     If a limit around it ends the episode, what that end adds is shaped as a step of its own.
 
-    Args:
-        shape: from a step's result to its reward.
-
-    Raises:
-        ConfigError: `shape` is not callable; or, in `step`, it returned something else than a finite number.
-
     Example:
-        >>> import asyncio, toolgym
-        >>> def centred(result):
-        ...     return result.reward - 0.5 if result.done else 0.0
-        >>> async def main():
-        ...     async with ShapeReward(toolgym.make("CodeInterpreter-v0"), centred) as env:
-        ...         _, info = await env.reset(seed=0)
-        ...         return (await env.step(f"#### {info['task'].ground_truth}")).reward
-        >>> asyncio.run(main())
-        0.5
+        >>> import toolgym
+        >>> env = ShapeReward(toolgym.make("CodeInterpreter-v0"), lambda result: result.reward - 0.5)
+        >>> env = toolgym.envs.GymnasiumEnv(env)
+        >>> _ = env.reset(seed=0)
+        >>> env.step("#### 1")[1], env.close()
+        (-0.5, None)
     """
 
     def __init__(self, env: BaseEnv, shape: Callable[[StepResult], float]) -> None:

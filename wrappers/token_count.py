@@ -24,9 +24,6 @@ def token_count(tokenizer: Any) -> TokenCount:
     """Return a tokenizer as a function that counts the tokens of a text, without special ones; a function as it is.
 
     A function, such as `len` to count characters, may be called in another thread if a text is long.
-
-    Raises:
-        ConfigError: it is neither a tokenizer of transformers or tokenizers, nor a function.
     """
     encode = None if isinstance(tokenizer, str) else getattr(tokenizer, "encode", None)
     if callable(encode):

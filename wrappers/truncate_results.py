@@ -22,19 +22,13 @@ class TruncateResults(Wrapper):
         tokenizer: counts them: a tokenizer, or a function from a text to its number of tokens.
         side: as in verl, `left` keeps the beginning, `right` the end, `middle` both.
 
-    Raises:
-        ConfigError: not one of `max_chars` and `max_tokens` is given, it is no whole number of at least 1, `max_tokens`
-            comes without `tokenizer`, or there is no such side.
-
     Example:
-        >>> import asyncio, toolgym
+        >>> import toolgym
         >>> call = '<tool_call>{"name": "code_interpreter", "arguments": {"code": "print(10**9)"}}</tool_call>'
-        >>> async def main():
-        ...     async with TruncateResults(toolgym.make("CodeInterpreter-v0"), 4, side="left") as env:
-        ...         await env.reset(seed=0)
-        ...         return (await env.step(call)).obs[0]["content"]
-        >>> asyncio.run(main())
-        '1000 [... 6 characters left out ...]'
+        >>> env = toolgym.envs.GymnasiumEnv(TruncateResults(toolgym.make("CodeInterpreter-v0"), 4, side="left"))
+        >>> _ = env.reset(seed=0)
+        >>> env.step(call)[0][0]["content"], env.close()
+        ('1000 [... 6 characters left out ...]', None)
     """
 
     def __init__(

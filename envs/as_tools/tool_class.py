@@ -62,23 +62,16 @@ class ToolEnvironment:
     def reset(self, **row: Any) -> str | None:
         """Begin an episode with a row of a data set, ending the one before and releasing its tools.
 
-        Args:
-            row: the row's columns. `toolgym_task` holds a task's row as JSON; without it the row itself is one, in
-                verl's shape. If neither has a prompt, the env draws a task, from `seed` if that is a column.
-
-        Returns:
-            The messages of a task that the env drew, as text; None if the prompt shows them.
-
-        Raises:
-            ConfigError: the row is no task.
+        `toolgym_task` holds a task's row as JSON; without it the row itself is one, in verl's shape. If neither has a
+        prompt, the env draws a task, from `seed` if that is a column, and its messages are returned as text. A row that
+        is no task is a `ConfigError`.
         """
         return self._home.run(self._episode.reset(row))
 
     def get_reward(self, answer: str | None = None) -> float | None:
-        """End the episode and return its reward; None if the infrastructure failed, which says nothing of a policy.
+        """End the episode with the policy's last turn, for envs that score it, and return its reward.
 
-        Args:
-            answer: the policy's last turn, for envs that score it; without it they score an empty one.
+        None if the infrastructure failed, which says nothing of a policy. Without an answer, an empty one is scored.
         """
         if answer is None and not self._episode.over:
             self._home.warn_once(
@@ -118,13 +111,7 @@ class ToolEnvironment:
 def finish_all(
     environments: Sequence[ToolEnvironment], answers: Sequence[str | None], whole: Sequence[bool]
 ) -> list[float | None]:
-    """The rewards of many episodes, scored side by side.
-
-    Args:
-        environments: the episodes.
-        answers: the text of each last turn; None if that was no text.
-        whole: whether each got to the end of its answer; the others were cut.
-    """
+    """The rewards of many episodes, scored side by side; an answer that is not `whole` was cut."""
     scored = [
         env._home.submit(env._episode.answer(answer) if ended and answer is not None else env._episode.cut(answer))
         for env, answer, ended in zip(environments, answers, whole, strict=True)

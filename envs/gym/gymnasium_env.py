@@ -36,18 +36,12 @@ class GymnasiumEnv(gymnasium.Env[tuple[Message, ...], str]):
     `context`, the policy's context begins anew with those messages.
 
     The async env runs on a thread of its own that `close` ends, so this env also works inside a running event loop (as
-    in a notebook) and may be called from any thread, one call at a time.
-
-    Args:
-        env: the async env; closed with this one.
-        render_mode: `"ansi"` for `render` to give the conversation as text, or None.
-
-    Raises:
-        UnknownNameError: the render mode does not exist.
+    in a notebook) and may be called from any thread, one call at a time. `render_mode="ansi"` has `render` give the
+    conversation as text.
 
     Example:
         >>> import gymnasium, toolgym
-        >>> env = gymnasium.make("CodeInterpreter-v0", render_mode="ansi")
+        >>> env = gymnasium.make("CodeInterpreter-v0")
         >>> obs, info = env.reset(seed=0)
         >>> [message["role"] for message in obs]
         ['system', 'user']

@@ -38,15 +38,7 @@ _SAMPLED_CHARACTERS = (
 
 
 class TextSpace(gymnasium.Space[str]):
-    """All texts of bounded length that UTF-8 can encode, that is, without lone surrogates.
-
-    Args:
-        max_length: longest member, in characters.
-        min_length: shortest member, in characters.
-        seed: of `sample`.
-
-    Raises:
-        ConfigError: the lengths are not integers, or out of order.
+    """All texts from `min_length` to `max_length` characters that UTF-8 can encode, that is, without lone surrogates.
 
     Example:
         >>> space = TextSpace(max_length=8)
@@ -95,19 +87,12 @@ class TextSpace(gymnasium.Space[str]):
 
 
 class ChatSpace(gymnasium.Space[tuple[Message, ...]]):
-    """All sequences of chat messages, of any number and length unless bounded.
+    """All sequences of chat messages, of any number and length unless bounded by `max_messages` and `max_length`
+    (characters).
 
     A member is a tuple (or a list) of messages in the shape of `toolgym.tools.message.Message`: a dict with `role` and
-    a text `content`; with the role `assistant` also `tool_calls` and `reasoning_content`, with the role `tool` also
-    `tool_call_id` and `name`, if given; nothing else.
-
-    Args:
-        max_messages: most messages of a member; None: any number.
-        max_length: longest content of a message, in characters; None: any length.
-        seed: of `sample`.
-
-    Raises:
-        ConfigError: a bound is not an integer of at least 0.
+    a text `content`; with the role `assistant` maybe `tool_calls` and `reasoning_content`, with the role `tool` maybe
+    `tool_call_id` and `name`; nothing else.
 
     Example:
         >>> space = ChatSpace()

@@ -73,7 +73,8 @@ class ToolVectorEnv(VectorEnv[tuple[Observation, ...], Iterable[str], npt.NDArra
 
     Everything is as in `gymnasium.vector.SyncVectorEnv` over `GymnasiumEnv`s: observations and actions are tuples with
     one member per env, rewards are float64 `[num_envs]`, endings bool `[num_envs]`, and an env that has ended is reset
-    as `autoreset_mode` says.
+    as `autoreset_mode` says. Arguments that do not fit the envs are a `ConfigError`; a step of an env that has no
+    episode under way, or is in flight (see `send`), an `EpisodeError`.
 
     Args:
         env_fns: one function per env that makes it; the envs are closed with the vector env.
@@ -82,9 +83,6 @@ class ToolVectorEnv(VectorEnv[tuple[Observation, ...], Iterable[str], npt.NDArra
             `DISABLED` leaves it to `reset(options={"reset_mask": ...})`.
         render_mode: `"ansi"` for `render` to give each env's conversation as text, or None.
         max_episode_steps: steps after which an episode is truncated, as by Gymnasium's `TimeLimit`; None: no limit.
-
-    Raises:
-        ConfigError: `env_fns` is empty, or an option is not usable.
 
     Example:
         >>> import gymnasium, toolgym
@@ -143,17 +141,13 @@ class ToolVectorEnv(VectorEnv[tuple[Observation, ...], Iterable[str], npt.NDArra
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[tuple[Observation, ...], dict[str, Any]]:
-        """Begin an episode in every env, or in some.
+        """Begin an episode in every env, or in some. After a `VectorEnvError`, those that raised need another reset.
 
         Args:
             seed: an int seeds env `i` with `seed + i`; a sequence gives each env its own; None goes on from where the
                 envs are.
             options: those of the envs. `reset_mask` (bool `[num_envs]`) resets only the envs with true; the others keep
                 their last observation.
-
-        Raises:
-            ConfigError: the seeds or the mask do not fit the envs.
-            VectorEnvError: some envs raised, which need another reset. The others have begun.
         """
         self._require_landed("reset")
         chosen, seeds, options = self._begin_resets(seed, options)
@@ -163,10 +157,7 @@ class ToolVectorEnv(VectorEnv[tuple[Observation, ...], Iterable[str], npt.NDArra
     def step(self, actions: Iterable[str]) -> Steps:
         """Take one turn in every env, all at the same time, with one text per env.
 
-        Raises:
-            ConfigError: the actions do not fit the envs.
-            EpisodeError: an env has no episode under way, or is in flight (see `send`).
-            VectorEnvError: some envs raised. The others took their step; the failed ones need a reset.
+        After a `VectorEnvError`, the others took their step; the failed ones need a reset.
         """
         self._require_landed("step")
         outcomes = self._all("step", self._calls("step", actions, range(self.num_envs)))
@@ -178,28 +169,17 @@ class ToolVectorEnv(VectorEnv[tuple[Observation, ...], Iterable[str], npt.NDArra
     def async_reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> None:
-        """Begin episodes as `reset` does, but return at once; `recv` gives their first observations.
-
-        Raises:
-            ConfigError: the seeds or the mask do not fit the envs.
-            EpisodeError: one of the envs is in flight.
-        """
+        """Begin episodes as `reset` does, but return at once; `recv` gives their first observations."""
         self._require_landed("async_reset", self._chosen(options))
         chosen, seeds, options = self._begin_resets(seed, options)
         for index in chosen:
             self._flights.begin(index, partial(self._begin, index, seeds[index], options))
 
     def send(self, actions: Iterable[str], env_ids: npt.ArrayLike) -> None:
-        """Begin a turn in some envs, and return at once; `recv` gives the results. Envs that ended are reset as in
-        `step`.
+        """Begin a turn in some envs, with one text per id, and return at once; `recv` gives the results.
 
-        Args:
-            actions: one text per id.
-            env_ids: numbers of the envs, as `infos["env_id"]` of `recv` has them.
-
-        Raises:
-            ConfigError: the ids are no numbers of different envs, or the actions do not fit them.
-            EpisodeError: one of the envs has no episode under way, or is in flight.
+        Envs that ended are reset as in `step`. `env_ids` are numbers of the envs, as `infos["env_id"]` of `recv` has
+        them.
         """
         ids = _env_ids_of(env_ids, self.num_envs)
         self._require_landed("send", ids)
@@ -218,8 +198,6 @@ class ToolVectorEnv(VectorEnv[tuple[Observation, ...], Iterable[str], npt.NDArra
             `infos["env_id"]` (int64 `[n]`) says which.
 
         Raises:
-            ConfigError: fewer are in flight.
-            EpisodeError: the envs are closed.
             VectorEnvError: some envs raised, which then need a reset. Those that are ready stay so.
             LoopTimeoutError: `timeout` passed. Those that are ready stay so.
         """

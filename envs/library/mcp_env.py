@@ -33,16 +33,13 @@ class McpEnv(ToolEnv):
     Args:
         server: a URL; a command as a list, or as `{"command", "args", "env", "cwd"}`, which is started for each
             episode; or a function that makes an `mcp.server.MCPServer`. None: the embedded server, a shop's stock.
-        tasks: where tasks come from. None: questions about the embedded server's stock.
+        tasks: where tasks come from; they go with a server. None: questions about the embedded server's stock.
         headers: sent with each request to a URL.
         only: names of the tools that the policy has. None: all.
         tools: further tools, beside the server's. They stay the caller's to close.
         scorer: as for `ToolEnv`. None: the final answer after `####` equals the ground truth.
         connect_timeout: wall seconds until the server is ready, and for its list of tools.
         env_kwargs: the other arguments of `ToolEnv`; `tool_timeout` bounds each call.
-
-    Raises:
-        ConfigError: tasks without a server or the other way round, or a server of another kind.
     """
 
     def __init__(

@@ -31,7 +31,8 @@ class UserSimEnv(ToolEnv):
     `user_trace`, and `user_trace` in the metrics of the last step.
 
     Args:
-        tasks: where tasks come from. None: orders at a shop, whose details the user gives when asked.
+        tasks: where tasks come from; they need a `user`. None: orders at a shop, whose details the user gives when
+            asked.
         user: a `User`; a function from the conversation and the task to a text, or None for the end; or a mapping of
             names to these, of which a row's `extra_info.interaction_kwargs.name` chooses one, as in verl. None: the
             user of the embedded tasks. Users stay the caller's to close.
@@ -39,9 +40,6 @@ class UserSimEnv(ToolEnv):
         scorer: as for `ToolEnv`. None: that of the embedded tasks, or only the user's rewards if `tasks` are given.
         user_timeout: wall seconds for one reply.
         env_kwargs: the other arguments of `ToolEnv`.
-
-    Raises:
-        ConfigError: tasks of one's own without a user, or a user of another kind.
     """
 
     def __init__(

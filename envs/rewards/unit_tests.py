@@ -34,9 +34,6 @@ class UnitTests(AsyncCloseable):
         memory_mb: memory of one test in MiB. Default: the sandbox's own limit.
         tolerance: how much numbers may differ; see `toolgym.tools.judge.StdioTest`. None: as the tests' data set has
             it.
-
-    Raises:
-        ConfigError: an argument is out of range.
     """
 
     def __init__(

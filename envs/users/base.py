@@ -22,9 +22,6 @@ class UserReply:
         done: whether the conversation is over.
         reward: added to the reward of the policy's turn.
         metrics: numbers about the conversation so far, by name; kept in the trajectory as `user/NAME`.
-
-    Raises:
-        ConfigError: there is neither a text nor an end.
     """
 
     text: str | None
@@ -80,9 +77,7 @@ class User(AsyncCloseable):
     async def open(self, task: Task, **interaction_kwargs: Any) -> UserSession:
         """Begin an episode. If cancelled, free what was taken so far; from its return on, the env closes the session.
 
-        Args:
-            task: the task of the episode.
-            interaction_kwargs: `extra_info.interaction_kwargs` of the task's row, without its `name`.
+        `interaction_kwargs` are `extra_info.interaction_kwargs` of the task's row, without its `name`.
         """
 
     async def close(self) -> None:

@@ -20,9 +20,6 @@ UserFunction: TypeAlias = Callable[
 class FunctionUser(User):
     """A user whose replies a function gives (see `UserFunction`), which keeps no state: it reads the conversation.
 
-    Raises:
-        ConfigError: it cannot be called.
-
     Example:
         >>> user = FunctionUser(lambda messages, task: None if "bye" in messages[-1]["content"] else "Go on.")
     """

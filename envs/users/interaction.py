@@ -19,9 +19,6 @@ class InteractionUser(User):
 
     `generate_response` gives `(should_terminate, text, score, metrics)`: the score is the reward of the policy's turn.
     `finalize_interaction` is called once for each `start_interaction`, also after an error.
-
-    Raises:
-        ConfigError: it lacks a method.
     """
 
     def __init__(self, interaction: Any) -> None:
