@@ -48,10 +48,8 @@ def _wrapper_factory(setting: object) -> Wrap:
 def named_factory(setting: object, what: str, kind: str) -> Callable[..., Any]:
     """Return the function that a value in a configuration stands for, with its keyword arguments bound to it.
 
-    Args:
-        setting: a function, its entry point, or a mapping with that as `name` and with its `kwargs`.
-        what: what it is, for error messages, for example `"a wrapper"`.
-        kind: which functions are expected, for error messages.
+    The value is a function, its entry point, or a mapping with that as `name` and with its `kwargs`. For error
+    messages, `what` is what it is (`"a wrapper"`), and `kind` which functions are expected.
     """
     known = isinstance(setting, Mapping) and {"name"} <= set(setting) <= {"name", "kwargs"}
     name, kwargs = (

@@ -11,14 +11,10 @@ from toolgym.tools.errors import SandboxError, error_text
 
 
 class failing:
-    """Raise what the block raises as an `EpisodeFailedError` that names the failure; such an error itself passes
-    through.
+    """Raise what the block raises as an `EpisodeFailedError`, with `what` failed; such an error itself passes through.
 
-    Args:
-        failed: the reason, unless the error knows a better one: a `SandboxError` means `SANDBOX_FAILED`.
-        timed_out: the reason if a deadline passed; None: `failed`.
-        unless: errors that pass through.
-        what: what failed, for the error's text, such as `"the scorer failed:"`.
+    A `SandboxError` means `SANDBOX_FAILED`, a deadline that passed `timed_out`, all else `failed`. Errors of `unless`
+    pass.
     """
 
     __slots__ = ("_failed", "_passing", "_timed_out", "_what")

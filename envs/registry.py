@@ -40,14 +40,7 @@ MANY = 8
 
 @dataclass(frozen=True)
 class EnvSpec:
-    """An env's id and how to make the env.
-
-    Attributes:
-        id: the id, for example `CodeInterpreter-v0`; Gymnasium's rules for ids hold.
-        entry_point: a class or function that makes the env, or where it is, as `"package.module:name"`.
-        description: one line for a list of envs.
-        kwargs: arguments that every env of this id gets, unless `make` is given others.
-    """
+    """An env's id and how to make the env; see `register`."""
 
     id: str
     entry_point: str | Callable[..., BaseEnv]

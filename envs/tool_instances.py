@@ -41,9 +41,6 @@ class ToolInstances:
         timeout: wall seconds for any one call of a tool's methods, without the time that it waits for permits.
         queue_timeout: wall seconds that one call may wait for permits.
         score_timeout: the same as `timeout`, for `calc_reward`.
-
-    Attributes:
-        scope: the episode's name, under which its tools find what they share; see `toolgym.tools.sessions.tool_scope`.
     """
 
     def __init__(
@@ -59,7 +56,7 @@ class ToolInstances:
         self._timeout, self._queue_timeout, self._score_timeout = timeout, queue_timeout, score_timeout
         self._ids: dict[str, str] = {}
         self._loops: dict[str, EventLoopThread] = {}  # of the instances that have not that of the episode
-        self.scope = uuid.uuid4().hex
+        self.scope = uuid.uuid4().hex  # the episode's name, under which its tools find what they share
         self._released = False  # the episode is over or did not come about: a tool that opens later is released at once
 
     @property

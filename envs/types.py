@@ -129,11 +129,10 @@ class StopReason(enum.StrEnum):
 
 
 class EpisodeFailedError(ToolgymError, RuntimeError):
-    """An env cannot go on, and says which failure it is. Raised by `reset` or `step`; the episode is over.
+    """An env cannot go on, and says which failure it is (`stop_reason`). Raised by `reset` or `step`; the episode is
+    over.
 
-    Attributes:
-        stop_reason: the failure; a runner's trajectory ends with it.
-        cause: the error that this one stands for; None if an env raised this one.
+    `cause` is the error that this one stands for; None if an env raised this one.
     """
 
     def __init__(self, stop_reason: StopReason, message: str, cause: Exception | None = None) -> None:
@@ -205,24 +204,14 @@ class StepInfo(TypedDict, total=False):
 
 
 class End(NamedTuple):
-    """Returned by `ToolEnv.respond` to end the episode.
-
-    Attributes:
-        stop_reason: why. The scorer sees it.
-        reward: added to the reward of the step, besides the score.
-    """
+    """Returned by `ToolEnv.respond` to end the episode; `reward` is added to that of the step, besides the score."""
 
     stop_reason: StopReason = StopReason.ANSWERED
     reward: float = 0.0
 
 
 class Continue(NamedTuple):
-    """Returned by `ToolEnv.respond` to go on.
-
-    Attributes:
-        messages: what the policy reads next; at least one.
-        reward: the reward of the turn.
-    """
+    """Returned by `ToolEnv.respond` to go on with at least one message; `reward` is that of the turn."""
 
     messages: list[Message]
     reward: float = 0.0

@@ -1,11 +1,12 @@
-"""`Wrapper`: an env around another, changing one thing; and `with_metrics`."""
+"""`Wrapper`: an env around another, changing one thing; `Compose`: several as one; and `with_metrics`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from toolgym.envs.base import Action, BaseEnv, StepResult
+from toolgym.envs.entry_points import wrapped, wrapper_factories
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import ResetOptions, ResetResult, StopReason
 from toolgym.tools.errors import ConfigError
@@ -13,11 +14,9 @@ from toolgym.tools.schema import ToolSchema
 
 
 class Wrapper(BaseEnv):
-    """Passes everything on to the env inside; subclasses change one thing. A wrong argument of a wrapper is a
-    `ConfigError`.
+    """Passes everything on to the env inside; subclasses change one thing, and take wrong arguments as a `ConfigError`.
 
-    Attributes that the wrapper lacks are looked up in the env inside at each access. The env is closed with the
-    wrapper.
+    Attributes that the wrapper lacks are looked up in the env inside at each access, and `close` closes that env.
 
     Example:
         >>> import toolgym
@@ -97,3 +96,28 @@ class Wrapper(BaseEnv):
 def with_metrics(result: StepResult, **metrics: Any) -> StepResult:
     """Return the result of a step with further metrics."""
     return result._replace(info={**result.info, "metrics": {**result.info.get("metrics", {}), **metrics}})
+
+
+class Compose:
+    """Puts several wrappers around an env: `Compose(a, b)(env)` is `b(a(env))`.
+
+    Args:
+        wrappers: the first is innermost; each as in `wrappers` of `toolgym.make`, which has the errors too.
+
+    Example:
+        >>> import toolgym
+        >>> from functools import partial
+        >>> from toolgym.wrappers import TruncateResults, TurnLimit
+        >>> short = Compose(partial(TruncateResults, max_chars=1000), partial(TurnLimit, max_turns=4))
+        >>> toolgym.make("CodeInterpreter-v0", wrappers=short)
+        <TurnLimit<TruncateResults<CodeInterpreterEnv with code_interpreter; not reset>>>
+    """
+
+    def __init__(self, *wrappers: str | Mapping[str, Any] | Callable[[BaseEnv], BaseEnv]) -> None:
+        self.wrappers = tuple(wrapper_factories(wrappers))
+
+    def __call__(self, env: BaseEnv) -> BaseEnv:
+        return wrapped(env, self.wrappers)
+
+    def __repr__(self) -> str:
+        return f"Compose({', '.join(map(repr, self.wrappers))})"

@@ -21,13 +21,10 @@ _log = logging.getLogger("toolgym.envs")
 
 
 class ToolEpisode:
-    """Plays one episode after the other in one env; each call of a tool is a turn of the policy for the env.
+    """Plays one episode after the other in one env, which it closes; each call of a tool is a turn of the policy for
+    the env.
 
-    Args:
-        env: the env; closed with this object.
-
-    Attributes:
-        failure: what broke the episode off, in words, so that its reward says nothing; None if nothing did.
+    `failure` is what broke the episode off, in words, so that its reward says nothing; None if nothing did.
     """
 
     def __init__(self, env: BaseEnv) -> None:

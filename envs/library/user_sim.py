@@ -12,8 +12,7 @@ from toolgym.envs.tasks.sources import TaskSource
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.tool_env import ToolEnv
 from toolgym.envs.types import Continue, End, ResetOptions, ResetResult, StepInfo, StopReason
-from toolgym.envs.users.base import User, UserReply, UserSession
-from toolgym.envs.users.function import FunctionUser
+from toolgym.envs.users.base import FunctionUser, User, UserReply, UserSession
 from toolgym.tools.base import BaseTool
 from toolgym.tools.closeable import closed_on_error
 from toolgym.tools.concurrency.deadline import shielded, with_deadline

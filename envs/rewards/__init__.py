@@ -12,7 +12,7 @@ from toolgym.tools.lazy import lazy_names
 if TYPE_CHECKING:
     from toolgym.envs.rewards.answer import exact as exact
     from toolgym.envs.rewards.answer import numeric as numeric
-    from toolgym.envs.rewards.combination import weighted as weighted
+    from toolgym.envs.rewards.base import weighted as weighted
     from toolgym.envs.rewards.conduct import THINK as THINK
     from toolgym.envs.rewards.conduct import called as called
     from toolgym.envs.rewards.conduct import called_successfully as called_successfully

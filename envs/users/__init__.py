@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from toolgym.tools.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from toolgym.envs.users.base import FunctionUser as FunctionUser
     from toolgym.envs.users.base import User as User
     from toolgym.envs.users.base import UserReply as UserReply
     from toolgym.envs.users.base import UserSession as UserSession
-    from toolgym.envs.users.function import FunctionUser as FunctionUser
     from toolgym.envs.users.interaction import InteractionUser as InteractionUser
     from toolgym.envs.users.llm import LLMUser as LLMUser
 else:

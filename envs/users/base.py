@@ -1,11 +1,12 @@
-"""The contract of simulated users: a `User` opens a `UserSession` for each episode, which replies to the policy."""
+"""Simulated users: a `User` opens a `UserSession` for each episode; a `FunctionUser` replies by a function."""
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from toolgym.envs.tasks.task import Task
 from toolgym.tools.closeable import AsyncCloseable
@@ -82,3 +83,37 @@ class User(AsyncCloseable):
 
     async def close(self) -> None:
         """Free what the user holds."""
+
+
+UserFunction: TypeAlias = Callable[
+    [Sequence[Message], Task], UserReply | str | Awaitable[UserReply | str | None] | None
+]
+"""From the conversation so far and the task to the user's reply; None ends the conversation. It may be async."""
+
+
+class FunctionUser(User):
+    """A user whose replies a function gives (see `UserFunction`), which keeps no state: it reads the conversation.
+
+    Example:
+        >>> user = FunctionUser(lambda messages, task: None if "bye" in messages[-1]["content"] else "Go on.")
+    """
+
+    def __init__(self, function: UserFunction) -> None:
+        if not callable(function):
+            raise ConfigError(f"a user's function must be callable, got {function!r}")
+        self.function = function
+
+    async def open(self, task: Task, **interaction_kwargs: Any) -> UserSession:
+        return _FunctionSession(self.function, task)
+
+
+class _FunctionSession(UserSession):
+    def __init__(self, function: UserFunction, task: Task) -> None:
+        self._function, self._task = function, task
+
+    async def reply(self, messages: Sequence[Message]) -> UserReply:
+        answer = self._function(messages, self._task)
+        return UserReply.of(await answer if inspect.isawaitable(answer) else answer)
+
+    async def fork(self) -> UserSession:
+        return _FunctionSession(self._function, self._task)

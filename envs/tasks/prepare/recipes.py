@@ -40,16 +40,8 @@ _PROGRAM = "Solve the task in Python. End with the whole program in one block th
 
 
 class Recipe(NamedTuple):
-    """The way from a data set to tasks.
-
-    Attributes:
-        source: `data_source` of the rows, as verl's own scorers know it.
-        ability: verl's word for what is asked.
-        env_id: the env that the rows are for.
-        system: the first message.
-        read: from a record to the parts of its task.
-        plain: the first message for an env without the tool that the rows have kwargs for; empty: the same.
-        repeats: whether the file has each record several times, with one id.
+    """The way from a data set to tasks: `data_source` and `ability` of its rows as verl knows them, their env, first
+    message and reader. `plain` is the first message for an env without the tool that the rows have kwargs for.
     """
 
     source: str
