@@ -57,7 +57,8 @@ async def play(variables: Mapping[str, str]) -> float:
     session = HttpSession(key, 0, CONNECT_TIMEOUT)
     try:
         try:
-            reward = await run(_task(variables), base_url=base_url, api_key=key, **_arguments(variables))
+            task = Task.from_row(_json(TASK, _required(variables, TASK)))
+            reward = await run(task, base_url=base_url, api_key=key, **_arguments(variables))
         except Exception as error:
             status = {"state": "failed", "last_attempt_id": BROKEN_OFF, "error_message": shorten(str(error))}
             await _send(session, "PATCH", rollout, {"status": status})
@@ -68,14 +69,6 @@ async def play(variables: Mapping[str, str]) -> float:
         return reward
     finally:
         await session.close()
-
-
-def main() -> None:
-    asyncio.run(ToolgymAgent().run())
-
-
-def _task(variables: Mapping[str, str]) -> Task:
-    return Task.from_row(_json(TASK, _required(variables, TASK)))
 
 
 def _arguments(variables: Mapping[str, str]) -> dict[str, Any]:
@@ -124,4 +117,4 @@ async def _send(session: HttpSession, method: str, url: str, content: Mapping[st
 
 
 if __name__ == "__main__":
-    main()
+    asyncio.run(ToolgymAgent().run())

@@ -169,11 +169,7 @@ class ToolgymServer(SimpleResourcesServer):  # type: ignore[misc]
         """Take the answer as the episode's last turn, and say what the episode is worth."""
         name = request.session[SESSION_ID_KEY]
         try:
-            session = self._sessions.find(name)
-        except NoSessionError as error:
-            return _masked(body, SESSION_LOST, str(error))
-        try:
-            return await self._verified(session, body)
+            return await self._verified(self._sessions.find(name), body)
         except NoSessionError as error:
             return _masked(body, SESSION_LOST, str(error))
         except EpisodeFailedError as error:

@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -196,12 +197,12 @@ class _Batch:
         self, factory: EnvFactory, task: Any, name: TrajectoryID
     ) -> tuple[Trajectory, ContextRouting | None]:
         generator = self._generator
-        turns = _Turns(self, generator, name.to_string())
+        session, routing = name.to_string(), ContextRouting() if self.routed else None
         try:
             trajectory = await run_episode(
                 factory,
                 task,
-                turns,
+                partial(self._generate, session, routing),
                 tokenizer=generator._tokenizer,
                 context_length=self._context_length,
                 config=self._config,
@@ -210,49 +211,40 @@ class _Batch:
                 group_id=f"{self._group}-{name.instance_id}",
             )
         finally:
-            await with_deadline(generator._client.finish_session(name.to_string()), FINISH_TIMEOUT)
+            await with_deadline(generator._client.finish_session(session), FINISH_TIMEOUT)
         if trajectory.error is not None:
-            log.warning(
-                "%s: %s: %s", name.to_string(), trajectory.stop_reason.value, shorten(trajectory.error.message)
-            )  # fmt: skip
-        return trajectory, turns.routing
+            log.warning("%s: %s: %s", session, trajectory.stop_reason.value, shorten(trajectory.error.message))
+        return trajectory, routing
 
-
-class _Turns:
-    """`generate` of one episode. One session for all turns keeps them on one server, for its prefix cache."""
-
-    def __init__(self, batch: _Batch, generator: ToolgymGenerator, session: str) -> None:
-        self._batch, self._client, self._model, self._session = batch, generator._client, generator._model, session
-        self.routing = ContextRouting() if batch.routed else None
-
-    async def __call__(self, request: GenerationRequest) -> Generation:
-        batch, prompt_ids = self._batch, list(request.prompt_ids)
+    async def _generate(self, session: str, routing: ContextRouting | None, request: GenerationRequest) -> Generation:
+        """Generate a turn. One session for all turns keeps them on one server, for its prefix cache."""
+        client, prompt_ids = self._generator._client, list(request.prompt_ids)
         sampling = {
-            **batch.sampling,
+            **self.sampling,
             "max_tokens": request.params.max_new_tokens,
             "stop_token_ids": list(request.params.stop_token_ids),
-            "logprobs": batch.sampling.get("logprobs") or 0,
+            "logprobs": self.sampling.get("logprobs") or 0,
         }
-        start = self.routing.covered(prompt_ids) if self.routing is not None else 0
-        version = str(getattr(self._client, "weight_version", 0))
-        answer = await self._client.generate(
+        start = routing.covered(prompt_ids) if routing is not None else 0
+        version = str(getattr(client, "weight_version", 0))
+        answer = await client.generate(
             {
                 "prompt_token_ids": [prompt_ids],
-                "session_ids": [self._session],
+                "session_ids": [session],
                 "sampling_params": sampling,
-                "cache_salt": batch.salt,
-                "routed_experts_prompt_starts": None if self.routing is None else [start],
-                "return_sample_support": batch.supported,
+                "cache_salt": self.salt,
+                "routed_experts_prompt_starts": None if routing is None else [start],
+                "return_sample_support": self.supported,
             },
-            model=self._model,
+            model=self._generator._model,
         )
         ids = answer["response_ids"][0]
         aligned = {}
-        if batch.supported:
+        if self.supported:
             support = _sent(answer, "rollout_sample_support")
             aligned[SAMPLING_MASK] = np.asarray(support, np.int32).reshape(len(ids), -1)
-        if self.routing is not None and len(ids):
-            self.routing.add(prompt_ids, ids, np.asarray(_sent(answer, "rollout_expert_indices")), start=start)
+        if routing is not None and len(ids):
+            routing.add(prompt_ids, ids, np.asarray(_sent(answer, "rollout_expert_indices")), start=start)
         return Generation(
             token_ids=tuple(ids),
             logprobs=tuple(_sent(answer, "response_logprobs")),

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from toolgym.envs.tasks.task import Task
 from toolgym.rollout.adapters.episode_settings import EpisodeSettings
-from toolgym.rollout.adapters.slime.payloads import Payloads
-from toolgym.rollout.adapters.slime.samples import fill, missing_slime
+from toolgym.rollout.adapters.slime.samples import Payloads, fill, missing_slime
 from toolgym.rollout.adapters.task_rows import labelled_task
 from toolgym.rollout.endpoint import ENV_VARIABLE
 from toolgym.rollout.engines.base import FinishReason, Generation, GenerationRequest

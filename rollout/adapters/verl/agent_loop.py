@@ -49,11 +49,11 @@ class ToolgymAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl has no type
         pad = tokenizer.pad_token_id
         self.pad_token_id: int = tokenizer.eos_token_id if pad is None else pad
         data = data_config.config if data_config is not None else {}
-        options = {name: _plain(value) for name, value in options.items() if name not in (*_VERLS, "tools", "name")}
-        custom = _plain(self.rollout_config.get("custom") or {}).get("toolgym") or {}
+        options = {name: plain(value) for name, value in options.items() if name not in (*_VERLS, "tools", "name")}
+        custom = plain(self.rollout_config.get("custom") or {}).get("toolgym") or {}
         self.options = LoopOptions(**{**custom, **options})
         _warn(self.config.algorithm.adv_estimator, self.options.failed, self.options.several_sequences)
-        self._template_kwargs = _plain(data.get("apply_chat_template_kwargs") or {})
+        self._template_kwargs = plain(data.get("apply_chat_template_kwargs") or {})
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> AgentLoopOutput | list[AgentLoopOutput]:
         """Play one row, see `task_of_row`; a row of the V1 trainer has a `session_id`.
@@ -104,14 +104,9 @@ class ToolgymAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl has no type
             group_id=str(row["uid"]) if "uid" in row else None,
         )
         if trajectory.error is not None:
-            _log.warning(
-                "an episode of %s failed with %s: task %r, turn %d: %s",
-                trajectory.env_id,
-                trajectory.stop_reason.value,
-                trajectory.task_id,
-                trajectory.error.turn,
-                trajectory.error.message,
-            )
+            place = f"task {trajectory.task_id!r}, turn {trajectory.error.turn}"
+            reason, message = trajectory.stop_reason.value, trajectory.error.message
+            _log.warning("an episode of %s failed with %s: %s: %s", trajectory.env_id, reason, place, message)
         return trajectory, generate
 
     def _request_id(self, row: Mapping[str, Any]) -> str:
@@ -191,5 +186,5 @@ def _count(value: Any) -> int:
         return 0
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value

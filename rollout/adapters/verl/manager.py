@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 from toolgym.rollout.adapters.transfer_queue import QueueGroup, TransferQueueWriter
-from toolgym.rollout.adapters.verl.agent_loop import ToolgymAgentLoop
+from toolgym.rollout.adapters.verl.agent_loop import ToolgymAgentLoop, plain
 from toolgym.rollout.adapters.verl.options import ManagerOptions
 from toolgym.rollout.adapters.verl.trainer_queue import queue_rows
 from toolgym.rollout.adapters.versions import needs
@@ -23,7 +23,6 @@ with needs("verl", "A manager of verl's agent loops"):
     import hydra
     import ray
     import transfer_queue
-    from omegaconf import OmegaConf
     from tensordict import NonTensorData, NonTensorStack, TensorDict
     from verl.experimental.agent_loop.agent_loop import AgentLoopWorker, DictConfigWrap, _agent_loop_registry
     from verl.utils.ray_utils import auto_await
@@ -169,10 +168,7 @@ class ManagerWorker:
 
 def manager_options(config: Any) -> ManagerOptions:
     custom = config.actor_rollout_ref.rollout.get("custom") or {}
-    options = custom.get("toolgym_manager") or {}
-    if OmegaConf.is_config(options):
-        options = OmegaConf.to_container(options, resolve=True)
-    return ManagerOptions(**options)
+    return ManagerOptions(**plain(custom.get("toolgym_manager") or {}))
 
 
 def rows_of_batch(batch: TensorDict) -> list[dict[str, Any]]:
