@@ -1,8 +1,7 @@
 """Agent-Lightning 1.0.2: one episode against its gateway, which keeps the tokens, for its controllers to start.
 
-A process finds addresses and key in variables `AGL_...`; the controller's `env_map` fills the three below
-(`agentlightning/controller/local_reconciler.py`, `k8s_reconciler.py`). `agent_class` names `ToolgymAgent`; a Kubernetes
-job runs this module.
+`agent_class` names `ToolgymAgent`; a Kubernetes job runs this module. Addresses and key are in variables `AGL_...`; the
+controller's `env_map` fills the three below (`agentlightning/controller/local_reconciler.py`, `k8s_reconciler.py`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Our envs in GEM: importing this module registers each id as `toolgym:ID`, and `gem.make` makes a text env of it.
 
-The contract is that of `gem-llm` 0.1.0 (`gem/core.py`, `gem/envs/registration.py`), in which an episode that reached
-its last turn is terminated as well as truncated. ROLL makes its envs with `gem.make` and has no import of its own for
-them, so this module also has the names of its env managers.
+In `gem-llm` 0.1.0 (`gem/core.py`) an episode that reached its last turn is terminated as well as truncated. ROLL has no
+import of its own for envs, so this module also has the names of its env managers.
 """
 
 from __future__ import annotations
@@ -32,16 +31,13 @@ _MANAGERS = {"TrajEnvManager": "traj_env_manager", "StepEnvManager": "step_env_m
 
 
 class ToolgymGemEnv(gem.Env):  # type: ignore[misc]  # GEM may be missing
-    """An env of ours as a GEM env: texts in, texts out.
+    """An env of ours as a GEM env: texts in, texts out. `kwargs` are for `toolgym.make`.
 
-    GEM's texts say themselves how tools are called, so the first observation ends with a description of the tools. An
-    episode that the infrastructure broke off raises `EpisodeFailedError`: GEM has no other way to say it.
+    GEM's texts say themselves how tools are called, so the first observation ends with `instructions`; None: the tools'
+    schemas, and that calls are JSON between `<tool_call>` tags. Leave them empty if a chat template tells of the tools.
+    An episode that the infrastructure broke off raises `EpisodeFailedError`: GEM has no other way to say it.
 
     Args:
-        env: an env id of ours; `kwargs` are for `toolgym.make`.
-        instructions: what the model reads about its tools behind the task; None: their schemas, and that calls are JSON
-            between `<tool_call>` tags, unless `parser` says otherwise. Leave it empty if a chat template tells of the
-            tools.
         end_of_turn: the text that ends a turn, for callers that decode special tokens, as ROLL does: `<|im_end|>`.
         seed: of the first episode, unless `reset` is given one.
     """

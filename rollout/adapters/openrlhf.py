@@ -1,8 +1,7 @@
 """OpenRLHF: `agent_executor` makes the class that a file for `--train.agent_func_path` must hold.
 
-`toolgym export openrlhf` writes that file. The contract is that of OpenRLHF 0.11.2: `execute` in
-`openrlhf/utils/agent.py`, its call in `openrlhf/trainer/ray/vllm_engine.py`, and
-`openrlhf/trainer/ppo_utils/samples_generator.py`, which shifts masks and log-probabilities by one itself.
+The contract is that of OpenRLHF 0.11.2: `execute` in `openrlhf/utils/agent.py`, and `samples_generator.py` of
+`openrlhf/trainer/ppo_utils`, which shifts masks and log-probabilities by one itself.
 """
 
 from __future__ import annotations
@@ -47,18 +46,12 @@ def agent_executor(
 ) -> type[AgentExecutorBase]:
     """Return the class `AgentExecutor` of an agent file: it plays one episode for each sample.
 
-    OpenRLHF has no place for a sample that does not count, so an episode that something broke off is played again. One
-    turn may have `max_new_tokens`, or all that is left of `--rollout.max_new_tokens`, which bounds the whole response,
-    the env's tokens included, and of `--data.max_len`, which bounds prompt and response.
+    OpenRLHF has no place for a sample that does not count, so an episode that something broke off is played again, in
+    all `attempts` times. One turn may have `max_new_tokens`, or all that is left of `--rollout.max_new_tokens`, which
+    bounds the whole response, the env's tokens included, and of `--data.max_len`, which bounds prompt and response.
 
-    Args:
-        env: an env id, with its `env_kwargs`, or a function that makes an env.
-        attempts: how often an episode is begun before its failure stops the trainer.
-        settings: the others of `EpisodeSettings`.
-
-    Raises:
-        ConfigError: an argument is of the wrong kind, or asks for what OpenRLHF has no row for.
-        MissingExtraError: OpenRLHF is not installed, or too old.
+    `env` is an env id, with its `env_kwargs`, or a function that makes an env; further settings are those of
+    `EpisodeSettings`. Raises ConfigError for what OpenRLHF has no row for, and MissingExtraError without OpenRLHF.
     """
     with needs("openrlhf", "An agent for OpenRLHF"):
         from openrlhf.utils.agent import AgentExecutorBase
@@ -131,13 +124,9 @@ def _json(text: str) -> Any:
 def to_response(trajectory: Trajectory, *, prompt: Any = "", label: Any = "", logprobs: bool = True) -> dict[str, Any]:
     """Return what `execute` returns for a trajectory, with `prompt` and `label` handed back.
 
-    Returns:
-        `observation_tokens`: the ids of prompt and response; `action_ranges`: beginning and end in them of each span
-        that the policy sampled; `rollout_log_probs`: one for each id, 0 for the env's, None without `logprobs`;
-        `reward` and `scores`: the trajectory's reward; `truncated`; `extra_logs`: numbers, the same in all.
-
-    Raises:
-        BatchError: the trajectory is not usable, or has several token sequences.
+    `observation_tokens` are the ids of prompt and response; `action_ranges` beginning and end in them of each span that
+    the policy sampled; `rollout_log_probs` has one for each id, 0 for the env's, None without `logprobs`. Raises
+    BatchError if the trajectory is not usable, or has several token sequences.
     """
     rows = TrainerRow.all_of(trajectory, "OpenRLHF", several=False)
     if not rows:

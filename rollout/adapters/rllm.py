@@ -1,8 +1,7 @@
 """rLLM: an env as an agent and an evaluator, found by the entry points `rllm.agents` and `rllm.evaluators`.
 
-The contract is that of rLLM's sources of August 2026 (`rllm/types.py`, `rllm/eval/types.py`,
-`rllm/engine/agentflow_engine.py`): the agent plays against a session of rLLM's gateway, which keeps the tokens of
-every request, and rLLM puts them into the steps that the agent names, one for each turn.
+In its sources of August 2026 (`rllm/engine/agentflow_engine.py`) the agent plays against a session of rLLM's gateway,
+which keeps the tokens of every request, and rLLM puts them into the steps that the agent names, one for each turn.
 """
 
 from __future__ import annotations

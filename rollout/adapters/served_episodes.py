@@ -44,10 +44,8 @@ class ServedEpisodes:
     async def begin(self, task: Task, name: str | None = None) -> EnvSession:
         """Begin the episode of a task, whose messages the trainer has rendered already, in a session, named or not.
 
-        Raises:
-            BusyError: there are too many sessions.
-            EpisodeFailedError: the env failed; the session stays if it was named.
-            ConfigError: the env begins with other messages than the task's.
+        Raises BusyError for too many sessions, EpisodeFailedError if the env failed (a named session stays), and
+        ConfigError if it begins with other messages than the task's.
         """
         served = await self.served()
         session = self.sessions.open(served, name)

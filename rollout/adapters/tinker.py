@@ -1,8 +1,7 @@
 """tinker-cookbook: `ToolgymEnv` and its builders play with Tinker's sampling, `to_groups` takes trajectories along.
 
-The contract is that of tinker-cookbook 0.6.1 (`tinker_cookbook/rl/types.py`, `rl/rollout_runner.py`): the trainer owns
-the loop, samples, and calls `step`. Here the episode runs as a task that waits for each turn's tokens. The
-log-probabilities stay with the trainer, in its transitions.
+In tinker-cookbook 0.6.1 (`tinker_cookbook/rl/types.py`, `rl/rollout_runner.py`) the trainer owns the loop, samples, and
+calls `step`. Here the episode is a task that waits for each turn's tokens. The trainer keeps the log-probabilities.
 """
 
 from __future__ import annotations
@@ -62,16 +61,9 @@ class ToolgymEnv(types.Env):  # type: ignore[misc]  # tinker-cookbook may be mis
     """Plays one episode of an env with the tokens that tinker-cookbook samples; a `ToolgymGroupBuilder` makes it.
 
     An episode that something broke off raises `EpisodeFailedError`, as tinker-cookbook expects: its rollout strategy
-    then leaves it out of the group, or plays it again.
-
-    Args:
-        factory: makes the env.
-        task: the task.
-        tokenizer: the model's.
-        max_trajectory_tokens: most tokens of prompt and response together.
-        config: how the episode is played. Its `sampling` is not used; `limits.max_response_tokens` must be None.
-        task_index: number of the task in its data set, counted from 0.
-        sample_index: number of the episode in its group, counted from 0.
+    then leaves it out of the group, or plays it again. Prompt and response may have `max_trajectory_tokens` together;
+    so `limits.max_response_tokens` of the `config` must be None. Its `sampling` is not used. Seeds depend on the
+    indices.
     """
 
     def __init__(
@@ -297,9 +289,6 @@ class ToolgymDatasetBuilder(types.RLDatasetBuilder):  # type: ignore[misc]  # ti
         tasks: the tasks, those of the test set last; None: drawn from the env's own.
         config: see `ToolgymEnv`.
         seed: tasks and envs depend on it.
-
-    Raises:
-        ConfigError: an argument is of the wrong kind, there are too few tasks, or the env has none of its own.
     """
 
     env: str | Callable[[], BaseEnv]

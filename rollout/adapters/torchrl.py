@@ -18,18 +18,14 @@ with needs("torchrl", "A batch for TorchRL"):
 def to_tensordict(batch: Batch, advantages: torch.Tensor) -> TensorDict:
     """Return a batch for a loss of `TransformersWrapper(..., input_mode="tokens", generate=False, pad_output=True)`.
 
-    Args:
-        batch: made of all that the advantages were computed for; parts of it (`Batch.select`) may go in one by one.
-        advantages: float `[rows]` or `[rows, response]`, for example `batch.per_row(trajectories,
-            group_advantages(trajectories))`.
+    The `advantages`, float `[rows]` or `[rows, response]`, are for example those of `batch.per_row(trajectories,
+    group_advantages(trajectories))`; parts of the batch (`Batch.select`) may go in later. Raises BatchError if they are
+    of another shape, or one is not finite.
 
     Returns:
         `("tokens", "full")` int64, `("masks", "all_attention_mask")` and `("masks", "all_assistant_mask")` bool,
         `("log_probs", "full")` float32, all `[rows, tokens]`, and `"advantage"` float32 `[rows, tokens, 1]`.
         Log-probabilities and advantages are 0 except for what the policy sampled, where the assistant's mask is true.
-
-    Raises:
-        BatchError: the advantages are of another shape, or one is not finite.
     """
     if not isinstance(batch, Batch):
         raise ConfigError(f"expected a toolgym Batch, as make_batch(trajectories, ...) makes it, got {batch!r:.200}")

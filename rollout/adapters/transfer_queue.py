@@ -26,12 +26,11 @@ with needs("TransferQueue", "A TransferQueue"):
 
 
 class QueueRow(NamedTuple):
-    """A row for the queue; its names are the trainer's, see `toolgym.rollout.adapters.verl.queue_rows` for verl's.
+    """A row for the queue: its key (the group's, `_`, and a name), its fields, and the tag that readers see.
 
-    Attributes:
-        key: the group's, `_`, and what tells its rows apart.
-        fields: tensors without a batch dimension, or any other values; the same names in all rows of a trajectory.
-        tag: what readers see without the fields.
+    Fields are tensors without a batch dimension, or any other values, and have the same names in all rows of a
+    trajectory.
+    They are the trainer's, see `toolgym.rollout.adapters.verl.queue_rows` for verl's.
     """
 
     key: str

@@ -1,7 +1,6 @@
 """Trajectories as Tunix's `TrajectoryItem`s, in whole groups, as its queues and its GRPO learner take them.
 
-The format is that of Tunix 0.1.7: the mode `Token` of `tunix/rl/agentic/trajectory/trajectory_collect_engine.py`, which
-`_process_results` of `agentic_grpo_learner.py` reads. The learner takes the reward from `trajectory_reward`.
+The format is what `agentic_grpo_learner.py` of Tunix 0.1.7 reads in the mode `Token`.
 """
 
 from __future__ import annotations
@@ -43,17 +42,11 @@ def to_items(
     """Return the items of whole groups, group by group, for `GroupQueueManager.put`.
 
     Tunix takes groups of one size only, and each reward counts in its group. So a group of which a trajectory is not
-    usable is left out as a whole, and a warning says so.
+    usable is left out as a whole, and a warning says so. Those of one run, one task and one role are a group.
 
-    Args:
-        trajectories: whole groups, in any order; those of one run, one task and one role are a group.
-        group_size: Tunix's `num_generations`.
-        pad_token_id: Tunix's; it takes each such id in a prompt for padding.
-        max_prompt_length: Tunix's, in tokens; so is `max_response_length`, the env's tokens included.
-        first_group: number of the first group, of which Tunix makes its training step.
-
-    Raises:
-        BatchError: no group is left, or Tunix would cut or misread a trajectory, or wait for one.
+    `group_size` is Tunix's `num_generations`, and of the number of a group, from `first_group` on, it makes its
+    training step. It takes each `pad_token_id` in a prompt for padding. Raises BatchError if no group is left, or if
+    Tunix would cut or misread a trajectory, or wait for one.
     """
     for name, value, least in (
         ("group_size", group_size, 1),

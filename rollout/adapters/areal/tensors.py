@@ -1,8 +1,4 @@
-"""A trajectory as the tensors that AReaL's workflows return.
-
-The format is that of AReaL 1.0.4 (`areal/workflow/multi_turn.py`, `areal/utils/data.py`): whole sequences, padded on
-the right, with a log-probability, a mask and a weight version at the place of each token itself.
-"""
+"""A trajectory as the tensors that AReaL 1.0.4's workflows return (`areal/workflow/multi_turn.py`)."""
 
 from __future__ import annotations
 
@@ -20,15 +16,12 @@ if TYPE_CHECKING:
 def to_tensors(trajectory: Trajectory, *, several_rows: bool = False) -> dict[str, torch.Tensor] | None:
     """Return what `arun_episode` returns for a trajectory; None, which AReaL leaves out, if it is not usable.
 
-    `several_rows` allows a row for each token sequence. AReaL normalizes rewards over a fixed number of rows, so this
-    does not go with normalization over groups.
+    `several_rows` allows a row for each token sequence, else several raise BatchError. AReaL normalizes rewards over a
+    fixed number of rows, so this does not go with normalization over groups.
 
     Returns:
         `input_ids`, `loss_mask`, `versions` (-1 for the env's tokens) int32, `logprobs` float32, `attention_mask` bool,
-        all `[rows, tokens]`, and `rewards` float32 `[rows]`.
-
-    Raises:
-        BatchError: there are several token sequences without `several_rows`, or a weight version is no number.
+        all `[rows, tokens]` and padded on the right, and `rewards` float32 `[rows]`.
     """
     import torch
 

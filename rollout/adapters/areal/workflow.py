@@ -43,14 +43,9 @@ class ToolgymWorkflow(RolloutWorkflow):  # type: ignore[misc]  # AReaL has no ty
     episode that something broke off ends its whole group. With `several_rows` (see `to_tensors`), or if
     `gconfig.n_samples` is 1, only the episode is left out.
 
-    Args:
-        env: an env id, with its `env_kwargs`, or a function that makes an env.
-        gconfig: AReaL's sampling; `max_new_tokens` bounds one turn, `max_tokens` prompt and response together.
-        tokenizer: the model's, or its folder or hub name.
-        settings: the others of `EpisodeSettings`.
-
-    Raises:
-        ConfigError: an argument is of the wrong kind, or asks for what does not go with exact tokens.
+    `env` is an env id, with its `env_kwargs`, or a function that makes an env. `max_new_tokens` of `gconfig` bounds one
+    turn, `max_tokens` prompt and response together. Further settings are those of `EpisodeSettings`. Raises ConfigError
+    for what does not go with exact tokens.
     """
 
     def __init__(

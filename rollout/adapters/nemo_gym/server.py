@@ -1,8 +1,7 @@
-"""`ToolgymServer`: an env as a resources server of NeMo-Gym, a session of its own for each rollout.
+"""`ToolgymServer`: an env as a resources server of NeMo-Gym 0.7.0, a session of its own for each rollout.
 
-The contract is that of NeMo-Gym 0.7.0: `nemo_gym/base_resources_server.py`, and its caller
-`responses_api_agents/simple_agent/app.py`. NeMo-Gym's agent owns the turns and its model server keeps the tokens. Here
-each tool call is a turn of the env, and so is the answer, which `/verify` finds at the end of the response.
+NeMo-Gym's agent owns the turns (`responses_api_agents/simple_agent/app.py`) and its model server keeps the tokens. Each
+tool call is a turn of the env, and so is the answer, which `/verify` finds at the end of the response.
 """
 
 from __future__ import annotations

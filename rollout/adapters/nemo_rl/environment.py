@@ -1,8 +1,7 @@
-"""`ToolgymEnvironment`: an env as NeMo-RL's environment, an actor of Ray that plays many episodes at once.
+"""`ToolgymEnvironment`: an env as NeMo-RL's environment, an actor of Ray (`nemo_rl/environments/interfaces.py`).
 
 NeMo-RL owns the turns. It hands over the text of each, without special tokens, and tokenizes the text that comes back
-as it is: so that text is what the chat template writes between the turn's end and the next turn. (Source:
-`nemo_rl/environments/interfaces.py`, `nemo_rl/experience/rollouts.py`, as of 22 August 2026.)
+as it is: so that text is what the chat template writes between the turn's end and the next turn.
 """
 
 from __future__ import annotations

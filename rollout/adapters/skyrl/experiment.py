@@ -1,7 +1,6 @@
 """SkyRL's entry point with our envs: `trainer.override_entrypoint=toolgym.rollout.adapters.skyrl`.
 
-The contract is that of SkyRL 0.4.0 (`skyrl/train/entrypoints/main_base.py`): a module with `main()`, which reads the
-command line itself, so that it may have settings of its own.
+SkyRL 0.4.0 (`skyrl/train/entrypoints/main_base.py`) calls `main()`, which reads the command line itself.
 """
 
 # SkyRL reads the types of a configuration's fields at run time, so their annotations must not be texts.
@@ -31,8 +30,8 @@ with needs("skyrl[skyrl-train]", "Training with SkyRL"):
 class ToolgymSettings:
     """The settings `toolgym.*` of the command line; see `ToolgymGenerator`.
 
-    Attributes:
-        generator: `toolgym`, or `skyrl_gym`: SkyRL's own with envs of ours, of the other settings only `env_kwargs`.
+    The `generator` is `toolgym`, or `skyrl_gym`: SkyRL's own with envs of ours, which has of the others only
+    `env_kwargs`.
     """
 
     generator: str = "toolgym"

@@ -69,13 +69,9 @@ class ToolgymGenerator(GeneratorInterface):  # type: ignore[misc]  # SkyRL has n
     `generator.sampling_params` holds for each turn, `generator.max_input_length` and `max_generate_length` together
     bound prompt and response, and `generator.max_turns`, if it is above 1, is the env's.
 
-    Args:
-        generator_cfg: SkyRL's `cfg.generator`; raises ConfigError for what does not go with exact tokens.
-        inference_engine_client: SkyRL's; samples.
-        tokenizer: the model's.
-        policy_model_name: by which the engine knows the policy; None: the client's own name.
-        settings: see `EpisodeSettings`; `env` and `max_new_tokens` are not used. History or context that may give a
-            trajectory several sequences needs `generator.step_wise_trajectories`.
+    The engine knows the policy by `policy_model_name`. Of `EpisodeSettings` `env` and `max_new_tokens` are not used,
+    and history or context that may give several sequences needs `generator.step_wise_trajectories`. Raises ConfigError
+    for what does not go with exact tokens.
     """
 
     def __init__(

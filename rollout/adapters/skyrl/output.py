@@ -1,7 +1,7 @@
 """Trajectories as SkyRL's `GeneratorOutput`.
 
-The format is that of SkyRL 0.4.0 (`skyrl/train/generators/base.py`, `skyrl/train/utils/trainer_utils.py`): masks,
-log-probabilities and rewards have a value for each token of the response, which ends with a sampled token.
+In SkyRL 0.4.0 (`skyrl/train/generators/base.py`) masks, log-probabilities and rewards have a value for each token of
+the response, which ends with a sampled token.
 """
 
 from __future__ import annotations
@@ -51,20 +51,16 @@ def to_generator_output(
 ) -> GeneratorOutput:
     """Return what a generator returns for these trajectories, in their order: all fields but the images'.
 
-    One that is not usable is a masked row of one token with the reward 0 and the `stop_reason` "abort" (see
-    `CountedEpisodes`). `rollout_sample_support` holds the payload `sampling_mask` if turns have it.
+    One that is not usable is a masked row of the token `filler_id` with the reward 0 and the `stop_reason` "abort" (see
+    `CountedEpisodes`). `rollout_sample_support` holds the payload `sampling_mask` if turns have it. Raises BatchError,
+    with field and row, if something does not fit.
 
     Args:
-        trajectories: of one batch.
-        filler_id: the token of masked rows, such as the tokenizer's end of sequence.
         step_wise: SkyRL's `step_wise_trajectories`: a trajectory with several token sequences is as many rows, of which
             the last one has the whole reward, the only one that SkyRL then reads. Without, each turn's last token has
             the turn's reward.
         trajectory_ids: SkyRL's, one for each; None: made of `group_id` and `sample_index`.
         routing: the routed experts of whole contexts, one for each; None: they are not replayed.
-
-    Raises:
-        BatchError: there are none, or one does not fit; names the field and the row.
     """
     episodes = require_trajectories(trajectories)
     with needs("skyrl", "A generator's output for SkyRL"):

@@ -45,12 +45,8 @@ async def generate(
     first element to see what all are. Otherwise none is a list, for slime's filters and partial rollouts look only into
     samples. A sample that the infrastructure broke off, or that slime aborted, comes back masked, with status
     `ABORTED`; the next call plays it from its beginning, for an env has no half episodes. `max_new_tokens` of
-    `sampling_params` bounds the whole response.
-
-    Raises:
-        ConfigError: the arguments, the sample or the env cannot be used.
-        BatchError: the samples would not be consistent.
-        MissingExtraError: slime is not installed.
+    `sampling_params` bounds the whole response. Raises ConfigError if the arguments, the sample or the env cannot be
+    used.
     """
     try:
         from slime.rollout.sglang_rollout import GenerateState

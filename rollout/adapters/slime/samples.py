@@ -46,12 +46,8 @@ def to_samples(
     Each trajectory is a list, of one sample or of several with one `rollout_id`: slime looks at the first element to
     see what the others are. One that is not usable keeps its place as a masked sample (`remove_sample`, status
     `ABORTED`, reward 0, which `post_process_rewards` keeps out of its group). Groups and trajectories are numbered from
-    `first_group` and `first_index`.
-
-    Raises:
-        BatchError: the samples would not be consistent, or a trajectory has routed experts, which are those of sampled
-            tokens: slime replays the routing of every token, which only `generate` can ask for.
-        MissingExtraError: slime is not installed.
+    `first_group` and `first_index`. Raises BatchError if a trajectory has routed experts, which are those of sampled
+    tokens: slime replays the routing of every token, which only `generate` can ask for.
     """
     make_sample = sample_class()
     require_whole_number("first_group", first_group, at_least=0)

@@ -97,14 +97,9 @@ def to_rollout_samples(
     sampled, `old_log_probs` float32 `[tokens]`, 0 elsewhere. Its `model_version` is the oldest one of its tokens.
     Trajectories that are not usable, and sequences without a token of the policy's, are left out.
 
-    Args:
-        trajectories: of whole groups.
-        advantages: one for each trajectory, as `group_advantages` gives them: None for one that does not count.
-        first_group: number of the first group; the others follow it. Numbers must not come twice in a run.
-
-    Raises:
-        BatchError: an advantage is missing or not finite, or a weight version is no number: TRL counts its versions.
-        MissingExtraError: TRL is not installed, or too old.
+    `advantages` are those of `group_advantages`. Groups are numbered from `first_group`; no number may come twice in a
+    run. Raises BatchError if an advantage is missing or not finite, or a weight version is no number: TRL counts its
+    versions.
     """
     with needs("trl", "Samples for TRL's async trainer"):
         from trl.experimental.async_grpo.async_rollout_worker import RolloutSample

@@ -1,8 +1,7 @@
-"""`Spec`: an env as the arguments of TRL's `GRPOTrainer`.
+"""`Spec`: an env as the arguments of TRL's `GRPOTrainer`, which trains the model that it holds, on one of two roads.
 
-There are two roads. On `rollout_func` our runner plays the episodes: exact tokens, many tool calls at once, limits,
-failures that are masked. On `environment_factory` TRL's own loop generates and calls the tools one by one. Both train
-the model that the trainer holds, and sample with it or with the trainer's vLLM.
+On `rollout_func` our runner plays the episodes: exact tokens, many tool calls at once, limits, failures that are
+masked. On `environment_factory` TRL's own loop generates and calls the tools one by one.
 """
 
 from __future__ import annotations
@@ -82,10 +81,7 @@ class Spec:
         seed: tasks and episodes depend on it. With several processes all must have the same.
         sinks: get each trajectory of `rollout_func`.
 
-    Raises:
-        ConfigError: an argument is of the wrong kind, the env has no tasks of its own, or the config asks for what TRL
-            has no row for.
-        MissingExtraError: TRL is not installed, or too old.
+    Raises ConfigError for what TRL has no row for, and MissingExtraError if TRL is not installed, or too old.
     """
 
     @named_keywords
@@ -200,14 +196,10 @@ class Spec:
     def rollout_func(self, prompts: list[Any], trainer: GRPOTrainer) -> dict[str, Any]:
         """Play one episode for each prompt with the trainer's model, or its vLLM. TRL calls it.
 
-        Returns:
-            `prompt_ids`, `completion_ids`, `logprobs`, `env_mask`, and for the reward function `toolgym_reward` and
-            `toolgym_stop_reason`; see `check_output`.
-
-        Raises:
-            ConfigError: the prompts are not this spec's, or the trainer has what cannot go with `rollout_func`.
-            BatchError: an episode has no form that TRL can train on, or no episode can be trained on.
-            RunFailedError: every episode failed at its first turn, and all in the same way.
+        Returns `prompt_ids`, `completion_ids`, `logprobs`, `env_mask`, and for the reward function `toolgym_reward` and
+        `toolgym_stop_reason`; see `check_output`. Raises ConfigError if the prompts are not this spec's, or the trainer
+        has what cannot go with it, BatchError if nothing can be trained on, and RunFailedError if every episode failed
+        alike.
         """
         require_usable(trainer, self.tokenizer)
         jobs = self._jobs(prompts_of(prompts, self._tasks), trainer)

@@ -1,8 +1,8 @@
 """The vLLM of a `GRPOTrainer` as an engine: ids in, ids out, while TRL keeps the weights in step.
 
-In the mode `server` the requests go to the server itself. In the mode `colocate` vLLM lives in the trainer's process
-and belongs to the thread that trains: `Colocated` makes its steps there, while the episodes are played on their own
-event loop. Sources: `trl/generation/vllm_generation.py` of TRL 1.16, `vllm/v1/engine/llm_engine.py` of vLLM 0.33.
+In the mode `server` the requests go to the server itself. In the mode `colocate` vLLM belongs to the thread that
+trains: `Colocated` makes its steps there, while the episodes are played on their own event loop. Sources:
+`trl/generation/vllm_generation.py` of TRL 1.16, `vllm/v1/engine/llm_engine.py` of vLLM 0.33.
 """
 
 from __future__ import annotations

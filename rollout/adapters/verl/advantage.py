@@ -27,18 +27,12 @@ def grpo_advantage(
     """Compute verl's GRPO advantage and returns, with a group's mean and deviation of the episodes that count only.
 
     A row without a trained token is an episode that failed: verl has to be given some reward of it, and 0 would pull
-    the others' up. An episode of several rows enters once, with its last one, as in verl's own `grpo`, and all of them
-    get its advantage. If every row is an episode with a trained token, this is verl's `grpo` to the bit.
+    the others' up; its advantage is 0. An episode of several rows enters once, with its last one, as in verl's own
+    `grpo`, and all of them get its advantage. If every row is an episode with a trained token, this is verl's `grpo` to
+    the bit.
 
-    Args:
-        token_level_rewards: float32 `[batch, response]`.
-        response_mask: `[batch, response]`.
-        index: `[batch]`, the group of each row.
-        config: verl's `algorithm`; `norm_adv_by_std_in_grpo` is read.
-        keys: `[batch]`, `{uid}_{session}_{number}` of each row, see `with_keys`; None: each row is an episode.
-
-    Returns:
-        Advantages and returns, both float32 `[batch, response]`; 0 in the rows that were left out.
+    Rewards are float32 `[batch, response]`, as the results, `index` is the group of each row, and `keys`, see
+    `with_keys`, are `{uid}_{session}_{number}` of each row; None: each row is an episode.
     """
     advantages = torch.zeros_like(token_level_rewards)
     rows = response_mask.bool().any(dim=-1).nonzero()[:, 0].tolist()

@@ -38,17 +38,13 @@ def to_data_proto(
     """Return a batch for verl's V0 trainer, recipes and losses, in order; its tensors equal verl's own to the bit.
 
     Failed episodes are rows whose mask is 0; give `algorithm.adv_estimator=toolgym_grpo` to leave them out of their
-    group's statistics. `uid` is the trajectory's `group_id`, by which verl groups. Prompts are padded on the left,
-    responses on the right, and cut.
+    group's statistics. `uid` is the trajectory's `group_id`. Prompts are padded on the left, responses on the right,
+    and cut. Raises ConfigError if a prompt is too long, or a trajectory has several sequences.
 
     Returns:
         int64 `prompts` `[batch, prompt_length]`, `responses` and `response_mask` `[batch, response_length]`,
         `input_ids`, `attention_mask` and `position_ids` `[batch, prompt_length + response_length]`, and float32
         `rollout_log_probs` and `rm_scores` `[batch, response_length]`. The rest is in `non_tensor_batch`, as in verl's.
-
-    Raises:
-        ConfigError: there are no trajectories, a prompt is too long, or a trajectory has several sequences; names it.
-        MissingExtraError: verl is not installed, or too old.
     """
     with needs("verl", "A batch for verl"):
         from verl import DataProto

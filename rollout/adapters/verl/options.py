@@ -16,11 +16,8 @@ class LoopOptions(EpisodeSettings):
     """Settings of the agent loop, beside `EpisodeSettings`.
 
     `limits` are deadlines and `max_resumes`: the numbers of tokens are verl's `rollout.prompt_length` and
-    `rollout.response_length`. Only the V1 trainer takes several sequences of a trajectory.
-
-    Attributes:
-        failed: what becomes of an episode that failed: `mask` (a row whose mask is 0), or `drop` (no row; the V1
-            trainer only).
+    `rollout.response_length`. Only the V1 trainer takes several sequences of a trajectory. An episode that `failed` is
+    a row whose mask is 0 (`mask`), or, for the V1 trainer, no row (`drop`).
     """
 
     env: str = "CodeInterpreter-v0"

@@ -1,11 +1,8 @@
 """verl's plugin: makes `agent_name: toolgym_agent` and `adv_estimator: toolgym_grpo` exist wherever verl is imported.
 
-verl imports this entry point of the group `verl.plugins` while `import verl` runs, in every process. It must cost
-nothing there, so it imports no module of verl: it waits until verl itself imports the one that holds the registry, and
-writes its name into it then. What is registered is imported when it is first used. Three functions without a registry
-are wrapped likewise; without rows or names of ours they do what they did.
-
-verl hides what a plugin raises (`verl/__init__.py`, a debug message), so a failure is a warning here.
+`import verl` imports this entry point in every process, so it must cost nothing: it waits until verl itself imports the
+module with a registry, and writes a name into it then. Three functions without a registry are wrapped likewise; without
+rows or names of ours they do what they did. verl hides what a plugin raises, so a failure is a warning here.
 """
 
 from __future__ import annotations

@@ -57,11 +57,10 @@ async def compute_score_async(
 ) -> dict[str, float]:
     """Return what a session server says that an episode is worth. verl's managers await it: it is a coroutine function.
 
+    The first three arguments are not used, and `extra_info` has the session's id. `base_url` and `token` default to
+    `URL_VARIABLE` and `TOKEN_VARIABLE`.
+
     Args:
-        data_source: not used; nor are `solution_str` and `ground_truth`.
-        extra_info: of the row, with the session's id.
-        base_url: addresses of the servers; None: those of `URL_VARIABLE`.
-        token: bearer token for them; None: that of `TOKEN_VARIABLE`, if it is set.
         on_failure: what becomes of an episode whose reward cannot be had: `raise` RemoteSessionError, which ends the
             batch; or `mark`: a score of 0 with `infra_failure` 1, which the trainer then sees as a 0.
         timeout: seconds that a server may take.

@@ -1,8 +1,7 @@
-"""Tools for verl's own tool loop, in place of those that it no longer has.
+"""Tools for verl's own tool loop, in place of those that it no longer has; its `tool_config_path` names them.
 
-They are for verl's `tool_agent` and its `multi_turn.tool_config_path`, where `class_name` names one of them. That loop
-makes and frees an instance around every call, so nothing lives from call to call but what hangs on the trajectory's
-`agent_data`; an env of toolgym's, played by `ToolgymAgentLoop`, has tools that live for the episode.
+That loop makes and frees an instance around every call, so nothing lives from call to call but what hangs on the
+trajectory's `agent_data`; an env of toolgym's, played by `ToolgymAgentLoop`, has tools that live for the episode.
 """
 
 from __future__ import annotations

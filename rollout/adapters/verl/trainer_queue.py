@@ -28,13 +28,9 @@ def queue_rows(
 
     The keys are `{uid}_{session}_{number}`, where the uid is the trajectory's `group_id` and the session its
     `sample_index`. (Source: `AgentLoopWorkerTQ._agent_loop_postprocess` in `verl/trainer/ppo/v1/agent_loop_tq.py`,
-    0.9.1.)
+    0.9.1.) One that is not usable is a row whose mask is 0.
 
     Args:
-        trajectory: the trajectory. One that is not usable is a row whose mask is 0.
-        response_length: tokens of a response that are kept.
-        pad_token_id: what a missing prompt or response is filled with.
-        global_steps: the training step that the prompt belongs to.
         columns: further fields: the prompt's row. None: `data_source` and `index`, as the trajectory has them.
         versions: the first and last version of the weights; None: as the tokens say, else `global_steps`.
         num_preempted: how often the server put requests off; -1: not known.
