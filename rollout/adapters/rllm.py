@@ -6,6 +6,7 @@ which keeps the tokens of every request, and rLLM puts them into the steps that 
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -58,10 +59,7 @@ class ToolgymAgent:
         The task's `metadata` are a row in verl's shape (see `Task.from_row`), or any row: then `instruction` is the
         user's message, and the column `ground_truth` or `answer` the ground truth.
         """
-        try:
-            from rllm.types import Episode, Step, Trajectory
-        except ImportError as error:
-            raise _missing("An agent", error) from error
+        types = _imported("rllm.types", "An agent")
         rewards: list[float] = []
         reward = await run(
             _task(task),
@@ -73,9 +71,12 @@ class ToolgymAgent:
         )
         if rewards:  # what the end of a context that is full added
             rewards[-1] += reward - sum(rewards)
-        steps = [Step(reward=earned, done=number == len(rewards)) for number, earned in enumerate(rewards, start=1)]
-        trajectory = Trajectory(name=self.name, task=task.metadata, steps=steps, reward=reward)
-        return Episode(id=config.session_uid, task=task.metadata, trajectories=[trajectory])
+        steps = [
+            types.Step(reward=earned, done=number == len(rewards)) for number, earned in enumerate(rewards, start=1)
+        ]
+        trajectory = types.Trajectory(name=self.name, task=task.metadata, steps=steps, reward=reward)
+        episode: Episode = types.Episode(id=config.session_uid, task=task.metadata, trajectories=[trajectory])
+        return episode
 
     def run(self, task: RllmTask, config: AgentConfig) -> Episode:
         """Do as `arun`, for a caller without an event loop."""
@@ -92,10 +93,7 @@ class ToolgymEvaluator:
 
     def evaluate(self, task: RllmTask, episode: Episode) -> EvalOutput:
         """Return the env's reward; raises ConfigError if another agent played the episode."""
-        try:
-            from rllm.eval.types import EvalOutput, Signal
-        except ImportError as error:
-            raise _missing("An evaluator", error) from error
+        types = _imported("rllm.eval.types", "An evaluator")
         rewards = [played.reward for played in episode.trajectories if played.name == ToolgymAgent.name]
         if len(rewards) != 1 or rewards[0] is None:
             names = [(played.name, played.reward) for played in episode.trajectories]
@@ -104,15 +102,20 @@ class ToolgymEvaluator:
                 f"{shorten(repr(names))}: give --agent toolgym"
             )
         [reward] = rewards
-        return EvalOutput(reward=reward, is_correct=reward >= FULL_MARKS, signals=[Signal("reward", reward)])
+        signals = [types.Signal("reward", reward)]
+        output: EvalOutput = types.EvalOutput(reward=reward, is_correct=reward >= FULL_MARKS, signals=signals)
+        return output
 
 
-def _missing(what: str, cause: ImportError) -> MissingExtraError:
-    return MissingExtraError(
-        f"{what} of rLLM needs rLLM ({cause}), which is installed from its repository: "
-        "https://github.com/rllm-org/rllm",
-        name=cause.name,
-    )
+def _imported(module: str, feature: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise MissingExtraError(
+            f"{feature} of rLLM needs rLLM ({error}), which is installed from its repository: "
+            "https://github.com/rllm-org/rllm",
+            name=error.name,
+        ) from error
 
 
 def _task(task: RllmTask) -> Task:

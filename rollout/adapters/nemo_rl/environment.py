@@ -88,11 +88,6 @@ class _Turn(NamedTuple):
     done: bool
 
 
-class _Conversation(NamedTuple):
-    renderer: ChatRenderer
-    messages: list[Message]
-
-
 class Environment(EnvironmentInterface):  # type: ignore[misc]  # NeMo-RL has no types
     """Plays the episodes of one env with `NemoRlSettings`. Its steps run on one event loop, all of a batch at once."""
 
@@ -108,7 +103,7 @@ class Environment(EnvironmentInterface):  # type: ignore[misc]  # NeMo-RL has no
             idle_timeout=settings.idle_timeout,
         )
         self._checked = False
-        self._conversations: WeakKeyDictionary[EnvSession, _Conversation] = WeakKeyDictionary()
+        self._conversations: WeakKeyDictionary[EnvSession, tuple[ChatRenderer, list[Message]]] = WeakKeyDictionary()
 
     async def step(
         self, message_log_batch: Sequence[list[dict[str, Any]]], metadata: Sequence[Mapping[str, Any]]
@@ -161,8 +156,7 @@ class Environment(EnvironmentInterface):  # type: ignore[misc]  # NeMo-RL has no
         task = Task.from_row(metadata)
         session = await self._episodes.begin(task)
         assert session.episode is not None
-        renderer = self._renderer(session.episode.tools)
-        self._conversations[session] = _Conversation(renderer, list(task.messages))
+        self._conversations[session] = self._renderer(session.episode.tools), list(task.messages)
         return session
 
     async def _played(self, session: EnvSession, text: str) -> _Turn:

@@ -49,14 +49,17 @@ def to_samples(
     `first_group` and `first_index`. Raises BatchError if a trajectory has routed experts, which are those of sampled
     tokens: slime replays the routing of every token, which only `generate` can ask for.
     """
-    make_sample = sample_class()
+    try:
+        from slime.utils.types import Sample
+    except ImportError as error:
+        raise missing_slime(error) from error
     require_whole_number("first_group", first_group, at_least=0)
     require_whole_number("first_index", first_index, at_least=0)
     groups: dict[str, list[list[Sample]]] = {}
     for number, trajectory in enumerate(require_trajectories(trajectories)):
         group = groups.setdefault(trajectory.group_id, [])
         index = first_group + list(groups).index(trajectory.group_id)
-        base = make_sample(
+        base = Sample(
             group_index=index,
             index=first_index + number,
             prompt=_prompt(trajectory, tokenizer),
@@ -84,14 +87,6 @@ def fill(
     base.non_generation_time = trajectory.env_seconds
     check_samples(samples, siblings=True)
     return samples
-
-
-def sample_class() -> Any:
-    try:
-        from slime.utils.types import Sample
-    except ImportError as error:
-        raise missing_slime(error) from error
-    return Sample
 
 
 def missing_slime(error: ImportError) -> Exception:

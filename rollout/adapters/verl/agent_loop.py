@@ -84,7 +84,11 @@ class ToolgymAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl has no type
     async def play(self, sampling_params: Mapping[str, Any], row: Mapping[str, Any]) -> tuple[Trajectory, VerlGenerate]:
         """Play one row, see `run`, and return its trajectory and what generated its turns. Logs a failure."""
         options, rollout = self.options, self.rollout_config
-        generate = VerlGenerate(self.server_manager, sampling_params, self._request_id(row), _priority(row))
+        # The same for all turns; under `full_determinism` also in the next run, as in verl's own loops.
+        request_id = f"det-{row.get('priority', 0)}" if rollout.get("full_determinism") else uuid4().hex
+        # verl's number of the row in its batch, by which vLLM orders requests; 0 is what it takes without.
+        priority = {"priority": int(row["priority"])} if row.get("priority") else {}
+        generate = VerlGenerate(self.server_manager, sampling_params, request_id, priority)
         trajectory = await run_episode(
             options.env,
             task_of_row(row),
@@ -108,10 +112,6 @@ class ToolgymAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl has no type
             reason, message = trajectory.stop_reason.value, trajectory.error.message
             _log.warning("an episode of %s failed with %s: %s: %s", trajectory.env_id, reason, place, message)
         return trajectory, generate
-
-    def _request_id(self, row: Mapping[str, Any]) -> str:
-        """The same for all turns; under `full_determinism` also in the next run, as in verl's own loops."""
-        return f"det-{row.get('priority', 0)}" if self.rollout_config.get("full_determinism") else uuid4().hex
 
     def _outputs(
         self, trajectory: Trajectory, generate: VerlGenerate, columns: Mapping[str, Any]
@@ -171,11 +171,6 @@ def _warn(estimator: str, failed: str, several_sequences: bool) -> None:
             "them. Set algorithm.adv_estimator=toolgym_grpo",
             estimator,
         )
-
-
-def _priority(row: Mapping[str, Any]) -> dict[str, int]:
-    """Return verl's number of the row in its batch, by which vLLM orders requests; 0 is what it takes without."""
-    return {"priority": int(row["priority"])} if row.get("priority") else {}
 
 
 def _count(value: Any) -> int:

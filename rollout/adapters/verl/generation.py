@@ -50,7 +50,9 @@ class VerlGenerate:
             self._request_id, prompt_ids=list(request.prompt_ids), sampling_params=sampling, **self._further
         )
         ids, logprobs = list(output.token_ids), output.log_probs
-        reason = self._reason(output.stop_reason, ids, params.max_new_tokens)
+        reason = _REASONS.get(output.stop_reason or "")
+        if output.stop_reason == "completed" and len(ids) >= params.max_new_tokens:
+            reason = FinishReason.LENGTH
         if not ids and reason is not FinishReason.ABORT:
             raise EngineError(f"verl's server returned no tokens, with stop_reason={output.stop_reason!r}")
         if not self._sampling.get("logprobs"):
@@ -69,12 +71,6 @@ class VerlGenerate:
         """Return the weights' versions at the first and the last token; `otherwise` if the server does not say."""
         first, last = self.first_step, self.last_step
         return otherwise if first is None else first, otherwise if last is None else last
-
-    @staticmethod
-    def _reason(stop_reason: str | None, ids: list[int], most: int) -> FinishReason | None:
-        if stop_reason == "completed" and len(ids) >= most:
-            return FinishReason.LENGTH
-        return _REASONS.get(stop_reason or "")
 
     def _note(self, output: Any) -> None:
         fields = output.extra_fields
