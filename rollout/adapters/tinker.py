@@ -340,9 +340,6 @@ _tokenizer = functools.cache(load_tokenizer)
 def to_groups(trajectories: Iterable[Trajectory]) -> list[types.TrajectoryGroup]:
     """Return the groups of trajectories, for `compute_advantages` and `assemble_training_data` of tinker-cookbook.
 
-        groups = to_groups(trajectories)
-        data, _ = assemble_training_data(groups, compute_advantages(groups))
-
     Those of one run, one task and one role are a group. A trajectory that is not usable is among its group's
     `rollout_errors`; a group without any usable one is left out.
     """

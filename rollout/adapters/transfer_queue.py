@@ -73,15 +73,14 @@ class QueueGroup:
 
 
 class TransferQueueWriter:
-    """Puts trajectories into a TransferQueue that this process has joined (`transfer_queue.init()`).
+    """Puts trajectories into a `partition` of the TransferQueue that this process has joined (`transfer_queue.init()`).
 
         writer = TransferQueueWriter(tag={"global_steps": 7})
         await writer.put_groups(runner.stream(...), rows, group_size=config.group_size)
 
-    Args:
-        partition: the name of the queue's partition.
-        tag: further tags of groups; verl's replay buffer wants `global_steps` if its trainer did not register them.
-        timeout: seconds for one exchange with the queue, a positive number.
+    verl's replay buffer wants `global_steps` in the `tag` of a group that its trainer did not register. The `timeout`
+    is
+    in seconds, for one exchange with the queue.
     """
 
     def __init__(

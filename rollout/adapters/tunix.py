@@ -48,13 +48,10 @@ def to_items(
     training step. It takes each `pad_token_id` in a prompt for padding. Raises BatchError if no group is left, or if
     Tunix would cut or misread a trajectory, or wait for one.
     """
-    for name, value, least in (
-        ("group_size", group_size, 1),
-        ("max_prompt_length", max_prompt_length, 1),
-        ("max_response_length", max_response_length, 1),
-        ("first_group", first_group, 0),
-    ):
-        require_whole_number(name, value, at_least=least)
+    require_whole_number("group_size", group_size, at_least=1)
+    require_whole_number("max_prompt_length", max_prompt_length, at_least=1)
+    require_whole_number("max_response_length", max_response_length, at_least=1)
+    require_whole_number("first_group", first_group, at_least=0)
     groups = grouped(trajectories)
     for members in groups:
         if len(members) != group_size:

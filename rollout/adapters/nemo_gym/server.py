@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
-from toolgym.envs.served.env_session import EnvSession, EnvSessions, Timeouts
+from toolgym.envs.served.env_session import EnvSession, Timeouts
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import EpisodeFailedError, StopReason
 from toolgym.rollout.adapters.served_episodes import ServedEpisodes
@@ -47,17 +47,10 @@ UNAVAILABLE = "The tools are not available: the environment failed."
 
 
 class ToolgymServerConfig(BaseResourcesServerConfig):  # type: ignore[misc]  # NeMo-Gym has no types
-    """The server's settings, beside NeMo-Gym's own.
+    """The server's settings, beside NeMo-Gym's own: an env id with its arguments, and bounds.
 
-    Attributes:
-        env: an env id.
-        env_kwargs: for `toolgym.make`.
-        max_sessions: most episodes at once.
-        max_concurrent: most resets and steps at once.
-        reset_timeout: seconds for a reset.
-        step_timeout: seconds for a tool call, or for scoring.
-        queue_timeout: seconds that a call waits for its turn and for permits.
-        idle_timeout: seconds after which a session is closed that nothing asks for.
+    `max_sessions` episodes play at once, and `max_concurrent` resets and steps. The timeouts are seconds for a reset,
+    for a tool call or scoring, for a call's wait for its turn and permits, and until an idle session is closed.
     """
 
     REVERIFY_MODE = ReverifyMode.UNSUPPORTED
@@ -99,10 +92,6 @@ class ToolgymServer(SimpleResourcesServer):  # type: ignore[misc]
     _episodes: ServedEpisodes = PrivateAttr()
     _closed: dict[str, None] = PrivateAttr(default_factory=dict)
 
-    @property
-    def _sessions(self) -> EnvSessions:
-        return self._episodes.sessions
-
     def setup_webserver(self) -> FastAPI:
         config = self.config
         self._episodes = ServedEpisodes(
@@ -123,7 +112,7 @@ class ToolgymServer(SimpleResourcesServer):  # type: ignore[misc]
                 try:
                     yield state
                 finally:
-                    await self._sessions.close()
+                    await self._episodes.sessions.close()
 
         app.router.lifespan_context = lifespan
         return app
@@ -145,13 +134,13 @@ class ToolgymServer(SimpleResourcesServer):  # type: ignore[misc]
         self._closed[name] = None
         if len(self._closed) > REMEMBERED:
             del self._closed[next(iter(self._closed))]
-        await self._sessions.discard(name)
+        await self._episodes.sessions.discard(name)
         return ResourcesCloseSessionResponse(resources_session_id=name)
 
     async def call_tool(self, tool: str, request: Request) -> PlainTextResponse:
         arguments = await _json(request)
         try:
-            session = self._sessions.find(request.session[SESSION_ID_KEY])
+            session = self._episodes.sessions.find(request.session[SESSION_ID_KEY])
             if session.episode is None and not session.busy:
                 return PlainTextResponse(UNAVAILABLE, 503)
             return PlainTextResponse((await session.call_tool(tool, arguments)).text)
@@ -168,13 +157,13 @@ class ToolgymServer(SimpleResourcesServer):  # type: ignore[misc]
         """Take the answer as the episode's last turn, and say what the episode is worth."""
         name = request.session[SESSION_ID_KEY]
         try:
-            return await self._verified(self._sessions.find(name), body)
+            return await self._verified(self._episodes.sessions.find(name), body)
         except NoSessionError as error:
             return _masked(body, SESSION_LOST, str(error))
         except EpisodeFailedError as error:
             return _masked(body, f"toolgym:{error.stop_reason.value}", str(error))
         finally:
-            await self._sessions.discard(name)
+            await self._episodes.sessions.discard(name)
 
     async def _verified(self, session: EnvSession, body: VerifyRequest) -> VerifyResponse:
         episode, answer, cut = session.episode, answer_of(body.response), body.response.incomplete_details is not None
@@ -201,7 +190,7 @@ class ToolgymServer(SimpleResourcesServer):  # type: ignore[misc]
             raise HTTPException(409, f"the session {name!r} was closed")
         await self._episodes.served()
         with contextlib.suppress(NoSessionError):
-            self._sessions.find(name)
+            self._episodes.sessions.find(name)
             return  # a seed that is repeated
         try:
             await self._episodes.begin(Task.from_row(row), name)

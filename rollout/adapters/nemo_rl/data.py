@@ -28,9 +28,8 @@ _ENV = "environment"
 def to_message_log(trajectory: Trajectory, tokenizer: PreTrainedTokenizerBase) -> list[dict[str, Any]]:
     """Return the message log of a trajectory: its prompt, then a message for each span of policy's or env's tokens.
 
-    Messages have `role` (`user` for the prompt, then `assistant` or `environment`), `content`, `token_ids` int64
-    `[tokens]`, and for the assistant's `generation_logprobs` float32 `[tokens]`. Raises BatchError unless there is
-    exactly one token sequence in which the policy sampled something.
+    Messages have `role`, `content`, `token_ids` int64 `[tokens]`, and for the assistant's `generation_logprobs` float32
+    `[tokens]`. Raises BatchError unless there is exactly one token sequence in which the policy sampled something.
     """
     rows = TrainerRow.all_of(trajectory, "NeMo-RL", several=False)
     if not rows:

@@ -51,21 +51,12 @@ INVISIBLE = "\u200b"
 @named_fields
 @dataclass(frozen=True, kw_only=True)
 class NemoRlSettings:
-    """NeMo-RL's `env` settings of this environment.
+    """NeMo-RL's `env` settings of this environment: an env id with its arguments, the model's tokenizer, and bounds.
 
-    Attributes:
-        env: an env id.
-        tokenizer: the model's folder or hub name.
-        env_kwargs: for `toolgym.make`.
-        template_kwargs: further variables for the chat template; the same as those of the `TaskProcessor`.
-        parser: how the model writes tool calls, by name; None: as the chat template shows it.
-        failure_reward: the reward of an episode that something broke off. NeMo-RL has no way to leave one out; so None
-            stops the training with the failure.
-        max_sessions: most episodes at once.
-        max_concurrent: most steps at once.
-        reset_timeout: seconds for a reset.
-        step_timeout: seconds for a step.
-        idle_timeout: seconds until an episode without a next turn is closed: NeMo-RL does not tell when it has cut one.
+    `template_kwargs` are those of the `TaskProcessor`. Without a `parser` calls are read as the chat template shows
+    them. NeMo-RL cannot leave out an episode that something broke off: it has the `failure_reward`, or None stops the
+    training. `max_sessions` episodes play at once, and `max_concurrent` steps. The timeouts are seconds; `idle_timeout`
+    closes an episode without a next turn, since NeMo-RL does not tell when it has cut one.
     """
 
     env: str

@@ -124,7 +124,7 @@ def _fill_one(sample: Sample, row: TrainerRow, tokenizer: PreTrainedTokenizerBas
     if kept is not None:
         sample.rollout_top_p_token_ids, sample.rollout_top_p_token_offsets = map(torch.from_numpy, kept)
     if payloads is not None and routed:
-        sample.rollout_routed_experts = torch.from_numpy(payloads.routed_experts(row.token_ids).copy())
+        sample.rollout_routed_experts = torch.from_numpy(payloads.routing.rows(row.token_ids).copy())
 
 
 def _mask(sample: Sample, tokenizer: PreTrainedTokenizerBase, payloads: Payloads | None) -> None:
@@ -217,17 +217,12 @@ _TOP_P_OFFSETS = ("top_p_token_offsets", "top_p_kept_token_offsets")
 
 @dataclass
 class Payloads:
-    """Payloads that slime's SGLang sent beside the tokens of one episode.
-
-    Attributes:
-        routing_shape: layers, and experts per token; None if routing is not replayed.
-        top_p: whether the ids that top-p kept are wanted.
-    """
+    """Payloads of one episode from slime's SGLang: routing (layers, experts per token), and the ids that top-p kept."""
 
     routing_shape: tuple[int, int] | None = None
     top_p: bool = False
     _kept: list[tuple[tuple[int, ...], Ints, Ints]] = field(default_factory=list)
-    _routing: ContextRouting = field(default_factory=ContextRouting)
+    routing: ContextRouting = field(default_factory=ContextRouting)
 
     def add(self, prompt_ids: Sequence[int], generation: Generation, meta: Mapping[str, Any]) -> None:
         """Read the payloads of one answer; raises EngineError if one is missing, or does not fit the tokens."""
@@ -247,11 +242,7 @@ class Payloads:
                 raise EngineError(
                     f"SGLang's routed_experts hold {experts.size} numbers, where {list(shape)} are needed"
                 )
-            self._routing.add(prompt_ids, generation.token_ids, experts.reshape(shape))
-
-    def routed_experts(self, whole_ids: Ints) -> Ints:
-        """Return the experts of a sequence that ends with a sampled token, `[tokens - 1, layers, experts]`."""
-        return self._routing.rows(whole_ids)
+            self.routing.add(prompt_ids, generation.token_ids, experts.reshape(shape))
 
     def kept(self, segment: Segment) -> tuple[Ints, Ints]:
         """Return the kept ids of the next sampled segment, and their offsets `[tokens + 1]`."""

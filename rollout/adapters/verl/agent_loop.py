@@ -58,9 +58,8 @@ class ToolgymAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl has no type
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> AgentLoopOutput | list[AgentLoopOutput]:
         """Play one row, see `task_of_row`; a row of the V1 trainer has a `session_id`.
 
-        Returns verl's output, for the V1 trainer a list if the trajectory has several sequences, or an empty one if it
-        failed and `failed="drop"`. Raises ConfigError if the row has another shape, or the trainer takes one row for
-        each episode and the options may give more or fewer.
+        For that trainer it returns a list if the trajectory has several sequences, or an empty one if it failed and
+        `failed="drop"`. Raises ConfigError if the trainer takes one row and the options may give more or fewer.
         """
         several = "session_id" in row
         if not several and (self.options.failed == "drop" or self.options.several_sequences):

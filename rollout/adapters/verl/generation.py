@@ -21,11 +21,8 @@ _REASONS = {
 class VerlGenerate:
     """Generates the turns of one episode with verl's `LLMServerClient`; one `request_id` keeps them on one server.
 
-    Attributes:
-        first_step: version of the weights that the first token was sampled with; None if the server does not say.
-        last_step: version of those of the last token, likewise.
-        num_preempted: how often the server put the episode's requests off; -1 if it does not say.
-        routed_experts: those of the last turn, which are of all tokens up to it; None if the server sends none.
+    `first_step` and `last_step` are the versions of the weights of the first and the last token, and `routed_experts`
+    are those of the last turn, which are of all tokens up to it; None if the server does not say.
     """
 
     def __init__(

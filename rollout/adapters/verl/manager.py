@@ -47,10 +47,7 @@ class ToolgymManager:
     async def create(
         cls, config: Any, llm_client: Any, teacher_client: Any = None, reward_loop_worker_handles: Any = None
     ) -> Self:
-        """Start the processes, one on each node that has CPUs; raises TimeoutError if they do not start in time.
-
-        The env gives the rewards, so verl's `reward_loop_worker_handles` are not used.
-        """
+        """Start the processes, one on each node that has CPUs; raises TimeoutError if they do not start in time."""
         if teacher_client is not None:
             raise ConfigError("ToolgymManager has no distillation: set distillation.enabled=False")
         options = manager_options(config)

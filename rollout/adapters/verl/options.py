@@ -42,12 +42,10 @@ class LoopOptions(EpisodeSettings):
 @named_fields
 @dataclass(frozen=True, kw_only=True)
 class ManagerOptions:
-    """Settings of `ToolgymManager`; an unknown one raises UnknownArgumentError, which names the nearest.
+    """Settings of `ToolgymManager`.
 
-    Attributes:
-        workers_per_node: processes that play episodes on each node. Each has a sandbox of its own.
-        max_concurrent: most episodes that one of them plays at once; the others wait for their turn.
-        attempts: how often an episode is played, in all, while it fails.
+    Each of `workers_per_node` processes has a sandbox of its own, and plays `max_concurrent` episodes at once. An
+    episode that fails is played `attempts` times in all.
     """
 
     workers_per_node: int = 1

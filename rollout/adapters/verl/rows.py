@@ -14,11 +14,7 @@ from toolgym.tools.errors import ConfigError
 
 @dataclass(frozen=True)
 class VerlRow:
-    """One sequence as a row of verl's, without padding.
-
-    verl has no row without a response (its reward would land in another row's place), so there is at least one token in
-    prompt and response. It counts as `num_turns` the policy's turns, the observations, and the prompt.
-    """
+    """One sequence as a row of verl's, without padding; a row without a response would have no place for its reward."""
 
     sequence: TokenSequence
     reward: float

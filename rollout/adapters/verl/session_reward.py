@@ -1,11 +1,4 @@
-"""`compute_score`: rewards from session servers, for verl's `custom_reward_function`.
-
-```yaml reward:
-  custom_reward_function:
-    path: pkg://toolgym.rollout.adapters.verl.session_reward
-    name: compute_score          # or compute_score_async, which verl awaits in its own event loop
-    reward_kwargs: {base_url: ["http://10.0.0.7:5000", "http://10.0.0.8:5000"], on_failure: raise}
-```
+"""`compute_score`: rewards from session servers, for verl's `custom_reward_function` (see `docs/sessions.md`).
 
 The id of an episode's session is `sid`, or `sids` (a number, or a list whose last one counts), in `extra_info`: verl
 puts there what its agent loop has in `extra_fields`.
@@ -58,13 +51,10 @@ async def compute_score_async(
     """Return what a session server says that an episode is worth. verl's managers await it: it is a coroutine function.
 
     The first three arguments are not used, and `extra_info` has the session's id. `base_url` and `token` default to
-    `URL_VARIABLE` and `TOKEN_VARIABLE`.
-
-    Args:
-        on_failure: what becomes of an episode whose reward cannot be had: `raise` RemoteSessionError, which ends the
-            batch; or `mark`: a score of 0 with `infra_failure` 1, which the trainer then sees as a 0.
-        timeout: seconds that a server may take.
-        patience: seconds beyond that until the call is given up, all its attempts together.
+    `URL_VARIABLE` and `TOKEN_VARIABLE`. A server may take `timeout` seconds, and all attempts together `patience` more.
+    If a reward cannot be had, `on_failure` says whether to `raise` RemoteSessionError, which ends the batch, or to
+    `mark`
+    the episode: a score of 0 with `infra_failure` 1, which the trainer then sees as a 0.
 
     Returns:
         `score` and `acc` (the reward), `f2p_count`, `f2p_total` (0 if the server does not say) and `infra_failure`:

@@ -14,7 +14,8 @@ def without_failures(process: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap verl's `process_validation_metrics`, which leaves None out, to see our failed episodes' rewards as None.
 
     A row's `rm_scores` are 0 there, DAPO's filter wants a number as `acc`, and the V1 trainer puts a 0 in for each
-    episode without an `acc` (`expected_acc_counts`). Rows of other loops, which lack `acc_counted`, stay as they are.
+    episode
+    without one (`expected_acc_counts`). Rows of other loops, which lack `acc_counted`, stay as they are.
     """
 
     @functools.wraps(process)
