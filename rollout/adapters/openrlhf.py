@@ -92,10 +92,7 @@ def agent_executor(
 
 
 def task_of(prompt: Any, label: Any, tokenizer: PreTrainedTokenizerBase) -> Task:
-    """Return the task of a prompt and a label (see `labelled_task`), which may be JSON.
-
-    Raises ConfigError if they are no task, or the prompt was rendered already.
-    """
+    """Return the task of a prompt that was not rendered yet and its label (see `labelled_task`); both may be JSON."""
     about = _json(label) if isinstance(label, str) else label
     if isinstance(about, Mapping) and "prompt" in about:
         return Task.from_row(about)

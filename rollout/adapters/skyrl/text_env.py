@@ -56,10 +56,7 @@ class ToolgymTextEnv(BaseTextEnv):  # type: ignore[misc]  # skyrl-gym has no typ
         return [dict(message) for message in messages], {}
 
     def step(self, action: str) -> BaseTextEnvStepOutput:
-        """Take one turn of the policy; raises EpisodeFailedError if the infrastructure broke the episode off.
-
-        SkyRL's own generator has no place for that: it stops, since a reward of 0 would blame the model.
-        """
+        """Take one turn; an EpisodeFailedError stops SkyRL's own generator: a reward of 0 would blame the model."""
         result = _loop().run(self._episode.step(action))
         calls = result.info.get("tool_calls") or []
         reason = result.stop_reason
