@@ -161,7 +161,7 @@ def test_gems_env_reads_and_writes_texts(stand_in):
     try:
         seen, _ = env.reset(seed=0)
         assert '"name": "code_interpreter"' in seen
-        answer = env._env.base_env.task.ground_truth
+        answer = env._episode.env.task.ground_truth
         obs, reward, terminated, truncated, info = env.step(f"#### {answer}<|im_end|>")
         assert (obs, reward, terminated, truncated) == ("the end", 1.0, True, False)
         assert info["stop_reason"] == "answered"
