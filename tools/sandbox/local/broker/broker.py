@@ -89,7 +89,7 @@ class Broker:
         while True:
             self._host.flush()
             self._fork_ahead()
-            fetches = self._runs.fetching and len(self._host.outbox) < MAX_BACKLOG
+            fetches = bool(self._runs.fetches) and len(self._host.outbox) < MAX_BACKLOG
             patience = self._patience()
             self._host.flush()
             self._reactor.turn(0.0 if fetches else patience)
@@ -134,8 +134,6 @@ class Broker:
             active = self._runs.running or self._asked or any(self._processes.busy)
             waits.append(self._watchdog.pace(bool(active)))
         return min(waits, default=None)
-
-    # ------------------------------------------------------------------ requests
 
     def _run(self, request: dict[str, Any]) -> None:
         channel = self._pool.take()
@@ -243,8 +241,6 @@ class Broker:
         requests = [(channel.request["id"], channel) for channel in channels if channel.request is not None]
         self._host.answer(request, self._watchdog.asleep([*requests, *self._processes.waited_for()]))
 
-    # ------------------------------------------------------------------ children
-
     def _on_forked(self, child: Child) -> None:
         self._fork_failures = 0
         self._reactor.watch(child.pidfd, lambda: self._on_exit(child))
@@ -325,8 +321,6 @@ class Broker:
         self._asked.add(channel)
         self._watch_channel(channel)
         self._deadlines.arm(channel, channel.request["timeout"])
-
-    # ------------------------------------------------------------------ endings
 
     def _settle(self, channel: Channel, answer: SessionAnswer) -> None:
         request = channel.take_request()

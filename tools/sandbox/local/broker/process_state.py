@@ -32,14 +32,8 @@ class Waiter:
 
 
 class RunningProgram:
-    """One program. Owns the broker's ends of its pipes.
-
-    Attributes:
-        deadline: when it is killed, and then when its session is.
-        code: its exit code, negative for a signal; None: it runs, or how it ended is not known.
-        why: how it ended, if not by itself.
-        forgotten: whether the host has no use for it any more: what comes from it is dropped.
-    """
+    """One program, with the broker's ends of its pipes. Its deadline is when it is killed, and then its session; what
+    comes from it is dropped once the host has `forgotten` it."""
 
     def __init__(self, number: int, request: Mapping[str, Any], launcher: LauncherLink, output_bytes: int) -> None:
         self.number, self.name, self.launcher = number, request["process"], launcher

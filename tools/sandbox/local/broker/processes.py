@@ -48,8 +48,6 @@ class Processes:
         self._deadlines: Deadlines[RunningProgram | Waiter] = Deadlines()
         self._count = 0
 
-    # ------------------------------------------------------------------ requests
-
     def start(self, channel: Channel, request: dict[str, Any]) -> None:
         """Start a program. A session without a launcher, or forked since, has to make one first, and must be free."""
         if self._count_of(channel) >= MAX_PROCESSES:
@@ -136,7 +134,11 @@ class Processes:
         for link in self._links.pop(channel, []):
             for process in [*link.processes.values()]:
                 self._finish(process, None, "killed")
-                for request in self._waiting(process):
+                requests = [waiter.request for waiter in process.waiters]
+                for waiter in [*process.waiters]:
+                    self._drop_waiter(waiter)
+                start = self._take_start_request(process)
+                for request in requests if start is None else [*requests, start]:
                     self._answer(process, request, status, detail, alive=False)
                 self._free(process)
             link.close()
@@ -158,8 +160,6 @@ class Processes:
             else:
                 self._kill(due, "timeout")
         return self._deadlines.patience()
-
-    # ------------------------------------------------------------------ one program
 
     def _launch(self, link: LauncherLink, request: Mapping[str, Any]) -> None:
         if "cancelled" in request:
@@ -317,13 +317,6 @@ class Processes:
             self._named.pop((process.launcher.channel.session, process.name), None)
             self._free_if_done(process)
 
-    def _waiting(self, process: RunningProgram) -> list[Mapping[str, Any]]:
-        requests = [waiter.request for waiter in process.waiters]
-        for waiter in [*process.waiters]:
-            self._drop_waiter(waiter)
-        start = self._take_start_request(process)
-        return requests if start is None else [*requests, start]
-
     @staticmethod
     def _take_start_request(process: RunningProgram) -> Mapping[str, Any] | None:
         """The request that the program's start is the answer to; None: it was answered already."""
@@ -357,8 +350,6 @@ class Processes:
             self._reactor.unwatch(fd)
             os.close(fd)
             self._free_if_done(process)
-
-    # ------------------------------------------------------------------ launchers
 
     def _on_launcher(self, link: LauncherLink) -> None:
         try:

@@ -34,7 +34,7 @@ class Runs:
 
     def __init__(self, host: HostLink, pool: ChildPool, deadlines: Deadlines[Channel], spec: ChildSpec) -> None:
         self._host, self._pool, self._deadlines, self._spec = host, pool, deadlines, spec
-        self._fetches: list[tuple[dict[str, Any], RunAnswer, Fetch]] = []
+        self.fetches: list[tuple[dict[str, Any], RunAnswer, Fetch]] = []
         self.running: dict[int, Channel] = {}
 
     def on_note(self, channel: Channel, request: dict[str, Any], note: dict[str, Any]) -> None:
@@ -120,22 +120,18 @@ class Runs:
             **channel.outputs(),
         }
         if request.get("fetch"):
-            self._fetches.append((request, answer, Fetch(channel.folder, channel.home, request["fetch"])))
+            self.fetches.append((request, answer, Fetch(channel.folder, channel.home, request["fetch"])))
         else:
             self._host.answer(request, answer)
 
-    @property
-    def fetching(self) -> bool:
-        return bool(self._fetches)
-
     def fetch_more(self) -> None:
         """Read one more chunk of the files that answers wait for: other requests are served in between."""
-        request, answer, fetch = self._fetches[0]
+        request, answer, fetch = self.fetches[0]
         data = fetch.read()
         if data:
             self._host.forward(request["id"], data)
             return
-        self._fetches.pop(0)
+        self.fetches.pop(0)
         answer["files"], answer["left_out"] = fetch.read_files, fetch.left_out
         self._host.answer(request, answer)
 

@@ -42,7 +42,6 @@ _MAX_HANDSHAKE = 65536
 _MAX_REASON = 500
 """Characters of the reason why a library could not be loaded."""
 
-
 _FAILED = 3
 
 _ONLY_OWN = "hidepid=ptraceable"  # a /proc shows only the processes that its reader may look into

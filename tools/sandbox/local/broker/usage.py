@@ -163,12 +163,9 @@ def over_disk_limit(
     folder: str, most_bytes: int, most_files: int, proc: int, processes: Iterable[int], *, owner: int
 ) -> bool:
     """Whether a program keeps more than it may on a disk that it shares with the host: in its folder, or deleted and
-    open.
-
-    A count ends as soon as it is over the limit, so it costs at most one `stat` per file allowed. A program can hide
-    deleted files: by mapping them into memory and closing them, or with a process that no other may look into. So the
-    watchdog also watches the free space of the file system. `owner` is a user id that this process takes on to look
-    into the processes.
+    open. That costs at most one `stat` per file allowed. It can hide deleted files, by mapping them into memory and
+    closing them, so the watchdog also watches the free space. `owner` is a user id to take on to look into its
+    processes.
     """
     account = Account(most_bytes, most_files)
     try:

@@ -46,15 +46,12 @@ LOOKS = 2
 class Watchdog:
     def __init__(self, spec: ChildSpec) -> None:
         self._spec = spec
+        self.watches = spec.proc >= 0 or spec.cgroups is not None
         self._next = self._next_thorough = self._next_idle = 0.0
         self._turn = 0
         self._looks: dict[int, int] = {}  # by request, how many in a row found its program asleep
         self._free = self._free_files = 0
         self._reserve = min(usage.RESERVE, usage.free_disk(spec.work)[0] // 2) if spec.disk else 0
-
-    @property
-    def watches(self) -> bool:
-        return self._spec.proc >= 0 or self._spec.cgroups is not None
 
     def pace(self, busy: bool) -> float:
         if self._spec.disk is None:

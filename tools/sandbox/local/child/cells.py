@@ -32,7 +32,6 @@ def silenced(code: str, last: ast.stmt) -> bool:
 def plain(code: str) -> str:
     """Rewrite a cell that is not Python to Python, as far as notebooks allow it; lines keep their numbers.
 
-    - The indentation of the first line is taken from all lines.
     - `!command` and `names = !command` run, see `run_shell`.
     - The code after `%time` and `%%time` runs, untimed. `%matplotlib` does nothing: figures are shown without it.
     - Other magics, and `name?`, print a sentence that says so. A cell that begins with one like `%%bash` is all of

@@ -181,7 +181,7 @@ class Launcher:
                 environment.setdefault("TERM", "xterm-256color")
                 handle = subprocess.Popen(
                     argv, stdin=terminal, stdout=terminal, stderr=terminal, cwd=cwd, env=environment,
-                    start_new_session=True, preexec_fn=_take_terminal,
+                    start_new_session=True, preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
                 )  # fmt: skip
             except BaseException:
                 os.close(master)
@@ -241,7 +241,7 @@ def run(control: int, home: str, environment: Mapping[str, str]) -> NoReturn:
             with contextlib.suppress(OSError, ValueError):
                 signal.signal(number, signal.SIG_DFL)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGPIPE):
-            signal.signal(number, _ignore)  # no SIG_IGN: programs would inherit that
+            signal.signal(number, lambda *_: None)  # no SIG_IGN: programs would inherit that
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         os.setpgid(0, 0)  # a signal to the interpreter's group is not for this process
         os.chdir("/")
@@ -249,14 +249,6 @@ def run(control: int, home: str, environment: Mapping[str, str]) -> NoReturn:
         Launcher(socket.socket(fileno=harden.CONTROL_FD), home, environment).serve()
     finally:
         os._exit(1)
-
-
-def _ignore(*_: object) -> None:
-    pass
-
-
-def _take_terminal() -> None:
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
 def _resize(master: int, rows: int, cols: int) -> None:

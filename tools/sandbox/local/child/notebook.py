@@ -6,7 +6,6 @@ It differs from Jupyter's kernel on purpose:
   libraries that look for them treat this as plain Python. `_`, `__` and `___` are there.
 - Tracebacks are Python's own, and `exit()` ends the cell only.
 - No event loop runs while a cell does, so that `asyncio.run` works; tasks run on while a cell awaits.
-- `cells.plain` lists the magics.
 """
 
 from __future__ import annotations
@@ -43,8 +42,6 @@ _DROP = compile("dropped.clear()", "<session>", "eval")
 
 
 class Notebook:
-    """Runs cells, which share the names of `main`."""
-
     def __init__(self, main: types.ModuleType) -> None:
         sys.path[0] = ""  # modules are found in the current folder, even after a change of it
         vars(main).pop("__file__", None)  # without it, `multiprocessing` does not try to run it in fresh processes

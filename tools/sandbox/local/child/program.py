@@ -110,7 +110,6 @@ _depth: recursion_depth.RecursionDepth | None = None
 
 
 def prepare() -> None:
-    """In the zygote: make once what all programs need alike."""
     global _thread_exits, _exits, _handlers, _depth
     _depth = recursion_depth.RecursionDepth()
     _flush_c_files(None)
@@ -147,7 +146,6 @@ def _open_stream(fd: int, name: str, errors: str) -> io.TextIOWrapper:
 
 
 def _count_thread_exits() -> int:
-    """The number of functions that run when all threads have ended."""
     return len(getattr(threading, "_threading_atexits", ()))
 
 
@@ -243,7 +241,6 @@ def _unload_shadowed(files: Iterable[str]) -> None:
 
 
 def limit_of(error: BaseException) -> str:
-    """The status of the limit that an exception stands for; empty: it stands for none."""
     if isinstance(error, MemoryError):
         return "memory_limit"
     if isinstance(error, OSError):

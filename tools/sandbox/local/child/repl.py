@@ -63,25 +63,16 @@ class Repl:
                 sys.stdout.flush()
                 sys.stderr.flush()
             program.ignore_interrupts()
-            frame = (
-                frames.encode(answer) if request["op"] in ("fork", "launch") else frames.encode_answer(_pack(answer))
-            )
-            frames.send_all(harden.CONTROL_FD, frame)
+            packs = request["op"] not in ("fork", "launch")
+            frames.send_all(harden.CONTROL_FD, frames.encode_answer(_pack(answer)) if packs else frames.encode(answer))
 
     def _launch(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
         """Fork the launcher, which runs the session's programs. Its control socket comes over this session's."""
-        frames.send_all(harden.CONTROL_FD, frames.encode({"ends": True}))
-        (control,) = fork_renewal.receive_descriptors(1)
-        pid = -1
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)  # that this process has threads: they stay here
-                pid = os.fork()
-        finally:
-            if pid:
-                os.close(control)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # that this process has threads: they stay here
+            pid, ends = _fork_with_ends(1)
         if pid == 0:
-            launcher.run(control, self._home, self._environment)
+            launcher.run(ends[0], self._home, self._environment)
         self._forks.append(pid)
         return {"done": True}
 
@@ -91,15 +82,7 @@ class Repl:
         `fork_mounts`. The session never sends a descriptor."""
         sys.stdout.flush()
         sys.stderr.flush()
-        frames.send_all(harden.CONTROL_FD, frames.encode({"ends": True}))
-        ends = fork_renewal.receive_descriptors(3)
-        pid = -1
-        try:
-            pid = os.fork()
-        finally:
-            if pid:
-                for fd in ends:
-                    os.close(fd)
+        pid, ends = _fork_with_ends(3)
         if pid == 0:
             try:
                 fork_renewal.become_copy(ends, self._writable)
@@ -123,6 +106,19 @@ class Repl:
                 if os.waitpid(pid, os.WNOHANG)[0] == 0:
                     continue
             self._forks.remove(pid)
+
+
+def _fork_with_ends(count: int) -> tuple[int, list[int]]:
+    """Fork as `os.fork` does, with descriptors for the new process, which come over the control socket."""
+    frames.send_all(harden.CONTROL_FD, frames.encode({"ends": True}))
+    ends, pid = fork_renewal.receive_descriptors(count), -1
+    try:
+        pid = os.fork()
+    finally:
+        if pid:
+            for fd in ends:
+                os.close(fd)
+    return pid, ends
 
 
 def _describe(error: BaseException) -> str:

@@ -77,7 +77,6 @@ def enter(
 
     Args:
         read_only: files and folders to bind, and nothing else; see `SYSTEM_PATHS`.
-        network: whether to keep the host's network.
         folders: absolute names of further folders that children mount something on; see `part_of_world`.
         hidden: folders below those of `read_only` that are empty inside.
         first_uid: first of `users.SPAN` user ids outside that are `users.FIRST_INSIDE` and following in the jail, where

@@ -90,10 +90,7 @@ class Ruleset:
                     continue
                 allowed = access if os.path.isdir(path) else access & ~READ_DIR
                 self._rules.append((high_descriptor(os.open(path, os.O_PATH | os.O_CLOEXEC)), allowed & self._handled))
-
-    @property
-    def descriptors(self) -> list[int]:
-        return [fd for fd, _ in self._rules]
+        self.descriptors = [fd for fd, _ in self._rules]
 
     def write(
         self, batch: SyscallBatch, writable: Iterable[str], devices: Iterable[str], free: int, *, network: bool

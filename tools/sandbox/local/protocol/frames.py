@@ -136,8 +136,7 @@ class ChildDecoder:
         self._left = 0
 
     def feed(self, data: bytes) -> Iterator[dict[str, Any] | AnswerChunk]:
-        """Yield every message that is complete, and the bytes of an answer so far. Raises `ValueError` if a frame is
-        too long, or no JSON object, and `RecursionError` if it is too deep."""
+        """Yield every message that is complete, and the bytes of an answer so far; `ValueError` for what is neither."""
         self._buffer += data
         while self._buffer:
             if self._left:

@@ -68,8 +68,7 @@ Status = Literal[
 
 
 class Program(TypedDict):
-    """Program of a run that is not Python: compiled by `compile` (empty: not at all), and run by `argv`, both with
-    `env`."""
+    """Program of a run that is not Python. An empty `compile` means that it is not compiled."""
 
     code: str
     source: str
@@ -219,8 +218,6 @@ class UnpackMessage(_SessionMessage):
 
 
 class ForkMessage(_SessionMessage):
-    """Fork the session into another one with the name `into`."""
-
     op: Literal["fork"]
     into: str
 
@@ -269,8 +266,6 @@ class Ready(TypedDict):
 
 
 class Refused(TypedDict):
-    """The template process cannot start, and why."""
-
     refused: str
 
 
@@ -291,8 +286,7 @@ class CompilerOutput(Output):
 
 
 class RunAnswer(Output):
-    """End of a run. Fetched files come before it as data chunks; `files` has names and sizes, `left_out` why some are
-    not."""
+    """End of a run. Before it come data chunks of fetched `files`; `left_out` says why some were not fetched."""
 
     status: Status
     code: int | None
