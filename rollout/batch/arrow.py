@@ -185,7 +185,6 @@ def _lengths(table: pyarrow.Table, name: str) -> NDArray[np.int64]:
 
 
 def _flat(column: Any) -> NDArray[Any]:
-    """A column's values: `[rows]`, or `[tokens, ...]` of all its lists."""
     pyarrow = _pyarrow()
     values = column.combine_chunks()
     shape: list[int] = []

@@ -30,8 +30,6 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Dropped:
-    """A trajectory that is not in the batch, by its id, and why."""
-
     id: str
     reason: str
 

@@ -123,7 +123,6 @@ def _number_versions(trajectories: Iterable[Trajectory]) -> dict[str, int]:
 
 
 def _is_number(name: str) -> bool:
-    """Whether a version's name is a decimal number in its one spelling that an int64 holds."""
     return name.isascii() and name.isdecimal() and len(name) <= 18 and (name == "0" or name[0] != "0")
 
 

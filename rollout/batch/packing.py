@@ -59,7 +59,6 @@ class Packed:
 
     @property
     def max_seqlen(self) -> int:
-        """Tokens of the longest row."""
         return int(self.cu_seqlens.diff().max())
 
     @property

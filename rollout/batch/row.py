@@ -41,12 +41,10 @@ class RowSource:
 
     @functools.cached_property
     def logprobs(self) -> NDArray[np.float64]:
-        """float64, the log-probabilities of the policy's tokens only."""
         return np.concatenate([np.zeros(0), *(segment.logprobs for segment in self.sequence.policy_segments)])
 
     @functools.cached_property
     def weight_versions(self) -> NDArray[np.int64]:
-        """The numbers of the versions that sampled the policy's tokens; -1 for one that has no number."""
         runs = [run for segment in self.sequence.policy_segments for run in segment.version_runs]
         return np.repeat([self.version_numbers.get(version, -1) for version, _ in runs], [count for _, count in runs])
 

@@ -30,7 +30,6 @@ class NotTakenError(AttemptError):
 
 
 async def repeat_request(attempt: Callable[[], Awaitable[T]]) -> T:
-    """Make attempts as `RETRIES` says, and raise the last one's `NotTakenError.final` if none succeeds."""
     try:
         return await repeat(attempt, RETRIES, repeatable=True)
     except NotTakenError as error:

@@ -18,7 +18,7 @@ def probe_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
 
 
 def require_same_text(tokenizer: PreTrainedTokenizerBase, ids: list[int], theirs: str, server: str) -> None:
-    """Compare what ids mean to a tokenizer and to a server, up to white space, which decoders may tidy."""
+    """Compare texts up to white space, which decoders may tidy."""
     ours = str(tokenizer.decode(ids, skip_special_tokens=False))
     if "".join(ours.split()) != "".join(theirs.split()):
         raise ConfigError(

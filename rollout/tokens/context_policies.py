@@ -232,7 +232,6 @@ def _make_policy(spec: Any) -> ContextPolicy:
 
 
 def checked_messages(giver: str, messages: Any) -> list[Message]:
-    """The messages that a context policy or an env gave, if they are a conversation in which the policy speaks next."""
     if isinstance(messages, str) or not isinstance(messages, Sequence) or not messages:
         raise ConfigError(f"{giver} must return a list of messages, got {messages!r}")
     for message in messages:

@@ -123,7 +123,6 @@ class Conversation:
             self.context = self.context.followed_by(ids)
 
     def parse_turn(self) -> ParsedTurn:
-        """Read the turn, once; its calls are numbered on from those of the turns before."""
         turn = self._renderer.parse_text(self._text, first_id=self._requests, starts_open=self._starts_open)
         self._requests += len(turn.requests)
         return turn
@@ -213,8 +212,6 @@ class Conversation:
 
 
 class _Reading(NamedTuple):
-    """A turn that is kept as text, and its reading."""
-
     text: str
     message: Message
 

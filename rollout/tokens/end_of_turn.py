@@ -91,7 +91,6 @@ class EndOfTurn:
 
 
 def called(mark: str, names: Sequence[str], ids: Sequence[str] = (), content: str = "") -> Message:
-    """An assistant message that calls tools, with the mark as argument."""
     return {
         "role": "assistant",
         "content": content,
@@ -177,7 +176,6 @@ class _Closing(NamedTuple):
     openers: Set[str]
 
     def of(self, run: Sequence[Terminator]) -> Terminator | None:
-        """The last of the own ends, or the last token before an opener; None if there is neither."""
         known = [terminator for terminator in run if terminator.end in self.own_ends]
         before = list(itertools.takewhile(lambda terminator: terminator.end not in self.openers, run))
         chosen = known or before
@@ -217,7 +215,6 @@ def _call_terminator(
 
 
 def _between_calls(template: ChatTemplate, mark: str, name: str) -> str:
-    """The text between two calls of one turn; empty if it does not render two."""
     try:
         parts = template.render([user("x"), called(mark, [name, name])], generation_prompt=False).split(mark)
     except TemplateError:
@@ -231,7 +228,6 @@ def shared_beginning(text: str, other: str) -> str:
 
 
 def _run(encoder: SafeEncoder, text: str) -> tuple[Terminator, ...]:
-    """The control tokens that a text begins with, nothing but white space between them."""
     run: list[Terminator] = []
     at = 0
     while (control := encoder.first_control(text, at)) is not None and not text[at : control.start()].strip():

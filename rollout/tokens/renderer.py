@@ -249,7 +249,6 @@ class ChatRenderer:
         return self.parse_text(self.text(token_ids), first_id=first_id, starts_open=starts_open)
 
     def parse_text(self, text: str, *, first_id: int = 0, starts_open: bool | None = None) -> ParsedTurn:
-        """Read a turn whose text is known, without its end-of-turn token. See `parse`."""
         starts_open = self.opens_thinking if starts_open is None else starts_open
         return self.require_parser()(text, first_id=first_id, schemas=self._schemas, starts_open=starts_open)
 
@@ -265,7 +264,6 @@ class ChatRenderer:
         return _opens_thinking(text)
 
     def render(self, messages: Sequence[Message], *, generation_prompt: bool = True, tools: bool = True) -> str:
-        """Render messages as text. Foreign text is rendered as it is."""
         shown = None if tools else ()
         rendered = self._template.render(messages, generation_prompt=generation_prompt, tools=shown)
         return self._encoder.restore(rendered)
@@ -287,7 +285,6 @@ class ChatRenderer:
         return assistant(text)
 
     def _delta(self, messages: Sequence[Message], earlier: Sequence[Message] | None) -> tuple[str, str]:
-        """The token that ends the turn before some safe messages, and the text from there to the next generation."""
         kind = delta_kind(messages)
         plan = self.facts.plans.get(kind)
         if plan is None:
@@ -344,7 +341,6 @@ def _safe_call(call: Mapping[str, Any], protect: Callable[[str], str]) -> dict[s
 
 
 def _map_strings(value: Any, change: Callable[[str], str]) -> Any:
-    """A copy of plain data with a function applied to every string in it, keys included."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, list | tuple):

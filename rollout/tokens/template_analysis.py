@@ -156,8 +156,6 @@ def analyze(
 
 
 class _Truth(NamedTuple):
-    """Text that the template writes behind the turn of a whole conversation."""
-
     head: Sequence[Message]
     new: Sequence[Message]
     tools: Sequence[Mapping[str, Any]]
@@ -206,7 +204,6 @@ class _Analyzer:
         }
 
     def _heads(self) -> list[list[Message]]:
-        """Conversations that a turn may follow, as far as the template takes them; simple ones first."""
         asked = [user("Hello?")]
         brief = [system("Be brief."), *asked]
         first, second = self._cycle(1, "7"), self._cycle(2, "8")
@@ -281,7 +278,6 @@ class _Analyzer:
     def _real(
         self, head: Sequence[Message], turn: Message, new: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None
     ) -> tuple[str, str]:
-        """The delta of a whole conversation: the token that ends the turn, and what follows it."""
         text = self.template.render([*head, turn, *new], tools=tools)
         if turn["content"].removesuffix(self.mark).strip() not in text[: text.rfind(self.mark)]:
             # Gemma 4 does. Such a turn is kept as text, because that is how the policy wrote it.

@@ -50,8 +50,6 @@ _PROBE_TOOL = ToolSchema(
 
 
 class Status(StrEnum):
-    """Outcome of a case."""
-
     APPEND_ONLY = "append-only"
     """The delta is exact, and the template repeats the earlier conversation unchanged."""
     EXACT = "exact by delta"
@@ -236,7 +234,6 @@ class _Checker:
         return Status.APPEND_ONLY, ""
 
     def check_safety(self, head: list[Message], name: str) -> Case:
-        """Whether tool results can hold the text of control tokens."""
         case, results = "control tokens in a result", "one result" in self.facts.plans
         text = " ".join([*self.encoder.contents, *self.encoder.contents])
 

@@ -67,7 +67,6 @@ def require_one_that_played(trajectories: Sequence[Trajectory]) -> None:
 
 
 def not_trainable_error(trajectory: Trajectory) -> EpisodeFailedError:
-    """Build the error that tells a trainer why it gets no tokens of a trajectory."""
     text = f"the episode ended with {trajectory.stop_reason}"
     if trajectory.error is not None:
         text = trajectory.error.message

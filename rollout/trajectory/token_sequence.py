@@ -163,7 +163,6 @@ class Segment:
 
     @classmethod
     def env(cls, token_ids: ArrayLike) -> Segment:
-        """Tokens that the env put there."""
         return cls(np.asarray(token_ids), False)
 
     @classmethod
@@ -217,7 +216,6 @@ class Segment:
 
     @property
     def weight_versions(self) -> tuple[str, ...]:
-        """The version of the weights that sampled each id; empty for the env's tokens."""
         return tuple(version for version, count in self.version_runs for _ in range(count))
 
     def to_json(self) -> SegmentJson:

@@ -224,7 +224,6 @@ class Trajectory:
 
     @property
     def policy_tokens(self) -> int:
-        """Number of ids that the policy sampled, in all sequences."""
         return sum(sequence.policy_tokens for sequence in self.sequences)
 
     @property
@@ -260,17 +259,14 @@ class Trajectory:
 
     @property
     def engine_seconds(self) -> float:
-        """Wall seconds that the episode waited for the engine."""
         return sum(turn.engine_seconds for turn in self.turns)
 
     @property
     def env_seconds(self) -> float:
-        """Wall seconds that the episode waited for the env's steps, tools included."""
         return sum(turn.env_seconds for turn in self.turns)
 
     @property
     def problems(self) -> list[str]:
-        """One line for each tool call that did not go well, and for the failure."""
         lines = [
             f"turn {number}: {record.name or 'call'}: {record.status}"
             + (" (infrastructure)" if record.infra_failure else "")
@@ -379,7 +375,6 @@ def _text_of(value: Any) -> str:
 
 
 def _with_calls(message: Any, change: Callable[[Any], Any]) -> Any:
-    """A message with the arguments of its calls changed."""
     if not isinstance(message, Mapping) or not message.get("tool_calls"):
         return message
     calls = [

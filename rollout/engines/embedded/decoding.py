@@ -81,7 +81,6 @@ class GrowingLayer(DynamicLayer):  # type: ignore[misc]
         return self.keys, self.values
 
     def set(self, keys: torch.Tensor, values: torch.Tensor, *, room: int = HEADROOM) -> None:
-        """Hold a copy of these keys and values, with `room` free columns behind them."""
         pad = (0, 0, 0, room)
         self.key_buffer = nn.functional.pad(keys, pad)
         self.value_buffer = nn.functional.pad(values, pad)
@@ -194,7 +193,6 @@ class DecodingBatch:
         self._mask = torch.cat(pads)
 
     def _forward(self, ids: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor, cache: Cache) -> torch.Tensor:
-        """Return the logits of the last column, `[batch, vocab]`."""
         # A learner may share the module: its dropout and gradient checkpointing must not touch the rollout.
         training = [part for part in self._model.modules() if part.training] if self._model.training else []
         for part in training:

@@ -18,8 +18,6 @@ except ImportError as error:
 
 
 class ModelFacts(NamedTuple):
-    """Rows of the input embedding, most tokens of prompt and generation together, and where the model is."""
-
     vocab_size: int
     context_length: int
     device: torch.device
@@ -38,7 +36,6 @@ def read_device(device: str | torch.device | None) -> torch.device | None:
 
 
 def read_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
-    """The floating dtype of that name; None for None and `"auto"`, which mean the checkpoint's."""
     if dtype is None or dtype == "auto":
         return None
     torch_dtype = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
@@ -65,7 +62,6 @@ def _require_there(device: torch.device) -> None:
 
 
 def load_model(source: str | Path, dtype: torch.dtype | None, device: torch.device | None) -> nn.Module:
-    """Load a model, in evaluation mode, from a folder or the hub."""
     if device is not None:
         _require_there(device)
     require_on_hub(source)
@@ -90,7 +86,6 @@ def load_model(source: str | Path, dtype: torch.dtype | None, device: torch.devi
 
 
 def inspect_model(model: nn.Module, device: torch.device | None, context_length: int | None) -> ModelFacts:
-    """Return the facts of what should be a causal LM of transformers on this device."""
     config = getattr(model, "config", None)
     embedding = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None
     if config is None or not isinstance(embedding, nn.Module):

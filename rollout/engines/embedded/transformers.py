@@ -301,7 +301,6 @@ class TransformersEngine(Engine):
             raise EngineError("the engine was closed; make a new one")
 
     def _require_open(self) -> None:
-        """Raise if the thread would not answer. Needs the lock."""
         if self._failure is not None:
             raise self._failed()
         if self._closing:
@@ -321,7 +320,6 @@ class TransformersEngine(Engine):
             self._changed.notify()
 
     async def _command(self, run: Callable[[], T]) -> T:
-        """Run something in the thread, between two steps."""
         future: Future[T] = Future()
         with self._changed:
             self._require_open()
@@ -355,8 +353,6 @@ class TransformersEngine(Engine):
             self._end(None)
 
     def _wait_for_work(self) -> bool:
-        """Sleep until there is something to do; False when the engine closes."""
-
         def ready() -> bool:
             if self._closing or self._commands:
                 return True

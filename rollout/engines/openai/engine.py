@@ -123,12 +123,10 @@ class OpenAICompatible(Engine):
 
     @property
     def model(self) -> ModelInfo:
-        """The served model. Raises EngineError before `start`."""
         return _known(self._model)
 
     @property
     def logprobs_mode(self) -> LogprobsMode:
-        """The distribution of the server's log-probabilities. Raises EngineError before `start`."""
         return _known(self._mode)
 
     @property

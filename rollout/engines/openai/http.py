@@ -21,8 +21,6 @@ DRAIN_DEADLINE = 1.0
 
 
 class CompletionsClient:
-    """Talks to one server."""
-
     def __init__(self, url: str, api_key: str | None, connect_timeout: float, control_timeout: float) -> None:
         self.url = url
         self._api_key = api_key
@@ -53,7 +51,6 @@ class CompletionsClient:
     async def _send(
         self, body: dict[str, Any], answer: Answer, headers: dict[str, str], progress: Callable[[], None]
     ) -> None:
-        """Send a request once. Raises `NotTakenError` if it may be sent again."""
         assert self._session is not None
         limit = aiohttp.ClientTimeout(total=None, sock_connect=self._connect_timeout)
         url = f"{self.url}/v1/completions"
@@ -108,7 +105,6 @@ class CompletionsClient:
 
     @contextlib.contextmanager
     def _answering(self, url: str, token_ids: Sequence[int] = ()) -> Iterator[None]:
-        """Raise what breaks off in the block as the errors of an engine."""
         try:
             yield
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:

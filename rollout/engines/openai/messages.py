@@ -56,7 +56,6 @@ class LogprobsMode(enum.StrEnum):
     where none of the three narrows."""
 
     def check(self, params: SamplingParams) -> None:
-        """Refuse parameters under which these are not the log-probabilities that a trainer needs."""
         if self is LogprobsMode.RAW and params.temperature not in (0.0, 1.0):
             raise ConfigError(
                 f"this server gives log-probabilities without the temperature, so they would be wrong at temperature "
@@ -73,8 +72,6 @@ class LogprobsMode(enum.StrEnum):
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """Facts of `/v1/models` about the served model; None if it does not tell."""
-
     name: str
     family: Family
     context_length: int | None
@@ -298,7 +295,6 @@ class Answer:
 
 
 def _ids(token_ids: Any, tokens: Any) -> list[int] | None:
-    """Read the ids of one event from either place; None if neither has them."""
     written: list[int] | None = None
     if isinstance(tokens, list) and tokens and all(str(token).startswith(ID_PREFIX) for token in tokens):
         try:

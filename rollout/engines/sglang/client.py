@@ -84,7 +84,6 @@ class SGLangClient(Engine):
 
     @property
     def info(self) -> ServerInfo:
-        """SGLang's facts about itself. Raises EngineError before `start`."""
         if self._info is None:
             raise EngineError("the server is asked by start(): await engine.start() first")
         return self._info
@@ -106,7 +105,6 @@ class SGLangClient(Engine):
 
     @property
     def paused(self) -> PauseMode | None:
-        """Mode of the present pause; None if there is none."""
         return self._state.pause_mode
 
     def _tokenizer_source(self) -> str:
@@ -351,7 +349,6 @@ class SGLangClient(Engine):
             await self._command("/update_weight_version", {"new_version": label, "abort_all_requests": False})
 
     async def server_info(self) -> dict[str, dict[str, Any]]:
-        """Return the answer of each replica at `/server_info`, by its name."""
         return await self._query("/server_info")
 
     async def loads(self) -> dict[str, list[dict[str, Any]]]:
@@ -390,7 +387,6 @@ class SGLangClient(Engine):
 
     @contextlib.asynccontextmanager
     async def _held(self, needed: bool) -> AsyncIterator[None]:
-        """Pause SGLang for a block if that is needed and it is not paused."""
         if not needed or self.paused is not None:
             yield
             return

@@ -31,8 +31,6 @@ class About(NamedTuple):
 
 
 class EngineThread:
-    """Runs one `sglang.Engine` in a thread, with an event loop of its own."""
-
     def __init__(self, server_args: dict[str, Any]) -> None:
         try:
             self._sglang = importlib.import_module("sglang")
@@ -225,7 +223,6 @@ class EngineThread:
 
 
 def _plain(value: Any) -> Any:
-    """A msgspec struct as a dict, and so on inside."""
     fields = getattr(value, "__struct_fields__", None)
     if fields is not None:
         return {name: _plain(getattr(value, name)) for name in fields}

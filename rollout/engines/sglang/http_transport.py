@@ -165,7 +165,6 @@ class HttpTransport:
             await self._session.close()
 
     async def _workers_of(self, entries: list[SGLangReplica], session: HttpSession) -> list[SGLangReplica]:
-        """Return the workers of a router, or the entries themselves if these are servers."""
         first = min(FIRST_ANSWER, self._control_timeout)
         if self._given_workers:
             await entries[0].call("GET", "/health", timeout=first)
@@ -270,7 +269,6 @@ class HttpTransport:
         return await repeat_request(attempt)
 
     async def _attempt(self, request: InFlightRequest, body: dict[str, Any], affinity: str | None) -> Any:
-        """Send a request once. Raises `AttemptError` if it may be sent again."""
         assert self._routes is not None
         try:
             replica = await self._routes.wait(self._options.unavailable_timeout, affinity=affinity)

@@ -38,8 +38,6 @@ _INPUTS = {
 
 
 class InProcessTransport:
-    """Carries requests and control calls to one `sglang.Engine` in this process. An `SGLangTransport`."""
-
     def __init__(self, server_args: Mapping[str, Any], start_timeout: float) -> None:
         self._server_args = dict(server_args)
         self._start_timeout = start_timeout

@@ -247,7 +247,6 @@ def _weight_versions(meta: Mapping[str, Any], count: int) -> tuple[str, ...]:
 
 
 def parse_metrics(text: Any) -> dict[str, float]:
-    """Read Prometheus' text format: each sample by its name with its labels, as written."""
     if not isinstance(text, str):
         raise EngineError(f"/metrics must answer in Prometheus' text format, got {str(text)[:200]!r}")
     samples: dict[str, float] = {}

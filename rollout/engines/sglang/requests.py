@@ -87,7 +87,6 @@ class InFlightRequests:
     async def end_all(
         self, command: Callable[[str, Mapping[str, Any]], Awaitable[None]], before: PauseMode | None
     ) -> None:
-        """Pause SGLang in the mode that aborts, and wait until all requests have come back."""
         requests = list(self._requests.values())
         for request in requests:
             request.aborted = True

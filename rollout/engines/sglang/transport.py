@@ -61,7 +61,6 @@ class ClientState:
         self.running.set()
 
     async def admit(self, request: InFlightRequest, body: dict[str, Any]) -> None:
-        """Wait for the end of a pause, and mark a request with the weights that it will meet."""
         await self.running.wait()
         request.updates = self.updates_begun
         request.label = self.label
@@ -70,8 +69,6 @@ class ClientState:
 
 
 class ReplicaError(EngineError):
-    """Some replicas did not carry out a control call; `failed` and `succeeded` are names."""
-
     def __init__(self, path: str, failed: Mapping[str, Exception], succeeded: Sequence[str] = ()) -> None:
         reasons = "; ".join(str(error) for error in failed.values())
         many = len(failed) + len(succeeded)

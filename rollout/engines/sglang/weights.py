@@ -28,7 +28,6 @@ except ImportError as error:
 def tensor_buckets(
     named_tensors: Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]], bucket_bytes: int
 ) -> list[list[tuple[str, torch.Tensor]]]:
-    """Split weights into groups of at most `bucket_bytes` bytes; a larger tensor is a group of its own."""
     buckets: list[list[tuple[str, torch.Tensor]]] = []
     size = 0
     for name, tensor in collect_weights(named_tensors).items():
