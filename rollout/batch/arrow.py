@@ -62,13 +62,8 @@ def to_dataset(batch: Batch, trajectories: Sequence[Trajectory] | None = None) -
 
 
 def to_parquet(batch: Batch, path: str | Path, trajectories: Sequence[Trajectory] | None = None) -> None:
-    """Write the rows of a batch, and what belongs to the whole, to a Parquet file. Arguments are as in `to_dataset`.
-
-    Raises:
-        MissingExtraError: the package `pyarrow` is not installed.
-        BatchError: a row is of a trajectory that is not among those given.
-        ConfigError: the file cannot be written, or a payload has no values.
-    """
+    """Write the rows of a batch, and what belongs to the whole, to a Parquet file, as `to_dataset` does. Raises
+    ConfigError also if the file cannot be written."""
     pyarrow = _pyarrow()
     widths = {"prompt": batch.prompts.shape[1], "response": batch.responses.shape[1]}
     whole = {**metadata_of(batch), "widths": widths}
@@ -81,14 +76,7 @@ def to_parquet(batch: Batch, path: str | Path, trajectories: Sequence[Trajectory
 
 
 def from_parquet(path: str | Path) -> Batch:
-    """Read a batch that `to_parquet` wrote, and check it.
-
-    Raises:
-        MissingExtraError: the package `pyarrow` is not installed.
-        UnknownNameError: the file does not exist; names the nearest one.
-        ConfigError: the file is not a batch.
-        BatchError: an invariant does not hold.
-    """
+    """Read a batch that `to_parquet` wrote, and check it, as `load_batch` does."""
     pyarrow, path = _pyarrow(), Path(path)
     if not path.exists():
         raise missing_file("batch", path)

@@ -37,10 +37,8 @@ Values = Callable[[RowSource], NDArray[Any]]
 @dataclass(frozen=True)
 class Field:
     """One tensor of a batch. Making, checking, saving, loading and the documentation of a batch go by this table.
-
-    `padding` is its value elsewhere than `place` says, or None if it has values everywhere. `column` is its name in the
-    rows of a data set (see `toolgym.rollout.batch.arrow`), or None if it follows from others.
-    """
+    `padding` is its value elsewhere than `place` says, or None if it has values everywhere. `column` is its name in
+    the rows of a data set (see `toolgym.rollout.batch.arrow`), or None if it follows from others."""
 
     name: str
     dtype: torch.dtype
@@ -174,9 +172,7 @@ def payload_padding(dtype: torch.dtype) -> int:
 
 def aligned_field(name: str, dtype: np.dtype[Any], width: int) -> Field:
     """The field of a payload of the policy's tokens; its tensor is `Batch.aligned[name]`, `[rows, response, ...]`.
-
-    `width` is what the rows of a payload in `FILLERS` are filled up to; without effect on others.
-    """
+    `width` is what the rows of a payload in `FILLERS` are filled up to; without effect on others."""
     kind = torch.from_numpy(np.empty(0, dtype=dtype)).dtype
     padding = payload_padding(kind)
     return Field(

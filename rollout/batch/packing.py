@@ -128,9 +128,7 @@ def pack(batch: Batch, advantages: Tensor | None = None) -> Packed:
 
 def reaches(ends: Tensor) -> Tensor:
     """bool `[tokens, tokens]`: whether a token (column) is another one (row) or before it on its way from the root.
-
-    The descendants of a token stand between it and its place in `ends`.
-    """
+    The descendants of a token stand between it and its place in `ends`."""
     at = torch.arange(len(ends), device=ends.device)
     return (at <= at[:, None]) & (at[:, None] < ends)
 

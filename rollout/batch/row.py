@@ -55,10 +55,8 @@ def rows_of(
     version_numbers: Mapping[str, int],
     reward_placement: RewardPlacement,
 ) -> list[RowSource]:
-    """The rows that trajectories make. A sequence without a sampled token makes none.
-
-    A group that is not among `groups` gets the number -1.
-    """
+    """The rows that trajectories make. A sequence without a sampled token makes none. A group that is not among
+    `groups` gets the number -1."""
     numbers = {group: number for number, group in enumerate(groups)}
     return [
         RowSource(

@@ -58,11 +58,8 @@ def decoded(text: str) -> Any:
 def refusal(
     url: str, status: int, body: Any, *, name: str = "", of_content: bool = True, hint: str = ""
 ) -> ConfigError | EngineError:
-    """Make the error of an answer that is not 200.
-
-    `name` is the server's in the error that the request's content is wrong, which a status such as 400 means only if
-    `of_content`. `hint` says what to do about 404.
-    """
+    """Make the error of an answer that is not 200. `name` is the server's in the error that the request's content is
+    wrong, which a status such as 400 means only if `of_content`. `hint` says what to do about 404."""
     message = error_text(body)
     if of_content and status in (400, 413, 422):
         return ConfigError(f"{name or url} refused the request: {message}")
@@ -74,12 +71,10 @@ def refusal(
 
 
 def sampling_fields(params: SamplingParams, *, of_sglang: bool, mask: bool = False) -> dict[str, Any]:
-    """Return the fields that every server takes. All are explicit, because servers have defaults of their own.
-
-    To SGLang, top-k 1 is greedy: log-probabilities would be temperature-scaled or not depending on the rest of the
+    """Return the fields that every server takes. All are explicit, because servers have defaults of their own. To
+    SGLang, top-k 1 is greedy: log-probabilities would be temperature-scaled or not depending on the rest of the
     batch (`is_all_greedy` in its sampler). A tiny top-p keeps the same token, and the scaled ones. With `mask`, a
-    sampling mask will be asked for, which wants a finite top-k.
-    """
+    sampling mask will be asked for, which wants a finite top-k."""
     top_p, top_k, min_p = params.top_p, params.top_k, params.min_p
     if of_sglang and top_k == 1 and params.temperature > 0:
         top_p, top_k, min_p = TINY_TOP_P, 2 if mask else -1, 0.0
@@ -98,11 +93,8 @@ def sampling_fields(params: SamplingParams, *, of_sglang: bool, mask: bool = Fal
 
 
 def seed_of(params: SamplingParams, source: random.Random, *, deterministic: bool) -> int | None:
-    """Return the seed to send; None sends none.
-
-    A `deterministic` SGLang server (`--enable-deterministic-inference`) would give every request without a seed the
-    same one, so one is drawn for each.
-    """
+    """Return the seed to send; None sends none. A `deterministic` SGLang server (`--enable-deterministic-inference`)
+    would give every request without a seed the same one, so one is drawn for each."""
     if deterministic and params.min_p > 0:
         raise ConfigError("SGLang with --enable-deterministic-inference cannot sample with min_p")
     seed = source.getrandbits(63) if deterministic and params.seed is None else params.seed

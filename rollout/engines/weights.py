@@ -35,10 +35,8 @@ def collect_weights(source: Mapping[str, torch.Tensor] | Iterable[tuple[str, tor
 
 
 def check_weights(module: nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
-    """Make sure that `weights` are exactly the module's parameters and persistent buffers.
-
-    Of tied tensors (an embedding that is also the output layer) one name is enough, as in saved checkpoints.
-    """
+    """Make sure that `weights` are exactly the module's parameters and persistent buffers. Of tied tensors (an
+    embedding that is also the output layer) one name is enough, as in saved checkpoints."""
     current: dict[str, torch.Tensor] = module.state_dict()
     unknown = [name for name in weights if name not in current]
     if unknown:

@@ -33,11 +33,9 @@ _NAMES_OF_DICTS = frozenset(dir(dict))
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """Remembers whether an attribute is safe, which depends on the object's type and the name only.
-
-    `message.role` is looked up as a key at once if a dict has no attribute of that name; the sandbox gets there by way
-    of an exception.
-    """
+    """Remembers whether an attribute is safe, which depends on the object's type and the name only. `message.role`
+    is looked up as a key at once if a dict has no attribute of that name; the sandbox gets there by way of an
+    exception."""
 
     answers: dict[tuple[type, str], bool]
 
@@ -70,12 +68,9 @@ def _compile(source: str) -> Template:
 
 
 class ChatTemplate:
-    """Renders conversations.
-
-    `tools` are in the OpenAI shape and safe to render; `fewest_tools` are for a text that does not depend on them.
-    `json_arguments` says whether the template wants the arguments of tool calls as JSON text. Raises TemplateError if
-    the tokenizer has no chat template, or it does not compile.
-    """
+    """Renders conversations. `tools` are in the OpenAI shape and safe to render; `fewest_tools` are for a text that
+    does not depend on them. `json_arguments` says whether the template wants the arguments of tool calls as JSON
+    text. Raises TemplateError if the tokenizer has no chat template, or it does not compile."""
 
     def __init__(
         self,

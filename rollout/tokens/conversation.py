@@ -31,11 +31,9 @@ from toolgym.tools.parsers import ParsedTurn, split_reasoning
 
 @dataclass(frozen=True)
 class Extension:
-    """Possible continuation of a conversation: messages as the policy is to see them, and the tokens that they lead to.
-
-    Either `added` ids go behind the present sequence, or a new one begins with `prompt`, for `start_reason`. `tokens`
-    counts the whole context.
-    """
+    """Possible continuation of a conversation: messages as the policy is to see them, and the tokens that they lead
+    to. Either `added` ids go behind the present sequence, or a new one begins with `prompt`, for `start_reason`.
+    `tokens` counts the whole context."""
 
     messages: list[Message]
     added: list[int] | None
@@ -49,12 +47,9 @@ class Extension:
 
 
 class Conversation:
-    """Messages and tokens of one episode.
-
-    One turn goes through `add_generation` (once for each part), `add_turn`, perhaps `add_env_tokens`, `parse_turn` and
-    `set_message`; then `apply` puts the observation behind it. `view` are the messages as the policy sees them,
-    `context` are the ids of the present sequence, prompt included.
-    """
+    """Messages and tokens of one episode. One turn goes through `add_generation` (once for each part), `add_turn`,
+    perhaps `add_env_tokens`, `parse_turn` and `set_message`; then `apply` puts the observation behind it. `view` are
+    the messages as the policy sees them, `context` are the ids of the present sequence, prompt included."""
 
     def __init__(
         self, renderer: ChatRenderer, history: HistoryMode, messages: Sequence[Message], *, most: int | None = None
@@ -162,10 +157,8 @@ class Conversation:
 
     def rewritten(self, view: list[Message], start_reason: str, *, most: int | None = None) -> Extension:
         """Continue the conversation with messages of which any may have changed. Nothing changes before `apply`.
-
-        Turns that are kept as text are rendered as they were read if the template refuses the text: some templates take
-        no tool result without a structured call before it.
-        """
+        Turns that are kept as text are rendered as they were read if the template refuses the text: some templates
+        take no tool result without a structured call before it."""
         try:
             ids = self._renderer.prompt(view, most=most)
         except TemplateError:
@@ -175,11 +168,9 @@ class Conversation:
         return Extension(view, None, ids, start_reason, len(ids))
 
     def _structured(self, view: Sequence[Message]) -> list[Message]:
-        """The messages, with its own reading in the place of each turn that is kept as text.
-
-        Turns come in the order of their sampling. A context policy may have dropped some, so among turns of the same
-        text the result behind the message decides.
-        """
+        """The messages, with its own reading in the place of each turn that is kept as text. Turns come in the order
+        of their sampling. A context policy may have dropped some, so among turns of the same text the result behind
+        the message decides."""
         left = list(self._readings)
         structured: list[Message] = []
         for message, behind in zip(view, [*view[1:], None], strict=True):

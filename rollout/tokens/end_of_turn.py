@@ -35,12 +35,9 @@ class Terminator(NamedTuple):
 
 @dataclass(frozen=True)
 class EndOfTurn:
-    """Ends of turns in one template.
-
-    `answer` is what the policy samples first, then others that the template gives it later; `call` is empty if the
-    template does not render calls. If no token ends a turn, the next role's marker does: then there are `markers`, the
-    user's first, and `call_text` behind the arguments of the last call.
-    """
+    """Ends of turns in one template. `answer` is what the policy samples first, then others that the template gives
+    it later; `call` is empty if the template does not render calls. If no token ends a turn, the next role's marker
+    does: then there are `markers`, the user's first, and `call_text` behind the arguments of the last call."""
 
     answer: tuple[Terminator, ...]
     call: tuple[Terminator, ...]
@@ -108,12 +105,9 @@ def called(mark: str, names: Sequence[str], ids: Sequence[str] = (), content: st
 def find_end_of_turn(
     template: ChatTemplate, encoder: SafeEncoder, name: str, own_ends: Sequence[str] = ()
 ) -> EndOfTurn:
-    """Find how turns end, and set `template.json_arguments`.
-
-    If the template writes one of `own_ends`, which end a text by what the tokenizer and the model say, behind a turn,
-    that one is the turn's end. `name` is that of a tool that may be called. Raises TemplateError if no turn could ever
-    end, or assistant messages are not rendered.
-    """
+    """Find how turns end, and set `template.json_arguments`. If the template writes one of `own_ends`, which end a
+    text by what the tokenizer and the model say, behind a turn, that one is the turn's end. `name` is that of a tool
+    that may be called. Raises TemplateError if no turn could ever end, or assistant messages are not rendered."""
     mark = encoder.nonce + "m"
     asked, again = user("x"), user("y")
     alone = _text_after(template, mark, [asked, assistant(mark)], generation_prompt=False)
@@ -167,10 +161,8 @@ def find_end_of_turn(
 
 
 class _Closing(NamedTuple):
-    """Finds the end of a turn among the tokens that a template writes behind it whatever comes next.
-
-    A template that ignores `add_generation_prompt` writes `openers`, which begin a message, behind every turn.
-    """
+    """Finds the end of a turn among the tokens that a template writes behind it whatever comes next. A template that
+    ignores `add_generation_prompt` writes `openers`, which begin a message, behind every turn."""
 
     own_ends: Sequence[str]
     openers: Set[str]

@@ -44,12 +44,10 @@ _made = weakref.WeakKeyDictionary()
 
 
 class SafeEncoder:
-    """Encodes rendered text in which only the template's own control tokens count.
-
-    A *control token* is an added token of the tokenizer, special or not, but for those that are plain vocabulary: runs
-    of white space, and words of letters and digits that are not special. `nonce` is the random part of all names and
-    placeholders. Raises TemplateError if the tokenizer cannot be copied with its control tokens renamed.
-    """
+    """Encodes rendered text in which only the template's own control tokens count. A *control token* is an added
+    token of the tokenizer, special or not, but for those that are plain vocabulary: runs of white space, and words
+    of letters and digits that are not special. `nonce` is the random part of all names and placeholders. Raises
+    TemplateError if the tokenizer cannot be copied with its control tokens renamed."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         added = tokenizer.added_tokens_decoder
@@ -114,12 +112,10 @@ class SafeEncoder:
         return self._control.sub("", text) if self._ids else text
 
     def protect(self, text: str) -> str:
-        """Foreign text as the template may see it; `encode` turns it back into itself.
-
-        It is the same text unless it holds a control token, or begins, ends or consists of a piece of one (which the
-        text that the template puts around it could complete). Raises TemplateError for a text with the encoder's nonce,
-        which only an attack can contain.
-        """
+        """Foreign text as the template may see it; `encode` turns it back into itself. It is the same text unless it
+        holds a control token, or begins, ends or consists of a piece of one (which the text that the template puts
+        around it could complete). Raises TemplateError for a text with the encoder's nonce, which only an attack can
+        contain."""
         if not text or not self._ids:
             return text
         if self.nonce in text:
@@ -203,11 +199,9 @@ class SafeEncoder:
         return len(text) // (self._longest_token * (COMPOSED if self._composes and not text.isascii() else 1))
 
     def _without_missed(self, text: str, encoding: Encoding) -> Encoding:
-        """Encode again, as plain text, the control tokens that the tokenizer itself does not recognise where they are.
-
-        A normaliser that puts a space in front of everything does so with added tokens as well, and then finds them
-        after a space only.
-        """
+        """Encode again, as plain text, the control tokens that the tokenizer itself does not recognise where they
+        are. A normaliser that puts a space in front of everything does so with added tokens as well, and then finds
+        them after a space only."""
         spans = zip(encoding.offsets, encoding.ids, strict=True)
         copied = {at for (start, end), token_id in spans if token_id in self._copy_ids for at in range(start, end)}
         missed = [name for name in self._named.finditer(text) if copied.isdisjoint(range(*name.span()))]

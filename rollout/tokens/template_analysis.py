@@ -43,12 +43,10 @@ _MOST_REMEMBERED = 64
 
 @dataclass(frozen=True)
 class Plan:
-    """A form of probe that was proven right for a kind of new messages.
-
-    The probe's assistant calls one tool per result, one at all, or none. With `earlier`, the probe begins with an
-    outline of the conversation, and the cost depends on its length: DeepSeek V3 writes results otherwise once there
-    were others, Command R7B numbers them, and Mistral Nemo repeats the system prompt.
-    """
+    """A form of probe that was proven right for a kind of new messages. The probe's assistant calls one tool per
+    result, one at all, or none. With `earlier`, the probe begins with an outline of the conversation, and the cost
+    depends on its length: DeepSeek V3 writes results otherwise once there were others, Command R7B numbers them, and
+    Mistral Nemo repeats the system prompt."""
 
     calls: Literal["each", "one", "none"]
     tools: bool

@@ -102,10 +102,8 @@ def check_template(
     *,
     origin: str = "the model's own",
 ) -> TemplateReport:
-    """Try all cases, each with and without a system prompt if the template takes one.
-
-    `tools` may be none; the default is a tool of one argument. `origin` says where the tokenizer came from.
-    """
+    """Try all cases, each with and without a system prompt if the template takes one. `tools` may be none; the
+    default is a tool of one argument. `origin` says where the tokenizer came from."""
     offered = [_PROBE_TOOL] if tools is None else list(tools)
     now = datetime.now()
     try:

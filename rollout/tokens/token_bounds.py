@@ -28,10 +28,8 @@ class TooManyTokensError(ToolgymError, ValueError):
 
 def longest_token(state: Mapping[str, Any]) -> int | None:
     """Return the most characters of normalised text that one token stands for; None if there is no such number.
-
     There is none if a tokenizer may drop characters, or make one token of any number of them: of unknown ones, or of
-    white space beside an added token.
-    """
+    white space beside an added token."""
     model = state["model"]
     if model.get("type") != "BPE" or not _keeps_all(state["normalizer"]) or not _keeps_all(state["pre_tokenizer"]):
         return None

@@ -15,10 +15,8 @@ Rows: TypeAlias = NDArray[Any]
 
 
 class ContextRouting:
-    """Joins what an engine answered turn by turn, for trainers that replay the routing of whole contexts.
-
-    Row t belongs to the forward pass over token t: a context of n tokens that ends with a sampled one has n - 1 rows.
-    """
+    """Joins what an engine answered turn by turn, for trainers that replay the routing of whole contexts. Row t
+    belongs to the forward pass over token t: a context of n tokens that ends with a sampled one has n - 1 rows."""
 
     def __init__(self) -> None:
         self._held: list[tuple[NDArray[np.int32], list[Rows]]] = []

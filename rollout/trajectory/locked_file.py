@@ -29,10 +29,8 @@ _log = logging.getLogger("toolgym.rollout")
 
 def open_locked(path: Path) -> io.FileIO:
     """Open a file for reading and writing, unbuffered, and lock it; a new one is empty, an old one is left as it is.
-
     A file that is no regular one, such as `/dev/null`, is not locked. Folders above are made. Raises ConfigError if
-    another writer has it.
-    """
+    another writer has it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     file = io.FileIO(path, "r+b", opener=_open)
     try:
@@ -79,11 +77,9 @@ class LineFile:
 
 @contextlib.contextmanager
 def replaced(path: Path) -> Iterator[io.FileIO]:
-    """Rewrite a locked file: a process that is killed in between leaves the old one, or the new one whole.
-
-    Yields the new file, to be cleared first. It takes the old one's place at the end of the block and stays open and
-    locked; the caller closes it. If the block raises, the old one stays.
-    """
+    """Rewrite a locked file: a process that is killed in between leaves the old one, or the new one whole. Yields
+    the new file, to be cleared first. It takes the old one's place at the end of the block and stays open and
+    locked; the caller closes it. If the block raises, the old one stays."""
     new = path.with_name(f"{path.name}.new")
     with open_locked(path) as old:
         if not is_on_disk(old):

@@ -62,9 +62,7 @@ class DecodingRow:
 
 class GrowingLayer(DynamicLayer):  # type: ignore[misc]
     """One layer's keys and values `[batch, heads, seq, head_dim]` in buffers with room for the next tokens.
-
-    transformers' own `DynamicLayer` concatenates, which copies the whole cache at every step.
-    """
+    transformers' own `DynamicLayer` concatenates, which copies the whole cache at every step."""
 
     def update(self, key_states: Any, value_states: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         if not self.is_initialized:
@@ -115,10 +113,8 @@ class DecodingBatch:
         return len(self.rows)
 
     def add(self, rows: Sequence[DecodingRow], weight_version: str) -> None:
-        """Prefill `rows` as one batch, sample the next token of each, and let them join.
-
-        A row that has sampled before (it was taken out and comes back) is prefilled with what it sampled.
-        """
+        """Prefill `rows` as one batch, sample the next token of each, and let them join. A row that has sampled
+        before (it was taken out and comes back) is prefilled with what it sampled."""
         width = max(row.length for row in rows)
         ids = torch.tensor([[0] * (width - row.length) + row.context_ids for row in rows])
         lengths = torch.tensor([row.length for row in rows])

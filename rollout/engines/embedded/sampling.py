@@ -23,11 +23,9 @@ GREEDY_BELOW = 1e-6
 
 @dataclass(frozen=True)
 class SamplingColumns:
-    """The sampling parameters of a batch, one entry per row.
-
-    `temperature` is `[batch, 1]`, and 1 for greedy rows. `truncated` are the rows that top-p, top-k or min-p narrow
-    down; these three are `[truncated rows, 1]`. `any_greedy` and `all_greedy` are known without asking the device.
-    """
+    """The sampling parameters of a batch, one entry per row. `temperature` is `[batch, 1]`, and 1 for greedy rows.
+    `truncated` are the rows that top-p, top-k or min-p narrow down; these three are `[truncated rows, 1]`.
+    `any_greedy` and `all_greedy` are known without asking the device."""
 
     temperature: torch.Tensor
     greedy: torch.Tensor
@@ -65,13 +63,11 @@ class SamplingColumns:
 
 
 def sample(logits: torch.Tensor, columns: SamplingColumns, uniforms: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sample one token per row: ids, int64 `[batch]`, and their natural-log probabilities, float32 `[batch]`.
-
-    Top-p, top-k and min-p each look at the temperature-scaled distribution over the whole vocabulary, and a token must
-    pass all three ("joint", as SGLang's default sampler does). The most probable token always passes. Log-probabilities
-    are those before truncation; NaN in `logits` `[batch, vocab]` gives a NaN. `uniforms` are float64 `[batch]` in [0,
-    1).
-    """
+    """Sample one token per row: ids, int64 `[batch]`, and their natural-log probabilities, float32 `[batch]`. Top-p,
+    top-k and min-p each look at the temperature-scaled distribution over the whole vocabulary, and a token must pass
+    all three ("joint", as SGLang's default sampler does). The most probable token always passes. Log-probabilities
+    are those before truncation; NaN in `logits` `[batch, vocab]` gives a NaN. `uniforms` are float64 `[batch]` in
+    [0, 1)."""
     scores = logits.float()
     # Subtracting the maximum first keeps a small temperature from overflowing to infinity minus infinity.
     logprobs = ((scores - scores.amax(-1, keepdim=True)) / columns.temperature).log_softmax(-1)

@@ -69,21 +69,10 @@ class _Request:
 
 
 class TransformersEngine(Engine):
-    """Generates with a causal LM of transformers, in this process.
-
-    Example:
-        >>> import asyncio
-        >>> from toolgym.rollout.engines import SamplingParams
-        >>> from toolgym.rollout.models.tiny import tiny_policy_path
-        >>> async def main():
-        ...     async with TransformersEngine(tiny_policy_path()) as engine:
-        ...         return await engine.generate([84, 111], SamplingParams(max_new_tokens=8), request_id="a")
-        >>> len(asyncio.run(main()).token_ids) <= 8
-        True
+    """Generates with a causal LM of transformers, in this process. Raises ConfigError if an argument is not usable.
 
     A request with a seed gets the same tokens whatever else runs (up to rounding of the logits, which depends on the
     batch's shape). Global random states are never touched. Its methods may be called from any event loop and thread.
-    Raises ConfigError if an argument is not usable.
 
     Args:
         model: a folder or hub name, or a module. A module is used as it is, without a copy: a learner that changes its

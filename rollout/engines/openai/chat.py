@@ -37,13 +37,11 @@ class ChatTurn(NamedTuple):
 
 
 class ChatClient:
-    """Asks one server. `close` ends what is under way, and leaves a client that was given open.
-
-    `base_url` is the address that an OpenAI client would be given: with `/v1`, or with whatever path a gateway has.
-    `http_client` is an `httpx.AsyncClient`, or one like it, to send with. A request is sent again only if it is safe,
-    at most 4 times: when the server was not reached, and when it says 429, or 503 with `Retry-After`. A 429 with
-    `Retry-After`, as gateways answer while weights change, does not count: the caller's deadline bounds it.
-    """
+    """Asks one server. `close` ends what is under way, and leaves a client that was given open. `base_url` is the
+    address that an OpenAI client would be given: with `/v1`, or with whatever path a gateway has. `http_client` is
+    an `httpx.AsyncClient`, or one like it, to send with. A request is sent again only if it is safe, at most 4
+    times: when the server was not reached, and when it says 429, or 503 with `Retry-After`. A 429 with
+    `Retry-After`, as gateways answer while weights change, does not count: the caller's deadline bounds it."""
 
     def __init__(self, base_url: str, api_key: str | None = None, http_client: Any = None) -> None:
         self.url = f"{check_address(base_url, 'a chat server')}/chat/completions"

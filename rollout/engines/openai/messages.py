@@ -123,10 +123,8 @@ def request_body(
 
 
 class EventReader:
-    """Splits a byte stream of server-sent events into the JSON that each carries.
-
-    Lines may be of any length: the first event of an answer repeats the whole prompt.
-    """
+    """Splits a byte stream of server-sent events into the JSON that each carries. Lines may be of any length: the
+    first event of an answer repeats the whole prompt."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
@@ -311,13 +309,11 @@ def _ids(token_ids: Any, tokens: Any) -> list[int] | None:
 
 
 def read_mode(url: str, plain: Sequence[float], hot: Sequence[float], narrow: Sequence[float]) -> LogprobsMode:
-    """Tell from three answers to one prompt which distribution a server's log-probabilities are of.
-
-    They are the most probable first tokens' log-probabilities, falling: `plain` at temperature 1, `hot` at temperature
-    2, `narrow` at temperature 1 with top-k 2. Between any two tokens, the difference of log-probabilities halves at
+    """Tell from three answers to one prompt which distribution a server's log-probabilities are of. They are the
+    most probable first tokens' log-probabilities, falling: `plain` at temperature 1, `hot` at temperature 2,
+    `narrow` at temperature 1 with top-k 2. Between any two tokens, the difference of log-probabilities halves at
     temperature 2, unless they are raw; and top-k 2 leaves the third token its log-probability, unless they are
-    processed.
-    """
+    processed."""
     advice = "say which they are with logprobs_mode=..., if you know how the server was started"
     if min(len(plain), len(hot)) < 3 or not narrow:
         raise EngineError(f"{url} does not return the most probable tokens' log-probabilities, so {advice}")

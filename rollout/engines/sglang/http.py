@@ -54,10 +54,8 @@ class SGLangReplica(Replica):
         timeout: float,
         headers: Mapping[str, str] | None = None,
     ) -> HttpReply:
-        """Send one request and wait for its whole answer.
-
-        Raises `ServerLostError` if another server can take over, and `NoAnswerError` after `timeout` seconds.
-        """
+        """Send one request and wait for its whole answer. Raises `ServerLostError` if another server can take over,
+        and `NoAnswerError` after `timeout` seconds."""
         encoded = None
         if body is not None:  # a large one is encoded in a thread, so that the event loop goes on
             large = "serialized_named_tensors" in body or len(body.get("input_ids", ())) > LARGE_PROMPT

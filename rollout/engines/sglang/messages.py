@@ -28,12 +28,9 @@ _silent = LogThrottle(3600.0)
 
 @dataclass(frozen=True)
 class ServerInfo:
-    """Facts of a server about itself.
-
-    `context_length` is what it serves without cutting. `deterministic` says that it honours seeds
-    (`--enable-deterministic-inference`), `routing_shape` are the layers, and experts per token, of a mixture of
-    experts. None means that it does not say.
-    """
+    """Facts of a server about itself. `context_length` is what it serves without cutting. `deterministic` says that
+    it honours seeds (`--enable-deterministic-inference`), `routing_shape` are the layers, and experts per token, of
+    a mixture of experts. None means that it does not say."""
 
     model_path: str
     tokenizer_path: str
@@ -53,11 +50,9 @@ def read_info(
     vocab_size: int | None = None,
     routing_shape: tuple[int, int] | None = None,
 ) -> ServerInfo:
-    """Read the answers of `/model_info` and `/server_info`.
-
-    The server derives `max_req_input_len` from its memory: a prompt must be shorter than that, and the server silently
-    cuts a generation whose prompt and `max_new_tokens` together are a few tokens longer.
-    """
+    """Read the answers of `/model_info` and `/server_info`. The server derives `max_req_input_len` from its memory:
+    a prompt must be shorter than that, and the server silently cuts a generation whose prompt and `max_new_tokens`
+    together are a few tokens longer."""
     model_path = _field(url, "/model_info", model, "model_path", str)
     context_length = _field(url, "/server_info", server, "max_req_input_len", int)
     if isinstance(server.get("context_length"), int):
@@ -87,11 +82,9 @@ def read_info(
 
 
 def label_of(version: str, *, flushed: bool) -> str:
-    """Return the label under which SGLang knows new weights.
-
-    It is the version, if the prefix cache was flushed. If it was not, it is like no label before: a version's name may
-    come twice, and what the cache holds under the first is not of the second one's weights.
-    """
+    """Return the label under which SGLang knows new weights. It is the version, if the prefix cache was flushed. If
+    it was not, it is like no label before: a version's name may come twice, and what the cache holds under the first
+    is not of the second one's weights."""
     return version if flushed else f"{version}{_KEPT}{uuid.uuid4().hex}"
 
 
@@ -105,10 +98,8 @@ def may_be_stale(label: str) -> bool:
 
 
 def read_labels(answer: Any) -> tuple[str, ...]:
-    """Return the labels of the weights that sampled the tokens, in order.
-
-    There are none of an answer without tokens, and none of one that `read_generation` refuses.
-    """
+    """Return the labels of the weights that sampled the tokens, in order. There are none of an answer without
+    tokens, and none of one that `read_generation` refuses."""
     try:
         meta = answer["meta_info"]
         spans = meta.get("weight_versions")
@@ -261,12 +252,10 @@ def parse_metrics(text: Any) -> dict[str, float]:
 
 
 def read_load(answers: Mapping[str, Sequence[Mapping[str, Any]]]) -> EngineLoad | None:
-    """Read the answers of `/v1/loads`; None, with a line in the log, if a replica says nothing.
-
-    SGLang answers there without a flag (0.5.23, `srt/entrypoints/v1_loads.py`): one entry for each data-parallel rank,
-    whose `token_usage` is the share of its KV cache that running requests take. What the prefix cache merely keeps
-    counts as free.
-    """
+    """Read the answers of `/v1/loads`; None, with a line in the log, if a replica says nothing. SGLang answers there
+    without a flag (0.5.23, `srt/entrypoints/v1_loads.py`): one entry for each data-parallel rank, whose
+    `token_usage` is the share of its KV cache that running requests take. What the prefix cache merely keeps counts
+    as free."""
     silent = [name for name, loads in answers.items() if not loads]
     if silent or not answers:
         if _silent.due(", ".join(silent)) is not None:

@@ -32,10 +32,8 @@ class InFlightRequests:
         return request_id in self._requests
 
     async def run(self, wanted: GenerationRequest, body: dict[str, Any]) -> Any:
-        """Return SGLang's answer to a request; None if it was aborted before it began.
-
-        Cancelling the call ends the request in SGLang, too.
-        """
+        """Return SGLang's answer to a request; None if it was aborted before it began. Cancelling the call ends the
+        request in SGLang, too."""
         request_id = wanted.request_id
         if request_id in self._requests:
             raise ConfigError(f"request id {request_id!r} is already running")

@@ -19,12 +19,9 @@ Body: TypeAlias = Mapping[str, Any] | Callable[[int], Mapping[str, Any]] | None
 
 @dataclass(eq=False)
 class InFlightRequest:
-    """One `generate` call that is on its way.
-
-    SGLang knows it by `rid` once it is `sent`. `updates` had begun and `label` was that of the newest weights when it
-    was sent; with `own_cache`, it begins on no other request's keys and values. An answer to a `dropped` one is not
-    waited for.
-    """
+    """One `generate` call that is on its way. SGLang knows it by `rid` once it is `sent`. `updates` had begun and
+    `label` was that of the newest weights when it was sent; with `own_cache`, it begins on no other request's keys
+    and values. An answer to a `dropped` one is not waited for."""
 
     task: asyncio.Task[Any] = field(init=False)
     carrier: Any = None
@@ -45,11 +42,8 @@ class InFlightRequest:
 
 @dataclass
 class ClientState:
-    """The state that a client and its transport share.
-
-    `label` is that of the newest weights that are known (see `label_of`). `running` is set while the engine is not
-    paused.
-    """
+    """The state that a client and its transport share. `label` is that of the newest weights that are known (see
+    `label_of`). `running` is set while the engine is not paused."""
 
     label: str = ""
     updates_begun: int = 0
@@ -93,9 +87,7 @@ class SGLangTransport(Protocol):
 
     async def dispatch(self, request: InFlightRequest, body: dict[str, Any], affinity: str | None) -> Any:
         """Have one request generated, sending it again if that is safe. `ClientState.admit` comes before each send.
-
-        Returns SGLang's answer, decoded; None if the request was aborted while nothing of it was out.
-        """
+        Returns SGLang's answer, decoded; None if the request was aborted while nothing of it was out."""
         ...
 
     async def abort(self, request: InFlightRequest) -> None: ...

@@ -56,15 +56,13 @@ def payload(bucket: Iterable[tuple[str, torch.Tensor]]) -> str:
 def join_weights_update_group(
     master_address: str, master_port: int, world_size: int, *, group_name: str, backend: str = "nccl", timeout: float
 ) -> Any:
-    """Join, as the learner (rank 0), the process group that `init_weights_update_group` lets the servers join.
+    """Join, as the learner (rank 0), the process group that `init_weights_update_group` lets the servers join, and
+    return it.
 
     It stands beside the learner's own default group, so it cannot be made with `torch.distributed.init_process_group`;
     the servers look for each other under its name in the store at `master_address` (`init_custom_process_group` in
     SGLang's `srt/utils/common.py`). Blocks until all have joined: call it in a thread while the engine's
     `init_weights_update_group` runs. `timeout` is in seconds, for joining and for every broadcast.
-
-    Returns:
-        A `torch.distributed.ProcessGroup`, for `torch.distributed.broadcast(tensor, src=0, group=...)`.
     """
     from torch.distributed import PrefixStore, distributed_c10d
     from torch.distributed.rendezvous import rendezvous
