@@ -103,10 +103,19 @@ class TurnSampler:
     async def sample(self, turn: OpenTurn, conversation: Conversation, renderer: ChatRenderer) -> bool:
         """Sample a turn, or go on with one that was interrupted; its tokens go to the conversation part by part.
         Returns whether the turn is over; else `interrupt` ended the call, and it may go on."""
+        stop_token_ids = tuple(sorted({*self._sampling.stop_token_ids, *renderer.stop_token_ids}))
         started, self._interrupted = time.monotonic(), False
         try:
             async with asyncio.timeout(None) as self._clock:
-                turn.over = await self._sample(turn, conversation, renderer)
+                while not turn.over and not self._interrupted:
+                    if turn.idle:
+                        first, longest = RESUME_WAIT
+                        await asyncio.sleep(min(longest, first * 2.0 ** min(turn.idle - 1, 30)))
+                    generation = await self._generate(turn, conversation, stop_token_ids)
+                    for observer in self._observers:
+                        observer.generated(self._job, generation)
+                    conversation.add_generation(generation)
+                    turn.over = self._is_over(turn, conversation, generation, stop_token_ids)
         except TimeoutError:  # of `interrupt`: what the engine raises is an EpisodeFailedError
             pass
         finally:
@@ -132,34 +141,27 @@ class TurnSampler:
             self._aborting = loop.create_task(self._abort(self._request_id, self._clock))
         return True
 
-    async def _sample(self, turn: OpenTurn, conversation: Conversation, renderer: ChatRenderer) -> bool:
-        stop_token_ids = tuple(sorted({*self._sampling.stop_token_ids, *renderer.stop_token_ids}))
-        while True:
-            if turn.idle:
-                first, longest = RESUME_WAIT
-                await asyncio.sleep(min(longest, first * 2.0 ** min(turn.idle - 1, 30)))
-            generation = await self._generate(turn, conversation, stop_token_ids)
-            for observer in self._observers:
-                observer.generated(self._job, generation)
-            conversation.add_generation(generation)
-            turn.tokens = len(conversation.context) - turn.prompt_tokens
-            if turn.parts == 1:
-                turn.cached_tokens = generation.cached_tokens
-            reason = generation.finish_reason
-            if reason is FinishReason.ABORT and turn.tokens:  # it may have come at the end by itself
-                if conversation.context[-1] in stop_token_ids:
-                    reason = FinishReason.STOP
-                elif turn.tokens == turn.most:
-                    reason = FinishReason.LENGTH
-            turn.finish_reason = reason
-            if reason is not FinishReason.ABORT:
-                return True
-            if self._interrupted:
-                return False
-            turn.aborts += 1
-            turn.idle = 0 if generation.token_ids else turn.idle + 1
-            if turn.aborts > self._limits.max_resumes:
-                return True
+    def _is_over(
+        self, turn: OpenTurn, conversation: Conversation, generation: Generation, stop_token_ids: tuple[int, ...]
+    ) -> bool:
+        """Count a part of a turn, and say whether it was the last one."""
+        turn.tokens = len(conversation.context) - turn.prompt_tokens
+        if turn.parts == 1:
+            turn.cached_tokens = generation.cached_tokens
+        reason = generation.finish_reason
+        if reason is FinishReason.ABORT and turn.tokens:  # it may have come at the end by itself
+            if conversation.context[-1] in stop_token_ids:
+                reason = FinishReason.STOP
+            elif turn.tokens == turn.most:
+                reason = FinishReason.LENGTH
+        turn.finish_reason = reason
+        if reason is not FinishReason.ABORT:
+            return True
+        if self._interrupted:
+            return False
+        turn.aborts += 1
+        turn.idle = 0 if generation.token_ids else turn.idle + 1
+        return turn.aborts > self._limits.max_resumes
 
     async def _generate(
         self, turn: OpenTurn, conversation: Conversation, stop_token_ids: tuple[int, ...]
