@@ -1,8 +1,5 @@
 """`run`: one episode against any OpenAI-compatible chat address, for trainers whose gateway captures the tokens.
-
-Behind the address stands the trainer's own engine, which keeps the tokens. So nothing is tokenized here, and only the
-reward goes back.
-"""
+Nothing is tokenized here, and only the reward goes back."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ from toolgym.envs.failure import failing
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import EpisodeFailedError, StopReason
 from toolgym.rollout.engines.openai.chat import ChatClient, ChatTurn, ContextFullError
-from toolgym.rollout.episode.deadline import episode_deadline
+from toolgym.rollout.episode.env_lifecycle import episode_deadline
 from toolgym.rollout.limits import EpisodeLimits
 from toolgym.rollout.runner.envs.env_factory import EnvFactory
 from toolgym.rollout.runner.envs.env_pool import EnvPool

@@ -76,11 +76,7 @@ class EpisodeConfig:
 
 
 def require_one_sequence(config: EpisodeConfig, trainer: str) -> None:
-    """Check that episodes fit a trainer that takes one row of each.
-
-    Raises:
-        ConfigError: an episode may have several token sequences; names the argument.
-    """
+    """Raise `ConfigError` if episodes may have several token sequences: the trainer takes one row of each."""
     if not config.one_sequence:
         revising = ", ".join(policy.name for policy in config.context_policies if policy.revises)
         raise ConfigError(

@@ -31,7 +31,6 @@ class EpisodeBudget:
 
     @property
     def prompt(self) -> int:
-        """Most tokens that the first prompt may have."""
         most = self._engine.context_length - 1
         return most if self._limits.max_prompt_tokens is None else min(most, self._limits.max_prompt_tokens)
 
@@ -79,7 +78,7 @@ class EpisodeContext:
                     admit = partial(policy.admit, message, renderer)
                     admitted[index] = await encoded_apart(admit, [message]) if policy.tokenizes else admit()
         # A context policy gets the conversation's length, and may shorten one that is too long.
-        most = None if any(map(_revises, self._policies)) else longest - 1
+        most = None if any(policy.revises for policy in self._policies) else longest - 1
         anew = _context_of(result)
         with failing(StopReason.PROMPT_REFUSED, unless=TooManyTokensError):
             if anew is None:
@@ -121,10 +120,6 @@ def _context_of(result: StepResult) -> list[Message] | None:
         return None
     with failing(StopReason.ENV_FAILED):
         return checked_messages("the env, as StepInfo.context,", copy.deepcopy(context))
-
-
-def _revises(policy: ContextPolicy) -> bool:
-    return type(policy).revise is not ContextPolicy.revise
 
 
 async def _revise(policy: ContextPolicy, messages: list[Message], state: ContextState) -> Sequence[Message]:

@@ -1,11 +1,16 @@
-"""The fork and the end of an env, each with a deadline, and none that is left behind."""
+"""The fork and the end of an env, and the deadline of a whole episode."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import math
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 from toolgym.envs.base import BaseEnv
-from toolgym.tools.concurrency.deadline import shielded, with_deadline
+from toolgym.rollout.limits import EpisodeLimits
+from toolgym.tools.concurrency.deadline import shielded, watch_own_deadline, with_deadline
 
 CLOSE_TIMEOUT = 30.0
 
@@ -46,3 +51,28 @@ async def close_env_once(env: BaseEnv) -> None:
         await with_deadline(env.close(), CLOSE_TIMEOUT)
     except Exception as error:  # noqa: BLE001  the trajectories are worth more
         _log.warning("closing an env failed: %s: %s", type(error).__name__, error)
+
+
+@asynccontextmanager
+async def episode_deadline(limits: EpisodeLimits, spent: float = 0.0) -> AsyncIterator[Callable[[], None]]:
+    """Cancel the block with `TimeoutError` when the episode's time is over, `spent` seconds of which have passed.
+
+    If its scorer is at work then, it has `score_grace` seconds more. Gives a function that ends the block at once.
+    """
+    loop = asyncio.get_running_loop()
+    with watch_own_deadline() as scores:
+        async with asyncio.timeout(None) as timeout:
+
+            def end(seconds: float = 0.0) -> None:
+                when = loop.time() + seconds
+                if not timeout.expired() and when < (timeout.when() or math.inf):
+                    timeout.reschedule(when)
+
+            def end_in_time() -> None:
+                end(limits.score_grace if scores() else 0.0)
+
+            timer = loop.call_later(limits.episode_timeout - spent, end_in_time)
+            try:
+                yield end
+            finally:
+                timer.cancel()

@@ -1,12 +1,10 @@
-"""One episode: reset, then turns of the policy and steps of the env in alternation, then the record.
-
-Whatever breaks ends in the trajectory's `error`, with everything that happened before it. Only cancellation passes
-through.
-"""
+"""One episode: reset, then turns of the policy and steps of the env in alternation, then the record. Whatever breaks is
+in the trajectory's `error`, with everything that happened before it. Only cancellation passes through."""
 
 from __future__ import annotations
 
 import asyncio
+import enum
 import math
 import time
 import uuid
@@ -21,11 +19,9 @@ from toolgym.envs.types import EpisodeFailedError, StopReason
 from toolgym.rollout.engines.base import Engine, FinishReason
 from toolgym.rollout.episode.config import EpisodeConfig
 from toolgym.rollout.episode.context import EpisodeBudget, EpisodeContext, encoded_apart, long_prompt_error
-from toolgym.rollout.episode.deadline import episode_deadline
-from toolgym.rollout.episode.env_lifecycle import close_env, fork_env
+from toolgym.rollout.episode.env_lifecycle import close_env, episode_deadline, fork_env
 from toolgym.rollout.episode.observer import EpisodeObserver, Phase
 from toolgym.rollout.episode.record import EpisodeRecord
-from toolgym.rollout.episode.stage import Asked, Stage
 from toolgym.rollout.episode.turn_sampling import OpenTurn, TurnSampler
 from toolgym.rollout.job import Job, episode_scope
 from toolgym.rollout.limits import HistoryMode, TruncationPolicy
@@ -45,6 +41,31 @@ SUSPEND_GRACE = 30.0
 BetweenTurns: TypeAlias = "Callable[[Episode], Awaitable[None]]"
 
 RendererFactory = Callable[[Sequence[ToolSchema]], ChatRenderer]
+
+
+class Stage(enum.Enum):
+    NEW = enum.auto()
+    """Before the end of `reset`."""
+    BETWEEN = enum.auto()
+    """A turn and its observation are in the conversation, or the first prompt, and the next turn has not begun."""
+    SAMPLING = enum.auto()
+    STEPPING = enum.auto()
+    """The turn is over, and its observation is not in the conversation yet."""
+    SCORING = enum.auto()
+    """A limit ended the episode, and the env scores it."""
+    OVER = enum.auto()
+
+    @property
+    def failure(self) -> StopReason:
+        """The end of the episode if something unforeseen breaks now."""
+        if self is Stage.NEW:
+            return StopReason.RESET_FAILED
+        return StopReason.ENGINE_FAILED if self in (Stage.BETWEEN, Stage.SAMPLING) else StopReason.ENV_FAILED
+
+
+class Asked(enum.Enum):
+    CUT = enum.auto()
+    SUSPEND = enum.auto()
 
 
 class Episode:
@@ -75,7 +96,6 @@ class Episode:
     ) -> None:
         self.job, self._config = job, config
         self.env, self._engine, self._make_renderer = env, engine, renderer_factory
-        self._seed = step_seed(stream_seed(job.seed, validate=config.validate), config.training_step)
         self._limits = config.limits
         self._budget = EpisodeBudget(engine, config.limits)
         self._context = EpisodeContext(config.context_policies, config.limits.context_timeout, self._budget)
@@ -83,7 +103,9 @@ class Episode:
         self.branches_left: int | None = None
         self.id = uuid.uuid4().hex
         self._record = EpisodeRecord(job, config, self.id, env_id, settings or {})
-        self._sampler = self._new_sampler(self.id)
+        seed = step_seed(stream_seed(job.seed, validate=config.validate), config.training_step)
+        self._env_seed = None if seed is None else derive_seed(seed, *job.seed_parts)
+        self._sampler = TurnSampler(engine, config, job, seed, episode_id=self.id, observers=self._observers)
         self._renderer: ChatRenderer | None = None
         self._conversation: Conversation | None = None
         self._stage = Stage.NEW
@@ -106,7 +128,11 @@ class Episode:
             raise EpisodeError(f"the episode {'is over' if self._stage is Stage.OVER else 'runs already'}: run it once")
         self._started = time.monotonic()
         try:
-            self._tell_began()
+            if not self._began:
+                self._began = True
+                self._record.started_at = self._record.started_at or time.time()
+                for observer in self._observers:
+                    observer.began(self.job)
             reason, failure = await self._play(between_turns)
         except BaseException:  # cancelled, an observer's error, or that of `between_turns`: it cannot go on from here
             self._stage = Stage.OVER
@@ -153,12 +179,8 @@ class Episode:
 
         The branch has an id, seeds and a fork of the env, which is the caller's to close. If this episode is asked to
         stand still during the fork, so is the branch. `job` is its place in the run, or a function that gives it after
-        the fork.
-
-        Raises:
-            EpisodeError: the episode does not stand between two turns.
-            ForkNotSupportedError: the env, or one of its tools, cannot be forked; names it.
-            DeadlineError: the fork took longer than `env_timeout`.
+        the fork. Raises `EpisodeError` if the episode does not stand between two turns, `ForkNotSupportedError` if the
+        env or a tool cannot be forked, and `DeadlineError` after `env_timeout`.
         """
         if self._stage is not Stage.BETWEEN:
             raise EpisodeError(
@@ -208,20 +230,8 @@ class Episode:
         twin._asked = self._asked  # if this one is to stand still, so is the branch
         twin._record.go_on_from(self._record, self._seconds())
         twin._renderer, twin._conversation, twin._stage = self._renderer, conversation, Stage.BETWEEN
-        twin._sampler = twin._new_sampler(self._sampler.affinity)  # its prefix is in that replica's cache
+        twin._sampler.affinity = self._sampler.affinity  # its prefix is in that replica's cache
         return twin
-
-    def _new_sampler(self, affinity: str) -> TurnSampler:
-        return TurnSampler(
-            self._engine,
-            self._config.sampling_in_use,
-            self._limits,
-            episode_id=self.id,
-            affinity=affinity,
-            seed_of=self._sampling_seed,
-            job=self.job,
-            observers=self._observers,
-        )
 
     @property
     def _number(self) -> int:
@@ -229,13 +239,6 @@ class Episode:
 
     def _seconds(self) -> float:
         return self._record.seconds + (time.monotonic() - self._started if self._started is not None else 0.0)
-
-    def _tell_began(self) -> None:
-        if not self._began:
-            self._began = True
-            self._record.started_at = self._record.started_at or time.time()
-            for observer in self._observers:
-                observer.began(self.job)
 
     def _waits(self, phase: Phase, what: str = "") -> None:
         for observer in self._observers:
@@ -285,10 +288,9 @@ class Episode:
             raise EpisodeFailedError(StopReason.TURN_TIMEOUT, text) from cause
 
     async def _reset(self) -> None:
-        seed = None if self._seed is None else derive_seed(self._seed, *self.job.seed_parts)
         self._waits(Phase.RESET)
         with failing(StopReason.RESET_FAILED, StopReason.ENV_TIMEOUT):
-            call = self.env.reset(seed=seed, options={"task": self.job.task})
+            call = self.env.reset(seed=self._env_seed, options={"task": self.job.task})
             obs, _ = await (call if self.env.keeps_deadlines else with_deadline(call, self._limits.env_timeout))
         self._record.messages = list(obs)
         with failing(StopReason.PROMPT_REFUSED):
@@ -396,14 +398,6 @@ class Episode:
             assert self._conversation is not None
             assert self._renderer is not None
             self._record.turns.append(turn.close(self._conversation, self._renderer))
-
-    def _sampling_seed(self, *parts: int) -> int | None:
-        """The seed of one request: by its turn's number, and behind it that of the part if it is not the first."""
-        return (
-            self._config.sampling_in_use.seed
-            if self._seed is None
-            else derive_seed(self._seed, *self.job.seed_parts, *parts)
-        )
 
     def _close_turn(self, renderer: ChatRenderer, conversation: Conversation, turn: OpenTurn) -> StopReason | None:
         """See to it that the turn has an end, see `TruncationPolicy`. Returns why the episode is over, if it is."""

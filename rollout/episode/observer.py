@@ -16,11 +16,8 @@ if TYPE_CHECKING:
 
 
 class Phase(enum.StrEnum):
-    """The thing that an episode waits for."""
-
     RESET = "reset"
     ENGINE = "engine"
-    """A turn of the policy."""
     ENV = "env"
     """The env's `step`: its tools, or its scorer."""
     CONTEXT = "context"

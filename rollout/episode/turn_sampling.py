@@ -6,16 +6,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from toolgym.envs.failure import failing
 from toolgym.envs.types import StopReason
-from toolgym.rollout.engines.base import Engine, FinishReason, Generation, SamplingParams
+from toolgym.rollout.engines.base import Engine, FinishReason, Generation
+from toolgym.rollout.episode.config import EpisodeConfig
 from toolgym.rollout.episode.observer import EpisodeObserver
 from toolgym.rollout.job import Job
-from toolgym.rollout.limits import EpisodeLimits
 from toolgym.rollout.replace_fields import replace_fields
+from toolgym.rollout.seeds import derive_seed
 from toolgym.rollout.tokens.conversation import Conversation
 from toolgym.rollout.tokens.renderer import ChatRenderer
 from toolgym.rollout.trajectory.trajectory import Turn
@@ -54,7 +55,6 @@ class OpenTurn:
     over: bool = False
 
     def close(self, conversation: Conversation, renderer: ChatRenderer) -> Turn:
-        """Put what was sampled into the conversation as a turn, and return its record."""
         return Turn(
             text=conversation.add_turn(),
             finish_reason=self.finish_reason.value,
@@ -71,30 +71,29 @@ class OpenTurn:
 
 
 class TurnSampler:
-    """Samples the turns of one episode, one after the other.
-
-    `seed_of` gives the seed of a request, by its turn's number, and behind it that of the part if it is not the first.
-    """
+    """Samples the turns of one episode, one after the other. Each request has a seed that derives from `seed`."""
 
     def __init__(
         self,
         engine: Engine,
-        sampling: SamplingParams,
-        limits: EpisodeLimits,
+        config: EpisodeConfig,
+        job: Job,
+        seed: int | None,
         *,
         episode_id: str,
-        affinity: str,
-        seed_of: Callable[..., int | None],
-        job: Job,
         observers: Sequence[EpisodeObserver],
     ) -> None:
-        self._engine, self._sampling, self._limits = engine, sampling, limits
-        self._id, self.affinity, self._seed_of = episode_id, affinity, seed_of
-        self._job, self._observers = job, observers
+        self._engine, self._sampling, self._limits = engine, config.sampling_in_use, config.limits
+        self._job, self._seed, self._observers = job, seed, observers
+        self._id = self.affinity = episode_id
         self._clock: asyncio.Timeout | None = None  # while a turn is sampled
         self._request_id: str | None = None  # while the engine has a request
         self._interrupted = False
         self._aborting: asyncio.Task[None] | None = None
+
+    def _seed_of(self, *parts: int) -> int | None:
+        """The seed of a request: by its turn's number, and behind it that of the part if it is not the first."""
+        return self._sampling.seed if self._seed is None else derive_seed(self._seed, *self._job.seed_parts, *parts)
 
     def open(self, number: int, budget: int, prompt_tokens: int) -> OpenTurn:
         most = min(budget, self._sampling.max_new_tokens)

@@ -144,7 +144,6 @@ ORDERS = {
     "rollout/episode": [
         "config",
         "env_lifecycle",
-        "deadline",
         "turn_sampling",
         "context",
         "record",

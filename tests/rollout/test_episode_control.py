@@ -13,7 +13,7 @@ from toolgym.envs import StopReason, Task, ToolEnv
 from toolgym.rollout import EpisodeLimits, RunConfig, SamplingParams, make_batch, open_engine
 from toolgym.rollout.engines.base import FinishReason, Generation
 from toolgym.rollout.episode import turn_sampling
-from toolgym.rollout.episode.deadline import episode_deadline
+from toolgym.rollout.episode.env_lifecycle import episode_deadline
 from toolgym.rollout.episode.episode import Episode
 from toolgym.rollout.episode.observer import EpisodeObserver, Phase
 from toolgym.rollout.job import EpisodeKey, Job

@@ -8,7 +8,7 @@ import pytest
 
 from toolgym.envs import StopReason, Task, ToolEnv
 from toolgym.rollout import EpisodeLimits, RunConfig, Runner, SamplingParams
-from toolgym.rollout.episode.deadline import episode_deadline
+from toolgym.rollout.episode.env_lifecycle import episode_deadline
 from toolgym.tools.concurrency.deadline import own_deadline
 from toolgym.tools.errors import ConfigError
 
