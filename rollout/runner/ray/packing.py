@@ -31,16 +31,13 @@ class Packer:
 
     def pack(self, trajectory: Trajectory) -> bytes:
         state = dict(trajectory.__dict__)
-        state["tools"] = self._number(trajectory.tools)
+        if trajectory.tools not in self.tools:
+            self.tools.append(trajectory.tools)
+        state["tools"] = self.tools.index(trajectory.tools)
         unread = [name for name in _TEXTS if not isinstance(state[name], str)]
         for name in unread:
             del state[name]
         return pickle.dumps((state, unread), protocol=5)
-
-    def _number(self, tools: Tools) -> int:
-        if tools not in self.tools:
-            self.tools.append(tools)
-        return self.tools.index(tools)
 
 
 def unpack(data: bytes, tools: Sequence[Tools], decode: Decode) -> Trajectory:
@@ -74,21 +71,14 @@ class TextDecoder:
     """Decodes token ids to text in the driver, with the workers' tokenizer, which is loaded at the first text."""
 
     def __init__(self) -> None:
-        self._packed: bytes | None = None
+        self.packed: bytes | None = None  # a worker's tokenizer; those of the others are the same
         self._tokenizer: PreTrainedTokenizerBase | None = None
-
-    @property
-    def is_ready(self) -> bool:
-        return self._packed is not None
-
-    def learn(self, tokenizer: bytes) -> None:
-        self._packed = self._packed or tokenizer
 
     def __call__(self, token_ids: Sequence[int]) -> str:
         """The text of ids, special tokens included, as `ChatRenderer.decode` gives it."""
         if self._tokenizer is None:
-            assert self._packed is not None, "a trajectory came before its worker's tokenizer"
-            self._tokenizer = cloudpickle.loads(self._packed)
+            assert self.packed is not None, "a trajectory came before its worker's tokenizer"
+            self._tokenizer = cloudpickle.loads(self.packed)
         ids = list(token_ids)
         return str(self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 

@@ -20,10 +20,9 @@ from toolgym.rollout.runner.config import RunConfig
 from toolgym.rollout.runner.envs.env_factory import EnvFactory
 from toolgym.rollout.runner.ray.cluster import check_options, connect, nodes
 from toolgym.rollout.runner.ray.packing import TextDecoder
-from toolgym.rollout.runner.ray.run import CANNOT_CARRY, RayRun
+from toolgym.rollout.runner.ray.run import CANNOT_CARRY, RayRun, WorkerPool
 from toolgym.rollout.runner.ray.sandboxes import SandboxServers
-from toolgym.rollout.runner.ray.worker import MakeEngine, WorkerSetup
-from toolgym.rollout.runner.ray.worker_pool import WorkerPool
+from toolgym.rollout.runner.ray.worker import MakeEngine, WorkerSetup, loaded_tokenizer
 from toolgym.rollout.runner.scheduling.plan import GroupPlan
 from toolgym.rollout.runner.scheduling.scheduler import RunCounts, Scheduler, Stragglers
 from toolgym.rollout.runner.scheduling.tasks import Tasks
@@ -161,7 +160,7 @@ class RayRunner(RunnerProtocol):
         self.counts = scheduler.counts
         self._is_running = True
         async with AsyncExitStack() as stack:
-            stack.callback(self._ended)
+            stack.callback(setattr, self, "_is_running", False)
             stack.push_async_callback(scheduler.close)
             ready = scheduler.ready()
             first = await scheduler.next()
@@ -198,9 +197,6 @@ class RayRunner(RunnerProtocol):
         if isinstance(plan, GroupPlan) and plan.stragglers == Stragglers.CARRY:
             raise ConfigError(CANNOT_CARRY)
         return super().schedule(tasks, group_size=group_size, plan=plan)
-
-    def _ended(self) -> None:
-        self._is_running = False
 
     async def _workers(self) -> WorkerPool:
         if self._pool is None:
@@ -252,8 +248,4 @@ def _engine(engine: Any, tokenizer: Any) -> str | Path | MakeEngine:
 def _ray_engine(actors: Sequence[Any], tokenizer: Any) -> Engine:
     from toolgym.rollout.runner.ray.engine import RayEngine
 
-    if isinstance(tokenizer, str | Path):
-        from toolgym.rollout.models.tokenizer import load_tokenizer
-
-        tokenizer = load_tokenizer(tokenizer)
-    return RayEngine(*actors, tokenizer=tokenizer)
+    return RayEngine(*actors, tokenizer=loaded_tokenizer(tokenizer))

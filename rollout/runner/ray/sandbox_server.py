@@ -1,8 +1,5 @@
-"""`toolgym serve sandbox` as a program that ends with the process that started it.
-
-Its settings, a JSON object, are the first line of standard input. At the end of standard input, which comes when the
-other process ends, it stops as at SIGTERM.
-"""
+"""`toolgym serve sandbox` as a program that ends with the process that started it: at the end of standard input, of
+which the first line is its settings, a JSON object."""
 
 from __future__ import annotations
 

@@ -40,7 +40,6 @@ class SandboxHost:
         self._process: subprocess.Popen[str] | None = None
 
     def start(self, settings: Mapping[str, Any]) -> str:
-        """Start the server, with `ServerConfig`'s settings. Returns its address."""
         self._process = process = subprocess.Popen(
             [sys.executable, "-P", "-m", PROGRAM],
             stdin=subprocess.PIPE,
@@ -83,11 +82,8 @@ class SandboxServers:
         self._hosts: list[Any] = []
 
     async def start(self) -> dict[str, str]:
-        """Start a server on each machine that is there now; one that cannot start is left out, and logged.
-
-        Returns the variables of the environment that lead a process's tools to them. Raises `ClusterError` if none
-        started.
-        """
+        """Start a server on each machine that is there now; one that cannot start is left out, and logged. Returns the
+        variables of the environment that lead a process's tools to them. Raises `ClusterError` if none started."""
         kind = ray.remote(SandboxHost)
         for node in nodes():
             where = NodeAffinitySchedulingStrategy(node, soft=False)

@@ -84,7 +84,6 @@ class RolloutWorker:
         self._run: _WorkersRun | None = None
 
     async def start(self) -> dict[str, Any]:
-        """Start the engine. Raises what opening it raises, in a form that can be sent."""
         if self._engine is None:
             os.environ.update(self._setup.variables)
             try:
@@ -98,20 +97,13 @@ class RolloutWorker:
         await self.end()
         wanted: RunConfig = cloudpickle.loads(config)
         if self._runner is None:
-            self._runner = self._make_runner()
+            assert self._engine is not None
+            observers = tuple(self._setup.observers()) if self._setup.observers is not None else ()
+            tokenizer = loaded_tokenizer(self._setup.tokenizer)
+            self._runner = Runner(self._setup.env, self._engine, tokenizer=tokenizer, observers=observers)
         self._runner = self._runner.replaced(config=wanted)
         self._run = _WorkersRun(self._runner)
         return cloudpickle.dumps(self._runner.tokenizer) if send_tokenizer else None
-
-    def _make_runner(self) -> Runner:
-        assert self._engine is not None
-        tokenizer = self._setup.tokenizer
-        if isinstance(tokenizer, str | Path):
-            from toolgym.rollout.models.tokenizer import load_tokenizer  # needs transformers
-
-            tokenizer = load_tokenizer(tokenizer)
-        observers = tuple(self._setup.observers()) if self._setup.observers is not None else ()
-        return Runner(self._setup.env, self._engine, tokenizer=tokenizer, observers=observers)
 
     async def add(self, jobs: bytes, cuts: Sequence[int]) -> None:
         """Take pickled pairs of a number and a `Job`, and cut the jobs of some numbers. Jobs are not taken twice."""
@@ -138,8 +130,6 @@ class RolloutWorker:
 
 
 class _WorkersRun:
-    """One run of a worker: the runner's stream over the inbox, in a task of its own."""
-
     def __init__(self, runner: Runner) -> None:
         self.inbox = Inbox()
         self._runner, self._packer = runner, Packer()
@@ -265,6 +255,14 @@ class Inbox(Scheduler):
         self.figures["policy_tokens"] += trajectory.policy_tokens
         self.news.set()
         return ()
+
+
+def loaded_tokenizer(tokenizer: PreTrainedTokenizerBase | str | Path | None) -> PreTrainedTokenizerBase | None:
+    if isinstance(tokenizer, str | Path):
+        from toolgym.rollout.models.tokenizer import load_tokenizer  # needs transformers
+
+        return load_tokenizer(tokenizer)
+    return tokenizer
 
 
 async def _engine(setup: WorkerSetup) -> Engine:
