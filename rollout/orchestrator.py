@@ -186,9 +186,7 @@ def _progress(count: int | None, finished: int) -> list[EpisodeObserver]:
 
 
 def _checked_plan(plan: GroupPlan | None) -> GroupPlan | None:
-    if not isinstance(plan, GroupPlan | None):
-        raise ConfigError(f"plan must be a GroupPlan, got {plan!r}")
-    if plan is not None and plan.stragglers == Stragglers.CARRY:
+    if isinstance(plan, GroupPlan) and plan.stragglers == Stragglers.CARRY:
         raise ConfigError(
             "stragglers='carry' leaves episodes to the next call of the same runner, and `rollout` makes a runner for "
             "one call: use `async with Runner(...) as runner`, and `runner.run(tasks, plan=plan)` for each"

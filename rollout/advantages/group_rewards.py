@@ -139,11 +139,8 @@ def pairwise_reward(compare: Comparison, *, both_orders: bool = True) -> GroupRe
 
 def diversity_reward(*, words: int = 3, text: Callable[[Trajectory], str] | None = None) -> GroupReward:
     """Return a group's reward: the distance of each response from the others, from 0 (the same) to 1 (nothing in
-    common).
-
-    It is the mean of one minus the Jaccard similarity of the sets of runs of so many words in `text`, by default in all
-    that the policy wrote. A single trajectory gets 0.
-    """
+    common): the mean of one minus the Jaccard similarity of the sets of runs of so many words in `text`, by default in
+    all that the policy wrote. A single trajectory gets 0."""
     require_whole_number("words", words, at_least=1)
     if text is not None and not callable(text):
         raise ConfigError(f"text must be a function of a trajectory, got {text!r}")

@@ -21,12 +21,10 @@ _NAME = re.compile(r"\w[\w.-]*/[\w.-]+", re.ASCII)
 
 
 def is_hub_name(name: str) -> bool:
-    """Whether the hub may have a model of that name, `org/name`, and there is no such folder."""
     return _NAME.fullmatch(name) is not None and not Path(name).is_dir()
 
 
 ANSWER_WITHIN = 10.0
-"""Seconds that the hub has to say whether it has a model."""
 
 
 def require_on_hub(source: str | Path) -> None:
@@ -60,12 +58,10 @@ def why_not_loaded(source: object, error: BaseException) -> str:
         parts.append(f"the model hub's answer is: {reason}")
     else:
         offline = constants.is_offline_mode()
+        why = "is not asked, because HF_HUB_OFFLINE is set" if offline else "cannot be reached from here"
         parts.append("its files are not in the hub's cache on this machine")
-        parts.append(f"the model hub {constants.ENDPOINT} {_OFFLINE if offline else 'cannot be reached from here'}")
+        parts.append(f"the model hub {constants.ENDPOINT} {why}")
     return "; ".join(parts)
-
-
-_OFFLINE = "is not asked, because HF_HUB_OFFLINE is set"
 
 
 def _is_unreachable(error: BaseException | None) -> bool:

@@ -14,11 +14,9 @@ from toolgym.tools.errors import ConfigError
 
 
 class TokenIds(Sequence[int]):
-    """Whole numbers in order, equal to a tuple of the same numbers. Raises `ConfigError` if one is no whole number.
-
-    The ids that came first are kept apart from those behind them: when a context grows, only the latter are copied, and
-    the episodes of a group share the ids of their prompt. `least` and `greatest` are 0 if there is no id.
-    """
+    """Whole numbers in order, equal to a tuple of the same numbers, with the `least` and the `greatest`, 0 if there is
+    none. When a context grows, only the ids behind the first ones are copied, and the episodes of a group share those
+    of their prompt. Raises `ConfigError` if one is no whole number."""
 
     def __init__(self, ids: Iterable[int] = ()) -> None:
         # Plain tuples: the garbage collector does not look into those of numbers, but would look into a subclass.
@@ -113,7 +111,6 @@ def _whole_numbers(ids: Iterable[int]) -> NDArray[Any]:
 
 
 _numbers: NDArray[Any] = np.arange(2**10).astype(object)
-"""Python's whole numbers from 0, each at its own place."""
 
 _MOST_NUMBERS = 2**20
 

@@ -62,12 +62,9 @@ def load_tokenizer(source: str | Path) -> PreTrainedTokenizerBase:
 
 
 def end_token_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """Ids of the tokens that end a text of this model: the tokenizer's, then those of the generation config beside it.
-
-    The tokenizer knows only one: Qwen3 ends its turns with `<|im_end|>`, and `generation_config.json` names
-    `<|endoftext|>` too. The file is read from the tokenizer's folder or the hub's cache, without network. Raises
-    `ConfigError` if it is broken.
-    """
+    """Ids of the tokens that end a text of this model: the tokenizer's, then those of the generation config beside it,
+    in its folder or the hub's cache. The tokenizer knows only one: Qwen3 ends its turns with `<|im_end|>`, and
+    `generation_config.json` names `<|endoftext|>` too. Raises `ConfigError` if the file is broken."""
     ends = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
     file = _generation_config(str(tokenizer.name_or_path or ""))
     if file is not None:

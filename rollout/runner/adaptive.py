@@ -1,8 +1,5 @@
-"""`Adaptive`: the number of episodes at once follows how full the engine's KV cache is.
-
-Too many make an engine throw keys and values away, too few leave it idle. So the limit is raised while there is room,
-and lowered when it gets tight, as TCP does with its window (RFC 5681).
-"""
+"""`Adaptive`: the number of episodes at once follows how full the engine's KV cache is: it is raised while there is
+room, and lowered when it gets tight, as TCP does with its window (RFC 5681)."""
 
 from __future__ import annotations
 

@@ -54,13 +54,6 @@ class Admission:
         with GENERATIONS.set(self.generations), TOOL_CALLS.set(self.tool_calls):
             yield
 
-    async def close(self) -> None:
-        following, self._following = self._following, None
-        if following is not None:
-            following.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await following
-
     async def __aenter__(self) -> Self:
         load = await ask_load(self._engine) if self._engine is not None else None
         if self._engine is None or load is None:
@@ -75,4 +68,7 @@ class Admission:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.close()
+        if self._following is not None:
+            self._following.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._following

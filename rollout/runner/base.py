@@ -27,11 +27,8 @@ class Sink(Protocol):
 
 
 class RunnerProtocol(Protocol):
-    """Plays tasks, many episodes at once.
-
-    One failing episode is one failed trajectory. The same seeds and the same replies of the engine give the same
-    trajectories, whatever runs at the same time and wherever it runs. A change of `config` holds from the next call on.
-    """
+    """Plays tasks, many episodes at once. One failing episode is one failed trajectory. The same seeds and the same
+    replies of the engine give the same trajectories, whatever runs at the same time and wherever it runs."""
 
     config: RunConfig
 
@@ -41,8 +38,8 @@ class RunnerProtocol(Protocol):
         """Play tasks, and yield each trajectory as it finishes; with a plan, those of each group together.
 
         A slow consumer slows the run: no episode begins while `max_concurrent` trajectories wait. Closing the iterator
-        early cancels the episodes that run, and waits until they have cleaned up. At the end one warning is logged for
-        each kind of failure.
+        early cancels the episodes that run, and waits until they have cleaned up. At the end each kind of failure is
+        logged.
 
         Args:
             tasks: the tasks, in a list or anything else to iterate over, also asynchronously and without an end; they
@@ -110,8 +107,6 @@ class RunnerProtocol(Protocol):
         config = self.config.seeded()
         if group_size is not None:
             config = replace(config, group_size=group_size)
-        if not isinstance(plan, GroupPlan | None):
-            raise ConfigError(f"plan must be a GroupPlan, got {plan!r}")
         return GroupScheduler(tasks, config, plan)
 
 

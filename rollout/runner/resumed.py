@@ -61,10 +61,7 @@ class EarlierRun:
     def check(self, env_id: str, config: RunConfig, tasks: Tasks, members: int, *, run_id: str | None = None) -> None:
         """Check that the run that is to be resumed is this one: its `tasks`, of which each begins so many `members`,
         and the `run_id` that its groups' ids should begin with. Tasks that are not in a list are checked by `Resumed`.
-
-        Raises:
-            ConfigError: an episode was played otherwise; says in what. Or the run's episodes branch.
-        """
+        Raises `ConfigError` if an episode was played otherwise, or the run's episodes branch."""
         if self.path is not None and config.branching is not None:
             raise ConfigError(
                 "a run whose episodes branch cannot be resumed: where a branch stood is in no file. Leave resume out, "
@@ -170,12 +167,9 @@ def _as_read(value: Any) -> Any:
 
 
 class Resumed(Scheduler):
-    """Gives the jobs of another scheduler, but for those that an earlier run finished.
-
-    To the other scheduler, which has the `run_id` of the earlier run, these finish at once, in its own order, as if one
-    run had played all. The consumer gets what is played now; `skipped` are the earlier trajectories that it would have
-    got.
-    """
+    """Gives the jobs of another scheduler, but for those that an earlier run finished. To the other scheduler, which
+    has the `run_id` of the earlier run, these finish at once, in its own order. The consumer gets what is played now;
+    `skipped` are the earlier trajectories that it would have got."""
 
     def __init__(self, scheduler: Scheduler, earlier: Mapping[EpisodeKey, Trajectory]) -> None:
         self._inside, self._earlier = scheduler, earlier

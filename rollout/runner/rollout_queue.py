@@ -112,9 +112,6 @@ class RolloutQueue:
         engine: whose weights are updated; None: the runner's.
         pause_mode: what an update does with the requests in flight; by default their later tokens have the new weights.
         update_timeout: seconds for each of the engine's parts in an update: pause, new weights, resume.
-
-    Raises:
-        ConfigError: an argument is of the wrong kind or out of range, or there is no engine.
     """
 
     @named_keywords
@@ -199,13 +196,9 @@ class RolloutQueue:
         return self
 
     async def __anext__(self) -> list[Trajectory]:
-        """Wait for the next batch: `batch_size` whole groups, the ones whose tasks came first.
-
-        Raises:
-            StopAsyncIteration: all tasks are played, and their groups handed out.
-            RunFailedError: the last episodes all failed at their first turn, and in the same way.
-            Exception: what else ended the rollout; the next call gives the groups that had finished.
-        """
+        """Wait for the next batch: `batch_size` whole groups, the ones whose tasks came first. Raises `RunFailedError`
+        if the last episodes all failed at their first turn, and in the same way. After what else ended the rollout, the
+        next call gives the groups that had finished."""
         self._require_open()
         started = time.monotonic()
         self._waiting += 1
@@ -234,7 +227,7 @@ class RolloutQueue:
         them.
 
         Raises:
-            ConfigError: the source is not usable, `version` is no new name, or the queue is not open.
+            ConfigError: the source is not usable, or `version` is no new name.
             EngineError: the engine cannot, failed to, or did not answer in time. In any case it goes on as it was.
         """
         async with self.updating(version):
@@ -251,13 +244,9 @@ class RolloutQueue:
             try:
                 try:
                     await self._ask("pause", self._engine.pause(self._pause_mode))
-                except EngineError as error:
-                    if not isinstance(error.__cause__, DeadlineError):
-                        raise  # it is as before
-                    await self._resume()
-                    raise
-                except asyncio.CancelledError:
-                    await self._resume()
+                except (EngineError, asyncio.CancelledError) as error:
+                    if not isinstance(error, EngineError) or isinstance(error.__cause__, DeadlineError):
+                        await self._resume()  # else it is as before
                     raise
                 try:
                     yield
@@ -346,7 +335,6 @@ class RolloutQueue:
         return self.staleness(trajectory) > self.max_staleness
 
     def _fresh(self, group: Sequence[Trajectory]) -> bool:
-        """Whether a group may be learned from; if not, it is counted."""
         fresh = not any(map(self._is_stale, group))
         self._dropped += not fresh
         return fresh
@@ -372,7 +360,6 @@ class RolloutQueue:
         self._tell()
 
     def _give_up(self) -> None:
-        """Drop the groups that are played and are too stale already."""
         given_up = self._groups.give_up(self._is_stale)
         self._given_up += given_up
         self._dropped += given_up
@@ -393,8 +380,6 @@ class RolloutQueue:
 
 
 class _Groups(GroupScheduler):
-    """The groups of a queue: `came_back` gets each trajectory that comes back."""
-
     def __init__(
         self, tasks: Tasks, config: RunConfig, plan: GroupPlan | None, came_back: Callable[[Trajectory], None]
     ) -> None:

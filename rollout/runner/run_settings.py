@@ -1,9 +1,6 @@
-"""`run_settings`: what a run is, by name, so that a run that is resumed can be held against the one that began.
-
-A function counts by its name and by the plain values that it closes over, an object by its class and its arguments;
-what a function's body says is not seen. Task, sampling, seed and tokenizer are compared by the fields of a
-`Trajectory`.
-"""
+"""`run_settings`: what a run is, by name, so that a run that is resumed can be held against the one that began. A
+function counts by its name and by the plain values that it closes over, an object by its class and its arguments; what
+a function's body says is not seen."""
 
 from __future__ import annotations
 
@@ -49,7 +46,6 @@ _DEPTH = 6
 def run_settings(
     config: RunConfig, env: BaseEnv, env_kwargs: Mapping[str, Any] | None, tokenizer: PreTrainedTokenizerBase
 ) -> dict[str, str]:
-    """The settings of a run: short texts, by name."""
     facts = _fields(config) | {f"limits.{name}": value for name, value in _fields(config.limits).items()}
     facts["history"] = HistoryMode(config.history)
     facts["on_truncated_turn"] = TruncationPolicy(config.on_truncated_turn)

@@ -41,7 +41,6 @@ class BoundedStream(Generic[T]):
                 self.end()
 
     async def room(self) -> None:
-        """Wait until there is room, behind the producers that wait for it."""
         if not self._ended:
             await self._room.acquire()
             self._room.release()

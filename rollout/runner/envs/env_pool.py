@@ -9,6 +9,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from toolgym.envs.base import BaseEnv
@@ -63,7 +64,7 @@ class EnvPool:
     async def _serve(self) -> None:
         try:
             while self._waiting:
-                batch = _Batch(self._make, len(self._waiting), self._own(asyncio.get_running_loop()))
+                batch = _Batch(self._make, len(self._waiting), partial(self._own, asyncio.get_running_loop()))
                 self._batch = batch
                 error: Exception | None = None
                 try:
@@ -93,15 +94,11 @@ class EnvPool:
         else:
             self._idle.append(outcome)
 
-    def _own(self, loop: asyncio.AbstractEventLoop) -> Callable[[BaseEnv], None]:
-        """Return a function that takes an env when it is made, in the thread. One that is made too late is closed."""
-
-        def own(env: BaseEnv) -> None:
-            self._open[id(env)] = env
-            if self._closed:
-                self._close_from_thread(env, loop)
-
-        return own
+    def _own(self, loop: asyncio.AbstractEventLoop, env: BaseEnv) -> None:
+        """Take an env when it is made, in the thread. One that is made too late is closed."""
+        self._open[id(env)] = env
+        if self._closed:
+            self._close_from_thread(env, loop)
 
     def _close_from_thread(self, env: BaseEnv, loop: asyncio.AbstractEventLoop) -> None:
         """Close an env that was made too late, on the event loop of its run; on another if that one is over."""

@@ -232,8 +232,6 @@ class EventCounts:
 
 
 class RunClock:
-    """Wall time, and CPU time of this process, while runs go on."""
-
     def __init__(self, *, running: bool) -> None:
         self._wall = self._cpu = 0.0
         self._began: tuple[float, float] | None = None

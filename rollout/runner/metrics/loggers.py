@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import textwrap
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -57,7 +58,7 @@ class TensorBoardLogger:
         self._writer = SummaryWriter(str(folder))
 
     def config(self, values: Mapping[str, Any]) -> None:
-        self._writer.add_text("config", _block(json.dumps(plain(values), indent=2)))
+        self._writer.add_text("config", textwrap.indent(json.dumps(plain(values), indent=2), "    "))
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         for name, value in metrics.items():
@@ -66,20 +67,15 @@ class TensorBoardLogger:
 
     def examples(self, trajectories: Sequence[Trajectory], step: int) -> None:
         for number, row in enumerate(_rows(trajectories)):
-            self._writer.add_text(f"examples/{number}", _block(_page(row)), step)
+            self._writer.add_text(f"examples/{number}", textwrap.indent(_page(row), "    "), step)
 
     def close(self, *, failed: bool = False) -> None:
         self._writer.close()
 
 
 class WandbLogger:
-    """Writes a run of Weights & Biases, which wandb's variables such as `WANDB_MODE=offline` hold for. If there is no
-    `name`, wandb finds one; if there is no `folder`, it keeps its files where it always does.
-
-    Raises:
-        MissingExtraError: the package wandb is not installed.
-        ConfigError: wandb cannot begin a run, for example without a login.
-    """
+    """Writes a run of Weights & Biases, for which wandb's variables such as `WANDB_MODE=offline` hold, as its defaults
+    do for what is None. Raises `MissingExtraError` if wandb is missing, and `ConfigError` if it cannot begin a run."""
 
     def __init__(self, project: str = PROJECT, *, name: str | None = None, folder: str | Path | None = None) -> None:
         try:
@@ -107,13 +103,9 @@ class WandbLogger:
 
 
 class MLflowLogger:
-    """Writes a run of MLflow, without touching the one that MLflow may hold active. If there is no `name`, MLflow finds
-    one; if there is no `tracking_uri`, its own setting holds (`MLFLOW_TRACKING_URI`).
-
-    Raises:
-        MissingExtraError: the package mlflow (or mlflow-skinny) is not installed.
-        ConfigError: the store cannot be used.
-    """
+    """Writes a run of MLflow, without touching the one that MLflow may hold active; its settings, such as
+    `MLFLOW_TRACKING_URI`, hold for what is None. Raises `MissingExtraError` if mlflow (or mlflow-skinny) is missing,
+    `ConfigError` if the store fails."""
 
     def __init__(self, experiment: str = PROJECT, *, name: str | None = None, tracking_uri: str | None = None) -> None:
         try:
@@ -245,11 +237,6 @@ def _rows(trajectories: Sequence[Trajectory]) -> Iterator[dict[str, Any]]:
 def _page(row: Mapping[str, Any]) -> str:
     head = "\n".join(f"{name}: {value}" for name, value in row.items() if name not in ("prompt", "response"))
     return f"{head}\n\n{row['prompt']}{row['response']}"
-
-
-def _block(text: str) -> str:
-    """A text as Markdown that shows it as it is."""
-    return "\n".join(f"    {line}" for line in text.splitlines())
 
 
 def _flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:

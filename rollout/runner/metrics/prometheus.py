@@ -21,10 +21,8 @@ C = TypeVar("C")
 
 
 class RunCollector(Collector):
-    """The families of a `RunMetrics`, for a registry of your own: `registry.register(RunCollector(metrics))`.
-
-    The counts fall back to 0 at `RunMetrics.reset`; Prometheus's `rate` takes that for a restart.
-    """
+    """The families of a `RunMetrics`, for a registry of your own: `registry.register(RunCollector(metrics))`. The
+    counts fall back to 0 at `RunMetrics.reset`; Prometheus's `rate` takes that for a restart."""
 
     def __init__(self, metrics: RunMetrics) -> None:
         self._metrics = metrics
@@ -38,19 +36,8 @@ class RunCollector(Collector):
 
 
 class MetricsServer:
-    """Serves the figures of a `RunMetrics` at `/metrics`, from a thread of its own, until `close`.
-
-    Args:
-        metrics: whose figures they are.
-        port: 0 for any that is free.
-        host: address to listen on.
-
-    Attributes:
-        url: of the page.
-
-    Raises:
-        ConfigError: the address cannot be had.
-    """
+    """Serves the figures of a `RunMetrics` at `/metrics`, from a thread of its own, until `close`; at any free port if
+    `port` is 0. `url` is the page's. Raises `ConfigError` if the address cannot be had."""
 
     def __init__(self, metrics: RunMetrics, port: int = 9464, host: str = "127.0.0.1") -> None:
         registry = CollectorRegistry()

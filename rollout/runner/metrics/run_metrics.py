@@ -126,12 +126,10 @@ class RunMetrics(EpisodeObserver):
 
     @property
     def running(self) -> dict[Phase, int]:
-        """Number of episodes in each phase now."""
         return self._waiting.phases()
 
     @property
     def waiting(self) -> list[Wait]:
-        """The waits of the running episodes, the longest first."""
         return self._waiting.waits()
 
     # ------------------------------------------------------------------ what is heard

@@ -34,11 +34,9 @@ def spans_of_run(env_id: str, model: str, provider: str) -> Sequence[EpisodeObse
 
 
 class RunSpans(EpisodeObserver):
-    """Makes the spans of one run, below the span that is current when it begins.
-
-    While an episode waits for the engine, its turn's span is current in its task, and otherwise the episode's own: the
-    spans of instrumented HTTP clients, and of tools that make some, hang below them.
-    """
+    """Makes the spans of one run, below the span that is current when it begins. While an episode waits for the engine,
+    its turn's span is current in its task, and otherwise the episode's own: the spans of HTTP clients and tools hang
+    below them."""
 
     def __init__(self, env_id: str, model: str = "", provider: str = "") -> None:
         from opentelemetry import context, trace

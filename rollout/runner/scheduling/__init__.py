@@ -1,1 +1,1 @@
-"""Schedulers, and their parts: the feed of tasks, the tracker of groups, plans."""
+"""Schedulers, and their parts: the feed of tasks, open groups, plans."""

@@ -17,7 +17,7 @@ from toolgym.rollout.runner.scheduling.plan import GroupPlan
 from toolgym.rollout.runner.scheduling.scheduler import Cut, RunCounts, Scheduler, Stragglers
 from toolgym.rollout.runner.scheduling.tasks import TaskFeed, Tasks
 from toolgym.rollout.trajectory.trajectory import Peer, Trajectory
-from toolgym.tools.errors import EpisodeError
+from toolgym.tools.errors import ConfigError, EpisodeError
 
 Observe = Callable[[Task, Sequence[float]], None]
 """As `TaskSource.observe`: takes a task and the rewards of its group."""
@@ -35,7 +35,6 @@ class GroupRewards:
         self._next = 0
 
     def add(self, task_index: int, task: Task, members: Iterable[Trajectory]) -> None:
-        """Take a group that has ended; `members` ordered by sample."""
         if self._observe is None:
             return
         self._waiting[task_index] = task, [member.reward for member in members if member.in_group_statistics]
@@ -85,6 +84,8 @@ class GroupScheduler(Scheduler):
         *,
         run_id: str | None = None,
     ) -> None:
+        if not isinstance(plan, GroupPlan | None):
+            raise ConfigError(f"plan must be a GroupPlan, got {plan!r}")
         self.whole_groups, self._config = plan is not None, config
         plan = plan or GroupPlan()
         self._plan, self._how = plan, Stragglers(plan.stragglers)
@@ -261,7 +262,6 @@ class GroupScheduler(Scheduler):
         return group.all_ended()
 
     def _decision(self, group: OpenGroup) -> list[Trajectory]:
-        """Give out a group or drop it, if that can be said by now."""
         chosen = group.first(self._group_size, in_order=self._plan.in_order)
         if chosen is None:
             return []
@@ -278,7 +278,6 @@ class GroupScheduler(Scheduler):
         return kept
 
     def _leave(self, group: OpenGroup, chosen: list[Trajectory]) -> list[Trajectory]:
-        """Give out the chosen members of a group, and do with its stragglers as the plan says."""
         group.begin_no_more()
         if not group.running or self._how is Stragglers.DROP:
             self._counts.episodes_dropped += len(group.ended) - len(chosen)

@@ -10,12 +10,9 @@ from toolgym.rollout.trajectory.trajectory import Peer, Trajectory
 
 
 class OpenGroup:
-    """The members of one task of a run, by sample, from their begin to their end; branches come on top of its `size`.
-
-    `suspended` stand still, or are to be played again in a later run; `ended` are in the order that they ended. A group
-    that is `closing` begins nothing more, and is given out when what runs is back; one that is `late` was given out
-    without these members, with its `peers`.
-    """
+    """The members of one task of a run, by sample, from their begin to their end; branches come on top of its `size`. A
+    group that is `closing` begins nothing more, and is given out when what runs is back; one that is `late` was given
+    out without these members, with its `peers`."""
 
     def __init__(self, task: Task, task_index: int, group_id: str, seed: int | None, size: int) -> None:
         self.task, self.task_index, self.id, self.size = task, task_index, group_id, size
@@ -43,7 +40,6 @@ class OpenGroup:
         return job
 
     def begin_no_more(self) -> None:
-        """Let the members that have begun be all of them."""
         self.size = self._begun
 
     def branch(self) -> Job:
@@ -53,13 +49,11 @@ class OpenGroup:
         return job
 
     def again(self, job: Job) -> Job:
-        """The job of a member's next attempt; it runs in place of this one."""
         following = replace(job, attempt=job.attempt + 1)
         self.running[job.key.sample_index] = following
         return following
 
     def stand_still(self, job: Job) -> None:
-        """Let a member wait for a later run."""
         self.running.pop(job.key.sample_index, None)
         self.suspended[job.key.sample_index] = job
 
@@ -93,6 +87,5 @@ class OpenGroup:
         return [trajectory for _, trajectory in sorted(chosen, key=itemgetter(0))]
 
     def all_ended(self) -> list[Trajectory]:
-        """The members that have ended, ordered by sample."""
         ended = [self.ended[sample] for sample in sorted(self.ended)]
         return [replace_fields(trajectory, peers=self.peers) for trajectory in ended] if self.peers else ended

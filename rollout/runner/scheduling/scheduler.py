@@ -1,7 +1,5 @@
-"""`Scheduler`: which episode runs next, and what becomes of what came back.
-
-A runner plays jobs and knows nothing of groups: how the episodes of a run belong together is decided by a scheduler.
-"""
+"""`Scheduler`: which episode runs next, and what becomes of what came back. A runner plays jobs and knows nothing of
+groups: how the episodes of a run belong together is decided by a scheduler."""
 
 from __future__ import annotations
 
@@ -60,7 +58,6 @@ class RunCounts:
     refills: int = 0
 
     def to_dict(self) -> dict[str, float]:
-        """The numbers for a trainer's logger, as `run/NAME`."""
         return {f"run/{name}": float(value) for name, value in dataclasses.asdict(self).items()}
 
     def __str__(self) -> str:
@@ -108,11 +105,9 @@ class Scheduler(ABC):
         """Hear that the episode of a job stands still, as a cut of this scheduler asked."""
 
     def carried(self) -> Sequence[Job]:
-        """The jobs whose episodes stand still and shall go on.
-
-        Asked before the run: the runner gives this run the episodes that an earlier one left, and goes on with each
-        when `next` gives its job. Asked behind the run: the runner keeps these for a later one, and frees the others.
-        """
+        """The jobs whose episodes stand still and shall go on. Before the run, the runner takes up these episodes of an
+        earlier run, for when `next` gives their jobs; behind the run, it keeps these for a later one, and frees the
+        others."""
         return ()
 
     def branch(self, job: Job) -> Job:

@@ -20,11 +20,8 @@ _log = logging.getLogger("toolgym.rollout")
 
 
 class TaskFeed:
-    """Draws tasks when they are asked for, and none ahead; `size` is None if nothing says how many there are.
-
-    An async iterable may wait for its next item as long as it likes; `close` ends that. One asyncio task draws all of
-    its items, so it may hold a timeout or a task group across them.
-    """
+    """Draws tasks when they are asked for, and none ahead; `size` is None if nothing says how many there are. One
+    asyncio task draws all items of an async iterable, so it may hold a timeout or a task group across them."""
 
     def __init__(self, tasks: Tasks) -> None:
         items: Any = tasks
