@@ -214,9 +214,9 @@ async def test_members_of_a_group_never_share_a_seed(held):
 
 
 async def test_members_that_share_a_seed_end_the_run(held, monkeypatch):
-    from toolgym.rollout.episode import episode
+    from toolgym.rollout.episode import turn_sampling
 
-    monkeypatch.setattr(episode, "derive_seed", lambda *_: 7)
+    monkeypatch.setattr(turn_sampling, "derive_seed", lambda *_: 7)
     with pytest.raises(AssertionError, match="the group of task 0 share a sampling seed"):
         await Runner(Envs(), held(lost(0)), config=config(group_size=2)).run(tasks("a"))
 
