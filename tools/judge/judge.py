@@ -101,10 +101,8 @@ class Judge:
     async def judge(self, program: str, tests: Sequence[Test]) -> list[Verdict]:
         """Return a verdict for each test, in their order.
 
-        Raises:
-            ConfigError: there is no test, a test is none, or not for the language, or the sandbox lacks the language.
-            SandboxError: the sandbox failed, which says nothing about the program.
-            SandboxUnsupportedError: it allows no second process (isolation level `landlock`), and a test needs one.
+        Raises ConfigError for unusable tests or an unknown language, SandboxUnsupportedError if a test needs a second
+        process and the sandbox allows none (isolation level `landlock`), and SandboxError if the sandbox fails.
         """
         self._check(tests)
         verdicts = [Verdict(VerdictStatus.NOT_RUN)] * len(tests)

@@ -25,13 +25,8 @@ class RunTestsTool(SandboxTool[CodeInterpreterConfig]):
 
     A task's `create_kwargs` have `tests`: JSON for `toolgym.tools.judge.read_tests`, without hidden tests.
 
-    Args:
-        config: see `toolgym.tools.CodeInterpreterConfig`; `default_timeout` is for one test.
-        tool_schema: another name or description for the model; it must keep the argument `code`.
-        sandbox: a sandbox for the tests, each a run of its own; it stays the caller's to close.
-        tolerance: see `read_tests`.
-
-    Raises ConfigError, which names the option that is unknown or out of range.
+    The options are those of `toolgym.tools.CodeInterpreterConfig`, with `default_timeout` for one test; `tolerance` is
+    that of `read_tests`. The other arguments are those of `SandboxTool`.
     """
 
     label = "run_tests"

@@ -35,10 +35,8 @@ TOKEN_LOG_INTERVAL = 10.0
 class HttpApp:
     """A service in one worker. The caller calls `start`, serves `listener()`, then calls `drain` and `close`.
 
-    Attributes:
-        title: name of the service.
-        summary: its description on its page.
-        key_header: a header in which clients may show the token too, for APIs whose clients know no other way.
+    Its page shows `title` and `summary`. The header `key_header` may hold the token, for clients that know no other
+    way.
     """
 
     title: ClassVar[str]

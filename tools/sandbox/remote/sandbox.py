@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from toolgym.tools.concurrency.deadline import shielded
@@ -21,7 +21,7 @@ from toolgym.tools.sandbox.options import RunRequest, SessionRequest
 from toolgym.tools.sandbox.protocol.messages import SessionInfo, encode_base64
 from toolgym.tools.sandbox.remote.caller import Caller, SandboxReplica, ServerKind
 from toolgym.tools.sandbox.remote.response_parsing import CellsResult, read_run_code, read_run_jupyter, read_sessions
-from toolgym.tools.sandbox.remote.session import OPENING, RemoteSession, error_for
+from toolgym.tools.sandbox.remote.session import OPENING, Opening, RemoteSession, error_for
 
 T = TypeVar("T")
 
@@ -243,7 +243,7 @@ class RemoteSandbox(Sandbox):
             caller = self._callers[loop] = Caller(replicas, self._retries, session)
         return caller
 
-    async def opened(self, asking: Coroutine[Any, Any, tuple[Sequence[SessionInfo], SandboxReplica]]) -> list[Session]:
+    async def opened(self, asking: Opening) -> list[Session]:
         """Return the sessions that a call makes; they are closed with the sandbox.
 
         A cancelled caller waits `LAST_ANSWER` seconds for the answer, to close sessions that would stay on the server.

@@ -32,6 +32,8 @@ from toolgym.tools.sandbox.remote.response_parsing import NO_SESSION, REFUSALS, 
 
 T = TypeVar("T")
 
+Opening = Coroutine[Any, Any, tuple[Sequence[SessionInfo], SandboxReplica]]
+
 OPENING = 60.0
 """Seconds for opening or forking a session, or for a file, once its turn has come."""
 
@@ -51,9 +53,7 @@ class SessionOwner(Protocol):
 
     def caller(self) -> Caller: ...
 
-    async def opened(
-        self, asking: Coroutine[Any, Any, tuple[Sequence[SessionInfo], SandboxReplica]]
-    ) -> list[Session]: ...
+    async def opened(self, asking: Opening) -> list[Session]: ...
 
     def forget(self, session: RemoteSession) -> None: ...
 

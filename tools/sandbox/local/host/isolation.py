@@ -37,12 +37,9 @@ class Isolation:
 
     Attributes:
         landlock: ABI of Landlock in use; 0: none.
-        seccomp: whether system calls are filtered.
         fresh_proc: whether a program sees a /proc with only its own processes (at the level `namespaces`).
-        network: `off`, `loopback` (inside only) or `host`.
         cgroup: `v1` or `v2`. None: there are no control groups, and the memory of all processes of a program together
             is checked every 50 ms instead of limited by the kernel.
-        controllers: those of `memory`, `pids`, `cpu` that are limited.
         missing: a sentence for each thing that the machine does not offer.
     """
 

@@ -170,13 +170,8 @@ class TemplateProcess:
     ) -> dict[str, Any]:
         """Send a request and wait for its answer. Cancelling gives the request up in the template too.
 
-        Args:
-            message: the request; it gets a new id each time.
-            patience: seconds after which the template counts as stuck and is killed.
-            settle: seconds that a cancelled call waits until the template has given up, for the next request's sake.
-            slot: of the execution; `look` tells it whether the execution sleeps.
-
-        Returns the answer, with bytes that came ahead of it under `raw`. Raises TemplateLostError.
+        Bytes that came ahead of the answer are under `raw`. After `patience` seconds the template counts as stuck and
+        is killed; a cancelled call waits `settle` seconds until the template has given up. Raises TemplateLostError.
         """
         if not self.alive or self._outbox is None:
             raise TemplateLostError
