@@ -161,7 +161,7 @@ def missing_file(what: str, path: Path) -> UnknownNameError:
 
 
 def check_seconds(**seconds: float | None) -> None:
-    """Check arguments that are positive numbers of seconds; None passes."""
+    """None passes."""
     for name, value in seconds.items():
         if value is not None and not (isinstance(value, int | float) and value > 0):
             raise ConfigError(f"{name} must be a positive number of seconds, got {value!r}")
@@ -178,7 +178,6 @@ def require_seed(seed: object) -> None:
 
 
 def error_text(error: BaseException) -> str:
-    """Return an exception's type and text in one line of plain words, for a message that a person or a model reads."""
     name, text = type(error).__name__, str(error)
     if name == "KeyError" and text:  # its text is the `repr` of the key; by name, as a replayed one has another class
         try:
@@ -190,6 +189,5 @@ def error_text(error: BaseException) -> str:
 
 
 def shorten(value: object, most: int = 300) -> str:
-    """Return a text, or the `repr` of anything else, cut to at most `most` characters for an error message."""
     text = value if isinstance(value, str) else repr(value)
     return text if len(text) <= most else f"{text[: most - 3]}..."

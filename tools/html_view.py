@@ -28,7 +28,6 @@ def message_row(message: Message) -> tuple[str, str]:
 
 
 def call_text(function: object) -> str:
-    """A function of a tool call as a line of Python: `convert(amount=3.0)`."""
     assert isinstance(function, dict)
     arguments = function["arguments"]
     if not isinstance(arguments, dict):

@@ -29,7 +29,6 @@ def named_keywords(call: Callable[P, T]) -> Callable[P, T]:
 
 
 def named_fields(dataclass: type[T]) -> type[T]:
-    """`named_keywords` for the `__init__` of a dataclass."""
     dataclass.__init__ = named_keywords(dataclass.__init__)  # type: ignore[method-assign]
     return dataclass
 

@@ -66,8 +66,7 @@ def _re_exports(source: str) -> dict[str, str]:
 
 
 def missing_extra(extra: str, feature: str, cause: ImportError) -> MissingExtraError:
-    """Build the error for a `feature` ("The embedded engine") whose optional dependency, of an extra, is absent or
-    broken."""
+    """Build the error for a feature whose optional dependency, of an extra, is absent or broken."""
     if not isinstance(cause, ModuleNotFoundError):  # it is there, but broken, or of another version
         return MissingExtraError(
             f"{feature} needs the extra {extra!r}, which is broken here: {cause}. Install it again with: "
@@ -81,14 +80,12 @@ def missing_extra(extra: str, feature: str, cause: ImportError) -> MissingExtraE
 
 
 def missing_package(package: str, feature: str, cause: ImportError) -> MissingExtraError:
-    """Build the error for a feature that needs a package of no extra; its name for pip may say its version."""
     return MissingExtraError(
         f"{feature} needs the package {package!r} ({cause}). Install it with: {_pip(package)}", name=cause.name
     )
 
 
 def outdated_package(package: str, feature: str, least: str, version: str) -> MissingExtraError:
-    """Build the error for a feature that needs a newer version (`least`) of a package than is installed."""
     needed = f"{package}>={least}"
     return MissingExtraError(
         f"{feature} needs {needed}, found {version}. Install it with: {_pip(needed)}", name=package.partition("[")[0]
@@ -102,7 +99,7 @@ def _pip(*what: str) -> str:
 
 
 def _pip_install(extra: str, options: str = "") -> str:
-    """The command that installs an extra into this Python, from where the library was installed, which installers note
+    """The way to install an extra from where the library was, which installers note
     (https://packaging.python.org/en/latest/specifications/direct-url/)."""
     import importlib.metadata
     import shlex

@@ -87,7 +87,7 @@ class ToolSchema:
 
     @functools.cached_property
     def canonical_json(self) -> str:
-        """JSON text that is equal for equal schemas, whatever the order of their keys."""
+        """Equal for equal schemas, whatever the order of their keys."""
         return json.dumps(self.to_openai(), sort_keys=True)
 
     @functools.cached_property

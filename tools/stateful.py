@@ -68,10 +68,8 @@ class StatefulTool(BaseTool):
 
     @abstractmethod
     async def open(self, **create_kwargs: Any) -> ToolSession:
-        """Begin an episode, with the task's `tools_kwargs[name]["create_kwargs"]`.
-
-        When it is cancelled, it frees what it has taken so far; from its return on, the tool closes the session.
-        """
+        """Begin an episode, with the task's `tools_kwargs[name]["create_kwargs"]`. When it is cancelled, it frees what
+        it has taken so far; from its return on, the tool closes the session."""
 
     async def create(self, instance_id: str | None = None, **create_kwargs: Any) -> str:
         """Open a session. Raises `ConfigError` if the id is in use."""

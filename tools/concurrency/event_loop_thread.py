@@ -110,8 +110,7 @@ class EventLoopThread:
         self._server.stop(forgotten=True)
 
     async def aclose(self) -> None:
-        """As `close`, for a caller on another loop, which goes on meanwhile. Once begun, it happens even if
-        cancelled."""
+        """As `close`, for a caller on another loop. Once begun, it happens even if cancelled."""
         server = self._server
         if not server.is_inherited():
             server.stop()
@@ -348,7 +347,6 @@ async def _cancel_tasks() -> None:
 
 
 def _shut_down(executor: concurrent.futures.Executor) -> None:
-    """End an executor's threads, waiting a little for those that are at work."""
     closer = threading.Thread(target=executor.shutdown, kwargs={"cancel_futures": True}, daemon=True)
     try:
         closer.start()

@@ -147,7 +147,6 @@ class ExecutionPool:
             raise DeadlineError(self.queue_timeout or 0.0, stuck=False, queued=True) from None
 
     async def _begin(self, call: Callable[[], Any]) -> tuple[Executor, Future[Any]]:
-        """Hand a call to a worker that is idle, or to a new one. One that died while it was idle is passed over."""
         while True:
             if self._closed:
                 raise SandboxError("the pool is closed; make another")
@@ -251,7 +250,6 @@ def tool_pool(mode: PoolMode = PoolMode.ThreadMode) -> ExecutionPool:
 
 
 def _forget_pools() -> None:
-    """In a forked child, which has none of its parent's threads."""
     global _tool_pools, _tool_pools_lock
     _tool_pools, _tool_pools_lock = {}, threading.Lock()
 

@@ -22,8 +22,8 @@ def freeze_heap() -> Iterator[None]:
     """Keep the objects that are there now out of the garbage collections of the block (`gc.freeze`), and make these
     rarer.
 
-    Objects are freed as ever when the last reference to them goes; cycles among them, once the block is over. Blocks
-    that run at the same time count as one. If the process has frozen its heap by itself, nothing happens.
+    Cycles among these objects are freed once the block is over. Blocks that run at the same time count as one. If the
+    process has frozen its heap by itself, nothing happens.
     """
     global _blocks, _found
     with _lock:

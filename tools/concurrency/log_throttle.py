@@ -6,7 +6,7 @@ import time
 
 
 class LogThrottle:
-    """Tells when a line of the log is due: at most one per key in `interval` seconds. Callable from every thread."""
+    """At most one line per key is due in `interval` seconds. Callable from every thread."""
 
     def __init__(self, interval: float) -> None:
         self.interval = interval

@@ -45,12 +45,8 @@ class Lag(NamedTuple):
 
 
 class LoopLag:
-    """The lags of a timer that is due once every `interval` seconds.
-
-    A timer that is late by many intervals stands for those that would have been due meanwhile, and each of them counts
-    with the lag that it would have had. Else one that is late by a minute would be a single number among thousands (Gil
-    Tene, "How NOT to measure latency").
-    """
+    """The lags of a timer that is due once every `interval` seconds. One that is late by many intervals stands for
+    those that would have been due meanwhile (Gil Tene, "How NOT to measure latency")."""
 
     def __init__(self, interval: float) -> None:
         self._interval = interval
@@ -179,8 +175,6 @@ def _say(who: str, seconds: float, frame: FrameType | None, done: str) -> None:
 
 
 class _Watchdog:
-    """The thread that looks at the loops that are watched; it is there while there are any."""
-
     def __init__(self) -> None:
         self._watches: set[LoopWatch] = set()
         self._changed = threading.Condition()
@@ -222,7 +216,6 @@ _watches: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopWatch] = weak
 
 
 def _forget() -> None:
-    """In a forked child, which has none of its parent's threads."""
     global _watchdog, _watches
     _watchdog, _watches = _Watchdog(), weakref.WeakKeyDictionary()
 

@@ -39,20 +39,15 @@ class RateLimiter(ABC):
 
     @abstractmethod
     async def acquire(self) -> Lease:
-        """Wait for a permit and return the lease on it.
-
-        Waiters are served in the order of their coming; cancelling gives up the place.
-        """
+        """Wait for a permit, first come, first served, and return the lease on it. Cancelling gives up the place."""
 
     def try_acquire(self) -> Lease | None:
         """Return a lease if there is a permit at once; None if `acquire` must wait, or might."""
         return None
 
     def permit(self) -> contextlib.AbstractAsyncContextManager[None]:
-        """Hold one permit for the length of the block, and give it back however the block ends.
-
-        While the caller waits for it, deadlines of `toolgym.tools.concurrency.deadline.with_deadline` stand still.
-        """
+        """Hold one permit for the length of the block. While the caller waits for it, deadlines of `with_deadline`
+        stand still."""
         return _Permit(self)
 
 
@@ -107,7 +102,6 @@ class LocalRateLimiter(RateLimiter):
         return self._free <= 0 or bool(self._waiters)
 
     async def acquire(self, on_wait: Callable[[], None] | None = None) -> Lease:
-        """If the caller must wait, `on_wait` is called once its place is in the queue."""
         loop = asyncio.get_running_loop()
         with self._lock:
             lease = self.try_acquire()

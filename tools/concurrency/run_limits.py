@@ -27,7 +27,6 @@ class RunLimit:
 
     @property
     def limiter(self) -> RateLimiter:
-        """The limiter of the run that the caller belongs to; `UNLIMITED` if it belongs to none."""
         return self._limiter.get()
 
     def set(self, limiter: RateLimiter) -> AbstractContextManager[None]:

@@ -50,7 +50,6 @@ class ToolLoops:
             return new
 
     def loop_of(self, tool: Hashable) -> EventLoopThread | None:
-        """The loop for an instance that is opened now; None for a tool that was not caught."""
         if tool not in self._caught:
             return None
         with self._lock:
@@ -82,7 +81,6 @@ TOOL_LOOPS = ToolLoops()
 
 
 def _forget() -> None:
-    """In a forked child, which has none of its parent's threads."""
     global TOOL_LOOPS
     TOOL_LOOPS = ToolLoops()
 

@@ -234,8 +234,6 @@ class LazyClient:
 
 
 class _Progress:
-    """State of a call, for the message when it fails."""
-
     last = ""
     full = False
     sending = False

@@ -29,7 +29,6 @@ log = logging.getLogger("toolgym.tools.http")
 class ReplicaState(enum.StrEnum):
     HEALTHY = "healthy"
     UNHEALTHY = "unhealthy"
-    """It failed; a probe finds out when it answers again."""
     SUSPENDED = "suspended"
     """It answers, but takes no calls until a probe says so, for example because its weights are old."""
 

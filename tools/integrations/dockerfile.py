@@ -34,8 +34,8 @@ _LONGEST = 120
 
 @dataclass(frozen=True)
 class FileCopy:
-    """One COPY: files and folders of this machine, and an absolute name there. A folder's content goes into it; so does
-    a file if `into` is true (it is a folder for sure), or if a folder of that name exists."""
+    """One COPY, to an absolute name. A folder's content goes into it; so does a file if `into` is true, or if a folder
+    of that name exists."""
 
     sources: tuple[Path, ...]
     target: str
@@ -87,7 +87,7 @@ def read_dockerfile(path: Path) -> Dockerfile:
 
 
 def _instructions(text: str) -> Iterator[tuple[int, str, str]]:
-    """Yield instructions: the number of the line, the name in capitals, the rest. Lines that go on are joined."""
+    """Yield the number of the line, the name in capitals, and the rest. Lines that go on are joined."""
     lines = iter(enumerate(text.splitlines(), 1))
     parts: list[str] = []
     first = 0
@@ -110,8 +110,6 @@ def _instructions(text: str) -> Iterator[tuple[int, str, str]]:
 
 
 class _Stage:
-    """One stage of a build, as far as it was read. `arguments` are variables for names, which programs do not see."""
-
     def __init__(self, context: Path, arguments: Mapping[str, str]) -> None:
         self._context = context
         self.arguments = dict(arguments)
@@ -185,11 +183,7 @@ class _Stage:
 
 
 def _words(text: str, variables: Mapping[str, str]) -> list[str]:
-    """Return the words of a text as a shell would have them, or those of the JSON list that it is.
-
-    Raises:
-        _NotHonouredError: a variable has no value, or a form of a value is not known here.
-    """
+    """Return the words of a text as a shell would have them, or those of the JSON list that it is."""
     if text.startswith("["):
         return _listed(text)
     words: list[str] = []

@@ -58,7 +58,6 @@ FOLDERS = ("/app", "/workspace", "/testbed", "/logs", "/tests", "/solution", "/i
 """Absolute names that trials and agents write to."""
 
 OUTPUT_BYTES = 10 << 20
-"""Standard output, and standard error, of one command on this machine."""
 
 
 class HarborSettings(SessionSettings, frozen=True):
@@ -85,16 +84,8 @@ class HarborSettings(SessionSettings, frozen=True):
 
 
 class ToolgymEnvironment(BaseEnvironment):
-    """A session of a toolgym sandbox, as Harbor's trials use it. Made by Harbor.
-
-    Args:
-        args: for `BaseEnvironment`.
-        kwargs: the fields of `HarborSettings`; the rest is for `BaseEnvironment`.
-
-    Raises:
-        UnknownNameError: there is no such setting; names the nearest.
-        ConfigError: a setting has a wrong value, or the task needs what a session has not.
-    """
+    """A session of a toolgym sandbox, as Harbor's trials use it. Made by Harbor, with the fields of
+    `HarborSettings`."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         values = {name: kwargs.pop(name) for name in HarborSettings.model_fields if name in kwargs}
@@ -169,14 +160,8 @@ class ToolgymEnvironment(BaseEnvironment):
         return self.settings.public_network
 
     async def start(self, force_build: bool) -> None:
-        """Open the session, with the folders, variables and files of the task.
-
-        If there is no room, it waits for other trials to end, at most `build_timeout_sec`.
-
-        Raises:
-            SandboxError: the sandbox cannot be had here, or not with such folders.
-            ConfigError: a folder is where the machine has something.
-        """
+        """Open the session, with the folders, variables and files of the task. If there is no room, it waits for other
+        trials to end, at most `build_timeout_sec`."""
         image = self.task_env_config.docker_image or self._dockerfile.image
         self.logger.info(f"Programs see the system of the sandbox's machine, and not the image {image!r}")
         try:

@@ -40,10 +40,8 @@ except ImportError as error:
     raise missing_extra("inspect", "The provider for Inspect AI", error) from error
 
 LONGEST = 3600.0
-"""Seconds that a command may take if the caller gives no time: the most that a server allows by default."""
 
 OWN_USERS = ("user", "1000")
-"""Name and number of the user that programs of a session run as."""
 
 
 class InspectConfig(SessionSettings, frozen=True):
@@ -63,11 +61,7 @@ class InspectConfig(SessionSettings, frozen=True):
 
     @classmethod
     def of(cls, config: object) -> InspectConfig:
-        """Return the settings that a task gives: such an object, the name of a YAML file with its fields, or None.
-
-        Raises:
-            ConfigError: it is something else, the file cannot be read, or a field is not known or has a wrong value.
-        """
+        """Return the settings that a task gives: such an object, the name of a YAML file with its fields, or None."""
         if config is None or isinstance(config, cls):
             return config or cls()
         if not isinstance(config, str):

@@ -184,7 +184,7 @@ class CodeInterpreterTool(SandboxTool[CodeInterpreterConfig]):
             raise ConfigError("only Python has sessions; set stateful to false, or default_language to python")
 
     async def has_sessions(self) -> bool:
-        """Whether calls share their state; a server is asked until it answers once."""
+        """A server is asked until it answers once."""
         if self._stateful is None:
             has_sessions = await self.sandbox.has_sessions()
             where = ", ".join(self.sandbox.urls) if isinstance(self.sandbox, RemoteSandbox) else repr(self.sandbox)
@@ -207,7 +207,6 @@ def render_result(result: ExecutionResult, timeout: float, max_chars: int = 4096
 
 
 def render_cell(result: CellResult, timeout: float, max_chars: int = 4096) -> str:
-    """As `render_result`, with the last expression's value behind the output."""
     stdout, stderr = result.stdout, result.stderr
     if result.error is not None and result.status is not ExecutionStatus.TIMEOUT:  # that one is our own interrupt
         stderr += "".join(result.error.traceback) or f"{result.error.name}: {result.error.value}"

@@ -219,7 +219,6 @@ def _lines(text: str) -> list[str]:
 
 
 def _replace(name: str, text: str, parameters: Mapping[str, Any]) -> tuple[str, int, int]:
-    """Return the new text, and the first and the last line that changed."""
     old, new = _argument(parameters, "old_str"), parameters.get("new_str") or ""
     if not old:
         raise _MistakeError("old_str is empty: give the text to replace, or use the command insert")

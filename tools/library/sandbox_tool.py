@@ -78,13 +78,10 @@ class WorkspaceTool(SandboxTool[FolderOptions]):
         return self.begin(EpisodeSession(self.sandbox, self.options.folder))
 
     def on(self, session: Session) -> ToolSession:
-        """Begin an episode on a session that stays the caller's. It must have the tool's folder."""
         return self.begin(GivenSession(session, self.sandbox))
 
 
 class SandboxToolSession(ToolSession):
-    """One episode of a tool that works in a sandbox session, which is opened at the first call."""
-
     def __init__(self, session: EpisodeSession) -> None:
         self._session = session
 

@@ -48,7 +48,6 @@ class LiteralError(ToolgymError, ValueError):
 
 
 def read_calls(text: str, at: int) -> tuple[Calls, int]:
-    """Read the list of calls, `[f(a=1), g(b="x")]`, that begins at `at`; return names with arguments, and the end."""
     return _Reader(text, at).calls()
 
 

@@ -69,7 +69,6 @@ class TurnBuilder:
         self.add_error(CallProblem.UNCLOSED_TAG, message, raw, name, call_id)
 
     def add_overflow_error(self, raw: str) -> None:
-        """Add the error for everything after the last request that is read."""
         message = f"Only the first {MAX_REQUESTS} tool calls of the turn were read. Send fewer in one turn."
         self.add_error(CallProblem.TOO_MANY_CALLS, message, raw)
 
@@ -90,7 +89,6 @@ class TurnBuilder:
 
 
 Read = Callable[[str, "re.Match[str]", TurnBuilder], int]
-"""Reads the request at an opener's match into the turn; returns where to go on."""
 
 
 def scan(
@@ -200,8 +198,7 @@ def skip_space(text: str, at: int) -> int:
 
 
 def region_end(text: str, at: int, close: str, *openers: str) -> tuple[int, bool]:
-    """Return the end of a request that cannot be read, before its closing tag or the next request, and whether the
-    closing tag stands there."""
+    """Return the end of a request that cannot be read, and whether its closing tag stands there."""
     end = text.find(close, at)
     nexts = [opening for opener in openers if (opening := text.find(opener, at, None if end == -1 else end)) != -1]
     if nexts:

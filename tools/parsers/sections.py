@@ -52,7 +52,6 @@ def _add_misread(text: str, at: int, raw: str, after: str, turn: TurnBuilder, fo
 
 
 def _arguments(text: str, start: int, head: re.Match[str], turn: TurnBuilder, form: SectionFormat) -> int:
-    """Read the arguments behind the head, and what closes the call that began at `start`."""
     name, call_id = head["name"], head.groupdict().get("id", "")
     parsed = read_json(text, skip_space(text, head.end()))
     closed = form.closing.match(text, parsed.end) if parsed.end != -1 else None

@@ -19,8 +19,8 @@ MAX_DEPTH = 100
 
 
 class Json(NamedTuple):
-    """A JSON value in a text: `value` is None if it could not be read, `end` is -1 if that is not known, and `problem`
-    is empty if nothing is wrong with it."""
+    """`value` is None if it could not be read, `end` is -1 if that is not known, `problem` is empty if nothing is
+    wrong."""
 
     value: Any
     end: int
@@ -124,7 +124,6 @@ def add_object_call(
 
 
 def add_named_call(turn: TurnBuilder, name: str, parsed: Json, raw: str, shape: str, call_id: str = "") -> None:
-    """Add the call of a tool that was named before its JSON arguments, or the error that says why it is none."""
     if parsed.problem:
         message = f"The arguments of the tool call are not valid JSON: {parsed.problem}. Write the call as {shape}."
         turn.add_error(CallProblem.MALFORMED_JSON, message, raw, name, call_id)

@@ -27,9 +27,7 @@ except ImportError as error:
     raise missing_extra("search", "Searching with BM25", error) from error
 
 IN_MEMORY = ":memory:"
-
 PLACES = "places.npy"
-
 _CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af"
 _WORD = re.compile(rf"[{_CJK}]|[^\W{_CJK}]+")
 """A word; or one character of a script that puts no spaces between words."""
@@ -95,7 +93,6 @@ class _Index:
 
     @classmethod
     def shared(cls, path: Path, index: str | Path | None) -> _Index:
-        """Return the index of a file, from this process's memory, from disk, or newly made."""
         in_memory = index == IN_MEMORY
         folder = path.with_name(f"{path.name}.bm25") if index is None else Path(index).absolute()
         corpus = Corpus(path)
@@ -141,7 +138,6 @@ class _Index:
 
 
 def _least(scores: NDArray[np.float32], topk: int) -> float:
-    """Return the score that the best `topk` have at least."""
     blocks = len(scores) // _WIDTH
     if blocks > topk:  # the best are in those `topk` blocks whose maxima are the highest
         whole = scores[: blocks * _WIDTH].reshape(blocks, _WIDTH)

@@ -108,8 +108,7 @@ class DenseRetriever(Retriever):
 
 
 def _best(vectors: NDArray[np.float32], asked: NDArray[np.float32], topk: int) -> list[list[tuple[int, float]]]:
-    """Return the rows of the best of `vectors` [passage, dimension] for each of `asked` [query, dimension], with their
-    inner products, best first."""
+    """For `vectors` [passage, dimension] and `asked` [query, dimension]: rows with their inner products, best first."""
     if vectors.shape[1] != asked.shape[1]:
         raise ConfigError(f"the index has {vectors.shape[1]} dimensions, the query's vector {asked.shape[1]}")
     rows = np.empty((len(asked), 0), dtype=np.int64)

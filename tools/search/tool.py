@@ -151,8 +151,7 @@ class SearchTool(BaseTool):
 
 
 def render_passages(results: Sequence[Sequence[Passage]], max_chars: int = 16384) -> str:
-    """Return the results as a model reads them, in the form of Search-R1: numbered passages, `---` between queries. A
-    longer text is cut at its end, and says so."""
+    """Return the results in the form of Search-R1: numbered passages, `---` between queries."""
     if not any(results):
         return "No search results found."
     text = "\n---\n".join(

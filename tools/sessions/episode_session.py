@@ -39,7 +39,6 @@ class EpisodeSession:
             raise SessionLostError("the episode was released before this call could run")
 
     async def opened(self) -> Session:
-        """Return the session as it is, even if it has ended; opened if there was none."""
         return self._session if self._session is not None else (await self.get())[0]
 
     def is_closed(self) -> bool:

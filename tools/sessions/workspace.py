@@ -77,8 +77,7 @@ class Workspace(Sandbox):
 
     @classmethod
     def of(cls, options: WorkspaceOptions, what: str) -> Workspace:
-        """Return the workspace of this process for a tool's options; `close` undoes one call. Errors name the tool
-        (`what`)."""
+        """Return the workspace of this process for a tool's options; `close` undoes one call."""
         chosen = options.sandbox
         token = chosen.sandbox_token.get_secret_value() if chosen.sandbox_token else ""
         key = repr((chosen.model_dump(), token))
@@ -199,7 +198,6 @@ class WorkspaceSession(Session):
         await self._session.drop_checkpoint(name)
 
     async def close(self) -> None:
-        """Give the handle back; the last one of the episode closes the session."""
         if self._open:
             self._open = False
             await self._workspace._leave(self._scope, self._shared)

@@ -94,7 +94,6 @@ class RateLimitActor:
                 self._clients[name].granted.set()
 
     async def _sweep(self) -> None:
-        """Free what dead clients hold; and end the actor when it has had no client for a while."""
         while True:
             await asyncio.sleep(max(0.1, min([1.0, *(each.lease_seconds / 4 for each in self._clients.values())])))
             now = time.monotonic()

@@ -48,11 +48,7 @@ def get_metrics(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 class EvaluationApi:
-    """Answers the seven paths. The app's sandbox runs programs, each run of a test in a slot of its gate.
-
-    Raises:
-        ConfigError: a data set cannot be read, or is of no known format.
-    """
+    """Answers the seven paths. The app's sandbox runs programs, each run of a test in a slot of its gate."""
 
     def __init__(self, app: SandboxApp, config: EvaluatingServerConfig) -> None:
         self._sandbox = _GatedSandbox(app.sandbox, app.gate, app.metrics)
@@ -182,11 +178,7 @@ def _read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def load_datasets(folder: Path) -> dict[str, list[dict[str, Any]]]:
-    """Read the data sets of a folder: each file `NAME.jsonl` or `NAME.jsonl.gz`.
-
-    Raises:
-        ConfigError: there is none, one cannot be read, or is of no known format; names it.
-    """
+    """Read the files `NAME.jsonl` or `NAME.jsonl.gz` of a folder. A `ConfigError` names one that cannot be used."""
     paths = {path.name.partition(".jsonl")[0]: path for path in sorted(folder.glob("*.jsonl*"))}
     if not paths:
         raise ConfigError(f"the folder of data sets {str(folder)!r} has no file NAME.jsonl")

@@ -1,5 +1,3 @@
-"""Settings of `toolgym serve sandbox`, which serves SandboxFusion's evaluation endpoints beside the sandbox."""
-
 from __future__ import annotations
 
 from dataclasses import replace
@@ -14,7 +12,7 @@ _AT = _FLAGS.index("token_file")
 
 
 class EvaluatingServerConfig(ServerConfig):
-    """Settings of the sandbox server, and of the evaluation endpoints.
+    """Settings of the sandbox server, and of the evaluation endpoints beside it.
 
     Attributes:
         datasets: a folder with data sets for SandboxFusion's evaluation endpoints, a file `NAME.jsonl` each; None: only

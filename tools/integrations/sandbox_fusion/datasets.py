@@ -41,11 +41,7 @@ from toolgym.tools.serving.json_bodies import problem
 from toolgym.tools.serving.transport import RequestRefusedError
 
 TIMEOUT = 20.0
-"""Seconds for a test if the request says none, as in SandboxFusion."""
-
 EXTRACTION_TIMEOUT = 10.0
-"""Seconds that `custom_extract_logic` may take."""
-
 _DRIVER = """
 import dataclasses, json, re, sys
 @dataclasses.dataclass
@@ -63,7 +59,7 @@ def extract_fenced_code(text):
 exec(compile(LOGIC, "<custom_extract_logic>", "exec"))
 print("\\n" + WORD + json.dumps(_blocks))
 """
-"""Runs a client's logic with SandboxFusion's names: `CodeBlock`, `completion`, `submit_code_blocks` and so on."""
+"""Runs a client's logic with SandboxFusion's names."""
 
 Row = Mapping[str, Any]
 
@@ -71,7 +67,6 @@ _MULTIPLE = {
     "py": "python", "sh": "bash", "js": "nodejs", "ts": "typescript", "rs": "rust", "rb": "ruby", "pl": "perl",
     "cs": "csharp", "jl": "julia", "kt": "kotlin_script", "d": "D_ut", "r": "R", "rkt": "racket", "go": "go_test",
 }  # fmt: skip
-"""From MultiPL-E's names of languages to a sandbox's."""
 
 
 class CodeDataset(ABC):

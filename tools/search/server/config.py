@@ -73,7 +73,6 @@ class SearchServerConfig(ServingConfig):
     search_timeout: pydantic.FiniteFloat = Field(60.0, gt=0)
 
     def open_retriever(self) -> Retriever:
-        """Return the retriever over the corpus. Makes its index if there is none, which may take minutes."""
         if self.corpus is None:
             raise ConfigError("name the file of passages to serve: --corpus FILE.jsonl")
         if self.model is None:
