@@ -13,8 +13,7 @@ from toolgym.tools.schema import ToolCall
 def read_action(action: Action, parse: Callable[[str], ParsedTurn], *, calls_seen: int = 0) -> ParsedTurn:
     """Return an action as a parsed turn; `calls_seen` numbers the calls of a message that have no id.
 
-    Raises:
-        ConfigError: it is no parsed turn, assistant message or text.
+    What is no parsed turn, assistant message or text is a `ConfigError`.
     """
     if isinstance(action, ParsedTurn):
         return action

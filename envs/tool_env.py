@@ -73,8 +73,7 @@ class ToolEnv(BaseEnv):
     some of them in place overrides `fork`, and gives the twin its own.
 
     Raises:
-        ConfigError: an argument is of the wrong kind or out of range, two tools share a name, or the scorer takes other
-            arguments.
+        ConfigError: an argument cannot be used, for example two tools that share a name.
         UnknownNameError: there is no such parser or argument (`UnknownArgumentError`); names the nearest one.
     """
 

@@ -76,10 +76,8 @@ class GymnasiumEnv(gymnasium.Env[tuple[Message, ...], str]):
     def step(self, action: str) -> tuple[tuple[Message, ...], float, bool, bool, dict[str, Any]]:
         """Take one turn of the policy: its text as generated, without its end-of-turn token.
 
-        Raises:
-            ConfigError: the action is not text.
-            EpisodeError: called before `reset`, or after the episode ended.
-            EpisodeFailedError: the reward is not finite.
+        Without an episode under way it is an `EpisodeError`, and with a reward that is not finite an
+        `EpisodeFailedError`.
         """
         check_action(action)
         result = self._bridge.run(self.base_env.step(action))

@@ -39,12 +39,8 @@ class InFlight(Generic[T]):
     def take(self, count: int, timeout: float | None) -> tuple[dict[int, T], dict[int, BaseException]]:
         """Take back the first `count` calls that finished, which must be out, waiting at most `timeout` seconds.
 
-        Returns:
-            The results by env, in the order in which they finished, and no errors. If a call has raised, only the
-            errors; the results that are there wait for the next time.
-
-        Raises:
-            LoopTimeoutError: fewer finished in time. What finished waits for the next time.
+        Returns the results by env, in the order in which they finished; or, if a call has raised, only the errors.
+        Results that are there, also after a `LoopTimeoutError`, wait for the next time.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:

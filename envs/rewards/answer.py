@@ -64,11 +64,9 @@ def numeric(*, tolerance: float = 0.0) -> OutcomeScorer:
     """Return a scorer: 1 if the answer is the number of the ground truth, else 0.
 
     The number is that of the marked answer (see `marked_answer`), or the last one of the final text outside of its
-    thinking. It may have thousands separators, an exponent, or be a fraction such as `3/4`. A ground truth that is no
-    number is a `ConfigError`.
-
-    Args:
-        tolerance: how far the answer may be from the truth, as a part of the truth: 0.01 is one percent.
+    thinking. It may have thousands separators, an exponent, or be a fraction such as `3/4`. It may differ from the
+    truth by `tolerance` as a part of the truth: 0.01 is one percent. A ground truth that is no number is a
+    `ConfigError`.
     """
     if isinstance(tolerance, bool) or not isinstance(tolerance, int | float) or not 0 <= tolerance < float("inf"):
         raise ConfigError(f"tolerance must be a number of at least 0, got {tolerance!r}")

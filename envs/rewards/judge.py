@@ -80,9 +80,6 @@ class LLMJudge(AsyncCloseable):
         patience: seconds for one call with all its attempts. Keep it below the env's `score_timeout`.
         max_connections: connections at once, to all servers.
 
-    Raises:
-        ConfigError: an address, a prompt or a number cannot be used; says which.
-
     Example:
         >>> from toolgym.envs.rewards import LLMJudge, exact, weighted
         >>> judge = LLMJudge("http://localhost:8000/v1", "judge-model")

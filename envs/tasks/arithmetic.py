@@ -59,11 +59,7 @@ class ArithmeticProblem:
 
 
 class ArithmeticTasks(TaskSource):
-    """An endless source of arithmetic word problems.
-
-    Args:
-        split: `"train"`, or `"test"` for the tenth of all expressions that training never shows.
-    """
+    """An endless source of arithmetic word problems; `test` has the tenth of all expressions that `train` lacks."""
 
     def __init__(self, split: Split = "train") -> None:
         if split not in ("train", "test"):

@@ -67,13 +67,10 @@ class ByLevel(TaskSource):
 
     @classmethod
     def of_column(cls, source: CountedTasks, column: str = "level", **options: Any) -> Self:
-        """Return a curriculum over tasks that say their level themselves. Each is read once, to find it.
+        """Return a curriculum over tasks with their level in a column of `extra_info`. Each is read once, to find it.
 
-        Args:
-            source: the tasks.
-            column: of `extra_info`: whole numbers or texts, which are sorted from the easiest to the hardest. A task
-                without it is a `ConfigError`.
-            options: the other arguments.
+        The levels, whole numbers or texts, are sorted from the easiest to the hardest; a task without one is a
+        `ConfigError`. `options` are the other arguments.
         """
         places: dict[Level, list[int]] = {}
         for place, task in enumerate(source):

@@ -15,7 +15,7 @@ class TaskEpochs(TaskSource):
     """A source that knows how far it is (`position`), for training that stops and goes on with steps of any size.
 
     `take` goes on where the last one ended, whatever seed and training step it is given. `sample` and `task` draw from
-    the source and move nothing.
+    the source and move nothing. A seed shuffles the tasks, in each epoch anew; None keeps their order.
 
     Example:
         >>> from toolgym.envs import ArithmeticTasks, TaskList
@@ -25,10 +25,6 @@ class TaskEpochs(TaskSource):
         >>> again.load_state_dict(epochs.state_dict())
         >>> again.take(2) == epochs.take(2), epochs.epoch
         (True, 1)
-
-    Args:
-        source: the tasks, which have places.
-        seed: shuffles them, in each epoch anew; None keeps their order.
     """
 
     def __init__(self, source: CountedTasks, *, seed: int | None = None) -> None:

@@ -147,11 +147,7 @@ def from_generator(make: MakeTask) -> GeneratedTasks:
 
 
 class TaskList(CountedTasks):
-    """Tasks from a list, which is not copied, so that many envs share it. Do not change it.
-
-    Raises:
-        ConfigError: `tasks` is no sequence of tasks, or empty.
-    """
+    """Tasks from a list, not empty, which is not copied, so that many envs share it. Do not change it."""
 
     def __init__(self, tasks: Sequence[Task]) -> None:
         argument: object = tasks

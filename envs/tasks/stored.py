@@ -78,15 +78,10 @@ class TaskSubset(CountedTasks):
 def from_parquet(
     path: Paths, *, columns: Mapping[str, str] | None = None, cache_bytes: int = CACHE_BYTES
 ) -> StoredTasks:
-    """Return the tasks of Parquet files; a row group is read when one of its rows is drawn.
+    """Return the tasks of one or more Parquet files; a row group is read when one of its rows is drawn.
 
     A random draw reads a whole row group unless that is in the cache, so row groups should be small, as those of
-    `write_tasks`. Errors are those of `load_tasks`.
-
-    Args:
-        path: a file, or several.
-        columns: for rows of another shape than verl's, as in `load_tasks`.
-        cache_bytes: bytes of decoded row groups that are kept for each file.
+    `write_tasks`; `cache_bytes` of decoded ones are kept for each file. `columns` and errors are those of `load_tasks`.
     """
     require_whole_number("cache_bytes", cache_bytes, at_least=0)
     return StoredTasks([ParquetRows(file, cache_bytes) for file in _paths(path)], columns)

@@ -27,9 +27,6 @@ class Task:
         source: where the row comes from (verl's `data_source`).
         id: unique in its source.
         row: the whole row that the task was read from; empty for a task that was not. Not compared.
-
-    Raises:
-        ConfigError: a message or the tools' kwargs have another shape.
     """
 
     messages: tuple[Message, ...]

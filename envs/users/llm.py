@@ -42,9 +42,6 @@ class LLMUser(User):
             own are doubled, as in `str.format`.
         stop: the text that ends the conversation when it stands in a message of the user.
 
-    Raises:
-        ConfigError: the prompt has another field in braces; at `open`: the task does not say what the user wants.
-
     Example:
         >>> from toolgym.tools.http.chat_endpoint import ChatEndpoint
         >>> user = LLMUser(ChatEndpoint("http://localhost:8000/v1", "user-model", request={"temperature": 0.7}))
