@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from toolgym.envs.base import Action as Action
     from toolgym.envs.base import BaseEnv as BaseEnv
     from toolgym.envs.base import StepResult as StepResult
-    from toolgym.envs.foreign.options import WrapOptions as WrapOptions
+    from toolgym.envs.foreign.base import WrapOptions as WrapOptions
+    from toolgym.envs.foreign.env import wrap as wrap
     from toolgym.envs.foreign.seeds import SeedTasks as SeedTasks
     from toolgym.envs.foreign.seeds import seed_tasks as seed_tasks
-    from toolgym.envs.foreign.wrap import wrap as wrap
     from toolgym.envs.gym.gymnasium_env import GymnasiumEnv as GymnasiumEnv
     from toolgym.envs.gym.spaces import ChatSpace as ChatSpace
     from toolgym.envs.gym.spaces import TextSpace as TextSpace

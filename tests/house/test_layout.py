@@ -123,7 +123,7 @@ ORDERS = {
     ],
     "envs/served": ["catalog", "session", "env_session", "sessions", "environments", "openenv", "ors"],
     "envs/served/environments": ["config", "face", "app"],
-    "envs/served/openenv": ["turns", "mcp", "websocket", "api"],
+    "envs/served/openenv": ["turns", "mcp", "api"],
     "envs/served/sessions": ["protocol", "backends", "client", "store", "config", "session", "app"],
     "rollout": [
         "limits",

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from toolgym.envs.families.textarena.ids import GAMES
-from toolgym.envs.foreign.env import ForeignEnv
-from toolgym.envs.foreign.wrap import wrap
+from toolgym.envs.foreign.env import ForeignEnv, wrap
 from toolgym.tools.errors import UnknownNameError, nearest
 from toolgym.tools.lazy import missing_extra
 

@@ -29,7 +29,8 @@ class AviaryAdapter(Adapter):
         if "seed" in inspect.signature(self.env.reset).parameters:
             arguments["seed"] = start.seed
         messages, tools = await self.env.reset(**arguments)
-        return Begun(opened(start.messages, self._read(messages)), [_schema(tool) for tool in tools])
+        schemas = [ToolSchema.from_openai(tool.info.model_dump(exclude_none=True)) for tool in tools]
+        return Begun(opened(start.messages, self._read(messages)), schemas)
 
     async def step(self, turn: ParsedTurn) -> Stepped:
         messages, reward, done, truncated = await self.env.step(_message(turn))
@@ -59,7 +60,3 @@ def _message(turn: ParsedTurn) -> Any:
         return AviaryMessage(role="assistant", content=turn.content)
     calls = [ToolCall(id=call.id, function={"name": call.name, "arguments": call.arguments}) for call in turn.calls]
     return ToolRequestMessage(content=turn.content.strip() or None, tool_calls=calls)
-
-
-def _schema(tool: Any) -> ToolSchema:
-    return ToolSchema.from_openai(tool.info.model_dump(exclude_none=True))

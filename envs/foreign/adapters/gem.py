@@ -11,8 +11,7 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from toolgym.envs.foreign.base import Adapter, Begun, Start, Stepped, layers_of
-from toolgym.envs.foreign.options import WrapOptions
+from toolgym.envs.foreign.base import Adapter, Begun, Start, Stepped, WrapOptions, layers_of
 from toolgym.envs.foreign.threads import EnvThreads, OwnRandom
 from toolgym.envs.foreign.values import opened
 from toolgym.tools.errors import ConfigError

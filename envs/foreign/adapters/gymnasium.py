@@ -12,8 +12,7 @@ from typing import Any
 
 from gymnasium import spaces
 
-from toolgym.envs.foreign.base import Adapter, Begun, Start, Stepped
-from toolgym.envs.foreign.options import WrapOptions
+from toolgym.envs.foreign.base import Adapter, Begun, Start, Stepped, WrapOptions
 from toolgym.envs.foreign.threads import EnvThreads
 from toolgym.envs.foreign.values import opened
 from toolgym.tools.errors import ConfigError

@@ -17,8 +17,7 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from toolgym.envs.foreign.base import Adapter, Begun, InvalidActionError, Start, Stepped
-from toolgym.envs.foreign.options import WrapOptions
+from toolgym.envs.foreign.base import Adapter, Begun, InvalidActionError, Start, Stepped, WrapOptions
 from toolgym.envs.foreign.threads import EnvThreads
 from toolgym.envs.foreign.values import messages_of, number_of, opened, text_of
 from toolgym.envs.types import EpisodeFailedError, StopReason
@@ -44,12 +43,17 @@ class OpenEnvAdapter(Adapter):
         self._client = "EnvClient" in names
         self._gives_results = self._client or "SyncEnvClient" in names
         inside = env.async_client if "SyncEnvClient" in names else env
-        self._mcp = options.to_action is None and options.action_type is None and _is_mcp(inside)
+        self._mcp = (
+            options.to_action is None
+            and options.action_type is None
+            and any(cls.__name__ in _MCP for cls in type(inside).__mro__)
+        )
         self._actions = {} if self._mcp or options.to_action is not None else _actions(inside, options, self.name)
 
     async def reset(self, start: Start) -> Begun:
         arguments = {"seed": start.seed, **start.options}
-        if not _takes(self.env.reset, "seed"):
+        parameters = inspect.signature(self.env.reset).parameters.values()
+        if not any(parameter.name == "seed" or parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
             del arguments["seed"]
         observation, _, done, info = self._split(await self._call("reset", **arguments))
         if done:
@@ -173,15 +177,6 @@ class OpenEnvAdapter(Adapter):
                 f"an observation of {self.name} is neither text nor JSON ({error}): {shorten(repr(value))}; give "
                 "to_text=, a function that makes a text of one"
             ) from error
-
-
-def _is_mcp(env: Any) -> bool:
-    return any(cls.__name__ in _MCP for cls in type(env).__mro__)
-
-
-def _takes(function: Any, name: str) -> bool:
-    parameters = inspect.signature(function).parameters.values()
-    return any(parameter.name == name or parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
 
 
 def _field(value: Any, name: str) -> Any:

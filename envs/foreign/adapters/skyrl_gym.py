@@ -12,8 +12,7 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from toolgym.envs.foreign.base import Adapter, Begun, Start, Stepped
-from toolgym.envs.foreign.options import WrapOptions
+from toolgym.envs.foreign.base import Adapter, Begun, Start, Stepped, WrapOptions
 from toolgym.envs.foreign.threads import EnvThreads
 from toolgym.tools.errors import ConfigError
 from toolgym.tools.function import tool as make_tool

@@ -94,13 +94,8 @@ class Tau2Adapter(Adapter):
                 from tau2.data_model.message import AssistantMessage, UserMessage
 
                 kind = AssistantMessage if role == "_agent" else UserMessage
-                player.set_action(
-                    kind(role=role.strip("_") if role == "_user" else "assistant", content=_stop_of(player))
-                )
-
-
-def _stop_of(player: Any) -> str:
-    return str(getattr(player, "STOP_TOKEN", "###STOP###"))
+                stop = str(getattr(player, "STOP_TOKEN", "###STOP###"))
+                player.set_action(kind(role="user" if role == "_user" else "assistant", content=stop))
 
 
 def _ran(info: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -12,8 +12,7 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from toolgym.envs.foreign.base import Adapter, Begun, Start, Stepped, layers_of
-from toolgym.envs.foreign.options import Player, WrapOptions
+from toolgym.envs.foreign.base import Adapter, Begun, Player, Start, Stepped, WrapOptions, layers_of
 from toolgym.envs.foreign.threads import EnvThreads, OwnRandom
 from toolgym.envs.foreign.values import opened
 from toolgym.envs.types import EpisodeFailedError, StopReason
@@ -35,7 +34,8 @@ class TextArenaAdapter(Adapter):
     def __init__(self, env: Any, options: WrapOptions, threads: EnvThreads) -> None:
         super().__init__(env, options, threads)
         self._random = OwnRandom()
-        self._raw = _below_history(env)
+        # Below the wrapper that tells all of the past at each step, which the runner keeps itself.
+        self._raw = next((layer.env for layer in layers_of(env) if type(layer).__name__ == _RESTATES), env)
         self._others = options.others
 
     async def reset(self, start: Start) -> Begun:
@@ -114,8 +114,3 @@ class TextArenaAdapter(Adapter):
 
     async def _call(self, function: Any, **arguments: Any) -> Any:
         return await self.threads.run(self._random.run, function, **arguments)
-
-
-def _below_history(env: Any) -> Any:
-    """The env below the wrapper that tells all of the past at each step, which the runner keeps itself."""
-    return next((layer.env for layer in layers_of(env) if type(layer).__name__ == _RESTATES), env)

@@ -14,6 +14,6 @@ if TYPE_CHECKING:
     from toolgym.envs.served.sessions.backends.base import SessionBackend as SessionBackend
     from toolgym.envs.served.sessions.client import SessionClient as SessionClient
     from toolgym.envs.served.sessions.env import RemoteSessionEnv as RemoteSessionEnv
-    from toolgym.envs.served.sessions.tool import RemoteSessionTool as RemoteSessionTool
+    from toolgym.envs.served.sessions.env import RemoteSessionTool as RemoteSessionTool
 else:
     __getattr__, __dir__ = lazy_names(__name__)

@@ -58,14 +58,7 @@ def _number(name: str, value: object) -> float:
     return float(value)
 
 
-def _sid(value: object) -> str:
-    try:
-        return read_sid(value)
-    except ConfigError as error:
-        raise ValueError(str(error)) from None
-
-
-Sid = Annotated[str, pydantic.BeforeValidator(_sid, json_schema_input_type=str | int)]
+Sid = Annotated[str, pydantic.BeforeValidator(read_sid, json_schema_input_type=str | int)]
 RequestId = Annotated[str, pydantic.Field(min_length=1, max_length=200)]
 
 

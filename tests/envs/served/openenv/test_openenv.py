@@ -10,7 +10,7 @@ import pytest
 
 from tests.actors import until
 from tests.envs.served.environments.toy import SECRET, SumEnv
-from toolgym.envs.served.openenv import websocket
+from toolgym.envs.served.openenv import api
 
 CALL = {"type": "call_tool", "tool_name": "add", "arguments": {"a": 1, "b": 2}}
 HANG = {"type": "call_tool", "tool_name": "hang"}
@@ -328,7 +328,7 @@ async def test_json_rpc_over_websockets(serve, connect, http):
 
 
 async def test_a_client_that_answers_no_ping_is_gone(serve, connect, monkeypatch):
-    monkeypatch.setattr(websocket, "PING", 0.4)  # the reset must be sent before the first ping is missed
+    monkeypatch.setattr(api, "PING", 0.4)  # the reset must be sent before the first ping is missed
     service = await serve()
     socket = await connect(service.url, autoping=False)
     await socket.ask("reset")
@@ -336,7 +336,7 @@ async def test_a_client_that_answers_no_ping_is_gone(serve, connect, monkeypatch
 
 
 async def test_a_step_may_take_longer_than_pings(serve, connect, monkeypatch):
-    monkeypatch.setattr(websocket, "PING", 0.5)  # which leaves the client 0.25 seconds to answer
+    monkeypatch.setattr(api, "PING", 0.5)  # which leaves the client 0.25 seconds to answer
     service = await serve(kwargs={"tool_timeout": 1.0})
     socket = await connect(service.url)
     await socket.ask("reset")
