@@ -103,7 +103,7 @@ async def test_its_agent_plays_an_episode(nemo_gym, row):
     answer = await rollout.play(row)
     assert (answer.reward, answer.mask_sample, answer.stop_reason, answer.turns) == (1.0, False, "answered", 2)
     assert [(status, text.strip()) for status, text in rollout.outputs] == [(200, "6")]
-    assert len(server._sessions) == 0
+    assert len(server._episodes.sessions) == 0
 
 
 async def test_a_response_that_was_cut_is_not_taken_as_the_answer(nemo_gym, row):
@@ -144,7 +144,7 @@ async def test_a_session_that_is_gone_is_masked_and_wrong_rows_are_refused(nemo_
 
     async def lost(name, given):
         await begin(name, given)
-        await server._sessions.discard(name)
+        await server._episodes.sessions.discard(name)
 
     server.__dict__["_begin"] = lost
     answer = await rollout.play(row)
@@ -177,8 +177,8 @@ async def test_an_environment_servers_session_keeps_its_name(nemo_gym, row):
         seeded = await rollout.client.post("/seed_session", json=seed_of(row).model_dump(mode="json"))
         assert seeded.json()["resources_session_id"] == "one"
         said = await rollout.client.post("/code_interpreter", json={"code": "print(6)"})
-        assert (said.text.strip(), server._sessions.find("one").episode.steps) == ("6", 1)
-    assert len(server._sessions) == 0
+        assert (said.text.strip(), server._episodes.sessions.find("one").episode.steps) == ("6", 1)
+    assert len(server._episodes.sessions) == 0
 
 
 def test_rows_are_as_its_agents_read_them(nemo_gym):
