@@ -104,7 +104,7 @@ async def test_a_lease_gives_back_once():
     assert limiter.in_use == 0
 
 
-@pytest.mark.parametrize("limit", [0, -1, 1.5, "3"])
+@pytest.mark.parametrize("limit", [0, -1, 1.5, "3", True])
 def test_a_limit_is_a_positive_whole_number(limit):
     with pytest.raises(ConfigError):
         LocalRateLimiter(limit)
