@@ -23,9 +23,10 @@ from toolgym.envs.rewards.base import Outcome, Score, Scorer, outcome_scorer
 from toolgym.envs.tasks.sources import TaskList, TaskSource, require_task
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.tool_instances import OwnTools, ToolInstances, encodable, tools_by_name
-from toolgym.envs.types import Continue, End, ResetInfo, StepInfo, StopReason, ToolCallRecord
+from toolgym.envs.types import Continue, End, ResetInfo, ResetOptions, ResetResult, StepInfo, StopReason, ToolCallRecord
 from toolgym.tools.base import BaseTool
-from toolgym.tools.concurrency.deadline import own_deadline, with_deadline
+from toolgym.tools.closeable import AsyncCloseable
+from toolgym.tools.concurrency.deadline import own_deadline, shielded, with_deadline
 from toolgym.tools.errors import ConfigError, EpisodeError, check_seconds, require_seed, require_whole_number
 from toolgym.tools.function import ToolFunction, as_tool
 from toolgym.tools.keywords import named_keywords
@@ -78,6 +79,7 @@ class ToolEnv(BaseEnv):
     """
 
     keeps_deadlines = True
+    _held: AsyncCloseable | None = None  # what a subclass keeps for the episode, closed after the tools
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -175,9 +177,7 @@ class ToolEnv(BaseEnv):
         """Turns that the policy has taken in the episode, the present one included."""
         return self._turn
 
-    async def reset(
-        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
-    ) -> tuple[list[Message], ResetInfo]:
+    async def reset(self, *, seed: int | None = None, options: ResetOptions = None) -> ResetResult:
         require_seed(seed)
         if not isinstance(options, Mapping | None):
             raise ConfigError(f"options must be a mapping such as {{'task': Task(...)}}, got {options!r}")
@@ -272,7 +272,7 @@ class ToolEnv(BaseEnv):
         twin = copy.copy(self)
         if self._own_tools is not None:
             self._own_tools.owners += 1
-        twin._instances = instances
+        twin._instances, twin._held = instances, None
         twin._messages, twin._records = [*self._messages], [*self._records]
         twin._random = copy.copy(self._random)  # goes on as this one does, on its own
         return twin
@@ -423,8 +423,13 @@ class ToolEnv(BaseEnv):
         return await with_deadline(coroutine, seconds, queue=self.queue_timeout)
 
     async def _release(self) -> None:
-        if self._instances is not None:
-            await self._instances.release()
+        held, self._held = self._held, None
+        try:
+            if self._instances is not None:
+                await self._instances.release()
+        finally:
+            if held is not None:
+                await shielded(held.close())
 
 
 async def _awaited(value: Awaitable[T]) -> T:

@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 from toolgym.envs.base import Action
+from toolgym.envs.library.code_interpreter import tools_of
 from toolgym.envs.library.embedded import embedded_rows
-from toolgym.envs.library.optional_tools import tools_of
 from toolgym.envs.tasks.row_fields import verl_row
 from toolgym.envs.tasks.sources import TaskList, TaskSource
 from toolgym.envs.tasks.task import Task

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from toolgym.envs.base import Action
+from toolgym.envs.library.code_interpreter import tools_of
 from toolgym.envs.library.embedded import embedded_rows
-from toolgym.envs.library.optional_tools import tools_of
 from toolgym.envs.rewards.answer import truth_texts
 from toolgym.envs.rewards.math_answer import same_value
 from toolgym.envs.tasks.row_fields import verl_row

@@ -66,7 +66,6 @@ class McpEnv(ToolEnv):
         self.connect_timeout = connect_timeout
         self._further = dict(self.tools)
         self._decorators: list[Callable[[BaseTool], BaseTool]] = []
-        self._connection: McpConnection | None = None
         self._known = False
 
     @property
@@ -87,17 +86,12 @@ class McpEnv(ToolEnv):
     async def reset(self, *, seed: int | None = None, options: ResetOptions = None) -> ResetResult:
         self._over = True
         await self._release()
-        self._connection = await McpConnection.open(self.server, self.connect_timeout)
-        async with closed_on_error(self._release):
-            self._take(await self._connection.schemas(self.connect_timeout))
-            return await self._begin(seed, options)
-
-    async def _begin(self, seed: int | None, options: Mapping[str, Any] | None) -> ResetResult:
-        connection, self._connection = self._connection, None  # the reset below ends what is under way
-        try:
-            return await super().reset(seed=seed, options=options)
-        finally:
-            self._connection = connection
+        connection = await McpConnection.open(self.server, self.connect_timeout)
+        async with closed_on_error(lambda: shielded(connection.close())):
+            self._take(await connection.schemas(self.connect_timeout))
+            begun = await super().reset(seed=seed, options=options)
+        self._held = connection
+        return begun
 
     def gold_actions(self) -> list[Action] | None:
         return gold_turns(self.task) if self.task is not None and isinstance(self.tasks, StockTasks) else None
@@ -129,23 +123,12 @@ class McpEnv(ToolEnv):
         return known if known is not None and known.canonical_json == schema.canonical_json else schema
 
     async def _ask(self) -> list[ToolSchema]:
-        connection = await McpConnection.open(self.server, self.connect_timeout)
-        try:
+        async with await McpConnection.open(self.server, self.connect_timeout) as connection:
             return await connection.schemas(self.connect_timeout)
-        finally:
-            await connection.close()
 
     async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
-        assert self._connection is not None
-        return await self._connection.call(name, arguments)
-
-    async def _release(self) -> None:
-        connection, self._connection = self._connection, None
-        try:
-            await super()._release()
-        finally:
-            if connection is not None:
-                await shielded(connection.close())
+        assert isinstance(self._held, McpConnection)
+        return await self._held.call(name, arguments)
 
 
 class _McpTool(BaseTool):

@@ -15,7 +15,6 @@ from toolgym.envs.types import Continue, End, ResetOptions, ResetResult, StepInf
 from toolgym.envs.users.base import FunctionUser, User, UserReply, UserSession
 from toolgym.tools.base import BaseTool
 from toolgym.tools.closeable import closed_on_error
-from toolgym.tools.concurrency.deadline import shielded, with_deadline
 from toolgym.tools.errors import ConfigError, UnknownNameError, check_seconds, nearest
 from toolgym.tools.function import ToolFunction
 from toolgym.tools.message import Message, user
@@ -63,7 +62,6 @@ class UserSimEnv(ToolEnv):
         users = order_user if user is None else user
         named = users if isinstance(users, Mapping) else {"": users}
         self._users = {name: _as_user(value) for name, value in named.items()}
-        self._session: UserSession | None = None
         self._user_metrics: dict[str, Any] = {}
         self.user_trace: list[Message] = []
 
@@ -74,7 +72,7 @@ class UserSimEnv(ToolEnv):
             task = info["task"]
             kwargs = dict(task.extra_info.get("interaction_kwargs") or {})
             opening = self._chosen(task, kwargs.pop("name", None)).open(task, **kwargs)
-            self._session = await with_deadline(opening, self.user_timeout, queue=self.queue_timeout)
+            self._held = await self._deadline(opening, self.user_timeout)
             if messages[-1]["role"] != "user":
                 first = await self._ask()
                 if first.text is None:
@@ -95,18 +93,18 @@ class UserSimEnv(ToolEnv):
 
     async def fork(self) -> Self:
         twin = await super().fork()
-        twin._session = None
         async with closed_on_error(twin.close):
-            if self._session is not None:
-                forking = self._session.fork()
-                twin._session = await with_deadline(forking, self.user_timeout, queue=self.queue_timeout)
+            twin._held = await self._deadline(self._session.fork(), self.user_timeout)
         twin._user_metrics = {**self._user_metrics}
         return twin
 
+    @property
+    def _session(self) -> UserSession:
+        assert isinstance(self._held, UserSession)
+        return self._held
+
     async def _ask(self) -> UserReply:
-        assert self._session is not None
-        asking = self._session.reply(self.messages)
-        reply = await with_deadline(asking, self.user_timeout, queue=self.queue_timeout)
+        reply = await self._deadline(self._session.reply(self.messages), self.user_timeout)
         self.user_trace = self._session.trace
         self._user_metrics |= {f"user/{name}": value for name, value in reply.metrics.items()}
         return reply
@@ -130,14 +128,6 @@ class UserSimEnv(ToolEnv):
     async def _abandon(self) -> None:
         self._over = True
         await self._release()
-
-    async def _release(self) -> None:
-        session, self._session = self._session, None
-        try:
-            await super()._release()
-        finally:
-            if session is not None:
-                await shielded(session.close())
 
 
 def _as_user(value: Any) -> User:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -38,7 +38,6 @@ class UserReply:
 
     @classmethod
     def of(cls, value: Any) -> UserReply:
-        """Read the result of a user's function: a `UserReply`, a text, or None for the end."""
         if isinstance(value, cls):
             return value
         if isinstance(value, str):
@@ -48,15 +47,12 @@ class UserReply:
         raise ConfigError(f"a user must return a UserReply, a text, or None for the end; got {value!r}")
 
 
-class UserSession(ABC):
+class UserSession(AsyncCloseable):
     """A user in one episode."""
 
     @abstractmethod
     async def reply(self, messages: Sequence[Message]) -> UserReply:
-        """Reply to the policy's last turn, the last of `messages`; a user that begins gets the task's messages.
-
-        They are the conversation as the policy sees it; do not change them.
-        """
+        """Reply to the conversation as the policy sees it, which ends with its turn, or with the task's messages."""
 
     @property
     def trace(self) -> list[Message]:
@@ -76,13 +72,10 @@ class User(AsyncCloseable):
 
     @abstractmethod
     async def open(self, task: Task, **interaction_kwargs: Any) -> UserSession:
-        """Begin an episode. If cancelled, free what was taken so far; from its return on, the env closes the session.
-
-        `interaction_kwargs` are `extra_info.interaction_kwargs` of the task's row, without its `name`.
-        """
+        """Begin an episode with the row's `extra_info.interaction_kwargs`, without its `name`; the env closes it."""
 
     async def close(self) -> None:
-        """Free what the user holds."""
+        pass
 
 
 UserFunction: TypeAlias = Callable[

@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 from toolgym.tools.base import ToolResult
+from toolgym.tools.closeable import AsyncCloseable
 from toolgym.tools.errors import ConfigError, ToolgymError, error_text, shorten
 from toolgym.tools.mcp.server import McpServer
 from toolgym.tools.schema import ToolSchema
@@ -30,7 +31,7 @@ class McpError(ToolgymError, ConnectionError):
     """A session with an MCP server could not be begun."""
 
 
-class McpConnection:
+class McpConnection(AsyncCloseable):
     """A session that is open; see `open`. The SDK's contexts belong to the task that entered them, so a task of the
     session holds them. Its calls may come from any task."""
 

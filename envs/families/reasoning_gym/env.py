@@ -10,7 +10,7 @@ from typing import Any
 from toolgym.envs.base import Action
 from toolgym.envs.families.reasoning_gym.answer_check import may_be_scored
 from toolgym.envs.families.reasoning_gym.tasks import Generator, ReasoningGymTasks, entry_of
-from toolgym.envs.library.optional_tools import tools_of
+from toolgym.envs.library.code_interpreter import tools_of
 from toolgym.envs.rewards.base import Outcome, Score
 from toolgym.envs.rewards.qa import tagged_answer
 from toolgym.envs.tasks.sources import TaskSource
