@@ -13,7 +13,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -65,7 +64,7 @@ def same_value(*, timeout: float = 10.0) -> Callable[[Outcome], Awaitable[Score]
             return Score(1.0)
         try:
             for truth in truths:
-                verdict = await _workers().compare(truth, answer, timeout)
+                verdict = await _workers.compare(truth, answer, timeout)
                 if verdict == "no truth":
                     raise ConfigError(f"the ground truth {shorten(repr(truth))} cannot be read as mathematics")
                 if verdict == "right":
@@ -167,25 +166,13 @@ class _Workers:
         return worker
 
 
-_of_this_process: _Workers | None = None
-_lock = threading.Lock()
+_workers = _Workers()
 
 
-def _workers() -> _Workers:
-    global _of_this_process
-    with _lock:
-        if _of_this_process is None:
-            _of_this_process = _Workers()
-            atexit.register(_of_this_process.end_idle)
-        return _of_this_process
+def _leave_to_parent() -> None:
+    global _workers
+    _workers = _Workers()
 
 
-def _forget() -> None:
-    """In a forked child, whose parent has the workers."""
-    global _of_this_process, _lock
-    if _of_this_process is not None:
-        atexit.unregister(_of_this_process.end_idle)
-    _of_this_process, _lock = None, threading.Lock()
-
-
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=_leave_to_parent)
+atexit.register(lambda: _workers.end_idle())

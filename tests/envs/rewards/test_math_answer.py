@@ -24,12 +24,12 @@ HANGS = r"\boxed{9^{9^{9^{9^{9}}}}}"
 @pytest.fixture(autouse=True, scope="module")
 def workers_end():
     yield
-    math_answer._workers().end_idle()
+    math_answer._workers.end_idle()
 
 
 @pytest.fixture
 def no_workers():
-    math_answer._workers().end_idle()
+    math_answer._workers.end_idle()
 
 
 def processes():
@@ -114,7 +114,7 @@ async def test_a_comparison_that_is_cancelled_leaves_no_process(no_workers):
     [worker] = processes()
     asking = asyncio.create_task(scorer(outcome(HANGS, truth="5")))
     async with asyncio.timeout(60):
-        while math_answer._workers()._idle:
+        while math_answer._workers._idle:
             await asyncio.sleep(0.01)
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -132,7 +132,7 @@ async def test_many_comparisons_share_a_few_workers():
 async def test_a_worker_ends_with_its_input(no_workers):
     await same_value(timeout=60)(outcome(r"\boxed{1.0}", truth="1"))
     [worker] = processes()
-    idle = math_answer._workers()._idle.pop()
+    idle = math_answer._workers._idle.pop()
     idle._process.stdin.close()
     deadline = time.monotonic() + 60
     while worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE:
