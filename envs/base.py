@@ -17,11 +17,11 @@ from __future__ import annotations
 
 import inspect
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from toolgym.envs.tasks.task import Task
-from toolgym.envs.types import ResetInfo, StepInfo, StopReason
+from toolgym.envs.types import ResetOptions, ResetResult, StepInfo, StopReason
 from toolgym.tools.closeable import AsyncCloseable
 from toolgym.tools.errors import ConfigError, ForkNotSupportedError
 from toolgym.tools.html_view import html_table, message_row
@@ -93,9 +93,7 @@ class BaseEnv(AsyncCloseable):
         return f"<{type(self).__name__}>"
 
     @abstractmethod
-    async def reset(
-        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
-    ) -> tuple[list[Message], ResetInfo]:
+    async def reset(self, *, seed: int | None = None, options: ResetOptions = None) -> ResetResult:
         """Begin an episode, ending the one before. Returns all messages so far, and a `ResetInfo`.
 
         Args:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import contextlib
 import enum
 import math
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
 from toolgym.envs.base import Action, BaseEnv, StepResult
 from toolgym.envs.failure import failing, finite_reward, reason_to_end
-from toolgym.envs.types import EpisodeFailedError, ResetInfo, StopReason
+from toolgym.envs.types import EpisodeFailedError, ResetOptions, ResetResult, StopReason
 from toolgym.tools.concurrency.deadline import with_deadline
 from toolgym.tools.errors import ConfigError, EpisodeError
-from toolgym.tools.message import Message
 
 TIMEOUT = 600.0
 """Seconds for one call of an env that has no deadlines of its own."""
@@ -69,9 +68,7 @@ class DrivenEpisode:
     def over(self) -> bool:
         return self.stage is not EpisodeStage.UNDER_WAY
 
-    async def reset(
-        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
-    ) -> tuple[list[Message], ResetInfo]:
+    async def reset(self, *, seed: int | None = None, options: ResetOptions = None) -> ResetResult:
         """Begin an episode, ending the one before; see `BaseEnv.reset`.
 
         A `ConfigError` of the env passes through: it does not take the seed or an option. The episode is over

@@ -7,7 +7,6 @@ import queue
 import time
 from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import CancelledError, Future
-from functools import partial
 from typing import Any, Generic, TypeVar
 
 from toolgym.tools.concurrency.event_loop_thread import SLICE, EventLoopThread, LoopTimeoutError
@@ -21,7 +20,7 @@ class InFlight(Generic[T]):
 
     def __init__(self, bridge: EventLoopThread) -> None:
         self._bridge = bridge
-        self._landed: queue.SimpleQueue[tuple[int, Future[T | BaseException]]] = queue.SimpleQueue()
+        self._landed: queue.SimpleQueue[tuple[int, Future[T]]] = queue.SimpleQueue()
         self._results: dict[int, T] = {}
         self._errors: dict[int, BaseException] = {}
         self._out: set[int] = set()
@@ -32,9 +31,9 @@ class InFlight(Generic[T]):
 
     def begin(self, index: int, call: Callable[[], Coroutine[Any, Any, T]]) -> None:
         """Begin an env's call, and return at once. Raises `EpisodeError` if the event loop is closed."""
-        future = self._bridge.submit(_settled(call))
+        future, landed = self._bridge.submit(call()), self._landed
         self._out.add(index)
-        future.add_done_callback(partial(_put, self._landed, index))
+        future.add_done_callback(lambda done: landed.put((index, done)))
 
     def take(self, count: int, timeout: float | None) -> tuple[dict[int, T], dict[int, BaseException]]:
         """Take back the first `count` calls that finished, which must be out, waiting at most `timeout` seconds.
@@ -65,26 +64,17 @@ class InFlight(Generic[T]):
             except queue.Empty:
                 continue
 
-    def _land(self, index: int, future: Future[T | BaseException]) -> None:
+    def _land(self, index: int, future: Future[T]) -> None:
         try:
-            result = future.result()
+            error = future.exception()
         except CancelledError:
-            result = EpisodeError("the call was cancelled: the envs were closed before it finished")
-        if isinstance(result, BaseException):
-            self._errors[index] = result
+            error = EpisodeError("the call was cancelled: the envs were closed before it finished")
+        if error is None:
+            self._results[index] = future.result()
         else:
-            self._results[index] = result
-
-
-def _put(landed: queue.SimpleQueue[tuple[int, Future[Any]]], index: int, future: Future[Any]) -> None:
-    landed.put((index, future))
+            self._errors[index] = error
 
 
 async def gather(calls: Iterable[Callable[[], Coroutine[Any, Any, T]]]) -> list[T | BaseException]:
     """Run calls at the same time; what they return or raise, in their order."""
     return await asyncio.gather(*(call() for call in calls), return_exceptions=True)
-
-
-async def _settled(call: Callable[[], Coroutine[Any, Any, T]]) -> T | BaseException:
-    [result] = await gather([call])
-    return result
