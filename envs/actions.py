@@ -1,4 +1,4 @@
-"""`read_action`: an action as a parsed turn."""
+"""Actions as parsed turns, and as messages."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from toolgym.envs.base import Action
 from toolgym.tools.errors import ConfigError
+from toolgym.tools.message import Message, assistant
 from toolgym.tools.parsers import ParsedTurn
 from toolgym.tools.schema import ToolCall
 
@@ -37,3 +38,10 @@ def read_action(action: Action, parse: Callable[[str], ParsedTurn], *, calls_see
         call_id = call.get("id") or f"call_{calls_seen + index}"
         calls.append(ToolCall(call_id, function["name"], function["arguments"], index))
     return ParsedTurn(content, content, calls, [], action.get("reasoning_content"))
+
+
+def action_message(action: Action) -> Message:
+    """Return an action as an assistant message; a text is its content."""
+    if isinstance(action, ParsedTurn):
+        return action.message
+    return assistant(action) if isinstance(action, str) else action

@@ -14,9 +14,7 @@ from toolgym.tools.schema import ToolSchema
 
 
 class Wrapper(BaseEnv):
-    """Passes everything on to the env inside; subclasses change one thing, and take wrong arguments as a `ConfigError`.
-
-    Attributes that the wrapper lacks are looked up in the env inside at each access, and `close` closes that env.
+    """Passes everything on to the env inside, as well as attributes that it lacks; subclasses change one thing.
 
     Example:
         >>> import toolgym
@@ -37,7 +35,6 @@ class Wrapper(BaseEnv):
 
     @property
     def unwrapped(self) -> BaseEnv:
-        """The innermost env."""
         return self.env.unwrapped if isinstance(self.env, Wrapper) else self.env
 
     @property
@@ -75,9 +72,7 @@ class Wrapper(BaseEnv):
         await self.env.close()
 
     async def fork(self) -> BaseEnv:
-        """Fork the env inside, and wrap the fork the same way; a subclass with attributes that change in place
-        overrides this.
-        """
+        """Wrap a fork of the env inside; a subclass with attributes that change in place overrides this."""
         inside = await self.env.fork()
         twin = type(self).__new__(type(self))
         twin.__dict__.update(self.__dict__)
@@ -99,10 +94,7 @@ def with_metrics(result: StepResult, **metrics: Any) -> StepResult:
 
 
 class Compose:
-    """Puts several wrappers around an env: `Compose(a, b)(env)` is `b(a(env))`.
-
-    Args:
-        wrappers: the first is innermost; each as in `wrappers` of `toolgym.make`, which has the errors too.
+    """Puts wrappers, each as in `wrappers` of `toolgym.make`, around an env: `Compose(a, b)(env)` is `b(a(env))`.
 
     Example:
         >>> import toolgym

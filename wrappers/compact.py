@@ -27,13 +27,11 @@ class Compact(Wrapper):
 
     Once the conversation has more than `max_tokens`, the next observation ends with a request. The policy's next turn
     is its summary, whose tokens are trained. The env inside does not see it, and its calls of tools are not run. The
-    step that takes it has the reward 0, and `StepInfo.context`: the task's messages with the summary behind them.
-    `rollout` and `run_episode` begin a new token sequence with that context (`start_reason` "env"), and `endpoint.run`
-    a new conversation; with Gymnasium the next prompt is `info["context"]`. A caller that can only add to a
-    conversation refuses the env.
+    step that takes it has the reward 0, and `StepInfo.context`: the task's messages with the summary behind them, which
+    is the next prompt. A caller that can only add to a conversation refuses the env.
 
-    The metrics of a step hold `compactions`, the summaries of the episode so far. A summary takes none of the env's own
-    turns; a `TurnLimit` around this wrapper counts it.
+    The metrics of a step hold `compactions`, the summaries of the episode so far. Only a `TurnLimit` around this
+    wrapper counts a summary as a turn.
 
     Args:
         max_tokens: tokens of a conversation, the task's messages included, above which a summary is asked for. Only
@@ -123,9 +121,7 @@ class Compact(Wrapper):
 
 
 def _followed_by(messages: Sequence[Message], text: str) -> list[Message]:
-    """Messages with a user's text behind them, in the last one if that is a user's: some templates take no two in a
-    row.
-    """
+    """Add a user's text, to the last message if that is a user's: some templates take no two in a row."""
     copies = [message.copy() for message in messages]
     if not copies or copies[-1]["role"] != "user":
         return [*copies, user(text)]

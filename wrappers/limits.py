@@ -19,16 +19,13 @@ T = TypeVar("T")
 
 
 class Limit(Wrapper):
-    """May end an episode early. A subclass writes `limited_step`, which calls `end`.
-
-    The env inside is then asked to `truncate`: a `ToolEnv` scores the episode as if its own `max_turns` were used up.
-    """
+    """May end an episode early: a subclass's `limited_step` calls `end`, which truncates the env inside."""
 
     _ended = False
 
     @abstractmethod
     async def limited_step(self, action: Action) -> StepResult:
-        """Take a step of an episode that is under way, and `end` it if it has reached the limit."""
+        """Take a step, and `end` the episode if it has reached the limit."""
 
     async def end(self, result: StepResult, reason: StopReason) -> StepResult:
         """End the episode with the result of its last step, without the observations: the policy reads nothing more."""
@@ -66,9 +63,7 @@ class Limit(Wrapper):
 
 
 class TurnLimit(Limit):
-    """Ends an episode with `StopReason.MAX_TURNS` after `max_turns` turns, unless it has ended by itself.
-
-    The last turn is taken as any other: its tool calls are run, and their rewards count. Then the episode is scored.
+    """Ends an episode with `StopReason.MAX_TURNS` after `max_turns` turns, the last of which is taken as any other.
 
     Example:
         >>> import toolgym
@@ -99,9 +94,8 @@ class TurnLimit(Limit):
 class TokenBudget(Limit):
     """Ends an episode with `StopReason.BUDGET` once its turns and observations have `max_tokens` tokens.
 
-    The task's messages do not count, nor do the tokens that a chat template puts around messages: an env knows texts.
-    `EpisodeLimits.max_response_tokens` of a rollout is exact. The turn that uses up the budget is taken as any other;
-    then the episode is scored. `tokenizer` is a tokenizer, or a function from a text to its number of tokens.
+    The task's messages do not count, nor do the tokens that a chat template puts around messages.
+    `tokenizer` is a tokenizer, or a function from a text to its number of tokens.
 
     Example:
         >>> import toolgym
@@ -133,9 +127,8 @@ class TokenBudget(Limit):
 class TimeLimit(Limit):
     """Ends an episode with `StopReason.EPISODE_TIMEOUT` a number of wall seconds after its `reset` began.
 
-    The step that is under way then is cancelled, and the env inside frees what the episode held. That reason is a
-    failure, so nothing is scored and no trainer learns from the episode: how long it took says more of the machine than
-    of the policy. The policy's own time counts, and so does the wait for permits.
+    The step that is under way then is cancelled. That reason is a failure, so nothing is scored and no trainer learns
+    from the episode. The policy's own time counts, and so does the wait for permits.
 
     Example:
         >>> import time, toolgym

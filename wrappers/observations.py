@@ -21,8 +21,7 @@ class RewriteObservations(Wrapper):
     The env inside goes on as if the policy had read the original ones. `Compact` goes around this wrapper.
 
     Args:
-        rewrite: from new messages, of which it gets copies, to those that the policy reads. Not called if there are
-            none.
+        rewrite: from copies of the new messages, if there are any, to those that the policy reads.
         prompt: whether the messages of `reset` are rewritten too.
 
     Example:

@@ -10,10 +10,10 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, cast
 
+from toolgym.envs.actions import action_message
 from toolgym.envs.base import Action, BaseEnv, StepResult
 from toolgym.envs.types import EpisodeFailedError, ResetOptions, ResetResult, StopReason
 from toolgym.tools.errors import ConfigError, EpisodeError, error_text
-from toolgym.tools.message import assistant
 from toolgym.tools.parsers.base import ParsedTurn
 from toolgym.wrappers.base import Wrapper
 
@@ -23,11 +23,9 @@ class Record(Wrapper):
 
     A line has `task` (its id), `source`, `seed`, `messages` (all of them, in order), `actions` (each a text as
     generated, or a message), `rewards` (of each step), `reward` (their sum), `stop_reason`, `error` and `metrics`. An
-    episode that `reset` or `close` breaks off has the `stop_reason` None; one whose step raised has its `error`. Each
-    line is written at once and whole, so any number of envs may share a file, forks too: a fork's line begins with what
-    it shares. Put it around `RetryOnInfraError`: its forks would be episodes here.
-
-    A file that cannot be written is an `OSError` of `step`, `reset` or `close`. Its folder must be there.
+    episode that `reset` or `close` breaks off has the `stop_reason` None; one whose step raised has its `error`. Lines
+    are written whole, so any number of envs and forks may share a file. Put it around `RetryOnInfraError`: its forks
+    would be episodes here. A file that cannot be written is an `OSError`. Its folder must be there.
 
     Example:
         >>> import json, tempfile, toolgym
@@ -96,10 +94,9 @@ class Record(Wrapper):
         if self._episode is None:
             return
         if action is not None:
-            turn = action.message if isinstance(action, ParsedTurn) else action
-            turn = assistant(turn) if isinstance(turn, str) else turn
-            text = action.text if isinstance(action, ParsedTurn) else ""
-            self._episode["actions"].append(text or (action if isinstance(action, str) else turn))
+            turn = action_message(action)
+            written = action.text or turn if isinstance(action, ParsedTurn) else action
+            self._episode["actions"].append(written)
             self._episode["messages"] += copy.deepcopy([result.info.get("message") or turn, *result.obs])
             self._episode["rewards"].append(result.reward)
         elif self._episode["rewards"]:

@@ -27,24 +27,17 @@ _log = logging.getLogger("toolgym.wrappers")
 
 
 class RetryOnInfraError(Wrapper):
-    """Repeats a `reset` that the infrastructure failed and, if asked to, a step; each later than the one before.
+    """Repeats a `reset` that the infrastructure failed, with the task that it had drawn, and maybe a step.
 
-    A `reset` begins anew in any case, so it can be repeated. Without a seed it is repeated with the task that it had
-    drawn, so that no task is skipped.
-
-    A step has changed the episode when it fails, so it is only repeated from a fork: with `steps=True` the env is
-    forked before each step (`ForkNotSupportedError` if it cannot be), and the fork takes the step again if the
-    infrastructure failed one of its tool calls (`ToolCallRecord.infra_failure`) or the step itself. What a fork does
-    not hold, such as a server's state, sees the call twice. If the last attempt fails, its result or its error is
-    given.
-
-    Every retry is logged. The metrics of a step hold `infra_retries`, the retries of the episode so far.
+    With `steps=True` the env is forked before each step (`ForkNotSupportedError` if it cannot be), and the fork takes
+    the step again if the infrastructure failed one of its tool calls (`ToolCallRecord.infra_failure`) or the step
+    itself. What a fork does not hold, such as a server's state, sees the call twice. The last attempt's result or error
+    is given. Every retry is logged. The metrics of a step hold `infra_retries`, the retries of the episode so far.
 
     Args:
         attempts: how often a call is made at most.
-        first_delay: most seconds before the second attempt; twice as many before each further one, drawn evenly from 0
-            up.
-        max_delay: the most that this grows to.
+        first_delay: most seconds before the second attempt, drawn evenly from 0 up; doubled before each further one.
+        max_delay: the most seconds that this grows to.
         steps: whether steps are repeated; needs an env that can be forked.
 
     Example:
@@ -146,7 +139,6 @@ def _last_outcome(state: tenacity.RetryCallState) -> Any:
 
 
 async def _close(env: BaseEnv) -> None:
-    """Close an env that is of no use any more. A failure is logged: the episode goes on in another one."""
     try:
         await env.close()
     except Exception as error:  # noqa: BLE001

@@ -6,11 +6,11 @@ import math
 import re
 from collections.abc import Callable
 
+from toolgym.envs.actions import action_message
 from toolgym.envs.base import Action, BaseEnv, StepResult
 from toolgym.envs.types import ResetOptions, ResetResult, StopReason
 from toolgym.tools.errors import ConfigError
-from toolgym.tools.message import Message, assistant
-from toolgym.tools.parsers.base import ParsedTurn
+from toolgym.tools.message import Message
 from toolgym.wrappers.base import Wrapper, with_metrics
 
 
@@ -57,9 +57,8 @@ class FormatPenalty(Wrapper):
     The metrics of a step hold `bad_format`, the turns without it so far, and `reward/format`, what they cost so far.
 
     Args:
-        form: a regular expression that is searched for in the content of each turn's message, where `.` is any
-            character, a line's end too; or a function from that message, whose calls are its `tool_calls`, to whether
-            it has the form.
+        form: a regular expression that is searched for in the content of each turn's message (`.` is a line's end too),
+            or a function from that message to whether it has the form.
         penalty: what a turn without the form costs, at least 0.
 
     Example:
@@ -99,19 +98,10 @@ class FormatPenalty(Wrapper):
         return self._counted(result) if turn is None or reason.failed else self._judged(turn, result)
 
     def _judged(self, action: Action, result: StepResult) -> StepResult:
-        has_form = bool(self._has_form(_message(action, result)))
+        has_form = bool(self._has_form(result.info.get("message") or action_message(action)))
         self._bad += not has_form
         return self._counted(result if has_form else result._replace(reward=result.reward - self.penalty))
 
     def _counted(self, result: StepResult) -> StepResult:
         cost = -self.penalty * self._bad if self._bad else 0.0
         return with_metrics(result, **{"bad_format": self._bad, "reward/format": cost})
-
-
-def _message(action: Action, result: StepResult) -> Message:
-    """The turn as a message, as the env read it if the result tells."""
-    if "message" in result.info:
-        return result.info["message"]
-    if isinstance(action, ParsedTurn):
-        return action.message
-    return assistant(action) if isinstance(action, str) else action

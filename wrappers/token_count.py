@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
+from toolgym.envs.actions import action_message
 from toolgym.envs.base import Action
 from toolgym.tools.concurrency.blocking import in_thread
 from toolgym.tools.errors import ConfigError
@@ -21,10 +22,7 @@ TokenCount = Callable[[str], int]
 
 
 def token_count(tokenizer: Any) -> TokenCount:
-    """Return a tokenizer as a function that counts the tokens of a text, without special ones; a function as it is.
-
-    A function, such as `len` to count characters, may be called in another thread if a text is long.
-    """
+    """Return a tokenizer as a function that counts the tokens of a text, without special ones; a function as it is."""
     encode = None if isinstance(tokenizer, str) else getattr(tokenizer, "encode", None)
     if callable(encode):
         return lambda text: len(encode(text, add_special_tokens=False))
@@ -37,11 +35,8 @@ def token_count(tokenizer: Any) -> TokenCount:
 
 def turn_text(action: Action) -> str:
     """The text of a turn as generated, if that is known."""
-    if isinstance(action, str):
-        return action
-    if isinstance(action, ParsedTurn):
-        return action.text or message_text(action.message)
-    return message_text(action)
+    text = action.text if isinstance(action, ParsedTurn) else action
+    return text if text and isinstance(text, str) else message_text(action_message(action))
 
 
 def message_text(message: Message) -> str:

@@ -1,7 +1,4 @@
-"""Scorers: they give an episode its reward.
-
-`weighted` puts several together. The modules have more: see `toolgym.envs.rewards.base` for what a scorer is.
-"""
+"""Scorers, which give an episode its reward; `toolgym.envs.rewards.base` has their contract."""
 
 from __future__ import annotations
 

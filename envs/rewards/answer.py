@@ -43,9 +43,8 @@ def plain_choice(text: str) -> str:
 def exact(*, ignore_case: bool = False) -> OutcomeScorer:
     """Return a scorer: 1 if the answer is the ground truth, character by character, else 0.
 
-    The answer is what the final text marks (see `marked_answer`), or all of it outside of its thinking. White space
-    around it does not count, and `A.` and `(A)` are `A`. A ground truth may be text, a number, true or false, or a list
-    of these, any of which is right. With `ignore_case`, `paris` is `Paris`.
+    The answer is what the final text marks (see `marked_answer`), or all of it outside of its thinking. `A.` and `(A)`
+    are `A`. A ground truth may be text, a number, true or false, or a list of these, any of which is right.
     """
 
     def form(text: str) -> str:
@@ -64,9 +63,8 @@ def numeric(*, tolerance: float = 0.0) -> OutcomeScorer:
     """Return a scorer: 1 if the answer is the number of the ground truth, else 0.
 
     The number is that of the marked answer (see `marked_answer`), or the last one of the final text outside of its
-    thinking. It may have thousands separators, an exponent, or be a fraction such as `3/4`. It may differ from the
-    truth by `tolerance` as a part of the truth: 0.01 is one percent. A ground truth that is no number is a
-    `ConfigError`.
+    thinking. It may have thousands separators, an exponent, or be a fraction. `tolerance` is a part of the truth: 0.01
+    is one percent. A ground truth that is no number is a `ConfigError`.
     """
     if isinstance(tolerance, bool) or not isinstance(tolerance, int | float) or not 0 <= tolerance < float("inf"):
         raise ConfigError(f"tolerance must be a number of at least 0, got {tolerance!r}")

@@ -23,8 +23,8 @@ class Outcome:
     Attributes:
         task: the task.
         messages: the whole conversation, the task's messages and the last turn included, also one that a limit cut.
-        turns: number of turns that the policy took, with one that was cut.
-        tool_calls: what became of each tool call, in order.
+        turns: turns that the policy took, with one that was cut.
+        tool_calls: the records of all tool calls, in order.
         final_text: the text of the last turn, also of one that was cut; empty if the policy called a tool in it.
         stop_reason: why the episode ended.
         sessions: what the tools keep for the episode, by the tool's name; `session` is the way to it.
@@ -40,9 +40,7 @@ class Outcome:
 
     @property
     def turn_texts(self) -> list[str]:
-        """The text of each of the policy's turns, without its calls; thinking that the model's format keeps apart from
-        the text stands before it, between `<think>` and `</think>`.
-        """
+        """The texts of the policy's turns, without calls; thinking stands before each as `<think>...</think>`."""
         return [
             f"<think>{message['reasoning_content']}</think>{message['content']}"
             if "reasoning_content" in message
@@ -64,11 +62,9 @@ class Outcome:
         return [message for message in self.messages[len(self.task.messages) :] if message["role"] == "assistant"]
 
     def session(self, tool: str) -> Any:
-        """Return what a tool keeps for the episode: the `ToolSession` of a `StatefulTool`, open until all scorers are
-        done.
+        """Return the `ToolSession` of a `StatefulTool`, open until all scorers are done; `ConfigError` if it has none.
 
-        A code interpreter's has `sandbox_session`, to run a program and read files where the policy's programs ran. A
-        tool that keeps nothing, as one that answers from a recording, is a `ConfigError`.
+        A code interpreter's has `sandbox_session`, to run a program and read files where the policy's programs ran.
         """
         if tool not in self.sessions:
             names = ", ".join(self.sessions) or "none"
@@ -90,7 +86,6 @@ class Score:
 
     @classmethod
     def of(cls, value: Any) -> Score:
-        """Read the result of a scorer: a `Score` or a number."""
         if isinstance(value, cls):
             return value
         try:
@@ -142,9 +137,8 @@ def weighted(parts: Mapping[str, tuple[float, Scorer]]) -> OutcomeScorer:
     """Return a scorer that adds up others, given as `{name: (weight, scorer)}`; a weight of 0 only reports.
 
     Each part is a component of the score under its name, without its weight; the components of a part `judge` are
-    `judge/NAME`. Parts that are async run at the same time. If one raises, so does the whole, and the others are
-    cancelled. A part that has nothing to say, as a function of a text and a task if there is no answer, counts 0. A
-    part or score that is not usable is a `ConfigError`, which names it.
+    `judge/NAME`. Async parts run at the same time; if one raises, so does the whole. A function of a text and a task
+    counts 0 if there is no answer. A part or score that is not usable is a `ConfigError`, which names it.
 
     Example:
         >>> from toolgym.envs.rewards import called, exact, weighted

@@ -20,9 +20,7 @@ THINK = r"<think>.*?</think>.*\S.*"
 
 
 def turn_format(form: str | Callable[[str], bool], *, turns: Turns = "last") -> OutcomeScorer:
-    """Return a scorer: the share of turns that have a form, from 0 to 1; a turn's text is that of `Outcome.turn_texts`.
-
-    What a chat template writes before a turn, such as `<think>`, is no part of it.
+    """Return a scorer: the share of turns (of `Outcome.turn_texts`) that have a form, from 0 to 1.
 
     Args:
         form: a regular expression that matches the whole text of a turn, white space around it left out; `.` matches
@@ -55,13 +53,13 @@ def overlong_penalty(
 ) -> OutcomeScorer:
     """Return a scorer: 0 for a response that is short enough, down to -1 for one that is too long.
 
-    All that the policy wrote counts: its calls too, and a turn that was cut (`Outcome.written`). The formula is DAPO's
-    soft overlong punishment (Yu et al., arXiv 2503.14476, equation 13). With y the length of the response: 0 up to
-    `max_length - buffer`; `(max_length - buffer - y) / buffer` from there to `max_length`; -1 beyond.
+    All of `Outcome.written` counts. The formula is DAPO's soft overlong punishment (arXiv 2503.14476, equation 13).
+    With y the length of the response: 0 up to `max_length - buffer`; `(max_length - buffer - y) / buffer` from there
+    to `max_length`; -1 beyond.
 
     Args:
-        max_length: the length from which on a response has the whole penalty.
-        buffer: over how much before it the penalty grows; 0: none, and all at once.
+        max_length: the length beyond which a response has the whole penalty.
+        buffer: the lengths before it over which the penalty grows.
         count: the length of a text; by default its characters. For tokens: `lambda text: len(tokenizer.encode(text))`.
         longest_turn: count the longest of the policy's turns, not all of them together.
     """
@@ -97,10 +95,7 @@ def called_successfully(tool: str | None = None) -> OutcomeScorer:
 
 
 def failed_calls(tool: str | None = None) -> OutcomeScorer:
-    """Return a scorer: how many calls failed, malformed ones included, for a weight below 0 in `weighted`.
-
-    A call that failed because of the infrastructure is not the policy's, and does not count.
-    """
+    """Return a scorer: the number of calls that failed, malformed ones included, but not by the infrastructure."""
     calls = _calls_of(tool)
     return lambda outcome: float(sum(call.status != "ok" and not call.infra_failure for call in calls(outcome)))
 

@@ -71,8 +71,7 @@ class LLMJudge(AsyncCloseable):
         urls: the address that an OpenAI client would be given, with `/v1`; or those of several equal servers.
         model: the model's name there.
         prompt: what it is asked for a score: a text with any of `{question}` (the task's last user message), `{answer}`
-            (the last turn, without its thinking), `{ground_truth}` and `{conversation}` (all messages, one behind the
-            other). Braces of its own are doubled, as in `str.format`.
+            (the last turn, without its thinking), `{ground_truth}` and `{conversation}`. Other braces are doubled.
         comparison: what it is asked by `compare`: a text with any of `{question}`, `{first}` and `{second}`.
         token: sent as a bearer token; None: nothing is sent.
         request: further fields of each request, such as `max_tokens`; the temperature is 0 unless it stands here.
@@ -142,7 +141,6 @@ class LLMJudge(AsyncCloseable):
 
 
 def read_verdict(reply: str) -> float | None:
-    """The number of a reply's last line, `Verdict: N`; None if that line has another form."""
     lines = reply.strip().splitlines()
     verdict = _VERDICT.fullmatch(lines[-1].strip()) if lines else None
     return float(verdict[1]) if verdict else None

@@ -84,8 +84,8 @@ def has_answer_form(text: str) -> bool:
 def gold_answers(task: Task) -> list[str]:
     """Return the right answers of a task, any of which will do; without any, raise `ConfigError`.
 
-    Its ground truth is a text, a list of texts, or an object with these in `target`, as Search-R1's rows have it; if it
-    has none, `golden_answers` of its row, as FlashRAG's rows have it. Numbers are taken as text.
+    Its ground truth is a text, a list of texts, or an object with these in `target` (Search-R1); if it has none,
+    `golden_answers` of its row (FlashRAG). Numbers are taken as text.
     """
     truth = task.ground_truth
     if isinstance(truth, dict):
@@ -110,9 +110,8 @@ def _is_answer(value: Any) -> bool:
 class AnswerScorer(NamedTuple):
     """Scores the answer between `<answer>` tags.
 
-    The reward is `(1 - format_weight) * measure + format_weight * format`, where the measure is `em` or `f1`. The
-    components are `em`, `f1` and `format` (1 for `has_answer_form`); all three are 0 for an episode that ended without
-    an answer.
+    The reward is `(1 - format_weight) * measure + format_weight * format`. Components: `em`, `f1` and `format` (1 for
+    `has_answer_form`); all three are 0 for an episode that ended without an answer.
     """
 
     measure: Measure = "em"

@@ -29,8 +29,8 @@ class UnitTests(AsyncCloseable):
         sandbox: where tests run; it stays the caller's to close. None: a `SharedSandbox` of its own.
         reward: `all`: 1 if all tests pass, else 0; `fraction`: the fraction of them that pass.
         timeout: wall seconds for one test.
-        total_timeout: wall seconds for all tests of one program, not counting its wait for the sandbox; a program that
-            needs longer has failed. It should be below the env's deadline for scoring.
+        total_timeout: wall seconds for all tests of one program, not counting its wait for the sandbox. It should be
+            below the env's deadline for scoring.
         memory_mb: memory of one test in MiB. Default: the sandbox's own limit.
         tolerance: how much numbers may differ; see `toolgym.tools.judge.StdioTest`. None: as the tests' data set has
             it.
@@ -78,7 +78,6 @@ class UnitTests(AsyncCloseable):
         return Score(passed if self.reward == "fraction" else float(passed == 1.0), components)
 
     async def close(self) -> None:
-        """Close the sandbox that it has made, if any. It may be used again afterwards."""
         sandbox, self._made = self._made, None
         if sandbox is not None:
             await sandbox.close()

@@ -26,20 +26,17 @@ You play a person who talks to an assistant. This is what you want, and all that
 Write one short message at a time, in your own words. Say only what is needed next, and do not give away everything at
 once. Never invent what is not written above. When the assistant has done what you want, or cannot, write {stop} alone.
 """
-"""The system prompt of an `LLMUser` by default."""
 
 
 class LLMUser(User):
     """A user played by a model behind an OpenAI-compatible chat address.
 
-    It reads what the policy says to it and none of its tool calls. Its own conversation, with its system prompt, is its
-    trace, which the policy never reads. If the model does not answer, the episode fails (`ENV_FAILED`). What the user
-    wants is the row's `interaction_kwargs.instruction`, or `extra_info.instruction`.
+    It reads none of the policy's tool calls. Its trace has its system prompt. If the model does not answer, the episode
+    fails (`ENV_FAILED`). The user's aim is the row's `interaction_kwargs.instruction` or `extra_info.instruction`.
 
     Args:
         model: asks the model; closed with the user.
-        prompt: the system prompt: a text with `{instruction}`, and any of `{stop}` and `{ground_truth}`. Braces of its
-            own are doubled, as in `str.format`.
+        prompt: the system prompt, with `{instruction}`, `{stop}` and `{ground_truth}`. Other braces are doubled.
         stop: the text that ends the conversation when it stands in a message of the user.
 
     Example:
