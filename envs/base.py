@@ -50,7 +50,7 @@ class StepResult(NamedTuple):
 
     @property
     def stop_reason(self) -> StopReason | None:
-        """Why the episode is over; None while it goes on. `ValueError` if the env gave no `StopReason`."""
+        """None while the episode goes on. `ValueError` if the env gave no `StopReason`."""
         return StopReason(self.info.get("stop_reason") or StopReason.ANSWERED) if self.done else None
 
     @property
@@ -110,8 +110,8 @@ class BaseEnv(AsyncCloseable):
         """Take one turn of the policy.
 
         Args:
-            action: a runner always passes a `ParsedTurn`: `action.text` is the turn as generated, `action.calls` are
-                its calls. Other callers pass the text, without its end-of-turn token, or an assistant message.
+            action: a runner always passes a `ParsedTurn`; other callers may pass the text, without its end-of-turn
+                token, or an assistant message.
 
         Raises:
             EpisodeError: no episode is under way.
@@ -123,15 +123,10 @@ class BaseEnv(AsyncCloseable):
         """End the episode and free everything. Closing twice is fine."""
 
     async def truncate(self, reason: StopReason, turn: Action | None = None) -> StepResult:
-        """End the episode under way before its own end, for a wrapper or a runner that has a limit, and score it.
-        Raises as `step`.
+        """End the episode at a limit or a failure of the caller's, and score it. Raises as `step`.
 
-        Args:
-            reason: a limit or a failure; the result ends with it.
-            turn: what the policy wrote since the last step, which the limit cut; its calls are not run. None: nothing.
-
-        Returns:
-            What the end adds to the rewards and metrics of the steps. This default adds nothing.
+        `turn` is what the policy wrote since the last step, which the limit cut; its calls are not run. The result has
+        what the end adds to the rewards and metrics of the steps: by default nothing.
         """
         return StepResult([], 0.0, True, {"stop_reason": reason})
 
@@ -145,10 +140,9 @@ class BaseEnv(AsyncCloseable):
         raise ForkNotSupportedError(f"{type(self).__name__} cannot be forked: it does not implement fork")
 
     def gold_actions(self) -> Sequence[Action] | None:
-        """The actions that solve the episode's task, for `toolgym.testing.check_env`; None if the env knows none.
+        """The actions that solve the task that was reset to, for `toolgym.testing.check_env`; None: the env knows none.
 
-        Call it after `reset`. Calls of tools stand in assistant messages, since each model writes them as text in its
-        own way.
+        Calls of tools stand in assistant messages, since each model writes them as text in its own way.
         """
         return None
 

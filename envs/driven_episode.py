@@ -69,11 +69,7 @@ class DrivenEpisode:
         return self.stage is not EpisodeStage.UNDER_WAY
 
     async def reset(self, *, seed: int | None = None, options: ResetOptions = None) -> ResetResult:
-        """Begin an episode, ending the one before; see `BaseEnv.reset`.
-
-        A `ConfigError` of the env passes through: it does not take the seed or an option. The episode is over
-        nevertheless.
-        """
+        """Begin an episode as `BaseEnv.reset` does. After a `ConfigError`, which passes through, it is over."""
         self.stop_reason, self.reward, self.steps = None, 0.0, 0
         with self._ending(StopReason.RESET_FAILED, unless=ConfigError):
             begun = await self._in_time(lambda: self.env.reset(seed=seed, options=options), self._reset_timeout)
@@ -81,9 +77,7 @@ class DrivenEpisode:
         return begun
 
     async def step(self, action: Action, *, timeout: float | None = None) -> StepResult:
-        """Take one turn, in `timeout` seconds if these are not those of all steps. Without an episode it is an
-        `EpisodeError`.
-        """
+        """Take one turn; `timeout`, in seconds, replaces that of all steps. `EpisodeError`: no episode is under way."""
         result = await self._earn(lambda: self.env.step(action), timeout)
         self.steps += 1
         return result

@@ -47,22 +47,19 @@ class ToolEnv(BaseEnv):
         tools: the tools, and functions with `@tool` above them, each under a name of its own; other envs may share
             them.
         tasks: where tasks come from; a sequence is drawn from at random. It is shared and not copied: do not change it.
-        parser: how calls are written in actions that are text: a name (`hermes`, see
-            `toolgym.tools.parsers.get_parser`) or a function. A runner parses turns itself, by its `RunConfig.parser`.
-            If the generation prompt ends with `<think>`, give `functools.partial(get_parser("hermes"),
-            starts_open=True)`.
+        parser: how calls are written in actions that are text: a name (see `toolgym.tools.parsers.get_parser`) or a
+            function. A runner parses turns itself, by its `RunConfig.parser`. If the generation prompt ends with
+            `<think>`, give `functools.partial(get_parser("hermes"), starts_open=True)`.
         scorer: what the episode is worth; see `toolgym.envs.Scorer`. None scores 0, so that only the tools' rewards
             count.
         max_turns: turns of the policy until the episode is truncated.
         max_parallel_calls: calls of one turn that are run; the model reads that those beyond were not.
         bad_calls: what a malformed call costs. The model reads what was wrong in any case.
-        tool_timeout: wall seconds for any one call of a tool's methods, which holds if a deadline of the tool's own
-            fails. Waiting for a permit of a `RateLimiter` does not count.
+        tool_timeout: wall seconds for any one call of a tool's methods. Waiting for permits does not count.
         queue_timeout: wall seconds that one call may wait for permits.
-        score_timeout: wall seconds that the scorer may take, and each tool's `calc_reward`; they count towards no other
-            deadline of a step. The tools are released after them, so a scorer can look into their sessions.
-        max_result_chars: characters that may remain of one tool's result, a note on what was left out not counted; its
-            middle is left out. The wrapper `TruncateResults` can cut its beginning or end. None: all remain.
+        score_timeout: wall seconds that the scorer may take, and each tool's `calc_reward`, beside other deadlines.
+        max_result_chars: characters that may remain of one tool's result, besides a note; its middle is left out. The
+            wrapper `TruncateResults` can cut its beginning or end. None: all remain.
         owns_tools: whether `close` closes the tools too; or those of them that it closes.
 
     The reward of an episode is the sum of the tools' step rewards, of each tool's `calc_reward`, and of the score, less
@@ -151,10 +148,7 @@ class ToolEnv(BaseEnv):
         return list(self._schemas.values())
 
     def decorate_tools(self, decorate: Callable[[BaseTool], BaseTool]) -> None:
-        """Call in place of each tool what `decorate` puts around it under the same name, such as a recording.
-
-        The policy sees no change. While an episode is running it is an `EpisodeError`.
-        """
+        """Put `decorate` around each tool, which keeps its name; an `EpisodeError` while an episode is running."""
         if not self._over:
             raise EpisodeError("decorate_tools was called while an episode was running; call it before `reset`")
         decorated = {name: decorate(member) for name, member in self.tools.items()}
@@ -254,18 +248,14 @@ class ToolEnv(BaseEnv):
         return [answer.result() for answer in answers]
 
     def respond(self, turn: ParsedTurn) -> list[Message] | Continue | End | Awaitable[list[Message] | Continue | End]:
-        """Decide what becomes of a turn without tool calls. Override it; it may be async.
+        """Decide what becomes of a turn without tool calls. An override may be async.
 
-        Return the messages that the policy reads next (a user's reply, for example), also as a `Continue` with a reward
-        for the turn; or `End`. The default ends the episode with `ANSWERED`.
+        Return the messages that the policy reads next, also as a `Continue` with a reward, or `End` (the default).
         """
         return End()
 
     async def fork(self) -> Self:
-        """Return an independent env in the same state; the tools and the task source are shared. See `BaseEnv.fork`.
-
-        What a tool's fork raises passes through, `DeadlineError` after `tool_timeout`. Then no instance is left behind.
-        """
+        """Fork as in `BaseEnv.fork`; tools and task source are shared. What a tool's fork raises passes through."""
         if self._over or self._instances is None:
             raise EpisodeError("fork needs an episode under way; call `await env.reset()` first")
         instances = await self._instances.fork()
@@ -278,11 +268,7 @@ class ToolEnv(BaseEnv):
         return twin
 
     async def truncate(self, reason: StopReason, turn: Action | None = None) -> StepResult:
-        """End the episode as if its turns were used up: score it, ask the tools, release them. See `BaseEnv.truncate`.
-
-        A turn that was cut counts as one, and stands last in the messages; what is wrong in it costs nothing. After a
-        failure nothing is scored.
-        """
+        """End the episode as if its turns were used up; see `BaseEnv.truncate`. After a failure nothing is scored."""
         if self._over:
             raise EpisodeError("truncate needs an episode under way; call `await env.reset()` first")
         if reason.failed:
@@ -412,7 +398,7 @@ class ToolEnv(BaseEnv):
         }
 
     def _count(self, requests: Sequence[ToolCall | ToolCallError]) -> float:
-        """Count the malformed calls of a turn; return what they cost: 0 or less."""
+        """Count the malformed calls of a turn; return their cost: 0 or less."""
         before = self.bad_calls.reward(self._bad_calls)
         self._bad_calls += sum(
             isinstance(request, ToolCallError) and request.problem in self.bad_calls.counts for request in requests

@@ -32,16 +32,7 @@ _warnings = LogThrottle(60.0)
 
 
 class ToolInstances:
-    """One instance of each tool, opened together and released exactly once. Each call of a tool has a deadline.
-
-    Args:
-        tools: the tools by name.
-        task: its `tools_kwargs` are passed to them.
-        cut: returns what remains of a result's text.
-        timeout: wall seconds for any one call of a tool's methods, without the time that it waits for permits.
-        queue_timeout: wall seconds that one call may wait for permits.
-        score_timeout: the same as `timeout`, for `calc_reward`.
-    """
+    """One instance of each tool, opened together and released exactly once; time limits are those of `ToolEnv`."""
 
     def __init__(
         self,
@@ -65,7 +56,6 @@ class ToolInstances:
 
     @property
     def sessions(self) -> dict[str, Any]:
-        """Sessions by the tool's name, without the tools that keep nothing for a scorer."""
         sessions = {name: self._tools[name].session_of(instance) for name, instance in self._ids.items()}
         return {name: session for name, session in sessions.items() if session is not None}
 
@@ -230,12 +220,10 @@ def _catch(tool: BaseTool) -> str:
 
 
 def _is_default(method: Callable[..., Any], default: Callable[..., Any]) -> bool:
-    """Whether a method of a tool is the one of `BaseTool`, which does next to nothing and never waits."""
     return getattr(method, "__func__", None) is default
 
 
 def _unavailable(name: str, error: str) -> ToolResult:
-    """Return what the model reads if the infrastructure failed: no host, path or number of ours."""
     text = f"[The tool {name!r} is not available now; your call is not to blame]"
     return ToolResult(text, 0.0, {"infra_failure": True, "error": error})
 

@@ -1,7 +1,4 @@
-"""Why an episode ended, what a step tells besides its observation, and what became of a tool call.
-
-Every reason to end is a `StopReason`, whether the env ends the episode or its runner does.
-"""
+"""Reasons for an episode's end, infos of `reset` and `step`, and records of tool calls."""
 
 from __future__ import annotations
 
@@ -21,11 +18,8 @@ class Blame(enum.StrEnum):
     POLICY = "policy"
     """The policy's own doing, a good end included."""
     TOOL = "tool"
-    """A tool."""
     SANDBOX = "sandbox"
-    """The sandbox that tools run in."""
     ENGINE = "engine"
-    """The engine that generates turns."""
     ENV = "env"
     """The env, its scorer included."""
     BUDGET = "budget"
@@ -91,8 +85,7 @@ class StopReason(enum.StrEnum):
     EPISODE_TIMEOUT = "episode_timeout", Blame.BUDGET, _End.FAILED
     """The deadline of the whole episode passed."""
     WORKER_DIED = "worker_died", Blame.ENV, _End.FAILED
-    """The process that played the episode died, each time that it was played, and the last time it played nothing
-    else."""
+    """The process that played the episode died, each time that it was played, and at last without other episodes."""
 
     _blame: Blame
     _end: _End
@@ -114,7 +107,7 @@ class StopReason(enum.StrEnum):
 
     @property
     def truncated(self) -> bool:
-        """Whether the episode was cut before its own end: by a limit, an abort or a failure."""
+        """Whether a limit, an abort or a failure cut the episode."""
         return self._end is not _End.OWN
 
     @property
@@ -129,11 +122,7 @@ class StopReason(enum.StrEnum):
 
 
 class EpisodeFailedError(ToolgymError, RuntimeError):
-    """An env cannot go on, and says which failure it is (`stop_reason`). Raised by `reset` or `step`; the episode is
-    over.
-
-    `cause` is the error that this one stands for; None if an env raised this one.
-    """
+    """An env's `reset` or `step` failed with `stop_reason`, which ends the episode; `cause` is the error behind it."""
 
     def __init__(self, stop_reason: StopReason, message: str, cause: Exception | None = None) -> None:
         super().__init__(message)
@@ -181,10 +170,8 @@ class ResetInfo(TypedDict, total=False):
 
 
 ResetOptions: TypeAlias = Mapping[str, Any] | None
-"""The argument `options` of `reset`; `task` asks for a task."""
 
 ResetResult: TypeAlias = tuple[list[Message], ResetInfo]
-"""The messages that an episode begins with, and what else there is to say."""
 
 
 class StepInfo(TypedDict, total=False):
@@ -195,8 +182,7 @@ class StepInfo(TypedDict, total=False):
     message: Message
     """The action as an assistant message."""
     context: list[Message]
-    """The whole conversation as the policy sees it from here on, if that begins anew; `obs` are then for the record.
-    Only an env with `replaces_context` gives it."""
+    """The policy's whole conversation from here on, if an env with `replaces_context` begins it anew."""
     tool_calls: Sequence[ToolCallRecord]
     """What became of each tool call of the turn, in order."""
     metrics: dict[str, Any]
