@@ -96,17 +96,26 @@ class ProcessOutput:
 class Process(AsyncCloseable):
     """A program that runs beside the interpreter of a session, from `Session.start`.
 
-    Every method raises `SessionLostError` if the session is gone, and `SandboxError` if this handle is closed.
+    `pid` is its process id, as programs of the session see it. Every method raises `SessionLostError` if the session is
+    gone, and `SandboxError` if this handle is closed.
     """
 
-    @property
-    @abstractmethod
-    def pid(self) -> int:
-        """Its process id, as programs of the session see it."""
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._closed = False
 
-    @abstractmethod
     async def ask(self, request: ProcessRequest) -> ProcessState:
         """Carry out a request. All other methods call this one."""
+        if self._closed:
+            raise SandboxError("the handle of the process is closed")
+        return await self._ask(request)
+
+    @abstractmethod
+    async def _ask(self, request: ProcessRequest) -> ProcessState: ...
+
+    @abstractmethod
+    async def _end(self) -> None:
+        """Kill it and forget it; its session may be gone."""
 
     async def poll(self) -> int | None:
         """Return its exit code, negative for a signal; None while it runs."""
@@ -152,9 +161,11 @@ class Process(AsyncCloseable):
         """Give its terminal another size. Without a terminal this does nothing."""
         await self.ask(ProcessRequest(size=check_size((rows, cols))))
 
-    @abstractmethod
     async def close(self) -> None:
         """Kill it and forget it. Closing twice is fine, and so is closing it after its session."""
+        if not self._closed:
+            self._closed = True
+            await self._end()
 
 
 def check_size(size: tuple[int, int], field: str = "pty") -> tuple[int, int]:

@@ -21,7 +21,7 @@ from toolgym.tools.sandbox.options import RunRequest, SessionRequest
 from toolgym.tools.sandbox.protocol.messages import SessionInfo, encode_base64
 from toolgym.tools.sandbox.remote.caller import Caller, SandboxReplica, ServerKind
 from toolgym.tools.sandbox.remote.response_parsing import CellsResult, read_run_code, read_run_jupyter, read_sessions
-from toolgym.tools.sandbox.remote.session import OPENING, Opening, RemoteSession, error_for
+from toolgym.tools.sandbox.remote.session import OPENING, Opening, RemoteSession, failing
 
 T = TypeVar("T")
 
@@ -172,10 +172,8 @@ class RemoteSandbox(Sandbox):
         if request.folders:
             body["folders"] = list(request.folders)
         asked = HttpRequest("POST", "/sessions", json_body(body), OPENING)
-        try:
+        with failing("a session cannot be opened"):
             (session,) = await self.opened(self.call(asked, read_sessions, for_session=True))
-        except CallError as error:
-            raise error_for("a session cannot be opened", error) from None
         return session
 
     @property

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
 from toolgym.tools.errors import (
@@ -27,8 +28,11 @@ from toolgym.tools.sandbox.names import check_path, positive
 from toolgym.tools.sandbox.processes import MAX_INPUT, Command, Process, ProcessRequest, ProcessState
 from toolgym.tools.sandbox.protocol.messages import ProcessInfo, SessionInfo, encode_base64, framed
 from toolgym.tools.sandbox.remote import response_parsing as answers
-from toolgym.tools.sandbox.remote.caller import Caller, SandboxReplica
+from toolgym.tools.sandbox.remote.caller import SandboxReplica
 from toolgym.tools.sandbox.remote.response_parsing import NO_SESSION, REFUSALS, RefusedCallError, SessionGoneError
+
+if TYPE_CHECKING:
+    from toolgym.tools.sandbox.remote.sandbox import RemoteSandbox
 
 T = TypeVar("T")
 
@@ -44,20 +48,6 @@ RAW = "application/octet-stream"
 _log = logging.getLogger("toolgym.tools.sandbox")
 
 
-class SessionOwner(Protocol):
-    """The part of a sandbox that its remote sessions need."""
-
-    async def call(
-        self, request: HttpRequest, read: Callable[[HttpResponse], T], at: SandboxReplica | None = None
-    ) -> tuple[T, SandboxReplica]: ...
-
-    def caller(self) -> Caller: ...
-
-    async def opened(self, asking: Opening) -> list[Session]: ...
-
-    def forget(self, session: RemoteSession) -> None: ...
-
-
 class RemoteSession(Session):
     """A session of a `RemoteSandbox`, on one server, which gets all its calls.
 
@@ -65,7 +55,7 @@ class RemoteSession(Session):
     does not know it, counts as ended (`alive` false).
     """
 
-    def __init__(self, owner: SessionOwner, replica: SandboxReplica, name: str) -> None:
+    def __init__(self, owner: RemoteSandbox, replica: SandboxReplica, name: str) -> None:
         self._owner, self.replica, self._id = owner, replica, name
         self._checkpoints: dict[str, None] = {}
         self._alive = True
@@ -98,7 +88,7 @@ class RemoteSession(Session):
             return await self.call(HttpRequest("POST", "/exec", body, timeout, repeatable=False), answers.read_exec)
         except CallError as error:
             if isinstance(error, RefusedCallError) and error.reason in REFUSALS:
-                raise error_for("no program can be started", error) from None
+                raise _error_for("no program can be started", error) from None
             return ExecResult(ExecutionStatus.SANDBOX_ERROR, message=str(error))
 
     async def _exec_fed(self, command: Command, stdin: bytes, timeout: float) -> ExecResult:
@@ -132,45 +122,39 @@ class RemoteSession(Session):
 
     async def _start(self, command: Command) -> RemoteProcess:
         body = json_body({**_fields(command), "pty": command.pty})
-        try:
-            info = await self.call(
-                HttpRequest("POST", "/processes", body, OPENING, repeatable=False), answers.read_started
-            )
-        except CallError as error:
-            raise error_for("the program cannot be started", error) from None
-        return RemoteProcess(self, info)
+        request = HttpRequest("POST", "/processes", body, OPENING, repeatable=False)
+        with failing("the program cannot be started"):
+            return RemoteProcess(self, await self.call(request, answers.read_started))
 
     async def write_file(self, name: str, data: bytes) -> None:
         path = f"/files/{quote(check_path(name), safe='')}"
         request = HttpRequest("PUT", path, bytes(data), OPENING, content_type=RAW)
-        await self._ask_files(f"the file {name!r} cannot be written in the session", request, answers.read_nothing)
+        with failing(f"the file {name!r} cannot be written in the session"):
+            await self._ask(request, answers.read_nothing)
 
     async def read_file(self, name: str) -> bytes:
         request = HttpRequest("GET", f"/files/{quote(check_path(name), safe='')}", timeout=OPENING)
-        return await self._ask_files(f"the file {name!r} cannot be read in the session", request, answers.read_content)
+        with failing(f"the file {name!r} cannot be read in the session"):
+            return await self._ask(request, answers.read_content)
 
     async def _act(self, action: FileAction, name: str, rest: Mapping[str, Any]) -> Sequence[FileInfo]:
         repeatable = action in ("list", "stat", "walk")
         body = json_body({"action": action, "path": name, **rest})
         request = HttpRequest("POST", "/files", body, OPENING, repeatable=repeatable)
-        return await self._ask_files(f"{action} {name!r} fails in the session", request, answers.read_files)
+        with failing(f"{action} {name!r} fails in the session"):
+            return await self._ask(request, answers.read_files)
 
     async def _pack(self, name: str, names: Sequence[str]) -> Sequence[bytes | None]:
         request = HttpRequest("POST", "/pack", json_body({"path": name, "names": list(names)}), OPENING)
-        what = f"the folder {name!r} cannot be read in the session"
-        sizes, data = await self._ask_files(what, request, answers.read_contents)
+        with failing(f"the folder {name!r} cannot be read in the session"):
+            sizes, data = await self._ask(request, answers.read_contents)
         return split(sizes, data, len(names))
 
     async def _unpack(self, name: str, rows: Sequence[FileRow], data: bytes) -> None:
         body = framed({"path": name, "rows": rows}, data)
         request = HttpRequest("POST", "/unpack", body, OPENING, content_type=RAW)
-        await self._ask_files(f"the folder {name!r} cannot be written in the session", request, answers.read_nothing)
-
-    async def _ask_files(self, what: str, request: HttpRequest, read: Callable[[HttpResponse], T]) -> T:
-        try:
-            return await self._ask(request, read)
-        except CallError as error:
-            raise error_for(what, error) from None
+        with failing(f"the folder {name!r} cannot be written in the session"):
+            await self._ask(request, answers.read_nothing)
 
     @property
     def checkpoints(self) -> tuple[str, ...]:
@@ -184,33 +168,24 @@ class RemoteSession(Session):
         async def asking() -> tuple[Sequence[SessionInfo], SandboxReplica]:
             return await self._ask(request, answers.read_sessions, dead_too=name is not None), self.replica
 
-        try:
+        with failing("the session cannot be forked", SessionForkError):
             forks = await self._owner.opened(asking())
-        except CallError as error:
-            raise error_for("the session cannot be forked", error, SessionForkError) from None
         if len(forks) != n:
             await asyncio.gather(*(fork.close() for fork in forks))
             raise SandboxError(f"the session cannot be forked: the server made {len(forks)} forks instead of {n}")
         return forks
 
     async def _checkpoint(self, name: str) -> None:
-        try:
+        with failing("the session cannot be forked", SessionForkError):
             await self._ask(HttpRequest("PUT", _checkpoint_path(name), b"", OPENING), answers.read_nothing)
-        except CallError as error:
-            raise error_for("the session cannot be forked", error, SessionForkError) from None
         self._checkpoints.pop(name, None)
         self._checkpoints[name] = None
 
     async def _drop_checkpoint(self, name: str) -> None:
         self._checkpoints.pop(name)
-        try:
-            await self._ask(
-                HttpRequest("DELETE", _checkpoint_path(name), timeout=OPENING), answers.read_nothing, dead_too=True
-            )
-        except SessionGoneError:
-            return
-        except CallError as error:
-            raise error_for(f"the checkpoint {name!r} cannot be dropped", error) from None
+        request = HttpRequest("DELETE", _checkpoint_path(name), timeout=OPENING)
+        with contextlib.suppress(SessionLostError), failing(f"the checkpoint {name!r} cannot be dropped"):
+            await self._ask(request, answers.read_nothing, dead_too=True)
 
     async def close(self) -> None:
         """Close the session. A server that cannot be reached ends the session itself when it is idle."""
@@ -261,36 +236,21 @@ class RemoteProcess(Process):
     """A program in the background of a `RemoteSession`."""
 
     def __init__(self, session: RemoteSession, info: ProcessInfo) -> None:
-        self._session, self._path, self._pid = session, f"/processes/{info.process}", info.pid
-        self._closed = False
+        super().__init__(info.pid)
+        self._session, self._path = session, f"/processes/{info.process}"
 
-    @property
-    def pid(self) -> int:
-        return self._pid
-
-    async def ask(self, request: ProcessRequest) -> ProcessState:
-        if self._closed:
-            raise SandboxError("the handle of the process is closed")
+    async def _ask(self, request: ProcessRequest) -> ProcessState:
         fields = {name: value for name, value in asdict(request).items() if name not in ("data", "forget")}
         body = json_body({**fields, **_input(request.data)})
         # What was read is gone, and what was written would be written twice.
         repeatable = not (request.data or request.read or request.signal)
         asked = HttpRequest("POST", self._path, body, OPENING + request.wait, repeatable=repeatable)
-        try:
+        with failing("the process cannot be asked"):
             return await self._session.call(asked, answers.read_process)
-        except CallError as error:
-            raise error_for("the process cannot be asked", error) from None
 
-    async def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        try:
+    async def _end(self) -> None:
+        with contextlib.suppress(SessionLostError), failing("the process cannot be ended"):
             await self._session.call(HttpRequest("DELETE", self._path, timeout=OPENING), answers.read_nothing)
-        except SessionGoneError:
-            return
-        except CallError as error:
-            raise error_for("the process cannot be ended", error) from None
 
 
 def _fields(command: Command) -> dict[str, Any]:
@@ -305,7 +265,15 @@ def _input(data: bytes) -> dict[str, str]:
         return {"stdin_base64": encode_base64(data)}
 
 
-def error_for(
+@contextlib.contextmanager
+def failing(what: str, unsupported: type[SandboxUnsupportedError] = SandboxUnsupportedError) -> Iterator[None]:
+    try:
+        yield
+    except CallError as error:
+        raise _error_for(what, error, unsupported) from None
+
+
+def _error_for(
     what: str, error: CallError, unsupported: type[SandboxUnsupportedError] = SandboxUnsupportedError
 ) -> SandboxError:
     """Make the error for a call that failed, by its remedy."""

@@ -23,7 +23,6 @@ from toolgym.tools.sandbox.protocol.fusion import (
 from toolgym.tools.sandbox.protocol.messages import CreateSessionRequest, SessionInfo
 from toolgym.tools.sandbox.server.config import ServerConfig
 from toolgym.tools.sandbox.server.execute import FILE_DEADLINE, GRACE, Executor, SandboxMetrics
-from toolgym.tools.sandbox.server.process_api import ProcessApi
 from toolgym.tools.sandbox.server.session_api import SessionApi, SessionEntry, made_sessions, owner_of
 from toolgym.tools.serving.admission import BusyError, Gate
 from toolgym.tools.serving.app import HttpApp
@@ -80,7 +79,6 @@ class SandboxApp(HttpApp):
         metrics.gauge("sessions", "Open sessions.", lambda: len(self._sessions))
         self._executor = Executor(sandbox, config, languages, gate, metrics)
         self._api = SessionApi(sandbox, config, gate, metrics, self._sessions, worker)
-        self._programs = ProcessApi(self._api)
         self._languages = sorted(languages)
         self.add_routes(self._table())
 
@@ -132,7 +130,7 @@ class SandboxApp(HttpApp):
             Route("/run_code", {"POST": run_code}, runs=True),
             Route("/run_jupyter", {"POST": run_jupyter}, runs=True),
             Route("/sessions", {"POST": create}, runs=True),
-            *map(self._routed_to_owner, [*self._api.routes(), *self._programs.routes()]),
+            *map(self._routed_to_owner, self._api.routes()),
             Route("/v1/ping", {"GET": ping}, public=True),
             Route("/health", {"GET": health}, public=True, while_draining=True),
         ]

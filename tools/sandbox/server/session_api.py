@@ -1,10 +1,11 @@
-"""Answers of `/sessions`: interpreters that keep their state from call to call."""
+"""Answers of `/sessions`: interpreters that keep their state from call to call, and programs beside them."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import json
+import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from toolgym.tools.errors import (
 from toolgym.tools.sandbox.base import Sandbox, Session
 from toolgym.tools.sandbox.files import FileRow, reason_of
 from toolgym.tools.sandbox.names import OptionError, check_path
-from toolgym.tools.sandbox.processes import Process
+from toolgym.tools.sandbox.processes import Command, Process, ProcessRequest, check_size
 from toolgym.tools.sandbox.protocol import messages
 from toolgym.tools.sandbox.server.config import ServerConfig
 from toolgym.tools.sandbox.server.execute import (
@@ -137,6 +138,15 @@ class SessionApi:
         run = Operation(self.run_cell, "Run a cell", messages.CellRequest, messages.CellResponse)
         pack = Operation(self.pack, PACK, messages.PackRequest, RAW, conflict=cannot_do)
         unpack = Operation(self.unpack, UNPACK, RAW, status=204, conflict=cannot_do)
+        conflict = "It cannot be started"
+        exec_ = Operation(
+            self.exec, "Run a program in it", messages.ExecRequest, messages.ExecResponse, conflict=conflict
+        )
+        summary = "Start a program in the background"
+        start = Operation(self.start, summary, messages.StartProcessRequest, messages.ProcessInfo, conflict=conflict)
+        ask_summary = "Write to a program, signal it, wait for it, and read what it has printed"
+        ask = Operation(self.ask, ask_summary, messages.AskProcessRequest, messages.AskProcessResponse)
+        end = Operation(self.end, "Kill a program and forget it", status=204)
         return [
             Route(session, {"GET": info, "DELETE": Operation(self.delete, "Close a session", status=204)}),
             Route(f"{session}/cells", {"POST": run}),
@@ -147,6 +157,9 @@ class SessionApi:
             Route(f"{session}/files", {"POST": files}),
             Route(f"{session}/pack", {"POST": pack}),
             Route(f"{session}/unpack", {"POST": unpack}),
+            Route(f"{session}/exec", {"POST": exec_}),
+            Route(f"{session}/processes", {"POST": start}),
+            Route(f"{session}/processes/{{process}}", {"POST": ask, "DELETE": end}),
         ]
 
     async def create(self, call: Call) -> web.Response:
@@ -293,6 +306,57 @@ class SessionApi:
             except (SandboxError, OSError, TimeoutError) as error:
                 raise await self.failed(entry, error, of_file=True) from None
 
+    async def exec(self, call: Call) -> web.Response:
+        request = parse(messages.ExecRequest, call.body)
+        check_limits(request, self.config, "timeout")
+        command = _command(request)
+        async with self._using_beside(call, request.timeout) as entry, self.gate.slot() as waited:
+            self.metrics.queue_seconds.observe(waited)
+            result = await entry.session._exec(command, request.input, request.timeout)
+        self.metrics.ran("/sessions/{id}/exec", result.status.value)
+        return answer(messages.ExecResponse.of(result))
+
+    async def start(self, call: Call) -> web.Response:
+        request = parse(messages.StartProcessRequest, call.body)
+        command = _command(request)
+        async with self._using_beside(call, FILE_DEADLINE) as entry, self.gate.slot():
+            process = await entry.session._start(command)
+            name = secrets.token_hex(8)
+            entry.processes[name] = process
+        return answer(messages.ProcessInfo(process=name, pid=process.pid))
+
+    async def ask(self, call: Call) -> web.Response:
+        request = parse(messages.AskProcessRequest, call.body)
+        check_limits(request, self.config, "wait")
+        if request.size is not None:
+            check_size(request.size, "size")
+        asked = ProcessRequest(request.input, **request.model_dump(exclude={"stdin", "stdin_base64"}))
+        async with self._using_beside(call, request.wait) as entry:
+            state = await _process(entry, call).ask(asked)
+        return answer(messages.AskProcessResponse.of(state))
+
+    async def end(self, call: Call) -> web.Response:
+        """Kill and forget a program; an unknown id is fine."""
+        async with self._using_beside(call, FILE_DEADLINE) as entry:
+            process = entry.processes.pop(call.params["process"], None)
+            if process is not None:
+                await process.close()
+        return web.Response(status=204)
+
+    @contextlib.asynccontextmanager
+    async def _using_beside(self, call: Call, seconds: float) -> AsyncIterator[SessionEntry]:
+        """Give the session, and translate failures to answers."""
+        async with self.sessions.use_beside(call.params["id"], MAX_BESIDE) as entry:
+            try:
+                async with asyncio.timeout(seconds + GRACE + self.config.queue_timeout):
+                    yield entry
+            except SandboxFileError as error:
+                raise RequestRefusedError(409, str(error), reason=reason_of(error)) from None
+            except ConfigError as error:
+                raise problem(("argv",), str(error)) from None
+            except (SandboxError, OSError, TimeoutError) as error:
+                raise await self.failed(entry, error) from None
+
     async def info(self, call: Call) -> web.Response:
         """Tell about a session. That is no call: it goes on being idle."""
         return answer(self._info(self.sessions.find(call.params["id"])))
@@ -368,3 +432,15 @@ def _row(name: Any, kind: Any, mode: Any, rest: Any) -> FileRow:
 
 def _bad_name(message: str) -> InvalidRequestError:
     return InvalidRequestError([{"type": "value_error", "loc": ["path", "name"], "msg": message}])
+
+
+def _process(entry: SessionEntry, call: Call) -> Process:
+    process = entry.processes.get(call.params["process"])
+    if process is None:
+        raise RequestRefusedError(404, "the session has no such process, or it was ended", reason="no_process")
+    return process
+
+
+def _command(request: messages.ExecRequest | messages.StartProcessRequest) -> Command:
+    pty = request.pty if isinstance(request, messages.StartProcessRequest) else None
+    return Command.of(request.argv, request.cwd, request.env, request.user, pty)
