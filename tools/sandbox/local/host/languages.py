@@ -96,7 +96,8 @@ class Language:
             head = re.match(self.head, code)
             at = head.end() if head else 0
             code = code[:at] + self.begins + code[at:]
-        if files.get(source, code.encode("utf-8", "surrogatepass")) != code.encode("utf-8", "surrogatepass"):
+        encoded = code.encode("utf-8", "surrogatepass")
+        if files.get(source, encoded) != encoded:
             why = f"the file {source!r} has the name that {self.name} wants for the program itself; give it another"
             raise OptionError(why, "files", source)
         stem = unused_stem((source, *self.makes), files)
@@ -244,26 +245,15 @@ def _first(*names: str) -> str:
 
 _D = _first("dmd", "ldmd2", "gdmd")
 
-_PROGRAM = ("{main}",)
+
+def _compiled(name: str, source: str, *compile: str, makes: tuple[str, ...] = ("{main}",)) -> Language:
+    return Language(name, source, ("./{main}",), compile, compile[:1], makes=makes)
 
 
-def _table(*languages: Language) -> dict[str, Language]:
-    return {language.name: language for language in languages}
-
-
-LANGUAGES = _table(
+_TABLE = (
     Language("bash", "{main}.sh", ("bash", "{main}.sh"), needs=("bash",)),
-    Language(
-        "cpp",
-        "{main}.cpp",
-        ("./{main}",),
-        ("g++", "-std=c++17", "-O1", "{main}.cpp", "-o", "{main}", *_CRYPTO),
-        ("g++",),
-        makes=_PROGRAM,
-    ),
-    Language(
-        "c", "{main}.c", ("./{main}",), ("gcc", "-O1", "{main}.c", "-o", "{main}", "-lm"), ("gcc",), makes=_PROGRAM
-    ),
+    _compiled("cpp", "{main}.cpp", "g++", "-std=c++17", "-O1", "{main}.cpp", "-o", "{main}", *_CRYPTO),
+    _compiled("c", "{main}.c", "gcc", "-O1", "{main}.c", "-o", "{main}", "-lm"),
     Language("nodejs", "{main}.js", ("node", "{main}.js"), needs=("node",)),
     Language("js", "{main}.js", ("node", "{main}.js"), needs=("node",)),
     Language("typescript", "{main}.ts", _typescript(), needs=("tsx", "node"), level="uid"),
@@ -274,7 +264,7 @@ LANGUAGES = _table(
         _go("go build -o {main} {main}.go"),
         ("go",),
         env=_GO_ENV,
-        makes=(*_PROGRAM, _GO_FOLDER),
+        makes=("{main}", _GO_FOLDER),
     ),
     Language(
         "java",
@@ -284,7 +274,7 @@ LANGUAGES = _table(
         ("java", "javac"),
         ("java", *_JAVA_FLAGS, "-ea", *_CLASSES, "Main.java"),
     ),
-    Language("rust", "{main}.rs", ("./{main}",), ("rustc", "-o", "{main}", "{main}.rs"), ("rustc",), makes=_PROGRAM),
+    _compiled("rust", "{main}.rs", "rustc", "-o", "{main}", "{main}.rs"),
     Language("perl", "{main}.pl", ("perl", "{main}.pl"), needs=("perl",)),
     Language("ruby", "{main}.rb", ("ruby", "{main}.rb"), needs=("ruby",)),
     Language("lua", "{main}.lua", ("lua", "{main}.lua"), needs=("lua",)),
@@ -313,18 +303,9 @@ LANGUAGES = _table(
     ),
     Language("julia", "{main}.jl", ("julia", "{main}.jl"), needs=("julia",)),
     Language("kotlin_script", "{main}.kts", ("kotlin", "{main}.kts"), needs=("kotlin",), level="uid", env=_JAVA_OPTS),
-    Language(
-        "swift", "{main}.swift", ("./{main}",), ("swiftc", "{main}.swift", "-o", "{main}"), ("swiftc",), makes=_PROGRAM
-    ),
+    _compiled("swift", "{main}.swift", "swiftc", "{main}.swift", "-o", "{main}"),
     Language("racket", "{main}.rkt", ("racket", "{main}.rkt"), needs=("racket",)),
-    Language(
-        "D_ut",
-        "{main}.d",
-        ("./{main}",),
-        (_D, "-unittest", "{main}.d", "-of={main}"),
-        (_D,),
-        makes=(*_PROGRAM, "{main}.o"),
-    ),
+    _compiled("D_ut", "{main}.d", _D, "-unittest", "{main}.d", "-of={main}", makes=("{main}", "{main}.o")),
     Language(
         "verilog",
         "{main}.sv",
@@ -364,6 +345,7 @@ LANGUAGES = _table(
     ),
     Language("sql", "{main}.sql", ("sqlite3", ":memory:", ".read {main}.sql"), needs=("sqlite3",)),
 )
+LANGUAGES = {language.name: language for language in _TABLE}
 """Every language but Python, which the template runs itself."""
 
 
@@ -376,12 +358,8 @@ def find(name: str) -> Language | None:
         return None
     language = LANGUAGES.get(name)
     if language is None:
-        known = ", ".join(["python", *LANGUAGES])
-        raise UnknownNameError(
-            f"unknown language {name!r}{nearest(name, ['python', *LANGUAGES]) or '.'} Known: {known}."
-        )
-    if absent := language.absent:
-        raise ConfigError(
-            f"language {name!r} needs {', '.join(absent)}: not installed on this machine in {SEARCH_PATH}"
-        )
+        known = ["python", *LANGUAGES]
+        raise UnknownNameError(f"unknown language {name!r}{nearest(name, known) or '.'} Known: {', '.join(known)}.")
+    if absent := ", ".join(language.absent):
+        raise ConfigError(f"language {name!r} needs {absent}: not installed on this machine in {SEARCH_PATH}")
     return language
