@@ -120,7 +120,9 @@ def render_page(description: Mapping[str, Any]) -> str:
         for method, operation in methods.items()
     )
     schemas = "".join(
-        _schema_html(name, schema) for name, schema in sorted(description["components"]["schemas"].items())
+        f'<details id="{name}"><summary><code>{name}</code></summary>'
+        f"<pre>{html.escape(json.dumps(schema, indent=2, ensure_ascii=False))}</pre></details>"
+        for name, schema in sorted(description["components"]["schemas"].items())
     )
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title><style>{_STYLE}</style>'
@@ -148,8 +150,3 @@ def _content_html(holder: Mapping[str, Any]) -> str:
         name = content["schema"].get("$ref", "").rpartition("/")[2]
         parts.append(f'<a href="#{name}">{name}</a>' if name else f"<code>{html.escape(kind)}</code>")
     return ", ".join(parts)
-
-
-def _schema_html(name: str, schema: Mapping[str, Any]) -> str:
-    text = html.escape(json.dumps(schema, indent=2, ensure_ascii=False))
-    return f'<details id="{name}"><summary><code>{name}</code></summary><pre>{text}</pre></details>'

@@ -204,13 +204,10 @@ class _Supervisor:
 async def _end(process: asyncio.subprocess.Process) -> int:
     """Return a process's exit status; kill it if it does not end in time."""
     try:
-        async with asyncio.timeout(CANCEL_GRACE):
-            return await process.wait()
-    except TimeoutError:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CANCEL_GRACE):
+                await process.wait()
+    finally:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
-        return await process.wait()
-    except asyncio.CancelledError:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        raise
+    return await process.wait()

@@ -196,16 +196,15 @@ async def _main(model: type[C], open_app: OpenApp[C], setup: dict[str, Any]) -> 
         with contextlib.suppress(RuntimeError):  # the loop is closed: the worker ends already
             loop.call_soon_threadsafe(worker.stop)
 
+    def on_parent() -> None:
+        if not os.read(0, 4096):  # it has ended
+            loop.remove_reader(0)
+            worker.abandon()
+
     # Not the loop's own handler: Python complains of a signal that comes while the loop is being closed.
     signal.signal(signal.SIGTERM, stop)
-    loop.add_reader(0, _parent_gone, loop, worker)
+    loop.add_reader(0, on_parent)
     await worker.run()
-
-
-def _parent_gone(loop: asyncio.AbstractEventLoop, worker: ServerWorker[Any]) -> None:
-    if not os.read(0, 4096):
-        loop.remove_reader(0)
-        worker.abandon()
 
 
 def run_worker(model: type[C], open_app: OpenApp[C]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import enum
-import json
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -13,6 +12,7 @@ from toolgym.tools.http.client import CallError, ClientClosedError, HttpClient, 
 from toolgym.tools.http.replicas import Replica
 from toolgym.tools.http.retries import AttemptError, Retries
 from toolgym.tools.http.session import HttpResponse, HttpSession
+from toolgym.tools.sandbox.remote.response_parsing import json_object
 
 T = TypeVar("T")
 
@@ -77,7 +77,12 @@ class Caller:
         try:
             if for_session:
                 return await self._client.call(
-                    request, read, at, attempts=attempts, among=self._with_sessions, load=_fewest_sessions
+                    request,
+                    read,
+                    at,
+                    attempts=attempts,
+                    among=self._with_sessions,
+                    load=lambda replica: (replica.sessions, replica.in_flight),
                 )
             return await self._client.call(request, read, at, attempts=attempts)
         except ClientClosedError:
@@ -129,10 +134,6 @@ class Caller:
         return read_kind(replica.url, reply)
 
 
-def _fewest_sessions(replica: SandboxReplica) -> tuple[int, int]:
-    return replica.sessions, replica.in_flight
-
-
 def _retrieve(task: asyncio.Task[ServerKind]) -> None:
     if not task.cancelled():
         task.exception()  # retrieved, so that asyncio does not log it if all callers were cancelled
@@ -144,13 +145,7 @@ def read_kind(url: str, reply: HttpResponse) -> ServerKind:
         raise ConfigError(
             f"the sandbox server {url} answers {reply.status}: it wants a bearer token, and got none or a wrong one"
         )
-    paths: object = None
-    if reply.status == 200:
-        try:
-            description = json.loads(reply.body)
-            paths = description.get("paths") if isinstance(description, dict) else None
-        except (ValueError, RecursionError):
-            paths = None
+    paths = json_object(reply).get("paths") if reply.status == 200 else None
     if isinstance(paths, dict) and "/run_code" in paths:
         return ServerKind.TOOLGYM if "/sessions/{id}/cells" in paths else ServerKind.SANDBOXFUSION
     raise ConfigError(

@@ -92,7 +92,7 @@ def read_run_jupyter(reply: HttpResponse) -> CellsResult:
 
 
 def read_sessions(reply: HttpResponse) -> list[messages.SessionInfo]:
-    if "sessions" in _json_object(reply):
+    if "sessions" in json_object(reply):
         sessions = _read(messages.ForkResponse, reply, 201).sessions
     else:
         sessions = [_read(messages.SessionInfo, reply, 201)]
@@ -166,7 +166,7 @@ def _read(model: type[M], reply: HttpResponse, expected: int = 200) -> M:
 def _check(reply: HttpResponse, expected: int) -> None:
     if reply.status == expected:
         return
-    answer = _json_object(reply)
+    answer = json_object(reply)
     if reply.status == 422:
         raise ConfigError(f"the sandbox server refuses the request: {_problems(answer.get('detail'))}")
     detail = answer.get("detail")
@@ -182,7 +182,7 @@ def _check(reply: HttpResponse, expected: int) -> None:
     raise CallError(f"the sandbox server answered {reply.status}: {text}")
 
 
-def _json_object(reply: HttpResponse) -> Mapping[str, Any]:
+def json_object(reply: HttpResponse) -> Mapping[str, Any]:
     try:
         value = json.loads(reply.body)
     except (ValueError, RecursionError):

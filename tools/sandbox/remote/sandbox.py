@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -113,9 +114,10 @@ class RemoteSandbox(Sandbox):
         }
         text = request.code + request.stdin
         has_surrogates = text.encode(errors="ignore").decode() != text
-        if has_surrogates and await self._known_kind() is ServerKind.SANDBOXFUSION:
-            why = "SyntaxError: the program or its input holds lone surrogates, which are no text\n"
-            return ExecutionResult(ExecutionStatus.ERROR, stderr=why, return_code=1)  # its server would fail
+        with contextlib.suppress(SandboxUnavailableError):  # they cannot be asked now
+            if has_surrogates and await self._any_kind() is ServerKind.SANDBOXFUSION:
+                why = "SyntaxError: the program or its input holds lone surrogates, which are no text\n"
+                return ExecutionResult(ExecutionStatus.ERROR, stderr=why, return_code=1)  # its server would fail
         if request.env:
             if await self._any_kind() is not ServerKind.TOOLGYM:
                 raise ConfigError("SandboxFusion's API has no environment variables; leave env out")
@@ -281,14 +283,8 @@ class RemoteSandbox(Sandbox):
         limit = memory_mb if memory_mb is not None else self._memory_mb
         return -1 if limit is None else int(limit)
 
-    async def _known_kind(self) -> ServerKind | None:
-        """Return the better of the servers' kinds; None if they cannot be asked now."""
-        try:
-            return await self._any_kind()
-        except SandboxUnavailableError:
-            return None
-
     async def _any_kind(self) -> ServerKind:
+        """Return the better of the servers' kinds. Raises SandboxUnavailableError if they cannot be asked now."""
         caller = self.caller()
         if any(replica.kind is ServerKind.TOOLGYM for replica in caller.replicas):
             return ServerKind.TOOLGYM

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -23,7 +25,7 @@ from toolgym.tools.sandbox.protocol.fusion import (
 from toolgym.tools.sandbox.protocol.messages import CreateSessionRequest, SessionInfo
 from toolgym.tools.sandbox.server.config import ServerConfig
 from toolgym.tools.sandbox.server.execute import FILE_DEADLINE, GRACE, Executor, SandboxMetrics
-from toolgym.tools.sandbox.server.session_api import SessionApi, SessionEntry, made_sessions, owner_of
+from toolgym.tools.sandbox.server.session_api import SessionApi, SessionEntry
 from toolgym.tools.serving.admission import BusyError, Gate
 from toolgym.tools.serving.app import HttpApp
 from toolgym.tools.serving.json_bodies import problem
@@ -101,8 +103,10 @@ class SandboxApp(HttpApp):
     async def undelivered(self, request: web.BaseRequest, response: web.StreamResponse) -> None:
         """Close new sessions if their client disconnects before it gets their ids."""
         if isinstance(response, web.Response) and response.status == 201:
-            for name in made_sessions(response):
-                await shielded(self._discard(request, name))
+            assert isinstance(response.body, bytes)
+            body = json.loads(response.body)
+            for info in body.get("sessions", [body]):
+                await shielded(self._discard(request, info["id"]))
 
     async def _discard(self, request: web.BaseRequest, name: str) -> None:
         """Close a session that this request made, here or in another worker."""
@@ -174,8 +178,8 @@ class SandboxApp(HttpApp):
 
     def _owner(self, name: str) -> int | None:
         """Return the other worker that a session's id names; None for this one, or if it names none."""
-        number = owner_of(name)
-        return None if number == self._worker else number
+        match = re.match(r"w([0-9]{1,3})-", name)
+        return int(match[1]) if match is not None and int(match[1]) != self._worker else None
 
     async def _ping(self, call: Call) -> web.Response:
         return answer("pong")

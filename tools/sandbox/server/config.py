@@ -69,23 +69,11 @@ class ServerConfig(ServingConfig):
         name="sandbox server",
         worker="toolgym.tools.sandbox.server.worker",
         flags=(
-            "host",
-            "port",
-            "workers",
-            "max_concurrency",
-            "max_computing",
-            "max_queue",
-            "max_sessions",
-            "session_idle_timeout",
-            "drain_timeout",
-            "isolation",
-            "network",
-            "token_file",
-            "token",
-            "log_level",
+            "host", "port", "workers", "max_concurrency", "max_computing", "max_queue", "max_sessions",
+            "session_idle_timeout", "drain_timeout", "isolation", "network", "token_file", "token", "log_level",
             "access_log",
         ),
-    )
+    )  # fmt: skip
 
     workers: int = Field(default_factory=lambda: max(1, available_processors() // 4), ge=1, le=256)
     max_concurrency: int = Field(default_factory=lambda: most_executions(Limits(), available_processors()), ge=1)

@@ -95,7 +95,9 @@ class Executor:
         language = LANGUAGES.get(asked.language)
         compiled = language is not None and bool(language.compile)
         if asked.language not in self.languages:
-            result = self._not_offered(asked.language)
+            offered = ", ".join(sorted(self.languages))
+            why = f"{asked.language}: command not found (this server offers: {offered})\n"
+            result = ExecutionResult(ExecutionStatus.ERROR, stderr=why, return_code=NOT_FOUND)
             if compiled:
                 result = replace(result, status=ExecutionStatus.COMPILE_ERROR, compile=result)
         elif compiled and asked.compile_timeout <= 0:
@@ -195,14 +197,6 @@ class Executor:
                 left_out.append(f"{name!r} ({len(data)} bytes)")
         note = f"files left out of an answer of at most {self._files_limit} bytes: {', '.join(left_out)}"
         return kept, note if left_out else ""
-
-    def _not_offered(self, language: str) -> ExecutionResult:
-        offered = ", ".join(sorted(self.languages))
-        return ExecutionResult(
-            ExecutionStatus.ERROR,
-            stderr=f"{language}: command not found (this server offers: {offered})\n",
-            return_code=NOT_FOUND,
-        )
 
 
 async def _answered(running: Awaitable[Result], patience: float, failed: Callable[..., Result]) -> Result:

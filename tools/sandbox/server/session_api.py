@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 from urllib.parse import unquote
 
 from aiohttp import web
@@ -99,15 +98,6 @@ class SessionEntry(TableSession):
         )
 
 
-SandboxSessions: TypeAlias = SessionTable[SessionEntry]
-
-
-def owner_of(name: str) -> int | None:
-    """Return the number of the worker in a session's name; None if it has none."""
-    number = name[1:].partition("-")[0]
-    return int(number) if name.startswith("w") and number.isascii() and number.isdigit() and len(number) < 4 else None
-
-
 @dataclass(eq=False)
 class SessionApi:
     """Answers calls of this worker's sessions. A session's id is the part `id` of a call's path."""
@@ -116,7 +106,7 @@ class SessionApi:
     config: ServerConfig
     gate: Gate
     metrics: SandboxMetrics
-    sessions: SandboxSessions
+    sessions: SessionTable[SessionEntry]
     worker: int
 
     def routes(self) -> list[Route]:
@@ -396,12 +386,6 @@ def _refusal(error: SandboxError) -> RequestRefusedError:
 
 def _try_again(detail: str) -> RequestRefusedError:
     return RequestRefusedError(503, detail, {"Retry-After": "1"})
-
-
-def made_sessions(response: web.Response) -> list[str]:
-    assert isinstance(response.body, bytes)
-    body = json.loads(response.body)
-    return [info["id"] for info in body.get("sessions", [body])]
 
 
 def _unquoted(raw: str) -> str:

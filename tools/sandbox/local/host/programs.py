@@ -8,7 +8,7 @@ import os
 import signal
 import time
 import uuid
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from toolgym.tools.errors import SandboxBusyError, SandboxError, SandboxUnsupportedError, SessionLostError
 from toolgym.tools.sandbox.base import ExecResult, ExecutionStatus
@@ -18,9 +18,6 @@ from toolgym.tools.sandbox.local.host.isolation import Level
 from toolgym.tools.sandbox.local.protocol import messages
 from toolgym.tools.sandbox.processes import MAX_INPUT, Command, Process, ProcessOutput, ProcessRequest, ProcessState
 
-if TYPE_CHECKING:
-    from toolgym.tools.sandbox.local.host.session import LocalSession
-
 SLACK = 5.0
 """Seconds beyond a program's deadline until the broker has killed it or its session."""
 
@@ -28,11 +25,21 @@ NO_PROGRAM, NOT_EXECUTABLE = 127, 126
 """A shell's codes for an absent program, and for one that cannot be executed."""
 
 
+class ProgramOwner(Protocol):
+    """The part of a session that its programs need."""
+
+    async def launch(self, request: messages.StartMessage) -> dict[str, Any]: ...
+
+    async def request(self, request: messages.SessionMessage, *, slot: CpuSlot | None = None) -> dict[str, Any]: ...
+
+    def send(self, request: messages.SessionMessage) -> None: ...
+
+
 class Programs:
     """Starts the programs of one session."""
 
-    def __init__(self, session: LocalSession, level: Level, terminals: bool, cpu_slots: CpuSlots) -> None:
-        self._session, self._level, self._terminals, self._cpu_slots = session, level, terminals, cpu_slots
+    def __init__(self, owner: ProgramOwner, level: Level, terminals: bool, cpu_slots: CpuSlots) -> None:
+        self._owner, self._level, self._terminals, self._cpu_slots = owner, level, terminals, cpu_slots
 
     async def exec(self, command: Command, stdin: bytes, timeout: float) -> ExecResult:
         self._check(command)
@@ -44,7 +51,7 @@ class Programs:
             try:
                 return await self._wait(request["process"], stdin[MAX_INPUT:], timeout, slot)
             except BaseException:
-                _abandon(self._session, request["process"])
+                _abandon(self._owner, request["process"])
                 raise
 
     async def start(self, command: Command) -> LocalProcess:
@@ -53,7 +60,7 @@ class Programs:
         async with self._cpu_slots.permit():
             answer = await self._launch(request)
         if "pid" in answer:
-            return LocalProcess(self._session, request["process"], int(answer["pid"]))
+            return LocalProcess(self._owner, request["process"], int(answer["pid"]))
         if not answer.get("alive"):
             raise SessionLostError(f"no program can be started: {answer.get('message') or answer['status']}")
         if "errno" in answer:
@@ -91,9 +98,9 @@ class Programs:
 
     async def _launch(self, request: messages.StartMessage) -> dict[str, Any]:
         try:
-            return await self._session.launch(request)
+            return await self._owner.launch(request)
         except asyncio.CancelledError:
-            _abandon(self._session, request["process"])  # it may run already
+            _abandon(self._owner, request["process"])  # it may run already
             raise
 
     async def _wait(self, name: str, stdin: bytes, timeout: float, slot: CpuSlot) -> ExecResult:
@@ -103,12 +110,12 @@ class Programs:
             request = _message(name, wait=max(0.0, until - time.monotonic()))
             request["until"] = "stdin"
             request["data"], request["eof"] = stdin[at : at + MAX_INPUT], at + MAX_INPUT >= len(stdin)
-            answer = await self._session.request(request, slot=slot)
+            answer = await self._owner.request(request, slot=slot)
             if not answer.get("running"):
                 break
         last = _message(name, wait=max(0.0, until - time.monotonic()))
         last["until"], last["read"], last["forget"] = "exit", True, True
-        answer = await self._session.request(last, slot=slot)
+        answer = await self._owner.request(last, slot=slot)
         output = _output(answer)
         why, code = answer.get("why"), answer.get("code")
         if answer["status"] != "ok":
@@ -134,9 +141,9 @@ class Programs:
 
 
 class LocalProcess(Process):
-    def __init__(self, session: LocalSession, name: str, pid: int) -> None:
+    def __init__(self, owner: ProgramOwner, name: str, pid: int) -> None:
         super().__init__(pid)
-        self._session, self._name = session, name
+        self._owner, self._name = owner, name
 
     async def _ask(self, request: ProcessRequest) -> ProcessState:
         message = _message(self._name, wait=request.wait)
@@ -149,7 +156,7 @@ class LocalProcess(Process):
             message["signal"] = request.signal
         if request.until is not None:
             message["until"] = request.until
-        answer = await self._session.request(message)
+        answer = await self._owner.request(message)
         if not answer.get("alive"):
             raise SessionLostError(f"the process ended with its session: {answer.get('message') or answer['status']}")
         if answer["status"] != "ok":
@@ -160,17 +167,17 @@ class LocalProcess(Process):
         return ProcessState(bool(answer["running"]), code, int(answer["unwritten"]), _output(answer))
 
     async def _end(self) -> None:
-        _abandon(self._session, self._name)
+        _abandon(self._owner, self._name)
 
 
 def _message(name: str, *, wait: float) -> messages.ProcessMessage:
     return {"op": "process", "process": name, "wait": wait, "timeout": wait}
 
 
-def _abandon(session: LocalSession, name: str) -> None:
+def _abandon(owner: ProgramOwner, name: str) -> None:
     request = _message(name, wait=0.0)
     request["signal"], request["forget"] = int(signal.SIGKILL), True
-    session.send(request)
+    owner.send(request)
 
 
 def _output(answer: dict[str, Any]) -> ProcessOutput:
