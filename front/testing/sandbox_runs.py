@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from toolgym.testing.suite import Suite, needs
+from toolgym.testing.suite import Suite, need, needs
 from toolgym.tools.errors import (
     ConfigError,
     SandboxClosedError,
@@ -20,6 +20,7 @@ from toolgym.tools.errors import (
 from toolgym.tools.sandbox.base import ExecutionStatus, Sandbox, Session
 
 import pytest  # isort: skip  after `suite`, which says what to install where it is absent
+import pytest_asyncio  # isort: skip
 
 TIMEOUT, OK, ERROR = ExecutionStatus.TIMEOUT, ExecutionStatus.OK, ExecutionStatus.ERROR
 
@@ -63,6 +64,17 @@ class SandboxTests(Suite):
     folders: bool = True
     variables: bool = True
     output_bytes: int | None = None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+
+        @pytest_asyncio.fixture(loop_scope=cls.loop_scope)
+        async def session(self: SandboxTests, sandbox: Sandbox) -> AsyncIterator[Session]:
+            need(self.sessions, f"{type(self).__name__}.sessions is {self.sessions!r}")
+            async with await sandbox.session() as opened:
+                yield opened
+
+        cls.session = session  # type: ignore[attr-defined]
 
     @pytest.fixture
     def make_sandbox(self) -> Callable[[], Sandbox]:

@@ -7,7 +7,7 @@ import pytest_asyncio
 
 from tests.tools.sandbox.conformance.sandbox_makers import BRANCHING, CAP, FORKING, ISOLATED, MAKERS, SHARED
 from toolgym.testing import ForkSuite, ProgramSuite, RunSuite, SessionSuite
-from toolgym.testing.suite import Suite
+from toolgym.testing.sandbox_runs import SandboxTests
 
 
 class TestRuns(RunSuite):
@@ -59,7 +59,7 @@ class TestForks(ForkSuite):
         return keeping
 
 
-class TestShared(Suite):
+class TestShared(SandboxTests):
     """What `SharedSandbox` passes on."""
 
     loop_scope = "module"
@@ -74,7 +74,6 @@ class TestShared(Suite):
     test_files_and_folders = ProgramSuite.test_files_and_folders
     test_a_folder_goes_there_and_back = ProgramSuite.test_a_folder_goes_there_and_back
     test_folders_of_one_session = ProgramSuite.test_folders_of_one_session
-    sessions = variables = programs = folders = True
 
     @pytest_asyncio.fixture(loop_scope="module", scope="module", params=SHARED)
     @classmethod
