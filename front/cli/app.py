@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import io
 import sys
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import typer
 from rich.console import Console
@@ -29,27 +29,32 @@ COMMANDS = {
 
 
 class LazyCommands(TyperGroup):
-    """The commands of `COMMANDS`. (Typer brings a copy of click whose types have no public names.)"""
+    """A group that makes a command when it is used. (Typer's copy of click has types without public names.)"""
+
+    summaries: ClassVar[dict[str, str]] = COMMANDS
+
+    def make(self, name: str) -> Any:
+        module = importlib.import_module(f"toolgym.cli.{name.replace('-', '_')}")
+        return typer.main.get_command(module.app)
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return list(COMMANDS)
+        return list(self.summaries)
 
     def get_command(self, ctx: Any, name: str) -> Any:
-        if name not in COMMANDS:
+        if name not in self.summaries:
             return None
-        module = importlib.import_module(f"toolgym.cli.{name.replace('-', '_')}")
-        command = typer.main.get_command(module.app)
+        command = self.make(name)
         command.name = name
         return command
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args and args[0] not in COMMANDS:
-            ctx.fail(f"No such command {args[0]!r}{nearest(args[0], COMMANDS) or '.'}")
+        if args and args[0] not in self.summaries:
+            ctx.fail(f"No such command {args[0]!r}{nearest(args[0], self.summaries) or '.'}")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+            formatter.write_dl(list(self.summaries.items()))
 
 
 app = typer.Typer(

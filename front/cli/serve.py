@@ -11,12 +11,12 @@ import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Union, get_args, get_origin
 
 import typer
 from rich.console import Console
-from typer.core import TyperGroup
 
+from toolgym.cli.app import LazyCommands
 from toolgym.cli.user_code import env_ids, load_env, read_env_kwargs
 from toolgym.tools.errors import ConfigError
 
@@ -47,7 +47,6 @@ def _named_envs(
         typer.Option(metavar="JSON", help="Arguments of each ENV as a JSON object; for one each see --print-config."),
     ] = None,
 ) -> dict[str, Any]:
-    """Return the setting `envs` from the arguments of `toolgym serve openenv`."""
     names = [*(envs or ()), *(env or ())]
     if names:
         return {"envs": dict.fromkeys(names, read_env_kwargs(env_kwargs))}
@@ -121,22 +120,15 @@ SERVERS = {
 """The servers by the names of their commands."""
 
 
-class ServerCommands(TyperGroup):
+class ServerCommands(LazyCommands):
     """The commands of `SERVERS`. Each is made when it is used, since its flags need its settings' class."""
 
-    def list_commands(self, ctx: Any) -> list[str]:
-        return list(SERVERS)
+    summaries: ClassVar[dict[str, str]] = {name: server.help for name, server in SERVERS.items()}
 
-    def get_command(self, ctx: Any, name: str) -> Any:
-        if name not in SERVERS:
-            return None
+    def make(self, name: str) -> Any:
         single = typer.Typer(rich_markup_mode=None, add_completion=False)
         single.command(name, help=f"{SERVERS[name].help}\n\n{STOPS}")(_command(SERVERS[name]))
         return typer.main.get_command(single)
-
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, server.help) for name, server in SERVERS.items()])
 
 
 app = typer.Typer(
@@ -150,7 +142,6 @@ def _root() -> None:
 
 
 def _command(server: _Server) -> Callable[..., None]:
-    """Return the command of a server as typer takes it: a function with a parameter for each flag."""
     module, _, name = server.settings.partition(":")
     model: type[ServingConfig] = getattr(importlib.import_module(module), name)
 
@@ -188,7 +179,6 @@ def _option(name: str, kind: Any, info: Any, default: Any = None) -> inspect.Par
 
 
 def _flags(model: type[ServingConfig]) -> Iterator[inspect.Parameter]:
-    """Yield an option for each setting that is a flag. `ServingConfig.load` refuses wrong values."""
     from toolgym.tools.serving.config import meanings
 
     texts = meanings(model)
