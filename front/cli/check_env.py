@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -46,11 +47,11 @@ def check_env_command(
 
     Exit status: 0 no check failed, 1 one did, 2 wrong usage.
     """
-    from toolgym.testing.env_report import CheckOptions, CheckResult, run_checks
+    from toolgym.testing.env_report import CheckResult, PlayOptions, run_checks
 
     spec = load_env(env)
     kwargs = {**spec.kwargs, **read_env_kwargs(env_kwargs)}
-    options: CheckOptions = {
+    options: PlayOptions = {
         "repeatable": repeatable,
         "max_steps": max_steps,
         "full_reward": full_reward,
@@ -73,12 +74,8 @@ def check_env_command(
 
     results = asyncio.run(run())
     if as_json:
-        console.print_json(json.dumps([_as_json(result) for result in results]))
+        console.print_json(json.dumps([dataclasses.asdict(result) for result in results]))
     raise typer.Exit(1 if any(result.passed is False for result in results) else 0)
-
-
-def _as_json(result: Any) -> dict[str, Any]:
-    return {name: getattr(result, name) for name in ("name", "description", "passed", "detail")}
 
 
 def _read(path: Path) -> str:

@@ -72,14 +72,11 @@ def check_template_command(
 
 
 def _as_json(report: TemplateReport) -> dict[str, Any]:
-    facts = None
-    if report.facts is not None:
-        facts = dataclasses.asdict(report.facts)
     return {
         "exact": report.exact,
         "tokenizer": report.tokenizer,
         "cases": [dataclasses.asdict(case) for case in report.cases],
-        "facts": facts,
+        "facts": None if report.facts is None else dataclasses.asdict(report.facts),
     }
 
 
@@ -95,7 +92,6 @@ def _table(report: TemplateReport, model: str) -> Table:
 
 
 def _notes(report: TemplateReport) -> list[str]:
-    """Return further notes for a person, and the verdict."""
     from toolgym.rollout.tokens.template_check import GUESSED
 
     facts = report.facts

@@ -13,7 +13,6 @@ from toolgym.tools.errors import ConfigError
 
 app = typer.Typer(
     name="export",
-    help="Write an env as a file that a trainer loads.",
     no_args_is_help=True,
     rich_markup_mode=None,
     add_completion=False,

@@ -58,8 +58,6 @@ app.command("rollout")(rollout_command)
 
 
 class _Prepared(NamedTuple):
-    """A run before its engine is open."""
-
     env: EnvFactory
     config: RunConfig
     source: TaskSource
@@ -150,7 +148,6 @@ async def _main(ctx: typer.Context, options: RolloutOptions, env_kwargs: dict[st
 
 
 def _begin(folder: RunFolder, run: RunFile, begun: RunFile | None) -> None:
-    """Write what the run is; of a run that is resumed, check it first."""
     if begun is not None:
         rollout_resume.require_same_run(begun, run, folder.path)
         folder.go_on(run)
@@ -159,8 +156,6 @@ def _begin(folder: RunFolder, run: RunFile, begun: RunFile | None) -> None:
 
 
 class _Finished:
-    """Writes each trajectory to the folder, and appends it to a list."""
-
     def __init__(self, writer: TrajectoryWriter, trajectories: list[Trajectory]) -> None:
         self._writer, self._trajectories = writer, trajectories
 
@@ -172,7 +167,6 @@ class _Finished:
 async def _open_engine(
     ctx: typer.Context, options: RolloutOptions, stack: contextlib.AsyncExitStack, errors: Console
 ) -> Engine:
-    """Open the engine, which the stack closes."""
     arguments = rollout_resume.engine_options(ctx)
     with errors.status(f"starting engine {options.engine}"):
         engine = await open_engine(options.engine, **arguments)
@@ -197,7 +191,6 @@ def _is_tiny(ctx: typer.Context, options: RolloutOptions) -> bool:
 def _open_loggers(
     options: RolloutOptions, stack: contextlib.AsyncExitStack, metrics: RunMetrics, config: dict[str, Any]
 ) -> list[MetricLogger]:
-    """Open the loggers and the server of figures; the stack closes them."""
     from toolgym.rollout.runner.metrics.loggers import opened
     from toolgym.rollout.runner.metrics.prometheus import MetricsServer
 
@@ -230,7 +223,6 @@ def _require_writable(record: Path) -> None:
 
 
 async def _until_signal(playing: Coroutine[Any, Any, Any]) -> signal.Signals | None:
-    """Play until the end or a signal, which is returned."""
     player = asyncio.create_task(playing)
     loop = asyncio.get_running_loop()
     received: list[signal.Signals] = []

@@ -27,8 +27,6 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutOptions:
-    """The options of one call of the command."""
-
     env: Annotated[
         str,
         typer.Option(
@@ -150,7 +148,6 @@ class RolloutOptions:
 
     @classmethod
     def parameters(cls) -> Iterator[inspect.Parameter]:
-        """Yield the fields as typer takes the parameters of a command."""
         hints = typing.get_type_hints(cls, include_extras=True)
         for field in dataclasses.fields(cls):
             yield inspect.Parameter(

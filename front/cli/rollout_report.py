@@ -36,7 +36,6 @@ def report_complete(trajectories: list[Trajectory], run: RunFile, out: Path) -> 
 
 
 def _make_batch(trajectories: list[Trajectory], run: RunFile, out: Path) -> tuple[Batch | None, str]:
-    """Write the batch of trajectories. Returns it; or None, and why there is none."""
     from toolgym.rollout.batch.io import save_batch
     from toolgym.rollout.batch.make import make_batch
     from toolgym.rollout.recording.run_folder import BATCH

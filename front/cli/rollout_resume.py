@@ -100,7 +100,7 @@ def _kept(name: str, value: Any) -> Any:
 
 
 def engine_options(ctx: typer.Context) -> dict[str, Any]:
-    """Return the arguments to open the engine with. If another one is named, those of the one before do not hold."""
+    """The arguments to open the engine with. If another one is named, those of the one before do not hold."""
     names = ("tokenizer", "api_key", "device", "dtype")
     another = ctx.meta.get(_META) is not None and _is_given(ctx, "engine")
     return {name: ctx.params[name] if not another or _is_given(ctx, name) else None for name in names}

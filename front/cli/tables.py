@@ -86,7 +86,7 @@ def conversation(trajectory: Trajectory) -> Panel:
 
 
 def _counted(figures: Mapping[str, float], prefix: str, count: int) -> Counter[str]:
-    """Return the figures of a prefix, those of 0 left out. Rates are multiplied by `count`, 1 if there are none."""
+    """The figures of a prefix, those of 0 left out. Rates are multiplied by `count`, 1 if there are none."""
     return Counter(
         {
             name.removeprefix(prefix): round(value * count)

@@ -76,7 +76,6 @@ class EngineSubject:
     async def generate(
         self, ids: Sequence[int], params: SamplingParams = SHORT, request_id: str = "a", affinity: str | None = None
     ) -> Generation:
-        """Ask the engine; see `Engine.generate`."""
         return await self.engine.generate(ids, params, request_id=request_id, affinity=affinity)
 
 
@@ -101,7 +100,6 @@ def logprob_gap(subject: EngineSubject, prompt_ids: Sequence[int], generation: G
 
 
 async def until(holds: Callable[[], bool], seconds: float = 60.0) -> None:
-    """Wait until it holds."""
     deadline = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < deadline, "it did not happen in time"
@@ -278,8 +276,7 @@ class EngineSuite(Suite):
 
     @pytest.mark.parametrize("mode", [PauseMode.IN_PLACE, PauseMode.RETRACT])
     async def test_a_request_goes_on_across_a_version_change(self, subject: EngineSubject, mode: PauseMode) -> None:
-        need(subject.new_version, "the weights of this engine keep their version")
-        assert subject.new_version is not None
+        new_version = need(subject.new_version, "the weights of this engine keep their version")
         _need_pause(subject, mode)
         before = subject.engine.weight_version
         for _ in range(ATTEMPTS):
@@ -287,14 +284,14 @@ class EngineSuite(Suite):
             await begun(subject.engine, "0", "1", "2")
             await subject.engine.pause(mode)
             late = asyncio.create_task(subject.generate(prompt(9, 6), request_id="late"))
-            await subject.new_version("next")
+            await new_version("next")
             try:
                 assert subject.engine.weight_version == "next"
                 await subject.engine.resume()
                 generations = await asyncio.wait_for(asyncio.gather(*tasks), 120)
                 assert (await asyncio.wait_for(late, 120)).weight_versions == ("next",) * 24
             finally:
-                await subject.new_version(before)
+                await new_version(before)
             if all("next" in generation.weight_versions for generation in generations):
                 break
         for n, generation in enumerate(generations):
@@ -442,9 +439,7 @@ class EngineSuite(Suite):
         assert generation.weight_versions == (subject.engine.weight_version,) * 24
 
     async def test_closing_ends_what_runs(self, subject: EngineSubject) -> None:
-        need(subject.make, "no way to make another engine")
-        assert subject.make is not None
-        engine = subject.make()
+        engine = need(subject.make, "no way to make another engine")()
         await engine.start()
         task = asyncio.create_task(engine.generate(prompt(15, 5), LONG, request_id="a"))
         await asyncio.sleep(0.1)
@@ -459,9 +454,7 @@ class EngineSuite(Suite):
             await engine.start()
 
     async def test_an_engine_that_was_not_started_says_so(self, subject: EngineSubject) -> None:
-        need(subject.make, "no way to make another engine")
-        assert subject.make is not None
-        engine = subject.make()
+        engine = need(subject.make, "no way to make another engine")()
         with pytest.raises(EngineError, match="start"):
             await engine.generate(prompt(16, 5), SHORT, request_id="a")
         await engine.close()

@@ -123,11 +123,10 @@ def look(path):
         if needle in data:
             say("found", path)
             return
-first = [os.getcwd() if one == "CWD" else os.path.expanduser(one) for one in __SEARCHED__]
 seen = set()
 data = (".json", ".jsonl", ".txt", ".csv", ".tsv", ".yaml", ".yml", ".md", ".diff", ".patch")
-for top in first:
-    for root, folders, files in os.walk(top):
+for top in __SEARCHED__:
+    for root, folders, files in os.walk(os.getcwd() if top == "CWD" else os.path.expanduser(top)):
         if time.monotonic() > end:
             break
         folders[:] = [one for one in folders if os.path.join(root, one) not in ("/proc", "/sys", "/dev")
@@ -137,17 +136,9 @@ for top in first:
             if "site-packages" not in root or name.endswith(data):
                 look(os.path.join(root, name))
 for pid in os.listdir("/proc") if os.path.isdir("/proc") else ():
-    for name in ("environ", "cmdline"):
-        if not pid.isdigit():
-            break
-        try:
-            with open(f"/proc/{pid}/{name}", "rb") as file:
-                data = file.read()
-        except OSError:
-            continue
-        for needle in needles:
-            if needle in data:
-                say("found", f"/proc/{pid}/{name}")
+    if pid.isdigit():
+        look(f"/proc/{pid}/environ")
+        look(f"/proc/{pid}/cmdline")
 say("end")
 raise RuntimeError("\n" + "\n".join(said[-4:]))  # some tools show how a program ended, and not what it printed
 """
@@ -158,7 +149,7 @@ SLEEP = {"python": "import time\ntime.sleep(30)", "shell": "sleep 30"}
 
 
 def program_tools(env: BaseEnv) -> list[tuple[ToolSchema, str, str]]:
-    """The tools that run programs, each with the argument that takes the program, and its language."""
+    """The tools that run programs, each with the argument that takes one, and its language."""
     tools = []
     for schema in env.tool_schemas:
         takes = schema.parameters.get("properties", {})
@@ -171,47 +162,33 @@ def program_tools(env: BaseEnv) -> list[tuple[ToolSchema, str, str]]:
 
 
 def program_call(schema: ToolSchema, argument: str, program: str) -> Message:
-    """A turn that calls a tool with a program."""
     return assistant("", [tool_call(schema.name, {argument: program})])
 
 
 def host_program(file: str, mark: str, language: str) -> str:
-    """A program that prints `MARK True` if it sees a file of this process or works in its folder, else `MARK False`.
-
-    Args:
-        file: a file that this process made.
-        mark: a word that begins its output.
-        language: `python` or `shell`.
-    """
+    """A program that prints `MARK True` if it sees a file of this process or works in its folder, else `MARK False`."""
     here = os.stat(os.getcwd())
-    values = {"__FILE__": file, "__MARK__": mark, "__DEVICE__": str(here.st_dev), "__INODE__": str(here.st_ino)}
-    program = _SEEN
-    for name, value in values.items():
-        program = program.replace(name, value)
-    return program if language == "python" else _in_shell(program)
+    return _program(_SEEN, language, file=file, mark=mark, device=str(here.st_dev), inode=str(here.st_ino))
 
 
 def programs(language: str) -> Iterator[tuple[str, str]]:
     """Yield what a program does, in words, and the program, for a tool that runs `python` or `shell`."""
     for name, program in _PROGRAMS.items():
         path = '\nexport PATH="$PWD:$PWD/bin:$PATH"' if program is _OWN_PYTHON else ""
-        yield name, program if language == "python" else _in_shell(program) + path
+        yield name, _program(program, language) + (path if language == "shell" else "")
 
 
 def search_program(lines: Sequence[str], mark: str, language: str) -> str:
-    """A program that searches all readable files for lines.
+    """A program that searches all readable files for lines, which do not stand in it as they are.
 
-    Args:
-        lines: what to search for; they do not stand in the program as they are.
-        mark: a word that begins each line of its output: `MARK found PATH`, and at last `MARK end`.
-        language: `python` or `shell`.
+    It prints `MARK found PATH` for each file that holds one, and at last `MARK end`.
     """
     needles = json.dumps([base64.b64encode(line.encode()).decode() for line in lines])
-    program = (
-        _SEARCH.replace("__NEEDLES__", needles).replace("__MARK__", mark).replace("__SEARCHED__", json.dumps(SEARCHED))
-    )
-    return program if language == "python" else _in_shell(program)
+    return _program(_SEARCH, language, needles=needles, mark=mark, searched=json.dumps(SEARCHED))
 
 
-def _in_shell(program: str) -> str:
-    return f"python3 - <<'END_OF_PROGRAM'\n{program}\nEND_OF_PROGRAM"
+def _program(text: str, language: str, **values: str) -> str:
+    """Put values in the places of a program's text, for a tool that runs `python` or `shell`."""
+    for name, value in values.items():
+        text = text.replace(f"__{name.upper()}__", value)
+    return text if language == "python" else f"python3 - <<'END_OF_PROGRAM'\n{text}\nEND_OF_PROGRAM"

@@ -49,7 +49,6 @@ class EnvSubject:
     """An env to test, and how to play it.
 
     Attributes:
-        env: the env, freshly made.
         actions: of one episode, in order; the last is repeated until the episode is over. Texts are also given as
             parsed turns and as messages, with tool calls read as Hermes writes them.
         repeatable: whether the same seed and actions lead to the same observations and rewards. The tasks that a seed
@@ -89,7 +88,6 @@ class EnvSubject:
 
 
 async def refused(call: Callable[[], Any], when: str) -> None:
-    """Check that a call raises `EpisodeError`."""
     try:
         result = await call()
     except EpisodeError:
@@ -100,7 +98,6 @@ async def refused(call: Callable[[], Any], when: str) -> None:
 
 
 def check_messages(messages: Any, whose: str) -> None:
-    """The value is a list of chat messages."""
     expect(isinstance(messages, list), f"{whose} are a list of messages", messages)
     for message in messages:
         expect(isinstance(message, dict), f"each message of {whose} is a dict", message)
@@ -115,7 +112,6 @@ def check_messages(messages: Any, whose: str) -> None:
 
 
 def check_result(result: Any) -> None:
-    """The value is a `StepResult` whose parts are what they should be."""
     expect(isinstance(result, StepResult), "step returns StepResult(obs, reward, done, info)", result)
     check_messages(result.obs, "the observations of a step")
     reward: Any = result.reward
@@ -167,7 +163,6 @@ async def check_tools(subject: EnvSubject) -> None:
 
 
 async def begin(env: BaseEnv, **arguments: Any) -> list[Message]:
-    """Reset, check what comes, and return a copy of the messages."""
     came: Any = await env.reset(**arguments)
     expect(isinstance(came, tuple) and len(came) == 2, "reset returns (messages, info)", came)
     messages, info = came
@@ -248,7 +243,6 @@ async def check_task(subject: EnvSubject) -> None:
 
 
 async def can_fork(subject: EnvSubject) -> bool:
-    """Return whether the env can be forked."""
     await subject.env.reset(seed=0)
     try:
         twin = await subject.env.fork()
@@ -328,7 +322,7 @@ async def _cancel(env: BaseEnv, action: Action, seconds: float) -> None:
 
 
 async def _play_until(subject: EnvSubject, at: int) -> bool:
-    """Take the actions before the one at `at`; return whether the episode goes on."""
+    """Take the actions before `at`; return whether the episode goes on."""
     for action in subject.actions[:at]:
         if (await subject.env.step(action)).done:
             return False

@@ -61,14 +61,7 @@ FORK_CHECKS: dict[bool | None, Check] = {
 
 @dataclass(frozen=True)
 class CheckResult:
-    """The result of one check.
-
-    Attributes:
-        name: the check.
-        description: what an env must do, in one sentence.
-        passed: None: it could not be made.
-        detail: what was expected and what came, or why the check could not be made; empty where it passed.
-    """
+    """The result of one check; `passed` is None if the check could not be made, and `detail` then says why."""
 
     name: str
     description: str
@@ -76,7 +69,9 @@ class CheckResult:
     detail: str = ""
 
 
-class _PlayOptions(TypedDict, total=False):
+class PlayOptions(TypedDict, total=False):
+    """The way that an env is played, and what its rewards should be: see `EnvSubject`, also for the defaults."""
+
     repeatable: bool
     max_steps: int
     full_reward: float
@@ -84,17 +79,12 @@ class _PlayOptions(TypedDict, total=False):
     hidden: Sequence[str]
 
 
-class CheckOptions(_PlayOptions, total=False):
-    """The way that an env is played, and what its rewards should be: see `EnvSubject`, also for the defaults."""
-
-    forks: bool | None
-    """Whether the env can be forked [None: either will do]."""
-
-
 async def check_env(
     env: BaseEnv | Callable[[], BaseEnv] | str,
     actions: Sequence[Action] | None = None,
-    **options: Unpack[CheckOptions],
+    *,
+    forks: bool | None = None,
+    **options: Unpack[PlayOptions],
 ) -> list[CheckResult]:
     """Check that an env keeps the contract of `BaseEnv`, frees what it takes, and that its rewards can be trusted.
 
@@ -109,7 +99,8 @@ async def check_env(
         env: an id, or a function that makes the env anew; or an env, which is closed, and of which leaks are not
             looked for, since that takes several.
         actions: of one episode, see `EnvSubject`. None: the known solution of the first task, or one turn of text.
-        options: see `CheckOptions`.
+        forks: whether the env can be forked. None: either will do.
+        options: see `PlayOptions`.
 
     Returns:
         What became of each check. None failed.
@@ -118,7 +109,7 @@ async def check_env(
         ConformanceError: one failed; says what was expected and what was given.
     """
     done = []
-    async with aclosing(run_checks(env, actions, **options)) as results:
+    async with aclosing(run_checks(env, actions, forks=forks, **options)) as results:
         async for result in results:
             if result.passed is False:
                 raise ConformanceError(result.detail)
@@ -129,19 +120,19 @@ async def check_env(
 async def run_checks(
     env: BaseEnv | Callable[[], BaseEnv] | str,
     actions: Sequence[Action] | None = None,
-    **options: Unpack[CheckOptions],
+    *,
+    forks: bool | None = None,
+    **options: Unpack[PlayOptions],
 ) -> AsyncGenerator[CheckResult, None]:
     """Yield what became of each check as soon as it is known, those that failed among them. See `check_env`."""
     make = _factory(env)
     played = tuple(actions) if actions else await _own_actions(make, keep=isinstance(env, BaseEnv))
-    fork = FORK_CHECKS[options.get("forks")]
-    play: _PlayOptions = {name: value for name, value in options.items() if name != "forks"}  # type: ignore[assignment]
     async with AsyncExitStack() as opened:
         for name, check in CHECKS.items():
-            check = fork if name == "fork" else check
+            check = FORK_CHECKS[forks] if name == "fork" else check
             checked = make()
             opened.push_async_callback(checked.close)
-            subject = EnvSubject(checked, played, make=None if checked is env else make, **play)
+            subject = EnvSubject(checked, played, make=None if checked is env else make, **options)
             passed: bool | None = None
             detail = ""
             try:
@@ -151,13 +142,12 @@ async def run_checks(
             except Exception as error:  # noqa: BLE001  what an env raises is what the check found
                 passed = False
                 detail = str(error) if isinstance(error, ConformanceError) else f"{name}: {error_text(error)}"
-            yield CheckResult(name, _first_sentence(check), passed, detail)
+            yield CheckResult(name, (check.__doc__ or "").partition("\n")[0], passed, detail)
             if checked is not env:
                 await opened.aclose()
 
 
 async def _own_actions(make: Callable[[], BaseEnv], keep: bool) -> tuple[Action, ...]:
-    """The known solution of the first task, or one turn of text."""
     plain = ("I do not know.",)
     if keep:  # its first reset is the first check's
         return plain
@@ -174,7 +164,3 @@ def _factory(env: Any) -> Callable[[], BaseEnv]:
     if callable(env):
         return cast(Callable[[], BaseEnv], env)
     raise ConfigError(f"give an env id, a function that makes an env, or an env; got {env!r}")
-
-
-def _first_sentence(check: Callable[..., object]) -> str:
-    return (check.__doc__ or "").strip().partition("\n")[0]

@@ -16,6 +16,7 @@ except ImportError as error:
 
 P = ParamSpec("P")
 S = TypeVar("S", bound="Suite")
+T = TypeVar("T")
 Test: TypeAlias = Callable[Concatenate[S, P], Coroutine[Any, Any, None]]
 
 
@@ -43,10 +44,11 @@ class Suite:
         cls.pytestmark = [*marks, pytest.mark.asyncio(**scope)]  # type: ignore[attr-defined]
 
 
-def need(able: object, reason: str) -> None:
-    """Skip the test where the implementation says that it cannot do this."""
+def need(able: T | None, reason: str) -> T:
+    """Skip the test if the implementation says that it cannot do this; else return what it gave to say that it can."""
     if not able:
         pytest.skip(reason)
+    return able
 
 
 def needs(*abilities: str) -> Callable[[Test[S, P]], Test[S, P]]:

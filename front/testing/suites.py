@@ -42,7 +42,6 @@ class ToolSuite(Suite):
 
     @pytest.fixture
     def subject(self, tool: BaseTool | ToolFunction[..., Any]) -> ToolSubject:
-        """The tool with its arguments."""
         return ToolSubject(as_tool(tool), self.arguments, self.create_kwargs, self.execute_kwargs, self.repeatable)
 
     async def test_fork(self, subject: ToolSubject) -> None:

@@ -25,15 +25,10 @@ AT_ONCE = 8
 
 @dataclass(frozen=True)
 class ToolSubject:
-    """A tool to test, and how to call it.
+    """A tool to test, the `arguments` of a call that it can carry out any number of times, and what a task would give.
 
-    Attributes:
-        tool: the tool.
-        arguments: of a call that it can carry out, any number of times.
-        create_kwargs: what a task would give to `create`.
-        execute_kwargs: what a task would give to `execute`.
-        repeatable: whether fresh instances answer the same calls with the same texts. If they do not, a check cannot
-            tell one episode's state from another's, and leaves it out.
+    Fresh instances of a `repeatable` tool answer the same calls with the same texts. The checks of other tools leave
+    out what they cannot tell: one episode's state from another's.
     """
 
     tool: BaseTool
@@ -44,7 +39,6 @@ class ToolSubject:
 
     @asynccontextmanager
     async def instance(self) -> AsyncIterator[str]:
-        """An instance, which is released exactly once."""
         instance = await self.tool.create(**self.create_kwargs)
         try:
             yield instance
@@ -71,7 +65,6 @@ class ToolSubject:
         return result
 
     async def texts(self, instance: str, calls: int) -> list[str]:
-        """Return what several calls say, one after the other."""
         return [(await self.call(instance)).text for _ in range(calls)]
 
 
@@ -90,10 +83,10 @@ async def check_tool(
 
     Args:
         tool: the tool, or a function with `@tool`.
-        arguments: see `ToolSubject` for these and the next three. Default: none.
-        create_kwargs: see there.
-        execute_kwargs: see there.
-        repeatable: see there.
+        arguments: of a call that it can carry out any number of times.
+        create_kwargs: what a task would give to `create`.
+        execute_kwargs: what a task would give to `execute`.
+        repeatable: whether fresh instances answer the same calls with the same texts.
         forks: whether the tool can be forked. None: either will do.
 
     Raises:
@@ -115,7 +108,6 @@ async def check_tool(
 async def check_schema(subject: ToolSubject) -> None:
     """The schema is valid and in the OpenAI shape, survives JSON, and accepts the arguments."""
     tool = subject.tool
-    expect(isinstance(tool, BaseTool), "a tool is a BaseTool", tool)
     expect(isinstance(tool.tool_schema, ToolSchema), "tool_schema is a ToolSchema", tool.tool_schema)
     expect(tool.name == tool.tool_schema.name, "name is that of the schema", tool.name)
     shape = tool.get_openai_tool_schema()
@@ -165,11 +157,8 @@ async def check_reward(subject: ToolSubject) -> None:
         async with subject.instance() as instance:
             await subject.texts(instance, calls)
             reward = await subject.tool.calc_reward(instance)
-            expect(
-                isinstance(reward, int | float) and math.isfinite(reward),
-                f"calc_reward of {subject.tool.name!r} returns a finite number",
-                reward,
-            )
+            finite = isinstance(reward, int | float) and math.isfinite(reward)
+            expect(finite, f"calc_reward of {subject.tool.name!r} returns a finite number", reward)
 
 
 async def check_release(subject: ToolSubject) -> None:
@@ -220,7 +209,6 @@ TOOL_CHECKS: dict[str, Callable[[ToolSubject], Awaitable[str | None]]] = {
 
 
 async def can_fork(subject: ToolSubject) -> bool:
-    """Return whether an instance can be forked."""
     async with subject.instance() as instance:
         await subject.call(instance)
         try:
