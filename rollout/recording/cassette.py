@@ -103,7 +103,6 @@ class CassetteWriter:
         self._prompts.pop(EpisodeKey(trajectory.task_index, trajectory.sample_index), None)
 
     def close(self, *, ended: bool = True) -> None:
-        """Write what is left to disk and close the file. Closing twice is fine."""
         if self.closed:
             return
         try:
@@ -116,7 +115,7 @@ class CassetteWriter:
                 raise ConfigError(f"cannot finish {str(self.path)!r}: {error}") from error
 
     def abandon(self) -> None:
-        """Close the file at once, as if the run had been killed. Closing twice is fine."""
+        """Close the file at once, as if the run had been killed."""
         self._file.file.close()
 
     def __enter__(self) -> Self:
@@ -160,12 +159,7 @@ class Cassette:
 
     @classmethod
     def load(cls, path: str | Path, *, allow_edited: bool = False) -> Cassette:
-        """Read a file; with `allow_edited` although lines were changed after recording.
-
-        Raises:
-            UnknownNameError: there is no such file; names the nearest one.
-            ConfigError: it is no recording, of another version, or was edited; names the line.
-        """
+        """Read a file; with `allow_edited` although lines were changed after recording."""
         cassette = cls(Path(path))
         prompts = LastPrompts()
         for number, line in read_lines(cassette.path, allow_edited=allow_edited):
@@ -248,10 +242,6 @@ def generations_of(path: Path) -> Iterator[tuple[EpisodeKey | None, str, Generat
     """The generations of a journal: episode, key of the request, answer and line.
 
     A line that is not as it was written is left out, as are those that need its prompt; the log says how many.
-
-    Raises:
-        ConfigError: it is no journal of the present version.
-        OSError: it cannot be read.
     """
     with path.open("rb") as file:
         header = file.readline()

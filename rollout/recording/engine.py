@@ -62,14 +62,9 @@ class RecordingEngine(EngineWrapper):
             raise
 
     def describe(self) -> None:
-        """Record the engine's class, sizes and weight version, once."""
         if self._described:
             return
-        facts = {
-            "vocab_size": self.engine.vocab_size,
-            "context_length": self.engine.context_length,
-            "weight_version": self.engine.weight_version,
-        }
+        facts = {name: getattr(self.engine, name) for name in ("vocab_size", "context_length", "weight_version")}
         self._described = True
         self._cassette.write("engine", name=type(self.engine).__name__, **facts)
 
@@ -105,7 +100,8 @@ class CassetteEngine(Engine):
     which they were asked. A request that failed or was cancelled ends as it did, see `replay_outcome`.
 
     Raises:
-        ConfigError: see `Cassette.load`; or it holds no engine.
+        ConfigError: it is no recording, of another version, or was edited; names the line.
+        UnknownNameError: there is no such file; names the nearest one.
     """
 
     def __init__(self, cassette: Cassette | str | Path) -> None:

@@ -62,14 +62,12 @@ class LastPrompts(dict[EpisodeKey | None, list[int]]):
     """The last prompt of each episode; of the next prompt only what it adds is written."""
 
     def shortened(self, episode: EpisodeKey | None, prompt_ids: Sequence[int]) -> tuple[int, list[int]]:
-        """Return how many ids the prompt shares with the last one, and the others."""
         prompt = list(prompt_ids)
         shared = shared_length(self.get(episode, ()), prompt)
         self[episode] = prompt
         return shared, prompt[shared:]
 
     def whole(self, episode: EpisodeKey | None, shared: int, rest: Iterable[int]) -> list[int]:
-        """Read what `shortened` returned."""
         self[episode] = [*self.get(episode, ())[:shared], *rest]
         return self[episode]
 
@@ -81,11 +79,6 @@ class RecordedRequest(NamedTuple):
 
 
 def read_request(line: Line, prompts: LastPrompts) -> RecordedRequest:
-    """Read the request of a `generate` line.
-
-    Raises:
-        KeyError, TypeError, ValueError: the line is something else.
-    """
     episode = episode_of(line)
     prompt = prompts.whole(episode, line["shared"], line["prompt"])
     params = SamplingParams(**{**line["params"], "stop_token_ids": tuple(line["params"]["stop_token_ids"])})
@@ -97,11 +90,7 @@ def episode_of(line: Line) -> EpisodeKey | None:
 
 
 def read_lines(path: Path, *, allow_edited: bool) -> Iterator[tuple[int, Line]]:
-    """The lines of a file with their numbers, from 1; one that was cut off at the end is left out.
-
-    Raises:
-        UnknownNameError, ConfigError: see `Cassette.load`.
-    """
+    """The lines of a file with their numbers, from 1; one that was cut off at the end is left out."""
     try:
         file = path.open("rb")
     except FileNotFoundError:
@@ -217,7 +206,6 @@ class GenerationJson(TypedDict):
 
 
 def generation_to_json(generation: Generation) -> GenerationJson:
-    """Return a generation as JSON can hold it; `generation_from_json` reads it back equal."""
     versions = [(version, len(list(group))) for version, group in itertools.groupby(generation.weight_versions)]
     return {
         "token_ids": list(generation.token_ids),
@@ -230,7 +218,6 @@ def generation_to_json(generation: Generation) -> GenerationJson:
 
 
 def generation_from_json(reply: GenerationJson) -> Generation:
-    """Read what `generation_to_json` returned; raises `EngineError` if the numbers of ids and versions differ."""
     return Generation(
         token_ids=tuple(reply["token_ids"]),
         logprobs=tuple(array_from_json(reply["logprobs"]).tolist()),

@@ -29,13 +29,8 @@ async def record_outcome(
     """Await a call, and record its outcome once, before the caller sees it.
 
     A call that is cancelled is recorded at once, as `deadline` or `cancelled`, even when it ignores the cancellation
-    and answers later: its caller has gone on without it.
-
-    Args:
-        call: what to await.
-        deadline: wall seconds after which the caller gives up.
-        to_json: makes the `reply` to record from the result.
-        record: takes `reply`, `error` or `ended`, and `seconds`, by name; called once.
+    and answers later: its caller has gone on without it. `record` takes `reply`, which `to_json` makes, `error` or
+    `ended`, and `seconds`; the caller gives up after the `deadline`, in wall seconds.
     """
     started = time.monotonic()
 
@@ -108,7 +103,7 @@ def describe_error(error: BaseException) -> dict[str, Any]:
 
 
 def make_error(described: Mapping[str, Any]) -> Exception:
-    """Return an exception of the same name and text, and of the same class if that is Python's or the library's."""
+    """Make an exception of the same name and text, and of the same class if that is Python's or the library's."""
     name, message = str(described["type"]), str(described["message"])
     if name == "DeadlineError":
         return DeadlineError(described["seconds"], stuck=described["stuck"])

@@ -108,8 +108,6 @@ def recorded(
 
 
 class _TrajectorySink:
-    """Closes the file behind the last trajectory."""
-
     def __init__(self, cassette: CassetteWriter, expected: int) -> None:
         self._cassette, self._missing = cassette, expected
 
@@ -197,7 +195,6 @@ def config_to_json(config: RunConfig) -> tuple[dict[str, Any], list[str]]:
 
 
 def config_from_json(written: Mapping[str, Any]) -> RunConfig:
-    """Read what `config_to_json` made."""
     try:
         return RunConfig(**{name: _restored(name, value) for name, value in written.items()})
     except ConfigError:

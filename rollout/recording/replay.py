@@ -41,8 +41,7 @@ EXEMPT = {
     ("turns", "tool_calls", "seconds"),
 }
 """Fields of a trajectory that a replay does not repeat: random ids, wall times, and of which classes env and tools are,
-which the recording stands for. What a tool reported in its
-metrics, times among it, is repeated."""
+which the recording stands for. What a tool reported in its metrics, times among it, is repeated."""
 
 FIRST = ("messages", "sequences", "turns")
 """Fields that are compared before the others, which follow from them."""
@@ -179,7 +178,7 @@ def _make(run: Mapping[str, Any], tasks: list[Task], cassette: Cassette) -> Base
 
 
 def first_difference(recorded: Mapping[str, Any], replayed: Mapping[str, Any]) -> tuple[str, str, str] | None:
-    """Return the first field but those of `EXEMPT` that is not equal byte for byte, and its two values."""
+    """The first field but those of `EXEMPT` that is not equal byte for byte, and its two values."""
     order = [*FIRST, *(name for name in [*recorded, *replayed] if name not in FIRST)]
     before, after = ({name: value[name] for name in order if name in value} for value in (recorded, replayed))
     return next(_differences(before, after, "", ()), None)

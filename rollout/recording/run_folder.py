@@ -38,16 +38,10 @@ FORMAT_VERSION = 1
 
 @dataclass(frozen=True)
 class RunFile:
-    """The contents of `run.json`.
+    """The contents of `run.json`: `tasks` and `files` are SHA-256 sums of the tasks and of each option's file.
 
-    Attributes:
-        run_id: what the ids of its groups begin with.
-        options: what it was started with, by name, as plain JSON.
-        episodes: how many there are in all.
-        tasks: SHA-256 of its tasks.
-        files: SHA-256 of each file that an option names.
-        tokenizer: see `tokenizer_fingerprint`.
-        pad_token_id: what pads its batch.
+    The ids of its groups begin with the `run_id`, the `options` are plain JSON, and the `tokenizer` is a
+    `tokenizer_fingerprint`.
     """
 
     run_id: str
@@ -102,17 +96,9 @@ _ANEW = f"Without it the run cannot be resumed; what has finished is in {TRAJECT
 
 
 class RunFolder:
-    """The folder of a run, locked for it.
+    """The folder of a run, locked for it: a `ConfigError` if another run is writing it.
 
-    Args:
-        path: the folder; made if it is not there. What is in it stays as it is, except for a line of
-            `0.jsonl` that was cut off.
-
-    Attributes:
-        writer: appends to `0.jsonl`.
-
-    Raises:
-        ConfigError: it cannot be written, or another run is writing it.
+    What is in it stays as it is, except for a line of `0.jsonl` that was cut off.
     """
 
     def __init__(self, path: Path) -> None:
@@ -131,12 +117,10 @@ class RunFolder:
         run.write(self.path)
 
     def go_on(self, run: RunFile) -> None:
-        """Go on with the run that is there. What is said of it now takes the place of what was said before."""
         (self.path / BATCH).unlink(missing_ok=True)  # of fewer trajectories
         run.write(self.path)
 
     def complete(self) -> None:
-        """Remove what only an interrupted run needs."""
         (self.path / TURNS).unlink(missing_ok=True)
 
     def close(self) -> None:
@@ -160,7 +144,6 @@ def file_hash(path: Path) -> str:
 
 
 def tasks_hash(tasks: Sequence[Task]) -> str:
-    """SHA-256 of tasks in their order, hexadecimal; the same for tasks that are equal."""
     digest = hashlib.sha256()
     for task in tasks:
         row = task.to_row()

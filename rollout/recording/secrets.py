@@ -18,7 +18,6 @@ def scrub(text: str) -> str:
 
 
 def redacted(value: Any) -> Any:
-    """Return a value as plain JSON, with arguments of a secret name replaced."""
     return _redact(plain(value))
 
 
@@ -31,7 +30,6 @@ def _redact(value: Any) -> Any:
 
 
 def scrubbed(trajectory: dict[str, Any]) -> dict[str, Any]:
-    """Return a trajectory's JSON without credentials in its error."""
     if not trajectory.get("error"):
         return trajectory
     error = trajectory["error"]
