@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Coroutine
-from typing import Any, ClassVar, Concatenate, ParamSpec, TypeAlias, TypeVar
+from typing import Any, ClassVar, Concatenate, Literal, ParamSpec, TypeAlias, TypeVar
 
 from toolgym.tools.lazy import missing_extra
 
@@ -28,7 +28,7 @@ class Suite:
             fixtures of the subclass need it; None: as pytest-asyncio is configured.
     """
 
-    loop_scope: ClassVar[str | None] = None
+    loop_scope: ClassVar[Literal["function", "class", "module", "package", "session"] | None] = None
 
     def __init_subclass__(cls, abilities: tuple[str, ...] = (), **kwargs: Any) -> None:
         """Skip all tests that the class defines unless these attributes of it are true."""
