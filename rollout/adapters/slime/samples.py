@@ -80,9 +80,7 @@ def fill(
         sample.remove_sample = not rows
         if len(samples) > 1 and sample.rollout_id is None:
             sample.rollout_id = sample.index
-    if not rows:
-        _mask(base, tokenizer, payloads)
-    for sample, row in zip(samples, rows, strict=False):
+    for sample, row in zip(samples, rows or [TrainerRow.masked(trajectory, tokenizer.eos_token_id or 0)], strict=True):
         _fill_one(sample, row, tokenizer, payloads)
     base.non_generation_time = trajectory.env_seconds
     check_samples(samples, siblings=True)
@@ -99,50 +97,35 @@ def missing_slime(error: ImportError) -> Exception:
 def _fill_one(sample: Sample, row: TrainerRow, tokenizer: PreTrainedTokenizerBase, payloads: Payloads | None) -> None:
     import torch
 
-    trajectory = row.trajectory
-    routed = payloads is not None and payloads.routing_shape is not None
-    if not routed and any(ROUTED_EXPERTS in segment.aligned for segment in row.sequence.policy_segments):
+    trajectory, masked = row.trajectory, sample.remove_sample
+    shape = None if payloads is None else payloads.routing_shape
+    if shape is None and any(ROUTED_EXPERTS in segment.aligned for segment in row.sequence.policy_segments):
         raise BatchError(
             f"field rollout_routed_experts: trajectory {trajectory.id} has the routing of its sampled tokens, and "
             "slime replays that of every token: play with `generate` and --use-rollout-routing-replay"
         )
-    if routed:  # there is no routing of what the env put behind the last sampled token, and nothing to learn there
+    if shape is not None and not masked:  # what the env put at the end has no routing, and nothing is learned there
         row = row.without_tail()
     sequence = row.sequence
     response = sequence.response_ids.tolist()
     sample.tokens = row.token_ids.tolist()
-    sample.response = str(tokenizer.decode(response, skip_special_tokens=False))
+    sample.response = "" if masked else str(tokenizer.decode(response, skip_special_tokens=False))
     sample.response_length = len(response)
     sample.loss_mask = sequence.response_mask.tolist()
     sample.rollout_log_probs = sequence.logprobs.tolist()
     sample.weight_versions = [name for segment in sequence.policy_segments for name, _ in segment.version_runs]
-    sample.reward = row.reward
+    sample.reward = 0.0 if masked else row.reward
     status = type(sample).Status
-    sample.status = status.TRUNCATED if trajectory.stop_reason.truncated else status.COMPLETED
+    ended = status.TRUNCATED if trajectory.stop_reason.truncated else status.COMPLETED
+    sample.status = status.ABORTED if masked else ended
     sample.rollout_top_p_token_ids = sample.rollout_top_p_token_offsets = sample.rollout_routed_experts = None
     kept = top_p_of(sequence, payloads)
     if kept is not None:
         sample.rollout_top_p_token_ids, sample.rollout_top_p_token_offsets = map(torch.from_numpy, kept)
-    if payloads is not None and routed:
+    if shape is not None and masked:  # slime refuses rows of zeros
+        sample.rollout_routed_experts = torch.arange(shape[1], dtype=torch.int32).repeat(1, shape[0], 1)
+    elif payloads is not None and shape is not None:
         sample.rollout_routed_experts = torch.from_numpy(payloads.routing.rows(row.token_ids).copy())
-
-
-def _mask(sample: Sample, tokenizer: PreTrainedTokenizerBase, payloads: Payloads | None) -> None:
-    """Make the sample one that keeps its place and trains nothing: two tokens, the second of them the response."""
-    import torch
-
-    filler = tokenizer.eos_token_id or 0
-    sample.tokens, sample.response, sample.response_length = [filler, filler], "", 1
-    sample.loss_mask, sample.rollout_log_probs = [0], [0.0]
-    sample.weight_versions, sample.reward = [], 0.0
-    sample.status = type(sample).Status.ABORTED
-    sample.rollout_top_p_token_ids = sample.rollout_top_p_token_offsets = sample.rollout_routed_experts = None
-    if payloads is not None and payloads.top_p:
-        sample.rollout_top_p_token_ids = torch.zeros(0, dtype=torch.int32)
-        sample.rollout_top_p_token_offsets = torch.zeros(2, dtype=torch.int32)
-    if payloads is not None and payloads.routing_shape is not None:
-        layers, count = payloads.routing_shape  # slime refuses rows of zeros, and nothing is learned from these
-        sample.rollout_routed_experts = torch.arange(count, dtype=torch.int32).repeat(1, layers, 1)
 
 
 def _about(trajectory: Trajectory) -> dict[str, Any]:
