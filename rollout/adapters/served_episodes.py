@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from typing import Any
 
 from toolgym.envs.served.catalog import ServedEnv, TaskPlace, load_env
@@ -15,21 +14,13 @@ from toolgym.tools.serving.admission import Gate
 
 
 class ServedEpisodes:
-    """Begins episodes of an env, each in a session of its own."""
+    """Begins episodes of an env, each in a session of its own; `settings` has the fields of either trainer's."""
 
-    def __init__(
-        self,
-        env: str,
-        env_kwargs: Mapping[str, Any],
-        *,
-        max_sessions: int,
-        max_concurrent: int,
-        timeouts: Timeouts,
-        idle_timeout: float,
-    ) -> None:
-        self._env, self._env_kwargs = env, dict(env_kwargs)
-        gate = Gate(max_concurrent, max_sessions, timeouts.queue)
-        self.sessions = EnvSessions(max_sessions, idle_timeout, timeouts, gate)
+    def __init__(self, settings: Any, *, queue_timeout: float) -> None:
+        self._env, self._env_kwargs = settings.env, dict(settings.env_kwargs)
+        timeouts = Timeouts(settings.reset_timeout, settings.step_timeout, queue_timeout)
+        gate = Gate(settings.max_concurrent, settings.max_sessions, queue_timeout)
+        self.sessions = EnvSessions(settings.max_sessions, settings.idle_timeout, timeouts, gate)
         self._opening = asyncio.Lock()
         self._served: ServedEnv | None = None
 

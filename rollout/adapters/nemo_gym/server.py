@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
-from toolgym.envs.served.env_session import EnvSession, Timeouts
+from toolgym.envs.served.env_session import EnvSession
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import EpisodeFailedError, StopReason
 from toolgym.rollout.adapters.served_episodes import ServedEpisodes
@@ -93,15 +93,7 @@ class ToolgymServer(SimpleResourcesServer):  # type: ignore[misc]
     _closed: dict[str, None] = PrivateAttr(default_factory=dict)
 
     def setup_webserver(self) -> FastAPI:
-        config = self.config
-        self._episodes = ServedEpisodes(
-            config.env,
-            config.env_kwargs,
-            max_sessions=config.max_sessions,
-            max_concurrent=config.max_concurrent,
-            timeouts=Timeouts(config.reset_timeout, config.step_timeout, config.queue_timeout),
-            idle_timeout=config.idle_timeout,
-        )
+        self._episodes = ServedEpisodes(self.config, queue_timeout=self.config.queue_timeout)
         app = super().setup_webserver()
         app.post("/{tool}")(self.call_tool)  # behind the routes of NeMo-Gym
         inner = app.router.lifespan_context

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-from toolgym.envs.served.env_session import EnvSession, Timeouts
+from toolgym.envs.served.env_session import EnvSession
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import EpisodeFailedError
 from toolgym.rollout.adapters.served_episodes import ServedEpisodes
@@ -85,14 +85,7 @@ class Environment(EnvironmentInterface):  # type: ignore[misc]  # NeMo-RL has no
     def __init__(self, cfg: Mapping[str, Any]) -> None:
         self._settings = settings = NemoRlSettings(**cfg)
         self._tokenizer = load_tokenizer(settings.tokenizer)
-        self._episodes = ServedEpisodes(
-            settings.env,
-            settings.env_kwargs,
-            max_sessions=settings.max_sessions,
-            max_concurrent=settings.max_concurrent,
-            timeouts=Timeouts(settings.reset_timeout, settings.step_timeout, QUEUE_TIMEOUT),
-            idle_timeout=settings.idle_timeout,
-        )
+        self._episodes = ServedEpisodes(settings, queue_timeout=QUEUE_TIMEOUT)
         self._checked = False
         self._conversations: WeakKeyDictionary[EnvSession, tuple[ChatRenderer, list[Message]]] = WeakKeyDictionary()
 
@@ -113,7 +106,7 @@ class Environment(EnvironmentInterface):  # type: ignore[misc]  # NeMo-RL has no
         for error in results:
             if isinstance(error, BaseException):
                 raise error
-        turns: list[_Turn] = [turn for turn in results if isinstance(turn, _Turn)]
+        turns = [turn for turn in results if isinstance(turn, _Turn)]
         return EnvironmentReturn(
             observations=[{"role": "environment", "content": turn.observation} for turn in turns],
             metadata=[{SESSION: turn.session} for turn in turns],
