@@ -1,7 +1,5 @@
 """verl: an agent loop that plays toolgym's envs, and trajectories as verl's batches. See `docs/verl.md`."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from toolgym.tools.lazy import lazy_names

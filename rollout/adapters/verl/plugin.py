@@ -62,9 +62,7 @@ REGISTRATIONS: Mapping[str, Callable[[ModuleType], None]] = {
     "verl.trainer.ppo.v1.utils": partial(
         _wrap, name="compute_advantage_for_multi_trajectories", wrapper="advantage:with_keys"
     ),
-    "verl.trainer.ppo.metric_utils": partial(
-        _wrap, name="process_validation_metrics", wrapper="validation:without_failures"
-    ),
+    "verl.trainer.ppo.metric_utils": partial(_wrap, name="process_validation_metrics", wrapper="rows:without_failures"),
 }
 """From a module of verl to what is done once it has been imported."""
 

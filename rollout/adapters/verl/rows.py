@@ -1,8 +1,9 @@
-"""Rows of verl, of one trajectory: the same ids, mask, log-probs and fields for its loop and for its batches."""
+"""Rows of verl, of one trajectory, the same for its loop and its batches, and its validation over them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,9 @@ from toolgym.rollout.adapters.trainer_row import TrainerRow
 from toolgym.rollout.trajectory.token_sequence import TokenSequence
 from toolgym.rollout.trajectory.trajectory import Trajectory
 from toolgym.tools.errors import ConfigError
+
+_OF_REWARD = ("acc", "reward", "score")
+"""What verl and our rows say of an episode's reward."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +86,7 @@ def reward_extra_info(trajectory: Trajectory) -> Mapping[str, float | None]:
     """Return numbers about an episode under the same names for every trajectory, as verl demands it.
 
     Of one that does not count `acc` is 0, since DAPO's filter needs a number, and `acc_counted` is None, by which
-    `validation.without_failures` leaves it out of verl's validation. An evaluation counts an episode without a token.
+    `without_failures` leaves it out of verl's validation. An evaluation counts an episode without a token.
     """
     masked = not trajectory.in_group_statistics
     reward = 0.0 if masked else float(trajectory.reward)
@@ -120,3 +124,34 @@ def versions_of(trajectory: Trajectory) -> tuple[int | None, int | None]:
     if not versions or not all(version.isdecimal() for version in versions):
         return None, None
     return min(map(int, versions)), max(map(int, versions))
+
+
+def without_failures(process: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap verl's `process_validation_metrics`, which leaves None out, to see our failed episodes' rewards as None.
+
+    verl's V1 trainer puts a 0 in for each episode without an `acc` (`expected_acc_counts`). Rows of other loops, which
+    lack `acc_counted`, stay as they are.
+    """
+
+    @functools.wraps(process)
+    def processed(
+        data_sources: Sequence[Any], sample_uids: Sequence[Any], infos_dict: Mapping[str, Sequence[Any]], **options: Any
+    ) -> Any:
+        # Both are in every row of ours, and verl says None for a row that lacks them.
+        counted, ours = infos_dict.get("acc_counted"), infos_dict.get("policy_turns")
+        if counted is None or ours is None:
+            return process(data_sources, sample_uids, infos_dict, **options)
+        failed = [turns is not None and acc is None for turns, acc in zip(ours, counted, strict=True)]
+        infos = {
+            name: [None if out else value for out, value in zip(failed, values, strict=True)]
+            if name in _OF_REWARD
+            else values
+            for name, values in infos_dict.items()
+        }
+        if options.get("expected_acc_counts"):
+            played = {str(source) for source, turns in zip(data_sources, ours, strict=True) if turns is not None}
+            expected = options["expected_acc_counts"].items()
+            options["expected_acc_counts"] = {key: number for key, number in expected if key[0] not in played}
+        return process(data_sources, sample_uids, infos, **options)
+
+    return processed
