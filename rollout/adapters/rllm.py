@@ -6,6 +6,7 @@ which keeps the tokens of every request, and rLLM puts them into the steps that 
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -80,12 +81,9 @@ class ToolgymAgent:
 
     def run(self, task: RllmTask, config: AgentConfig) -> Episode:
         """Do as `arun`, for a caller without an event loop."""
-        bridge = EventLoopThread(name="toolgym-rllm")
-        try:
-            longest = self._limits.episode_timeout + self._limits.score_grace
+        longest = self._limits.episode_timeout + self._limits.score_grace
+        with contextlib.closing(EventLoopThread(name="toolgym-rllm")) as bridge:
             return bridge.run(self.arun(task, config), longest + _GRACE)
-        finally:
-            bridge.close()
 
 
 class ToolgymEvaluator:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -62,11 +63,8 @@ def labelled_task(prompt: str | Sequence[Any], label: Any, **further: Any) -> Ta
 
 def tools_of(env: str, env_kwargs: Mapping[str, Any] | None) -> list[ToolSchema]:
     """Return the tools of an env, which is made for that and closed; raises ConfigError if it cannot be made."""
-    bridge = EventLoopThread(name="toolgym-tools-of")
-    try:
+    with contextlib.closing(EventLoopThread(name="toolgym-tools-of")) as bridge:
         return bridge.run(load_env(env, dict(env_kwargs or {}), answer_tool=None, endless=1)).tools
-    finally:
-        bridge.close()
 
 
 def task_column(task: Task) -> dict[str, str]:

@@ -1,7 +1,5 @@
 """AReaL: `ToolgymWorkflow` plays episodes with its engine, `to_tensors` makes rows of trajectories played elsewhere."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from toolgym.tools.lazy import lazy_names

@@ -1,7 +1,5 @@
 """NeMo-Gym (0.7.0): `ToolgymServer` is a resources server for any env, `to_rows` makes its data."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from toolgym.tools.lazy import lazy_names

@@ -1,7 +1,5 @@
 """NeMo-RL (7ea279a): `ToolgymEnvironment` plays an env, `TaskProcessor` makes its data, `to_batch` its batches."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from toolgym.tools.lazy import lazy_names

@@ -3,8 +3,6 @@
 `to_generator_output` takes trajectories that were played elsewhere, and `register_envs` makes our ids skyrl-gym's.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from toolgym.tools.lazy import lazy_names

@@ -3,8 +3,6 @@
 The hooks `post_process_rewards` and `log_eval_rollout` keep failed episodes out of slime's statistics.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from toolgym.tools.lazy import lazy_names

@@ -1,7 +1,5 @@
 """TRL: `Spec` gives `GRPOTrainer` its arguments, `to_rollout_samples` what `AsyncGRPOTrainer` trains on."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from toolgym.tools.lazy import lazy_names

@@ -3,8 +3,6 @@
 verifiers finds the taskset by its id `toolgym-v1`, which is the name of a module: see `toolgym_v1/`.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from toolgym.tools.lazy import lazy_names

@@ -7,6 +7,7 @@ the tokens that it adds; its branches, from a root to a leaf, are the samples th
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import math
@@ -131,11 +132,8 @@ class ToolgymTaskset(vf.Taskset[ToolgymTask, ToolgymTasksetConfig]):
 
 
 def _own_tasks(factory: EnvFactory) -> TaskSource:
-    bridge = EventLoopThread(name="toolgym-verifiers")  # an event loop may run here already
-    try:
+    with contextlib.closing(EventLoopThread(name="toolgym-verifiers")) as bridge:  # one may run here already
         return bridge.run(factory.tasks(), _LOADING)
-    finally:
-        bridge.close()
 
 
 def typed_message(message: Mapping[str, Any]) -> dict[str, Any]:
