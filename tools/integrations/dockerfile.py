@@ -1,7 +1,7 @@
 """The parts of a Dockerfile that a session can take: folder, variables and copied files; never the image.
 
     found = read_dockerfile(Path("environment/Dockerfile"))
-    found.left_out     # ("line 3: RUN apt-get install -y jq",): what only an image could have
+    found.left_out     # ["line 3: RUN apt-get install -y jq"]: what only an image could have
 
 Honoured: FROM (a later one begins anew; the image's name alone is kept), ARG with a value, ENV, WORKDIR, and COPY of
 files and folders beside the Dockerfile. LABEL, MAINTAINER, EXPOSE, STOPSIGNAL, CMD and USER change nothing for the
@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from toolgym.tools.errors import ConfigError
@@ -48,17 +48,6 @@ class FileCopy:
         return self.target if is_folder else str(PurePosixPath(self.target).parent)
 
 
-@dataclass(frozen=True)
-class Dockerfile:
-    """The parts of a Dockerfile that a session needs; `left_out` are those that it cannot honour, a line each."""
-
-    image: str = ""
-    workdir: str | None = None
-    env: Mapping[str, str] | None = None
-    copies: tuple[FileCopy, ...] = ()
-    left_out: tuple[str, ...] = ()
-
-
 class _NotHonouredError(Exception):
     """An instruction has a form that a session cannot honour."""
 
@@ -73,51 +62,45 @@ def read_dockerfile(path: Path) -> Dockerfile:
         text = path.read_text("utf-8")
     except (OSError, UnicodeError) as error:
         raise ConfigError(f"the Dockerfile {str(path)!r} cannot be read: {error}") from None
-    stage = _Stage(path.parent, {})
+    stage = Dockerfile(path.parent)
     for number, name, rest in _instructions(text):
         if name == "FROM":
-            stage = _Stage(path.parent, {} if stage.image else stage.arguments)
+            stage = Dockerfile(path.parent, {} if stage.image else stage.arguments)
         try:
             stage.take(name, rest)
         except _NotHonouredError:
             stage.left_out.append(f"line {number}: {name} {rest}"[:_LONGEST])
         except ConfigError as error:
             raise ConfigError(f"{path}, line {number}: {error}") from None
-    return Dockerfile(stage.image, stage.workdir, stage.env, tuple(stage.copies), tuple(stage.left_out))
+    return stage
 
 
 def _instructions(text: str) -> Iterator[tuple[int, str, str]]:
     """Yield the number of the line, the name in capitals, and the rest. Lines that go on are joined."""
-    lines = iter(enumerate(text.splitlines(), 1))
-    parts: list[str] = []
-    first = 0
-    for number, line in lines:
-        if not line.strip() or line.lstrip().startswith("#"):
-            continue
-        first = first if parts else number
-        goes_on = line.rstrip().endswith("\\")
-        parts.append(line.rstrip().removesuffix("\\").strip() if goes_on else line.strip())
-        if goes_on:
-            continue
-        name, _, rest = " ".join(parts).partition(" ")
+    numbered = [(number, line.strip()) for number, line in enumerate(text.splitlines(), 1)]
+    lines = iter([(number, line) for number, line in numbered if line and not line.startswith("#")])
+    for first, line in lines:
+        parts = [line]
+        while parts[-1].endswith("\\"):
+            parts[-1] = parts[-1].removesuffix("\\").strip()
+            parts.append(next(lines, (0, ""))[1])
+        name, _, rest = " ".join(parts).strip().partition(" ")
         yield first, name.upper(), rest.strip()
         for end in _HEREDOC.findall(rest) if name.upper() in ("RUN", "COPY", "ADD") else ():
-            next((line for _, line in lines if line.strip() == end), None)
-        parts = []
-    if parts:
-        name, _, rest = " ".join(parts).partition(" ")
-        yield first, name.upper(), rest.strip()
+            next((line for _, line in lines if line == end), None)
 
 
-class _Stage:
-    def __init__(self, context: Path, arguments: Mapping[str, str]) -> None:
-        self._context = context
-        self.arguments = dict(arguments)
-        self.image = ""
-        self.workdir: str | None = None
-        self.env: dict[str, str] = {}
-        self.copies: list[FileCopy] = []
-        self.left_out: list[str] = []
+@dataclass
+class Dockerfile:
+    """The parts of a last stage that a session needs; `left_out` are those that it cannot honour, a line each."""
+
+    context: Path = Path()
+    arguments: dict[str, str] = field(default_factory=dict)
+    image: str = ""
+    workdir: str | None = None
+    env: dict[str, str] = field(default_factory=dict)
+    copies: list[FileCopy] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
 
     def take(self, name: str, rest: str) -> None:
         if name in WITHOUT_EFFECT:
@@ -145,7 +128,7 @@ class _Stage:
         self.workdir = self._absolute(" ".join(self._words(rest)))
 
     def _copy(self, rest: str) -> None:
-        if (self._context / ".dockerignore").exists() or _HEREDOC.search(rest):
+        if (self.context / ".dockerignore").exists() or _HEREDOC.search(rest):
             raise _NotHonouredError
         words = self._words(rest)
         while words and words[0].startswith("--"):
@@ -160,9 +143,9 @@ class _Stage:
 
     def _sources(self, name: str) -> list[Path]:
         relative = name.strip("/")
-        plain = self._context / relative
-        matches = [plain] if plain.exists() else sorted(self._context.glob(relative)) if relative else []
-        root = self._context.resolve()
+        plain = self.context / relative
+        matches = [plain] if plain.exists() else sorted(self.context.glob(relative)) if relative else []
+        root = self.context.resolve()
         if not matches:
             raise ConfigError(f"COPY {name}: there is no such file beside the Dockerfile")
         if not all(path.resolve().is_relative_to(root) for path in matches):

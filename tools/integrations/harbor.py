@@ -14,6 +14,7 @@ Source: `harbor.environments.base.BaseEnvironment` and `harbor.trial`, of Harbor
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
@@ -84,8 +85,7 @@ class HarborSettings(SessionSettings, frozen=True):
 
 
 class ToolgymEnvironment(BaseEnvironment):
-    """A session of a toolgym sandbox, as Harbor's trials use it. Made by Harbor, with the fields of
-    `HarborSettings`."""
+    """A session of a toolgym sandbox, as Harbor's trials use it; Harbor gives it the fields of `HarborSettings`."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         values = {name: kwargs.pop(name) for name in HarborSettings.model_fields if name in kwargs}
@@ -100,8 +100,8 @@ class ToolgymEnvironment(BaseEnvironment):
             self.settings = HarborSettings(**values)
         except pydantic.ValidationError as error:
             raise ConfigError(f"the environment toolgym: {error}") from None
-        self._sandbox: Sandbox | None = None
         self._session: Session | None = None
+        self._resources = contextlib.AsyncExitStack()
         self._dockerfile = Dockerfile()
         super().__init__(*args, **kwargs)
         self._network = self._session_network()
@@ -138,7 +138,7 @@ class ToolgymEnvironment(BaseEnvironment):
         require_agent_environment_definition(self.environment_dir, docker_image=image)
         if (self.environment_dir / COMPOSE_FILE_NAME).exists():
             raise ConfigError(f"{self.environment_dir / COMPOSE_FILE_NAME}: a session cannot be several containers")
-        left_out: tuple[str, ...] = (f"docker_image = {image!r}",)
+        left_out = [f"docker_image = {image!r}"]
         if (self.environment_dir / DOCKERFILE_NAME).exists():
             self._dockerfile = read_dockerfile(self.environment_dir / DOCKERFILE_NAME)
             left_out = self._dockerfile.left_out
@@ -180,7 +180,7 @@ class ToolgymEnvironment(BaseEnvironment):
 
     async def _open(self) -> None:
         disk_mb = self._effective_storage_mb or self.settings.disk_mb
-        self._sandbox = self.settings.sandbox()
+        sandbox = await self._resources.enter_async_context(self.settings.sandbox())
         waiting = tenacity.AsyncRetrying(  # until other trials end
             retry=tenacity.retry_if_exception_type(SandboxBusyError),
             wait=tenacity.wait_random_exponential(multiplier=0.5, max=10.0),
@@ -188,8 +188,8 @@ class ToolgymEnvironment(BaseEnvironment):
             reraise=True,
         )
         self._session = await waiting(
-            self._sandbox.session,
-            env={**(self._dockerfile.env or {}), **self._startup_env()},
+            sandbox.session,
+            env={**self._dockerfile.env, **self._startup_env()},
             memory_mb=self._resource_limit_value("memory", auto_mode=ResourceMode.LIMIT) or self.settings.memory_mb,
             file_mb=disk_mb,
             disk_mb=disk_mb,
@@ -198,6 +198,7 @@ class ToolgymEnvironment(BaseEnvironment):
             folders=_outermost((*self.settings.folders, *self._named_folders())),
             hint="",
         )
+        self._resources.push_async_callback(self._session.close)
 
     def _named_folders(self) -> list[str]:
         folders = [self.workdir, *self._mount_targets(), *(copy.folder for copy in self._dockerfile.copies)]
@@ -219,14 +220,8 @@ class ToolgymEnvironment(BaseEnvironment):
         await self._close()
 
     async def _close(self) -> None:
-        session, self._session = self._session, None
-        sandbox, self._sandbox = self._sandbox, None
-        try:
-            if session is not None:
-                await session.close()
-        finally:
-            if sandbox is not None:
-                await sandbox.close()
+        self._session = None
+        await self._resources.aclose()
 
     async def upload_file(self, source_path: Path | str, target_path: str) -> None:
         source, target = Path(source_path), self._inside(target_path)

@@ -44,16 +44,16 @@ COPY *.txt all/
 CMD ["sleep", "infinity"]
 """
     )
-    assert (found.image, found.workdir, found.left_out) == ("debian:12", "/srv/work/src", ())
+    assert (found.image, found.workdir, found.left_out) == ("debian:12", "/srv/work/src", [])
     values = {"A": "two words", "B": '[two words] "$', "C": "$WORD", "D": " $"}
     assert found.env == {"ROOT": "/srv", "WORD": "two words", "PLAIN": "$x", "OLD": "and new", **values}
     a, b = tmp_path / "a.txt", tmp_path / "b.txt"
-    assert found.copies == (
+    assert found.copies == [
         FileCopy((a, b), "/files", True),
         FileCopy((tmp_path / "data",), "/srv/work/src", True),
         FileCopy((a,), "/srv/work/renamed.txt", False),
         FileCopy((a, b), "/srv/work/src/all", True),
-    )
+    ]
     assert [one.folder for one in found.copies] == ["/files", "/srv/work/src", "/srv/work", "/srv/work/src/all"]
 
 
@@ -79,24 +79,24 @@ CMD ["sleep", "infinity"]
 )
 def test_what_only_an_image_can_have_is_left_out(read, line):
     name, _, rest = line.partition(" ")
-    assert read(f"FROM x\n\n{line}\nENV B=c\n").left_out == (f"line 3: {name.upper()} {rest}",)
+    assert read(f"FROM x\n\n{line}\nENV B=c\n").left_out == [f"line 3: {name.upper()} {rest}"]
 
 
 def test_text_in_a_dockerfile_is_no_instruction(read):
     found = read("FROM x\nRUN <<EOF\nWORKDIR /x\nENV A=b\nEOF\nCOPY <<A <<B /x/\nENV\nA\nENV\nB\nWORKDIR /y")
     assert (found.workdir, found.env) == ("/y", {})
-    assert found.left_out == ("line 2: RUN <<EOF", "line 6: COPY <<A <<B /x/")
+    assert found.left_out == ["line 2: RUN <<EOF", "line 6: COPY <<A <<B /x/"]
 
 
 def test_only_the_last_stage_counts(read):
     found = read("ARG TAG=1\nFROM build:$TAG\nWORKDIR /x\nENV A=b\nRUN make\nFROM run:2\nCOPY a.txt /a\n")
-    assert (found.image, found.workdir, found.env, found.left_out) == ("run:2", None, {}, ())
+    assert (found.image, found.workdir, found.env, found.left_out) == ("run:2", None, {}, [])
     assert len(found.copies) == 1
 
 
 def test_an_ignore_file_is_not_honoured(read, tmp_path):
     (tmp_path / ".dockerignore").write_text("a.txt")
-    assert read("FROM x\nCOPY . /x\n").left_out == ("line 2: COPY . /x",)
+    assert read("FROM x\nCOPY . /x\n").left_out == ["line 2: COPY . /x"]
 
 
 @pytest.mark.parametrize("name", ["none.txt", "*.none", "../x", "/../x", "out"])
