@@ -1,13 +1,17 @@
-"""Answers to SandboxFusion's evaluation endpoints, over data sets of a folder and those that requests bring."""
+"""SandboxFusion's evaluation endpoints, over data sets of a folder and those that requests bring.
+
+Run as a module, it is one worker process of `toolgym serve sandbox`: the sandbox server with these endpoints.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gzip
 import inspect
 import json
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +37,14 @@ from toolgym.tools.integrations.sandbox_fusion.messages import (
 )
 from toolgym.tools.sandbox.base import ExecutionResult, Sandbox
 from toolgym.tools.sandbox.options import RunRequest
+from toolgym.tools.sandbox.server import worker
 from toolgym.tools.sandbox.server.app import SandboxApp
 from toolgym.tools.sandbox.server.execute import GRACE, SandboxMetrics
 from toolgym.tools.serving.admission import Gate
 from toolgym.tools.serving.json_bodies import parse, problem
 from toolgym.tools.serving.routes import Call, Operation, Route
 from toolgym.tools.serving.transport import RequestRefusedError, answer
+from toolgym.tools.serving.worker import run_worker
 
 
 def get_metrics(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -216,3 +222,16 @@ class _GatedSandbox(Sandbox):
                 raise RequestRefusedError(500, f"the sandbox did not answer within {patience:g} s") from None
         self._metrics.ran("/submit", result.status.value)
         return result
+
+
+@contextlib.asynccontextmanager
+async def open_app(
+    config: EvaluatingServerConfig, number: int, folder: Path | None
+) -> AsyncIterator[tuple[SandboxApp, str]]:
+    async with worker.open_app(config, number, folder) as (app, about):
+        app.add_routes(EvaluationApi(app, config).routes())
+        yield app, about
+
+
+if __name__ == "__main__":
+    run_worker(EvaluatingServerConfig, open_app)

@@ -21,7 +21,7 @@ class EvaluatingServerConfig(ServerConfig):
 
     spec = replace(
         ServerConfig.spec,
-        worker="toolgym.tools.integrations.sandbox_fusion.worker",
+        worker="toolgym.tools.integrations.sandbox_fusion.api",
         flags=(*_FLAGS[:_AT], "datasets", *_FLAGS[_AT:]),
     )
 

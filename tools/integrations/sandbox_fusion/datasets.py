@@ -288,15 +288,8 @@ async def _judged(
         EvalTestCase(passed=verdict.passed, exec_info=RunCodeResponse.of(_shown(verdict, test)), test_info=_info(test))
         for verdict, test in judged
     ]
-    return EvalResult(
-        id=request.id,
-        accepted=all(verdict.passed for verdict in verdicts),
-        extracted_code=extracted.code,
-        full_code=program,
-        test_code=test_code,
-        tests=outcomes,
-        extracted_type=extracted.kind,
-    )
+    accepted = all(verdict.passed for verdict in verdicts)
+    return _result(request, extracted, program, test_code, outcomes, accepted=accepted)
 
 
 def _shown(verdict: Verdict, test: Test) -> ExecutionResult:
@@ -337,13 +330,26 @@ async def _exit_status(
     run = await sandbox.run(full, language=language, files=files or {}, **timeouts)  # type: ignore[arg-type]
     passed = run.ok and word in run.stdout
     info = RunCodeResponse.of(replace(run, stdout=run.stdout.replace(f"{word}\n", "") if word else run.stdout))
+    tests = [EvalTestCase(passed=passed, exec_info=info)]
+    return _result(request, extracted, code, test_code, tests, accepted=passed)
+
+
+def _result(
+    request: SubmitRequest,
+    extracted: Extracted,
+    program: str,
+    test_code: str | None,
+    tests: list[EvalTestCase],
+    *,
+    accepted: bool,
+) -> EvalResult:
     return EvalResult(
         id=request.id,
-        accepted=passed,
+        accepted=accepted,
         extracted_code=extracted.code,
-        full_code=code,
+        full_code=program,
         test_code=test_code,
-        tests=[EvalTestCase(passed=passed, exec_info=info)],
+        tests=tests,
         extracted_type=extracted.kind,
     )
 

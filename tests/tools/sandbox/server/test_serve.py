@@ -27,7 +27,7 @@ from toolgym.tools.serving import supervisor
 
 HELLO = {"code": "print('hello')", "language": "python"}
 SMALL = "preload: []\n"
-WORKERS = {"toolgym.tools.sandbox.server.worker", "toolgym.tools.integrations.sandbox_fusion.worker"}
+WORKERS = {"toolgym.tools.sandbox.server.worker", "toolgym.tools.integrations.sandbox_fusion.api"}
 """Modules that workers run: of a server from Python, and of the command's."""
 MANY = 20
 """Connections of which two workers surely get some each: the kernel shares them out by chance."""
