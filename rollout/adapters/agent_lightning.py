@@ -62,9 +62,8 @@ async def play(variables: Mapping[str, str]) -> float:
             status = {"state": "failed", "last_attempt_id": BROKEN_OFF, "error_message": shorten(str(error))}
             await _send(session, "PATCH", rollout, {"status": status})
             raise
-        await _send(
-            session, "POST", events, {"event_type": "reward", "data": {"value": reward, "source": "agent"}}
-        )  # fmt: skip
+        event = {"event_type": "reward", "data": {"value": reward, "source": "agent"}}
+        await _send(session, "POST", events, event)
         return reward
     finally:
         await session.close()

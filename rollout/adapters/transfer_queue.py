@@ -28,8 +28,7 @@ with needs("TransferQueue", "A TransferQueue"):
 class QueueRow(NamedTuple):
     """A row for the queue: its key (the group's, `_`, and a name), its fields, and the tag that readers see.
 
-    Fields are tensors without a batch dimension, or any other values, and have the same names in all rows of a
-    trajectory.
+    Fields are tensors without a batch dimension, or any other values, with the same names in all rows of a trajectory.
     They are the trainer's, see `toolgym.rollout.adapters.verl.queue_rows` for verl's.
     """
 
@@ -78,9 +77,8 @@ class TransferQueueWriter:
         writer = TransferQueueWriter(tag={"global_steps": 7})
         await writer.put_groups(runner.stream(...), rows, group_size=config.group_size)
 
-    verl's replay buffer wants `global_steps` in the `tag` of a group that its trainer did not register. The `timeout`
-    is
-    in seconds, for one exchange with the queue.
+    verl's replay buffer wants `global_steps` in the `tag` of a group that its trainer did not register. One exchange
+    with the queue may take `timeout` seconds.
     """
 
     def __init__(

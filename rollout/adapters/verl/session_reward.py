@@ -7,7 +7,6 @@ puts there what its agent loop has in `extra_fields`.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import operator
 import os
@@ -53,8 +52,7 @@ async def compute_score_async(
     The first three arguments are not used, and `extra_info` has the session's id. `base_url` and `token` default to
     `URL_VARIABLE` and `TOKEN_VARIABLE`. A server may take `timeout` seconds, and all attempts together `patience` more.
     If a reward cannot be had, `on_failure` says whether to `raise` RemoteSessionError, which ends the batch, or to
-    `mark`
-    the episode: a score of 0 with `infra_failure` 1, which the trainer then sees as a 0.
+    `mark` the episode: a score of 0 with `infra_failure` 1, which the trainer then sees as a 0.
 
     Returns:
         `score` and `acc` (the reward), `f2p_count`, `f2p_total` (0 if the server does not say) and `infra_failure`:
@@ -63,8 +61,7 @@ async def compute_score_async(
     if on_failure not in ("raise", "mark"):
         raise ConfigError(f"on_failure must be 'raise' or 'mark', got {on_failure!r}")
     sid = session_id(extra_info or {})
-    async with contextlib.AsyncExitStack() as stack:
-        client = await stack.enter_async_context(_client(base_url, token, timeout, patience))
+    async with _client(base_url, token, timeout, patience) as client:
         try:
             reward = await client.reward(sid)
         except RemoteSessionError:

@@ -59,7 +59,16 @@ def queue_rows(
         if routed_experts is not None and len(rows) == 1:
             fields["routed_experts"] = _of_all_tokens(routed_experts, len(fields["input_ids"]))
         fields["metrics"] = metrics(trajectory, num_preempted)
-        queued.append(QueueRow(f"{uid}_{session}_{number}", {**fields, **columns}, _tag(row, global_steps)))
+        prompt, response = len(row.sequence.prompt_ids), row.sequence.response_tokens
+        tag = {
+            "status": "success",
+            "prompt_len": prompt,
+            "response_len": response,
+            "seq_len": prompt + response,
+            "global_steps": global_steps,
+            **{name: row.extra_fields[name] for name in ("min_global_steps", "max_global_steps")},
+        }
+        queued.append(QueueRow(f"{uid}_{session}_{number}", {**fields, **columns}, tag))
     return queued
 
 
@@ -94,17 +103,3 @@ def _of_all_tokens(experts: Any, tokens: int) -> torch.Tensor:
     padded = known.new_zeros((tokens, *known.shape[1:]))
     padded[: len(known)] = known
     return padded
-
-
-def _tag(row: VerlRow, global_steps: int) -> dict[str, Any]:
-    prompt, response = len(row.sequence.prompt_ids), row.sequence.response_tokens
-    first, last = row.extra_fields["min_global_steps"], row.extra_fields["max_global_steps"]
-    return {
-        "status": "success",
-        "prompt_len": prompt,
-        "response_len": response,
-        "seq_len": prompt + response,
-        "global_steps": global_steps,
-        "min_global_steps": first,
-        "max_global_steps": last,
-    }
