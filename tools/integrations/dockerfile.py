@@ -13,6 +13,7 @@ Source: the Dockerfile reference, https://docs.docker.com/reference/dockerfile/
 from __future__ import annotations
 
 import json
+import posixpath
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -153,13 +154,7 @@ class Dockerfile:
         return matches
 
     def _absolute(self, name: str) -> str:
-        parts: list[str] = []
-        for part in (PurePosixPath(self.workdir or "/") / name).parts[1:]:
-            if part != "..":
-                parts.append(part)
-            elif parts:
-                parts.pop()
-        return f"/{'/'.join(parts)}"
+        return f"/{posixpath.normpath(posixpath.join(self.workdir or '/', name)).lstrip('/')}"
 
     def _words(self, text: str) -> list[str]:
         return _words(text, {**self.arguments, **self.env})

@@ -36,7 +36,7 @@ from toolgym.tools.integrations.dockerfile import Dockerfile, read_dockerfile
 from toolgym.tools.integrations.session_settings import SessionSettings
 from toolgym.tools.lazy import missing_extra
 from toolgym.tools.sandbox import base
-from toolgym.tools.sandbox.base import ExecutionStatus, Sandbox, Session
+from toolgym.tools.sandbox.base import ExecutionStatus, Session
 from toolgym.tools.sandbox.options import Network
 
 try:
@@ -78,10 +78,6 @@ class HarborSettings(SessionSettings, frozen=True):
     without_image: bool = False
     folders: tuple[str, ...] = FOLDERS
     command_timeout: float = pydantic.Field(3600.0, gt=0, allow_inf_nan=False)
-
-    def sandbox(self) -> Sandbox:
-        may_use_host = self.public_network == "host"
-        return self.open(require="namespaces", output_bytes=OUTPUT_BYTES, may_use_host=may_use_host)
 
 
 class ToolgymEnvironment(BaseEnvironment):
@@ -180,7 +176,9 @@ class ToolgymEnvironment(BaseEnvironment):
 
     async def _open(self) -> None:
         disk_mb = self._effective_storage_mb or self.settings.disk_mb
-        sandbox = await self._resources.enter_async_context(self.settings.sandbox())
+        may_use_host = self.settings.public_network == "host"
+        handle = self.settings.open(require="namespaces", output_bytes=OUTPUT_BYTES, may_use_host=may_use_host)
+        sandbox = await self._resources.enter_async_context(handle)
         waiting = tenacity.AsyncRetrying(  # until other trials end
             retry=tenacity.retry_if_exception_type(SandboxBusyError),
             wait=tenacity.wait_random_exponential(multiplier=0.5, max=10.0),
