@@ -196,7 +196,7 @@ class ToolgymEnvironment(BaseEnvironment):
             folders=_outermost((*self.settings.folders, *self._named_folders())),
             hint="",
         )
-        self._resources.push_async_callback(self._session.close)
+        self._resources.push_async_callback(self.session.close)
 
     def _named_folders(self) -> list[str]:
         folders = [self.workdir, *self._mount_targets(), *(copy.folder for copy in self._dockerfile.copies)]
