@@ -188,6 +188,24 @@ def test_a_reset_that_raises(vector):
     envs.step(("a", "b"))
 
 
+def test_a_reset_that_raises_in_some_envs_begins_the_others(vector, monkeypatch):
+    async def fail(**kwargs):
+        raise ValueError("on purpose")
+
+    envs = vector(3)
+    with monkeypatch.context() as patch:
+        patch.setattr(envs.envs[1], "reset", fail)
+        with pytest.raises(VectorEnvError, match="reset failed in env 1; .* on purpose") as caught:
+            envs.reset(seed=0)
+    assert list(caught.value.errors) == [1]
+    with pytest.raises(EpisodeError, match="env 1 had no episode"):
+        envs.step(("a",) * 3)
+    obs, _ = envs.reset(options=mask(False, True, False))
+    assert [[message["role"] for message in messages][-1] for messages in obs] == ["user"] * 3
+    envs.step(("a",) * 3)
+    assert [env.turn for env in envs.envs] == [1, 1, 1]
+
+
 def test_an_env_that_cannot_be_made_closes_those_before(toy_env, env_threads):
     made = []
 
