@@ -19,9 +19,7 @@ Wrap = Callable[["BaseEnv"], "BaseEnv"]
 
 
 def wrapper_factories(wrappers: object) -> list[Wrap]:
-    """Return the functions that a value of `wrappers` stands for (see `make`), checked as far as possible without an
-    env.
-    """
+    """Return the functions that a value of `wrappers` stands for, see `make`."""
     if wrappers is None:
         return []
     if callable(wrappers):
@@ -66,9 +64,7 @@ def named_factory(setting: object, what: str, kind: str) -> Callable[..., Any]:
 
 
 def wrapped(env: BaseEnv, wrappers: Iterable[Wrap]) -> BaseEnv:
-    """Put wrappers around an env, the first innermost. Raises `ConfigError` if one gave something that is not a
-    `BaseEnv`.
-    """
+    """Put wrappers around an env, the first innermost; one that gives no `BaseEnv` is a `ConfigError`."""
     from toolgym.envs.base import BaseEnv
 
     for wrap in wrappers:

@@ -21,11 +21,7 @@ _log = logging.getLogger("toolgym.envs")
 
 
 class ToolEpisode:
-    """Plays one episode after the other in one env, which it closes; each call of a tool is a turn of the policy for
-    the env.
-
-    `failure` is what broke the episode off, in words, so that its reward says nothing; None if nothing did.
-    """
+    """Plays one episode after the other in one env, which it closes; each call of a tool is a turn for the env."""
 
     def __init__(self, env: BaseEnv) -> None:
         self.failure: str | None = None
@@ -34,7 +30,6 @@ class ToolEpisode:
         self._one_at_a_time = asyncio.Lock()
 
     async def reset(self, row: Mapping[str, Any]) -> str | None:
-        """Begin an episode with a row of a data set, ending the one before; see `ToolEnvironment.reset`."""
         task = _task(row)
         async with self._one_at_a_time:
             self.failure, self._calls = None, 0
@@ -99,7 +94,6 @@ class ToolEpisode:
         return "it failed" if reason.failed else reason.value
 
     async def _try(self, step: Coroutine[Any, Any, StepResult]) -> StepResult | None:
-        """Await a step of the env; None if that failed."""
         try:
             return await step
         except EpisodeFailedError as error:  # the trainer's step goes on without this episode

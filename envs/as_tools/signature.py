@@ -35,16 +35,12 @@ _SECTIONS = re.compile(r"\b(Args|Returns|Raises):")
 
 
 class Signature(NamedTuple):
-    """Signature, with `self` first, and docstring of a method."""
-
     signature: inspect.Signature
     doc: str
 
 
 def signature_of(schema: ToolSchema) -> Signature:
-    """The signature and docstring of the method that calls a tool; `ConfigError` if Python cannot name its parameters
-    so.
-    """
+    """Describe the method that calls a tool; `ConfigError` if a parameter is no name in Python."""
     properties: Mapping[str, Any] = schema.parameters.get("properties") or {}
     required = set(schema.parameters.get("required") or ())
     definitions = schema.parameters.get("$defs") or {}
@@ -100,7 +96,6 @@ def _hint(schema: Any, definitions: Mapping[str, Any], depth: int = 0) -> Any:
 
 
 def _described(name: str, schema: Mapping[str, Any]) -> str:
-    """The description in one line, and behind it what the type hint does not say."""
     text = " ".join(str(schema.get("description") or name.replace("_", " ")).split())
     unsaid = _unsaid(schema)
     return _SECTIONS.sub(r"\1 -", text) + (f" (JSON Schema: {json.dumps(unsaid, sort_keys=True)})" if unsaid else "")

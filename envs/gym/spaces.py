@@ -87,8 +87,7 @@ class TextSpace(gymnasium.Space[str]):
 
 
 class ChatSpace(gymnasium.Space[tuple[Message, ...]]):
-    """All sequences of chat messages, of any number and length unless bounded by `max_messages` and `max_length`
-    (characters).
+    """All sequences of chat messages, at most `max_messages` of at most `max_length` characters.
 
     A member is a tuple (or a list) of messages in the shape of `toolgym.tools.message.Message`: a dict with `role` and
     a text `content`; with the role `assistant` maybe `tool_calls` and `reasoning_content`, with the role `tool` maybe

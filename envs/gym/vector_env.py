@@ -40,9 +40,7 @@ Steps: TypeAlias = tuple[tuple[Observation, ...], npt.NDArray[np.float64], Flags
 
 
 class VectorEnvError(ToolgymError, RuntimeError):
-    """Some envs of a vector env raised: `errors` has what, by the env's index. After `step` and `reset` all others
-    finished.
-    """
+    """Some envs of a vector env raised `errors`, by index. After `step` and `reset` all others finished."""
 
     def __init__(self, doing: str, errors: Mapping[int, BaseException]) -> None:
         self.errors = dict(errors)

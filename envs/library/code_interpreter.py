@@ -80,9 +80,7 @@ def tools_of(
     code_interpreter: bool,
     tool_config: Mapping[str, Any] | None,
 ) -> tuple[list[BaseTool], list[BaseTool]]:
-    """Return all tools of an env, and those of them that it closes: its own ones without those that a further one
-    replaces.
-    """
+    """Return all tools of an env, and those that it closes: its own without those that a further one replaces."""
     if not isinstance(further, Sequence):
         raise ConfigError(f"tools must be a list of tools, got {further!r}")
     if tool_config is not None and not code_interpreter:

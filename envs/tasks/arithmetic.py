@@ -21,7 +21,6 @@ from toolgym.tools.message import system, user
 Split = Literal["train", "test"]
 
 SYSTEM_PROMPT = "Compute with the tool. Then end with `#### <answer>`."
-"""The first message of every task. Short, because a small policy pays for every token of it."""
 
 HELD_OUT_ONE_IN = 10
 """One expression in this many belongs to the test split."""
@@ -29,9 +28,7 @@ HELD_OUT_ONE_IN = 10
 
 @dataclass(frozen=True)
 class ArithmeticProblem:
-    """One word problem: a question, a Python expression without spaces, its value, and its kind (`form`) such as
-    `(a+b)*c`.
-    """
+    """A word problem with its Python expression (without spaces), its value, and its `form` such as `(a+b)*c`."""
 
     question: str
     expression: str
@@ -84,9 +81,7 @@ class ArithmeticTasks(TaskSource):
 
 
 class _Form(NamedTuple):
-    """A kind of expression: its value, the letters that are multiplied (`factors`), which stay small, and its
-    frequency.
-    """
+    """A kind of expression; its `factors` are the letters that are multiplied, whose numbers stay small."""
 
     expression: str
     value: Callable[[int, int, int], int]

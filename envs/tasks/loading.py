@@ -81,7 +81,6 @@ def _is_parquet(path: Path) -> bool:
 
 
 def folder_records(folder: Path) -> Iterator[Record]:
-    """Yield each record of all files of a folder that have a known name; see `records`."""
     files = sorted(path for path in folder.rglob("*") if path.name.endswith(SUFFIXES) and path.is_file())
     if not files:
         raise ConfigError(f"the folder {str(folder)!r} has no file whose name ends with {', '.join(SUFFIXES)}")

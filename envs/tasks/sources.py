@@ -48,8 +48,7 @@ class TaskSource(ABC):
         """Learn how a task that was drawn here went; a curriculum draws the next ones by it.
 
         `rollout` calls this for each group of a run that trains, in the order of the tasks, with the rewards of its
-        episodes in the order of the samples, without those that the infrastructure broke off; not for a group that has
-        no other.
+        samples in order. Episodes that the infrastructure broke off are left out, as is a group of only these.
         """
 
 
@@ -147,7 +146,7 @@ def from_generator(make: MakeTask) -> GeneratedTasks:
 
 
 class TaskList(CountedTasks):
-    """Tasks from a list, not empty, which is not copied, so that many envs share it. Do not change it."""
+    """Tasks from a list that is not empty; it is not copied, so do not change it."""
 
     def __init__(self, tasks: Sequence[Task]) -> None:
         argument: object = tasks

@@ -120,7 +120,6 @@ def _paths(path: Paths) -> list[str | Path]:
 
 
 def check_columns(columns: Mapping[str, str] | None) -> None:
-    """Check the argument `columns` of a loader."""
     if columns is None:
         return
     if not isinstance(columns, Mapping) or not all(isinstance(name, str) for name in columns.values()):
@@ -160,7 +159,6 @@ def _verl_row(row: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, A
 
 
 def _hint(row: object) -> str:
-    """Advice for a row without a conversation, which is likely to need `columns`."""
     if not isinstance(row, Mapping) or (row.get("prompt") and not isinstance(row["prompt"], str)):
         return ""
     return (
