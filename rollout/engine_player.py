@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from toolgym.envs.types import EpisodeFailedError, StopReason
-from toolgym.rollout.engines.base import Engine, SamplingParams
+from toolgym.rollout.engines.base import Engine, SamplingParams, require_tokenizer
 from toolgym.rollout.tokens.renderer import ChatRenderer
 from toolgym.tools.concurrency.deadline import DeadlineError, with_deadline
 from toolgym.tools.errors import ConfigError, check_seconds, error_text
@@ -48,13 +48,10 @@ class EnginePlayer:
     ) -> None:
         if not isinstance(engine, Engine):
             raise ConfigError(f"engine must be an Engine, got {engine!r}")
-        tokenizer = engine.tokenizer if tokenizer is None else tokenizer
-        if tokenizer is None:
-            raise ConfigError(f"this {type(engine).__name__} knows no tokenizer: give the model's with tokenizer=")
         check_seconds(timeout=timeout)
         self._engine, self._sampling, self._timeout = engine, sampling, timeout
         self._before = [] if system_prompt is None else [system(system_prompt)]
-        self._renderer = ChatRenderer(tokenizer, [], template_kwargs or {})
+        self._renderer = ChatRenderer(require_tokenizer(tokenizer, engine), [], template_kwargs or {})
 
     async def __call__(self, text: str) -> str:
         """Return the engine's answer to a text, without its thinking. Raises `EpisodeFailedError` if the engine failed

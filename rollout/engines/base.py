@@ -409,3 +409,15 @@ def checked_version(version: object) -> str:
     if not isinstance(version, str) or not version:
         raise ConfigError(f"version must be a string that is not empty, got {version!r}")
     return version
+
+
+def require_tokenizer(tokenizer: PreTrainedTokenizerBase | None, engine: Engine) -> PreTrainedTokenizerBase:
+    """The caller's tokenizer, or else the engine's."""
+    tokenizer = engine.tokenizer if tokenizer is None else tokenizer
+    if tokenizer is None:
+        raise ConfigError(
+            f"this {type(engine).__name__} knows no tokenizer: give the model's with tokenizer=load_tokenizer(...)"
+        )
+    if not callable(getattr(tokenizer, "apply_chat_template", None)):
+        raise ConfigError(f"tokenizer must be a Hugging Face tokenizer (`load_tokenizer` loads one), got {tokenizer!r}")
+    return tokenizer

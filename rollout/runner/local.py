@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from toolgym.envs.base import BaseEnv
 from toolgym.envs.types import StopReason
-from toolgym.rollout.engines.base import Engine
+from toolgym.rollout.engines.base import Engine, require_tokenizer
 from toolgym.rollout.episode.episode import Episode
 from toolgym.rollout.episode.observer import EpisodeObserver, GuardedObserver, checked_observers, observed_run
 from toolgym.rollout.episode.record import never_played
@@ -21,6 +21,7 @@ from toolgym.rollout.runner.config import RunConfig
 from toolgym.rollout.runner.envs.env_factory import EnvFactory
 from toolgym.rollout.runner.envs.env_pool import EnvPool, Suspended, SuspendedEpisodes
 from toolgym.rollout.runner.metrics.spans import spans_of_run
+from toolgym.rollout.runner.run_episode import policy_renderer
 from toolgym.rollout.runner.run_settings import run_settings
 from toolgym.rollout.runner.scheduling.group_scheduler import GroupScheduler
 from toolgym.rollout.runner.scheduling.open_group import OpenGroup
@@ -99,7 +100,7 @@ class Runner(RunnerProtocol):
         if not isinstance(config, RunConfig | None):
             raise ConfigError(f"config must be a RunConfig, got {config!r}")
         self.engine = engine
-        self.tokenizer = _tokenizer(tokenizer, engine)
+        self.tokenizer = require_tokenizer(tokenizer, engine)
         self.sinks = checked_sinks(sinks)
         self.observers = checked_observers(observers)
         self.config = config or RunConfig()
@@ -232,11 +233,7 @@ class _Run:
         """The renderer of an env's tools, which episodes with the same tools share."""
         key = tuple(schema.canonical_json for schema in schemas)
         if key not in self._renderers:
-            renderer = ChatRenderer(
-                self._runner.tokenizer, schemas, self.config.template_kwargs, parser=self.config.parser
-            )
-            renderer.require_parser()
-            self._renderers[key] = renderer
+            self._renderers[key] = policy_renderer(self._runner.tokenizer, self.config, schemas)
         return self._renderers[key]
 
     async def play(self, ready: Sequence[Trajectory], job: Job | None) -> None:
@@ -387,14 +384,3 @@ def _end(episode: Episode, cut: Cut) -> None:
         episode.suspend()
     else:
         episode.cut()
-
-
-def _tokenizer(tokenizer: PreTrainedTokenizerBase | None, engine: Engine) -> PreTrainedTokenizerBase:
-    tokenizer = engine.tokenizer if tokenizer is None else tokenizer
-    if tokenizer is None:
-        raise ConfigError(
-            f"this {type(engine).__name__} knows no tokenizer: give the model's with tokenizer=load_tokenizer(...)"
-        )
-    if not callable(getattr(tokenizer, "apply_chat_template", None)):
-        raise ConfigError(f"tokenizer must be a Hugging Face tokenizer (`load_tokenizer` loads one), got {tokenizer!r}")
-    return tokenizer

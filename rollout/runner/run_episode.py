@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from toolgym.envs.base import BaseEnv
 from toolgym.envs.tasks.task import Task
-from toolgym.rollout.engines.base import Engine
+from toolgym.rollout.engines.base import Engine, require_tokenizer
 from toolgym.rollout.engines.callable import CallableEngine, Generate
 from toolgym.rollout.engines.model_config import read_model_config
 from toolgym.rollout.episode.config import EpisodeConfig
@@ -87,7 +87,8 @@ async def run_episode(
     if isinstance(config, RunConfig) and seed is None:
         seed = config.seed
     engine = _engine(generate, tokenizer, context_length)
-    make_renderer = renderer or _renderers(tokenizer or engine.tokenizer, config)
+    settings = config if isinstance(config, RunConfig) else RunConfig()
+    make_renderer = renderer or partial(policy_renderer, require_tokenizer(tokenizer, engine), settings)
     if tokenizer is not None and engine is generate:
         await engine.check_tokenizer(tokenizer)
     require_whole_number("task_index", task_index, at_least=0)
@@ -131,14 +132,8 @@ def _engine(
     return CallableEngine(generate, tokenizer=tokenizer, context_length=context_length, vocab_size=vocab_size)
 
 
-def _renderers(tokenizer: PreTrainedTokenizerBase | None, config: EpisodeConfig) -> RendererFactory:
-    if tokenizer is None:
-        raise ConfigError("the engine knows no tokenizer: give the model's with tokenizer=load_tokenizer(...)")
-    settings = config if isinstance(config, RunConfig) else RunConfig()
-    return partial(_renderer, tokenizer, settings)
-
-
-def _renderer(tokenizer: PreTrainedTokenizerBase, config: RunConfig, tools: list[ToolSchema]) -> ChatRenderer:
+def policy_renderer(tokenizer: PreTrainedTokenizerBase, config: RunConfig, tools: Sequence[ToolSchema]) -> ChatRenderer:
+    """A renderer that can read calls of the tools. Raises `TemplateError` if it cannot."""
     renderer = ChatRenderer(tokenizer, tools, config.template_kwargs, parser=config.parser)
     renderer.require_parser()
     return renderer
