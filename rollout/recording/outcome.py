@@ -14,7 +14,8 @@ from toolgym.rollout.recording.lines import described
 from toolgym.rollout.recording.secrets import scrub
 from toolgym.tools import errors
 from toolgym.tools.concurrency import deadline
-from toolgym.tools.concurrency.deadline import DeadlineError, ExitError, SelfCancelledError
+from toolgym.tools.concurrency.deadline import DeadlineError, SelfCancelledError
+from toolgym.tools.concurrency.eager_task import ExitError
 from toolgym.tools.errors import ConfigError, is_infrastructure
 
 T = TypeVar("T")
@@ -90,7 +91,7 @@ async def _contained(call: Coroutine[Any, Any, T]) -> T:
     try:
         return await call
     except SystemExit as error:  # in a task, it would end the event loop
-        raise ExitError(f"SystemExit: {error.code}") from error
+        raise ExitError.of(error) from error
 
 
 def describe_error(error: BaseException) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import Any, ParamSpec, TypeVar
 
-from toolgym.tools.concurrency.deadline import ExitError
+from toolgym.tools.concurrency.eager_task import ExitError
 from toolgym.tools.errors import ToolgymError, error_text
 
 T = TypeVar("T")

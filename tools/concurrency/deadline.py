@@ -48,10 +48,6 @@ class DeadlineError(ToolgymError, TimeoutError):
         self.queued = queued
 
 
-class ExitError(ToolgymError, RuntimeError):
-    """The code called `sys.exit`, which would have ended the event loop."""
-
-
 class SelfCancelledError(ToolgymError, RuntimeError):
     """The code was cancelled from within, as by awaiting something that had been cancelled. Passed on, it would look
     like the caller's own cancellation, and a waiter would never get an answer."""
@@ -187,7 +183,7 @@ async def with_deadline(
     clock.began = time.monotonic()
     token = _clock.set(clock)
     try:
-        first, task = begin(_contained(coroutine))  # takes a copy of the context
+        first, task = begin(coroutine)  # takes a copy of the context
     finally:
         clock.began = None
         _clock.reset(token)
@@ -235,13 +231,6 @@ def _outcome(result: Callable[[], T]) -> T:
 def _wake(waiter: asyncio.Future[None], *_: object) -> None:
     if not waiter.done():
         waiter.set_result(None)
-
-
-async def _contained(coroutine: Coroutine[Any, Any, T]) -> T:
-    try:
-        return await coroutine
-    except SystemExit as error:
-        raise ExitError(f"SystemExit: {error.code}") from error
 
 
 async def shielded(awaitable: Awaitable[T]) -> T:

@@ -14,7 +14,19 @@ from collections.abc import Awaitable, Coroutine
 from contextvars import copy_context
 from typing import Any, Generic, TypeVar
 
+from toolgym.tools.errors import ToolgymError
+
 T = TypeVar("T")
+
+
+class ExitError(ToolgymError, RuntimeError):
+    """The code called `sys.exit`, which would have ended the event loop."""
+
+    @classmethod
+    def of(cls, error: SystemExit) -> ExitError:
+        contained = cls(f"SystemExit: {error.code}")
+        contained.__cause__ = error
+        return contained
 
 
 def begin(awaitable: Awaitable[T]) -> tuple[FirstStep[T], asyncio.Task[T]]:
@@ -29,7 +41,15 @@ def begin(awaitable: Awaitable[T]) -> tuple[FirstStep[T], asyncio.Task[T]]:
         _leave_task(loop, caller)
     _enter_task(loop, task)
     try:
-        context.run(step._take)
+        step.wait_for(context.run(coroutine.send, None))
+    except StopIteration as end:
+        step.ended, step.value = True, end.value
+    except SystemExit as error:
+        step.ended, step.error = True, ExitError.of(error)
+    except BaseException as error:
+        step.ended, step.error = True, error
+        if not isinstance(error, Exception | asyncio.CancelledError):
+            raise
     finally:
         _leave_task(loop, task)
         if caller is not None:
@@ -41,41 +61,37 @@ class FirstStep(Coroutine[Any, Any, T], Generic[T]):
     """A coroutine that has taken its first step, as its task drives it. It does not know the task: a cycle of the two
     would stay until the garbage collector finds it."""
 
-    __slots__ = ("__name__", "__qualname__", "_coroutine", "_error", "_first", "_result", "ended")
+    __slots__ = ("__name__", "__qualname__", "_coroutine", "_first", "ended", "error", "value")
 
     def __init__(self, coroutine: types.CoroutineType[Any, Any, T]) -> None:
         self.__name__, self.__qualname__ = coroutine.__name__, coroutine.__qualname__  # what `repr(task)` shows
         self._coroutine = coroutine
         self._first: Any = None  # what the first step waits for
         self.ended = False
-        self._error: BaseException | None = None
+        self.error: BaseException | None = None
+        self.value: T
 
     def result(self) -> T:
-        if self._error is not None:
-            raise self._error
-        return self._result
+        if self.error is not None:
+            raise self.error
+        return self.value
 
-    def _take(self) -> None:
-        try:
-            self._first = self._coroutine.send(None)
-            self._set_blocking(False)  # others may wait for the same future before the task does
-        except StopIteration as end:
-            self._result: T = end.value
-            self.ended = True
-        except BaseException as error:
-            self._error = error
-            self.ended = True
-            if not isinstance(error, Exception | asyncio.CancelledError | SystemExit):
-                raise
+    def wait_for(self, first: Any) -> None:
+        """Keep what the first step waits for until the task asks for it."""
+        self._first = first
+        self._set_blocking(False)  # others may wait for the same future before the task does
 
     # ------------------------------------------------------------------ as the task drives it
 
     def send(self, value: Any) -> Any:
         if self.ended:
             raise StopIteration(None)
-        if self._first is None:
+        if self._first is not None:
+            return self._hand_over()
+        try:
             return self._coroutine.send(value)
-        return self._hand_over()
+        except SystemExit as error:
+            raise ExitError.of(error) from error
 
     def throw(self, error: Any, *more: Any) -> Any:
         if self.ended:
@@ -83,7 +99,10 @@ class FirstStep(Coroutine[Any, Any, T], Generic[T]):
         if self._first is not None and isinstance(error, asyncio.CancelledError) and self._first.cancel():
             return self._hand_over()  # as for any task: what it waits for is cancelled, and ends first
         self._first = None
-        return self._coroutine.throw(error, *more)
+        try:
+            return self._coroutine.throw(error, *more)
+        except SystemExit as exit:
+            raise ExitError.of(exit) from exit
 
     def _hand_over(self) -> Any:
         self._set_blocking(True)

@@ -15,7 +15,8 @@ from toolgym.envs import Task, ToolEnv
 from toolgym.tools import tool
 from toolgym.tools.concurrency import execution_pool
 from toolgym.tools.concurrency.blocking import DaemonThread, in_thread
-from toolgym.tools.concurrency.deadline import DeadlineError, ExitError, with_deadline
+from toolgym.tools.concurrency.deadline import DeadlineError, with_deadline
+from toolgym.tools.concurrency.eager_task import ExitError
 from toolgym.tools.concurrency.execution_pool import ExecutionPool, PoolMode, tool_pool
 from toolgym.tools.errors import ConfigError, SandboxError
 from toolgym.tools.message import user

@@ -6,7 +6,7 @@ from contextvars import ContextVar
 import pytest
 
 from toolgym.tools.concurrency.deadline import DeadlineError, SelfCancelledError, with_deadline
-from toolgym.tools.concurrency.eager_task import begin
+from toolgym.tools.concurrency.eager_task import ExitError, begin
 
 pytestmark = pytest.mark.asyncio
 
@@ -135,3 +135,21 @@ async def test_quick_calls_leave_the_event_loop_to_others():
         await with_deadline(quick(), 30.0)
     assert ran.is_set()
     await task
+
+
+@pytest.mark.parametrize("when", ["first", "later", "cancelled"])
+async def test_code_that_exits_does_not_end_the_event_loop(when):
+    async def code():
+        try:
+            if when != "first":
+                await asyncio.sleep(0 if when == "later" else 30)
+        finally:
+            raise SystemExit(3)
+
+    if when == "cancelled":
+        with pytest.raises(DeadlineError, match="did not finish"):
+            await with_deadline(code(), 0.05)
+    else:
+        with pytest.raises(ExitError, match="SystemExit: 3") as caught:
+            await with_deadline(code(), 30.0)
+        assert isinstance(caught.value.__cause__, SystemExit)

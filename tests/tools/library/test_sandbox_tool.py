@@ -17,7 +17,7 @@ import pytest
 from toolgym.envs.library.code_interpreter import CodeInterpreterEnv
 from toolgym.envs.tasks.task import Task
 from toolgym.tools import CodeInterpreterTool, from_config
-from toolgym.tools.concurrency.deadline import ExitError
+from toolgym.tools.concurrency.eager_task import ExitError
 from toolgym.tools.concurrency.execution_pool import PoolMode, init_execution_pool
 from toolgym.tools.errors import ConfigError, SandboxError
 
