@@ -146,7 +146,7 @@ def _command(server: _Server) -> Callable[..., None]:
     model: type[ServingConfig] = getattr(importlib.import_module(module), name)
 
     def run(config: Path | None, print_config: bool, **values: Any) -> None:
-        flags = {name: values.pop(name) for name in model.spec.flags}
+        flags = {name: values.pop(name) for name in model.flags()}
         for name, value in flags.items():
             if value is not None and _kind(model.model_fields[name].annotation) is dict:
                 flags[name] = read_env_kwargs(value, f"--{name.replace('_', '-')}")
@@ -182,7 +182,7 @@ def _flags(model: type[ServingConfig]) -> Iterator[inspect.Parameter]:
     from toolgym.tools.serving.config import meanings
 
     texts = meanings(model)
-    for name in model.spec.flags:
+    for name in model.flags():
         field = model.model_fields[name]
         text = re.sub(r"\bNone\b", "not set", texts[name])
         if field.default_factory is None and field.default is not None:

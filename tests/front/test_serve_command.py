@@ -37,7 +37,7 @@ def test_every_flag_is_a_setting_with_its_meaning_and_default(run, name):
     code, printed, _ = run(name, "--help")
     words = " ".join(printed.split())
     assert code == 0
-    for flag in model.spec.flags:
+    for flag in model.flags():
         assert f"--{flag.replace('_', '-')} " in words
         assert meanings(model)[flag].split(";")[0][1:30] in words
     assert f"[default: {model.model_fields['port'].default}]" in words

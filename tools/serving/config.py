@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import ipaddress
 import re
 import string
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
@@ -25,20 +26,20 @@ _WIDTH = 100
 
 @dataclass(frozen=True)
 class ServerSpec:
-    """Identity of a server: `toolgym serve COMMAND`, its name in announcements, the module that is run as a worker.
-
-    `flags` are the settings that are flags of the command, in the order of its help.
-    """
+    """Identity of a server: `toolgym serve COMMAND`, its name in announcements, the module that is run as a worker."""
 
     command: str
     name: str
     worker: str
-    flags: tuple[str, ...]
 
     @property
     def token_variable(self) -> str:
         """Environment variable with the token for the command. Workers do not get it."""
         return f"TOOLGYM_{self.command.upper()}_TOKEN"
+
+
+flag: Callable[..., Any] = functools.partial(Field, json_schema_extra={"flag": True})
+"""A pydantic `Field` of a setting that is also a flag of the server's command."""
 
 
 class StrictSettings(pydantic.BaseModel):
@@ -83,8 +84,8 @@ class ServingConfig(StrictSettings):
 
     spec: ClassVar[ServerSpec]
 
-    host: str = Field("127.0.0.1", min_length=1)
-    port: int = Field(8080, ge=0, le=65535)
+    host: str = flag("127.0.0.1", min_length=1)
+    port: int = flag(8080, ge=0, le=65535)
     workers: int = Field(ge=1, le=256)
     max_concurrency: int = Field(ge=1)
     max_queue: int = Field(4096, ge=0)
@@ -95,11 +96,11 @@ class ServingConfig(StrictSettings):
     read_timeout: pydantic.FiniteFloat = Field(30.0, gt=0)
     write_timeout: pydantic.FiniteFloat = Field(30.0, gt=0)
     keepalive_timeout: pydantic.FiniteFloat = Field(75.0, gt=0)
-    drain_timeout: pydantic.FiniteFloat = Field(30.0, ge=0)
-    token: pydantic.SecretStr | None = None
-    token_file: Path | None = None
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
-    access_log: Literal["none", "requests"] = "none"
+    drain_timeout: pydantic.FiniteFloat = flag(30.0, ge=0)
+    token: pydantic.SecretStr | None = flag(None)
+    token_file: Path | None = flag(None)
+    log_level: Literal["debug", "info", "warning", "error"] = flag("info")
+    access_log: Literal["none", "requests"] = flag("none")
 
     @pydantic.field_validator("token")
     @classmethod
@@ -110,6 +111,10 @@ class ServingConfig(StrictSettings):
         ):
             raise ValueError("a token should be printable ASCII without spaces, and not empty")
         return token
+
+    @classmethod
+    def flags(cls) -> list[str]:
+        return [name for name, field in cls.model_fields.items() if field.json_schema_extra is not None]
 
     @property
     def secret(self) -> str | None:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import pydantic
 from pydantic import Field
 
-from toolgym.tools.serving.config import ServerSpec, ServingConfig
+from toolgym.tools.serving.config import ServerSpec, ServingConfig, flag
 
 
 class EnvServerConfig(ServingConfig):
@@ -42,36 +42,22 @@ class EnvServerConfig(ServingConfig):
         command="openenv",
         name="env server",
         worker="toolgym.envs.served.environments.app",
-        flags=(
-            "host",
-            "port",
-            "max_sessions",
-            "session_idle_timeout",
-            "reset_timeout",
-            "step_timeout",
-            "num_tasks",
-            "drain_timeout",
-            "token_file",
-            "token",
-            "log_level",
-            "access_log",
-        ),
     )
 
-    port: int = Field(8000, ge=0, le=65535)
+    port: int = flag(8000, ge=0, le=65535)
     workers: int = Field(1, ge=1, le=1)
     max_concurrency: int = Field(1024, ge=1)
     queue_timeout: pydantic.FiniteFloat = Field(600.0, gt=0)
     body_limit_mb: pydantic.FiniteFloat = Field(16.0, gt=0)
     envs: Mapping[str, Mapping[str, Any]] = Field(default_factory=dict)
-    max_sessions: int = Field(1024, ge=1)
-    session_idle_timeout: pydantic.FiniteFloat = Field(1800.0, gt=0)
-    reset_timeout: pydantic.FiniteFloat = Field(600.0, gt=0)
-    step_timeout: pydantic.FiniteFloat = Field(600.0, gt=0)
+    max_sessions: int = flag(1024, ge=1)
+    session_idle_timeout: pydantic.FiniteFloat = flag(1800.0, gt=0)
+    reset_timeout: pydantic.FiniteFloat = flag(600.0, gt=0)
+    step_timeout: pydantic.FiniteFloat = flag(600.0, gt=0)
     answer_tool: str | None = "submit_answer"
     task_fields: tuple[str, ...] = ()
     rewards: Literal["episode", "step"] = "episode"
-    num_tasks: int = Field(1000, ge=1)
+    num_tasks: int = flag(1000, ge=1)
 
     @pydantic.field_validator("answer_tool")
     @classmethod

@@ -13,7 +13,7 @@ from toolgym.envs.entry_points import load
 from toolgym.envs.served.sessions.backends.base import SessionBackend
 from toolgym.tools.errors import ConfigError, UnknownNameError, nearest
 from toolgym.tools.keywords import check_keywords
-from toolgym.tools.serving.config import ServerSpec, ServingConfig
+from toolgym.tools.serving.config import ServerSpec, ServingConfig, flag
 from toolgym.tools.yaml_file import read_yaml
 
 BACKENDS = {
@@ -54,42 +54,26 @@ class SessionServerConfig(ServingConfig):
         command="sessions",
         name="session server",
         worker="toolgym.envs.served.sessions.app",
-        flags=(
-            "backend",
-            "backend_kwargs",
-            "database",
-            "host",
-            "port",
-            "max_sessions",
-            "max_sessions_per_client",
-            "session_idle_timeout",
-            "drain_timeout",
-            "clients_file",
-            "token_file",
-            "token",
-            "log_level",
-            "access_log",
-        ),
     )
 
-    port: int = Field(5000, ge=0, le=65535)
+    port: int = flag(5000, ge=0, le=65535)
     workers: int = Field(1, ge=1, le=1)
     max_concurrency: int = Field(256, ge=1)
     queue_timeout: pydantic.FiniteFloat = Field(600.0, gt=0)
     body_limit_mb: pydantic.FiniteFloat = Field(16.0, gt=0)
-    backend: str = "repository"
-    backend_kwargs: Mapping[str, Any] = Field(default_factory=dict)
-    database: Path = Path("sessions.db")
-    max_sessions: int = Field(1024, ge=1)
-    max_sessions_per_client: int = Field(1024, ge=1)
+    backend: str = flag("repository")
+    backend_kwargs: Mapping[str, Any] = flag(default_factory=dict)
+    database: Path = flag(Path("sessions.db"))
+    max_sessions: int = flag(1024, ge=1)
+    max_sessions_per_client: int = flag(1024, ge=1)
     max_requests_per_client: int = Field(2048, ge=1)
-    session_idle_timeout: pydantic.FiniteFloat = Field(3600.0, gt=0)
+    session_idle_timeout: pydantic.FiniteFloat = flag(3600.0, gt=0)
     reward_timeout_after_postprocess: pydantic.FiniteFloat = Field(86_400.0, gt=0)
     start_timeout: pydantic.FiniteFloat = Field(300.0, gt=0)
     action_timeout: pydantic.FiniteFloat = Field(300.0, gt=0)
     reward_timeout: pydantic.FiniteFloat = Field(240.0, gt=0)
     max_content_chars: int = Field(50_000, ge=1)
-    clients_file: Path | None = None
+    clients_file: Path | None = flag(None)
 
     @classmethod
     def load(cls, path: Path | None = None, flags: Mapping[str, Any] | None = None) -> Self:

@@ -6,9 +6,7 @@ from pathlib import Path
 import pydantic
 
 from toolgym.tools.sandbox.server.config import ServerConfig
-
-_FLAGS = ServerConfig.spec.flags
-_AT = _FLAGS.index("token_file")
+from toolgym.tools.serving.config import flag
 
 
 class EvaluatingServerConfig(ServerConfig):
@@ -19,13 +17,9 @@ class EvaluatingServerConfig(ServerConfig):
             those that requests bring.
     """
 
-    spec = replace(
-        ServerConfig.spec,
-        worker="toolgym.tools.integrations.sandbox_fusion.api",
-        flags=(*_FLAGS[:_AT], "datasets", *_FLAGS[_AT:]),
-    )
+    spec = replace(ServerConfig.spec, worker="toolgym.tools.integrations.sandbox_fusion.api")
 
-    datasets: str | None = None
+    datasets: str | None = flag(None)
 
     @pydantic.field_validator("datasets")
     @classmethod

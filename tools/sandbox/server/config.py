@@ -17,7 +17,7 @@ from toolgym.tools.sandbox.local.host.packages import check
 from toolgym.tools.sandbox.local.host.resources import available_processors
 from toolgym.tools.sandbox.local.host.sandbox import PRELOAD, LocalSandbox
 from toolgym.tools.sandbox.options import Network
-from toolgym.tools.serving.config import ServerSpec, ServingConfig, StrictSettings
+from toolgym.tools.serving.config import ServerSpec, ServingConfig, StrictSettings, flag
 
 
 class LimitsConfig(StrictSettings):
@@ -68,25 +68,21 @@ class ServerConfig(ServingConfig):
         command="sandbox",
         name="sandbox server",
         worker="toolgym.tools.sandbox.server.worker",
-        flags=(
-            "host", "port", "workers", "max_concurrency", "max_computing", "max_queue", "max_sessions",
-            "session_idle_timeout", "drain_timeout", "isolation", "network", "token_file", "token", "log_level",
-            "access_log",
-        ),
-    )  # fmt: skip
+    )
 
-    workers: int = Field(default_factory=lambda: max(1, available_processors() // 4), ge=1, le=256)
-    max_concurrency: int = Field(default_factory=lambda: most_executions(Limits(), available_processors()), ge=1)
-    max_computing: int = Field(default_factory=lambda: COMPUTING_EACH * available_processors(), ge=1)
-    max_sessions: int = Field(1024, ge=0)
-    session_idle_timeout: pydantic.FiniteFloat = Field(1800.0, gt=0)
+    workers: int = flag(default_factory=lambda: max(1, available_processors() // 4), ge=1, le=256)
+    max_concurrency: int = flag(default_factory=lambda: most_executions(Limits(), available_processors()), ge=1)
+    max_computing: int = flag(default_factory=lambda: COMPUTING_EACH * available_processors(), ge=1)
+    max_queue: int = flag(4096, ge=0)
+    max_sessions: int = flag(1024, ge=0)
+    session_idle_timeout: pydantic.FiniteFloat = flag(1800.0, gt=0)
     files_limit_mb: pydantic.FiniteFloat = Field(64.0, gt=0)
     max_timeout: pydantic.FiniteFloat = Field(3600.0, gt=0)
     max_memory_mb: int = Field(4096, gt=0)
     max_disk_mb: int = Field(2048, gt=0)
     max_inodes: int = Field(200_000, gt=0)
-    isolation: Level | None = None
-    network: Network = "off"
+    isolation: Level | None = flag(None)
+    network: Network = flag("off")
     max_network: Literal["loopback", "host"] = "loopback"
     limits: LimitsConfig = LimitsConfig()
     preload: tuple[str, ...] = PRELOAD

@@ -11,7 +11,7 @@ from pydantic import Field
 from toolgym.tools.errors import ConfigError
 from toolgym.tools.search.retriever import Retriever
 from toolgym.tools.search.threads import processors
-from toolgym.tools.serving.config import ServerSpec, ServingConfig
+from toolgym.tools.serving.config import ServerSpec, ServingConfig, flag
 
 
 class SearchServerConfig(ServingConfig):
@@ -39,35 +39,20 @@ class SearchServerConfig(ServingConfig):
         command="search",
         name="search server",
         worker="toolgym.tools.search.server.worker",
-        flags=(
-            "corpus",
-            "index",
-            "model",
-            "topk",
-            "host",
-            "port",
-            "workers",
-            "max_concurrency",
-            "drain_timeout",
-            "token_file",
-            "token",
-            "log_level",
-            "access_log",
-        ),
     )
 
-    port: int = Field(8000, ge=0, le=65535)
-    workers: int = Field(1, ge=1, le=256)
-    max_concurrency: int = Field(default_factory=lambda: 4 * processors(), ge=1)
+    port: int = flag(8000, ge=0, le=65535)
+    workers: int = flag(1, ge=1, le=256)
+    max_concurrency: int = flag(default_factory=lambda: 4 * processors(), ge=1)
     body_limit_mb: pydantic.FiniteFloat = Field(16.0, gt=0)
-    corpus: Path | None = None
-    index: Path | None = None
-    model: Path | None = None
+    corpus: Path | None = flag(None)
+    index: Path | None = flag(None)
+    model: Path | None = flag(None)
     pooling: Literal["mean", "cls"] = "mean"
     query_prefix: str = ""
     passage_prefix: str = ""
     device: str = "cpu"
-    topk: int = Field(3, ge=1)
+    topk: int = flag(3, ge=1)
     max_topk: int = Field(100, ge=1)
     max_queries: int = Field(4096, ge=1)
     search_timeout: pydantic.FiniteFloat = Field(60.0, gt=0)
