@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
+import pydantic
 from aiohttp import web
 
 from toolgym.tools.concurrency.log_throttle import LogThrottle
@@ -36,12 +37,13 @@ class HttpApp:
     """A service in one worker. The caller calls `start`, serves `listener()`, then calls `drain` and `close`.
 
     Its page shows `title` and `summary`. The header `key_header` may hold the token, for clients that know no other
-    way.
+    way. `states` is how `/health` calls a server that takes requests, and one that does not.
     """
 
     title: ClassVar[str]
     summary: ClassVar[str]
     key_header: ClassVar[str | None] = None
+    states: ClassVar[tuple[str, str]] = ("ok", "draining")
 
     def __init__(
         self,
@@ -118,6 +120,14 @@ class HttpApp:
 
     async def undelivered(self, request: web.BaseRequest, response: web.StreamResponse) -> None:
         """Undo a request whose client disconnected before it got this answer."""
+
+    def about(self) -> Mapping[str, Any]:
+        """Return further fields of `/health`."""
+        return {}
+
+    def health_route(self, path: str = "/health", model: type[pydantic.BaseModel] | str = "application/json") -> Route:
+        health = Operation(self._health, "Tell whether requests are taken", None, model)
+        return Route(path, {"GET": health}, public=True, while_draining=True)
 
     # ------------------------------------------------------------------ every request
 
@@ -221,6 +231,16 @@ class HttpApp:
 
     def _description(self) -> dict[str, Any]:
         return describe(self.title, self.version, self._router.routes, self._config.token is not None)
+
+    async def _health(self, call: Call) -> web.Response:
+        about = {
+            "status": self.states[self.draining],
+            "version": self.version,
+            "running": self.gate.running,
+            "waiting": self.gate.waiting,
+            **self.about(),
+        }
+        return answer(about, 503 if self.draining else 200)
 
     async def _alive(self, call: Call) -> web.Response:
         return web.Response(text="ok\n")

@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 import importlib.metadata
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from aiohttp import web
 
@@ -15,7 +16,7 @@ from toolgym.envs.entry_points import load
 from toolgym.envs.served.catalog import Catalog, load_env
 from toolgym.envs.served.env_session import EnvSessions, Timeouts
 from toolgym.envs.served.environments.config import EnvServerConfig
-from toolgym.envs.served.environments.face import JSON, Face
+from toolgym.envs.served.environments.face import Face
 from toolgym.envs.types import EpisodeFailedError
 from toolgym.tools.concurrency.deadline import shielded
 from toolgym.tools.errors import ConfigError, EpisodeError, NoSessionError, UnknownNameError
@@ -23,7 +24,7 @@ from toolgym.tools.serving.admission import Gate
 from toolgym.tools.serving.app import HttpApp
 from toolgym.tools.serving.metrics import ServerMetrics
 from toolgym.tools.serving.peers import Peers
-from toolgym.tools.serving.routes import Call, Operation, Route
+from toolgym.tools.serving.routes import Route
 from toolgym.tools.serving.transport import answer
 from toolgym.tools.serving.worker import run_worker
 
@@ -42,6 +43,7 @@ class EnvApp(HttpApp):
     title = "toolgym envs"
     summary = "OpenEnv's API and the Open Reward Standard."
     key_header = "X-API-Key"
+    states = ("healthy", "unhealthy")
 
     def __init__(self, catalog: Catalog, config: EnvServerConfig, *, version: str = "") -> None:
         gate = Gate(config.max_concurrency, config.max_queue, config.queue_timeout)
@@ -85,22 +87,14 @@ class EnvApp(HttpApp):
 
     def _table(self) -> list[Route]:
         routes = [route for face in self.faces for route in face.routes()]
-        health = {"GET": Operation(self._health, "Tell whether requests are taken", None, JSON)}
         for prefix in ("", "/{env:path}"):
             for face in self.faces:
                 routes += [Route(prefix + path, operations) for path, operations in face.env_operations().items()]
-            routes.append(Route(f"{prefix}/health", health, public=True, while_draining=True))
+            routes.append(self.health_route(f"{prefix}/health"))
         return routes
 
-    async def _health(self, call: Call) -> web.Response:
-        about = {
-            "status": "unhealthy" if self.draining else "healthy",
-            "version": self.version,
-            "running": self.gate.running,
-            "waiting": self.gate.waiting,
-            "sessions": len(self.sessions),
-        }
-        return answer(about, 503 if self.draining else 200)
+    def about(self) -> Mapping[str, Any]:
+        return {"sessions": len(self.sessions)}
 
 
 @contextlib.asynccontextmanager

@@ -11,6 +11,7 @@ import json
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from aiohttp import web
 
@@ -119,10 +120,9 @@ class SessionApp(HttpApp):
                 self._of_client(self._reward), "Tell what an episode is worth", SidRequest, RewardResponse
             ),
         }
-        health = Operation(self._health, "Tell whether requests are taken", None, JSON)
         return [
             *(Route(path, {"POST": operation}) for path, operation in calls.items()),
-            Route("/health", {"GET": health}, public=True, while_draining=True),
+            self.health_route(),
         ]
 
     # ------------------------------------------------------------------ handlers
@@ -159,15 +159,8 @@ class SessionApp(HttpApp):
     async def _reward(self, call: Call, client: str) -> web.Response:
         return answer(await self.sessions.find_of(client, parse(SidRequest, call.body).sid).reward())
 
-    async def _health(self, call: Call) -> web.Response:
-        about = {
-            "status": "draining" if self.draining else "ok",
-            "version": self.version,
-            "running": self.gate.running,
-            "waiting": self.gate.waiting,
-            "sessions": self.open_sessions(),
-        }
-        return answer(about, 503 if self.draining else 200)
+    def about(self) -> Mapping[str, Any]:
+        return {"sessions": self.open_sessions()}
 
 
 class ClientTokens(Token):

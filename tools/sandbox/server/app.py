@@ -129,14 +129,13 @@ class SandboxApp(HttpApp):
             self._create_session, "Open a session", CreateSessionRequest, SessionInfo, status=201, conflict=conflict
         )
         ping = Operation(self._ping, "Answer with pong", None, "application/json")
-        health = Operation(self._health, "Tell whether requests are taken", None, Health)
         return [
             Route("/run_code", {"POST": run_code}, runs=True),
             Route("/run_jupyter", {"POST": run_jupyter}, runs=True),
             Route("/sessions", {"POST": create}, runs=True),
             *map(self._routed_to_owner, self._api.routes()),
             Route("/v1/ping", {"GET": ping}, public=True),
-            Route("/health", {"GET": health}, public=True, while_draining=True),
+            self.health_route(model=Health),
         ]
 
     def _routed_to_owner(self, route: Route) -> Route:
@@ -184,16 +183,11 @@ class SandboxApp(HttpApp):
     async def _ping(self, call: Call) -> web.Response:
         return answer("pong")
 
-    async def _health(self, call: Call) -> web.Response:
-        about = {
-            "status": "draining" if self.draining else "ok",
-            "version": self.version,
+    def about(self) -> Mapping[str, Any]:
+        return {
             "worker": self._worker,
             "workers": self._workers,
-            "running": self.gate.running,
-            "waiting": self.gate.waiting,
             "sessions": len(self._sessions),
             "languages": self._languages,
             **self._about,
         }
-        return answer(about, 503 if self.draining else 200)

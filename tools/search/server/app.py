@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -67,14 +68,13 @@ class SearchApp(HttpApp):
         super().__init__(config, gate, self._figures, Peers(folder, others, config.queue_timeout), worker, version)
         self._retriever, self._settings = retriever, config
         kilt = {"POST": Operation(self._kilt, "Find passages for one text", KiltRequest, "application/json")}
-        health = {"GET": Operation(self._health, "Tell whether requests are taken", None, "application/json")}
         retrieve = Operation(self._retrieve, "Find passages for queries", RetrieveRequest, RetrieveResponse)
         self.add_routes(
             [
                 Route("/retrieve", {"POST": retrieve}, runs=True),
                 Route("/observation_kilt/", kilt, runs=True),
                 Route("/observation_kilt", kilt, runs=True),
-                Route("/health", health, public=True, while_draining=True),
+                self.health_route(),
             ]
         )
 
@@ -104,15 +104,8 @@ class SearchApp(HttpApp):
             except RetrievalError as error:  # a ConnectionError, which would look like a client that is gone
                 raise RequestRefusedError(503, str(error)) from error
 
-    async def _health(self, call: Call) -> web.Response:
-        about = {
-            "status": "draining" if self.draining else "ok",
-            "version": self.version,
-            "corpus": self._settings.corpus.name if self._settings.corpus is not None else "",
-            "running": self.gate.running,
-            "waiting": self.gate.waiting,
-        }
-        return answer(about, 503 if self.draining else 200)
+    def about(self) -> Mapping[str, Any]:
+        return {"corpus": self._settings.corpus.name if self._settings.corpus is not None else ""}
 
 
 def _document(passage: Passage, with_score: bool) -> dict[str, Any]:
