@@ -11,7 +11,7 @@ import copy
 import inspect
 import itertools
 import random
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Self, TypeVar
 
 from toolgym.envs.actions import read_action
@@ -20,14 +20,14 @@ from toolgym.envs.base import Action, BaseEnv, StepResult
 from toolgym.envs.failure import failing
 from toolgym.envs.result_text import check_cut, cut
 from toolgym.envs.rewards.base import Outcome, Score, Scorer, outcome_scorer
-from toolgym.envs.tasks.sources import TaskList, TaskSource, require_task
+from toolgym.envs.tasks.sources import TaskList, TaskSource, require_task, task_of_reset
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.tool_instances import OwnTools, ToolInstances, encodable, tools_by_name
 from toolgym.envs.types import Continue, End, ResetInfo, ResetOptions, ResetResult, StepInfo, StopReason, ToolCallRecord
 from toolgym.tools.base import BaseTool
 from toolgym.tools.closeable import AsyncCloseable
 from toolgym.tools.concurrency.deadline import own_deadline, shielded, with_deadline
-from toolgym.tools.errors import ConfigError, EpisodeError, check_seconds, require_seed, require_whole_number
+from toolgym.tools.errors import ConfigError, EpisodeError, check_seconds, require_whole_number
 from toolgym.tools.function import ToolFunction, as_tool
 from toolgym.tools.keywords import named_keywords
 from toolgym.tools.message import Message, assistant, tool
@@ -172,16 +172,11 @@ class ToolEnv(BaseEnv):
         return self._turn
 
     async def reset(self, *, seed: int | None = None, options: ResetOptions = None) -> ResetResult:
-        require_seed(seed)
-        if not isinstance(options, Mapping | None):
-            raise ConfigError(f"options must be a mapping such as {{'task': Task(...)}}, got {options!r}")
+        task = task_of_reset(seed, options)
         self._over = True  # until the new one is known to have begun
         await self._release()
         if seed is not None:
             self._seed, self._random = seed, None
-        task = (options or {}).get("task")
-        if task is not None and not isinstance(task, Task):
-            raise ConfigError(f"options['task'] must be a toolgym Task, got {task!r}")
         task = self.prepare(task if task is not None else require_task(self.tasks.sample(self._rng)))
         self._task = task
         unknown = sorted(set(task.tools_kwargs) - set(self.tools))

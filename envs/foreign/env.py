@@ -18,12 +18,12 @@ from toolgym.envs.foreign.seeds import RESET, SeedTasks, env_begins, seed_of, se
 from toolgym.envs.foreign.threads import EnvThreads
 from toolgym.envs.foreign.values import flag_of, led_by, metrics_of, number_of
 from toolgym.envs.result_text import cut
-from toolgym.envs.tasks.sources import TaskList, TaskSource, require_task
+from toolgym.envs.tasks.sources import TaskList, TaskSource, require_task, task_of_reset
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.tool_instances import encodable
 from toolgym.envs.types import EpisodeFailedError, ResetInfo, StepInfo, StopReason, ToolCallRecord
 from toolgym.tools.concurrency.deadline import shielded, with_deadline
-from toolgym.tools.errors import ConfigError, EpisodeError, error_text, require_seed
+from toolgym.tools.errors import ConfigError, EpisodeError, error_text
 from toolgym.tools.message import Message, assistant, tool, user
 from toolgym.tools.parsers import ParsedTurn
 from toolgym.tools.schema import CallProblem, ToolCall, ToolCallError, ToolSchema, check_call
@@ -80,16 +80,14 @@ class ForeignEnv(BaseEnv):
     async def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
     ) -> tuple[list[Message], ResetInfo]:
-        require_seed(seed)
-        if not isinstance(options, Mapping | None):
-            raise ConfigError(f"options must be a mapping such as {{'task': Task(...)}}, got {options!r}")
+        chosen = task_of_reset(seed, options)
         if self._closed:
             raise EpisodeError(f"reset was called after close: {self!r} plays no further episode")
         self._over = True  # until the new one is known to have begun
         if seed is not None:
             self._rng = random.Random(seed)
-        rest = dict(options or {})
-        self.task = task = self._choose(rest.pop("task", None), seed)
+        self.task = task = chosen if chosen is not None else self._drawn(seed)
+        rest = {name: value for name, value in (options or {}).items() if name != "task"}
         start = Start(
             () if env_begins(task) else task.messages,
             self._seed(task, seed) % 2**32,
@@ -134,11 +132,7 @@ class ForeignEnv(BaseEnv):
 
     # ------------------------------------------------------------------ how an episode begins
 
-    def _choose(self, task: object, seed: int | None) -> Task:
-        if task is not None:
-            if not isinstance(task, Task):
-                raise ConfigError(f"options['task'] must be a toolgym Task, got {task!r}")
-            return task
+    def _drawn(self, seed: int | None) -> Task:
         if self._seeds and seed is not None:
             return seed_task(seed)
         return require_task(self.tasks.sample(self._rng))

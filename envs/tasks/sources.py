@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from toolgym.envs.tasks.task import Task
-from toolgym.tools.errors import ConfigError, require_whole_number, shorten
+from toolgym.tools.errors import ConfigError, require_seed, require_whole_number, shorten
 
 _MOST_SEEDS = 64
 """Seeds whose steps a source remembers: runs without a seed draw one each."""
@@ -169,6 +169,17 @@ class TaskList(CountedTasks):
         if not 0 <= index < len(self.tasks):
             raise IndexError(index)
         return require_task(self.tasks[index])
+
+
+def task_of_reset(seed: object, options: object) -> Task | None:
+    """Return the task among the options of a `reset`, if any. Raises ConfigError: they or the seed cannot be used."""
+    require_seed(seed)
+    if not isinstance(options, Mapping | None):
+        raise ConfigError(f"options must be a mapping such as {{'task': Task(...)}}, got {options!r}")
+    task = (options or {}).get("task")
+    if not isinstance(task, Task | None):
+        raise ConfigError(f"options['task'] must be a toolgym Task, got {task!r}")
+    return task
 
 
 def require_task(task: object) -> Task:

@@ -22,14 +22,14 @@ from toolgym.envs.result_text import cut
 from toolgym.envs.served.sessions.backends.actions import HOW_TO_ACT, TOOLS
 from toolgym.envs.served.sessions.client import OpenSession, SessionClient
 from toolgym.envs.served.sessions.protocol import read_sid
-from toolgym.envs.tasks.sources import TaskList, TaskSource, require_task
+from toolgym.envs.tasks.sources import TaskList, TaskSource, require_task, task_of_reset
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.tool_env import MAX_RESULT_CHARS
 from toolgym.envs.tool_instances import encodable
 from toolgym.envs.types import EpisodeFailedError, ResetInfo, StepInfo, StopReason
 from toolgym.tools.base import ToolResult
 from toolgym.tools.concurrency.deadline import own_deadline, shielded
-from toolgym.tools.errors import ConfigError, EpisodeError, RemoteSessionError, require_seed, require_whole_number
+from toolgym.tools.errors import ConfigError, EpisodeError, RemoteSessionError, require_whole_number
 from toolgym.tools.keywords import check_keywords, named_keywords
 from toolgym.tools.message import Message, tool, user
 from toolgym.tools.parsers import ParsedTurn
@@ -96,14 +96,11 @@ class RemoteSessionEnv(BaseEnv):
     async def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
     ) -> tuple[list[Message], ResetInfo]:
-        require_seed(seed)
-        if not isinstance(options, Mapping | None):
-            raise ConfigError(f"options must be a mapping such as {{'task': Task(...)}}, got {options!r}")
+        task = task_of_reset(seed, options)
         await self._abandon()
         if seed is not None:
             self._rng = random.Random(seed)
-        task = (options or {}).get("task")
-        self.task = task = require_task(task if task is not None else self.tasks.sample(self._rng))
+        self.task = task = task if task is not None else require_task(self.tasks.sample(self._rng))
         self._turn = self._calls = 0
         try:
             self._session = await self.client.start(instance_hash(task))
