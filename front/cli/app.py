@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import io
 import sys
+from collections.abc import Callable
 from typing import Annotated, Any, ClassVar
 
 import typer
@@ -25,7 +26,13 @@ COMMANDS = {
     "export": "Write an env as a file that a trainer loads.",
     "serve": "Serve the sandbox, envs, sessions, or a search over HTTP.",
 }
-"""Each command and what it does. Its module, `toolgym.cli.NAME`, is loaded when it is used, and holds it as `app`."""
+"""Each command and what it does. `toolgym.cli.NAME`, loaded when it is used, holds a `command`, or a group `app`."""
+
+
+def as_command(function: Callable[..., None], **settings: Any) -> Any:
+    single = typer.Typer(rich_markup_mode=None, add_completion=False)
+    single.command(**settings)(function)
+    return typer.main.get_command(single)
 
 
 class LazyCommands(TyperGroup):
@@ -35,7 +42,7 @@ class LazyCommands(TyperGroup):
 
     def make(self, name: str) -> Any:
         module = importlib.import_module(f"toolgym.cli.{name.replace('-', '_')}")
-        return typer.main.get_command(module.app)
+        return typer.main.get_command(module.app) if hasattr(module, "app") else as_command(module.command)
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(self.summaries)

@@ -14,13 +14,10 @@ from rich.console import Console
 from toolgym.cli.user_code import env_ids, load_env, read_env_kwargs
 from toolgym.tools.errors import missing_file
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
-
 _WORDS = {True: ("passed", "green"), False: ("FAILED", "bold red"), None: ("not checked", "yellow")}
 
 
-@app.command("check-env")
-def check_env_command(
+def command(
     env: Annotated[
         str, typer.Argument(metavar="ENV", help="An id (see `toolgym envs`), or module:Id.", autocompletion=env_ids)
     ],

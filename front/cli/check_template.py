@@ -16,13 +16,11 @@ from toolgym.tools.errors import ConfigError
 if TYPE_CHECKING:
     from toolgym.rollout.tokens.template_check import TemplateReport
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 _COLOURS = {"append-only": "green", "exact by delta": "cyan", "not supported": "red", "wrong": "bold red"}
 
 
-@app.command("check-template")
-def check_template_command(
+def command(
     model: Annotated[
         str,
         typer.Argument(

@@ -15,14 +15,11 @@ from rich.table import Table
 from toolgym.tools.errors import SandboxError
 from toolgym.version import __version__
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
-
 EXTRAS = {"rollout": "torch", "sglang": "sglang", "ray": "ray", "trl": "trl", "verl": "verl"}
 """For each extra, a module that comes with it."""
 
 
-@app.command("doctor")
-def doctor_command(
+def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for bug reports.")] = False,
 ) -> None:
     """Show what this machine offers: isolation, languages, extras. Exit status 1 when code cannot be isolated."""

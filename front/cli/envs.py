@@ -11,11 +11,8 @@ import typer
 
 from toolgym.cli.user_code import import_module
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
-
-@app.command("envs")
-def envs_command(
+def command(
     name: Annotated[
         str | None,
         typer.Argument(help="Only ids with this in them, such as sudoku or 'TextArena/*'; upper or lower case."),

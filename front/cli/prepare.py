@@ -9,8 +9,6 @@ import typer
 
 from toolgym.cli.files import require_absent
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
-
 
 def _names(incomplete: str) -> list[str]:
     from toolgym.envs.tasks.prepare.recipes import RECIPES
@@ -18,8 +16,7 @@ def _names(incomplete: str) -> list[str]:
     return [name for name in RECIPES if name.startswith(incomplete)]
 
 
-@app.command("prepare")
-def prepare_command(
+def command(
     name: Annotated[
         str,
         typer.Argument(

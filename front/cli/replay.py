@@ -14,14 +14,12 @@ from toolgym.cli.files import require_absent
 if TYPE_CHECKING:
     from toolgym.rollout.recording.replay import Replay
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 SHOWN = 5
 """Differences that are printed whole."""
 
 
-@app.command("replay")
-def replay_command(
+def command(
     file: Annotated[Path, typer.Argument(help="A file that `toolgym rollout --record FILE` wrote.")],
     tokenizer: Annotated[
         str | None, typer.Option(help="Tokenizer folder or name, if the recorded one is not on this machine.")

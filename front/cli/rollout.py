@@ -34,10 +34,8 @@ if TYPE_CHECKING:
     from toolgym.rollout.trajectory.file import TrajectoryWriter
     from toolgym.rollout.trajectory.trajectory import Trajectory
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
-
-def rollout_command(ctx: typer.Context, **values: Any) -> None:
+def command(ctx: typer.Context, **values: Any) -> None:
     """Play tasks with a policy; write trajectories and a batch of masked token tensors."""
     options = RolloutOptions(**values)
     begun = rollout_resume.resumed_run(ctx)
@@ -53,8 +51,7 @@ def rollout_command(ctx: typer.Context, **values: Any) -> None:
 
 
 _CONTEXT = inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
-rollout_command.__signature__ = inspect.Signature([_CONTEXT, *RolloutOptions.parameters()])  # type: ignore[attr-defined]
-app.command("rollout")(rollout_command)
+command.__signature__ = inspect.Signature([_CONTEXT, *RolloutOptions.parameters()])  # type: ignore[attr-defined]
 
 
 class _Prepared(NamedTuple):

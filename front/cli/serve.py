@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Union, get_args, get
 import typer
 from rich.console import Console
 
-from toolgym.cli.app import LazyCommands
+from toolgym.cli.app import LazyCommands, as_command
 from toolgym.cli.user_code import env_ids, load_env, read_env_kwargs
 from toolgym.tools.errors import ConfigError
 
@@ -126,9 +126,7 @@ class ServerCommands(LazyCommands):
     summaries: ClassVar[dict[str, str]] = {name: server.help for name, server in SERVERS.items()}
 
     def make(self, name: str) -> Any:
-        single = typer.Typer(rich_markup_mode=None, add_completion=False)
-        single.command(name, help=f"{SERVERS[name].help}\n\n{STOPS}")(_command(SERVERS[name]))
-        return typer.main.get_command(single)
+        return as_command(_command(SERVERS[name]), help=f"{SERVERS[name].help}\n\n{STOPS}")
 
 
 app = typer.Typer(

@@ -7,7 +7,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from toolgym.cli.prepare import app
+from toolgym.cli.app import app
 from toolgym.envs import from_jsonl, from_parquet
 from toolgym.envs.tasks.prepare.recipes import RECIPES
 from toolgym.tools.errors import ConfigError, UnknownNameError
@@ -23,7 +23,7 @@ def source(tmp_path):
 
 
 def prepare(*arguments):
-    done = CliRunner().invoke(app, [str(one) for one in arguments])
+    done = CliRunner().invoke(app, ["prepare", *map(str, arguments)])
     if done.exception is not None and not isinstance(done.exception, SystemExit):
         raise done.exception
     return done
