@@ -393,14 +393,13 @@ def _descendants(pid: int) -> Iterator[int]:
 @contextmanager
 def own_temporary_folder() -> Iterator[Path]:
     """Make `tempfile` and programs that are started now use a folder of their own, which is removed at the end."""
-    default, variable = tempfile.tempdir, os.environ.get("TMPDIR")
+    default = tempfile.tempdir
+    variable = {name: value for name, value in os.environ.items() if name == "TMPDIR"}
     with tempfile.TemporaryDirectory(prefix="toolgym-check-", ignore_cleanup_errors=True) as folder:
         tempfile.tempdir = os.environ["TMPDIR"] = folder
         try:
             yield Path(folder)
         finally:
             tempfile.tempdir = default
-            if variable is None:
-                del os.environ["TMPDIR"]
-            else:
-                os.environ["TMPDIR"] = variable
+            del os.environ["TMPDIR"]
+            os.environ.update(variable)

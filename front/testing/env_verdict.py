@@ -63,7 +63,6 @@ async def check_attacks(subject: EnvSubject) -> str | None:
     env = subject.env
     await env.reset(seed=0)
     for answer in [*ANSWERS, *many_numbers(env.task.ground_truth if env.task is not None else None)]:
-        await env.reset(seed=0)
         await _refuse(subject, [assistant(answer)], f"the answer {shorten(repr(answer))}")
     unchecked = None
     for schema, argument, language in program_tools(env):
@@ -72,7 +71,6 @@ async def check_attacks(subject: EnvSubject) -> str | None:
             unchecked = f"{reason} (answers were checked)"
             continue
         for name, program in programs(language):
-            await env.reset(seed=0)
             actions = [program_call(schema, argument, program), assistant("I have solved the task. #### done")]
             await _refuse(subject, actions, f"a program of the tool {schema.name!r} that {name}")
     return unchecked
@@ -82,7 +80,6 @@ async def _host(subject: EnvSubject, schema: ToolSchema, argument: str, language
     """Why a tool must not be given programs that overwrite files: they might be this machine's. None: they are not."""
     mark = secrets.token_hex(8)
     with tempfile.NamedTemporaryFile(prefix="toolgym-check-") as file:
-        await subject.env.reset(seed=0)
         output = await _observed(subject, program_call(schema, argument, host_program(file.name, mark, language)))
     if f"{mark} False" in output:
         return None
@@ -103,20 +100,19 @@ async def check_secrets(subject: EnvSubject) -> str | None:
     for schema, argument, language in shells:
         if lines:
             mark = secrets.token_hex(8)
-            await env.reset(seed=0)
             output = await _observed(subject, program_call(schema, argument, search_program(lines, mark, language)))
             if f"{mark} end" not in output:
                 unsearched = f"the search by the tool {schema.name!r} did not come to its end: {output[-200:]}"
             read = [line for line in output.splitlines() if line.startswith(f"{mark} found ")]
             expect(not read, f"the tool {schema.name!r} cannot read the task's hidden texts", read)
         if language == "shell":
-            await env.reset(seed=0)
             output = await _observed(subject, program_call(schema, argument, FUTURE))
             expect("future" not in output, "the repository has no commits after its present one", output)
     return unsearched
 
 
 async def _refuse(subject: EnvSubject, actions: Sequence[Action], what: str) -> None:
+    await subject.env.reset(seed=0)
     earned = await _total(subject, actions)
     expect(earned < subject.full_reward - 1e-6, f"{what} does not earn the full reward", earned)
 
@@ -135,6 +131,7 @@ async def _total(subject: EnvSubject, actions: Sequence[Action]) -> float:
 
 
 async def _observed(subject: EnvSubject, action: Action) -> str:
+    await subject.env.reset(seed=0)
     result = await subject.env.step(action)
     return "\n".join(message["content"] for message in result.obs)
 

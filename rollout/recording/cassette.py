@@ -8,8 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from toolgym.rollout.engines.base import Generation, SamplingParams
 from toolgym.rollout.job import EpisodeKey, current_episode
@@ -117,14 +116,6 @@ class CassetteWriter:
     def abandon(self) -> None:
         """Close the file at once, as if the run had been killed."""
         self._file.file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close(ended=error is None)
 
 
 @dataclass(frozen=True)

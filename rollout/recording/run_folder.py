@@ -123,9 +123,6 @@ class RunFolder:
     def complete(self) -> None:
         (self.path / TURNS).unlink(missing_ok=True)
 
-    def close(self) -> None:
-        self.writer.close()
-
     def __enter__(self) -> Self:
         return self
 
