@@ -86,7 +86,7 @@ def bare_program(text: str) -> str | None:
     r"""Return a turn that is a program of Python as a whole, without a fence; None: it is something else, as prose is.
 
     >>> bare_program("x = 1; print(x)")
-    'x = 1; print(x)\\n'
+    'x = 1; print(x)\n'
     >>> bare_program("Done")
     """
     program = _without_special_tokens(text).rstrip() + "\n"
