@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Generator
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from toolgym.rollout.engines.base import Engine
@@ -31,9 +30,7 @@ class EngineOpening:
         self._engine = await self._start()
         return self._engine
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         if self._engine is not None:
             await self._engine.close()
 

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import sys
 from collections.abc import Iterator
-from types import TracebackType
 from typing import Self
 
 from toolgym.rollout.engines.base import Engine
@@ -65,9 +64,7 @@ class Admission:
             self._following = asyncio.create_task(follower.run(), name="toolgym follows the engine's load")
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         if self._following is not None:
             self._following.cancel()
             with contextlib.suppress(asyncio.CancelledError):

@@ -6,7 +6,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from toolgym.envs.tasks.task import Task
@@ -168,9 +167,7 @@ class RolloutQueue:
         self._producer.add_done_callback(self._ended)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def close(self) -> None:

@@ -24,13 +24,7 @@ from toolgym.rollout.engines.base import (
     WeightSource,
 )
 from toolgym.rollout.engines.callable import NO_LIMIT, read_answer
-from toolgym.rollout.runner.ray.cluster import (
-    RETRY_PAUSE,
-    UNREACHABLE,
-    WorkerDiedError,
-    WorkerLostError,
-    call,
-)
+from toolgym.rollout.runner.ray.cluster import RETRY_PAUSE, UNREACHABLE, WorkerDiedError, WorkerLostError, call
 from toolgym.rollout.runner.ray.packing import portable
 from toolgym.rollout.runner.ray.worker import MakeEngine, started_engine
 from toolgym.tools.errors import ConfigError, EngineError, EngineUnavailableError, check_seconds, shorten
