@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from toolgym.tools.errors import ConfigError, UnknownNameError, missing_file
-from toolgym.tools.sandbox.files import FileInfo, stays_inside
 from toolgym.tools.sandbox.names import check_name
 
 WHITEOUT = ".wh."
@@ -134,17 +133,12 @@ def _read(place: Path, mtime_ns: int) -> Tree:
 
 
 def without_history(tree: Mapping[str, Node]) -> Tree:
-    return {name: node for name, node in tree.items() if not is_history(name) and not is_compiled(name)}
+    return {name: node for name, node in tree.items() if not is_left_out(name)}
 
 
-def is_history(name: str) -> bool:
-    """Whether a file belongs to Git's own, also below a submodule."""
-    return ".git" in name.split("/")
-
-
-def is_compiled(name: str) -> bool:
-    """Whether a file is compiled Python, which would be run in place of its source."""
-    return "__pycache__" in name.split("/") or name.endswith((".pyc", ".pyo"))
+def is_left_out(name: str) -> bool:
+    """Whether a file is Git's own, also below a submodule, or compiled Python, which would replace its source."""
+    return not {".git", "__pycache__"}.isdisjoint(name.split("/")) or name.endswith((".pyc", ".pyo"))
 
 
 def _folder(root: Path) -> Iterator[tuple[str, Node]]:
@@ -158,8 +152,3 @@ def _folder(root: Path) -> Iterator[tuple[str, Node]]:
                 yield relative, Node(os.fsencode(os.readlink(path)), 0o777, link=True)
             elif stat.S_ISREG(mode):
                 yield relative, Node(path.read_bytes(), 0o755 if mode & 0o100 else 0o644)
-
-
-def link_stays_inside(name: str, node: Node) -> bool:
-    target = os.fsdecode(node.data)
-    return stays_inside(FileInfo(name, "link", 0, 0o777, 0.0, target))

@@ -18,7 +18,7 @@ from typing import Any
 
 from toolgym.envs.families.swe.task import RepositoryTask
 from toolgym.envs.families.swe.test_program import CONTROLS
-from toolgym.envs.families.swe.tree import Changes, Node, Tree, changed, is_compiled, is_history
+from toolgym.envs.families.swe.tree import Changes, Node, Tree, changed, is_left_out
 from toolgym.tools.errors import ConfigError
 from toolgym.tools.sandbox.base import ExecResult, ExecutionStatus, Session
 
@@ -84,12 +84,12 @@ class TestReport:
 
 def repository_to_judge(task: RepositoryTask, changes: Changes) -> Tree:
     """Return the files that the tests see: the policy's, but the tests as they were, and the hidden ones."""
-    counted = {name: node for name, node in changes.items() if _counts(task, name)}
+    counted = {
+        name: node
+        for name, node in changes.items()
+        if not (is_left_out(name) or task.is_test(name) or _shadows(task, name))
+    }
     return changed(changed(task.tree, counted), task.hidden)
-
-
-def _counts(task: RepositoryTask, name: str) -> bool:
-    return not (is_history(name) or is_compiled(name) or task.is_test(name) or _shadows(task, name))
 
 
 def _shadows(task: RepositoryTask, name: str) -> bool:

@@ -9,17 +9,7 @@ from typing import Any, Self, cast
 
 from toolgym.envs.families.swe.patch import PatchError, apply_patch, patched_names
 from toolgym.envs.families.swe.task import RepositoryTask
-from toolgym.envs.families.swe.tree import (
-    Changes,
-    Node,
-    Tree,
-    changes,
-    is_compiled,
-    is_history,
-    link_stays_inside,
-    pack,
-    unpack,
-)
+from toolgym.envs.families.swe.tree import Changes, Node, Tree, changes, is_left_out, pack, unpack
 from toolgym.envs.families.swe.verdict import (
     SLACK,
     TestReport,
@@ -40,7 +30,7 @@ from toolgym.tools.errors import (
     error_text,
 )
 from toolgym.tools.sandbox.base import ExecResult, Sandbox, Session
-from toolgym.tools.sandbox.files import FileInfo, FileRow
+from toolgym.tools.sandbox.files import FileInfo, FileRow, stays_inside
 from toolgym.tools.sandbox.names import OptionError, check_name
 from toolgym.tools.sessions.tool_scope import tool_scope
 
@@ -71,8 +61,6 @@ git commit -q --allow-empty -m 'The beginning'
 
 class RepositoryWorkspace(AsyncCloseable):
     """A repository in a session of a sandbox. One call at a time. The policy may have forged all in the session."""
-
-    folder = FOLDER
 
     def __init__(
         self,
@@ -114,7 +102,7 @@ class RepositoryWorkspace(AsyncCloseable):
         return await with_deadline(opening(), OPEN_TIMEOUT)
 
     async def exec(self, command: str | Sequence[str], timeout: float = 60.0) -> ExecResult:
-        return await self.session.exec(command, cwd=self.folder, timeout=timeout)
+        return await self.session.exec(command, cwd=FOLDER, timeout=timeout)
 
     async def apply_patch(self, diff: str) -> str:
         """Apply a unified diff, all of it or nothing. Returns a message for the policy."""
@@ -176,7 +164,7 @@ class RepositoryWorkspace(AsyncCloseable):
         with tool_scope(None):  # of its own, also where the tools of an episode share one
             session = await _open(self._sandbox, tree, self._options)
         try:
-            return await judge(self.task, session, self.folder, tree, timeout)
+            return await judge(self.task, session, FOLDER, tree, timeout)
         finally:
             await shielded(session.close())
 
@@ -187,7 +175,7 @@ class RepositoryWorkspace(AsyncCloseable):
         """
         before = self.task.tree
         try:
-            files = await self.session.walk(self.folder)
+            files = await self.session.walk(FOLDER)
         except SandboxFileNotFoundError:
             files = []
         files = [file for file in files if _is_kept(file.name)]
@@ -201,7 +189,7 @@ class RepositoryWorkspace(AsyncCloseable):
                 after[file.name] = before[file.name]
             elif file.kind == "file":
                 doubtful.append(file)
-        contents = await self.session.read_files(self.folder, doubtful)
+        contents = await self.session.read_files(FOLDER, doubtful)
         for file in doubtful:
             if file.name in contents:
                 after[file.name] = Node(contents[file.name], 0o755 if file.mode & 0o100 else 0o644)
@@ -218,7 +206,7 @@ class RepositoryWorkspace(AsyncCloseable):
         await shielded(self.session.close())
 
     async def _node(self, name: str) -> Node | None:
-        place = f"{self.folder}/{name}"
+        place = f"{FOLDER}/{name}"
         try:
             file = await self.session.stat(place)
             if file.kind == "link":
@@ -230,20 +218,20 @@ class RepositoryWorkspace(AsyncCloseable):
     async def _is_in_the_way(self, name: str, node: Node) -> bool:
         """Whether something stands there that is not written over: a folder, or anything in place of a link."""
         try:
-            file = await self.session.stat(f"{self.folder}/{name}")
+            file = await self.session.stat(f"{FOLDER}/{name}")
             return node.link or file.kind != "file"
         except (SandboxFileNotFoundError, SandboxNotADirectoryError):
             return False
 
     async def _apply(self, work: Changes) -> None:
         for name in [name for name, node in work.items() if node is None]:
-            if await self.session.exists(f"{self.folder}/{name}"):
-                await self.session.remove(f"{self.folder}/{name}")
+            if await self.session.exists(f"{FOLDER}/{name}"):
+                await self.session.remove(f"{FOLDER}/{name}")
         new = {name: node for name, node in work.items() if node is not None}
         for name, node in new.items():
             if await self._is_in_the_way(name, node):
-                await self.session.remove(f"{self.folder}/{name}", recursive=True)
-        await self.session.write_rows(self.folder, *_rows(new))
+                await self.session.remove(f"{FOLDER}/{name}", recursive=True)
+        await self.session.write_rows(FOLDER, *_rows(new))
 
 
 def _link(target: str) -> Node:
@@ -253,7 +241,7 @@ def _link(target: str) -> Node:
 def _is_kept(name: str) -> bool:
     """Whether a file can be part of a repository's changes."""
     try:
-        return not is_history(check_name(name)) and not is_compiled(name)
+        return not is_left_out(check_name(name))
     except OptionError:
         return False
 
@@ -284,9 +272,11 @@ def _rows(nodes: Tree) -> tuple[list[FileRow], list[bytes]]:
     rows = [FileRow(folder, "folder", 0o755, 0) for folder in folders]
     contents = []
     for name, node in sorted(nodes.items()):
-        if node.link and link_stays_inside(name, node):
-            rows.append(FileRow(name, "link", 0o777, node.data.decode("utf-8", "surrogateescape")))
-        elif not node.link:
+        if node.link:
+            target = node.data.decode("utf-8", "surrogateescape")
+            if stays_inside(FileInfo(name, "link", 0, 0o777, 0.0, target)):
+                rows.append(FileRow(name, "link", 0o777, target))
+        else:
             rows.append(FileRow(name, "file", node.mode, len(node.data)))
             contents.append(node.data)
     return rows, contents

@@ -107,7 +107,7 @@ class _Repository(Instance):
         self._backend, self._task, self._workspace = backend, task, workspace
         self._snapshot: bytes | None = None
         self._tools: dict[str, ToolSession] = {}  # with the shell's folder and variables
-        self.greeting = f"{task.to_task(workspace.folder).messages[0]['content']}\n\n{HOW_TO_ACT}"
+        self.greeting = f"{task.to_task(FOLDER).messages[0]['content']}\n\n{HOW_TO_ACT}"
 
     async def process_action(self, content: str) -> ActionReply:
         actions = read_actions(content)
