@@ -10,7 +10,7 @@ import json
 from typing import Any, Literal
 
 import pydantic
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from toolgym.envs.served.catalog import ServedEnv, listed
 from toolgym.envs.served.env_session import EnvSession, EnvSessions
@@ -22,10 +22,8 @@ PARSE_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND = -32700, -32600, -32601
 INVALID_PARAMS, INTERNAL_ERROR, SERVER_ERROR = -32602, -32603, -32000
 
 
-class RpcRequest(BaseModel):
+class RpcRequest(BaseModel, extra="forbid"):
     """A JSON-RPC request."""
-
-    model_config = ConfigDict(extra="forbid")
 
     jsonrpc: Literal["2.0"]
     method: str

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, Self
 
 import pydantic
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from toolgym.envs.base import Action, StepResult
 from toolgym.envs.served.catalog import ServedEnv, TaskPlace, listed
@@ -21,10 +21,8 @@ from toolgym.tools.parsers.base import ParsedTurn
 from toolgym.tools.schema import CallProblem, ToolCall, ToolCallError
 
 
-class ResetRequest(BaseModel):
+class ResetRequest(BaseModel, extra="forbid"):
     """Request for an episode."""
-
-    model_config = ConfigDict(extra="forbid")
 
     seed: int | None = Field(None, ge=0, description="Makes the episode reproducible.")
     episode_id: str | None = Field(None, max_length=255, description="Name of the episode.")
@@ -64,13 +62,11 @@ class AssistantMessage(BaseModel):
     )
 
 
-class TurnAction(BaseModel):
+class TurnAction(BaseModel, extra="forbid"):
     """One turn of the policy, in one of three forms: `text`, `message`, or one call (`type`, `tool_name`, `arguments`).
 
     The third is OpenEnv's `CallToolAction`; with `list_tools` as its type it asks for the tools, and is no turn.
     """
-
-    model_config = ConfigDict(extra="forbid")
 
     text: str | None = Field(None, description="The turn as generated, without its end-of-turn token.")
     message: AssistantMessage | None = None
@@ -91,10 +87,8 @@ class TurnAction(BaseModel):
         return self
 
 
-class StepRequest(BaseModel):
+class StepRequest(BaseModel, extra="forbid"):
     """One step over HTTP."""
-
-    model_config = ConfigDict(extra="forbid")
 
     action: TurnAction
     timeout_s: float | None = Field(None, gt=0, allow_inf_nan=False, description="Wall seconds for the step.")
@@ -135,10 +129,8 @@ def _read(call: CallOfMessage, number: int, index: int) -> ToolCall | ToolCallEr
     return ToolCall(call_id, name, read, index)
 
 
-class Observation(BaseModel):
+class Observation(BaseModel, extra="forbid"):
     """The messages that the policy reads next. (`done` and `reward` stand beside the observation in an answer.)"""
-
-    model_config = ConfigDict(extra="forbid")
 
     messages: list[dict[str, Any]] = Field(
         description="The new messages in the OpenAI shape: all of them after a reset, results of tools after a step."

@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 
 import pydantic
 from aiohttp import web
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from toolgym.envs.served.catalog import ANSWER_ARGUMENT, ServedEnv, TaskPlace, listed
 from toolgym.envs.served.env_session import EnvSession
@@ -44,10 +44,8 @@ KEPT_CALLS = 8
 TERMINAL = "Ends the episode with the message."
 
 
-class SplitRequest(BaseModel):
+class SplitRequest(BaseModel, extra="forbid"):
     """Asks about a split."""
-
-    model_config = ConfigDict(extra="forbid")
 
     split: str
 
@@ -65,10 +63,8 @@ class TaskRangeRequest(SplitRequest):
     stop: int | None = None
 
 
-class CreateRequest(BaseModel):
+class CreateRequest(BaseModel, extra="forbid"):
     """Asks for an env with one task."""
-
-    model_config = ConfigDict(extra="forbid")
 
     env_name: str | None = None
     task_spec: dict[str, Any] | None = None
@@ -84,10 +80,8 @@ class CreateRequest(BaseModel):
         return self
 
 
-class ToolRequest(BaseModel):
+class ToolRequest(BaseModel, extra="forbid"):
     """Asks for a tool call, or for one again that was asked for before."""
-
-    model_config = ConfigDict(extra="forbid")
 
     name: str
     input: dict[str, Any]
@@ -204,13 +198,8 @@ class OrsFace(Face):
 
     async def prompt(self, call: Call) -> web.Response:
         """Give the messages that the episode begins with, as one block: clients differ in how they join several."""
-        return answer(
-            [
-                _block(
-                    "text", text="\n\n".join(message["content"] for message in self._begun(call) if message["content"])
-                )
-            ]
-        )
+        texts = [message["content"] for message in self._begun(call) if message["content"]]
+        return answer([_block("text", text="\n\n".join(texts))])
 
     async def messages(self, call: Call) -> web.Response:
         return answer([_message(message) for message in self._begun(call)])

@@ -26,7 +26,7 @@ from toolgym.envs.tasks.sources import TaskList, TaskSource, require_task, task_
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.tool_env import MAX_RESULT_CHARS
 from toolgym.envs.tool_instances import encodable
-from toolgym.envs.types import EpisodeFailedError, ResetInfo, StepInfo, StopReason
+from toolgym.envs.types import EpisodeFailedError, ResetOptions, ResetResult, StepInfo, StopReason
 from toolgym.tools.base import ToolResult
 from toolgym.tools.concurrency.deadline import own_deadline, shielded
 from toolgym.tools.errors import ConfigError, EpisodeError, RemoteSessionError, require_whole_number
@@ -93,9 +93,7 @@ class RemoteSessionEnv(BaseEnv):
     def __repr__(self) -> str:
         return f"<{type(self).__name__} at {', '.join(self.client.urls)}; turn {self._turn} of {self.max_turns}>"
 
-    async def reset(
-        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
-    ) -> tuple[list[Message], ResetInfo]:
+    async def reset(self, *, seed: int | None = None, options: ResetOptions = None) -> ResetResult:
         task = task_of_reset(seed, options)
         await self._abandon()
         if seed is not None:
