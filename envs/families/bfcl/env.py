@@ -103,6 +103,8 @@ def _is_endless(name: str, arguments: Mapping[str, Any]) -> bool:
     return base.bit_length() * abs(exponent) > 4 * MOST_DIGITS
 
 
+_any_arguments = functools.cache(ToolSchema)
+
 Category = Literal["multi_turn_base", "multi_turn_miss_func", "multi_turn_miss_param", "multi_turn_long_context"]
 
 STEPS_PER_TURN = 20
@@ -252,11 +254,6 @@ class BFCLEnv(ToolEnv):
         named = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
         arguments = inspect.signature(self._apis.function(call.func.id)).bind(*values, **named).arguments
         return tool_call(call.func.id, dict(arguments), id=id)
-
-
-@functools.cache
-def _any_arguments(name: str) -> ToolSchema:
-    return ToolSchema(name)
 
 
 def _task(entry: Mapping[str, Any]) -> Task:

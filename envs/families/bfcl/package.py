@@ -134,10 +134,6 @@ def _json_schema(value: Mapping[str, Any]) -> dict[str, Any]:
     return schema
 
 
-EXECUTED = frozenset({"ok", "error"})
-"""Statuses of calls that were carried out; `error` is an exception of the function."""
-
-
 def calls_by_turn(outcome: Outcome) -> list[list[str]]:
     """Return the calls that were carried out after each of the user's turns, as BFCL writes them."""
     records = iter(outcome.tool_calls)  # in the order of their messages; ids are the policy's, and may repeat
@@ -145,7 +141,7 @@ def calls_by_turn(outcome: Outcome) -> list[list[str]]:
     for message in outcome.messages[len(outcome.task.messages) :]:
         if message["role"] == "user":
             turns.append([])
-        elif message["role"] == "tool" and (record := next(records)).status in EXECUTED:
+        elif message["role"] == "tool" and (record := next(records)).status in ("ok", "error"):
             turns[-1].append(written(record))
     return turns
 

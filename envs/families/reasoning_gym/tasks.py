@@ -80,19 +80,15 @@ class Generator(NamedTuple):
             return 0
         return max(len(attribute.levels) for attribute in CURRICULA[self.name]().attributes.values())
 
+    @functools.lru_cache(maxsize=KEPT_ENTRIES)  # noqa: B019  a generator is a small value
     def entry(self, index: int) -> dict[str, Any]:
         """Return the entry of a place: `question`, `answer` (None: not known) and `metadata`; do not change it."""
-        return _entry(self, index)
+        entry: dict[str, Any] = dataset(self)[index]
+        return entry
 
     def score(self, answer: str, entry: Mapping[str, Any]) -> float:
         """Return the score of an answer by the generator's own scorer. All that this raises passes through."""
         return float(dataset(self).score_answer(answer, entry))
-
-
-@functools.lru_cache(maxsize=KEPT_ENTRIES)
-def _entry(generator: Generator, index: int) -> dict[str, Any]:
-    entry: dict[str, Any] = dataset(generator)[index]
-    return entry
 
 
 @functools.lru_cache(maxsize=256)

@@ -19,8 +19,6 @@ from toolgym.tools.schema import ToolSchema
 
 
 class AviaryAdapter(Adapter):
-    """aviary's envs."""
-
     project = "aviary"
     uses = frozenset({"to_text"})
 

@@ -32,8 +32,6 @@ NOT_TEXT = (
 
 
 class GymnasiumAdapter(Adapter):
-    """Gymnasium's envs."""
-
     project = "gymnasium"
     uses = frozenset({"to_text", "to_action", "drop_thinking"})
 

@@ -81,7 +81,7 @@ async def test_all_105_score_their_known_answer_1_and_an_empty_one_next_to_nothi
 def test_a_task_depends_on_its_place_alone(name):
     first, other = ReasoningGymTasks(name, seed=3), ReasoningGymTasks(name, seed=3)
     forward = [first.task(index).to_row() for index in (0, 1, 2)]
-    generators._entry.cache_clear()
+    generators.Generator.entry.cache_clear()
     assert [other.task(index).to_row() for index in (2, 1, 0)] == forward[::-1]
 
 
@@ -91,16 +91,16 @@ def test_the_same_seed_gives_the_same_tasks_and_another_seed_others():
         return [tasks.sample(random.Random(draw)).messages[-1]["content"] for draw in range(5)]
 
     before = questions(1)
-    generators._entry.cache_clear()
+    generators.Generator.entry.cache_clear()
     assert questions(1) == before
     assert questions(2) != before
 
 
 def test_tasks_are_made_when_they_are_drawn():
-    generators._entry.cache_clear()
+    generators.Generator.entry.cache_clear()
     tasks = ReasoningGymTasks("gcd", seed=5, size=10**12)
     tasks.task(10**12 - 1)
-    assert generators._entry.cache_info().currsize == 1
+    assert generators.Generator.entry.cache_info().currsize == 1
     with pytest.raises(IndexError):
         tasks.task(10**12)
 
