@@ -152,7 +152,7 @@ class CodeInterpreterTool(SandboxTool[CodeInterpreterConfig]):
         if self.options.stateful and has_sessions is False:
             raise ConfigError(f"{type(self.sandbox).__name__} has no sessions; set stateful to false, or leave it out")
         wanted = self.options.stateful is not False and self.options.default_language == "python"
-        self._stateful: bool | None = has_sessions if wanted else False
+        self.stateful: bool | None = has_sessions if wanted else False
         workers = self.options.num_workers
         shared = self.options.rate_limit if self.options.enable_global_rate_limit else None
         self.limiters: list[RateLimiter] = []
@@ -185,7 +185,7 @@ class CodeInterpreterTool(SandboxTool[CodeInterpreterConfig]):
 
     async def has_sessions(self) -> bool:
         """A server is asked until it answers once."""
-        if self._stateful is None:
+        if self.stateful is None:
             has_sessions = await self.sandbox.has_sessions()
             where = ", ".join(self.sandbox.urls) if isinstance(self.sandbox, RemoteSandbox) else repr(self.sandbox)
             if not has_sessions and self.options.stateful:
@@ -193,10 +193,10 @@ class CodeInterpreterTool(SandboxTool[CodeInterpreterConfig]):
                     f"{where}: SandboxFusion's API has no sessions; set stateful to false, or leave it out, or use "
                     "`toolgym serve sandbox`"
                 )
-            if not has_sessions and self._stateful is None:
+            if not has_sessions and self.stateful is None:
                 _log.info("%s: SandboxFusion's API has no sessions, so every call is a clean start", where)
-            self._stateful = has_sessions
-        return self._stateful
+            self.stateful = has_sessions
+        return self.stateful
 
 
 def render_result(result: ExecutionResult, timeout: float, max_chars: int = 4096) -> str:

@@ -24,6 +24,7 @@ class RunOptions(TypedDict, total=False):
         memory_mb: memory of all its processes together in MiB. Default: the sandbox's limit. A `ProcessSandbox`
             refuses it.
         output_bytes: bytes of stdout and of stderr to keep, above the sandbox's limit. A server has its own setting.
+        stdin: what it reads from standard input. Default: nothing.
         files: files to put into its folder first, by relative name. The program's own source is `main.py` (or as its
             language calls it), and `main_1.py` if that is one of these.
         fetch_files: names of files to bring back afterwards, however the run ended; `/tmp/…` is fine too. The result's

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 import numpy as np
-import ray
-from ray.exceptions import ActorUnavailableError, RayError, RayTaskError
 
 from toolgym.rollout.engines.base import (
     Engine,
@@ -31,6 +29,9 @@ from toolgym.tools.errors import ConfigError, EngineError, EngineUnavailableErro
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+import ray  # isort: skip  after `cluster`, which says what to install if it is absent
+from ray.exceptions import ActorUnavailableError, RayError, RayTaskError  # isort: skip
 
 CONTROL_TIMEOUT = 600.0
 """Seconds for an actor to start its engine, to pause it, or to load weights."""
