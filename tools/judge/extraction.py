@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from typing import Literal, NamedTuple
 
 Kind = Literal["fenced", "incomplete_fenced", "heuristic", "empty"]
 """Origin of a program, in SandboxFusion's words: in a fence, in one that is not closed, without a fence, absent."""
 
-_FENCE = re.compile(r"^[ \t]{0,3}(`{3,}|~{3,})[ \t]*([^\n`]*)$", re.MULTILINE)
+_BLOCK = re.compile(
+    r"^[ \t]{0,3}(?P<mark>(?P<sign>[`~])(?P=sign){2,})[ \t]*(?P<tag>[^\n`]*)$\n?"
+    r"(?P<code>.*?)(?P<end>^[ \t]*(?P=mark)(?P=sign)*[ \t]*$|\Z)",
+    re.MULTILINE | re.DOTALL,
+)
 
 _ALIASES = {
     "python": ("py", "python3"),
@@ -40,12 +45,6 @@ class Extracted(NamedTuple):
     kind: Kind
 
 
-class _Block(NamedTuple):
-    tag: str
-    code: str
-    closed: bool
-
-
 def extract_program(text: str, language: str = "python", *, which: Literal["first", "last"] = "last") -> Extracted:
     """Return the program in a model's text.
 
@@ -53,52 +52,22 @@ def extract_program(text: str, language: str = "python", *, which: Literal["firs
     (SandboxFusion's choice) or the last. A block that is not closed counts if no block is. Without any fence, a text
     that reads as a Python program is taken whole, or from its first line that begins one.
     """
-    blocks = _blocks(text)
-    for closed, kind in ((True, "fenced"), (False, "incomplete_fenced")):
-        code = _choose([block for block in blocks if block.closed is closed], language, which)
-        if code is not None:
-            return Extracted(code, kind)  # type: ignore[arg-type]  # mypy widens the literal to str
+    blocks = list(_BLOCK.finditer(text))
+    closed = [block for block in blocks if block["end"]]
+    if blocks:
+        names = (language.lower(), *_ALIASES.get(language, ()))
+        tags = {block: block["tag"].strip().partition(" ")[0].lower() for block in closed or blocks}
+        ranked = list(tags)[:: 1 if which == "first" else -1]
+        best = min(ranked, key=lambda block: (tags[block] not in names, tags[block] != ""))
+        return Extracted(best["code"].replace("\r", "").removesuffix("\n"), "fenced" if closed else "incomplete_fenced")
     code = _bare_python(text) if language in ("python", "pytest") else ""
     return Extracted(code, "heuristic" if code else "empty")
 
 
-def _blocks(text: str) -> list[_Block]:
-    blocks, place = [], 0
-    while (opening := _FENCE.search(text, place)) is not None:
-        mark, tag = opening.group(1), opening.group(2).strip().partition(" ")[0].lower()
-        closing = re.compile(rf"^[ \t]*{re.escape(mark[0])}{{{len(mark)},}}[ \t]*$", re.MULTILINE)
-        end = closing.search(text, opening.end() + 1)
-        stop = len(text) if end is None else end.start()
-        blocks.append(_Block(tag, text[opening.end() + 1 : stop].replace("\r", "").removesuffix("\n"), end is not None))
-        if end is None:
-            break
-        place = end.end()
-    return blocks
-
-
-def _choose(blocks: list[_Block], language: str, which: str) -> str | None:
-    names = (language.lower(), *_ALIASES.get(language, ()))
-    for wanted in (
-        [block for block in blocks if block.tag in names],
-        [block for block in blocks if not block.tag],
-        blocks,
-    ):
-        if wanted:
-            return wanted[0 if which == "first" else -1].code
-    return None
-
-
 def _bare_python(text: str) -> str:
     begins = re.search(r"^(?:(?:async )?def|class|import|from|@)\b[^\n]*", text, re.MULTILINE)
-    for code in (text, text[begins.start() :] if begins else ""):
-        if begins and _compiles(code):
+    for code in (text, text[begins.start() :]) if begins else ():
+        with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError):
+            compile(code, "<text>", "exec")
             return code.strip("\n")
     return ""
-
-
-def _compiles(code: str) -> bool:
-    try:
-        compile(code, "<text>", "exec")
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return False
-    return True

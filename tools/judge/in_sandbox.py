@@ -182,7 +182,8 @@ def _plain(value: Any) -> Any:
 def _prepared(task: dict[str, Any]) -> Callable[[Link], dict[str, Any]]:
     """Make assertions ready to run: all that can fail without the program fails here."""
     namespace: dict[str, Any] = {"__name__": "tests", "__builtins__": builtins}
-    exec(compile(_imports(task["setup"]), "<setup>", "exec"), namespace)
+    imports = [node for node in ast.parse(task["setup"]).body if isinstance(node, ast.Import | ast.ImportFrom)]
+    exec(compile(ast.Module(list(imports), []), "<setup>", "exec"), namespace)
     exec(compile(task["helpers"], "<helpers>", "exec"), namespace)
     if "allclose" in task["code"]:
         _refuse_emptiness()
@@ -232,11 +233,6 @@ def _asked(tree: ast.Module, entry_points: Sequence[str], namespace: dict[str, A
                 names.discard(name)
     known = set(entry_points) or {name for name in names if not hasattr(builtins, name)}
     return sorted(names & known)
-
-
-def _imports(source: str) -> ast.Module:
-    body: list[ast.stmt] = [node for node in ast.parse(source).body if isinstance(node, ast.Import | ast.ImportFrom)]
-    return ast.Module(body, [])
 
 
 def _told(tree: ast.Module) -> ast.Module:

@@ -216,9 +216,10 @@ def _stdio_verdict(run: ExecutionResult, test: StdioTest) -> Verdict:
 def _reported_verdict(run: ExecutionResult, word: str, test: FunctionTest | AssertTest) -> Verdict:
     """Read the report of the tests' process. Without its word there is none."""
     try:
-        report = _report(run.stdout, word)
-        if report is None:
+        line = next((line for line in reversed(run.stdout.split("\n")) if line.startswith(word)), None)
+        if line is None:
             return _failed_run(run)
+        report = json.loads(line.removeprefix(word))
         if isinstance(test, FunctionTest) and report["status"] == "value":
             value = _value(report["value"])
             right = (test.expected, *test.or_expected)
@@ -234,14 +235,6 @@ def _reported_verdict(run: ExecutionResult, word: str, test: FunctionTest | Asse
         )
     detail = str(report.get("error", "")).encode(errors="replace").decode()  # it may hold half a character
     return Verdict(VerdictStatus(report["status"]), detail, run)
-
-
-def _report(stdout: str, word: str) -> dict[str, Any] | None:
-    for line in reversed(stdout.split("\n")):
-        if line.startswith(word):
-            report: dict[str, Any] = json.loads(line.removeprefix(word))
-            return report
-    return None
 
 
 def _value(encoded: Any) -> Any:

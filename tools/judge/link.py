@@ -73,70 +73,37 @@ class Remote:
             raise AttributeError(name)
         return self._link.ask("getattr", self, name)
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        self._link.ask("setattr", self, name, value)
-
-    def __getitem__(self, key: Any) -> Any:
-        return self._link.ask("getitem", self, key)
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        self._link.ask("setitem", self, key, value)
-
     def __contains__(self, item: Any) -> bool:
         if type(item) is Remote:
             return bool(self._link.ask("contains", self, item))
-        return any(item is element or item == element for element in self)
-
-    def __iter__(self) -> Any:
-        return self._link.ask("iter", self)
-
-    def __next__(self) -> Any:
-        return self._link.ask("next", self)
-
-    def __len__(self) -> int:
-        return int(self._link.ask("len", self))
-
-    def __bool__(self) -> bool:
-        return bool(self._link.ask("bool", self))
-
-    def __str__(self) -> str:
-        return str(self._link.ask("str", self))
+        return any(item is element or item == element for element in self._link.ask("iter", self))
 
     def __repr__(self) -> str:
         return f"<{self._type} of the program>"
 
-    def __hash__(self) -> int:
-        return int(self._link.ask("hash", self))
-
     def __instancecheck__(self, instance: object) -> bool:
         return type(instance) is Remote and bool(self._link.ask("isinstance", instance, self))
+
+
+def _asking(name: str) -> Callable[..., Any]:
+    return lambda self, *args: self._link.ask(name, self, *args)
 
 
 def _between(name: str) -> Callable[[Remote, object], Any]:
     return lambda self, other: self._link.ask(name, self, other) if type(other) is Remote else NotImplemented
 
 
-_OPERATORS = (
-    "eq", "ne", "lt", "le", "gt", "ge", "add", "sub", "mul", "truediv", "floordiv", "mod", "and_", "or_", "xor",
-)  # fmt: skip
+_COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
+_OPERATORS = (*_COMPARISONS, "add", "sub", "mul", "truediv", "floordiv", "mod", "and_", "or_", "xor")
+for _name in ("setattr", "getitem", "setitem", "iter", "next", "len", "bool", "str", "hash"):
+    setattr(Remote, f"__{_name}__", _asking(_name))
 for _name in _OPERATORS:
     setattr(Remote, f"__{_name.rstrip('_')}__", _between(_name))
 
 OPERATIONS: dict[str, Callable[..., Any]] = {
     "call": lambda target, /, *args, **kwargs: target(*args, **kwargs),
-    "getattr": getattr,
-    "setattr": setattr,
-    "getitem": operator.getitem,
-    "setitem": operator.setitem,
-    "contains": operator.contains,
-    "iter": iter,
-    "next": next,
-    "len": len,
-    "bool": bool,
-    "str": str,
-    "hash": hash,
-    "isinstance": isinstance,
-    **{name: getattr(operator, name) for name in _OPERATORS},
+    **{function.__name__: function for function in (getattr, setattr, iter, next, len, bool, str, hash, isinstance)},
+    **{name: getattr(operator, name) for name in ("getitem", "setitem", "contains", *_OPERATORS)},
 }
 """Operations of the program's objects for the tests."""
 
@@ -302,7 +269,6 @@ def _encode_tuple(link: Link, value: Any) -> Any:
 
 _ENCODERS: dict[type, Callable[[Link, Any], Any]] = {
     Remote: lambda link, value: {"own": value._id},
-    bool: lambda link, value: bool(value),
     int: lambda link, value: int(value),
     float: lambda link, value: float(value),
     str: lambda link, value: str.__str__(value),

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import ast
 import base64
-import binascii
 import itertools
 import json
 import pickletools
@@ -35,19 +34,18 @@ def problem_of(row: object) -> Problem:
     """Read a row of any format of the table above. Raises ConfigError for any other."""
     if not isinstance(row, Mapping):
         raise ConfigError(f"a row of a code data set must be an object, got {shorten(repr(row))}")
+    columns = shorten(", ".join(map(str, row)) or "no columns")
     for column, read in _FORMATS.items():
         if row.get(column) is not None:
             try:
                 return read(row)
             except KeyError as error:
-                raise ConfigError(
-                    f"a row with {column!r} needs {error.args[0]!r} too; it has {_columns(row)}"
-                ) from error
+                raise ConfigError(f"a row with {column!r} needs {error.args[0]!r} too; it has {columns}") from error
             except (TypeError, AttributeError) as error:
                 raise ConfigError(f"a row with {column!r} has a column of another kind: {error}") from error
     raise ConfigError(
         "a row of a code data set needs 'entry_point' (HumanEval), 'test_list' (MBPP), 'private_test_cases' "
-        f"(LiveCodeBench) or 'input_output' (APPS, TACO); it has {_columns(row)}"
+        f"(LiveCodeBench) or 'input_output' (APPS, TACO); it has {columns}"
     )
 
 
@@ -238,7 +236,7 @@ def packed_text(packed: str) -> str:
                 texts.append(str(argument))
             elif opcode.name not in _HARMLESS:
                 raise ConfigError(f"packed tests must hold one text; their pickle has {opcode.name}, which is not read")
-    except (binascii.Error, zlib.error, ValueError) as error:
+    except (zlib.error, ValueError) as error:
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(f"packed tests must be base64 of zlib of a pickled text: {error}") from error
@@ -322,7 +320,3 @@ def _json(what: str, value: Any) -> Any:
 
 def _rest(row: Mapping[str, Any], *used: str) -> dict[str, Any]:
     return {name: value for name, value in row.items() if name not in used}
-
-
-def _columns(row: Mapping[str, Any]) -> str:
-    return shorten(", ".join(map(str, row)) or "no columns")
