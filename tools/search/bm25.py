@@ -9,17 +9,18 @@ import weakref
 from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from toolgym.tools.errors import ConfigError, RetrievalError
 from toolgym.tools.lazy import missing_extra
+from toolgym.tools.sandbox.local.host.resources import available_processors
 from toolgym.tools.search.corpus import Corpus, read_passages
 from toolgym.tools.search.index_folder import index_folder
-from toolgym.tools.search.retriever import Passage, Retriever
-from toolgym.tools.search.threads import SearchThreads, processors
+from toolgym.tools.search.retriever import Passage
+from toolgym.tools.search.threads import ThreadedRetriever
 
 try:
     import bm25s
@@ -41,7 +42,7 @@ _WIDTH = 1024
 logging.getLogger("bm25s").setLevel(logging.WARNING)
 
 
-class BM25Retriever(Retriever):
+class BM25Retriever(ThreadedRetriever):
     """Searches a file of passages with BM25, in this process.
 
     The index lies on disk; the passages stay in their file. It is made when the first retriever for the file is (a
@@ -57,22 +58,16 @@ class BM25Retriever(Retriever):
     """
 
     def __init__(self, corpus: str | Path, *, index: str | Path | None = None, timeout: float = 30.0) -> None:
-        self._threads = SearchThreads(self._find, timeout=timeout, max_threads=processors(), at_once=1)
+        super().__init__(timeout=timeout, max_threads=available_processors(), at_once=1)
         self._index: _Index | None = _Index.shared(Path(corpus).absolute(), index)
         self.corpus = self._index.corpus.path
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.corpus}>"
 
     def __len__(self) -> int:
         return 0 if self._index is None else len(self._index)
 
-    async def search(self, queries: Sequence[str], topk: int) -> list[list[Passage]]:
-        return await self._threads.search(queries, topk)
-
     async def close(self) -> None:
         self._index = None  # the last retriever to let go of it closes its files
-        self._threads.close()
+        await super().close()
 
     def _find(self, queries: Sequence[str], topk: int) -> list[list[Passage]]:
         index = self._index
@@ -89,6 +84,7 @@ class _Index:
         self.corpus, self._scores, self.places = corpus, scores, places
         self._words = _tokenizer()
         self._words.word_to_id = scores.vocab_dict
+        scores.unique_token_ids_set = set()  # only for `retrieve`, and large
         weakref.finalize(self, corpus.close)
 
     @classmethod
@@ -119,7 +115,6 @@ class _Index:
 
         with index_folder(folder, corpus, {"kind": "bm25", "bm25s": bm25s.__version__}, build):
             scores = bm25s.BM25.load(folder, mmap=True, show_progress=False)
-            scores.unique_token_ids_set = set()  # only for `retrieve`, and large
             return cls(corpus, scores, np.load(folder / PLACES, mmap_mode="r"))
 
     def __len__(self) -> int:
@@ -155,8 +150,7 @@ def _build(corpus: Corpus) -> tuple[bm25s.BM25, array[int]]:
     if not words.word_to_id:
         raise ConfigError(f"the passages of {str(corpus.path)!r} hold no words")
     scores = _BM25(method="lucene")
-    scores.index(_Tokens(rows, words.word_to_id), create_empty_token=False, show_progress=False)
-    scores.unique_token_ids_set = set()  # only for `retrieve`, and large
+    scores.index(bm25s.tokenization.Tokenized(rows, words.word_to_id), create_empty_token=False, show_progress=False)
     return scores, places
 
 
@@ -180,13 +174,6 @@ class _Rows:
     def __iter__(self) -> Iterator[list[int]]:
         for row in range(len(self)):
             yield self._numbers[self._ends[row] : self._ends[row + 1]].tolist()
-
-
-class _Tokens(NamedTuple):
-    """Words as bm25s indexes them: the words' numbers of each passage, and the number of each word."""
-
-    ids: _Rows
-    vocab: dict[str, int]
 
 
 class _BM25(bm25s.BM25):  # type: ignore[misc]  # it has no types

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from toolgym.tools.errors import ConfigError, RetrievalError, error_text, require_whole_number
 from toolgym.tools.search.corpus import Corpus, read_passages
 from toolgym.tools.search.index_folder import index_folder
-from toolgym.tools.search.retriever import Passage, Retriever
-from toolgym.tools.search.threads import SearchThreads
+from toolgym.tools.search.retriever import Passage
+from toolgym.tools.search.threads import ThreadedRetriever
 
 Embed = Callable[[Sequence[str]], NDArray[Any]]
 """From texts to their vectors, [text, dimension]. It is called from threads, one at a time; but one whose call took too
@@ -27,7 +27,7 @@ _ROWS = 65536
 VECTORS, PLACES = "vectors.f32", "places.npy"
 
 
-class DenseRetriever(Retriever):
+class DenseRetriever(ThreadedRetriever):
     """Searches a file of passages by vectors, in this process.
 
     The vectors lie in a memory-mapped file of float32, made when the first retriever for the file is, and again when
@@ -58,10 +58,11 @@ class DenseRetriever(Retriever):
     ) -> None:
         require_whole_number("batch_size", batch_size, at_least=1)
         self._embed, self._prefix, self._batch_size = embed, query_prefix, batch_size
-        self._threads = SearchThreads(self._find, timeout=timeout, max_threads=1)
+        super().__init__(timeout=timeout, max_threads=1)
         self._corpus = Corpus(corpus)
+        # A thread may still read the file, which is closed once none refers to this retriever.
         weakref.finalize(self, self._corpus.close)
-        path = self._corpus.path
+        path = self.corpus = self._corpus.path
         folder = path.with_name(f"{path.name}.dense") if index is None else Path(index).absolute()
         about = {"kind": "dense", "version": version, "prefix": passage_prefix}
         with index_folder(folder, self._corpus, about, lambda new: self._build(new, passage_prefix)):
@@ -69,17 +70,8 @@ class DenseRetriever(Retriever):
             numbers = np.memmap(folder / VECTORS, dtype=np.float32, mode="r")
             self._vectors = numbers.reshape(len(self._places) - 1, -1)
 
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self._corpus.path}>"
-
     def __len__(self) -> int:
         return len(self._vectors)
-
-    async def search(self, queries: Sequence[str], topk: int) -> list[list[Passage]]:
-        return await self._threads.search(queries, topk)
-
-    async def close(self) -> None:
-        self._threads.close()  # one may still read the file, which is closed once none refers to this retriever
 
     def _build(self, folder: Path, prefix: str) -> None:
         places = array("q")

@@ -34,11 +34,13 @@ def index_folder(
     about = {"toolgym_index": 1, **corpus.fingerprint, **about}
     with _lock(corpus) as alone:
         if _read_about(folder) != about:
-            _check(folder)
+            if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not (folder / ABOUT).is_file())):
+                raise ConfigError(f"{str(folder)!r} exists and is no index: name another folder for it ('index')")
             _log.warning("building an index of %s in %s", corpus.path, folder)
-            if alone:
-                _remove_unfinished(folder)
-            _replace(folder, about, build)
+            prefix = f".{folder.name}.building-"
+            for left in [path for path in folder.parent.glob(".*") if alone and path.name.startswith(prefix)]:
+                shutil.rmtree(left, ignore_errors=True)
+            _replace(folder, prefix, about, build)
         try:
             yield folder
         except (OSError, EOFError, ValueError, KeyError) as error:
@@ -76,38 +78,19 @@ def _read_about(folder: Path) -> Any:
         return None
 
 
-def _check(folder: Path) -> None:
-    if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not (folder / ABOUT).is_file())):
-        raise ConfigError(f"{str(folder)!r} exists and is no index: name another folder for it ('index')")
-
-
-def _remove_unfinished(folder: Path) -> None:
-    prefix = _room_prefix(folder)
-    for left in [path for path in folder.parent.glob(".*") if path.name.startswith(prefix)]:
-        shutil.rmtree(left, ignore_errors=True)
-
-
-def _room_prefix(folder: Path) -> str:
-    return f".{folder.name}.building-"
-
-
-def _replace(folder: Path, about: Mapping[str, Any], build: Callable[[Path], None]) -> None:
-    room = None
+def _replace(folder: Path, prefix: str, about: Mapping[str, Any], build: Callable[[Path], None]) -> None:
     try:
-        room = Path(tempfile.mkdtemp(prefix=_room_prefix(folder), dir=folder.parent))
-        new = room / "new"
-        new.mkdir()
-        build(new)
-        (new / ABOUT).write_text(json.dumps(about, indent=1))
-        if folder.exists():
-            folder.rename(room / "old")  # processes that have it open keep its files
-        new.rename(folder)
+        with tempfile.TemporaryDirectory(prefix=prefix, dir=folder.parent, ignore_cleanup_errors=True) as room:
+            new = Path(room, "new")
+            new.mkdir()
+            build(new)
+            (new / ABOUT).write_text(json.dumps(about, indent=1))
+            if folder.exists():
+                folder.rename(Path(room, "old"))  # processes that have it open keep its files
+            new.rename(folder)
     except OSError as error:
         if isinstance(error, ToolgymError):
             raise
         raise ConfigError(
             f"cannot make an index in {str(folder.parent)!r}: {error.strerror}; name another folder for it ('index')"
         ) from error
-    finally:
-        if room is not None:
-            shutil.rmtree(room, ignore_errors=True)

@@ -132,14 +132,11 @@ def _read(answer: Any, queries: int) -> list[list[Passage]]:
 
 
 def _read_kilt(answer: Any) -> list[Passage]:
-    contents = (
-        [item.get("content") if isinstance(item, Mapping) else None for item in answer]
-        if isinstance(answer, list)
-        else [None]
-    )
-    if not all(isinstance(text, str) for text in contents):
+    if not isinstance(answer, list) or not all(
+        isinstance(item, Mapping) and isinstance(item.get("content"), str) for item in answer
+    ):
         raise GarbledError(f"expected a list of passages with a text 'content', got {shorten(repr(answer))}")
-    return [Passage.of_contents(str(text)) for text in contents]
+    return [Passage.of_contents(item["content"]) for item in answer]
 
 
 def _passage(item: Any) -> Passage:

@@ -1,29 +1,38 @@
-"""Searches in threads: an index computes, so it must not do so on an event loop."""
+"""`ThreadedRetriever`: searches in threads. An index computes, so it must not do so on an event loop."""
 
 from __future__ import annotations
 
 import asyncio
 import math
-import os
 import time
-from collections.abc import Callable, Sequence
+from abc import abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
 
 from toolgym.tools.concurrency.blocking import NoThreadError
 from toolgym.tools.concurrency.deadline import DeadlineError, with_deadline
 from toolgym.tools.concurrency.execution_pool import ExecutionPool
 from toolgym.tools.errors import RetrievalError, SandboxError, check_seconds
-from toolgym.tools.search.retriever import Passage
-
-Find = Callable[[Sequence[str], int], list[list[Passage]]]
+from toolgym.tools.search.retriever import Passage, Retriever
 
 
-class SearchThreads:
-    """Runs searches beside all event loops. `find` is given at most `at_once` queries, or all of a thread."""
+class ThreadedRetriever(Retriever):
+    """Searches a file of passages beside all event loops. `_find` is given at most `at_once` queries, or all of a
+    thread."""
 
-    def __init__(self, find: Find, *, timeout: float, max_threads: int, at_once: int | None = None) -> None:
+    corpus: Path
+
+    def __init__(self, *, timeout: float, max_threads: int, at_once: int | None = None) -> None:
         check_seconds(timeout=timeout)
-        self._find, self._timeout, self._at_once = find, timeout, at_once
+        self._timeout, self._at_once = timeout, at_once
         self._pool = ExecutionPool(max_threads, queue_timeout=timeout)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.corpus}>"
+
+    @abstractmethod
+    def _find(self, queries: Sequence[str], topk: int) -> list[list[Passage]]:
+        pass
 
     async def search(self, queries: Sequence[str], topk: int) -> list[list[Passage]]:
         try:
@@ -33,7 +42,7 @@ class SearchThreads:
         except (NoThreadError, SandboxError) as error:  # the latter: it is closed
             raise RetrievalError(str(error)) from error
 
-    def close(self) -> None:
+    async def close(self) -> None:
         self._pool.shutdown()
 
     async def _search(self, queries: Sequence[str], topk: int) -> list[list[Passage]]:
@@ -59,7 +68,3 @@ class SearchThreads:
             return passages
 
         return await self._pool.run(run, name="search")
-
-
-def processors() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -195,7 +195,7 @@ async def test_retrievers_of_one_process_share_an_index(corpus):
 async def test_the_event_loop_runs_on_and_a_long_search_is_given_up(corpus):
     release = threading.Event()
     async with BM25Retriever(corpus, timeout=0.2) as retriever:
-        slow, retriever._threads._find = retriever._threads._find, lambda queries, topk: [release.wait(60)]
+        slow, retriever._find = retriever._find, lambda queries, topk: [release.wait(60)]
         began = time.monotonic()
         try:
             with pytest.raises(RetrievalError, match=r"the search did not finish within 0\.2 seconds"):
@@ -203,7 +203,7 @@ async def test_the_event_loop_runs_on_and_a_long_search_is_given_up(corpus):
             assert time.monotonic() - began < 30
         finally:
             release.set()
-        retriever._threads._find, retriever._threads._timeout = slow, 60.0
+        retriever._find, retriever._timeout = slow, 60.0
         assert titles(await retriever.search(["France"], 1)) == [["Paris"]]
 
 

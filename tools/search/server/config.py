@@ -9,8 +9,8 @@ import pydantic
 from pydantic import Field
 
 from toolgym.tools.errors import ConfigError
+from toolgym.tools.sandbox.local.host.resources import available_processors
 from toolgym.tools.search.retriever import Retriever
-from toolgym.tools.search.threads import processors
 from toolgym.tools.serving.config import ServerSpec, ServingConfig, flag
 
 
@@ -43,7 +43,7 @@ class SearchServerConfig(ServingConfig):
 
     port: int = flag(8000, ge=0, le=65535)
     workers: int = flag(1, ge=1, le=256)
-    max_concurrency: int = flag(default_factory=lambda: 4 * processors(), ge=1)
+    max_concurrency: int = flag(default_factory=lambda: 4 * available_processors(), ge=1)
     body_limit_mb: pydantic.FiniteFloat = Field(16.0, gt=0)
     corpus: Path | None = flag(None)
     index: Path | None = flag(None)
