@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
+import itertools
 import posixpath
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -84,7 +87,9 @@ class _Editor(SandboxToolSession):
             return await _view(session, path, name, parameters.get("view_range"))
         if command == "create":
             data = _encoded(_argument(parameters, "file_text"))
-            before = await _read_or_none(session, path)
+            before = None
+            with contextlib.suppress(SandboxFileNotFoundError):
+                before = await session.read_file(path)
             await self._write(session, path, before, data)
             return f"{'Created' if before is None else 'Replaced'} {name}: {len(_lines(data.decode()))} lines."
         if command == "undo_edit":
@@ -228,22 +233,16 @@ def _replace(name: str, text: str, parameters: Mapping[str, Any]) -> tuple[str, 
     if count == 0:
         raise _MistakeError(f"Nothing was changed: old_str does not occur in {name}. View it, and copy to the letter")
     if count > 1:
+        matches = itertools.islice(re.finditer(re.escape(old), text), 10)
+        places = ", ".join(str(text.count("\n", 0, match.start()) + 1) for match in matches)
         raise _MistakeError(
-            f"Nothing was changed: old_str occurs {count} times in {name}, in lines {_places(text, old)}. Give more of "
+            f"Nothing was changed: old_str occurs {count} times in {name}, in lines {places}"
+            f"{', ...' if count > 10 else ''}. Give more of "
             "the lines around it, so that it occurs once"
         )
     at = text.index(old)
     first = text.count("\n", 0, at) + 1
     return text[:at] + new + text[at + len(old) :], first, first + new.count("\n")
-
-
-def _places(text: str, old: str) -> str:
-    numbers: list[str] = []
-    at = text.find(old)
-    while at >= 0 and len(numbers) < 10:
-        numbers.append(str(text.count("\n", 0, at) + 1))
-        at = text.find(old, at + len(old))
-    return ", ".join(numbers) + (", ..." if at >= 0 else "")
 
 
 def _insert(name: str, text: str, parameters: Mapping[str, Any]) -> tuple[str, int, int]:
@@ -263,13 +262,6 @@ def _argument(parameters: Mapping[str, Any], name: str) -> str:
     if value is None:
         raise _MistakeError(f"The command {parameters['command']} needs the argument {name!r}")
     return str(value)
-
-
-async def _read_or_none(session: Session, path: str) -> bytes | None:
-    try:
-        return await session.read_file(path)
-    except SandboxFileNotFoundError:
-        return None
 
 
 def _decoded(name: str, data: bytes) -> str:

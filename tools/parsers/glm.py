@@ -58,7 +58,8 @@ _SUFFIX = ":opensource"
 HY3_TAGS = Tags(_SUFFIX, f"<tool_sep{_SUFFIX}>")
 
 
-def read_call(text: str, start: int, turn: TurnBuilder, tags: Tags) -> int:
+def _read(text: str, mark: re.Match[str], turn: TurnBuilder, tags: Tags) -> int:
+    start = mark.end()
     try:
         name, texts, end = _call(text, start, tags)
     except MalformedError as error:
@@ -86,16 +87,12 @@ def _call(text: str, start: int, tags: Tags) -> tuple[str, dict[str, str], int]:
     return name, texts, close + len(tags.close)
 
 
-def _read(text: str, mark: re.Match[str], turn: TurnBuilder) -> int:
-    return read_call(text, mark.end(), turn, TAGS)
-
-
-parse_glm: Parser = functools.partial(scan, opener=TAGS.open, read=_read)
+parse_glm: Parser = functools.partial(scan, opener=TAGS.open, read=functools.partial(_read, tags=TAGS))
 
 
 def _read_hy3(text: str, mark: re.Match[str], turn: TurnBuilder) -> int:
     if mark.group() == HY3_TAGS.open:
-        return read_call(text, mark.end(), turn, HY3_TAGS)
+        return _read(text, mark, turn, HY3_TAGS)
     end = skip_space(text, mark.end())
     if not text.startswith(HY3_TAGS.open, end) and not turn.requests:  # it holds no call
         turn.add_content(text[mark.start() : end])

@@ -41,8 +41,8 @@ def parse_gpt_oss(
     reader = _Reader(text, TurnBuilder(first_id))
     reader.read(starts_open)
     turn = reader.turn
-    turn.add_content("\n".join(reader.content))
-    return turn.parsed(text, "\n".join(reader.reasoning) if reader.reasoning else None)
+    turn.add_content("\n".join(filter(None, reader.content)))
+    return turn.parsed(text, "\n".join(filter(None, reader.reasoning)) or None)
 
 
 class _Reader:
@@ -61,13 +61,13 @@ class _Reader:
                 return
             head = self._text[at:body]
             if (start := head.rfind(_START)) > 0:
-                self._add(self.content, head[:start])
+                self.content.append(head[:start])
                 head = head[start:]
             channel, recipient = _CHANNEL.search(head), _RECIPIENT.search(head)
             if start == -1 and channel:
                 before = head[: channel.start()]
                 if before.strip() != "assistant" and not _RECIPIENT.search(before):
-                    self._add(self.content, before)
+                    self.content.append(before)
             if recipient and self.turn.full:
                 self.turn.add_overflow_error(self._text[at:])
                 return
@@ -79,7 +79,7 @@ class _Reader:
                 at = self._analysis(at)
             else:
                 end, at = self._end(at)
-                self._add(self.content, self._text[body + len(_MESSAGE) : end])
+                self.content.append(self._text[body + len(_MESSAGE) : end])
 
     def _call(self, name: str, start: int, at: int) -> int:
         parsed = read_json(self._text, skip_space(self._text, at))
@@ -95,7 +95,7 @@ class _Reader:
 
     def _analysis(self, at: int) -> int:
         mark = _MARK.search(self._text, at)
-        self._add(self.reasoning, self._text[at : mark.start() if mark else len(self._text)])
+        self.reasoning.append(self._text[at : mark.start() if mark else len(self._text)])
         if mark is None or mark.group() in _ENDS:
             return mark.end() if mark else len(self._text)
         body = self._text.find(_MESSAGE, mark.start())
@@ -106,7 +106,7 @@ class _Reader:
             )
             rest = self._text[mark.start() :]
             self.turn.add_error(CallProblem.OPEN_THINKING, message, rest)
-            self._add(self.reasoning, rest)
+            self.reasoning.append(rest)
             return len(self._text)
         return mark.start()
 
@@ -118,15 +118,10 @@ class _Reader:
             name = recipient[1].removeprefix("functions.")
             self.turn.add_error(CallProblem.UNCLOSED_TAG, message, rest, name)
         else:
-            self._add(self.content, rest)
+            self.content.append(rest)
 
     def _end(self, at: int) -> tuple[int, int]:
         mark = _MARK.search(self._text, at)
         if mark is None:
             return len(self._text), len(self._text)
         return mark.start(), mark.end() if mark.group() in _ENDS else mark.start()
-
-    @staticmethod
-    def _add(parts: list[str], text: str) -> None:
-        if text:
-            parts.append(text)

@@ -19,7 +19,7 @@ import functools
 import re
 
 from toolgym.tools.parsers.base import Parser
-from toolgym.tools.parsers.scan import TurnBuilder, scan, skip_space
+from toolgym.tools.parsers.scan import TurnBuilder, region_end, scan, skip_space
 from toolgym.tools.parsers.strict_json import add_object_call, read_json
 from toolgym.tools.schema import CallProblem
 
@@ -41,7 +41,7 @@ def _read(text: str, mark: re.Match[str], turn: TurnBuilder) -> int:
     if not sure:
         turn.add_content(text[mark.start() : at])
     elif not text.startswith("{", at):
-        end = _next_tag(text, at)
+        end, _ = region_end(text, at, TAG)
         why = f"got {text[at : at + 40]!r} after {TAG}"
         turn.add_misread(why, f"Write it as {SHAPE}.", text[mark.start() : end], problem=CallProblem.NOT_A_CALL)
         return end
@@ -62,7 +62,7 @@ def _object(text: str, at: int, turn: TurnBuilder, sure: bool) -> int:
         return at + 1
     parsed = read_json(text, at)
     if parsed.problem and sure_if_broken:
-        end = parsed.end if parsed.end != -1 else _next_tag(text, at)
+        end = parsed.end if parsed.end != -1 else region_end(text, at, TAG)[0]
         turn.add_not_json(parsed.problem, SHAPE, text[at:end])
         return end
     if parsed.problem:
@@ -76,11 +76,6 @@ def _object(text: str, at: int, turn: TurnBuilder, sure: bool) -> int:
     else:
         turn.add_content(raw)
     return parsed.end
-
-
-def _next_tag(text: str, at: int) -> int:
-    end = text.find(TAG, at)
-    return len(text) if end == -1 else end
 
 
 parse_llama3: Parser = functools.partial(scan, opener=f"{re.escape(TAG)}|{_OBJECT}", read=_read)

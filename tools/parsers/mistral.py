@@ -18,7 +18,7 @@ import functools
 import re
 
 from toolgym.tools.parsers.base import Parser
-from toolgym.tools.parsers.scan import THINKING, TurnBuilder, scan, skip_space
+from toolgym.tools.parsers.scan import THINKING, TurnBuilder, region_end, scan, skip_space
 from toolgym.tools.parsers.strict_json import Json, add_named_call, add_object_call, read_json
 from toolgym.tools.schema import CallProblem
 
@@ -30,17 +30,13 @@ _NAMED = re.compile(r"([^\s\[\]{}<>\"',;]++)\s*(?:\[CALL_ID\]\s*([^\s\[\]{}]++)\
 _ID = re.compile(r"[A-Za-z0-9]{9}")
 
 
-def _make_id(number: int) -> str:
-    return f"call{number % 100_000:05d}"
-
-
 def _read(text: str, mark: re.Match[str], turn: TurnBuilder) -> int:
     at = skip_space(text, mark.end())
     if text.startswith("[", at):
         return _read_list(text, mark, at, turn)
     named = _NAMED.match(text, at)
     if named is None:
-        end = _next(text, at)
+        end, _ = region_end(text, at, OPEN)
         why, hint = f"got {text[at : at + 40]!r} after {OPEN}", f"Write it as {SHAPE_NAMED} or {SHAPE_LIST}."
         turn.add_misread(why, hint, text[mark.start() : end])
         return end
@@ -74,16 +70,15 @@ def _read_list(text: str, mark: re.Match[str], at: int, turn: TurnBuilder) -> in
 def _not_json(
     text: str, mark: re.Match[str], at: int, parsed: Json, turn: TurnBuilder, shape: str, name: str = ""
 ) -> int:
-    end = parsed.end if parsed.end != -1 else _next(text, at)
+    end = parsed.end if parsed.end != -1 else region_end(text, at, OPEN)[0]
     turn.add_not_json(parsed.problem, shape, text[mark.start() : end], name)
     return end
 
 
-def _next(text: str, at: int) -> int:
-    end = text.find(OPEN, at)
-    return len(text) if end == -1 else end
-
-
 parse_mistral: Parser = functools.partial(
-    scan, opener=re.escape(OPEN), read=_read, thinking=(("[THINK]", "[/THINK]"), *THINKING), call_id=_make_id
+    scan,
+    opener=re.escape(OPEN),
+    read=_read,
+    thinking=(("[THINK]", "[/THINK]"), *THINKING),
+    call_id=lambda number: f"call{number % 100_000:05d}",
 )

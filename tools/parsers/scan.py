@@ -56,9 +56,15 @@ class TurnBuilder:
         self.errors.append(ToolCallError(problem, message, raw, self._id(call_id), self.requests, name))
 
     def add_misread(
-        self, why: str, hint: str, raw: str, name: str = "", problem: CallProblem = CallProblem.MALFORMED_CALL
+        self,
+        why: str,
+        hint: str,
+        raw: str,
+        name: str = "",
+        problem: CallProblem = CallProblem.MALFORMED_CALL,
+        call_id: str = "",
     ) -> None:
-        self.add_error(problem, f"The tool call is not understood: {why}. {hint}", raw, name)
+        self.add_error(problem, f"The tool call is not understood: {why}. {hint}", raw, name, call_id)
 
     def add_not_json(self, why: str, shape: str, raw: str, name: str = "") -> None:
         message = f"The tool call is not valid JSON: {why}. Write it as {shape}."

@@ -116,9 +116,8 @@ def add_object_call(
             if not problem and not isinstance(arguments, dict):
                 problem = f"'{key}' must be an object, got {type(arguments).__name__}"
     if problem:
-        message = f"The tool call is not understood: {problem}. Write it as {shape}."
         known = name if isinstance(name, str) else ""
-        turn.add_error(CallProblem.NOT_A_CALL, message, raw, known, call_id)
+        turn.add_misread(problem, f"Write it as {shape}.", raw, known, CallProblem.NOT_A_CALL, call_id)
     else:
         turn.add_call(name, arguments, call_id)
 
@@ -128,11 +127,8 @@ def add_named_call(turn: TurnBuilder, name: str, parsed: Json, raw: str, shape: 
         message = f"The arguments of the tool call are not valid JSON: {parsed.problem}. Write the call as {shape}."
         turn.add_error(CallProblem.MALFORMED_JSON, message, raw, name, call_id)
     elif not isinstance(parsed.value, dict):
-        kind = type(parsed.value).__name__
-        message = (
-            f"The tool call is not understood: its arguments must be a JSON object, got {kind}. Write it as {shape}."
-        )
-        turn.add_error(CallProblem.NOT_A_CALL, message, raw, name, call_id)
+        why = f"its arguments must be a JSON object, got {type(parsed.value).__name__}"
+        turn.add_misread(why, f"Write it as {shape}.", raw, name, CallProblem.NOT_A_CALL, call_id)
     else:
         turn.add_call(name, parsed.value, call_id)
 

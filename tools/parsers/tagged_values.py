@@ -75,12 +75,8 @@ def typed(name: str, texts: Mapping[str, str], schemas: Mapping[str, ToolSchema]
     if schema is None:
         return dict(texts)
     root = schema.parameters
-    return {key: _typed(text, _types(_parameter(root, key), root)) for key, text in texts.items()}
-
-
-def _parameter(root: Mapping[str, Any], key: str) -> Any:
-    properties = root.get("properties", {})
-    return properties[key] if key in properties else root.get("additionalProperties")
+    properties, others = root.get("properties", {}), root.get("additionalProperties")
+    return {key: _typed(text, _types(properties.get(key, others), root)) for key, text in texts.items()}
 
 
 def _typed(text: str, types: set[str] | None) -> Any:
@@ -118,11 +114,8 @@ def _types(schema: Any, root: Mapping[str, Any], depth: int = 0) -> set[str] | N
             alternatives.append(set().union(*parts) if all(parts) else set())  # type: ignore[arg-type]
     alternatives += [part for part_schema in schema.get("allOf", []) if (part := _types(part_schema, root, depth + 1))]
     alternatives = [part for part in alternatives if part]
-    return set.intersection(*map(_with_integer, alternatives)) or None if alternatives else None
-
-
-def _with_integer(types: set[str]) -> set[str]:
-    return types | {"integer"} if "number" in types else types
+    whole = [part | {"integer"} if "number" in part else part for part in alternatives]
+    return set.intersection(*whole) or None if whole else None
 
 
 def _type_of(value: Any) -> str:

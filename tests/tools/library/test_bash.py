@@ -170,7 +170,7 @@ async def test_a_level_without_programs_says_so():
         with pytest.raises(SandboxUnsupportedError, match="landlock"):
             await tool.execute(await tool.create(), {"command": "ls"})
         await tool.close()
-        assert CodeInterpreterTool(sandbox=sandbox).stateful
+        assert await CodeInterpreterTool(sandbox=sandbox).has_sessions()
 
 
 class NoBash(Sandbox):
