@@ -13,7 +13,7 @@ from tests.tools.sandbox.stand_ins import RAN, StandIn, answer
 from toolgym.envs.library.code_interpreter import CodeInterpreterEnv
 from toolgym.envs.tasks.task import Task
 from toolgym.tools import CodeInterpreterTool
-from toolgym.tools.errors import ConfigError
+from toolgym.tools.errors import ConfigError, SandboxError
 from toolgym.tools.sandbox import LocalSandbox, ProcessSandbox, RemoteSandbox, Retries
 
 NOBODY = "http://127.0.0.1:9"
@@ -179,11 +179,12 @@ async def test_a_server_that_comes_later_is_used_then():
     instance = await tool.create()
     first = await tool.execute(instance, {"code": "print(42)"})
     assert first.metrics["infra_failure"] is True
-    assert tool.stateful is None
+    with pytest.raises(SandboxError):
+        await tool.has_sessions()
     await server.start()
     second = await tool.execute(instance, {"code": "print(42)"})
     assert second.text == "42"
-    assert tool.stateful is False
+    assert await tool.has_sessions() is False
     await tool.close()
     await sandbox.close()
     await server.stop()
