@@ -44,7 +44,6 @@ class FileCopy:
 
     @property
     def folder(self) -> str:
-        """The folder that something is written to."""
         is_folder = self.into or self.sources[0].is_dir()
         return self.target if is_folder else str(PurePosixPath(self.target).parent)
 
@@ -54,11 +53,7 @@ class _NotHonouredError(Exception):
 
 
 def read_dockerfile(path: Path) -> Dockerfile:
-    """Return what a session needs of a Dockerfile. The files that it copies are beside it.
-
-    Raises:
-        ConfigError: it cannot be read, or copies something that is not there.
-    """
+    """Return what a session needs of a Dockerfile; raises ConfigError if it, or what it copies, cannot be read."""
     try:
         text = path.read_text("utf-8")
     except (OSError, UnicodeError) as error:
@@ -77,7 +72,7 @@ def read_dockerfile(path: Path) -> Dockerfile:
 
 
 def _instructions(text: str) -> Iterator[tuple[int, str, str]]:
-    """Yield the number of the line, the name in capitals, and the rest. Lines that go on are joined."""
+    """Yield number of the line, name in capitals, and rest of each instruction."""
     numbered = [(number, line.strip()) for number, line in enumerate(text.splitlines(), 1)]
     lines = iter([(number, line) for number, line in numbered if line and not line.startswith("#")])
     for first, line in lines:

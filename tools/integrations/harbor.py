@@ -129,7 +129,6 @@ class ToolgymEnvironment(BaseEnvironment):
         return self.task_env_config.workdir or self._dockerfile.workdir or "/app"
 
     def _validate_definition(self) -> None:
-        """Refuse a task that needs an image or several containers."""
         image = self.task_env_config.docker_image
         require_agent_environment_definition(self.environment_dir, docker_image=image)
         if (self.environment_dir / COMPOSE_FILE_NAME).exists():
@@ -177,6 +176,10 @@ class ToolgymEnvironment(BaseEnvironment):
     async def _open(self) -> None:
         disk_mb = self._effective_storage_mb or self.settings.disk_mb
         may_use_host = self.settings.public_network == "host"
+        folders = [*self.settings.folders, self.workdir, *self._mount_targets()]
+        folders += [copy.folder for copy in self._dockerfile.copies]
+        if self.task_env_config.skills_dir:
+            folders.append(self.task_env_config.skills_dir)
         handle = self.settings.open(require="namespaces", output_bytes=OUTPUT_BYTES, may_use_host=may_use_host)
         sandbox = await self._resources.enter_async_context(handle)
         waiting = tenacity.AsyncRetrying(  # until other trials end
@@ -193,16 +196,10 @@ class ToolgymEnvironment(BaseEnvironment):
             disk_mb=disk_mb,
             inodes=self.settings.inodes,
             network=self._network,
-            folders=_outermost((*self.settings.folders, *self._named_folders())),
+            folders=_outermost(folders),
             hint="",
         )
         self._resources.push_async_callback(self.session.close)
-
-    def _named_folders(self) -> list[str]:
-        folders = [self.workdir, *self._mount_targets(), *(copy.folder for copy in self._dockerfile.copies)]
-        if self.task_env_config.skills_dir:
-            folders.append(self.task_env_config.skills_dir)
-        return folders
 
     async def _copy(self, source: Path, target: str, into: bool) -> None:
         if source.is_dir():

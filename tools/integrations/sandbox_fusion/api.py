@@ -13,7 +13,7 @@ import json
 import zlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from aiohttp import web
 
@@ -22,7 +22,6 @@ from toolgym.tools.integrations.sandbox_fusion.config import EvaluatingServerCon
 from toolgym.tools.integrations.sandbox_fusion.datasets import FORMATS, CodeDataset, Row, format_of, row_id
 from toolgym.tools.integrations.sandbox_fusion.messages import (
     EvalResult,
-    EvaluationConfig,
     GetMetricsFunctionRequest,
     GetMetricsFunctionResult,
     GetMetricsRequest,
@@ -46,6 +45,8 @@ from toolgym.tools.serving.routes import Call, Operation, Route
 from toolgym.tools.serving.transport import RequestRefusedError, answer
 from toolgym.tools.serving.worker import run_worker
 
+Asked = TypeVar("Asked", bound=GetMetricsFunctionRequest)
+
 
 def get_metrics(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Return how many results there are, and which part of them was accepted."""
@@ -64,26 +65,21 @@ class EvaluationApi:
 
     def routes(self) -> list[Route]:
         listing = Operation(self._list_datasets, "List the data sets", None, Names)
+        ids = Operation(self._list_ids, "List the ids of a data set", GetPromptsRequest, Ids)
         prompts = Operation(self._get_prompts, "Get the prompts of a data set", GetPromptsRequest, PromptList)
-        metrics = Operation(self._metrics, "Sum up the results of a data set", GetMetricsRequest, MetricValues)
-        function = Operation(
-            self._metrics_function,
-            "Get the source of the function that sums up",
-            GetMetricsFunctionRequest,
-            GetMetricsFunctionResult,
-        )
+        prompt = Operation(self._get_prompt, "Get one prompt", GetPromptByIdRequest, Prompt)
         submit = Operation(self._submit, "Judge what a model answered", SubmitRequest, EvalResult)
-        posts = {
-            "/list_ids": Operation(self._list_ids, "List the ids of a data set", GetPromptsRequest, Ids),
-            "/get_prompts": prompts,
-            "/get_prompt_by_id": Operation(self._get_prompt, "Get one prompt", GetPromptByIdRequest, Prompt),
-            "/submit": submit,
-            "/get_metrics": metrics,
-            "/get_metrics_function": function,
-        }
+        metrics = Operation(self._metrics, "Sum up the results of a data set", GetMetricsRequest, MetricValues)
+        about = "Get the source of the function that sums up"
+        function = Operation(self._metrics_function, about, GetMetricsFunctionRequest, GetMetricsFunctionResult)
         return [
             Route("/list_datasets", {"GET": listing}),
-            *(Route(path, {"POST": operation}, runs=operation is submit) for path, operation in posts.items()),
+            Route("/list_ids", {"POST": ids}),
+            Route("/get_prompts", {"POST": prompts}),
+            Route("/get_prompt_by_id", {"POST": prompt}),
+            Route("/submit", {"POST": submit}, runs=True),
+            Route("/get_metrics", {"POST": metrics}),
+            Route("/get_metrics_function", {"POST": function}),
         ]
 
     # ------------------------------------------------------------------ handlers
@@ -92,22 +88,19 @@ class EvaluationApi:
         return answer(Names(sorted(self._rows)))
 
     async def _list_ids(self, call: Call) -> web.Response:
-        asked = parse(GetPromptsRequest, call.body)
-        self._format(asked.dataset, asked.config)
+        asked, _ = self._read(GetPromptsRequest, call)
         return answer(Ids([row_id(row) for row in self._some(asked)]))
 
     async def _get_prompts(self, call: Call) -> web.Response:
-        asked = parse(GetPromptsRequest, call.body)
-        dataset = self._format(asked.dataset, asked.config)
+        asked, dataset = self._read(GetPromptsRequest, call)
         return answer(PromptList([dataset.prompt(row, asked.config) for row in self._some(asked)]))
 
     async def _get_prompt(self, call: Call) -> web.Response:
-        asked = parse(GetPromptByIdRequest, call.body)
-        return answer(self._format(asked.dataset, asked.config).prompt(self._one(asked), asked.config))
+        asked, dataset = self._read(GetPromptByIdRequest, call)
+        return answer(dataset.prompt(self._one(asked), asked.config))
 
     async def _submit(self, call: Call) -> web.Response:
-        asked = parse(SubmitRequest, call.body)
-        dataset = self._format(asked.dataset, asked.config)
+        asked, dataset = self._read(SubmitRequest, call)
         for name in ("run_timeout", "compile_timeout"):
             seconds = getattr(asked.config, name)
             if seconds is not None and seconds > self._config.max_timeout:
@@ -119,28 +112,26 @@ class EvaluationApi:
             raise RequestRefusedError(500, str(error)) from None
 
     async def _metrics(self, call: Call) -> web.Response:
-        asked = parse(GetMetricsRequest, call.body)
-        self._format(asked.dataset, asked.config)
+        asked, _ = self._read(GetMetricsRequest, call)
         return answer(MetricValues(get_metrics([{"accepted": result.accepted} for result in asked.results])))
 
     async def _metrics_function(self, call: Call) -> web.Response:
-        asked = parse(GetMetricsFunctionRequest, call.body)
-        self._format(asked.dataset, asked.config)
+        self._read(GetMetricsFunctionRequest, call)
         source = "from collections.abc import Mapping, Sequence\nfrom typing import Any\n\n\n"
         return answer(GetMetricsFunctionResult(function=source + inspect.getsource(get_metrics)))
 
     # ------------------------------------------------------------------ data sets
 
-    def _format(self, name: str, config: EvaluationConfig) -> CodeDataset:
-        """Return the format of a data set: the server's own, or else the one that the request names."""
-        known = self._formats.get(name)
-        if known is None and config.dataset_type is None:
-            raise RequestRefusedError(400, f"no eval class found for dataset {name}")
-        kind = known or config.dataset_type
+    def _read(self, model: type[Asked], call: Call) -> tuple[Asked, CodeDataset]:
+        """Return a request, and the format of its data set: the server's own, or else the one that it names."""
+        asked = parse(model, call.body)
+        kind = self._formats.get(asked.dataset) or asked.config.dataset_type
+        if kind is None:
+            raise RequestRefusedError(400, f"no eval class found for dataset {asked.dataset}")
         if kind not in FORMATS:
             known_kinds = ", ".join(FORMATS)
             raise RequestRefusedError(400, f"eval class {kind} not found; this server has {known_kinds}")
-        return FORMATS[kind]
+        return asked, FORMATS[kind]
 
     def _some(self, asked: GetPromptsRequest) -> Sequence[Row]:
         provided = asked.config.provided_data
@@ -190,14 +181,13 @@ def load_datasets(folder: Path) -> dict[str, list[dict[str, Any]]]:
         raise ConfigError(f"the folder of data sets {str(folder)!r} has no file NAME.jsonl")
     datasets = {name: _read_rows(path) for name, path in paths.items()}
     for name, rows in datasets.items():
-        formats = [format_of(row) for row in rows]
-        for number, kind in enumerate(formats, start=1):
-            if kind is None or kind != formats[0]:
+        for number, row in enumerate(rows, start=1):
+            kind = format_of(row)
+            if kind is None or kind != format_of(rows[0]):
                 raise ConfigError(
                     f"{paths[name]}, row {number}: the rows must all be of one format of {', '.join(FORMATS)}, this "
                     f"one is of {kind or 'none'}; see docs/sandboxfusion.md"
                 )
-        for row in rows:
             try:
                 row_id(row)
             except RequestRefusedError as error:

@@ -110,12 +110,12 @@ class HumanEval(CodeDataset):
         else:
             extracted = Extracted(_until_stop(request.completion, row, language), "heuristic")
             program = f"{prompt}{extracted.code}"
+        code = row.get("tests") or _column(row, "test")
         if language == "python" and "entry_point" in row:
             helpers = prompt_helpers(prompt, row["entry_point"])
-            code = f"{row.get('tests') or _column(row, 'test')}\n\ncheck({row['entry_point']})\n"
+            code = f"{code}\n\ncheck({row['entry_point']})\n"
             test = AssertTest(code, setup=helpers, helpers=helpers, entry_points=(row["entry_point"],))
             return await _judged(sandbox, request, "python", extracted, program, [test], code)
-        code = row.get("tests") or _column(row, "test")
         return await _exit_status(sandbox, request, language, extracted, f"{program}\n{code}", test_code=code)
 
 

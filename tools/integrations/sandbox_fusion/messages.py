@@ -12,8 +12,6 @@ from toolgym.tools.sandbox.protocol.messages import MAX_ITEMS, WireMessage
 
 
 class Prompt(WireMessage):
-    """The question for a model."""
-
     id: int | str
     prompt: str
     labels: dict[str, Any] = Field({})
@@ -38,43 +36,31 @@ class EvaluationConfig(WireMessage):
 
 
 class GetMetricsFunctionRequest(WireMessage):
-    """Body of `/get_metrics_function`, and the beginning of the others."""
-
     dataset: str
     config: EvaluationConfig
 
 
 class GetPromptsRequest(GetMetricsFunctionRequest):
-    """Body of `/list_ids` and `/get_prompts`."""
-
     offset: int = Field(0, ge=0)
     limit: int = Field(1_000_000, ge=0)
 
 
 class GetPromptByIdRequest(GetMetricsFunctionRequest):
-    """Body of `/get_prompt_by_id`."""
-
     id: int | str
 
 
 class SubmitRequest(GetMetricsFunctionRequest):
-    """Body of `/submit`."""
-
     id: int | str
     completion: str
 
 
 class EvalTestCase(WireMessage):
-    """The outcome of one test."""
-
     passed: bool
     exec_info: RunCodeResponse
     test_info: dict[str, Any] | None = None
 
 
 class EvalResult(WireMessage):
-    """Answer of `/submit`."""
-
     id: int | str
     accepted: bool
     extracted_code: str
@@ -86,14 +72,10 @@ class EvalResult(WireMessage):
 
 
 class GetMetricsRequest(GetMetricsFunctionRequest):
-    """Body of `/get_metrics`."""
-
     results: list[EvalResult]
 
 
 class GetMetricsFunctionResult(WireMessage):
-    """Answer of `/get_metrics_function`."""
-
     function: str | None = Field(description="source of a function `get_metrics(results)`")
 
 
