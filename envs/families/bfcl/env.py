@@ -122,9 +122,8 @@ class BFCLEnv(ToolEnv):
         max_turns: turns of the policy in all.
         env_kwargs: the other arguments of `ToolEnv`.
 
-    Raises:
-        MissingExtraError: `bfcl-eval` is not installed, and no wheel was given.
-        ConfigError: there is no such category or wheel, or another argument is of the wrong kind.
+    Raises MissingExtraError if `bfcl-eval` is not installed and no wheel was given, and ConfigError if there is no such
+    category or wheel, or another argument is of the wrong kind.
     """
 
     def __init__(
@@ -137,8 +136,7 @@ class BFCLEnv(ToolEnv):
         max_turns: int = 1000,
         **env_kwargs: Any,
     ) -> None:
-        if category not in get_args(Category):
-            known = get_args(Category)
+        if category not in (known := get_args(Category)):
             raise UnknownNameError(
                 f"BFCL's executable sets are {', '.join(known)}, got {category!r}{nearest(str(category), known)}"
             )

@@ -22,10 +22,7 @@ MOST_EXPONENT = 100
 MOST_POWERS = 2
 """How deep powers may stand in the bases of other powers."""
 
-_FUNCTIONS = """
-    sin cos tan cot sec csc asin acos atan acot sinh cosh tanh exp log ln sqrt Abs Rational Integral
-"""
-
+_FUNCTIONS = "sin cos tan cot sec csc asin acos atan acot sinh cosh tanh exp log ln sqrt Abs Rational Integral"
 FUNCTIONS = frozenset(_FUNCTIONS.split())
 
 _DATA = (ast.Expression, ast.Constant, ast.List, ast.Tuple, ast.Load, ast.UnaryOp, ast.USub, ast.UAdd)

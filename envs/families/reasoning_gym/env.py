@@ -9,7 +9,7 @@ from typing import Any
 
 from toolgym.envs.base import Action
 from toolgym.envs.families.reasoning_gym.answer_check import may_be_scored
-from toolgym.envs.families.reasoning_gym.tasks import Generator, ReasoningGymTasks, entry_of
+from toolgym.envs.families.reasoning_gym.tasks import Generator, ReasoningGymTasks, dataset, entry_of
 from toolgym.envs.library.code_interpreter import tools_of
 from toolgym.envs.rewards.base import Outcome, Score
 from toolgym.envs.rewards.qa import tagged_answer
@@ -38,9 +38,8 @@ class ReasoningGymEnv(ToolEnv):
     `score/refused` is 1 for an answer that a scorer would run as code and that is no plain formula; `score/unreadable`
     if the scorer raised.
 
-    Raises:
-        ConfigError: the generator refuses an argument, or two arguments do not go together.
-        MissingExtraError: reasoning-gym is not installed.
+    Raises ConfigError if the generator refuses an argument, or two arguments do not go together, and MissingExtraError
+    if reasoning-gym is not installed.
     """
 
     def __init__(
@@ -90,6 +89,7 @@ async def _score_in_time(timeout: float, outcome: Outcome) -> Score:
 
 def _score(generator: Generator, answer: str, entry: Mapping[str, Any]) -> Score:
     try:
-        return Score(generator.score(answer, copy.deepcopy(entry)))  # the next task may be made of the same entry
+        copied = copy.deepcopy(entry)  # the next task may be made of the same one
+        return Score(float(dataset(generator).score_answer(answer, copied)))
     except Exception:  # noqa: BLE001  several scorers raise for answers of another form than they expect
         return Score(0.0, {"unreadable": 1.0})

@@ -86,10 +86,6 @@ class Generator(NamedTuple):
         entry: dict[str, Any] = dataset(self)[index]
         return entry
 
-    def score(self, answer: str, entry: Mapping[str, Any]) -> float:
-        """Return the score of an answer by the generator's own scorer. All that this raises passes through."""
-        return float(dataset(self).score_answer(answer, entry))
-
 
 @functools.lru_cache(maxsize=256)
 def dataset(generator: Generator) -> Any:
@@ -190,10 +186,8 @@ class ReasoningGymTasks(TaskSource):
             None: the generator's own defaults.
         config: further options of the generator, by name.
 
-    Raises:
-        UnknownNameError: there is no such generator, option or attribute; names the nearest one.
-        ConfigError: the generator refuses an argument.
-        MissingExtraError: reasoning-gym is not installed.
+    Raises UnknownNameError, with the nearest name, if there is no such generator, option or attribute; ConfigError if
+    the generator refuses an argument; and MissingExtraError if reasoning-gym is not installed.
     """
 
     def __init__(

@@ -170,7 +170,10 @@ class Database:
                 raise _too_slow(timeout) from error
             raise QueryError(str(error)) from error
         except (sqlite3.Error, sqlite3.Warning, ValueError, OverflowError) as error:
-            raise QueryError(self._said(str(error))) from error
+            text = str(error)
+            if text.startswith(("not authorized", "access to")):
+                text += f": {'the database is read-only' if self.read_only else 'this statement is not allowed'}"
+            raise QueryError(text) from error
         finally:
             cursor.close()
         return QueryResult(columns, rows[:max_rows], len(rows) > max_rows)
@@ -213,11 +216,6 @@ class Database:
                 self._connection.close()
             finally:
                 self._lock.release()
-
-    def _said(self, text: str) -> str:
-        if text.startswith(("not authorized", "access to")):
-            return f"{text}: {'the database is read-only' if self.read_only else 'this statement is not allowed'}"
-        return text
 
     def _authorize(self, action: int, first: str | None, second: str | None, *_: object) -> int:
         if action == sqlite3.SQLITE_PRAGMA:

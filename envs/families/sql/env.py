@@ -139,9 +139,8 @@ class SQLEnv(ToolEnv):
         match: how results are compared: by `rows`, or as the evaluations of `bird` and `spider` do.
         env_kwargs: the other arguments of `ToolEnv`.
 
-    Raises:
-        UnknownNameError: there is no such folder, file or database; names the nearest one.
-        ConfigError: another argument is of the wrong kind, or a question lacks something.
+    Raises UnknownNameError if there is no such folder, file or database, and names the nearest one; and ConfigError if
+    another argument is of the wrong kind, or a question lacks something.
     """
 
     def __init__(
@@ -161,8 +160,7 @@ class SQLEnv(ToolEnv):
             raise ConfigError("give tasks or questions, not both")
         check_seconds(query_timeout=query_timeout, score_timeout=score_timeout)
         require_whole_number("max_rows", max_rows, at_least=1)
-        if match not in get_args(Match):
-            known = get_args(Match)
+        if match not in (known := get_args(Match)):
             raise UnknownNameError(f"there is no match {match!r}{nearest(str(match), known)}; give {', '.join(known)}")
         databases = Databases(db_root)
         if tasks is None:
@@ -228,21 +226,16 @@ def _database_of(task: Task) -> str:
 
 
 async def _score(databases: Databases, timeout: float, match: str, outcome: Outcome) -> Score:
-    query = _answer(outcome.final_text) if outcome.stop_reason is StopReason.ANSWERED else None
-    if query is None:
+    blocks = _BLOCK.findall(without_thinking(outcome.final_text))
+    if not blocks or outcome.stop_reason is not StopReason.ANSWERED:
         return Score(0.0, {"ran": 0.0})
     try:
         compare = functools.partial(_compare, databases, timeout, match)
-        return await with_deadline(in_thread(compare, outcome.task, query), 2 * timeout + GRACE)
+        return await with_deadline(in_thread(compare, outcome.task, blocks[-1].strip()), 2 * timeout + GRACE)
     except DeadlineError as error:
         if error.queued:
             raise
         return Score(0.0, {"ran": 0.0})  # a function of SQLite that looks at no clock
-
-
-def _answer(text: str) -> str | None:
-    blocks = _BLOCK.findall(without_thinking(text))
-    return blocks[-1].strip() if blocks else None
 
 
 def _compare(databases: Databases, timeout: float, match: str, task: Task, query: str) -> Score:

@@ -52,9 +52,7 @@ class SWEDevEnv(ToolEnv):
             `toolgym.tools.sandbox.SessionOptions`.
         env_kwargs: the other arguments of `ToolEnv`, such as `max_turns`.
 
-    Raises:
-        ConfigError: an option or a task cannot be used.
-        SandboxUnsupportedError: the sandbox has no sessions.
+    Raises ConfigError if an option or a task cannot be used, SandboxUnsupportedError if the sandbox has no sessions.
     """
 
     def __init__(
@@ -134,11 +132,7 @@ class SWEDevEnv(ToolEnv):
         return [line for line in hidden.splitlines() if line.strip() not in shown]
 
     async def run_tests(self) -> TestReport:
-        """Run the hidden tests on the repository as it is now. No policy may read their output.
-
-        Raises:
-            EpisodeError: no episode is under way.
-        """
+        """Run the hidden tests on the repository as it is now. No policy may read their output."""
         if self._repository is None:
             raise EpisodeError("run_tests needs an episode under way; call `await env.reset()` first")
         return await self._repository.run_tests(self._test_timeout)

@@ -55,8 +55,7 @@ class RepositoryTask:
         executable: names of the files that are programs.
         links: symbolic links of the repository, from name to target.
 
-    Raises:
-        ConfigError: a value cannot be used; names it.
+    Raises ConfigError, which names the value, if one cannot be used.
     """
 
     instance_id: str

@@ -13,9 +13,8 @@ from toolgym.tools.lazy import missing_extra
 def textarena_env(game: str, **wrap_kwargs: Any) -> ForeignEnv:
     """Return the env of a game; `wrap_kwargs` are arguments of `toolgym.envs.wrap`, such as `max_turns`.
 
-    Raises:
-        UnknownNameError: `game` is none of `GAMES`, or there is no such argument; names the nearest one.
-        MissingExtraError: TextArena is not installed.
+    Raises UnknownNameError, with the nearest name, if `game` is none of `GAMES`, or there is no such argument; and
+    MissingExtraError if TextArena is not installed.
     """
     if game not in GAMES:
         raise UnknownNameError(

@@ -52,9 +52,8 @@ def to_output(trajectories: Sequence[Trajectory], *, filler_id: int) -> dict[str
 def check_output(output: Mapping[str, Any], *, prompts: int, max_completion_length: int | None = None) -> None:
     """Check what a `rollout_func` is about to return. TRL 1.16 takes most mistakes silently, and trains on them.
 
-    Raises:
-        BatchError: a field is missing, does not fit the prompts or the ids, or is no list, which TRL gives to each row
-            as a whole; a row is empty or too long; a mask or a log-probability cannot be. Names the field and the row.
+    Raises BatchError, with field and row, if a field is missing, does not fit the prompts or the ids, or is no list; a
+    row is empty or too long; or a mask or a log-probability cannot be.
     """
     for name in (*_IDS, *_PER_TOKEN):
         if name not in output:
