@@ -30,8 +30,6 @@ BROKEN_OFF = "broken-off"
 """Name of an attempt that has no events."""
 
 TIMEOUT = 60.0
-"""Seconds for one request."""
-
 _RETRIES = Retries(attempts=8)
 
 

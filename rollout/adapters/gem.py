@@ -88,7 +88,6 @@ class ToolgymGemEnv(gem.Env):  # type: ignore[misc]  # GEM may be missing
 
 
 def describe_tools(tools: Iterable[ToolSchema]) -> str:
-    """Describe tools for a model whose chat template does not; empty without any."""
     lines = [json.dumps(schema.to_openai()["function"], ensure_ascii=False) for schema in tools]
     if not lines:
         return ""

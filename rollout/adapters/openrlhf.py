@@ -170,7 +170,6 @@ async def _played(play: Callable[[], Awaitable[Trajectory]], task: Task, attempt
 
 
 async def _generate(llm_engine: Any, sampling_params: Any, request: GenerationRequest) -> dict[str, Any]:
-    """Generate a turn with OpenRLHF's actor around vLLM."""
     params = copy.deepcopy(sampling_params)
     params.max_tokens = request.params.max_new_tokens
     params.stop_token_ids = list(request.params.stop_token_ids)

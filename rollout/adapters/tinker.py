@@ -52,7 +52,6 @@ _REASONS = {
 
 
 def stop_metric(trajectory: Trajectory) -> dict[str, float]:
-    """Return the metric by which tinker-cookbook says why an episode ended."""
     reason = _REASONS.get(trajectory.stop_reason, trajectory.stop_reason)
     return {f"{types.STOP_METRIC_PREFIX}{reason.value}": 1.0}
 
@@ -181,14 +180,11 @@ class ToolgymEnv(types.Env):  # type: ignore[misc]  # tinker-cookbook may be mis
         self._earned += reward
 
     def _pay(self, total: float) -> float:
-        """Return the part of the total that was not paid yet."""
         reward, self._paid = total - self._paid, total
         return reward
 
 
 class _Watched(Wrapper):
-    """Tells the reward of each step when it is made."""
-
     def __init__(self, env: BaseEnv, earn: Callable[[float], None]) -> None:
         super().__init__(env)
         self._earn = earn
@@ -200,7 +196,6 @@ class _Watched(Wrapper):
 
 
 def require_usable(config: RunConfig, max_trajectory_tokens: int) -> None:
-    """Check the limits for a bound that tinker-cookbook does not keep."""
     require_whole_number("max_trajectory_tokens", max_trajectory_tokens, at_least=2)
     if not isinstance(config, RunConfig):
         raise ConfigError(f"config must be a RunConfig, got {config!r}")
@@ -315,16 +310,17 @@ class ToolgymDatasetBuilder(types.RLDatasetBuilder):  # type: ignore[misc]  # ti
             raise ConfigError(f"num_tasks and num_test_tasks are {count} together, and there are {source.size} tasks")
         drawn = list(self.tasks)[:count] if self.tasks is not None else source.take(count, seed=self.seed)
 
-        group = functools.partial(
-            ToolgymGroupBuilder,
-            env=self.env,
-            tokenizer=self.tokenizer,
-            max_trajectory_tokens=self.max_trajectory_tokens,
-            env_kwargs=self.env_kwargs,
-            config=config,
-        )
         groups = [
-            group(task=task, task_index=number, group_size=self.group_size if number < self.num_tasks else 1)
+            ToolgymGroupBuilder(
+                env=self.env,
+                task=task,
+                tokenizer=self.tokenizer,
+                group_size=self.group_size if number < self.num_tasks else 1,
+                max_trajectory_tokens=self.max_trajectory_tokens,
+                env_kwargs=self.env_kwargs,
+                config=config,
+                task_index=number,
+            )
             for number, task in enumerate(drawn)
         ]
         test = ToolgymDataset(groups[self.num_tasks :], self.batch_size) if self.num_test_tasks else None

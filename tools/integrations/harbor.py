@@ -56,8 +56,6 @@ OWN_USERS = (None, "user", 1000, "1000", "root", 0, "0")
 """The commands of these run as the session's only user. Harbor itself makes folders as root."""
 
 FOLDERS = ("/app", "/workspace", "/testbed", "/logs", "/tests", "/solution", "/installed-agent", "/runtime")
-"""Absolute names that trials and agents write to."""
-
 OUTPUT_BYTES = 10 << 20
 
 
@@ -155,8 +153,7 @@ class ToolgymEnvironment(BaseEnvironment):
         return self.settings.public_network
 
     async def start(self, force_build: bool) -> None:
-        """Open the session, with the folders, variables and files of the task. If there is no room, it waits for other
-        trials to end, at most `build_timeout_sec`."""
+        """Open the session of the task; waits at most `build_timeout_sec` for other trials to make room."""
         image = self.task_env_config.docker_image or self._dockerfile.image
         self.logger.info(f"Programs see the system of the sandbox's machine, and not the image {image!r}")
         try:
@@ -246,8 +243,7 @@ class ToolgymEnvironment(BaseEnvironment):
         timeout_sec: int | None = None,
         user: str | int | None = None,
     ) -> ExecResult:
-        """See `BaseEnvironment.exec`. Cancelling the call kills the command. One that takes too long is killed with all
-        that it started, and raises `RuntimeError`, as in Harbor's own environments."""
+        """See `BaseEnvironment.exec`. A command that takes too long raises `RuntimeError`, as in Harbor's own."""
         user = self._resolve_user(user)
         if user not in OWN_USERS:
             raise SandboxUnsupportedError(f"programs of a session run as its only user, 'user'; there is no {user!r}")

@@ -33,7 +33,6 @@ class SessionSettings(pydantic.BaseModel, frozen=True, extra="forbid"):
     inodes: int = pydantic.Field(default=100_000, gt=0)
 
     def open(self, *, require: str | None, output_bytes: int, may_use_host: bool) -> Sandbox:
-        """Return a handle on the sandbox, which the caller closes."""
         if self.url is not None:
             return RemoteSandbox(self.url, token=self.token or os.environ.get(TOKEN_VARIABLE))
         limits = Limits(memory_mb=self.memory_mb, processes=self.processes, open_files=1024, output_bytes=output_bytes)

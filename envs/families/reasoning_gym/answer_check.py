@@ -58,7 +58,6 @@ def _is_formula(node: ast.AST) -> bool:
 
 
 def _is_small(exponent: ast.expr) -> bool:
-    """Whether an exponent stays small: no product, no power, and no large number."""
     for node in ast.walk(exponent):
         if isinstance(node, ast.Constant) and not (type(node.value) is int and node.value <= MOST_EXPONENT):
             return False

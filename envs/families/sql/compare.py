@@ -113,6 +113,5 @@ def _same(value: Any, other: Any) -> bool:
 
 
 def _key(row: Row) -> list[tuple[int, Any]]:
-    """Return an order of rows whose values are of any type."""
     kinds = {type(None): 0, bool: 1, int: 1, float: 1, str: 2, bytes: 3}
     return [(kinds[type(value)], 0 if value is None else value) for value in row]

@@ -124,7 +124,6 @@ class Database:
 
     @classmethod
     def from_bytes(cls, data: bytes, *, read_only: bool) -> Self:
-        """Open a copy of a `dump`, in memory."""
         connection = sqlite3.connect(":memory:", check_same_thread=False)
         connection.deserialize(data)
         return cls(connection, read_only=read_only)

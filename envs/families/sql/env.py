@@ -92,7 +92,6 @@ class _Session(ToolSession):
 
 
 def table(result: QueryResult) -> str:
-    """Return a result as the policy reads it: names of columns, a line for each row, how many there are."""
     if not result.columns:
         return "(done; no rows)"
     lines = [" | ".join(result.columns)]
@@ -115,7 +114,6 @@ SYSTEM_PROMPT = (
 )
 
 MOST_ROWS = 100_000
-
 GRACE = 10.0
 
 Match: TypeAlias = Literal["rows", "bird", "spider"]

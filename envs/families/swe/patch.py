@@ -42,7 +42,6 @@ class _FilePatch:
 
 
 def patched_names(diff: str | bytes) -> set[str]:
-    """Return the names of the files that a diff reads or writes."""
     return {name for file in _parse(diff) for name in (file.old, file.new) if name is not None}
 
 

@@ -23,7 +23,6 @@ from toolgym.tools.sandbox.names import check_files
 EMBEDDED = Path(__file__).with_name("data") / "swe.jsonl"
 
 SOURCE = "toolgym/swe"
-
 ROW_KEY = "repository_task"
 
 TEST_FILES = ("test_*.py", "*_test.py", "conftest.py")
@@ -96,7 +95,6 @@ class RepositoryTask:
 
     @cached_property
     def tree(self) -> Tree:
-        """The repository before, without any history."""
         nodes = {
             name: Node(_bytes(data), 0o755 if name in self.executable else 0o644) for name, data in self.files.items()
         }

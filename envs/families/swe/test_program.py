@@ -185,8 +185,6 @@ class Plugin:
 
 
 def run_pytest(pytest: Any) -> Any:
-    """Return the function that runs the wanted tests and a file of controls."""
-
     def run(request: dict[str, Any], report: TestReporter) -> None:
         control = request["control"]
         with open(f"test_{control}.py", "x", encoding="utf-8") as file:

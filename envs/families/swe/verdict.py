@@ -135,7 +135,6 @@ def no_verdict(task: RepositoryTask, why: str, run: ExecResult | None = None) ->
 
 
 async def _run_each(task: RepositoryTask, session: Session, folder: str, timeout: float) -> TestReport:
-    """Run a command for each test: its exit status is the outcome."""
     outcomes: dict[str, str] = {}
     output: list[str] = []
     started = time.monotonic()
@@ -213,7 +212,10 @@ def _request(task: RepositoryTask, tree: Tree) -> dict[str, Any]:
         words = words[2:]
     tests = [*task.fail_to_pass, *task.pass_to_pass]
     if words[:1] == ["unittest"]:
-        return {"kind": "unittest", "tests": tests, "paths": _unittest_paths(words[1:])}
+        values = dict(itertools.pairwise(words[1:]))
+        names = ("-t", "--top-level-directory", "-s", "--start-directory")
+        top = next((values[name] for name in names if name in values), ".")  # of the modules' names for discovery
+        return {"kind": "unittest", "tests": tests, "paths": [*dict.fromkeys([top, "."])]}
     if words[:1] == ["pytest"]:
         options = _pytest_options(words[1:], {test.partition("::")[0] for test in tests}, tree)
         return {"kind": "pytest", "tests": tests, "paths": ["."], "options": options}
@@ -221,14 +223,6 @@ def _request(task: RepositoryTask, tree: Tree) -> dict[str, Any]:
         f"test_command of {task.instance_id!r} must be 'python -m unittest ...' or 'pytest ...', or have '{{test}}' in "
         f"it for the id of one test, got {task.test_command!r}"
     )
-
-
-def _unittest_paths(words: Sequence[str]) -> list[str]:
-    """Return the folders on Python's path: the top of the modules' names for discovery, and the repository."""
-    values = dict(itertools.pairwise(words))
-    options = ("-t", "--top-level-directory", "-s", "--start-directory")
-    top = next((values[option] for option in options if option in values), None)
-    return [*dict.fromkeys([top or ".", "."])]
 
 
 def _pytest_options(words: Sequence[str], files: set[str], tree: Tree) -> list[str]:

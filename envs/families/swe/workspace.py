@@ -35,9 +35,7 @@ from toolgym.tools.sandbox.names import OptionError, check_name
 from toolgym.tools.sessions.tool_scope import tool_scope
 
 FOLDER = "repo"
-
 OPEN_TIMEOUT = 120.0
-
 TEST_TIMEOUT = 300.0
 
 LEAST = 10.0
@@ -239,7 +237,6 @@ def _link(target: str) -> Node:
 
 
 def _is_kept(name: str) -> bool:
-    """Whether a file can be part of a repository's changes."""
     try:
         return not is_left_out(check_name(name))
     except OptionError:

@@ -65,14 +65,10 @@ class ToolgymServerConfig(BaseResourcesServerConfig):  # type: ignore[misc]  # N
 
 
 class SeedRequest(BaseSeedSessionRequest):  # type: ignore[misc]
-    """A row of the data, as agents send it."""
-
     model_config = ConfigDict(extra="allow")
 
 
 class VerifyRequest(BaseVerifyRequest):  # type: ignore[misc]
-    """A row of the data with the response."""
-
     model_config = ConfigDict(extra="allow")
 
 

@@ -14,7 +14,6 @@ from toolgym.envs.tasks.task import Task
 from toolgym.rollout.adapters.task_rows import task_column, tools_of
 from toolgym.rollout.adapters.trainer_row import TrainerRow
 from toolgym.rollout.tokens.renderer import ChatRenderer
-from toolgym.rollout.trajectory.token_sequence import TokenSequence
 from toolgym.rollout.trajectory.trajectory import Trajectory, require_trajectories
 from toolgym.tools.errors import BatchError
 from toolgym.tools.keywords import named_keywords
@@ -31,15 +30,12 @@ def to_message_log(trajectory: Trajectory, tokenizer: PreTrainedTokenizerBase) -
     Messages have `role`, `content`, `token_ids` int64 `[tokens]`, and for the assistant's `generation_logprobs` float32
     `[tokens]`. Raises BatchError unless there is exactly one token sequence in which the policy sampled something.
     """
+    import torch
+
     rows = TrainerRow.all_of(trajectory, "NeMo-RL", several=False)
     if not rows:
         raise BatchError(f"trajectory {trajectory.id} ({trajectory.stop_reason.value}) has no tokens to train on")
-    return _messages(rows[0].sequence, tokenizer)
-
-
-def _messages(sequence: TokenSequence, tokenizer: PreTrainedTokenizerBase) -> list[dict[str, Any]]:
-    import torch
-
+    sequence = rows[0].sequence
     spans: list[tuple[str, Any, Any]] = [("user", sequence.prompt_ids, None)]
     for segment in sequence.segments:
         if len(segment):

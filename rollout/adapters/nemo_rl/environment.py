@@ -208,7 +208,6 @@ def _over(reason: Any) -> str:
 
 
 def _harmless(message: Message, renderer: ChatRenderer) -> Message:
-    """Return the message with no control token in its text."""
     text = message["content"]
     for token in renderer.tokenizer.convert_ids_to_tokens(sorted(renderer.added_ids)):
         if len(token) > 1:

@@ -379,7 +379,6 @@ def sampling_of(trainer: GRPOTrainer, sampling: SamplingParams) -> SamplingParam
 
 
 def require_usable(trainer: GRPOTrainer, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Check what TRL would take silently; raises ConfigError."""
     if trainer.tools:
         raise ConfigError(
             "a trainer with rollout_func takes neither tools nor environment_factory: TRL would run its own tool loop "

@@ -27,7 +27,6 @@ T = TypeVar("T")
 
 
 def require_usable_vllm(trainer: GRPOTrainer) -> None:
-    """Check that requests can be sent to the trainer's vLLM one by one."""
     generation = trainer.vllm_generation
     if generation.structured_outputs_regex is not None:
         raise ConfigError("rollout_func lets the policy write freely: leave vllm_structured_outputs_regex out")

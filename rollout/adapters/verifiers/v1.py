@@ -43,7 +43,7 @@ _LOADING = 600.0
 """Seconds that the making of an env, to ask it for its tasks, may take."""
 
 _UNUSED = ("env", "forward_env", "mcp_header_env", "tool_timeout", "disabled_tools")
-"""What verifiers says to the programs of other harnesses."""
+"""Settings of verifiers for the programs of other harnesses."""
 
 _STOPS = {StopReason.MAX_TURNS: "max_turns", StopReason.BUDGET: "max_total_tokens"}
 """verifiers' names of what it calls truncated."""
@@ -121,7 +121,11 @@ class ToolgymTaskset(vf.Taskset[ToolgymTask, ToolgymTasksetConfig]):
         if not config.env:
             raise ConfigError('which env? Write env = "CodeInterpreter-v0" into [env.taskset]')
         factory = EnvFactory.of(config.env, config.env_kwargs)
-        source = _own_tasks(factory) if config.file is None else load_tasks(config.file, columns=config.columns or None)
+        if config.file is not None:
+            source: TaskSource = load_tasks(config.file, columns=config.columns or None)
+        else:
+            with contextlib.closing(EventLoopThread(name="toolgym-verifiers")) as bridge:  # one may run here already
+                source = bridge.run(factory.tasks(), _LOADING)
         splits = source.splits()
         if config.split not in splits:
             raise UnknownNameError(
@@ -129,11 +133,6 @@ class ToolgymTaskset(vf.Taskset[ToolgymTask, ToolgymTasksetConfig]):
                 f"Splits: {', '.join(splits)}"
             )
         return splits[config.split]
-
-
-def _own_tasks(factory: EnvFactory) -> TaskSource:
-    with contextlib.closing(EventLoopThread(name="toolgym-verifiers")) as bridge:  # one may run here already
-        return bridge.run(factory.tasks(), _LOADING)
 
 
 def typed_message(message: Mapping[str, Any]) -> dict[str, Any]:

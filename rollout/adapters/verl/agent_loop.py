@@ -81,7 +81,7 @@ class ToolgymAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl has no type
         return outputs
 
     async def play(self, sampling_params: Mapping[str, Any], row: Mapping[str, Any]) -> tuple[Trajectory, VerlGenerate]:
-        """Play one row, see `run`, and return its trajectory and what generated its turns. Logs a failure."""
+        """Play one row, see `run`; log a failure."""
         options, rollout = self.options, self.rollout_config
         # The same for all turns; under `full_determinism` also in the next run, as in verl's own loops.
         request_id = f"det-{row.get('priority', 0)}" if rollout.get("full_determinism") else uuid4().hex

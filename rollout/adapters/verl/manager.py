@@ -81,8 +81,6 @@ class ToolgymManager:
 
 
 class ManagerWorker:
-    """Plays groups in a process of Ray's."""
-
     def __init__(self, config: Any, llm_client: Any) -> None:
         transfer_queue.init()
         # verl's worker reads what the configuration names: the tokenizer with its template, the file of loops.

@@ -35,7 +35,6 @@ class LoopOptions(EpisodeSettings):
 
     @property
     def several_sequences(self) -> bool:
-        """Whether an episode may have several token sequences."""
         return not self.run_config().one_sequence
 
 

@@ -64,7 +64,6 @@ REGISTRATIONS: Mapping[str, Callable[[ModuleType], None]] = {
     ),
     "verl.trainer.ppo.metric_utils": partial(_wrap, name="process_validation_metrics", wrapper="rows:without_failures"),
 }
-"""From a module of verl to what is done once it has been imported."""
 
 
 def _register(module: ModuleType) -> None:

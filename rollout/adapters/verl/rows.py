@@ -13,7 +13,6 @@ from toolgym.rollout.trajectory.trajectory import Trajectory
 from toolgym.tools.errors import ConfigError
 
 _OF_REWARD = ("acc", "reward", "score")
-"""What verl and our rows say of an episode's reward."""
 
 
 @dataclass(frozen=True)

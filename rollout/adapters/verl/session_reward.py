@@ -23,15 +23,13 @@ URL_VARIABLE = "TOOLGYM_SESSIONS_URL"
 TOKEN_VARIABLE = "TOOLGYM_SESSIONS_TOKEN"
 """Environment variable with the servers' token, for a missing `token`."""
 
-OnFailure = Literal["raise", "mark"]
-
 
 def compute_score(
     data_source: str, solution_str: str, ground_truth: Any, extra_info: Mapping[str, Any] | None = None, **options: Any
 ) -> dict[str, float]:
     """Return an episode's worth as its session server has it, see `compute_score_async`; verl calls it in a thread."""
-    call = compute_score_async(data_source, solution_str, ground_truth, extra_info, **options)
-    return _thread(os.getpid()).run(call)
+    arguments = data_source, solution_str, ground_truth, extra_info
+    return _thread(os.getpid()).run(compute_score_async(*arguments, **options))
 
 
 async def compute_score_async(
@@ -42,7 +40,7 @@ async def compute_score_async(
     *,
     base_url: str | Sequence[str] | None = None,
     token: str | None = None,
-    on_failure: OnFailure = "raise",
+    on_failure: Literal["raise", "mark"] = "raise",
     timeout: float = 300.0,
     patience: float = 120.0,
     **further: Any,

@@ -27,9 +27,7 @@ WORSE = -0.05
 """Reward of a call of `VerlGsm8kTool` whose answer is no better than the trajectory's best."""
 
 _GSM8K = Gsm8kRewardTool.default_schema
-
 Answer = tuple[ToolResponse, float, dict[str, Any]]
-"""The response, its reward, its metrics."""
 
 
 class _WrappedTool(BaseTool):  # type: ignore[misc]  # verl has no types
@@ -50,7 +48,6 @@ class _WrappedTool(BaseTool):  # type: ignore[misc]  # verl has no types
         return await self._tool.create(instance_id), ToolResponse()
 
     async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Answer:
-        """Carry out a call. What the model did wrong is a text that it reads."""
         checked = _checked(parameters, self._tool.tool_schema)
         if isinstance(checked, ToolCallError):
             return ToolResponse(text=checked.message), 0.0, {"status": checked.problem.value}
@@ -66,7 +63,6 @@ class _WrappedTool(BaseTool):  # type: ignore[misc]  # verl has no types
 
     @staticmethod
     def _shown(text: str) -> str:
-        """Return what the model reads of a tool's text."""
         return text
 
 
