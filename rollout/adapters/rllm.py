@@ -7,23 +7,25 @@ which keeps the tokens of every request, and rLLM puts them into the steps that 
 from __future__ import annotations
 
 import contextlib
-import importlib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from toolgym.envs.base import BaseEnv
 from toolgym.envs.tasks.task import Task
+from toolgym.rollout.adapters.versions import needs_sources
 from toolgym.rollout.endpoint import run
 from toolgym.rollout.limits import EpisodeLimits
 from toolgym.rollout.runner.envs.env_factory import EnvFactory
 from toolgym.tools.concurrency.event_loop_thread import EventLoopThread
-from toolgym.tools.errors import ConfigError, MissingExtraError, shorten
+from toolgym.tools.errors import ConfigError, shorten
 from toolgym.tools.keywords import named_keywords
 
 if TYPE_CHECKING:
     from rllm.eval.types import EvalOutput
     from rllm.types import AgentConfig, Episode
     from rllm.types import Task as RllmTask
+
+_ADDRESS = "github.com/rllm-org/rllm"
 
 FULL_MARKS = 1.0
 """A reward of so much or more is a correct answer for rLLM."""
@@ -60,7 +62,8 @@ class ToolgymAgent:
         The task's `metadata` are a row in verl's shape (see `Task.from_row`), or any row: then `instruction` is the
         user's message, and the column `ground_truth` or `answer` the ground truth.
         """
-        types = _imported("rllm.types", "An agent")
+        with needs_sources("rLLM", _ADDRESS, "an agent of rLLM"):
+            import rllm.types as types
         rewards: list[float] = []
         reward = await run(
             _task(task),
@@ -91,7 +94,8 @@ class ToolgymEvaluator:
 
     def evaluate(self, task: RllmTask, episode: Episode) -> EvalOutput:
         """Return the env's reward; raises ConfigError if another agent played the episode."""
-        types = _imported("rllm.eval.types", "An evaluator")
+        with needs_sources("rLLM", _ADDRESS, "an evaluator of rLLM"):
+            import rllm.eval.types as types
         rewards = [played.reward for played in episode.trajectories if played.name == ToolgymAgent.name]
         if len(rewards) != 1 or rewards[0] is None:
             names = [(played.name, played.reward) for played in episode.trajectories]
@@ -103,17 +107,6 @@ class ToolgymEvaluator:
         signals = [types.Signal("reward", reward)]
         output: EvalOutput = types.EvalOutput(reward=reward, is_correct=reward >= FULL_MARKS, signals=signals)
         return output
-
-
-def _imported(module: str, feature: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise MissingExtraError(
-            f"{feature} of rLLM needs rLLM ({error}), which is installed from its repository: "
-            "https://github.com/rllm-org/rllm",
-            name=error.name,
-        ) from error
 
 
 def _task(task: RllmTask) -> Task:

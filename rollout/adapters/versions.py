@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from toolgym.tools.errors import MissingExtraError
 from toolgym.tools.lazy import missing_extra, missing_package, outdated_package
 
 LEAST = {
@@ -57,6 +58,16 @@ def needs(package: str, feature: str) -> Iterator[None]:
             raise missing_extra(name, feature, error) from error
         # To pip any version that is installed would satisfy ">=".
         raise missing_package(f"{package}{'==' if version else '>='}{LEAST[name]}", feature, error) from error
+
+
+@contextmanager
+def needs_sources(project: str, address: str, feature: str) -> Iterator[None]:
+    """Hold the imports of a trainer that no index has; raises MissingExtraError if one fails."""
+    try:
+        yield
+    except ImportError as error:
+        text = f"{feature} needs {project} itself, installed from {address}; it cannot be imported: {error}"
+        raise MissingExtraError(text, name=error.name) from error
 
 
 def _is_older(version: str, least: str) -> bool:

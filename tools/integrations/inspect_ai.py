@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any
 
 import pydantic
 
@@ -153,10 +153,6 @@ class ToolgymSandboxEnvironment(SandboxEnvironment):
     async def write_file(self, file: str, contents: str | bytes) -> None:
         await self.session.write_file(file, contents.encode() if isinstance(contents, str) else contents)
 
-    @overload
-    async def read_file(self, file: str, text: Literal[True] = True) -> str: ...
-    @overload
-    async def read_file(self, file: str, text: Literal[False]) -> bytes: ...
     async def read_file(self, file: str, text: bool = True) -> str | bytes:
         too_large = OutputLimitExceededError(SandboxEnvironmentLimits.MAX_READ_FILE_SIZE_STR, None)
         try:

@@ -147,9 +147,8 @@ class RepositoryTask:
         as JSON texts), `patch`, and `test_patch` (a diff) in place of `test_files`. Files are texts, or `{"base64":
         ...}`. In place of `files`, `repository` may name a folder or a tar archive, relative to `folder`.
 
-        Raises:
-            ConfigError: the row has another shape, or `test_patch` does not apply.
-            UnknownNameError: there is no such repository.
+        Raises ConfigError if the row has another shape or its `test_patch` does not apply, UnknownNameError if there is
+        no such repository.
         """
         if not isinstance(row, Mapping):
             raise ConfigError(f"a row of a repository task must be a mapping, got {_short(row)}")

@@ -17,22 +17,20 @@ from toolgym.envs.served.env_session import EnvSession
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import EpisodeFailedError
 from toolgym.rollout.adapters.served_episodes import ServedEpisodes
+from toolgym.rollout.adapters.versions import needs_sources
 from toolgym.rollout.models.tokenizer import load_tokenizer
 from toolgym.rollout.tokens.renderer import ChatRenderer
-from toolgym.tools.errors import ConfigError, MissingExtraError
+from toolgym.tools.errors import ConfigError
 from toolgym.tools.keywords import named_fields
 from toolgym.tools.message import Message, user
 from toolgym.tools.parsers.base import ParsedTurn
 from toolgym.tools.schema import ToolCall, ToolSchema
 
-try:
+# The package of that name in the index is empty.
+with needs_sources("NeMo-RL", "github.com/NVIDIA-NeMo/RL", "an environment for NeMo-RL"):
     import ray
     import torch
     from nemo_rl.environments.interfaces import EnvironmentInterface, EnvironmentReturn
-except ImportError as error:
-    raise MissingExtraError(  # the package of that name in the index is empty
-        f"an environment for NeMo-RL needs NeMo-RL itself (github.com/NVIDIA-NeMo/RL); it cannot be imported: {error}"
-    ) from error
 
 log = logging.getLogger("toolgym.rollout.adapters.nemo_rl")
 

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from toolgym.envs.tasks.task import Task
 from toolgym.rollout.adapters.episode_settings import EpisodeSettings
-from toolgym.rollout.adapters.slime.samples import Payloads, fill, missing_slime
+from toolgym.rollout.adapters.slime.samples import ADDRESS, Payloads, fill
 from toolgym.rollout.adapters.task_rows import labelled_task
+from toolgym.rollout.adapters.versions import needs_sources
 from toolgym.rollout.endpoint import ENV_VARIABLE
 from toolgym.rollout.engines.base import FinishReason, Generation, GenerationRequest
 from toolgym.rollout.engines.sglang.messages import read_generation
@@ -48,10 +49,8 @@ async def generate(
     `sampling_params` bounds the whole response. Raises ConfigError if the arguments, the sample or the env cannot be
     used.
     """
-    try:
+    with needs_sources("slime", ADDRESS, "an episode for slime"):
         from slime.rollout.sglang_rollout import GenerateState
-    except ImportError as error:
-        raise missing_slime(error) from error
     require_usable(args, evaluation)
     settings = settings_of(args, sample)
     config = settings.run_config(

@@ -17,18 +17,20 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from toolgym.rollout.adapters.trainer_row import TrainerRow, check_values
+from toolgym.rollout.adapters.versions import needs_sources
 from toolgym.rollout.engines.base import Generation
 from toolgym.rollout.engines.sglang.aligned import ROUTED_EXPERTS, SAMPLING_MASK
 from toolgym.rollout.trajectory.context_routing import ContextRouting
 from toolgym.rollout.trajectory.token_sequence import Segment, TokenSequence
 from toolgym.rollout.trajectory.trajectory import Trajectory, require_trajectories
-from toolgym.tools.errors import BatchError, EngineError, MissingExtraError, require_whole_number
+from toolgym.tools.errors import BatchError, EngineError, require_whole_number
 from toolgym.tools.keywords import named_keywords
 
 if TYPE_CHECKING:
     from slime.utils.types import Sample
     from transformers import PreTrainedTokenizerBase
 
+ADDRESS = "github.com/THUDM/slime"
 METADATA = "toolgym"
 """Key of `Sample.metadata` with what became of the episode."""
 
@@ -49,10 +51,8 @@ def to_samples(
     `first_group` and `first_index`. Raises BatchError if a trajectory has routed experts, which are those of sampled
     tokens: slime replays the routing of every token, which only `generate` can ask for.
     """
-    try:
+    with needs_sources("slime", ADDRESS, "a sample of slime's"):
         from slime.utils.types import Sample
-    except ImportError as error:
-        raise missing_slime(error) from error
     require_whole_number("first_group", first_group, at_least=0)
     require_whole_number("first_index", first_index, at_least=0)
     groups: dict[str, list[list[Sample]]] = {}
@@ -85,13 +85,6 @@ def fill(
     base.non_generation_time = trajectory.env_seconds
     check_samples(samples, siblings=True)
     return samples
-
-
-def missing_slime(error: ImportError) -> Exception:
-    """Return the error for a machine without slime, which no index has."""
-    return MissingExtraError(
-        f"samples for slime need slime itself (github.com/THUDM/slime), which cannot be imported: {error}"
-    )
 
 
 def _fill_one(sample: Sample, row: TrainerRow, tokenizer: PreTrainedTokenizerBase, payloads: Payloads | None) -> None:

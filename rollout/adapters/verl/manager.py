@@ -171,8 +171,6 @@ def rows_of_batch(batch: TensorDict) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = [{} for _ in range(len(batch))]
     for name, values in batch.items():
         for number, row in enumerate(rows):
-            if isinstance(values, NonTensorData):
-                row[name] = values.data
-            else:
-                row[name] = values[number].data if isinstance(values, NonTensorStack) else values[number]
+            value = values if isinstance(values, NonTensorData) else values[number]
+            row[name] = value.data if isinstance(values, NonTensorData | NonTensorStack) else value
     return rows
