@@ -7,10 +7,12 @@ cost less than what the request runs.
 from __future__ import annotations
 
 import asyncio
+import importlib.metadata
 import logging
 import uuid
 from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pydantic
@@ -37,7 +39,8 @@ class HttpApp:
     """A service in one worker. The caller calls `start`, serves `listener()`, then calls `drain` and `close`.
 
     Its page shows `title` and `summary`. The header `key_header` may hold the token, for clients that know no other
-    way. `states` is how `/health` calls a server that takes requests, and one that does not.
+    way. `states` is how `/health` calls a server that takes requests, and one that does not. `folder` has the workers'
+    sockets, if there are several; one of them waits `deadline` seconds for another.
     """
 
     title: ClassVar[str]
@@ -50,14 +53,15 @@ class HttpApp:
         config: ServingConfig,
         gate: Gate,
         metrics: ServerMetrics,
-        peers: Peers,
         worker: int = 0,
-        version: str = "",
+        folder: Path | None = None,
+        deadline: float | None = None,
     ) -> None:
-        self.gate, self.version = gate, version
+        self.gate, self.version = gate, importlib.metadata.version("toolgym")
         self._config = config
         self.metrics = metrics
-        self._peers = peers
+        others = [number for number in range(config.workers) if number != worker]
+        self._peers = Peers(folder, others, deadline or config.queue_timeout)
         self._worker = worker
         self._added: list[Route] = []
         self._router = Router(())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.metadata
 import sys
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
@@ -23,7 +22,6 @@ from toolgym.tools.errors import ConfigError, EpisodeError, NoSessionError, Unkn
 from toolgym.tools.serving.admission import Gate
 from toolgym.tools.serving.app import HttpApp
 from toolgym.tools.serving.metrics import ServerMetrics
-from toolgym.tools.serving.peers import Peers
 from toolgym.tools.serving.routes import Route
 from toolgym.tools.serving.transport import answer
 from toolgym.tools.serving.worker import run_worker
@@ -38,22 +36,22 @@ FACES = (
 
 
 class EnvApp(HttpApp):
-    """The service over some envs. `version` is that of the library."""
+    """The service over some envs."""
 
     title = "toolgym envs"
     summary = "OpenEnv's API and the Open Reward Standard."
     key_header = "X-API-Key"
     states = ("healthy", "unhealthy")
 
-    def __init__(self, catalog: Catalog, config: EnvServerConfig, *, version: str = "") -> None:
+    def __init__(self, catalog: Catalog, config: EnvServerConfig) -> None:
         gate = Gate(config.max_concurrency, config.max_queue, config.queue_timeout)
         metrics = ServerMetrics(METRICS_PREFIX)
-        super().__init__(config, gate, metrics, Peers(None, [], config.queue_timeout), version=version)
+        super().__init__(config, gate, metrics)
         timeouts = Timeouts(config.reset_timeout, config.step_timeout, config.queue_timeout)
         self.sessions = EnvSessions(config.max_sessions, config.session_idle_timeout, timeouts, gate)
         metrics.gauge("sessions", "Open sessions.", lambda: len(self.sessions))
         self.faces: list[Face] = [
-            load(face, "an API of the env server")(catalog, self.sessions, config, version) for face in FACES
+            load(face, "an API of the env server")(catalog, self.sessions, config, self.version) for face in FACES
         ]
         self.add_routes(self._table())
 
@@ -105,7 +103,7 @@ async def open_app(config: EnvServerConfig, number: int, folder: Path | None) ->
         )
         for name, kwargs in config.envs.items()
     ]
-    app = EnvApp(Catalog(envs), config, version=importlib.metadata.version("toolgym"))
+    app = EnvApp(Catalog(envs), config)
     yield app, ", ".join(env.id for env in envs)
 
 

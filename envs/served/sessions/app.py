@@ -6,7 +6,6 @@ import asyncio
 import collections
 import contextlib
 import hmac
-import importlib.metadata
 import json
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -34,7 +33,6 @@ from toolgym.tools.serving.admission import BusyError, Gate
 from toolgym.tools.serving.app import HttpApp
 from toolgym.tools.serving.json_bodies import parse
 from toolgym.tools.serving.metrics import ServerMetrics
-from toolgym.tools.serving.peers import Peers
 from toolgym.tools.serving.routes import Call, Operation, Route
 from toolgym.tools.serving.transport import RequestRefusedError, Token, answer
 from toolgym.tools.serving.worker import START_DEADLINE, run_worker
@@ -47,17 +45,15 @@ Answer = Callable[[Call, str], Awaitable[web.Response]]
 
 
 class SessionApp(HttpApp):
-    """The service over one backend. The caller closes the backend and the store; `version` is the library's."""
+    """The service over one backend. The caller closes the backend and the store."""
 
     title = "toolgym sessions"
     summary = "veRL's multi-turn sandbox protocol."
 
-    def __init__(
-        self, backend: SessionBackend, store: Store, config: SessionServerConfig, *, version: str = ""
-    ) -> None:
+    def __init__(self, backend: SessionBackend, store: Store, config: SessionServerConfig) -> None:
         gate = Gate(config.max_concurrency, config.max_queue, config.queue_timeout)
         metrics = ServerMetrics(METRICS_PREFIX)
-        super().__init__(config, gate, metrics, Peers(None, [], config.queue_timeout), version=version)
+        super().__init__(config, gate, metrics)
         self._token = self._clients = ClientTokens(read_clients(config))
         self._max_requests = config.max_requests_per_client
         self._requests: collections.Counter[str] = collections.Counter()
@@ -199,7 +195,7 @@ async def open_app(config: SessionServerConfig, number: int, folder: Path | None
                 await backend.start()
         except TimeoutError:
             raise SandboxError(f"the backend did not start within {START_DEADLINE:g} s") from None
-        app = SessionApp(backend, store, config, version=importlib.metadata.version("toolgym"))
+        app = SessionApp(backend, store, config)
         yield app, f"backend: {config.backend}, database: {config.database}"
 
 

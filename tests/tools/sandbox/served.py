@@ -25,7 +25,7 @@ async def serving(sandbox, *, port=0, config_class=ServerConfig, routes_of=None,
     """A service over a sandbox, with these settings; `routes_of(app, config)` gives further routes."""
     await sandbox.start()
     config = config_class.load(flags={"workers": 1, **settings})
-    app = SandboxApp(sandbox, config, languages=config.offered_languages(sandbox.level))
+    app = SandboxApp(sandbox, config)
     if routes_of is not None:
         app.add_routes(routes_of(app, config))
     await app.start()

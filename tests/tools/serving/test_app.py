@@ -18,7 +18,6 @@ from toolgym.tools.serving.config import ServingConfig
 from toolgym.tools.serving.json_bodies import parse
 from toolgym.tools.serving.metrics import ServerMetrics, render
 from toolgym.tools.serving.openapi import describe, render_page
-from toolgym.tools.serving.peers import Peers
 from toolgym.tools.serving.routes import UNKNOWN, Operation, Route, Router
 from toolgym.tools.serving.transport import answer
 
@@ -68,7 +67,7 @@ ROUTES = [
 async def client():
     """A client of such a server."""
     config = ServingConfig(workers=1, max_concurrency=1)
-    app = HttpApp(config, Gate(1, 1, 1.0), ServerMetrics("echo"), Peers(None, [], 1.0))
+    app = HttpApp(config, Gate(1, 1, 1.0), ServerMetrics("echo"))
     app.add_routes(ROUTES)
     runner = web.ServerRunner(app.listener(), shutdown_timeout=0.5)
     await runner.setup()
@@ -163,7 +162,7 @@ async def serving():
 
         async def open_server(**settings):
             config = ServingConfig(workers=1, max_concurrency=1, **settings)
-            app = HttpApp(config, Gate(1, 1, 1.0), ServerMetrics("echo"), Peers(None, [], 1.0))
+            app = HttpApp(config, Gate(1, 1, 1.0), ServerMetrics("echo"))
             app.add_routes(ROUTES)
             runner = web.ServerRunner(app.listener(), shutdown_timeout=0.5)
             await runner.setup()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -29,7 +30,7 @@ from toolgym.tools.sandbox.server.session_api import SessionApi, SessionEntry
 from toolgym.tools.serving.admission import BusyError, Gate
 from toolgym.tools.serving.app import HttpApp
 from toolgym.tools.serving.json_bodies import problem
-from toolgym.tools.serving.peers import PeerGoneError, Peers
+from toolgym.tools.serving.peers import PeerGoneError
 from toolgym.tools.serving.routes import Call, Handler, Operation, Route
 from toolgym.tools.serving.session_table import SessionTable
 from toolgym.tools.serving.transport import answer
@@ -51,7 +52,7 @@ class Health(pydantic.BaseModel):
 class SandboxApp(HttpApp):
     """The service over one sandbox, which stays the caller's to close.
 
-    `about` are further fields of `/health`. `folder` has the workers' sockets, if there are several.
+    `folder` has the workers' sockets, if there are several.
     """
 
     title = "toolgym sandbox"
@@ -59,26 +60,17 @@ class SandboxApp(HttpApp):
     metrics: SandboxMetrics
 
     def __init__(
-        self,
-        sandbox: LocalSandbox,
-        config: ServerConfig,
-        *,
-        languages: frozenset[str] = frozenset({"python"}),
-        version: str = "",
-        about: Mapping[str, Any] | None = None,
-        worker: int = 0,
-        folder: Path | None = None,
+        self, sandbox: LocalSandbox, config: ServerConfig, *, worker: int = 0, folder: Path | None = None
     ) -> None:
         slots, queue = config.share(config.max_concurrency), config.share(config.max_queue)
         gate = Gate(slots, queue, config.queue_timeout, sandbox.cpu_slots)
         metrics = SandboxMetrics()
-        others = [number for number in range(config.workers) if number != worker]
         deadline = config.queue_timeout * 2 + config.max_timeout + GRACE + FILE_DEADLINE
-        super().__init__(config, gate, metrics, Peers(folder, others, deadline), worker, version)
+        super().__init__(config, gate, metrics, worker, folder, deadline)
         self.sandbox, self._workers = sandbox, config.workers
-        self._about = dict(about or {})
         self._sessions = SessionTable[SessionEntry](config.share(config.max_sessions), config.session_idle_timeout)
         metrics.gauge("sessions", "Open sessions.", lambda: len(self._sessions))
+        languages = config.offered_languages(sandbox.level)
         self._executor = Executor(sandbox, config, languages, gate, metrics)
         self._api = SessionApi(sandbox, config, gate, metrics, self._sessions, worker)
         self._languages = sorted(languages)
@@ -189,5 +181,5 @@ class SandboxApp(HttpApp):
             "workers": self._workers,
             "sessions": len(self._sessions),
             "languages": self._languages,
-            **self._about,
+            "isolation": asdict(self.sandbox.isolation),
         }

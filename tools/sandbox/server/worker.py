@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.metadata
 from collections.abc import AsyncIterator
-from dataclasses import asdict
 from pathlib import Path
 
 from toolgym.tools.errors import SandboxError
@@ -27,16 +25,7 @@ async def open_app(config: ServerConfig, number: int, folder: Path | None) -> As
                 await (await sandbox.session()).close()
         except TimeoutError:
             raise SandboxError(f"the sandbox did not start within {START_DEADLINE:g} s") from None
-        app = SandboxApp(
-            sandbox,
-            config,
-            languages=config.offered_languages(sandbox.level),
-            version=importlib.metadata.version("toolgym"),
-            about={"isolation": asdict(sandbox.isolation)},
-            worker=number,
-            folder=folder,
-        )
-        yield app, f"isolation: {sandbox.level.value}"
+        yield SandboxApp(sandbox, config, worker=number, folder=folder), f"isolation: {sandbox.level.value}"
     finally:
         await sandbox.close()
 

@@ -16,7 +16,6 @@ from toolgym.tools.serving.admission import Gate
 from toolgym.tools.serving.app import HttpApp
 from toolgym.tools.serving.json_bodies import parse, problem
 from toolgym.tools.serving.metrics import ServerMetrics
-from toolgym.tools.serving.peers import Peers
 from toolgym.tools.serving.routes import Call, Operation, Route
 from toolgym.tools.serving.transport import RequestRefusedError, answer
 
@@ -54,18 +53,11 @@ class SearchApp(HttpApp):
     summary = "Passages for queries, as Search-R1's retrieval server answers."
 
     def __init__(
-        self,
-        retriever: Retriever,
-        config: SearchServerConfig,
-        *,
-        version: str = "",
-        worker: int = 0,
-        folder: Path | None = None,
+        self, retriever: Retriever, config: SearchServerConfig, *, worker: int = 0, folder: Path | None = None
     ) -> None:
         gate = Gate(config.share(config.max_concurrency), config.share(config.max_queue), config.queue_timeout)
-        others = [number for number in range(config.workers) if number != worker]
         self._figures = ServerMetrics(METRICS_PREFIX)
-        super().__init__(config, gate, self._figures, Peers(folder, others, config.queue_timeout), worker, version)
+        super().__init__(config, gate, self._figures, worker, folder)
         self._retriever, self._settings = retriever, config
         kilt = {"POST": Operation(self._kilt, "Find passages for one text", KiltRequest, "application/json")}
         retrieve = Operation(self._retrieve, "Find passages for queries", RetrieveRequest, RetrieveResponse)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -17,8 +16,7 @@ from toolgym.tools.serving.worker import run_worker
 @contextlib.asynccontextmanager
 async def open_app(config: SearchServerConfig, number: int, folder: Path | None) -> AsyncIterator[tuple[HttpApp, str]]:
     async with await in_thread(config.open_retriever) as retriever:
-        version = importlib.metadata.version("toolgym")
-        yield SearchApp(retriever, config, version=version, worker=number, folder=folder), f"{config.corpus}"
+        yield SearchApp(retriever, config, worker=number, folder=folder), f"{config.corpus}"
 
 
 if __name__ == "__main__":

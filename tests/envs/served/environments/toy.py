@@ -125,7 +125,7 @@ async def serving(*names, **settings):
         )
         for name in names or ("tests/Sum-v0",)
     ]
-    app = EnvApp(Catalog(envs), config, version="1.2.3")
+    app = EnvApp(Catalog(envs), config)
     await app.start()
     runner = web.ServerRunner(app.listener(), shutdown_timeout=0.5)
     await runner.setup()

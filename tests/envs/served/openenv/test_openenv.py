@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.metadata
 import json
 
 import aiohttp
@@ -257,7 +258,7 @@ async def test_http_keeps_an_env_for_a_named_session_alone(serve, ask):
 async def test_the_env_is_described(serve, ask):
     service = await serve("tests/Sum-v0", "Other-v0")
     assert (await ask.get(f"{service.url}/health"))[1]["status"] == "healthy"
-    metadata = {"name": "tests/Sum-v0", "description": "Add numbers.", "version": "1.2.3"}
+    metadata = {"name": "tests/Sum-v0", "description": "Add numbers.", "version": importlib.metadata.version("toolgym")}
     assert (await ask.get(f"{service.url}/metadata"))[1] == metadata
     assert (await ask.get(f"{service.url}/other-v0/metadata"))[1]["name"] == "Other-v0"
     assert (await ask.get(f"{service.url}/tests/Sum-v0/metadata"))[1]["name"] == "tests/Sum-v0"
@@ -268,7 +269,7 @@ async def test_the_env_is_described(serve, ask):
     assert set(schema) == {"action", "observation", "reset_observation", "state"}
     _, description = await ask.get(f"{service.url}/openapi.json")
     assert {"/reset", "/step", "/state", "/{env}/call"} <= set(description["paths"])
-    assert description["info"]["version"] == "1.2.3"
+    assert description["info"]["version"] == importlib.metadata.version("toolgym")
 
 
 async def test_observations_fit_their_schema(serve, connect, ask):

@@ -100,7 +100,7 @@ async def serving(database: Path, backend=None, **settings):
         stack.push_async_callback(store.close)
         await stack.enter_async_context(backend)
         await backend.start()
-        app = SessionApp(backend, store, SessionServerConfig(**settings), version="1.2.3")
+        app = SessionApp(backend, store, SessionServerConfig(**settings))
         stack.push_async_callback(app.close)
         await app.start()
         runner = web.ServerRunner(app.listener(), shutdown_timeout=0.5)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.metadata
 import json
 import re
 
@@ -37,7 +38,7 @@ def corpus(tmp_path):
 @contextlib.asynccontextmanager
 async def serving(retriever, **settings):
     """The service over a retriever; gives its address."""
-    app = SearchApp(retriever, SearchServerConfig(**settings), version="1.2.3")
+    app = SearchApp(retriever, SearchServerConfig(**settings))
     runner = web.ServerRunner(app.listener(), shutdown_timeout=0.5)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -164,7 +165,13 @@ async def test_its_health_figures_and_description(corpus):
             figures = await response.text()
         async with http.get(f"{url}/openapi.json") as response:
             described = await response.json()
-    assert about == {"status": "ok", "version": "1.2.3", "corpus": "c.jsonl", "running": 0, "waiting": 0}
+    assert about == {
+        "status": "ok",
+        "version": importlib.metadata.version("toolgym"),
+        "corpus": "c.jsonl",
+        "running": 0,
+        "waiting": 0,
+    }
     assert re.search(r'toolgym_search_requests_total\{code="200",endpoint="/retrieve",worker="0"\} 1\.0', figures)
     assert {"/retrieve", "/observation_kilt/", "/health"} <= set(described["paths"])
 
