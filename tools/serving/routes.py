@@ -24,15 +24,10 @@ Handler = Callable[[Call], Awaitable[web.StreamResponse]]
 
 
 class Operation(NamedTuple):
-    """One method of a path.
+    """One method of a path. The API's description leaves out one without a `summary`.
 
-    Attributes:
-        handler: answers a call.
-        summary: one line for the API's description, which leaves out an operation without it.
-        request: the body: its model or a MIME type.
-        response: the answer: its model or a MIME type.
-        status: HTTP status of success.
-        conflict: meaning of the status 409, if it occurs.
+    `request` and `response` are models or MIME types, `status` is that of success, and `conflict` is the
+    meaning of 409.
     """
 
     handler: Handler
@@ -44,13 +39,10 @@ class Operation(NamedTuple):
 
 
 class Route(NamedTuple):
-    """A path and its methods.
+    """A path and its methods; a `public` one is answered without a token.
 
-    Attributes:
-        path: the path. A placeholder `{name}` stands for all between two slashes, `{name:path}` for all the rest.
-        public: whether it is answered without a token.
-        runs: whether it needs a slot to run something; a full server refuses it before it reads the body.
-        while_draining: whether it is still answered while the server is being stopped.
+    In `path`, `{name}` stands for all between two slashes, and `{name:path}` for all the rest. One that `runs`
+    something needs a slot: a full server refuses it before it reads the body.
     """
 
     path: str
