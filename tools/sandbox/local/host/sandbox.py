@@ -220,7 +220,7 @@ class LocalSandbox(Sandbox):
                 apart = tried >= TOGETHER
                 pool = self._apart if apart else self._templates
                 async with self._apart_lock if apart else contextlib.nullcontext():
-                    template = await (pool.for_code(request.code) if language is None else pool.bare())
+                    template = await pool.for_code(request.code if language is None else "")
                     try:
                         answer = await template.request(message, patience=patience, slot=slot)
                     except TemplateLostError:
@@ -247,9 +247,8 @@ class LocalSandbox(Sandbox):
         await self._check_kind(kind)
         why = ""
         for _ in range(TRIES):
-            hint = request.hint
             pool = await self._pool(kind)
-            template = await (pool.full() if hint is None else pool.for_code(hint))
+            template = await pool.for_code(request.hint)
             try:
                 answer = await template.request(message, patience=START_SESSION + GRACE)
             except TemplateLostError:

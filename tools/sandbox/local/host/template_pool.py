@@ -119,19 +119,13 @@ class TemplatePool:
         if full and self.preload:
             await self._get("full", 0)
 
-    async def for_code(self, code: str) -> TemplateProcess:
-        """Return a template for code: a full one if the code names a module of it.
+    async def for_code(self, code: str | None) -> TemplateProcess:
+        """Return a template for code, a full one if the code names a module of it or is not known (None).
 
         Raises SandboxUnavailableError if it cannot be started, and SandboxClosedError.
         """
-        return await self._get("full" if self._pattern.search(code) else "bare")
-
-    async def bare(self) -> TemplateProcess:
-        return await self._get("bare")
-
-    async def full(self) -> TemplateProcess:
-        """Return a template with all libraries of the pool."""
-        return await self._get("full" if self.preload else "bare")
+        full = bool(self.preload) if code is None else self._pattern.search(code) is not None
+        return await self._get("full" if full else "bare")
 
     async def look(self) -> float:
         looking = [template.look() for template in self._templates if template.alive]
