@@ -186,12 +186,10 @@ class Session(SessionFiles, AsyncCloseable):
     One cell, call about files or fork at a time; a second one waits. Close it, or use it as an async context manager.
     """
 
+    id: str
+
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id}{'' if self.alive else ', ended'}>"
-
-    @property
-    @abstractmethod
-    def id(self) -> str: ...
 
     @property
     @abstractmethod

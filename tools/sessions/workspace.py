@@ -147,11 +147,7 @@ class Workspace(Sandbox):
 class WorkspaceSession(Session):
     def __init__(self, workspace: Workspace, scope: str, shared: _Shared, inner: Session) -> None:
         self._workspace, self._scope, self._shared, self._inner = workspace, scope, shared, inner
-        self._open = True
-
-    @property
-    def id(self) -> str:
-        return self._inner.id
+        self.id, self._open = inner.id, True
 
     @property
     def alive(self) -> bool:

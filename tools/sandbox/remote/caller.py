@@ -75,16 +75,9 @@ class Caller:
             SandboxClosedError: the sandbox is closed.
         """
         try:
-            if for_session:
-                return await self._client.call(
-                    request,
-                    read,
-                    at,
-                    attempts=attempts,
-                    among=self._with_sessions,
-                    load=lambda replica: (replica.sessions, replica.in_flight),
-                )
-            return await self._client.call(request, read, at, attempts=attempts)
+            if not for_session:
+                return await self._client.call(request, read, at, attempts=attempts)
+            return await self._client.call(request, read, among=self._with_sessions, load=_sessions_first)
         except ClientClosedError:
             raise SandboxClosedError("the sandbox is closed") from None
 
@@ -132,6 +125,10 @@ class Caller:
             replica.failed(answered)
             raise AttemptError(answered, sent=False)
         return read_kind(replica.url, reply)
+
+
+def _sessions_first(replica: SandboxReplica) -> tuple[int, int]:
+    return replica.sessions, replica.in_flight
 
 
 def _retrieve(task: asyncio.Task[ServerKind]) -> None:

@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
 from toolgym.tools.errors import (
@@ -28,8 +28,11 @@ from toolgym.tools.sandbox.names import check_path, positive
 from toolgym.tools.sandbox.processes import MAX_INPUT, Command, Process, ProcessRequest, ProcessState
 from toolgym.tools.sandbox.protocol.messages import ProcessInfo, SessionInfo, encode_base64, framed
 from toolgym.tools.sandbox.remote import response_parsing as answers
-from toolgym.tools.sandbox.remote.caller import Caller, SandboxReplica
+from toolgym.tools.sandbox.remote.caller import SandboxReplica
 from toolgym.tools.sandbox.remote.response_parsing import NO_SESSION, REFUSALS, RefusedCallError, SessionGoneError
+
+if TYPE_CHECKING:
+    from toolgym.tools.sandbox.remote.sandbox import RemoteSandbox
 
 T = TypeVar("T")
 
@@ -45,20 +48,6 @@ RAW = "application/octet-stream"
 _log = logging.getLogger("toolgym.tools.sandbox")
 
 
-class SessionOwner(Protocol):
-    """The part of a sandbox that its remote sessions need."""
-
-    async def call(
-        self, request: HttpRequest, read: Callable[[HttpResponse], T], at: SandboxReplica | None = None
-    ) -> tuple[T, SandboxReplica]: ...
-
-    def caller(self) -> Caller: ...
-
-    async def opened(self, asking: Opening) -> list[Session]: ...
-
-    def forget(self, session: RemoteSession) -> None: ...
-
-
 class RemoteSession(Session):
     """A session of a `RemoteSandbox`, on one server, which gets all its calls.
 
@@ -66,16 +55,12 @@ class RemoteSession(Session):
     does not know it, counts as ended (`alive` false).
     """
 
-    def __init__(self, owner: SessionOwner, replica: SandboxReplica, name: str) -> None:
-        self._owner, self.replica, self._id = owner, replica, name
+    def __init__(self, owner: RemoteSandbox, replica: SandboxReplica, name: str) -> None:
+        self._owner, self.replica, self.id = owner, replica, name
         self._checkpoints: dict[str, None] = {}
         self._alive = True
         self._closed = self._gone = self._unreached = False
         self._lock = asyncio.Lock()
-
-    @property
-    def id(self) -> str:
-        return self._id
 
     @property
     def alive(self) -> bool:
@@ -208,7 +193,7 @@ class RemoteSession(Session):
         self._checkpoints.clear()
         if self._gone:
             return
-        request = HttpRequest("DELETE", f"/sessions/{self._id}")
+        request = HttpRequest("DELETE", f"/sessions/{self.id}")
         try:
             async with asyncio.timeout(CLOSING):  # it waits for no turn, because closing makes room
                 await self._owner.caller().call(
@@ -230,7 +215,7 @@ class RemoteSession(Session):
         """Return the server's answer, with `dead_too` also if only checkpoints of the session are there."""
         if self._closed or self._gone or not (self._alive or (dead_too and not self._unreached)):
             raise SessionGoneError(NO_SESSION)
-        request = request._replace(path=f"/sessions/{self._id}{request.path}")
+        request = request._replace(path=f"/sessions/{self.id}{request.path}")
         try:
             result, _ = await self._owner.call(request, read, self.replica)
         except CallError as error:

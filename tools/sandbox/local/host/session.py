@@ -91,7 +91,7 @@ class LocalSession(Session):
     def __init__(
         self, opened: OpenSessions, template: TemplateProcess, name: str, limits: Limits, user: SessionUser | None
     ) -> None:
-        self._opened, self._template, self._id, self._limits, self._user = opened, template, name, limits, user
+        self._opened, self._template, self.id, self._limits, self._user = opened, template, name, limits, user
         self._closed = False
         self._has_launcher = False
         self._lock = _OneAtATime()
@@ -102,12 +102,8 @@ class LocalSession(Session):
             user.sessions.add(self)
 
     @property
-    def id(self) -> str:
-        return self._id
-
-    @property
     def alive(self) -> bool:
-        return self._id in self._opened and self._template.alive
+        return self.id in self._opened and self._template.alive
 
     @property
     def checkpoints(self) -> tuple[str, ...]:
@@ -160,7 +156,7 @@ class LocalSession(Session):
         """
         if self._user is not None:
             self._user.check_open()
-        request["session"] = self._id
+        request["session"] = self.id
         request.setdefault("timeout", START_SESSION)
         answer: dict[str, Any] = {"status": "sandbox_error", "alive": False, "message": "the session is gone"}
         if self.alive:
@@ -174,7 +170,7 @@ class LocalSession(Session):
                 answer["answer"] = answer_codec.unpack(answer.pop("raw", b""))
             except (ValueError, RecursionError):
                 # The program wrote these bytes in place of the interpreter.
-                self._template.send(CloseMessage(op="close", session=self._id))
+                self._template.send(CloseMessage(op="close", session=self.id))
                 answer = {**answer, "status": "killed", "alive": False}
         if not answer.get("alive"):
             self._end()
@@ -184,7 +180,7 @@ class LocalSession(Session):
 
     def send(self, request: SessionMessage) -> None:
         if self.alive:
-            request["session"] = self._id
+            request["session"] = self.id
             self._template.send(request)
 
     async def write_file(self, name: str, data: bytes) -> None:
@@ -319,12 +315,12 @@ class LocalSession(Session):
         self._end()
         if was_alive:
             try:
-                await self._template.request(CloseMessage(op="close", session=self._id), patience=GRACE)
+                await self._template.request(CloseMessage(op="close", session=self.id), patience=GRACE)
             except TemplateLostError:
                 return
 
     def _end(self) -> None:
-        self._opened.discard(self._id)
+        self._opened.discard(self.id)
         if self._user is not None:
             self._user.sessions.discard(self)
 
