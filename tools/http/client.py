@@ -82,8 +82,7 @@ class HttpClient(Generic[R]):
         among: Callable[[], Sequence[R]] | None = None,
         load: Callable[[R], tuple[Any, ...]] = least_loaded,
     ) -> tuple[T, R]:
-        """Return what `read` makes of a server's answer, and the server that gave it; `at` is the only one that will
-        do.
+        """Return what `read` makes of a server's answer, and the server; `at` is the only one that will do.
 
         `read` raises `GarbledError` for an answer that is worth another attempt; what else it raises ends the call.
         `among` returns the servers that would do, asked before each attempt, and `load` orders them. Raises `CallError`

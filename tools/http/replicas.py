@@ -36,11 +36,8 @@ class ReplicaState(enum.StrEnum):
 class Replica:
     """One server, its state and its load. Times are those of the running event loop's clock.
 
-    Attributes:
-        weight: what the calls in flight weigh together, for example in tokens.
-        assigned: affinities that were ever assigned to it.
-        failures: failures since it last answered a call, or a check while it was healthy.
-        left: set when it becomes unhealthy, for calls that wait for its answer; another event takes its place.
+    `weight` is that of the calls in flight together, for example in tokens. `failures` counts since it last answered a
+    call, or a check while it was healthy. `left` is set, and replaced, when it becomes unhealthy.
     """
 
     def __init__(self, url: str) -> None:
@@ -109,13 +106,12 @@ def least_loaded(replica: Replica) -> tuple[Any, ...]:
 class ReplicaPool(Generic[R]):
     """Chooses among replicas. Belongs to the event loop that it is used on; `close` ends its probes.
 
-    A pool is used in one of two ways. `take` probes an unhealthy replica when a call needs one. `watch` checks every
-    replica at an interval, and `wait` gives calls a replica as soon as one is healthy. A probe returns the state that a
-    replica is to have, or raises `AttemptError` if it is not well; it has its own deadline.
+    Either `take` probes an unhealthy replica when a call needs one, or `watch` checks all of them at an interval, and
+    `wait` gives calls a healthy one. A probe has its own deadline; it returns the state that a replica is to have, or
+    raises `AttemptError`.
 
-    The replica of an affinity may have `balance_abs_threshold` calls in flight beyond the least loaded one's, or
-    `balance_rel_threshold` times as many; if both are exceeded, the affinity moves. (The thresholds of
-    `sglang-router`.)
+    An affinity moves when its replica has more than `balance_abs_threshold` calls in flight beyond the least loaded
+    one's, and more than `balance_rel_threshold` times as many, as in `sglang-router`.
     """
 
     def __init__(

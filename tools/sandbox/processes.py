@@ -22,7 +22,7 @@ class Command:
 
     argv: list[str] | str
     cwd: str | None = None
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: dict[str, str] = field(default_factory=dict)
     user: str | None = None
     pty: tuple[int, int] | None = None
 
@@ -40,7 +40,9 @@ class Command:
             check_path(cwd, field=("cwd",))
         if user is not None and (not isinstance(user, str) or not user):
             raise OptionError(f"user must be a name, got {user!r}", "user")
-        return cls(check_command(command), cwd, check_env(env or {}), user, None if pty is None else check_size(pty))
+        return cls(
+            check_command(command), cwd, dict(check_env(env or {})), user, None if pty is None else check_size(pty)
+        )
 
 
 @dataclass(frozen=True)
@@ -63,11 +65,7 @@ class ProcessRequest:
 
 @dataclass(frozen=True)
 class ProcessState:
-    """The state of a process, and the output that was read.
-
-    `code` is its exit code, negative for a signal, and None while it runs; `unwritten` is the bytes that it has not
-    taken from its standard input yet.
-    """
+    """The state of a process: `code` as `Process.poll` has it, and the bytes of input that it has not taken."""
 
     running: bool
     code: int | None

@@ -30,17 +30,13 @@ CLOSE_TIMEOUT = 30.0
 
 
 class _Host:
-    """A local sandbox, and the event loop in a thread that it belongs to.
+    """A local sandbox and its thread, which closes it and ends when nothing refers to this object any more.
 
-    When nothing refers to this object any more, its thread closes the sandbox and ends. `ending` ends it later, once
-    its last handle is closed, and refers to it until then.
+    Once its last handle is closed, `ending` refers to it until it ends.
     """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         sandbox = LocalSandbox(**options)  # raises here, in the caller's thread, when it cannot be
-
-        async def close() -> None:
-            await sandbox.close()
 
         self.sandbox, self.options = sandbox, options
         self.handles: weakref.WeakSet[SharedSandbox] = weakref.WeakSet()
@@ -49,7 +45,7 @@ class _Host:
         self.pid = os.getpid()
         # Closing the sandbox ends its calls, with results that say why: they are not cancelled before.
         self._thread = EventLoopThread(
-            name="toolgym-sandbox", on_close=close, close_timeout=CLOSE_TIMEOUT, cancel_first=False
+            name="toolgym-sandbox", on_close=sandbox.close, close_timeout=CLOSE_TIMEOUT, cancel_first=False
         )
 
     @property

@@ -1,7 +1,6 @@
 """A service: finds the route of each request, admits it, answers it, and turns errors into answers.
 
-It uses aiohttp's low-level server instead of its applications: a server has a dozen paths, and handling a request must
-cost less than what the request runs.
+It uses aiohttp's low-level server: with its applications, a request could cost more than what it runs.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""Counts and times of one worker, and the page for Prometheus with those of all workers.
+"""Counts and times of one worker, and the page for Prometheus with those of all workers, their numbers as labels.
 
-The page holds every sample once, with the number of its worker as a label, and every worker gives the same page.
 (`prometheus_client`'s multi-process mode needs files that outlive a worker, and loses the label.)
 """
 

@@ -1,7 +1,6 @@
-"""The other workers of the same server, each on a UNIX socket.
+"""The other workers of the same server, each on a UNIX socket that only this server's user can reach.
 
-All workers share a port, so a call can reach any of them, while a session lives in one. A worker passes a call of
-another worker's session on to that worker, over a socket that only this server's user can reach.
+All workers share a port, and a session lives in one: a worker that gets another's call passes it on.
 """
 
 from __future__ import annotations
@@ -40,20 +39,14 @@ class Peers:
         self._folder = folder
         self._deadline = deadline
         self._clients: dict[int, aiohttp.ClientSession | None] = dict.fromkeys(others) if folder else {}
-
-    @property
-    def others(self) -> list[int]:
-        return list(self._clients)
+        self.others = list(self._clients)
 
     async def forward(self, worker: int, request: web.BaseRequest, body: bytes) -> web.Response:
         """Return another worker's answer to a request. Raises PeerGoneError."""
         return await self.ask(worker, request.method, request.raw_path, request, body)
 
     async def ask(self, worker: int, method: str, path: str, request: web.BaseRequest, body: bytes) -> web.Response:
-        """Return another worker's answer to a request of this worker. Raises PeerGoneError.
-
-        The path is percent-encoded. The token and content type of the client's request are passed on.
-        """
+        """Return another worker's answer; it gets the token of the client's request. Raises PeerGoneError."""
         headers = {name: request.headers[name] for name in PASSED_ON if name in request.headers}
         timeout = aiohttp.ClientTimeout(total=self._deadline)
         try:
@@ -72,10 +65,8 @@ class Peers:
 
     async def metrics(self) -> list[tuple[int, list[Any]]]:
         """Return the figures of the workers that answer in time, each with its number."""
-        answers = await asyncio.gather(*(self._figures(worker) for worker in self._clients))
-        return [
-            (worker, figures) for worker, figures in zip(self._clients, answers, strict=True) if figures is not None
-        ]
+        answers = await asyncio.gather(*(self._figures(worker) for worker in self.others))
+        return [(worker, figures) for worker, figures in zip(self.others, answers, strict=True) if figures is not None]
 
     async def close(self) -> None:
         clients = [client for client in self._clients.values() if client is not None]

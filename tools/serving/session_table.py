@@ -1,7 +1,4 @@
-"""The open sessions of a server: found by name, used one call at a time, removed when idle.
-
-A server derives its session from `TableSession` and keeps all of them in one `SessionTable`.
-"""
+"""The open sessions of a server: found by name, used one call at a time, removed when idle."""
 
 from __future__ import annotations
 

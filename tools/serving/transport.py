@@ -26,10 +26,7 @@ _log = logging.getLogger("toolgym.tools.serving.http")
 
 
 def _is_ours(record: logging.LogRecord) -> bool:
-    """Keep lines out of the log about clients that disconnect or send something else than HTTP.
-
-    So are the errors that aiohttp raises when it cuts connections at the end of a drain.
-    """
+    """Keep out lines about clients that disconnect or send no HTTP, and about connections cut at the end of a drain."""
     error = record.exc_info[1] if record.exc_info else None
     expected = ConnectionError | web.RequestPayloadError | aiohttp.http.HttpProcessingError | asyncio.InvalidStateError
     return not isinstance(error, expected)
@@ -58,10 +55,9 @@ def answer(message: Any, status: int = 200, headers: Mapping[str, str] | None = 
 
 
 class Listener(web.Server):
-    """An HTTP server that closes connections which send no request in time.
+    """An HTTP server that closes connections which send no request in time; `internal`: for the other workers.
 
-    The handler answers a request of this listener, and is cancelled when the client goes away. The other workers send
-    the requests of an `internal` one.
+    The handler is cancelled when the client goes away.
     """
 
     def __init__(

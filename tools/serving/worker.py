@@ -1,8 +1,7 @@
 """One worker process of a server.
 
-`serve` starts it, writes one line of settings to its standard input, and keeps that open: its end is the parent's, and
-ends the worker. The worker writes JSON lines to its standard output: that it is ready, or why it cannot start, and a
-heartbeat every second.
+`serve` writes one line of settings to its standard input, whose end is the parent's and ends the worker. The worker
+writes JSON lines: that it is ready, or why it cannot start, and a heartbeat every second.
 """
 
 from __future__ import annotations

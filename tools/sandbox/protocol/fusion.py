@@ -1,8 +1,7 @@
 """SandboxFusion's messages, `/run_code` and `/run_jupyter`, and a sandbox's results in them.
 
-Fields, enums and defaults are those of its OpenAPI description at commit 469de08. Unknown fields are ignored, as there.
-Our answers have further fields, those of `CommandRunResult` after `stderr`, which its clients ignore.
-`docs/sandboxfusion.md` lists the differences.
+Fields, enums and defaults are those of its OpenAPI description at commit 469de08; `docs/sandboxfusion.md` lists the
+differences.
 """
 
 from __future__ import annotations
@@ -155,11 +154,7 @@ class RunCodeResponse(WireMessage):
     def of(
         cls, result: ExecutionResult, files: Mapping[str, bytes] | None = None, message: str = ""
     ) -> RunCodeResponse:
-        """Make the answer for a result, with `files` instead of the result's, and `message` as a further note.
-
-        Its status is `SandboxError` if the sandbox failed, and `Failed` if a command ran too long or ended with another
-        return code than 0.
-        """
+        """Make the answer for a result, with `files` instead of the result's, and `message` as a further note."""
         compiled = CommandRunResult.of(result.compile) if result.compile is not None else None
         ran: CommandRunResult | None = None
         if result.status is ExecutionStatus.COMPILE_ERROR:

@@ -168,11 +168,9 @@ class RemoteSandbox(Sandbox):
             "files": _encode(request.files),
             "env": dict(request.env),
         }
-        for name in ("file_mb", "disk_mb", "inodes", "network"):
-            if getattr(request, name) is not None:
-                body[name] = getattr(request, name)
-        if request.folders:
-            body["folders"] = list(request.folders)
+        for name in ("file_mb", "disk_mb", "inodes", "network", "folders"):
+            if value := getattr(request, name):
+                body[name] = value
         asked = HttpRequest("POST", "/sessions", json_body(body), OPENING)
         with failing("a session cannot be opened"):
             (session,) = await self.opened(self.call(asked, read_sessions, for_session=True))

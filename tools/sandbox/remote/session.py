@@ -79,7 +79,7 @@ class RemoteSession(Session):
     async def _exec(self, command: Command, stdin: bytes, timeout: float) -> ExecResult:
         if len(stdin) > MAX_INPUT:
             return await self._exec_fed(command, stdin, timeout)
-        body = json_body({**_fields(command), **_input(stdin), "timeout": timeout})
+        body = json_body({**vars(command), **_input(stdin), "timeout": timeout})
         try:
             return await self.call(HttpRequest("POST", "/exec", body, timeout, repeatable=False), answers.read_exec)
         except CallError as error:
@@ -117,8 +117,7 @@ class RemoteSession(Session):
         )
 
     async def _start(self, command: Command) -> RemoteProcess:
-        body = json_body({**_fields(command), "pty": command.pty})
-        request = HttpRequest("POST", "/processes", body, OPENING, repeatable=False)
+        request = HttpRequest("POST", "/processes", json_body(vars(command)), OPENING, repeatable=False)
         with failing("the program cannot be started"):
             return RemoteProcess(self, await self.call(request, answers.read_started))
 
@@ -247,10 +246,6 @@ class RemoteProcess(Process):
     async def _end(self) -> None:
         with contextlib.suppress(SessionLostError), failing("the process cannot be ended"):
             await self._session.call(HttpRequest("DELETE", self._path, timeout=OPENING), answers.read_nothing)
-
-
-def _fields(command: Command) -> dict[str, Any]:
-    return {"argv": command.argv, "cwd": command.cwd, "env": dict(command.env), "user": command.user}
 
 
 def _input(data: bytes) -> dict[str, str]:

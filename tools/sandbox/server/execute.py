@@ -85,11 +85,7 @@ class Executor:
         return int(self.config.files_limit_mb * MIB)
 
     async def run_code(self, call: Call) -> web.Response:
-        """Answer `/run_code`.
-
-        A language that is not offered is answered as SandboxFusion answers if the toolchain is missing: the program
-        failed with return code 127. A time-out of 0 or less is exceeded at once, as there.
-        """
+        """As SandboxFusion, answer 127 for a language that is not offered; a time-out of 0 is exceeded at once."""
         asked = parse(RunCodeRequest, call.body)
         request = run_request(asked, self.config)
         language = LANGUAGES.get(asked.language)
@@ -117,10 +113,7 @@ class Executor:
         return answer(RunCodeResponse.of(result, kept, note))
 
     async def run_jupyter(self, call: Call) -> web.Response:
-        """Answer `/run_jupyter`: all cells in one fresh session, whose opening counts towards the time.
-
-        Cells go on after one that raised, and stop after one that ran too long or took the interpreter with it.
-        """
+        """Run all cells in one fresh session; opening it counts towards the time. They go on after one that raised."""
         asked = parse(RunJupyterRequest, call.body)
         opening = session_request(asked, self.config)
         if asked.total_timeout <= 0:

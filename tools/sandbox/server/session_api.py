@@ -359,10 +359,9 @@ class SessionApi:
         return web.Response(status=204)
 
     async def failed(self, entry: SessionEntry, error: Exception, *, of_file: bool = False) -> RequestRefusedError:
-        """Make the answer for a failure of the sandbox, and close a session that does not answer.
+        """Make the answer for a failure, which clients do not retry, and close a session that does not answer.
 
-        The call's progress is unknown, so the status is one that clients do not retry. If the session goes on, the
-        file is to blame for a failure `of_file`.
+        If the session goes on, the file is to blame for a failure `of_file`.
         """
         if isinstance(error, SandboxUnsupportedError | SandboxBusyError):
             return _refusal(error)

@@ -1,8 +1,7 @@
 """`CpuSlots`: limits on the executions of a local sandbox, and on those that compute.
 
-An execution that computes needs a processor, and one that sleeps only memory. If executions wait for a slot, the
-sandbox looks which others sleep, and lends their slots. An execution that wakes up takes a slot at once, as it cannot
-be stopped; then fewer begin until others end.
+If executions wait for a slot, the sandbox looks which others sleep, and lends their slots. One that wakes up takes a
+slot at once, as it cannot be stopped; then fewer begin until others end.
 """
 
 from __future__ import annotations
@@ -72,13 +71,10 @@ _held: ContextVar[CpuSlot | None] = ContextVar("toolgym_sandbox_cpu_slot", defau
 
 
 class CpuSlots:
-    """Admits executions, first come, first served, from any event loop.
+    """Admits executions, first come, first served, from any event loop. With `executions` None any number may sleep.
 
-    Args:
-        executions: most executions at once. None: any number, as long as they sleep.
-        computing: most of them that may compute.
-        look: tells the `CpuSlot` of each execution whether it sleeps; returns the seconds of a processor that it took.
-        loop: returns the event loop to look in; None for the running one.
+    `look` tells the `CpuSlot` of each execution whether it sleeps, in the event loop that `loop` returns (None: the
+    running one), and returns the seconds of a processor that it took.
     """
 
     def __init__(

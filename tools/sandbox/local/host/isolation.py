@@ -35,12 +35,9 @@ class Level(enum.StrEnum):
 class Isolation:
     """Protection of the host from a program.
 
-    Attributes:
-        landlock: ABI of Landlock in use; 0: none.
-        fresh_proc: whether a program sees a /proc with only its own processes (at the level `namespaces`).
-        cgroup: `v1` or `v2`. None: there are no control groups, and the memory of all processes of a program together
-            is checked every 50 ms instead of limited by the kernel.
-        missing: a sentence for each thing that the machine does not offer.
+    `landlock` is the ABI in use; 0: none. With `fresh_proc` a program sees a /proc with only its own processes.
+    `cgroup` is `v1` or `v2`; with None, memory is checked every 50 ms instead of limited by the kernel. `missing` has
+    a sentence for each thing that the machine does not offer.
     """
 
     level: Level

@@ -27,16 +27,12 @@ COMPILER_MB = 512
 class Language:
     """One language.
 
-    In commands and variables, `{heap}`, `{start}` and `{stack}` are a garbage collector's most and first memory and a
-    thread's stack in MiB, in proportion to the program's memory; `{processors}` is the number that it is told.
-    `{main}`, also in names of files, is `main`, or another word if a file of the caller has that name. `{main_class}`
-    is the program's main class or object, or else `Main`. `{jars}`, `{go_module}` and `{node_project}` are of
-    `packages`.
+    In commands, variables and names of files, `{heap}`, `{start}` and `{stack}` are a garbage collector's most and
+    first memory and a thread's stack in MiB, `{processors}` is the number that it is told, and `{main}` is `main` or
+    another word, if a file of the caller has that name. `{main_class}` is the program's main class or object, or else
+    `Main`. `{jars}`, `{go_module}` and `{node_project}` are of `packages`.
 
     Attributes:
-        source: name of the file that holds the program.
-        run: the command that runs it.
-        compile: the command that compiles it first, if there is one.
         needs: programs that must be installed, or other files by their full names.
         alone: instead of both commands, one that compiles and runs in a single process, if no more are allowed.
         level: the weakest isolation level that it runs at: `landlock`; `uid` if it takes several processes; or
@@ -71,7 +67,6 @@ class Language:
         return not self.absent
 
     def possible(self, level: str) -> bool:
-        """Return whether it can run at an isolation level."""
         least = "uid" if self.compile and not self.alone and self.level == "landlock" else self.level
         return [*Level].index(Level(level)) <= [*Level].index(Level(least))
 
@@ -195,11 +190,10 @@ _GO_FOLDER = ".{main}-go"
 
 
 def _go(command: str) -> tuple[str, ...]:
-    """Make a command of Go's.
+    """Make a command of Go's, with another folder for temporary files: it ignores a `go.mod` in that.
 
-    Go ignores a `go.mod` in the folder for temporary files, so that must be another one. Since Go 1.20 the standard
-    library does not come compiled, and compiling it for each program takes ten seconds. After one
-    `GODEBUG=installgoroot=all go install std` it is in Go's own folder, and the command looks for it there.
+    Since Go 1.20 the standard library is compiled for each program, which takes ten seconds, unless one
+    `GODEBUG=installgoroot=all go install std` has put it into Go's own folder.
     """
     folder = _GO_FOLDER
     return _shell(f'{{go_module}}mkdir -p {folder} && TMPDIR="$PWD/{folder}" GODEBUG=installgoroot=all exec {command}')

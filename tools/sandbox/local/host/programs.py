@@ -82,7 +82,7 @@ class Programs:
             "process": uuid.uuid4().hex,
             "argv": command.argv,
             "cwd": command.cwd,
-            "env": dict(command.env),
+            "env": command.env,
             "pty": command.pty,
             "deadline": deadline,
             "data": data,

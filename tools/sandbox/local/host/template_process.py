@@ -67,11 +67,10 @@ class TemplateLostError(Exception):
 
 
 class TemplateProcess:
-    """Owns one template process.
+    """Owns one template process, for the event loop that starts it; `config` is that of `startup.main`.
 
-    It belongs to the event loop that starts it. `request` and `send` may be called on any loop and in any thread: they
-    write there, and the process's own loop reads the answers and hands them over. `config` is that of `startup.main`;
-    `sessions` is the number of open sessions that live in it, which their owner counts.
+    `request` and `send` write on any loop and in any thread; the process's own loop reads and hands over the answers.
+    `sessions` counts the open sessions that live in it.
     """
 
     def __init__(
