@@ -45,7 +45,7 @@ class _Host:
         self.pid = os.getpid()
         # Closing the sandbox ends its calls, with results that say why: they are not cancelled before.
         self._thread = EventLoopThread(
-            name="toolgym-sandbox", on_close=sandbox.close, close_timeout=CLOSE_TIMEOUT, cancel_first=False
+            name="toolgym-sandbox", on_close=lambda: sandbox.close(), close_timeout=CLOSE_TIMEOUT, cancel_first=False
         )
 
     @property
