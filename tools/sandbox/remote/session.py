@@ -80,12 +80,14 @@ class RemoteSession(Session):
         if len(stdin) > MAX_INPUT:
             return await self._exec_fed(command, stdin, timeout)
         body = json_body({**vars(command), **_input(stdin), "timeout": timeout})
-        try:
-            return await self.call(HttpRequest("POST", "/exec", body, timeout, repeatable=False), answers.read_exec)
-        except CallError as error:
-            if isinstance(error, RefusedCallError) and error.reason in REFUSALS:
-                raise _error_for("no program can be started", error) from None
-            return ExecResult(ExecutionStatus.SANDBOX_ERROR, message=str(error))
+        request = HttpRequest("POST", "/exec", body, timeout, repeatable=False)
+        with failing("no program can be started"):
+            try:
+                return await self.call(request, answers.read_exec)
+            except CallError as error:
+                if isinstance(error, RefusedCallError) and error.reason in REFUSALS:
+                    raise
+                return ExecResult(ExecutionStatus.SANDBOX_ERROR, message=str(error))
 
     async def _exec_fed(self, command: Command, stdin: bytes, timeout: float) -> ExecResult:
         """Run a program with more input than one request may have."""
@@ -258,27 +260,21 @@ def _input(data: bytes) -> dict[str, str]:
 
 @contextlib.contextmanager
 def failing(what: str, unsupported: type[SandboxUnsupportedError] = SandboxUnsupportedError) -> Iterator[None]:
+    """Raise another error for a call that fails, by its remedy."""
     try:
         yield
     except CallError as error:
-        raise _error_for(what, error, unsupported) from None
-
-
-def _error_for(
-    what: str, error: CallError, unsupported: type[SandboxUnsupportedError] = SandboxUnsupportedError
-) -> SandboxError:
-    """Make the error for a call that failed, by its remedy."""
-    text = f"{what}: {error}"
-    if isinstance(error, SessionGoneError):
-        return SessionLostError(text)
-    reason = error.reason if isinstance(error, RefusedCallError) else None
-    if reason == "unsupported":
-        return unsupported(text)
-    if reason == "no_room" or error.busy:
-        return SandboxBusyError(text)
-    if reason is not None:
-        return file_error(str(error), reason=reason)  # the server has said what
-    return SandboxUnavailableError(text) if error.unreached else SandboxError(text)
+        text = f"{what}: {error}"
+        if isinstance(error, SessionGoneError):
+            raise SessionLostError(text) from None
+        reason = error.reason if isinstance(error, RefusedCallError) else None
+        if reason == "unsupported":
+            raise unsupported(text) from None
+        if reason == "no_room" or error.busy:
+            raise SandboxBusyError(text) from None
+        if reason is not None:
+            raise file_error(str(error), reason=reason) from None  # the server has said what
+        raise (SandboxUnavailableError(text) if error.unreached else SandboxError(text)) from None
 
 
 def _checkpoint_path(name: str) -> str:
