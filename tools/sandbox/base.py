@@ -299,8 +299,7 @@ class Session(SessionFiles, AsyncCloseable):
 
         A checkpoint is an idle fork. It counts against the session's limit of memory and a server's limit of sessions,
         outlives a cell that kills the session, and is freed by `close`, by `drop_checkpoint`, or when another one takes
-        its name. A session can have about fifteen generations of forks and checkpoints behind it: the kernel keeps no
-        more of them from signalling each other.
+        its name. The kernel allows a session about fifteen generations of forks and checkpoints.
 
         Raises ConfigError unless the name is a text of 1 to 200 printable characters, and else as `fork`.
         """
@@ -326,8 +325,7 @@ class Session(SessionFiles, AsyncCloseable):
     async def close(self) -> None:
         """Kill everything of the session and free it, with its checkpoints. Closing twice is fine.
 
-        Its processes count against the sandbox's limits for a moment more: a fork or session that is opened at the
-        limit right afterwards may raise `SandboxBusyError`.
+        Its processes count for a moment more: to open a session at the limit right away may raise `SandboxBusyError`.
         """
 
     def _check_known(self, name: str) -> None:

@@ -27,7 +27,7 @@ class TableSession(ABC):
     """A session of one client. Its calls run one after the other, each in a block of `turn`.
 
     Of these at most `max_waiting` wait, each for at most `patience` seconds. `opened`, and `used`, the last call's
-    beginning or end, are of the monotonic clock. Calls of a session that is `closed` raise NoSessionError.
+    beginning or end, are of the monotonic clock.
     """
 
     idle_timeout: float | None = None

@@ -37,8 +37,7 @@ class ServerStartError(ToolgymError, RuntimeError):
 async def serve(config: ServingConfig, announce: Callable[[str], None]) -> None:
     """Run a server until SIGTERM, SIGINT or SIGHUP; then drain it. A second signal ends the drain.
 
-    `announce` is called once all workers serve, with the name, the address, and a worker's announcement. Raises
-    ConfigError if the address cannot be used, and ServerStartError.
+    `announce` is called once all workers serve. Raises ConfigError for an unusable address, and ServerStartError.
     """
     family, address = resolve(config)
     reserved = listening_socket(family, address)  # it never listens; it keeps the port while workers are replaced

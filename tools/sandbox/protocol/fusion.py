@@ -263,11 +263,7 @@ class RunJupyterResponse(WireMessage):
         timed_out: bool = False,
         message: str = "",
     ) -> RunJupyterResponse:
-        """Make the answer for the results of the cells that ran.
-
-        A cell that raised is no failure; a last one that ran too long or took the interpreter with it is. `timed_out`
-        says that the time was up before the next cell could begin.
-        """
+        """Make the answer for the cells that ran, with `timed_out` if there was no time for the next one."""
         last = cells[-1] if cells else CellResult(ExecutionStatus.OK)
         status, code = CommandRunStatus.FINISHED, 0 if last.alive else -9
         if timed_out or last.status in _TIME:

@@ -1,7 +1,4 @@
-"""The messages of `/sessions`, which is ours, and what SandboxFusion's (`fusion`) have in common with them.
-
-Unknown fields are ignored. A result that a message holds whole is its own message: pydantic reads and writes it.
-"""
+"""The messages of `/sessions`, which is ours, and what SandboxFusion's (`fusion`) have in common with them."""
 
 from __future__ import annotations
 

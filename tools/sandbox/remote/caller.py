@@ -65,14 +65,9 @@ class Caller:
         attempts: int | None = None,
         for_session: bool = False,
     ) -> tuple[T, SandboxReplica]:
-        """Return a server's answer as `read` makes it, and the server, see `HttpClient.call`.
+        """As `HttpClient.call`; a call `for_session` goes to the server of ours with the fewest sessions.
 
-        A call `for_session` goes to the server of ours with the fewest sessions, where the session stays.
-
-        Raises:
-            CallError: no server answered properly, or the time is up.
-            ConfigError: the mistake is the caller's.
-            SandboxClosedError: the sandbox is closed.
+        Raises CallError, ConfigError for the caller's mistake, and SandboxClosedError.
         """
         try:
             if not for_session:

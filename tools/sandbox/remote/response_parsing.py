@@ -1,7 +1,6 @@
 """Results from servers' answers, which may hold any bytes.
 
-A reader raises `GarbledError` for an answer that makes no sense, `CallError` if the server failed, and `ConfigError`
-for the caller's mistake.
+Readers raise `GarbledError` for nonsense, `CallError` if the server failed, `ConfigError` for the caller's mistake.
 """
 
 from __future__ import annotations
