@@ -85,11 +85,11 @@ async def repeat(
     attempts: int | None = None,
     elsewhere: Callable[[], bool] = lambda: False,
 ) -> T:
-    """Make attempts until one succeeds. The last error is raised.
+    """Make attempts at a call until one succeeds, or another one would not be safe or not be worth it.
 
-    Only an `AttemptError` is worth another attempt, and one that was `sent` only if the call is `repeatable`. The caller
-    bounds the time. `elsewhere` says whether another server could take the call at once, so that a `Retry-After` holds
-    nothing up.
+    Only an `AttemptError` is worth another attempt, and one that may have been carried out (`sent`) only if the call is
+    `repeatable`. The last one is raised. The caller bounds the time. `elsewhere` says whether another server could take
+    the call at once, so that a `Retry-After` holds nothing up.
     """
     limit = attempts or retries.attempts
     jitter = tenacity.wait_random_exponential(multiplier=retries.first_delay, max=retries.max_delay)

@@ -192,11 +192,8 @@ class SessionApi:
         label = _unquoted(call.params["name"])
         async with self.sessions.use(call.params["id"]) as entry:
             if label in entry.session.checkpoints:
-                try:
-                    async with asyncio.timeout(FILE_DEADLINE):
-                        await entry.session.drop_checkpoint(label)
-                except (SandboxError, OSError, TimeoutError) as error:
-                    raise await self.failed(entry, error) from None
+                async with self._answering(entry, FILE_DEADLINE):
+                    await entry.session.drop_checkpoint(label)
         return web.Response(status=204)
 
     @contextlib.asynccontextmanager
@@ -233,11 +230,8 @@ class SessionApi:
         async with self.sessions.use(call.params["id"]) as entry, self.gate.slot() as waited:
             self.metrics.queue_seconds.observe(waited)
             entry.cells += 1
-            try:
-                async with asyncio.timeout(request.timeout + GRACE):
-                    result = await entry.session.run_cell(request.code, timeout=request.timeout)
-            except (SandboxError, OSError, TimeoutError) as error:
-                raise await self.failed(entry, error) from None
+            async with self._answering(entry, request.timeout + GRACE):
+                result = await entry.session.run_cell(request.code, timeout=request.timeout)
         self.metrics.ran("/sessions/{id}/cells", result.status.value)
         return answer(messages.CellResponse(result))
 
@@ -283,18 +277,8 @@ class SessionApi:
 
     @contextlib.asynccontextmanager
     async def _using_files(self, call: Call) -> AsyncIterator[Session]:
-        """Give the session, and translate failures with its files to answers."""
-        async with self.sessions.use(call.params["id"]) as entry:
-            try:
-                async with asyncio.timeout(FILE_DEADLINE):
-                    yield entry.session
-            except SandboxFileError as error:
-                missing = isinstance(error, FileNotFoundError)
-                raise RequestRefusedError(404 if missing else 409, str(error), reason=reason_of(error)) from None
-            except ConfigError as error:
-                raise _bad_name(str(error)) from None
-            except (SandboxError, OSError, TimeoutError) as error:
-                raise await self.failed(entry, error, of_file=True) from None
+        async with self.sessions.use(call.params["id"]) as entry, self._answering(entry, FILE_DEADLINE, of_file=True):
+            yield entry.session
 
     async def exec(self, call: Call) -> web.Response:
         request = parse(messages.ExecRequest, call.body)
@@ -335,17 +319,23 @@ class SessionApi:
 
     @contextlib.asynccontextmanager
     async def _using_beside(self, call: Call, seconds: float) -> AsyncIterator[SessionEntry]:
-        """Give the session, and translate failures to answers."""
-        async with self.sessions.use_beside(call.params["id"], MAX_BESIDE) as entry:
-            try:
-                async with asyncio.timeout(seconds + GRACE + self.config.queue_timeout):
-                    yield entry
-            except SandboxFileError as error:
-                raise RequestRefusedError(409, str(error), reason=reason_of(error)) from None
-            except ConfigError as error:
-                raise problem(("argv",), str(error)) from None
-            except (SandboxError, OSError, TimeoutError) as error:
-                raise await self.failed(entry, error) from None
+        seconds += GRACE + self.config.queue_timeout
+        async with self.sessions.use_beside(call.params["id"], MAX_BESIDE) as entry, self._answering(entry, seconds):
+            yield entry
+
+    @contextlib.asynccontextmanager
+    async def _answering(self, entry: SessionEntry, seconds: float, *, of_file: bool = False) -> AsyncIterator[None]:
+        """Give the session so many seconds, and turn its failures into answers."""
+        try:
+            async with asyncio.timeout(seconds):
+                yield
+        except SandboxFileError as error:
+            status = 404 if of_file and isinstance(error, FileNotFoundError) else 409
+            raise RequestRefusedError(status, str(error), reason=reason_of(error)) from None
+        except ConfigError as error:
+            raise (_bad_name(str(error)) if of_file else problem(("argv",), str(error))) from None
+        except (SandboxError, OSError, TimeoutError) as error:
+            raise await self.failed(entry, error, of_file=of_file) from None
 
     async def info(self, call: Call) -> web.Response:
         """Tell about a session. That is no call: it goes on being idle."""
