@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import itertools
+import json
 import os
 import stat
 from abc import ABC, abstractmethod
@@ -232,16 +233,16 @@ class SessionFiles(ABC):
         await in_thread(_make_links, root, links)
 
 
-def read_listing(rows: object) -> Sequence[FileInfo]:
-    """Return the listing of a session, untrusted so far. Raises SandboxError if it is none."""
+def read_listing(data: Any) -> Sequence[FileInfo]:
+    """Return the listing of a session from its JSON, untrusted so far. Raises SandboxError if it is none."""
     infos = []
     try:
-        for name, kind, size, mode, changed, target in rows:  # type: ignore[attr-defined]
+        for name, kind, size, mode, changed, target in json.loads(data):
             fine = isinstance(name, str) and kind in ("file", "folder", "link", "other")
             if not fine or not (target is None or isinstance(target, str)):
                 raise ValueError(name)
             infos.append(FileInfo(name, kind, int(size), int(mode) & 0o7777, float(changed), target))
-    except (TypeError, ValueError, OverflowError) as error:
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise SandboxError(f"what the session says about its files makes no sense: {error}"[:200]) from None
     return infos
 

@@ -60,17 +60,9 @@ def parse(model: type[RequestType], body: bytes) -> RequestType:
     try:
         data = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise InvalidRequestError(
-            [
-                {
-                    "type": "json_invalid",
-                    "loc": ["body", getattr(error, "pos", 0)],
-                    "msg": "JSON decode error",
-                    "input": {},
-                    "ctx": {"error": getattr(error, "msg", str(error))},
-                }
-            ]
-        ) from None
+        entry: Problem = {"type": "json_invalid", "loc": ["body", getattr(error, "pos", 0)], "msg": "JSON decode error"}
+        entry |= {"input": {}, "ctx": {"error": getattr(error, "msg", str(error))}}
+        raise InvalidRequestError([entry]) from None
     try:
         return model.model_validate(data)
     except pydantic.ValidationError as error:

@@ -57,19 +57,12 @@ class ServerMetrics:
 
     def snapshot(self) -> list[list[Any]]:
         """Return all families as JSON: `[name, text, type, [[sample name, labels, value], ...]]` each."""
-        return [
-            [
-                family.name,
-                family.documentation,
-                family.type,
-                [
-                    [sample.name, sample.labels, sample.value]
-                    for sample in family.samples
-                    if not sample.name.endswith("_created")
-                ],
-            ]
-            for family in self.registry.collect()
-        ]
+        families = []
+        for family in self.registry.collect():
+            kept = [sample for sample in family.samples if not sample.name.endswith("_created")]
+            samples = [[sample.name, sample.labels, sample.value] for sample in kept]
+            families.append([family.name, family.documentation, family.type, samples])
+        return families
 
 
 def render(snapshots: Sequence[tuple[int, list[list[Any]]]]) -> bytes:

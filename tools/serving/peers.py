@@ -48,15 +48,10 @@ class Peers:
     async def ask(self, worker: int, method: str, path: str, request: web.BaseRequest, body: bytes) -> web.Response:
         """Return another worker's answer; it gets the token of the client's request. Raises PeerGoneError."""
         headers = {name: request.headers[name] for name in PASSED_ON if name in request.headers}
-        timeout = aiohttp.ClientTimeout(total=self._deadline)
+        timeout, url = aiohttp.ClientTimeout(total=self._deadline), URL(f"http://worker{path}", encoded=True)
         try:
-            async with self._client(worker).request(
-                method,
-                URL(f"http://worker{path}", encoded=True),
-                data=body or None,
-                headers=headers,
-                timeout=timeout,
-            ) as response:
+            asking = self._client(worker).request(method, url, data=body or None, headers=headers, timeout=timeout)
+            async with asking as response:
                 content = await response.read()
                 back = {name: response.headers[name] for name in PASSED_BACK if name in response.headers}
                 return web.Response(status=response.status, body=content, headers=back)
