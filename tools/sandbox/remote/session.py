@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 from urllib.parse import quote
 
 from toolgym.tools.errors import (
@@ -28,11 +28,8 @@ from toolgym.tools.sandbox.names import check_path, positive
 from toolgym.tools.sandbox.processes import MAX_INPUT, Command, Process, ProcessRequest, ProcessState
 from toolgym.tools.sandbox.protocol.messages import ProcessInfo, SessionInfo, encode_base64, framed
 from toolgym.tools.sandbox.remote import response_parsing as answers
-from toolgym.tools.sandbox.remote.caller import SandboxReplica
+from toolgym.tools.sandbox.remote.caller import Caller, SandboxReplica
 from toolgym.tools.sandbox.remote.response_parsing import NO_SESSION, REFUSALS, RefusedCallError, SessionGoneError
-
-if TYPE_CHECKING:
-    from toolgym.tools.sandbox.remote.sandbox import RemoteSandbox
 
 T = TypeVar("T")
 
@@ -48,6 +45,20 @@ RAW = "application/octet-stream"
 _log = logging.getLogger("toolgym.tools.sandbox")
 
 
+class SessionOwner(Protocol):
+    """The part of a sandbox that its remote sessions need."""
+
+    async def call(
+        self, request: HttpRequest, read: Callable[[HttpResponse], T], at: SandboxReplica | None = None
+    ) -> tuple[T, SandboxReplica]: ...
+
+    def caller(self) -> Caller: ...
+
+    async def opened(self, asking: Opening) -> list[Session]: ...
+
+    def forget(self, session: RemoteSession) -> None: ...
+
+
 class RemoteSession(Session):
     """A session of a `RemoteSandbox`, on one server, which gets all its calls.
 
@@ -55,7 +66,7 @@ class RemoteSession(Session):
     does not know it, counts as ended (`alive` false).
     """
 
-    def __init__(self, owner: RemoteSandbox, replica: SandboxReplica, name: str) -> None:
+    def __init__(self, owner: SessionOwner, replica: SandboxReplica, name: str) -> None:
         self._owner, self.replica, self.id = owner, replica, name
         self._checkpoints: dict[str, None] = {}
         self._alive = True

@@ -8,7 +8,7 @@ import os
 import signal
 import time
 import uuid
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from toolgym.tools.errors import SandboxBusyError, SandboxError, SandboxUnsupportedError, SessionLostError
 from toolgym.tools.sandbox.base import ExecResult, ExecutionStatus
@@ -18,9 +18,6 @@ from toolgym.tools.sandbox.local.host.isolation import Level
 from toolgym.tools.sandbox.local.protocol import messages
 from toolgym.tools.sandbox.processes import MAX_INPUT, Command, Process, ProcessOutput, ProcessRequest, ProcessState
 
-if TYPE_CHECKING:
-    from toolgym.tools.sandbox.local.host.session import LocalSession
-
 SLACK = 5.0
 """Seconds beyond a program's deadline until the broker has killed it or its session."""
 
@@ -28,10 +25,20 @@ NO_PROGRAM, NOT_EXECUTABLE = 127, 126
 """A shell's codes for an absent program, and for one that cannot be executed."""
 
 
+class ProgramOwner(Protocol):
+    """The part of a session that its programs need."""
+
+    async def launch(self, request: messages.StartMessage) -> dict[str, Any]: ...
+
+    async def request(self, request: messages.SessionMessage, *, slot: CpuSlot | None = None) -> dict[str, Any]: ...
+
+    def send(self, request: messages.SessionMessage) -> None: ...
+
+
 class Programs:
     """Starts the programs of one session."""
 
-    def __init__(self, owner: LocalSession, level: Level, terminals: bool, cpu_slots: CpuSlots) -> None:
+    def __init__(self, owner: ProgramOwner, level: Level, terminals: bool, cpu_slots: CpuSlots) -> None:
         self._owner, self._level, self._terminals, self._cpu_slots = owner, level, terminals, cpu_slots
 
     async def exec(self, command: Command, stdin: bytes, timeout: float) -> ExecResult:
@@ -134,7 +141,7 @@ class Programs:
 
 
 class LocalProcess(Process):
-    def __init__(self, owner: LocalSession, name: str, pid: int) -> None:
+    def __init__(self, owner: ProgramOwner, name: str, pid: int) -> None:
         super().__init__(pid)
         self._owner, self._name = owner, name
 
@@ -167,7 +174,7 @@ def _message(name: str, *, wait: float) -> messages.ProcessMessage:
     return {"op": "process", "process": name, "wait": wait, "timeout": wait}
 
 
-def _abandon(owner: LocalSession, name: str) -> None:
+def _abandon(owner: ProgramOwner, name: str) -> None:
     request = _message(name, wait=0.0)
     request["signal"], request["forget"] = int(signal.SIGKILL), True
     owner.send(request)
