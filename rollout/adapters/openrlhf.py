@@ -154,7 +154,6 @@ def to_response(trajectory: Trajectory, *, prompt: Any = "", label: Any = "", lo
 
 
 async def _played(play: Callable[[], Awaitable[Trajectory]], task: Task, attempts: int) -> Trajectory:
-    """Play one episode, again if something breaks it off that may be gone the next time."""
     for attempt in range(1, attempts + 1):
         trajectory = await play()
         reason = trajectory.stop_reason

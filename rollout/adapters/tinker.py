@@ -48,7 +48,6 @@ _REASONS = {
     StopReason.LENGTH: types.StopReason.MAX_TOKENS,
     StopReason.BUDGET: types.StopReason.MAX_TOKENS,
 }
-"""tinker-cookbook's names for the ends that are no failures."""
 
 
 def stop_metric(trajectory: Trajectory) -> dict[str, float]:
@@ -226,7 +225,6 @@ class ToolgymGroupBuilder(types.EnvGroupBuilder):  # type: ignore[misc]  # tinke
         return {**self.__dict__, "_envs": []}
 
     async def make_envs(self) -> list[ToolgymEnv]:
-        """Make the envs of one group. Nothing starts before `initial_observation`."""
         factory = EnvFactory.of(self.env, self.env_kwargs or None)
         tokenizer = await in_thread(_tokenizer, self.tokenizer)
         envs = [
@@ -254,8 +252,6 @@ class ToolgymGroupBuilder(types.EnvGroupBuilder):  # type: ignore[misc]  # tinke
 
 
 class ToolgymDataset(types.RLDataset):  # type: ignore[misc]  # tinker-cookbook may be missing
-    """Group builders in batches; the last batch may be smaller."""
-
     def __init__(self, builders: Sequence[ToolgymGroupBuilder], batch_size: int) -> None:
         require_whole_number("batch_size", batch_size, at_least=1)
         self._builders, self._batch_size = list(builders), batch_size

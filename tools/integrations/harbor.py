@@ -116,14 +116,12 @@ class ToolgymEnvironment(BaseEnvironment):
 
     @property
     def session(self) -> Session:
-        """Raises SandboxError before `start` and after `stop`."""
         if self._session is None:
             raise SandboxError("the environment has not been started, or was stopped")
         return self._session
 
     @property
     def workdir(self) -> str:
-        """The folder that commands start in: the task's, the Dockerfile's, or /app."""
         return self.task_env_config.workdir or self._dockerfile.workdir or "/app"
 
     def _validate_definition(self) -> None:

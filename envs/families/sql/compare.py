@@ -92,7 +92,6 @@ def spider_same(expected: Sequence[Row], answer: Sequence[Row], known: str) -> b
 
 
 def _match(expected: Sequence[Row], answer: Sequence[Row]) -> bool:
-    """The same for rows that numbers which differ a little have put into another order."""
     left = list(answer)
     for row in expected:
         place = next((at for at, other in enumerate(left[:100]) if _same_row(row, other)), None)

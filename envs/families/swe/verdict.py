@@ -226,7 +226,6 @@ def _request(task: RepositoryTask, tree: Tree) -> dict[str, Any]:
 
 
 def _pytest_options(words: Sequence[str], files: set[str], tree: Tree) -> list[str]:
-    """Return the options of a pytest command, without files and folders of the repository, which the tests name."""
     folders = {name[:at] for name in tree for at, char in enumerate(name) if char == "/"}
     return [
         word

@@ -214,7 +214,6 @@ class RepositoryWorkspace(AsyncCloseable):
             return None
 
     async def _is_in_the_way(self, name: str, node: Node) -> bool:
-        """Whether something stands there that is not written over: a folder, or anything in place of a link."""
         try:
             file = await self.session.stat(f"{FOLDER}/{name}")
             return node.link or file.kind != "file"

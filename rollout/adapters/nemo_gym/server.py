@@ -73,8 +73,6 @@ class VerifyRequest(BaseVerifyRequest):  # type: ignore[misc]
 
 
 class VerifyResponse(BaseVerifyResponse):  # type: ignore[misc]
-    """The same with the reward and the episode's end, or masked if something broke the episode off."""
-
     model_config = ConfigDict(extra="allow")
     stop_reason: str | None = None
     turns: int = 0

@@ -90,7 +90,6 @@ def to_batch(
 
 
 def _masked(tokenizer: PreTrainedTokenizerBase) -> list[dict[str, Any]]:
-    """Return a log that keeps a row's place: two tokens, the second of them the assistant's."""
     import torch
 
     ids = torch.tensor([tokenizer.eos_token_id or 0])

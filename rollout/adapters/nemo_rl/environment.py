@@ -142,7 +142,6 @@ class Environment(EnvironmentInterface):  # type: ignore[misc]  # NeMo-RL has no
         return session
 
     async def _played(self, session: EnvSession, text: str) -> _Turn:
-        """Step an episode, which is closed if that ends it."""
         assert session.episode is not None
         renderer, messages = self._conversations[session]
         turn = renderer.parse_text(text, first_id=session.episode.calls)

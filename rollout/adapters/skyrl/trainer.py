@@ -99,7 +99,6 @@ class CountedEpisodes:
 
 
 def _alone(uids: Sequence[str], broken: Set[int], is_last_step: Sequence[bool] | None) -> list[int]:
-    """Return the rows of groups that lost episodes and have one left."""
     left: dict[str, int] = defaultdict(int)
     for row, uid in enumerate(uids):
         left[uid] += row not in broken and (is_last_step is None or bool(is_last_step[row]))

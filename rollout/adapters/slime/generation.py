@@ -142,7 +142,6 @@ class _Router:
 
 
 def _context_length(args: Namespace, evaluation: bool) -> int | None:
-    """Return the most tokens of prompt and response that slime says; None: the tokenizer says it."""
     name = "eval_max_context_len" if evaluation else "rollout_max_context_len"
     bounds = [getattr(args, name, None), getattr(args, "sglang_context_length", None)]
     return min((bound for bound in bounds if bound is not None), default=None)

@@ -46,7 +46,6 @@ _UNUSED = ("env", "forward_env", "mcp_header_env", "tool_timeout", "disabled_too
 """Settings of verifiers for the programs of other harnesses."""
 
 _STOPS = {StopReason.MAX_TURNS: "max_turns", StopReason.BUDGET: "max_total_tokens"}
-"""verifiers' names of what it calls truncated."""
 
 
 class ToolgymTasksetConfig(vf.TasksetConfig):
@@ -65,8 +64,6 @@ class ToolgymTasksetConfig(vf.TasksetConfig):
 
 
 class ToolgymData(vf.TaskData):
-    """One task, as it goes to the env server."""
-
     env: str
     env_kwargs: dict[str, Any] = Field(default_factory=dict)
     row: dict[str, Any]
@@ -78,7 +75,6 @@ class ToolgymData(vf.TaskData):
         return cls(id=task.id or None, prompt=prompt, env=env, env_kwargs=dict(env_kwargs or {}), row=task.to_row())
 
     def task(self) -> Task:
-        """Return the task, under the system prompt that verifiers may have set."""
         messages = list(self.row["prompt"])
         if self.system_prompt is not None:
             messages = [message for message in messages if message["role"] != "system"]
@@ -87,8 +83,6 @@ class ToolgymData(vf.TaskData):
 
 
 class ToolgymTask(vf.Task[ToolgymData, vf.State, vf.TaskConfig]):
-    """A task whose reward is the env's."""
-
     @vf.reward
     async def reward(self, trace: vf.Trace) -> float:
         """Return the env's reward; raises ConfigError without one, so that verifiers drops the episode."""

@@ -24,7 +24,6 @@ _ALWAYS = ("turn_scores", "tool_rewards", "min_global_steps", "max_global_steps"
 """Fields that verl's own batches always have (`AgentLoopWorker._postprocess`)."""
 
 _TENSORS = ("prompts", "responses", "response_mask", "input_ids", "attention_mask", "rollout_log_probs")
-"""The fields of our batches that verl's have, too, by the same names."""
 
 
 def to_data_proto(

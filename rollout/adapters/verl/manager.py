@@ -94,7 +94,6 @@ class ManagerWorker:
         """Return once the process has started."""
 
     async def play(self, row: dict[str, Any]) -> None:
-        """Play a prompt's episodes and put their rows into the queue, as they end."""
         validate, do_sample = bool(row.pop("validate", False)), row.pop("__do_sample__", True)
         values = self._rollout.val_kwargs if validate else self._rollout
         size = int(row.pop("__rollout_n__", values.n))

@@ -66,7 +66,6 @@ def rows_of(
 
 
 def extra_fields(trajectory: Trajectory, global_steps: tuple[int | None, int | None] | None = None) -> dict[str, Any]:
-    """Return further fields of a row, with the same keys for every trajectory."""
     first, last = global_steps or versions_of(trajectory)
     return {
         "turn_scores": [0.0 if turn.reward is None else float(turn.reward) for turn in trajectory.turns],

@@ -130,7 +130,6 @@ class VerlGsm8kTool(BaseTool):  # type: ignore[misc]
         return ToolResponse(text=f"The answer {answer!r} earns {score:g}."), reward, {"status": "ok", "score": score}
 
     async def calc_reward(self, instance_id: str, **kwargs: Any) -> float:
-        """Return what the best answer of the instance, or of its trajectory, earns."""
         return self._best.get(instance_id, 0.0)
 
     async def release(self, instance_id: str, **kwargs: Any) -> None:

@@ -70,8 +70,6 @@ _MULTIPLE = {
 
 
 class CodeDataset(ABC):
-    """One format: the question and the verdict for a row."""
-
     @abstractmethod
     def prompt(self, row: Row, config: EvaluationConfig) -> Prompt: ...
 

@@ -79,17 +79,13 @@ class GetMetricsFunctionResult(WireMessage):
     function: str | None = Field(description="source of a function `get_metrics(results)`")
 
 
-class Names(pydantic.RootModel[list[str]]):
-    """Answer of `/list_datasets`."""
+class Names(pydantic.RootModel[list[str]]): ...
 
 
-class Ids(pydantic.RootModel[list[int | str]]):
-    """Answer of `/list_ids`."""
+class Ids(pydantic.RootModel[list[int | str]]): ...
 
 
-class PromptList(pydantic.RootModel[list[Prompt]]):
-    """Answer of `/get_prompts`."""
+class PromptList(pydantic.RootModel[list[Prompt]]): ...
 
 
-class MetricValues(pydantic.RootModel[dict[str, float]]):
-    """Answer of `/get_metrics`."""
+class MetricValues(pydantic.RootModel[dict[str, float]]): ...
