@@ -71,9 +71,7 @@ def become_copy(ends: Sequence[int], writable: tuple[str, ...]) -> None:
         copied[_file_id(os.lstat(source))] = source
 
     for folder in writable:
-        shutil.copytree(
-            folder, folder[1:], symlinks=True, ignore=_not_copied, copy_function=copy, dirs_exist_ok=True
-        )  # fmt: skip
+        shutil.copytree(folder, folder[1:], symlinks=True, ignore=_not_copied, copy_function=copy, dirs_exist_ok=True)
     files = {}
     for fd in range(harden.CONTROL_FD + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0]):
         with contextlib.suppress(OSError):

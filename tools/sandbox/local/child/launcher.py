@@ -180,9 +180,15 @@ class Launcher:
                 _resize(master, *request["pty"])
                 environment.setdefault("TERM", "xterm-256color")
                 handle = subprocess.Popen(
-                    argv, stdin=terminal, stdout=terminal, stderr=terminal, cwd=cwd, env=environment,
-                    start_new_session=True, preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
-                )  # fmt: skip
+                    argv,
+                    stdin=terminal,
+                    stdout=terminal,
+                    stderr=terminal,
+                    cwd=cwd,
+                    env=environment,
+                    start_new_session=True,
+                    preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+                )
             except BaseException:
                 os.close(master)
                 raise

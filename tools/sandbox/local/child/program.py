@@ -56,9 +56,8 @@ _open_c_file.restype = ctypes.c_void_p
 _flush_c_files = syscalls.libc.fflush
 _run_c_file = ctypes.pythonapi.PyRun_FileExFlags
 _run_c_file.restype = ctypes.py_object
-_run_c_file.argtypes = (
-    ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int, ctypes.py_object, ctypes.py_object, ctypes.c_int, ctypes.c_void_p,
-)  # fmt: skip
+_namespaces = [ctypes.py_object] * 2
+_run_c_file.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int, *_namespaces, ctypes.c_int, ctypes.c_void_p)
 _FILE_INPUT = 257
 
 

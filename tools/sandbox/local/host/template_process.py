@@ -128,9 +128,14 @@ class TemplateProcess:
             self._words = tempfile.TemporaryFile()  # noqa: SIM115  closed with the process
             self._process = subprocess.Popen(  # noqa: ASYNC220  takes about a millisecond
                 [self._python, "-s", "-c", _BOOT, FOLDER, config],
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=self._words,
-                pass_fds=passed, env={"LANG": "C.UTF-8", **syscalls.library_path()}, cwd="/", start_new_session=True,
-            )  # fmt: skip
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=self._words,
+                pass_fds=passed,
+                env={"LANG": "C.UTF-8", **syscalls.library_path()},
+                cwd="/",
+                start_new_session=True,
+            )
             theirs.close()
             if self._group is not None:
                 self._group.close()

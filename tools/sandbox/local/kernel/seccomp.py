@@ -34,9 +34,7 @@ ATTRIBUTES = (
     "setxattr", "lsetxattr", "fsetxattr", "setxattrat", "removexattr", "lremovexattr", "fremovexattr", "removexattrat",
     "file_setattr",
 )  # fmt: skip
-METADATA = (
-    "chmod", "fchmod", "fchmodat", "fchmodat2", "chown", "fchown", "lchown", "fchownat", *TIMES, *ATTRIBUTES,
-)  # fmt: skip
+METADATA = ("chmod", "fchmod", "fchmodat", "fchmodat2", "chown", "fchown", "lchown", "fchownat", *TIMES, *ATTRIBUTES)
 """Calls that change a file's metadata, which Landlock does not cover."""
 
 _FORBIDDEN = (
