@@ -156,13 +156,7 @@ class Judge:
             task: dict[str, Any] = {"word": word, "function": test.function, "args": list(test.args)}
         else:
             setup = test.setup
-            task = {
-                "word": word,
-                "setup": test.setup,
-                "helpers": test.helpers,
-                "code": test.code,
-                "entry_points": list(test.entry_points),
-            }
+            task = {"word": word, **vars(test), "entry_points": list(test.entry_points)}
         run = await self._run(
             f"{_driver()}\nmain({setup!r}, {program!r})\n",
             base64.b64encode(zlib.compress(json.dumps(task).encode(), 1)).decode(),

@@ -203,7 +203,7 @@ def render_result(result: ExecutionResult, timeout: float, max_chars: int = 4096
     """Return an execution's outcome as a model reads it: standard output; then the last lines of standard error if the
     program failed (all of it, within the same limit, if it only warned); then, in brackets, how it ended if not
     well."""
-    return _render(result, result.stdout, result.stderr, result.return_code, timeout, max_chars)
+    return _render(result.status, result.stdout, result.stderr, result.return_code, timeout, max_chars)
 
 
 def render_cell(result: CellResult, timeout: float, max_chars: int = 4096) -> str:
@@ -212,33 +212,26 @@ def render_cell(result: CellResult, timeout: float, max_chars: int = 4096) -> st
         stderr += "".join(result.error.traceback) or f"{result.error.name}: {result.error.value}"
     if result.result is not None:
         stdout += ("\n" if stdout and not stdout.endswith("\n") else "") + result.result
-    text = _render(result, stdout, stderr, None, timeout, max_chars)
+    text = _render(result.status, stdout, stderr, None, timeout, max_chars)
     if not result.alive and result.status is not ExecutionStatus.SANDBOX_ERROR:
         text += "\n[The session ended with it; variables and files are gone]"
     return text
 
 
-def _render(
-    result: ExecutionResult | CellResult,
-    stdout: str,
-    stderr: str,
-    return_code: int | None,
-    timeout: float,
-    max_chars: int,
-) -> str:
+def _render(status: ExecutionStatus, stdout: str, stderr: str, code: int | None, timeout: float, max_chars: int) -> str:
     lines = stderr.rstrip().split("\n") if stderr.strip() else []
     hidden = len(lines) - ERROR_LINES
     if hidden > 0:
         lines = [f"... [{hidden} lines of stderr cut] ...", *lines[-ERROR_LINES:]]
-    died = f"[The program was killed by signal {-return_code}]" if return_code else "[The program died]"
+    died = f"[The program was killed by signal {-code}]" if code else "[The program died]"
     return render_outcome(
         "program",
-        result.status,
+        status,
         [cut_middle(stdout.removesuffix("\n"), max_chars), cut_middle("\n".join(lines), max_chars)],
         timeout=timeout,
         nothing="[The program printed nothing]",
         endings={
             ExecutionStatus.KILLED: died,
-            ExecutionStatus.ERROR: "" if return_code is None else f"[The program ended with exit code {return_code}]",
+            ExecutionStatus.ERROR: "" if code is None else f"[The program ended with exit code {code}]",
         },
     )

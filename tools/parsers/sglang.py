@@ -46,14 +46,13 @@ def sglang_parser(name: str) -> Parser:
         parser([tool], name)
     except Exception as error:
         raise ConfigError(f"SGLang's parser {name!r} cannot be used from its name alone: {error}") from error
-    return functools.partial(_parse, name, parser, protocol.Function, protocol.Tool)
+    return functools.partial(_parse, name, parser, protocol)
 
 
 def _parse(
     name: str,
     new_parser: Any,
-    new_function: Any,
-    new_tool: Any,
+    protocol: Any,
     text: str,
     *,
     first_id: int = 0,
@@ -63,10 +62,10 @@ def _parse(
     if not schemas:
         raise ConfigError(f"SGLang's parser {name!r} needs the tools: pass schemas=")
     functions = (
-        new_function(name=schema.name, description=schema.description, parameters=dict(schema.parameters))
+        protocol.Function(name=schema.name, description=schema.description, parameters=dict(schema.parameters))
         for schema in schemas.values()
     )
-    tools = [new_tool(type="function", function=function) for function in functions]
+    tools = [protocol.Tool(type="function", function=function) for function in functions]
     turn = TurnBuilder(first_id)
     parser = new_parser(tools, name)  # detectors keep state: one for each turn
     reasoning, rest = split_reasoning(text, starts_open=starts_open)

@@ -74,11 +74,7 @@ class _Decoder(threading.local):
         return number
 
 
-_decoder = _Decoder()
-
-
-def read_json(text: str, at: int) -> Json:
-    return _decoder.read(text, at)
+read_json = _Decoder().read
 
 
 def read_whole_json(text: str) -> Json:

@@ -33,7 +33,10 @@ def index_folder(
     """
     about = {"toolgym_index": 1, **corpus.fingerprint, **about}
     with _lock(corpus) as alone:
-        if _read_about(folder) != about:
+        known = None
+        with contextlib.suppress(OSError, ValueError):
+            known = json.loads((folder / ABOUT).read_bytes())
+        if known != about:
             if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not (folder / ABOUT).is_file())):
                 raise ConfigError(f"{str(folder)!r} exists and is no index: name another folder for it ('index')")
             _log.warning("building an index of %s in %s", corpus.path, folder)
@@ -69,13 +72,6 @@ def _lock(corpus: Corpus) -> Iterator[bool]:
         yield alone
     finally:
         os.close(descriptor)
-
-
-def _read_about(folder: Path) -> Any:
-    try:
-        return json.loads((folder / ABOUT).read_bytes())
-    except (OSError, ValueError):
-        return None
 
 
 def _replace(folder: Path, prefix: str, about: Mapping[str, Any], build: Callable[[Path], None]) -> None:
