@@ -27,6 +27,7 @@ from toolgym.envs.types import Continue, End, ResetInfo, ResetOptions, ResetResu
 from toolgym.tools.base import BaseTool
 from toolgym.tools.closeable import AsyncCloseable
 from toolgym.tools.concurrency.deadline import own_deadline, shielded, with_deadline
+from toolgym.tools.concurrency.eager_task import awaited
 from toolgym.tools.errors import ConfigError, EpisodeError, check_seconds, require_whole_number
 from toolgym.tools.function import ToolFunction, as_tool
 from toolgym.tools.keywords import named_keywords
@@ -318,7 +319,7 @@ class ToolEnv(BaseEnv):
         try:
             answer = self.respond(turn)
             if inspect.isawaitable(answer):
-                answer = await self._deadline(_awaited(answer), self.tool_timeout)
+                answer = await self._deadline(awaited(answer), self.tool_timeout)
             if isinstance(answer, list):
                 answer = Continue(answer)
             if not isinstance(answer, End) and not (isinstance(answer, Continue) and answer.messages):
@@ -374,7 +375,7 @@ class ToolEnv(BaseEnv):
             score = self._scorer(outcome)
             if inspect.isawaitable(score):
                 with tool_scope(instances.scope):
-                    score = await self._deadline(_awaited(score), self.score_timeout)
+                    score = await self._deadline(awaited(score), self.score_timeout)
             return None if score is None else Score.of(score)
 
     def _info(
@@ -411,7 +412,3 @@ class ToolEnv(BaseEnv):
         finally:
             if held is not None:
                 await shielded(held.close())
-
-
-async def _awaited(value: Awaitable[T]) -> T:
-    return await value

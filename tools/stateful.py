@@ -1,25 +1,4 @@
-"""`StatefulTool` and `ToolSession`: a tool whose state per episode is an object.
-
->>> import asyncio
->>> from toolgym.tools import ToolSchema
->>> class Counter(ToolSession):
-...     count = 0
-...     async def execute(self, parameters, **execute_kwargs):
-...         self.count += parameters["by"]
-...         return str(self.count)
->>> class CounterTool(StatefulTool):
-...     default_schema = ToolSchema("count", "Count up.", {"type": "object", "properties": {"by": {"type": "integer"}}})
-...     async def open(self, **create_kwargs):
-...         return Counter()
->>> async def main():
-...     counter = CounterTool()
-...     episode = await counter.create()
-...     await counter.execute(episode, {"by": 2})
-...     print((await counter.execute(episode, {"by": 3})).text)
-...     await counter.release(episode)
->>> asyncio.run(main())
-5
-"""
+"""`StatefulTool` and `ToolSession`: a tool whose state per episode is an object. See `examples/own_tool.py`."""
 
 from __future__ import annotations
 

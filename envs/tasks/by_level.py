@@ -26,13 +26,7 @@ class ByLevel(TaskSource):
     The level of a task is in its `extra_info`, as `curriculum_level`. Rewards of tasks of another level than the
     present one, such as those that were under way when it changed, say nothing.
 
-    Example:
-        >>> from toolgym.envs import ArithmeticTasks
-        >>> tasks = ByLevel({"easy": ArithmeticTasks(), "hard": ArithmeticTasks("test")}, window=2)
-        >>> for task in tasks.take(2, seed=0):
-        ...     tasks.observe(task, [1.0, 1.0])
-        >>> tasks.level, tasks.take(1, seed=0)[0].extra_info["curriculum_level"]
-        ('hard', 'hard')
+    For an example see docs/data.md.
 
     Args:
         levels: from each level to its tasks, the easiest first.

@@ -1,19 +1,6 @@
 """Conformance suites for tools, envs, engines and sandboxes, of toolgym and of others.
 
-A suite is a class of tests that an implementation's own test file subclasses; it names what it can do and gives the
-suite something to test:
-
-    import pytest_asyncio
-    from toolgym.testing import SandboxSuite
-
-    class TestMySandbox(SandboxSuite):
-        forks = False
-
-        @pytest_asyncio.fixture
-        async def sandbox(self):
-            async with MySandbox() as sandbox:
-                yield sandbox
-
+A suite is a class of tests that an implementation's own test file subclasses, as the docstring of `SandboxSuite` shows.
 Tests of what it cannot do are skipped, with the reason. `check_env` and `check_tool` are plain coroutines that raise a
 `ConformanceError`, for use outside of tests; they need nothing that toolgym does not need. The suites need the extra
 `testing`.

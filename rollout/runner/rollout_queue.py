@@ -84,23 +84,7 @@ class RolloutQueue:
     groups. Failed trajectories are in their groups. One event loop owns the queue; a learner that blocks it stops the
     rollout.
 
-    Example:
-        >>> import asyncio
-        >>> from toolgym.envs import ArithmeticTasks
-        >>> from toolgym.rollout import RunConfig, Runner, SamplingParams, open_engine
-        >>> async def main():
-        ...     ages = []
-        ...     async with open_engine("tiny") as engine:
-        ...         config = RunConfig(group_size=2, seed=0, sampling=SamplingParams(max_new_tokens=64))
-        ...         runner = Runner("CodeInterpreter-v0", engine, config=config)
-        ...         async with RolloutQueue(runner, ArithmeticTasks().take(4), batch_size=2) as queue:
-        ...             async for trajectories in queue:
-        ...                 ages.append(max(map(queue.staleness, trajectories)))
-        ...                 weights = engine.model.state_dict()  # a trainer's own, after a step of its optimizer
-        ...                 await queue.update_weights(weights, version=f"step {len(ages)}")
-        ...     return ages
-        >>> all(age <= 1 for age in asyncio.run(main()))
-        True
+    For an example see docs/async_training.md.
 
     Args:
         runner: plays the groups. Its sinks get each group that comes whole, also one that is too stale then.

@@ -47,18 +47,7 @@ async def run_episode(
     """Play one episode for a loop of the caller's, as a runner does, and return its trajectory, whatever breaks on the
     way; only cancellation passes through.
 
-    Example:
-        >>> import asyncio
-        >>> from toolgym.envs import ArithmeticTasks
-        >>> from toolgym.rollout import load_tokenizer, tiny_policy_path
-        >>> tokenizer = load_tokenizer(tiny_policy_path())
-        >>> async def generate(request):  # a trainer's own generation
-        ...     token_ids = [*tokenizer.encode("#### 42"), tokenizer.eos_token_id]
-        ...     return token_ids, [-0.1] * len(token_ids)
-        >>> [task] = ArithmeticTasks().take(1)
-        >>> trajectory = asyncio.run(run_episode("CodeInterpreter-v0", task, generate, tokenizer=tokenizer))
-        >>> print(trajectory.stop_reason, tokenizer.decode(trajectory.response_ids))
-        answered #### 42<|im_end|>
+    For an example see docs/trainers.md.
 
     Args:
         env: an env id, a function that makes an env, or an env. An env stays the caller's to close; give the next

@@ -33,7 +33,7 @@ def begin(awaitable: Awaitable[T]) -> tuple[FirstStep[T], asyncio.Task[T]]:
     """Take the first step of an awaitable. Returns what came of it, and the task that takes the further ones; if the
     coroutine has ended, that task ends in the loop's next round, without its result."""
     loop, context = asyncio.get_running_loop(), copy_context()
-    coroutine: Any = awaitable if isinstance(awaitable, types.CoroutineType) else _awaited(awaitable)
+    coroutine: Any = awaitable if isinstance(awaitable, types.CoroutineType) else awaited(awaitable)
     step: FirstStep[T] = FirstStep(coroutine)
     task: asyncio.Task[T] = loop.create_task(step, context=context)
     caller = asyncio.current_task()
@@ -125,5 +125,6 @@ class FirstStep(Coroutine[Any, Any, T], Generic[T]):
         return self._coroutine.cr_frame
 
 
-async def _awaited(value: Awaitable[T]) -> T:
+async def awaited(value: Awaitable[T]) -> T:
+    """Make a coroutine of an awaitable."""
     return await value

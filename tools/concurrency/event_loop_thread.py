@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
 from toolgym.tools.concurrency.deadline import with_deadline
+from toolgym.tools.concurrency.eager_task import awaited
 from toolgym.tools.errors import EpisodeError, ToolgymError
 
 T = TypeVar("T")
@@ -319,7 +320,7 @@ class _Server:
             await _cancel_tasks()
         if self.on_close is not None:
             try:
-                await with_deadline(_awaited(self.on_close()), self.close_timeout)
+                await with_deadline(awaited(self.on_close()), self.close_timeout)
             except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  `close` raises it
                 self._failed(error)
         await _cancel_tasks()
@@ -330,10 +331,6 @@ class _Server:
             _log.warning("closing what was not closed by its owner failed: %s: %s", type(error).__name__, error)
         elif self.error is None:
             self.error = error
-
-
-async def _awaited(value: Awaitable[None]) -> None:
-    await value
 
 
 async def _cancel_tasks() -> None:

@@ -1,21 +1,7 @@
 """`Workspace`: a sandbox that opens one session for each episode, which the tools of the episode share.
 
-What one tool writes, the others find: files of an editor, programs of a shell, variables of a code interpreter.
-
->>> import asyncio
->>> from toolgym.tools import BashTool, EditorTool
->>> from toolgym.tools.sessions.tool_scope import tool_scope
->>> async def main():
-...     async with Workspace() as workspace:
-...         bash, editor = BashTool(sandbox=workspace), EditorTool(sandbox=workspace)
-...         with tool_scope("episode 1"):  # an env does that
-...             one, other = await bash.create(), await editor.create()
-...             await editor.execute(other, {"command": "create", "path": "a.txt", "file_text": "hello"})
-...             print((await bash.execute(one, {"command": "cat a.txt"})).text)
-...             await bash.release(one)
-...             await editor.release(other)
->>> asyncio.run(main())
-hello
+What one tool writes, the others find: files of an editor, programs of a shell, variables of a code interpreter. See
+docs/agent_tools.md.
 """
 
 from __future__ import annotations

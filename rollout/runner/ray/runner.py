@@ -47,9 +47,7 @@ class RayRunner(RunnerProtocol):
     The workers start with the first run. With `async with RayRunner(...) as runner` they stay for further runs, one at
     a time, until the end of the block; otherwise they end with the run.
 
-    Example:
-        async with RayRunner("CodeInterpreter-v0", "http://a:30000", num_workers=16) as runner:
-            trajectories = await runner.run(tasks)
+    For an example see docs/ray.md.
 
     Args:
         env: an env id, a function that makes an env, or an `EnvFactory`; functions travel by cloudpickle.
