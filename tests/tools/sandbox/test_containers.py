@@ -241,3 +241,28 @@ def test_what_a_session_started_ends_with_its_template_without_namespaces_too(ho
     assert "it survives" not in lines
     if how == "closed":  # where it was killed, nobody is left who could ask for the dead
         assert lines == []
+
+
+BUSY_HOST = """
+import subprocess, threading
+from toolgym.tools.sandbox.local.kernel import users
+
+def work():
+    while True:
+        sum(range(1000))
+
+for _ in range(3):
+    threading.Thread(target=work, daemon=True).start()
+for _ in range(4):
+    first = users.take()
+    orphans = [subprocess.Popen(["sleep", "600"], user=first + number) for number in range(50)]
+    users.end_orphans(first, 30.0)
+    assert {orphan.wait(30) for orphan in orphans} == {-9}
+"""
+
+
+@pytest.mark.long
+@pytest.mark.skipif(Level.UID not in offered(), reason="needs root")
+def test_what_users_left_is_ended_while_threads_of_the_host_are_busy() -> None:
+    """A fork without Python's hooks would wait for their hold of the interpreter, and its parent for it."""
+    subprocess.run([sys.executable, "-c", BUSY_HOST], check=True, timeout=120)

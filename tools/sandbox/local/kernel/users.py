@@ -9,7 +9,7 @@ import os
 import secrets
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from toolgym.tools.sandbox.local.kernel import syscalls
 
@@ -54,11 +54,11 @@ def take() -> int:
     return ids.start + next(_numbers(os.getpid())) % (len(ids) // SPAN) * SPAN
 
 
-def end(uid: int, first: int) -> None:
+def end(uid: int, first: int, fork: Callable[[], int] = syscalls.fork) -> None:
     """Kill all processes of a user at once, so that none can fork another one in between; for root. Does nothing if no
     process can be started for it; the caller tries again. `first` is from `take`."""
     try:
-        helper = syscalls.fork()
+        helper = fork()
         if helper:
             os.waitpid(helper, 0)
             return
@@ -94,7 +94,7 @@ def end_orphans(first: int, timeout: float) -> None:
         known = [_owner_and_parent(int(pid)) for pid in filter(str.isdigit, os.listdir("/proc"))]
         users = {uid for uid, parent in known if first <= uid < first + SPAN and parent in heirs}
         for uid in users:
-            end(uid, first)
+            end(uid, first, os.fork)  # with its hooks: the host may have further threads
         if users:
             time.sleep(0.001)
 
