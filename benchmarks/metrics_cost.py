@@ -107,9 +107,9 @@ async def main() -> None:
         metrics.waits(job, Phase.ENV, f"tool_{job.key.sample_index}")
     console = Console(file=io.StringIO(), force_terminal=True, width=100)
     shown = Progress(metrics, 2048, console=console)
-    shown._view.start()
-    look = seconds_of(lambda: shown._view.show(shown._now()), 200)
-    shown._view.stop()
+    shown.run_began()
+    look = seconds_of(shown._show, 200)
+    shown.run_ended()
     print(f"{'a look at the progress':32} {look * 1e3:8.2f} ms, 4 a second: {look * 4:.2%} of a processor")
     print(f"{'metrics.metrics()':32} {seconds_of(metrics.metrics, 200) * 1e3:8.2f} ms")
 
