@@ -17,7 +17,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from toolgym.rollout.tokens.template_check import Report, Status, byte_tokenizer, check_template
+from toolgym.rollout.tokens.template_check import Status, TemplateReport, byte_tokenizer, check_template
 from toolgym.tools.schema import ToolSchema
 
 _PARAMETERS = {
@@ -71,7 +71,7 @@ def examine(path: Path) -> Row:
     return Row(path.stem, path.parent.name, worst, ends, "; ".join([*notes, *([reason] if reason else [])]))
 
 
-def verdict(report: Report) -> tuple[str, str]:
+def verdict(report: TemplateReport) -> tuple[str, str]:
     """Exact, refused or wrong, and why."""
     wrong = [case for case in report.cases if case.status is Status.WRONG]
     if wrong:
