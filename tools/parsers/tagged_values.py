@@ -45,7 +45,7 @@ def read_value(
         raise MalformedError(f"the value of {key!r} has no closing {close}", start, name)
     value = text[start:end]
     if -1 < value.find(close) < value.rfind(opening) or re.search(rf"(?m)^[^\S\n]*{re.escape(opening)}", value):
-        why = f"the value of {key!r} has no closing {close}, or holds {opening!r} itself, which cannot be told apart"
+        why = f"the value of {key!r} has no closing {close}, or it holds {opening!r}; a parser cannot tell which"
         raise MalformedError(why, end, name)
     return value, end + len(close)
 

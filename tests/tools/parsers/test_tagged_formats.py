@@ -60,7 +60,7 @@ QWEN3_CODER = [
         "",
         [],
         ["malformed_call"],
-        "cannot be told apart",
+        "cannot tell which",
     ),
     (
         "text between values",
@@ -68,7 +68,7 @@ QWEN3_CODER = [
         "",
         [],
         ["malformed_call"],
-        "cannot be told apart",
+        "cannot tell which",
     ),
     (
         "twice",
@@ -151,7 +151,7 @@ GLM = [
         "",
         [],
         ["malformed_call"],
-        "cannot be told apart",
+        "cannot tell which",
     ),
     (
         "twice",

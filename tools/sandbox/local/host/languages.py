@@ -27,10 +27,10 @@ COMPILER_MB = 512
 class Language:
     """One language.
 
-    In commands, variables and names of files, `{heap}`, `{start}` and `{stack}` are a garbage collector's most and
-    first memory and a thread's stack in MiB, `{processors}` is the number that it is told, and `{main}` is `main` or
-    another word, if a file of the caller has that name. `{main_class}` is the program's main class or object, or else
-    `Main`. `{jars}`, `{go_module}` and `{node_project}` are of `packages`.
+    In commands, variables and names of files, `{heap}` and `{start}` are the most and the first memory of a garbage
+    collector in MiB, and `{stack}` is the stack of a thread in MiB. `{processors}` is the number that the program may
+    use. `{main}` is `main`, or another word if a file of the caller has that name. `{main_class}` is the program's main
+    class or object, or `Main`. `{jars}`, `{go_module}` and `{node_project}` are of `packages`.
 
     Attributes:
         needs: programs that must be installed, or other files by their full names.
