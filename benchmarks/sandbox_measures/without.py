@@ -7,18 +7,17 @@ matter little. A ratio of 1.2 says that a run costs 20 % more without the trick;
 `pass` runs `pass` from the bare template process; `stack` imports the preloaded libraries; `session` opens a session,
 runs a cell and closes it, both from the full one.
 
-Ratios on two cores that other work kept busy (Linux 6.18, Python 3.11, numpy, sympy and pandas; 11 pairs of 120):
+Ratios on two cores that other work kept busy (Linux 6.18, Python 3.11, numpy, sympy and pandas; 11 pairs of 120, and 25
+of 200 for the pages):
 
 | without | pass | stack | session |
 | --- | --- | --- | --- |
 | first-process | 1.37 | 1.39 | 1.42 |
 | syscall-batch | 1.14 | 1.13 | 1.11 |
-| huge-pages | 0.92 | 1.22 | 1.25 |
+| pinned-pages | 1.10 | 1.08 | 1.05 |
+| huge-pages | 1.01 | 1.27 | 1.19 |
 | recursion-depth | 0.98 | 1.01 | 1.00 |
 | preload | | 77 | 0.67 |
-
-Pages that every child writes to could be copied at the fork, by pinning them in the zygote (an io_uring's buffers):
-1.10 to 1.15 for `pass`, but only 0.95 to 1.06 for the others, so the sandbox does without it.
 
 `recursion-depth` is there for what programs see, and not for speed: without it, `sys._getframe().f_back` leads into the
 sandbox, tracebacks of stacks and warnings name its files, and eleven of the 1,000 nested calls are gone.
@@ -40,7 +39,8 @@ from toolgym.tools.sandbox.local.host import template_process
 
 TRICKS = {
     "first-process": "from toolgym.tools.sandbox.local.zygote import first_process as m; m._INSTRUCTIONS.clear()",
-    "huge-pages": "from toolgym.tools.sandbox.local.zygote import huge_pages as m; m.collapse = lambda *_: None",
+    "pinned-pages": "from toolgym.tools.sandbox.local.zygote import fork_pages as m; m.pin = lambda _: None",
+    "huge-pages": "from toolgym.tools.sandbox.local.zygote import fork_pages as m; m.collapse = lambda *_: set()",
     "syscall-batch": """
 from toolgym.tools.sandbox.local.kernel.harden import Hardening as m
 def late(prepare):

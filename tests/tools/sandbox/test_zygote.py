@@ -59,12 +59,12 @@ def test_a_sibling_has_the_same_parent_and_its_thread_knows_its_number():
 def test_a_snapshot_shows_what_either_side_of_a_fork_wrote_to():
     output = printed("""
         import ctypes, mmap, os, signal
-        from toolgym.tools.sandbox.local.zygote import huge_pages
+        from toolgym.tools.sandbox.local.zygote import fork_pages
         room = mmap.mmap(-1, 4 * mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         for page in range(4):
             room[page * mmap.PAGESIZE] = 1
         first = ctypes.addressof(ctypes.c_char.from_buffer(room)) // mmap.PAGESIZE
-        snapshot = huge_pages.PageSnapshot(os.open("/proc", os.O_RDONLY))
+        snapshot = fork_pages.PageSnapshot(os.open("/proc", os.O_RDONLY))
         ready, done = os.pipe()
         child = os.fork()
         if child == 0:
@@ -80,6 +80,37 @@ def test_a_snapshot_shows_what_either_side_of_a_fork_wrote_to():
         print([page in alone for page in range(first, first + 4)])
     """)
     assert output == "[False, True, False, True]"
+
+
+@pytest.mark.parametrize(("fitting", "outputs"), [(64, ["[0, 2, 4, 6, 8, 10, 12, 14]"]), (3, ["[0]", "[0, 2]"])])
+def test_pinned_pages_are_copied_at_the_fork_as_far_as_memory_may_be_locked(fitting, outputs):
+    output = printed(f"""
+        import ctypes, mmap, os, resource, signal
+        from toolgym.tools.sandbox.local.zygote import fork_pages
+        room = mmap.mmap(-1, 16 * mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        for page in range(16):
+            room[page * mmap.PAGESIZE] = 1
+        first = ctypes.addressof(ctypes.c_char.from_buffer(room)) // mmap.PAGESIZE
+        if fork_pages.syscalls.syscall(425, 1, ctypes.create_string_buffer(120)) < 0:
+            raise SystemExit(print("not allowed"))
+        snapshot = fork_pages.PageSnapshot(os.open("/proc", os.O_RDONLY))
+        if os.geteuid() == 0:
+            user = 62_000 + os.getpid() % 3000  # one of its own, that no other process locks memory of
+            os.setresuid(user, user, user)
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, ({fitting} * mmap.PAGESIZE,) * 2)
+        fork_pages.pin({{first + page for page in range(0, 16, 2)}})
+        child = os.fork()
+        if child == 0:
+            signal.pause()
+        snapshot.take()
+        exclusive = snapshot.unshared()
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        print([page for page in range(16) if first + page in exclusive])
+    """)
+    if output == "not allowed":
+        pytest.skip("no io_uring is allowed here")
+    assert output in outputs  # the kernel counts memory of its own too
 
 
 async def test_a_template_process_without_its_zygote_is_replaced():

@@ -44,6 +44,9 @@ _MAX_REASON = 500
 
 _FAILED = 3
 
+_PINNED_BYTES = 1 << 30
+"""Memory that the template processes of a user may pin together, if root may say so; see `fork_pages`."""
+
 _ONLY_OWN = "hidepid=ptraceable"  # a /proc shows only the processes that its reader may look into
 
 _FROZEN = {"namespaces": (), "uid": (*seccomp.TIMES, *seccomp.ATTRIBUTES), "landlock": seccomp.METADATA}
@@ -56,9 +59,10 @@ def main(config: Mapping[str, Any]) -> NoReturn:
     os.set_inheritable(host.fileno(), False)
     _reset_signals()
     os.umask(0o022)
-    descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, descriptors))
+    for limit, wanted in ((resource.RLIMIT_NOFILE, 0), (resource.RLIMIT_MEMLOCK, _PINNED_BYTES)):
+        hard = resource.getrlimit(limit)[1]
+        with contextlib.suppress(ValueError, OSError):  # only root may raise a hard limit
+            resource.setrlimit(limit, (hard if hard == resource.RLIM_INFINITY else max(hard, wanted),) * 2)
     cgroups = _cgroups(config)
     jailed = jail.Jailed(0, os.path.isdir("/proc/self"), -1, -1)
     if config["level"] == "namespaces":

@@ -25,7 +25,7 @@ from toolgym.tools.sandbox.local.kernel.harden import CONTROL_FD, Hardening
 from toolgym.tools.sandbox.local.kernel.syscall_batch import SyscallBatch, move_descriptor
 from toolgym.tools.sandbox.local.protocol import frames
 from toolgym.tools.sandbox.local.protocol.frames import ForkReply
-from toolgym.tools.sandbox.local.zygote import first_process, huge_pages
+from toolgym.tools.sandbox.local.zygote import first_process, fork_pages
 
 _DESCRIPTORS = struct.Struct("3i")
 _ANCILLARY_SIZE = socket.CMSG_SPACE(_DESCRIPTORS.size)
@@ -108,7 +108,7 @@ class Zygote:
         self._inits = first_process.InitMaker(self._thread_id) if spec.pid_namespace >= 0 else None
 
     def calibrate(self) -> None:
-        """Make forks cheaper, see `huge_pages`. Two children show which pages children write to: one runs a program,
+        """Make forks cheaper, see `fork_pages`. Two children show which pages children write to: one runs a program,
         and one becomes a session. If a step fails, everything works the same way, only slower."""
         gc.collect()
         syscalls.trim_heap()
@@ -116,14 +116,14 @@ class Zygote:
         gc.disable()
         with contextlib.suppress(OSError):
             written, ranges = zip(*map(self._watch, _CALIBRATION), strict=True)
-            huge_pages.collapse(ranges[-1], set.union(*written))
+            fork_pages.pin(set.intersection(*written) - fork_pages.collapse(ranges[-1], set.union(*written)))
 
     def _watch(self, requests: Sequence[Mapping[str, Any]]) -> tuple[set[int], list[range]]:
         """Have a child carry out requests. Returns the pages that it or this process has written to, and the ranges
         that huge pages could replace."""
         encoded = [frames.encode_for_child(request) for request in requests]
         with contextlib.ExitStack() as stack:
-            snapshot = huge_pages.PageSnapshot(self._spec.proc)
+            snapshot = fork_pages.PageSnapshot(self._spec.proc)
             stack.callback(snapshot.close)
             if not self._spec.hardening.namespaces:
                 folder = self._spec.folder(0)

@@ -1,14 +1,19 @@
-"""Huge pages for memory that children hardly write to: they make forks cheaper.
+"""Cheaper forks: pages that every child writes to are copied at the fork, and huge pages hold what few write to.
 
-Every page costs an entry in the child's page tables, made at the fork and removed at the exit; a huge page costs one
-for its 512 pages. A child that does write to one gets the 512 entries then, and a copy of that page only.
+After a fork each page that either side writes to is copied in a fault of its own. The kernel copies a *pinned* page at
+the fork instead: a device may write to it, so it must not move. Memory that is registered with an io_uring is pinned.
 
-Source: the kernel's `Documentation/admin-guide/mm/pagemap.rst`, proc_pid_maps(5), and madvise(2) on MADV_COLLAPSE.
+Every other page costs an entry in the child's page tables, made at the fork and removed at the exit; a huge page costs
+one for its 512 pages. A child that does write to one gets the 512 entries then, and a copy of that page only.
+
+Source: the kernel's `Documentation/core-api/pin_user_pages.rst`, `Documentation/admin-guide/mm/pagemap.rst`,
+io_uring_register(2), proc_pid_maps(5), and madvise(2) on MADV_COLLAPSE.
 """
 
 from __future__ import annotations
 
 import ctypes
+import itertools
 import mmap
 import os
 import struct
@@ -30,6 +35,10 @@ _FEW = 8
 """How many of these children may write to: that many faults cost no more than the huge page saves."""
 
 _COLLAPSE = 25
+
+_RING_SETUP, _RING_REGISTER, _REGISTER_BUFFERS = 425, 427, 0
+_RING_PARAMETERS = 120  # bytes of struct io_uring_params
+_MAX_RANGES = 1024  # that a ring registers
 
 
 class PageSnapshot:
@@ -76,8 +85,26 @@ class PageSnapshot:
             room.close()
 
 
-def collapse(ranges: list[range], written: set[int]) -> None:
-    """Make huge pages of the `ranges` in which children have `written` to few pages, as far as the system allows."""
+def collapse(ranges: list[range], written: set[int]) -> set[int]:
+    """Make huge pages of the `ranges` in which children have `written` to few pages, as far as the system allows.
+    Returns the pages in them."""
+    collapsed: set[int] = set()
     for pages in ranges:
         if _PAGE * _HUGE == _HUGE_BYTES and len(written.intersection(pages)) <= _FEW:
-            syscalls.libc.madvise(ctypes.c_void_p(pages.start * _PAGE), ctypes.c_size_t(_HUGE_BYTES), _COLLAPSE)
+            size = ctypes.c_size_t(_HUGE_BYTES)
+            if syscalls.libc.madvise(ctypes.c_void_p(pages.start * _PAGE), size, _COLLAPSE) == 0:
+                collapsed.update(pages)
+    return collapsed
+
+
+def pin(pages: set[int]) -> None:
+    """Have the kernel copy `pages` at each fork of this process, or half of them and so on: RLIMIT_MEMLOCK, one sum for
+    all processes of a user, may have too little left."""
+    numbered = itertools.groupby(enumerate(sorted(pages)), lambda pair: pair[1] - pair[0])
+    buffers = [[page * _PAGE for _, page in adjacent] for _, adjacent in numbered][:_MAX_RANGES]
+    ring = syscalls.syscall(_RING_SETUP, 1, ctypes.create_string_buffer(_RING_PARAMETERS))  # open while this process is
+    while ring >= 0 and buffers:
+        packed = b"".join(struct.pack("QQ", buffer[0], len(buffer) * _PAGE) for buffer in buffers)
+        if syscalls.syscall(_RING_REGISTER, ring, _REGISTER_BUFFERS, packed, len(buffers)) == 0:
+            break
+        buffers = buffers[: len(buffers) // 2]
