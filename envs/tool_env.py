@@ -6,7 +6,6 @@ turn without calls goes to `ToolEnv.respond`. Mistakes of the model and failures
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import inspect
 import itertools
@@ -26,7 +25,7 @@ from toolgym.envs.tool_instances import OwnTools, ToolInstances, encodable, tool
 from toolgym.envs.types import Continue, End, ResetInfo, ResetOptions, ResetResult, StepInfo, StopReason, ToolCallRecord
 from toolgym.tools.base import BaseTool
 from toolgym.tools.closeable import AsyncCloseable
-from toolgym.tools.concurrency.deadline import own_deadline, shielded, with_deadline
+from toolgym.tools.concurrency.deadline import own_deadline, shielded, together, with_deadline
 from toolgym.tools.concurrency.eager_task import awaited
 from toolgym.tools.errors import ConfigError, EpisodeError, check_seconds, require_whole_number
 from toolgym.tools.function import ToolFunction, as_tool
@@ -227,7 +226,7 @@ class ToolEnv(BaseEnv):
         if len(requests) == 1:  # needs no task of its own
             records = [await self._instances.answer(requests[0])]
         else:
-            records = await self._answers(self._instances, requests)
+            records = await together(map(self._instances.answer, requests))
         self._records += records
         reward = sum(record.reward for record in records) + cost
         if self.bad_calls.ends(self._bad_calls):
@@ -235,13 +234,6 @@ class ToolEnv(BaseEnv):
         obs = [tool(record.text, tool_call_id=record.id, name=encodable(record.name)) for record in records]
         self._messages += [message.copy() for message in obs]
         return StepResult(obs, reward, False, self._info(None, message, records, {}))
-
-    async def _answers(
-        self, instances: ToolInstances, requests: Sequence[ToolCall | ToolCallError]
-    ) -> list[ToolCallRecord]:
-        async with asyncio.TaskGroup() as group:
-            answers = [group.create_task(instances.answer(request)) for request in requests]
-        return [answer.result() for answer in answers]
 
     def respond(self, turn: ParsedTurn) -> list[Message] | Continue | End | Awaitable[list[Message] | Continue | End]:
         """Decide what becomes of a turn without tool calls. An override may be async.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import json
 import math
@@ -12,6 +11,7 @@ from typing import Any, TypeAlias
 
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import StopReason, ToolCallRecord
+from toolgym.tools.concurrency.deadline import together
 from toolgym.tools.errors import ConfigError
 from toolgym.tools.message import Message
 
@@ -149,12 +149,8 @@ def weighted(parts: Mapping[str, tuple[float, Scorer]]) -> OutcomeScorer:
     scorers = {name: _checked(name, part) for name, part in parts.items()}
 
     async def score(outcome: Outcome) -> Score:
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = {name: group.create_task(_run(scorer, outcome)) for name, (_, scorer) in scorers.items()}
-        except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from errors
-        scores = {name: _score(name, task.result()) for name, task in tasks.items()}
+        values = await together(_run(scorer, outcome) for _, scorer in scorers.values())
+        scores = {name: _score(name, value) for name, value in zip(scorers, values, strict=True)}
         total = math.fsum(scorers[name][0] * part.value for name, part in scores.items())
         components: dict[str, float] = {}
         for name, part in scores.items():

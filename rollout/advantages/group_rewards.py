@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import logging
 import math
@@ -13,7 +12,7 @@ from toolgym.envs.rewards.judge import question_of
 from toolgym.envs.types import EpisodeFailedError, StopReason
 from toolgym.rollout.advantages.advantages import by_group
 from toolgym.rollout.trajectory.trajectory import Failure, Trajectory, require_trajectories
-from toolgym.tools.concurrency.deadline import DeadlineError, with_deadline
+from toolgym.tools.concurrency.deadline import DeadlineError, together, with_deadline
 from toolgym.tools.errors import ConfigError, check_seconds, error_text, require_whole_number
 from toolgym.tools.keywords import named_keywords
 from toolgym.tools.library.final_answer import without_thinking
@@ -82,12 +81,7 @@ async def add_group_reward(
         for index, member in zip(places, members, strict=True):
             rewarded[index] = member
 
-    try:
-        async with asyncio.TaskGroup() as tasks:
-            for places in groups.values():
-                tasks.create_task(add(places))
-    except BaseExceptionGroup as errors:
-        raise errors.exceptions[0] from errors
+    await together(map(add, groups.values()))
     return rewarded
 
 
@@ -122,15 +116,11 @@ def pairwise_reward(compare: Comparison, *, both_orders: bool = True) -> GroupRe
             for second in range(count)
             if first < second or (both_orders and first > second)
         ]
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                asking = {(a, b): tasks.create_task(asked(question, answers[a], answers[b])) for a, b in pairs}
-        except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from errors
+        shares = await together(asked(question, answers[a], answers[b]) for a, b in pairs)
         wins = [0.0] * count
-        for (first, second), comparison in asking.items():
-            wins[first] += comparison.result()
-            wins[second] += 1 - comparison.result()
+        for (first, second), share in zip(pairs, shares, strict=True):
+            wins[first] += share
+            wins[second] += 1 - share
         rounds = (count - 1) * (2 if both_orders else 1)
         return [won / rounds for won in wins]
 

@@ -8,7 +8,7 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any, TypeVar
@@ -251,6 +251,16 @@ async def shielded(awaitable: Awaitable[T]) -> T:
         task.exception()
         raise cancelled
     return task.result()
+
+
+async def together(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Return the results of coroutines that run at the same time; the first error ends the others, and is raised."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(coroutine) for coroutine in coroutines]
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    return [task.result() for task in tasks]
 
 
 async def _stop(task: asyncio.Task[Any], name: str) -> bool:

@@ -12,11 +12,11 @@ description of the sandbox server that verl's former multi-turn branch asked.)
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeVar, get_args
 
+from toolgym.tools.concurrency.deadline import together
 from toolgym.tools.errors import ConfigError, RetrievalError, check_seconds, shorten
 from toolgym.tools.http.addresses import check_address, check_addresses
 from toolgym.tools.http.client import (
@@ -79,12 +79,7 @@ class RetrievalService(Retriever):
 
     async def search(self, queries: Sequence[str], topk: int) -> list[list[Passage]]:
         if self.protocol == "kilt":
-            try:
-                async with asyncio.TaskGroup() as group:
-                    tasks = [group.create_task(self._kilt(query)) for query in queries]
-            except BaseExceptionGroup as errors:
-                raise errors.exceptions[0] from None
-            return [task.result()[:topk] for task in tasks]
+            return [passages[:topk] for passages in await together(map(self._kilt, queries))]
         message = {"queries": list(queries), "topk": topk, "return_scores": True}
         return await self._call(message, lambda answer: _read(answer, len(queries)))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import time
 from abc import abstractmethod
@@ -10,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from toolgym.tools.concurrency.blocking import NoThreadError
-from toolgym.tools.concurrency.deadline import DeadlineError, with_deadline
+from toolgym.tools.concurrency.deadline import DeadlineError, together, with_deadline
 from toolgym.tools.concurrency.execution_pool import ExecutionPool
 from toolgym.tools.errors import RetrievalError, SandboxError, check_seconds
 from toolgym.tools.search.retriever import Passage, Retriever
@@ -49,12 +48,8 @@ class ThreadedRetriever(Retriever):
         give_up = time.monotonic() + 2 * self._timeout  # its share of waiting for a thread included
         size = math.ceil(len(queries) / self._pool.num_workers)
         parts = [queries[start : start + size] for start in range(0, len(queries), size)]
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._part(part, topk, give_up)) for part in parts]
-        except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from None
-        return [passages for task in tasks for passages in task.result()]
+        answers = await together(self._part(part, topk, give_up) for part in parts)
+        return [passages for answer in answers for passages in answer]
 
     async def _part(self, queries: Sequence[str], topk: int, give_up: float) -> list[list[Passage]]:
         step = self._at_once or len(queries)

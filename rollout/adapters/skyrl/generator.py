@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,7 +27,7 @@ from toolgym.rollout.tokens.renderer import ChatRenderer
 from toolgym.rollout.trajectory.context_routing import ContextRouting
 from toolgym.rollout.trajectory.trajectory import Trajectory
 from toolgym.tools.concurrency.blocking import in_thread
-from toolgym.tools.concurrency.deadline import with_deadline
+from toolgym.tools.concurrency.deadline import together, with_deadline
 from toolgym.tools.errors import ConfigError, EngineError, shorten
 
 with needs("skyrl", "A generator of SkyRL"):
@@ -106,12 +105,7 @@ class ToolgymGenerator(GeneratorInterface):  # type: ignore[misc]  # SkyRL has n
         batch = _Batch(self, input_batch, sampling)
         factories = [await self._factory(env_class) for env_class in input_batch["env_classes"]]
         tasks = [task_of_row({**extra, "raw_prompt": prompt}) for prompt, extra in zip(prompts, extras, strict=True)]
-        async with asyncio.TaskGroup() as group:
-            played = [
-                group.create_task(batch.play(factory, task, name))
-                for factory, task, name in zip(factories, tasks, names, strict=True)
-            ]
-        results = [episode.result() for episode in played]
+        results = await together(batch.play(*row) for row in zip(factories, tasks, names, strict=True))
         output = await in_thread(self._output, results, names)  # the event loop has other answers to read
         if self._scores is not None:
             sources = [extra.get("data_source") for extra in extras]

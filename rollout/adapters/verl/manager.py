@@ -17,6 +17,7 @@ from toolgym.rollout.adapters.verl.agent_loop import ToolgymAgentLoop, plain
 from toolgym.rollout.adapters.verl.options import ManagerOptions
 from toolgym.rollout.adapters.verl.trainer_queue import queue_rows
 from toolgym.rollout.adapters.versions import needs
+from toolgym.tools.concurrency.deadline import together
 from toolgym.tools.errors import ConfigError
 
 with needs("verl", "A manager of verl's agent loops"):
@@ -108,12 +109,8 @@ class ManagerWorker:
             sampling |= {"temperature": 0, "top_p": 1.0, "top_k": -1}
         async with TransferQueueWriter("val" if validate else "train").group(row["uid"]) as group:
             loop = self._loop(row.pop("agent_name", None) or self._rollout.agent.default_agent_loop)
-            try:
-                async with asyncio.TaskGroup() as tasks:
-                    for session in range(size):
-                        tasks.create_task(self._episode(loop, sampling, {**row, "session_id": session}, group))
-            except ExceptionGroup as errors:
-                raise errors.exceptions[0] from errors
+            rows = ({**row, "session_id": session} for session in range(size))
+            await together(self._episode(loop, sampling, session_row, group) for session_row in rows)
 
     async def _episode(
         self, loop: ToolgymAgentLoop, sampling: Mapping[str, Any], row: dict[str, Any], group: QueueGroup

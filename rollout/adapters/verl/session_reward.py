@@ -6,7 +6,6 @@ puts there what its agent loop has in `extra_fields`.
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import operator
 import os
@@ -14,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from toolgym.envs.served.sessions.client import SessionClient
+from toolgym.tools.concurrency.deadline import together
 from toolgym.tools.concurrency.event_loop_thread import EventLoopThread
 from toolgym.tools.errors import ConfigError, RemoteSessionError, shorten
 
@@ -84,16 +84,8 @@ def compute_scores(
 ) -> list[dict[str, float]]:
     """Do as `compute_score` for many at the same time: for verl's `BatchRewardManager`, which calls it so."""
 
-    async def gather() -> list[dict[str, float]]:
-        rows = zip(data_sources, solution_strs, ground_truths, extra_infos, strict=True)
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(compute_score_async(*row, **kwargs)) for row in rows]
-        return [task.result() for task in tasks]
-
-    try:
-        return _thread(os.getpid()).run(gather())
-    except ExceptionGroup as failed:
-        raise failed.exceptions[0] from failed
+    rows = zip(data_sources, solution_strs, ground_truths, extra_infos, strict=True)
+    return _thread(os.getpid()).run(together([compute_score_async(*row, **kwargs) for row in rows]))
 
 
 def session_id(extra_info: Mapping[str, Any]) -> int:

@@ -17,7 +17,7 @@ from toolgym.rollout.episode.env_lifecycle import CLOSE_TIMEOUT, close_env, clos
 from toolgym.rollout.job import Job
 from toolgym.tools.concurrency import deadline
 from toolgym.tools.concurrency.blocking import contained
-from toolgym.tools.concurrency.deadline import DeadlineError, shielded, with_deadline
+from toolgym.tools.concurrency.deadline import DeadlineError, shielded, together, with_deadline
 from toolgym.tools.concurrency.execution_pool import ExecutionPool
 from toolgym.tools.errors import EpisodeError
 
@@ -203,13 +203,7 @@ class _Batch:
 async def close_all(envs: Sequence[BaseEnv]) -> None:
     """Close these envs at the same time, each as `close_env` does."""
     if envs:
-        await shielded(_close_each(envs))
-
-
-async def _close_each(envs: Sequence[BaseEnv]) -> None:
-    async with asyncio.TaskGroup() as group:
-        for env in envs:
-            group.create_task(close_env_once(env))
+        await shielded(together(map(close_env_once, envs)))
 
 
 class Suspended(NamedTuple):
