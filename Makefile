@@ -26,9 +26,9 @@ demo: $(VENV)/.rollout  ## Roll out 128 episodes of the tiny policy, write traje
 	$(BIN)/toolgym rollout --env CodeInterpreter-v0 --tasks 32 --group-size 4 --out demo-out --overwrite
 	@echo "next: \`$(BIN)/toolgym rollout --help\`, notebooks/01_first_episode.ipynb, and examples/ for an env of your own"
 
-# One process more than processors, since many tests wait for something. Each has its share in a row, so that most
+# Two processes more than processors, since many tests wait for something. Each has its share in a row, so that most
 # fixtures are made once, and takes of the others' when it has done its own.
-TEST_PROCESSES ?= $(shell n=$$(nproc 2>/dev/null || echo 1); echo $$((n < 7 ? n + 1 : 8)))
+TEST_PROCESSES ?= $(shell n=$$(nproc 2>/dev/null || echo 1); echo $$((n < 6 ? n + 2 : 8)))
 SPREAD := --numprocesses $(TEST_PROCESSES) --dist worksteal
 # Runs a list of tests: $(TESTS) NAME PYTEST_ARGUMENT...
 TESTS  := scripts/tests.sh $(BIN)/python
