@@ -259,8 +259,8 @@ async def together(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(coroutine) for coroutine in coroutines]
     except BaseExceptionGroup as errors:
-        raise errors.exceptions[0] from None
-    return [task.result() for task in tasks]
+        raise errors.exceptions[0]  # noqa: B904  with its own cause, and those of the others as its context
+    return [_outcome(task.result) for task in tasks]
 
 
 async def _stop(task: asyncio.Task[Any], name: str) -> bool:

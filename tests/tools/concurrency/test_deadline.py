@@ -14,8 +14,10 @@ from toolgym.tools import BaseTool, ToolResult, ToolSchema
 from toolgym.tools.concurrency import deadline
 from toolgym.tools.concurrency.deadline import (
     DeadlineError,
+    SelfCancelledError,
     own_deadline,
     queueing,
+    together,
     watch_own_deadline,
     with_deadline,
 )
@@ -270,3 +272,60 @@ async def test_quick_calls_without_an_end_let_others_go_on_and_are_stopped():
 
     with pytest.raises(DeadlineError):
         await with_deadline(forever(), 0.05)
+
+
+async def test_things_that_run_together_give_their_results_in_order():
+    all_here, turns = asyncio.Barrier(3), []
+
+    async def meets(number):
+        await all_here.wait()
+        for _ in range(3 - number):
+            await asyncio.sleep(0)
+        turns.append(number)
+        return number
+
+    assert await with_deadline(together(map(meets, range(3))), 10.0) == [0, 1, 2]
+    assert turns == [2, 1, 0]
+    assert await together([]) == []
+
+
+async def test_the_first_error_of_what_runs_together_ends_the_others_and_keeps_its_cause():
+    cause, ended = OSError("the disk is full"), asyncio.Event()
+
+    async def waits():
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.set()
+
+    async def fails(error, because=None):
+        raise error from because
+
+    with pytest.raises(ValueError, match="broken") as caught:
+        await together([waits(), fails(ValueError("broken"), cause), fails(KeyError("another"))])
+    assert ended.is_set()
+    assert caught.value.__cause__ is cause
+    assert [type(error) for error in caught.value.__context__.exceptions] == [ValueError, KeyError]
+
+
+async def test_what_cancels_itself_among_others_is_an_error_and_no_cancellation():
+    async def cancels_itself():
+        raise asyncio.CancelledError
+
+    with pytest.raises(SelfCancelledError):
+        await together([instant(), cancels_itself()])
+
+
+async def test_a_cancellation_from_outside_ends_all_that_runs_together():
+    ended = []
+
+    async def waits(number):
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.append(number)
+
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await together(map(waits, range(3)))
+    assert ended == [0, 1, 2]
