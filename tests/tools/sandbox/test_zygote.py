@@ -91,7 +91,8 @@ def test_pinned_pages_are_copied_at_the_fork_as_far_as_memory_may_be_locked(fitt
         for page in range(16):
             room[page * mmap.PAGESIZE] = 1
         first = ctypes.addressof(ctypes.c_char.from_buffer(room)) // mmap.PAGESIZE
-        if fork_pages.syscalls.syscall(425, 1, ctypes.create_string_buffer(120)) < 0:
+        setup = fork_pages.syscalls.number("io_uring_setup")
+        if fork_pages.syscalls.syscall(setup, 1, ctypes.create_string_buffer(120)) < 0:
             raise SystemExit(print("not allowed"))
         snapshot = fork_pages.PageSnapshot(os.open("/proc", os.O_RDONLY))
         if os.geteuid() == 0:

@@ -62,7 +62,9 @@ def main(config: Mapping[str, Any]) -> NoReturn:
     for limit, wanted in ((resource.RLIMIT_NOFILE, 0), (resource.RLIMIT_MEMLOCK, _PINNED_BYTES)):
         hard = resource.getrlimit(limit)[1]
         with contextlib.suppress(ValueError, OSError):  # only root may raise a hard limit
-            resource.setrlimit(limit, (hard if hard == resource.RLIM_INFINITY else max(hard, wanted),) * 2)
+            resource.setrlimit(limit, (hard, hard))
+            if 0 <= hard < wanted:  # RLIM_INFINITY is negative
+                resource.setrlimit(limit, (wanted, wanted))
     cgroups = _cgroups(config)
     jailed = jail.Jailed(0, os.path.isdir("/proc/self"), -1, -1)
     if config["level"] == "namespaces":

@@ -36,8 +36,7 @@ _FEW = 8
 
 _COLLAPSE = 25
 
-_RING_SETUP, _RING_REGISTER, _REGISTER_BUFFERS = 425, 427, 0
-_RING_PARAMETERS = 120  # bytes of struct io_uring_params
+_REGISTER_BUFFERS = 0
 _MAX_RANGES = 1024  # that a ring registers
 
 
@@ -102,9 +101,10 @@ def pin(pages: set[int]) -> None:
     all processes of a user, may have too little left."""
     numbered = itertools.groupby(enumerate(sorted(pages)), lambda pair: pair[1] - pair[0])
     buffers = [[page * _PAGE for _, page in adjacent] for _, adjacent in numbered][:_MAX_RANGES]
-    ring = syscalls.syscall(_RING_SETUP, 1, ctypes.create_string_buffer(_RING_PARAMETERS))  # open while this process is
+    parameters = ctypes.create_string_buffer(120)  # bytes of struct io_uring_params
+    ring = syscalls.syscall(syscalls.number("io_uring_setup"), 1, parameters)  # stays open as long as this process
     while ring >= 0 and buffers:
         packed = b"".join(struct.pack("QQ", buffer[0], len(buffer) * _PAGE) for buffer in buffers)
-        if syscalls.syscall(_RING_REGISTER, ring, _REGISTER_BUFFERS, packed, len(buffers)) == 0:
+        if syscalls.syscall(syscalls.number("io_uring_register"), ring, _REGISTER_BUFFERS, packed, len(buffers)) == 0:
             break
         buffers = buffers[: len(buffers) // 2]
