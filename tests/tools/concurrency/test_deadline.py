@@ -317,15 +317,17 @@ async def test_what_cancels_itself_among_others_is_an_error_and_no_cancellation(
 
 
 async def test_a_cancellation_from_outside_ends_all_that_runs_together():
-    ended = []
+    ended, all_here = [], asyncio.Barrier(3)
 
-    async def waits(number):
+    async def waits(timeout):
         try:
+            await all_here.wait()
+            timeout.reschedule(0)
             await asyncio.sleep(60)
         finally:
-            ended.append(number)
+            ended.append(True)
 
     with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.05):
-            await together(map(waits, range(3)))
-    assert ended == [0, 1, 2]
+        async with asyncio.timeout(None) as timeout:
+            await together(waits(timeout) for _ in range(3))
+    assert ended == [True] * 3
