@@ -1,6 +1,6 @@
 """Lines and files of each room of the library beside its budget: size.py [--all]
 
-A room is a folder. Ends with status 1 if the core or the rim has more lines than `size.toml` allows, or if a room that
+A room is a folder. Ends with status 1 if a part has more lines than `size.toml` allows, or if a room that
 is no list of equals has too many files. Without `--all`, small rooms are added to the room above them.
 """
 
@@ -12,6 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 LAYERS = ["tools", "envs", "wrappers", "rollout", "front"]
+KINDS = ["py", "js", "css", "html"]
 SMALL = 1_000
 """A room with fewer lines has no row of its own in the short table."""
 
@@ -22,39 +23,39 @@ def lines_of(path: Path) -> int:
 
 
 def rooms() -> dict[str, list[int]]:
-    """From each folder of the library to the lines of its files, `__init__.py` included."""
+    """From each folder of the library to the lines of its files, `__init__.py` and those of pages included."""
     folders: dict[str, list[int]] = {}
     for layer in LAYERS:
-        for path in sorted((ROOT / layer).rglob("*.py")):
+        for path in sorted(path for kind in KINDS for path in (ROOT / layer).rglob(f"*.{kind}")):
             folders.setdefault(str(path.parent.relative_to(ROOT)), []).append(lines_of(path))
     return folders
 
 
-def in_rim(room: str, rim: list[str]) -> bool:
-    return any(room == place or room.startswith(f"{place}/") for place in rim)
+def part_of(room: str, parts: dict[str, list[str]]) -> str:
+    """The part that lists the room, or one above it; the core is what no other part has."""
+    return next((part for part, places in parts.items() if any(f"{room}/".startswith(f"{p}/") for p in places)), "core")
 
 
 def main() -> int:
     """Print the table and what is above the budget; return the exit status."""
     budget = tomllib.loads((ROOT / "scripts/size.toml").read_text(encoding="utf-8"))
-    rim, equals, most = budget["rim"]["rooms"], budget["files"]["equals"], budget["files"]["most"]
+    parts, equals, most = budget["rooms"], budget["files"]["equals"], budget["files"]["most"]
     folders = rooms()
     faults = [
         f"{room} has {count} files, {most} are allowed"
         for room, sizes in folders.items()
         if (count := len(sizes) - (ROOT / room / "__init__.py").exists()) > most and room not in equals
     ]
-    total = {"core": 0, "rim": 0}
+    total = dict.fromkeys(budget["lines"], 0)
     shown: dict[str, list[int]] = {}
     for room, sizes in folders.items():
-        total["rim" if in_rim(room, rim) else "core"] += sum(sizes)
+        total[part_of(room, parts)] += sum(sizes)
         row = room
         while "--all" not in sys.argv and row.count("/") and sum(map(sum, _below(row, folders))) < SMALL:
             row = row.rpartition("/")[0]
         shown.setdefault(row, []).extend(sizes)
     for room in sorted(shown):
-        part = "rim" if in_rim(room, rim) else "core"
-        print(f"{part:<5} {room:<40} {len(shown[room]):>4} files {sum(shown[room]):>7} lines")
+        print(f"{part_of(room, parts):<5} {room:<40} {len(shown[room]):>4} files {sum(shown[room]):>7} lines")
     for part, lines in total.items():
         print(f"{part:<5} {'of ' + format(budget['lines'][part], ','):<40} {'':>10} {lines:>7} lines")
         if lines > budget["lines"][part]:

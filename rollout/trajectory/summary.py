@@ -5,7 +5,8 @@ from __future__ import annotations
 import statistics
 import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +21,11 @@ _MALFORMED = {problem.value for problem in CallProblem}
 
 def succeeded(trajectory: Trajectory) -> bool:
     """Whether the scorer gave full marks (if an env reports no score, whether the reward reached 1)."""
-    return not trajectory.failed and float(trajectory.metrics.get("score", trajectory.reward)) >= 1.0
+    return not trajectory.failed and has_full_marks(trajectory.metrics, trajectory.reward)
+
+
+def has_full_marks(metrics: Mapping[str, Any], reward: float) -> bool:
+    return float(metrics.get("score", reward)) >= 1.0
 
 
 def summarize(trajectories: Iterable[Trajectory]) -> dict[str, float]:
