@@ -17,7 +17,7 @@ export TOKENIZERS_PARALLELISM ?= false
 # Thousands of processes import the library, and each would compile it anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-rest test-further test-ray test-sglang test-trainers test-mcp test-lowest test-all lint size walks types notebooks bench install sglang-cpu clean
+.PHONY: help demo test test-rest test-further test-ray test-sglang test-trainers test-mcp test-lowest test-all lint size walks types docs docs-serve notebooks bench install sglang-cpu clean
 
 help:  ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -97,6 +97,12 @@ types: $(VENV)/.dev  ## Type-check a plain copy of the library (mypy does not se
 	$(PIP) install --no-deps --no-build-isolation --target build/types .
 	MYPYPATH=build/types $(BIN)/python -m mypy -p toolgym
 
+docs: $(VENV)/.dev  ## Build the documentation site into site/, and look up each of its links.
+	$(BIN)/python scripts/docs_site.py
+
+docs-serve: $(VENV)/.dev  ## Serve the documentation site at http://localhost:8000; it follows changes.
+	$(BIN)/python scripts/docs_site.py --serve
+
 notebooks: $(VENV)/.dev  ## Execute the notebooks.
 	$(BIN)/python notebooks/execute.py
 
@@ -108,7 +114,7 @@ install: $(VENV)/.dev  ## Set up for development.
 sglang-cpu: $(SGLANG_VENV)/.done  ## Install the real SGLang for a CPU (3.5 GB), for the tests that need a server.
 
 clean:  ## Remove what was built and the virtual environment.
-	rm -rf $(VENV) $(SGLANG_VENV) .trainers build dist *.egg-info demo-out
+	rm -rf $(VENV) $(SGLANG_VENV) .trainers .cache build dist site *.egg-info demo-out
 
 $(VENV)/.python:
 	$(PYTHON) -m venv $(VENV)

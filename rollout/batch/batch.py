@@ -36,10 +36,9 @@ class Dropped:
 
 @dataclass(frozen=True)
 class Batch:
-    """Masked token tensors, one row for each token sequence.
+    """Masked token tensors, one row for each token sequence: those that `FIELDS` lists.
 
     Attributes:
-        the tensors that `FIELDS` lists.
         pad_token_id: the id that padding holds.
         ids: the rows' ids: the trajectory's id if it is one sequence, else that id, a slash and the sequence's number
             in the trajectory.
