@@ -303,8 +303,8 @@ def _of_verl(value: dict[str, Any], row: Row) -> Trajectory:
         stop_reason=StopReason.ANSWERED,
         ground_truth=value.get("gts"),
         metrics={name: item for name, item in value.items() if name not in known},
-        prompt_text=prompt,  # type: ignore[arg-type]  given as a text
-        response_text=answer,  # type: ignore[arg-type]
+        prompt_text=prompt,
+        response_text=answer,
         training_step=row.step,
     )
 
