@@ -7,7 +7,7 @@
 | `tool=malformed_json`, `tool=*` | tool calls with that status; any but ok |
 | `failed`, `success`, `branch`, `validate`, `unreadable` | what it says; with `!` before it, the others |
 | `word`, `"two words"` | the text in the line, upper or lower case |
-| `/regex/` | a regular expression in the texts of the messages |
+| `/regex/` | a regular expression in the texts of the messages, and the names and arguments of calls |
 | `sort:reward`, `sort:-seconds` | an order, the second one downwards |
 
 All terms must hold.
@@ -50,10 +50,19 @@ _COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
 _TERM = re.compile(r"([a-z_]+)(!=|<=|>=|=|<|>)(.*)", re.DOTALL)
 
 
+class _Function(msgspec.Struct):
+    name: str = ""
+    arguments: Any = ""
+
+
+class _Call(msgspec.Struct):
+    function: _Function = msgspec.field(default_factory=_Function)
+
+
 class _Message(msgspec.Struct):
     content: str | None = None
     reasoning_content: str | None = None
-    tool_calls: list[msgspec.Raw] = []
+    tool_calls: list[_Call] | None = None
 
 
 class _Messages(msgspec.Struct):
@@ -170,8 +179,9 @@ def _regex(pattern: str) -> Callable[[bytes], bool]:
         except msgspec.DecodeError:
             return False
         texts = [text for message in value.messages for text in (message.content, message.reasoning_content) if text]
-        calls = [bytes(call).decode() for message in value.messages for call in message.tool_calls]
-        return any(compiled.search(text) for text in [*(texts or [value.input, value.output]), *calls])
+        calls = [call.function for message in value.messages for call in message.tool_calls or ()]
+        called = [str(text) for call in calls for text in (call.name, call.arguments)]
+        return any(compiled.search(text) for text in [*(texts or [value.input, value.output]), *called])
 
     return holds
 
