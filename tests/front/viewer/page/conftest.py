@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+import pytest
+import pytest_asyncio
+
+from tests.front.viewer.page.browser import CHROMIUM, chromium
+
+
+@pytest_asyncio.fixture(loop_scope="package", scope="package")
+async def tab():
+    """One tab of Chromium for all tests."""
+    if CHROMIUM is None:
+        pytest.skip("there is no Chromium here: apt-get install chromium")
+    async with chromium() as page:
+        yield page
+
+
+@pytest_asyncio.fixture(loop_scope="package")
+async def page(tab):
+    """The tab, as large as a screen. Nothing may go wrong in it, and nothing be asked for but the page."""
+    await tab.size(1280, 800)
+    await tab.prefer("light")
+    yield tab
+    await tab.eval("document.documentElement.dataset.end = 1")
+    assert tab.complaints == []
+    assert [address for address in tab.requests if not address.startswith(("file://", "http://127.0.0.1:"))] == []

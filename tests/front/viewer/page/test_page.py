@@ -1,0 +1,406 @@
+"""The page in a real Chromium: each view, by mouse and keyboard, large and small, and with texts that mean harm."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.front.viewer.page.runs import DEMO, HOSTILE, LINES, changed, hostile, odd_run, write_run
+from toolgym.viewer.page import write as write_module
+from toolgym.viewer.page.write import write_page
+from toolgym.viewer.run_index import RunIndex
+from toolgym.viewer.tokens import TokenTexts, tokens_of
+
+pytestmark = pytest.mark.asyncio(loop_scope="package")
+
+BRANCH = next(line for line in LINES if line["parent"])
+FAILED = [line["id"] for line in LINES if line["error"]]
+BAD = [
+    line["id"]
+    for line in LINES
+    if line["error"] or any(call["status"] != "ok" for turn in line["turns"] for call in turn["tool_calls"])
+]
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    """The address of the demo's page."""
+    path = tmp_path_factory.mktemp("demo") / "run.html"
+    write_page(RunIndex(DEMO), path)
+    return path.as_uri()
+
+
+async def address_of(folder, *lines):
+    write_page(RunIndex(write_run(folder, *lines)), folder / "run.html")
+    return (folder / "run.html").as_uri()
+
+
+async def opened(page):
+    """The id of the trajectory that is open; "" if none is."""
+    return await page.eval("document.body.dataset.shows === 'detail' && view ? view.row.id : ''")
+
+
+async def test_the_list_shows_all_rows_and_asks_for_nothing(page, demo):
+    await page.open(demo)
+    assert page.requests == [demo]
+    assert await page.text("#count") == "45 of 45"
+    shown = await page.eval("[...document.querySelectorAll('.row')].map((row) => row.innerText)")
+    assert 20 < len(shown) < 45  # those on the screen alone
+    assert LINES[0]["task_id"] in shown[0]
+    await page.eval("$('list').scrollTop = 1e6")
+    await page.until("document.querySelector('#row-44')")
+
+
+async def test_bins_and_stop_reasons_filter_and_heads_sort(page, demo):
+    await page.open(demo)
+    await page.click(".bars button:last-child")
+    await page.until("query === 'reward=1'")
+    assert await page.eval("order.every((at) => run.row(at).reward === 1)")
+    await page.click(".bars button:last-child")
+    await page.until("query === ''")
+    await page.click("#chips .bad")
+    await page.until("query === 'stop=engine_failed'")
+    assert await page.eval("order.map((at) => run.row(at).id)") == FAILED
+    await page.click("#heads .tokens")
+    await page.until("query.endsWith('sort:-tokens')")
+    assert await page.eval("order.map((at) => run.row(at).id)") == FAILED[::-1]
+    await page.eval("location.hash = ''")
+    await page.until("order.length === 45")
+
+
+async def test_many_rewards_fall_into_even_bins(page, tmp_path):
+    rows = [changed(0, id=f"{n}", score=n / 37 - 1) for n in range(75)]
+    await page.open(await address_of(tmp_path, *rows))
+    bins = await page.eval("binsOf(run.reward).map((bin) => run.reward.filter(bin.holds).length)")
+    assert (sum(bins), len(bins) > 10) == (75, True)
+    await page.click(".bars button:nth-child(3)")
+    await page.until("query.startsWith('reward>=')")
+    assert len(await page.eval("order")) == bins[2]
+
+
+async def test_a_click_opens_the_conversation_with_calls_and_results(page, demo):
+    await page.open(demo)
+    await page.click("#row-1")
+    await page.until("document.querySelector('#panel .message')")
+    text = await page.text("#panel")
+    line = LINES[1]
+    assert line["messages"][1]["content"] in text
+    assert "print(718-694)" in text
+    assert await page.text("#panel .message.tool pre") == line["turns"][0]["tool_calls"][0]["text"]
+    assert await page.eval("document.querySelectorAll('.message.assistant').length") == len(line["turns"])
+    await page.press("e")  # all is folded out
+    assert line["settings"]["history"] in await page.eval("document.querySelector('.about').textContent")
+    await page.filter(f"id={FAILED[0]}")
+    await page.press("Escape", "j", "Enter")
+    await page.until("document.querySelector('.failure')")
+    assert "closed the connection" in await page.text(".failure")
+
+
+async def test_a_long_text_is_folded_and_never_cut(page, tmp_path):
+    text = "\n".join(f"line {n}" for n in range(500)) + "the end"
+    value = changed(1)
+    value["messages"][1]["content"] = text
+    await page.open(await address_of(tmp_path, value) + f"#row={value['id']}")
+    await page.until("document.querySelector('.more')")
+    assert "the end" not in await page.text(".message.user")
+    await page.click(".more")
+    assert await page.eval("document.querySelector('.message.user pre').textContent") == text
+    await page.press("e", "e")
+    assert "the end" not in await page.text(".message.user")
+
+
+async def test_tokens_are_those_of_the_library(page, demo):
+    index = RunIndex(DEMO).read_all()
+    await page.open(demo)
+    each = (
+        "[id, span.kind, span.sequence, span.turn, span.logprobs?.[at] ?? null, span.versions?.[at] ?? null,"
+        " span.values?.entropy[at] ?? null]"
+    )
+    spans = f"spansOf(JSON.parse(run.line(row.at))).flatMap((span) => span.ids.map((id, at) => {each}))"
+    shown = await page.eval(f"run.rows.map((row) => {spans})")
+    for row, tokens in zip(index.rows, shown, strict=True):
+        expected = tokens_of(index.trajectory(row))
+        assert tokens == [
+            [
+                token.id,
+                token.kind,
+                token.sequence,
+                token.turn,
+                token.logprob,
+                token.version,
+                token.values.get("entropy"),
+            ]
+            for token in expected
+        ]
+
+
+@pytest.mark.parametrize(
+    "kind", ["float16", "float32", "float64", "int8", "uint8", "bool", "int16", "int32", "int64", "uint64"]
+)
+async def test_payloads_of_every_kind_are_read(page, demo, kind):
+    import numpy as np
+
+    from toolgym.rollout.trajectory.token_sequence import array_to_json
+
+    values = np.array([0, 1, 1, 0] if kind == "bool" else [0, 1, 100, 5], dtype=kind)
+    if "float" in kind:
+        values = np.array([0, -1.5, 6e-5, 1e-6, np.inf], dtype=kind)
+    await page.open(demo) if not page.requests else None
+    read = await page.eval(f"numbersOf({json.dumps(array_to_json(values))}).map(String)")
+    assert [float(text) for text in read] == values.astype(float).tolist()
+
+
+async def test_the_keyboard_moves_in_the_tokens_and_says_all_of_each(page, demo):
+    line = LINES[1]
+    await page.open(f"{demo}#row={line['id']}")
+    await page.press("t")
+    await page.until("document.querySelector('.token.current')")
+    texts = TokenTexts(DEMO)
+    policy = line["sequences"][0]["segments"][0]
+    facts = (await page.text(".info")).split()
+    assert {str(policy["token_ids"][0]), "policy,", "step-0"} <= set(facts)
+    await page.press("ArrowRight", "ArrowRight")
+    facts = await page.text(".info")
+    assert f"\n{policy['token_ids'][2]}\n" in facts
+    assert json.dumps(texts.text(policy["token_ids"][2])) in facts
+    assert f"{policy['logprobs'][2]:.4g}" in facts
+    assert "-0.866" in facts
+    await page.press("p")
+    assert "turn 1" in await page.text(".info")
+    await page.press("Home")
+    assert "prompt" in await page.text(".info")
+
+
+@pytest.mark.parametrize("name", ["log-prob", "entropy", "version", "advantage"])
+async def test_tokens_of_the_policy_are_coloured(page, demo, name):
+    await page.open(f"{demo}#row={LINES[1]['id']}&view=tokens")
+    select = "document.querySelector('.token-bar select')"
+    await page.eval(f"{select}.value = '{name}'; {select}.dispatchEvent(new Event('change'))")
+    colours = "new Set([...document.querySelectorAll('.span.%s .token')].map((token) => token.style.background))"
+    assert await page.eval(f"[...{colours % 'policy'}].every((colour) => colour)")
+    assert await page.eval(f"[...{colours % 'prompt'}]") == [""]
+    if name in ("log-prob", "entropy"):
+        assert await page.eval(f"({colours % 'policy'}).size") > 3
+    await page.eval(f"{select}.value = 'kind'; {select}.dispatchEvent(new Event('change'))")
+
+
+async def test_times_are_those_of_the_turns(page, demo):
+    line = LINES[1]
+    await page.open(f"{demo}#row={line['id']}&view=timings")
+    text = await page.text("#panel")
+    assert f"whole {line['seconds']:.3g} s" in text
+    assert await page.eval("document.querySelectorAll('.time').length") == len(line["turns"])
+    share = "parseFloat(document.querySelector('.time .track .%s').style.width)"
+    turn = line["turns"][0]
+    longest = max(each["engine_seconds"] + each["env_seconds"] + each["queue_seconds"] for each in line["turns"])
+    for part in ("engine", "env"):
+        assert await page.eval(share % part) == pytest.approx(100 * turn[f"{part}_seconds"] / longest, abs=0.1)
+
+
+async def test_the_tree_shows_branches_and_a_click_opens_one(page, demo):
+    await page.open(f"{demo}#row={BRANCH['id']}")
+    await page.press("b")
+    await page.until("document.querySelector('.tree .lane')")
+    family = {BRANCH["parent"], *(line["id"] for line in LINES if line["parent"] == BRANCH["parent"])}
+    shown = await page.eval(
+        "[...document.querySelectorAll('.lane')].map((lane) => run.row(Number(lane.dataset.at)).id)"
+    )
+    assert set(shown) >= family
+    assert await page.eval("run.row(Number(document.querySelector('.lane.this').dataset.at)).id") == BRANCH["id"]
+    await page.click(".lane circle")
+    await page.until(f"view.row.id === {json.dumps(shown[0])}")
+    await page.press("Tab")
+    await page.eval("document.querySelector('.lane:last-of-type').focus()")
+    await page.press("Enter")
+    await page.until(f"view.row.id === {json.dumps(shown[-1])}")
+
+
+async def test_a_group_stands_side_by_side_with_its_advantages_and_a_diff(page, demo):
+    await page.open(f"{demo}#row={LINES[1]['id']}")
+    await page.press("g")
+    await page.until("document.querySelector('.diff .come')")
+    table = await page.text("#panel table")
+    assert table.count("-0.866") == table.count("+0.866") == 2
+    assert (await page.text(".diff .gone"), await page.text(".diff .come")) == ("24", "#### 24")
+    assert (await page.text(".diff .come mark")).strip() == "####"
+    equal = await page.eval("document.querySelectorAll('.diff .equal').length")
+    await page.click(".diff .more")
+    assert await page.eval("document.querySelectorAll('.diff .equal').length") > equal
+    await page.click("#panel tbody tr:first-child button")
+    await page.until(f"view.row.id === {json.dumps(LINES[0]['id'])}")
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [("abcd", "abcd"), ("abcd", "axcd"), ("", "ab"), ("abcabba", "cbabac"), ("xaby", "yabx"), ("aaaa", "aa")],
+)
+async def test_a_diff_is_shortest_and_gives_both_lists_back(page, demo, a, b):
+    if not page.requests:
+        await page.open(demo)
+    runs = await page.eval(
+        f"diffLines([...{json.dumps(a)}].map((text) => ({{ text }})), [...{json.dumps(b)}].map((text) => ({{ text }})))"
+    )
+    sides = ["".join(line["text"] for run in runs for line in run[side]) for side in ("gone", "come")]
+    assert sides == [a, b]
+    common = sum(len(run["gone"]) for run in runs if run["equal"])
+    table = [[0] * (len(b) + 1) for _ in range(len(a) + 1)]
+    for x, left in enumerate(a):
+        for y, right in enumerate(b):
+            table[x + 1][y + 1] = table[x][y] + 1 if left == right else max(table[x][y + 1], table[x + 1][y])
+    assert common == table[-1][-1]
+
+
+async def test_every_key_does_what_the_help_says(page, demo):
+    await page.open(demo)
+    await page.press("j", "j", "k", "Enter")
+    await page.until("view")
+    assert await opened(page) == LINES[0]["id"]
+    await page.press("j")
+    await page.until(f"view.row.id === {json.dumps(LINES[1]['id'])}")
+    for key, view in {"t": "tokens", "i": "timings", "g": "group", "r": "json", "c": "conversation"}.items():
+        await page.press(key)
+        await page.until(f"$('panel').dataset.view === '{view}'")
+    await page.press("n")
+    await page.until(f"view.row.id === {json.dumps(BAD[0])}")
+    await page.press("n")
+    await page.until(f"view.row.id === {json.dumps(BAD[1])}")
+    await page.press("N")
+    await page.until(f"view.row.id === {json.dumps(BAD[0])}")
+    await page.press("Escape")
+    await page.until("document.body.dataset.shows === 'list'")
+    await page.press("/")
+    assert await page.eval("document.activeElement.id") == "filter"
+    await page.press("f", "a", "i", "l", "e", "d")
+    await page.until("query === 'failed' && order.length === 2")
+    await page.press("Enter", "Enter")
+    await page.until("document.body.dataset.shows === 'detail'")
+    assert await opened(page) in FAILED
+    await page.press("?")
+    assert "next, previous failure" in await page.text("#help")
+    await page.press("Escape")
+    assert not await page.eval("$('help').open")
+
+
+async def test_an_address_opens_a_row_a_view_and_a_filter(page, demo):
+    await page.open(f"{demo}#row={BRANCH['id']}&view=json&q=branch")
+    assert await opened(page) == BRANCH["id"]
+    assert await page.eval("[order.length, $('filter').value]") == [
+        sum(bool(line["parent"]) for line in LINES),
+        "branch",
+    ]
+    await page.eval("location.hash = '#row=none-such'")
+    await page.until("$('summary').innerText.includes('No trajectory none-such')")
+
+
+async def test_json_keeps_every_digit(page, demo):
+    await page.open(f"{demo}#row={LINES[1]['id']}&view=json")
+    assert json.loads(await page.eval("document.querySelector('.json').textContent")) == LINES[1]
+
+
+@pytest.mark.parametrize(
+    "view", ["", *(f"&row={BRANCH['id']}&view={view}" for view in ("conversation", "tokens", "group"))]
+)
+async def test_nothing_is_cut_on_a_phone(page, demo, view):
+    await page.size(390, 844, mobile=True)
+    await page.open(f"{demo}#{view}")
+    assert await page.eval("document.documentElement.scrollWidth") <= 390
+    both = "[$('runs'), $('detail')].filter((node) => node.offsetParent).length"
+    assert await page.eval(both) == 1
+    parts = "[...document.querySelectorAll('#panel > *, #search, #chips, #summary')]"
+    wide = f"{parts}.filter((node) => node.getBoundingClientRect().right > 391)"
+    assert await page.eval(f"{wide}.length") == 0
+    if view:
+        await page.click(".back")
+        await page.until("document.body.dataset.shows === 'list'")
+
+
+async def test_it_is_light_or_dark_as_the_system_says_or_the_button(page, demo):
+    colour = "getComputedStyle(document.documentElement).backgroundColor.match(/[\\d.]+/g)"
+    brightness = f"{colour}.slice(0, 3).reduce((sum, part) => sum + Number(part), 0)"
+    await page.open(demo)
+    assert await page.eval(brightness) > 700
+    await page.prefer("dark")
+    assert await page.eval(brightness) < 100
+    await page.click("#theme")
+    assert await page.eval(brightness) > 700
+    await page.open(demo)
+    assert await page.eval(brightness) > 700  # it is remembered
+    await page.eval("localStorage.clear()")
+
+
+async def test_hostile_texts_are_shown_and_do_nothing(page, tmp_path):
+    await page.open(await address_of(tmp_path, hostile(), f"{HOSTILE}\0"))
+    assert await page.eval("run.rows[0].id") == HOSTILE
+    for view in ("conversation", "tokens", "timings", "group", "json"):
+        await page.eval(f"go({{ row: run.rows[0].id, view: '{view}' }})")
+        await page.until(f"$('panel').dataset.view === '{view}' && $('panel').children.length")
+    await page.eval("go({ view: 'conversation' })")
+    await page.until("$('panel').dataset.view === 'conversation'")
+    text = await page.text("#panel")
+    assert "</script><script>window.pwned = 1</script><img src=x onerror='window.pwned = 1'>" in text
+    assert "␛[31mred" in text
+    assert "\\u202egnp.exe \\ud800 &amp;" in text
+    assert await page.eval("window.pwned === undefined && !document.querySelector('img, iframe')")
+    assert page.requests == [(tmp_path / "run.html").as_uri()]
+
+
+async def test_lines_that_are_no_trajectories_and_verls_are_shown(page, tmp_path):
+    folder = odd_run(tmp_path)
+    write_page(RunIndex(folder), folder / "run.html")
+    await page.open((folder / "run.html").as_uri())
+    await page.filter("unreadable")
+    assert await page.eval("order.length") == 3
+    await page.press("j", "j", "Enter")
+    await page.until("view?.row.stop === 'unreadable'")
+    assert "This line is no trajectory" in await page.text("#panel")
+    assert "<!-- </script> no json at all" in await page.text("#panel pre")
+    await page.press("Escape")
+    await page.filter("step=7")
+    await page.press("j", "Enter")
+    await page.until("view?.row.step === 7")
+    assert "What is 6 × 7?" in await page.text("#panel")
+    await page.press("t")
+    assert "no token ids" in await page.text("#panel")
+    await page.press("g")
+    await page.until("document.querySelector('.diff')")
+    assert "2 of 2 members" in await page.text("#panel")
+
+
+async def test_without_a_tokenizer_ids_stand_for_texts(page, tmp_path):
+    address = await address_of(tmp_path, LINES[1])
+    (tmp_path / "run.json").unlink()
+    write_page(RunIndex(tmp_path), tmp_path / "run.html")
+    await page.open(f"{address}#row={LINES[1]['id']}&view=tokens")
+    assert "--tokenizer" in await page.text("#panel")
+    assert await page.text(".token") == str(LINES[1]["sequences"][0]["prompt_ids"][0])
+
+
+async def test_a_selection_says_so_and_names_members_that_are_absent(page, tmp_path):
+    summary = write_page(RunIndex(DEMO), tmp_path / "run.html", query="sort:-reward step=0", limit_bytes=30_000)
+    assert (summary.rows > 2, summary.rows + summary.left_out) == (True, sum(line["step"] == 0 for line in LINES))
+    await page.open((tmp_path / "run.html").as_uri())
+    assert f"the first {summary.rows} of {summary.rows + summary.left_out} of “sort:-reward step=0”" in await page.text(
+        "#count"
+    )
+    await page.press("j", "Enter", "g")
+    await page.until("$('panel').innerText.includes('not in this page')")
+
+
+async def test_a_packed_page_opens_as_well(page, tmp_path, monkeypatch):
+    monkeypatch.setattr(write_module, "PACKED_FROM", 1000)
+    write_page(RunIndex(DEMO), tmp_path / "run.html")
+    assert LINES[1]["id"].encode() not in (tmp_path / "run.html").read_bytes().split(b'id="data-lines"')[1]
+    await page.open(f"{(tmp_path / 'run.html').as_uri()}#row={LINES[1]['id']}")
+    assert LINES[1]["messages"][1]["content"] in await page.text("#panel")
+
+
+@pytest.mark.long
+async def test_20_mb_open_within_seconds_and_are_searched(page, tmp_path):
+    rows = [changed(n % len(LINES), id=f"{n:x}") for n in range(20_000_000 // 5_600)]
+    index = RunIndex(write_run(tmp_path, *rows)).read_all()
+    assert index.size > 19_000_000
+    write_page(index, tmp_path / "run.html")
+    await page.open((tmp_path / "run.html").as_uri())
+    assert await page.eval("performance.now()") < 5_000
+    assert len(await page.filter("apples")) == sum("apples" in json.dumps(row) for row in rows)
