@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from toolgym.tools.errors import ConfigError, UnknownNameError, nearest
+from toolgym.viewer.run_index import decoded
 
 if TYPE_CHECKING:
     from toolgym.viewer.run_index import Row, RunIndex
@@ -175,7 +176,7 @@ def _regex(pattern: str) -> Callable[[bytes], bool]:
 
     def holds(line: bytes) -> bool:
         try:
-            value = _messages.decode(line)
+            value = decoded(_messages, line)
         except msgspec.DecodeError:
             return False
         texts = [text for message in value.messages for text in (message.content, message.reasoning_content) if text]

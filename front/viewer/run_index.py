@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from sys import intern
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -112,6 +112,21 @@ class _Line(msgspec.Struct):
     turns: list[_Turn] = []
     input: msgspec.Raw = msgspec.Raw()
     request_id: str = ""
+
+
+T = TypeVar("T")
+
+
+def decoded(decoder: msgspec.json.Decoder[T], line: bytes) -> T:
+    """Decode a line, with `?` for halves of surrogate pairs, which a model may write and msgspec refuses."""
+    try:
+        return decoder.decode(line)
+    except msgspec.DecodeError:
+        try:
+            mended = json.dumps(json.loads(line), ensure_ascii=False).encode(errors="replace")
+        except (ValueError, RecursionError):
+            mended = line
+        return decoder.decode(mended)
 
 
 class RunIndex:
@@ -223,7 +238,7 @@ class RunIndex:
 
     def _is_whole(self, line: bytes) -> bool:
         try:
-            self._decoder.decode(line)
+            decoded(self._decoder, line)
         except msgspec.DecodeError:
             return False
         return True
@@ -233,7 +248,7 @@ class RunIndex:
             return
         number = len(self.rows)
         try:
-            value = self._decoder.decode(line)
+            value = decoded(self._decoder, line)
             row = _row(value, number, file, start, len(line))
         except (msgspec.DecodeError, ValueError) as error:
             row = Row(number, file, start, len(line), error=str(error)[:MAX_ERROR], failed=True)

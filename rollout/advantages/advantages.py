@@ -53,7 +53,7 @@ def group_advantages(
     - `rloo`: r - the mean of the n - 1 others (Ahmadian et al., arXiv 2402.14740).
 
     A member that came after its group was whole (`Trajectory.peers`) is compared with that group. All are exactly 0 if
-    a group's rewards are equal, or if only one counts; if all groups are of the second kind, a warning is logged.
+    a group's rewards are equal, or if only one counts; if all of several groups are of the second kind, it warns.
 
     Args:
         trajectories: whole groups, in any order.
@@ -76,7 +76,7 @@ def group_advantages(
                     f"trajectory {trajectory.id} has the reward {trajectory.reward!r}, which is not finite"
                 )
             groups.setdefault(per(trajectory), []).append(index)
-    if groups and max(map(len, groups.values())) == 1:
+    if len(groups) > 1 and max(map(len, groups.values())) == 1:
         log.warning(
             "all %d groups have one trajectory that counts, so all advantages are 0: sample more than one of a task "
             "(group_size)", len(groups),

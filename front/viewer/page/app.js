@@ -119,7 +119,11 @@ function drawDetail(name) {
     role: "tab", id: `tab-${each}`, "aria-selected": String(each === chosen), "aria-controls": "panel", title: `${label} (${key})`, tabindex: each === chosen ? 0 : -1 })));
   $("panel").setAttribute("aria-labelledby", `tab-${chosen}`);
   $("panel").dataset.view = chosen;
-  fill($("panel"), draw(view));
+  try {
+    fill($("panel"), draw(view));
+  } catch (error) { // a line of another writer, with something else than the format says
+    fill($("panel"), el("p", { class: "failure" }, `This view cannot be drawn of that line (${error.message}). See JSON.`));
+  }
   $("panel").scrollTop = 0;
   if (chosen === "tokens") $("panel").querySelector(".tokens")?.focus({ preventScroll: true });
 }

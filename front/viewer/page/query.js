@@ -50,7 +50,7 @@ function figureTerm(name, sign, value) {
   if (name !== "tool" && !TEXTS.includes(name)) {
     throw new Error(`a figure is ${[...NUMBERS, ...TEXTS, "tool"].join(", ")}, got '${name}'`);
   }
-  if (sign !== "=" && sign !== "!=") throw new Error(`${name} is a text and takes = or !=, got ${sign}`);
+  if (sign !== "=" && sign !== "!=") throw new Error(`${name} is ${name === "tool" ? "the status of a call" : "a text"} and takes = or !=, got ${sign}`);
   if (name !== "tool") return (row) => row[name].toLowerCase().includes(value.toLowerCase()) === wanted;
   if (value === "*") return (row) => row.problems.length > 0 === wanted;
   return (row) => row.problems.some((problem) => problem.includes(value)) === wanted;
@@ -84,7 +84,7 @@ function regexTerm(source) {
     } catch {
       return false;
     }
-    if (typeof value !== "object" || value === null) return false;
+    if (typeof value !== "object" || value === null || Array.isArray(value)) return false;
     const messages = value.messages ?? [];
     const texts = messages.flatMap((message) => [message.content, message.reasoning_content]).filter((text) => text);
     const calls = messages.flatMap((message) => message.tool_calls ?? []);

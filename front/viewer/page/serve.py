@@ -147,6 +147,8 @@ class PageServer:
             return _problem(503, f"there is no answer after {DEADLINE:g} seconds: narrow the filter by figures")
         except ToolgymError as error:
             return _problem(400, str(error))
+        except OSError as error:
+            return _problem(404, f"the run's file cannot be read: {error}")
         except ValueError as error:
             return _problem(400, f"not a number: {error}")
 

@@ -12,6 +12,7 @@ import pytest
 from toolgym.rollout.trajectory.file import read_trajectories
 from toolgym.rollout.trajectory.summary import succeeded
 from toolgym.tools.errors import ConfigError, UnknownNameError
+from toolgym.viewer.query import Query
 from toolgym.viewer.run_index import RunIndex
 from toolgym.viewer.tokens import TokenTexts, tokens_of
 
@@ -92,6 +93,16 @@ def test_a_line_that_is_no_trajectory_is_a_row_that_says_why(tmp_path, line, why
     assert [row.readable for row in index.rows[:2]] == [False, True]
     with pytest.raises(ConfigError):
         index.trajectory(index.rows[0])
+
+
+def test_a_half_of_a_surrogate_pair_in_a_text_makes_no_line_unreadable(tmp_path):
+    value = json.loads((DEMO / "0.jsonl").read_text().splitlines()[0])
+    value["messages"][-1]["content"] = value["id"] = "half \ud83d of it"
+    (tmp_path / "1.jsonl").write_text(json.dumps(value))  # without the line's end: it is whole nevertheless
+    index = RunIndex(tmp_path).read_all()
+    assert [(row.id, row.readable) for row in index.rows] == [("half ? of it", True)]
+    assert index.trajectory(index.rows[0]).messages[-1]["content"] == "half \ud83d of it"
+    assert [len(list(Query.parse(text).select(index))) for text in ("/of it/", "/of that/")] == [1, 0]
 
 
 def test_verls_dumps_open_and_the_rollouts_of_a_prompt_are_a_group(tmp_path):

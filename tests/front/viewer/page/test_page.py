@@ -331,7 +331,7 @@ async def test_it_is_light_or_dark_as_the_system_says_or_the_button(page, demo):
 
 async def test_hostile_texts_are_shown_and_do_nothing(page, tmp_path):
     await page.open(await address_of(tmp_path, hostile(), f"{HOSTILE}\0"))
-    assert await page.eval("run.rows[0].id") == HOSTILE
+    assert await page.eval("run.rows[0].id") == HOSTILE.replace("\ud800", "?")
     for view in ("conversation", "tokens", "timings", "group", "json"):
         await page.eval(f"go({{ row: run.rows[0].id, view: '{view}' }})")
         await page.until(f"$('panel').dataset.view === '{view}' && $('panel').children.length")
@@ -367,6 +367,15 @@ async def test_lines_that_are_no_trajectories_and_verls_are_shown(page, tmp_path
     assert "2 of 2 members" in await page.text("#panel")
 
 
+async def test_a_view_that_a_line_has_nothing_for_says_so_and_the_others_are_drawn(page, tmp_path):
+    value = changed(1, sequences="none")
+    await page.open(f"{await address_of(tmp_path, value)}#row={value['id']}&view=tokens")
+    assert "cannot be drawn" in await page.text("#panel")
+    assert "not a trajectory of toolgym" in await page.text("#summary")
+    await page.press("c")
+    await page.until("document.querySelector('.message')")
+
+
 async def test_without_a_tokenizer_ids_stand_for_texts(page, tmp_path):
     address = await address_of(tmp_path, LINES[1])
     (tmp_path / "run.json").unlink()
@@ -383,7 +392,9 @@ async def test_a_selection_says_so_and_names_members_that_are_absent(page, tmp_p
     assert f"the first {summary.rows} of {summary.rows + summary.left_out} of “sort:-reward step=0”" in await page.text(
         "#count"
     )
-    await page.press("j", "Enter", "g")
+    await page.press("j", "Enter")
+    await page.until("view")
+    await page.press("g")
     await page.until("$('panel').innerText.includes('not in this page')")
 
 
