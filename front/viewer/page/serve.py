@@ -23,6 +23,7 @@ from typing import Any, ClassVar
 
 from aiohttp import web
 
+from toolgym.tools.concurrency.blocking import in_thread
 from toolgym.tools.errors import ConfigError, ToolgymError
 from toolgym.tools.serving.config import ServerSpec, ServingConfig, is_loopback
 from toolgym.viewer.page.payload import details, figures, report
@@ -117,7 +118,7 @@ class PageServer:
         """Read the index, and on as its files grow, until cancelled."""
         while True:
             try:
-                self._reading = await asyncio.to_thread(self._index.read, READ_SECONDS)
+                self._reading = await in_thread(self._index.read, READ_SECONDS)
             except OSError as error:
                 log.warning("cannot read the run on: %s", error)
                 self._reading = False
@@ -178,7 +179,7 @@ class PageServer:
             chosen = [int(number) for number in request.query["numbers"].split(",")]
             return web.json_response({"total": len(rows), "rows": [figures(rows[n]) for n in chosen if n < len(rows)]})
         offset, limit = int(request.query.get("offset", 0)), int(request.query.get("limit", 100))
-        numbers = await asyncio.to_thread(self._select, request.query.get("query", ""))
+        numbers = await in_thread(self._select, request.query.get("query", ""))
         answer = {"total": len(numbers), "rows": [figures(rows[number]) for number in numbers[offset : offset + limit]]}
         return web.json_response(answer | ({"numbers": numbers.tolist()} if "all" in request.query else {}))
 
@@ -186,7 +187,7 @@ class PageServer:
         number = int(request.match_info["number"])
         if number >= len(self._index):
             return _problem(404, f"there are {len(self._index)} rows")
-        return web.json_response(await asyncio.to_thread(self._whole, self._index.rows[number]))
+        return web.json_response(await in_thread(self._whole, self._index.rows[number]))
 
     def _whole(self, row: Row) -> dict[str, Any]:
         group = self._index.group(row)
@@ -207,7 +208,7 @@ class PageServer:
         return web.json_response({"number": number if number < len(self._index) else -1})
 
     async def _report(self, request: web.Request) -> web.Response:
-        return web.json_response(await asyncio.to_thread(report, self._index))
+        return web.json_response(await in_thread(report, self._index))
 
     def _select(self, text: str) -> array[int]:
         """Return the numbers of the rows that a query selects, in its order."""
