@@ -1,0 +1,84 @@
+"""The programs and commands of the pages that begin a way into the library run as they stand there."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
+
+import drawings  # noqa: E402
+
+MARK = r"^<!-- a program that the tests run{} -->\n```python\n(.*?)^```"
+PROGRAMS = [
+    (page, program)
+    for page in sorted((ROOT / "docs").rglob("*.md"))
+    for program in re.findall(MARK.format(""), page.read_text(encoding="utf-8"), re.M | re.S)
+]
+START = (ROOT / "docs/start.md").read_text(encoding="utf-8")
+
+
+def run(arguments, folder):
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=300, check=False, cwd=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_there_are_programs():
+    assert len(PROGRAMS) >= 14
+    names = {path.stem for path in (ROOT / "docs/coming_from").glob("*.md")} - {"README"}
+    assert names <= {page.stem for page, _ in PROGRAMS if page.parent.name == "coming_from"}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("page", "program"), PROGRAMS, ids=[f"{page.stem}-{n}" for n, (page, _) in enumerate(PROGRAMS)]
+)
+def test_a_program_of_a_page_runs(page, program, tmp_path):
+    run([sys.executable, "-c", program], tmp_path)
+
+
+@pytest.fixture
+def shop(tmp_path):
+    """A folder with the file that the page of ten minutes writes."""
+    parts = re.findall(r"^<!-- shop\.py -->\n```python\n(.*?)^```", START, re.M | re.S)
+    assert len(parts) == 2
+    (tmp_path / "shop.py").write_text("\n\n".join(parts))
+    return tmp_path
+
+
+def test_the_env_of_ten_minutes_pays_for_the_right_answer(shop):
+    [program] = re.findall(MARK.format(", with shop.py"), START, re.M | re.S)
+    question, told, end = run([sys.executable, "-c", program], shop).splitlines()
+    assert question.startswith("What do 5 x milk cost?")
+    assert (told, end[:3]) == ("10", "1.0")
+
+
+@pytest.mark.long
+def test_the_commands_of_ten_minutes_do_what_the_page_says(shop):
+    blocks = re.findall(r"^```bash\n(.*?)^```", START, re.M | re.S)
+    commands = [line for block in blocks for line in block.splitlines()]
+    assert {command.split()[0] for command in commands} == {"make", ".venv/bin/toolgym", ".venv/bin/python"}
+    played = ""
+    for command in commands:
+        if (
+            command.startswith("make") or "toolgym view" in command
+        ):  # CI runs the first, and tests of its own the second
+            continue
+        command = command.replace(".venv/bin/toolgym", f"{sys.executable} -m toolgym")
+        played = run(["bash", "-c", command.replace(".venv/bin/python", sys.executable)], shop)
+    assert "unknown_tool" in played
+    assert (shop / "shop-run/batch.safetensors").exists()
+
+
+def test_the_drawings_are_those_of_the_demo(tmp_path, monkeypatch):
+    monkeypatch.setattr(drawings, "OUT", tmp_path)
+    drawings.main()
+    kept = {path.name: path.read_text() for path in (ROOT / "docs/drawings").iterdir()}
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == kept, "run scripts/drawings.py"
+    assert 'class="box policy"' in kept["tokens.svg"]
