@@ -91,9 +91,8 @@ def api_pages(root: Path, modules: tuple[str, ...] = MODULES) -> Iterator[tuple[
         elsewhere = {name: homes[f"{module}.{name}"] for name, module in names.items()}
         others = sorted((name, home) for name, home in elsewhere.items() if home != package)
         if others:
-            text.append("| name | described in |\n| --- | --- |")
-            text += [f"| [`{name}`][{home}.{name}] | [`{home}`]({home}.md) |" for name, home in others]
-            text.append("")
+            links = ", ".join(f"[`{name}`][{home}.{name}]" for name, home in others)
+            text.append(f"From its rooms, where they are described: {links}.\n")
         text += [f"::: {package}.{name}\n" for name, home in sorted(elsewhere.items()) if home == package]
         index.append(f"| [`{package}`]({package}.md) | {_first_sentence(docstring)} |")
         yield f"api/{package}.md", "\n".join(text)

@@ -11,7 +11,7 @@ import html
 from collections.abc import Sequence
 from pathlib import Path
 
-from toolgym.rollout import load_tokenizer, tiny_policy_path
+from toolgym.rollout import group_advantages, load_tokenizer, make_batch, tiny_policy_path
 from toolgym.viewer.run_index import RunIndex
 from toolgym.viewer.tokens import SeenToken, TokenTexts, tokens_of
 
@@ -203,8 +203,40 @@ def draw_drift() -> None:
     drawing.write("drift.svg", 344)
 
 
+def draw_group() -> None:
+    """Draw the rows that the first group with different rewards has in a batch, with rewards and advantages."""
+    index = RunIndex(DEMO).read_all()
+    groups = [[index.trajectory(index.rows[number]) for number in numbers] for numbers in index.groups.values()]
+    group = next(group for group in groups if len({member.reward for member in group}) > 1)
+    better = group_advantages(group)
+    batch = make_batch(group, pad_token_id=0)
+    prompt, response = batch.prompts.shape[1], batch.responses.shape[1]
+    drawing = Drawing()
+    left, scale = 90.0, 640 / (prompt / 4 + response)  # a token of the prompt is drawn a fourth as wide
+    start = left + prompt / 4 * scale
+    drawing.text(left, 18, "prompts, padded on the left", 12, "words soft")
+    drawing.text(start + 4, 18, "responses, padded on the right", 12, "words soft")
+    drawing.text(748, 18, "reward", 12, "words soft")
+    drawing.text(812, 18, "advantage", 12, "words soft")
+    for row, (member, advantage) in enumerate(zip(group, better, strict=True)):
+        y = 28 + 34 * row
+        drawing.text(8, y + 19, f"member {row}", 12)
+        drawing.box(left, y, 640, 26, "paper")
+        width = len(member.prompt_ids) / 4 * scale
+        drawing.box(start - width, y, width, 26, "prompt")
+        x = start
+        for segment in member.sequences[0].segments:
+            width = len(segment.token_ids) * scale
+            drawing.box(x, y, width, 26, "policy" if segment.is_policy else "env")
+            x += width
+        drawing.text(748, y + 19, f"{member.reward:g}", 12.5)
+        drawing.text(812, y + 19, "none" if advantage is None else f"{advantage:+.2f}", 12.5)
+    drawing.write("group.svg", 34 + 34 * len(group))
+
+
 def main() -> None:
     draw_tokens()
+    draw_group()
     draw_loop()
     draw_drift()
 
