@@ -19,7 +19,7 @@ const FILTERS = [
   ['word  "two words"  /regex/', "texts in it"], ["sort:-reward", "an order, downwards"],
 ];
 
-let run, list, view = null, order = [], query = "", opening = 0, searching = new AbortController();
+let run, list, view = null, order = [], query = "", opening = 0, typing = 0, searching = new AbortController();
 
 const address = () => new URLSearchParams(location.hash.slice(1));
 function go(changes, replace = false) {
@@ -30,10 +30,7 @@ function go(changes, replace = false) {
 }
 
 const keyOf = (row) => row.id || String(row.number);
-const openPlace = async (at) => {
-  await run.load([at]);
-  go({ row: keyOf(run.row(at)), report: "" });
-};
+const openPlace = (at) => run.load([at]).then(() => go({ row: keyOf(run.row(at)), report: "" }), showError);
 
 function showError(error) {
   if (error.name === "AbortError") return;
@@ -41,9 +38,8 @@ function showError(error) {
   $("filter-error").hidden = false;
 }
 
-async function search(text) {
-  go({ q: text.trim() }, true);
-}
+const search = (text) => go({ q: text.trim() }, true);
+const showNote = (text) => { $("count").textContent = text; };
 
 async function select(text) {
   searching.abort();
@@ -62,12 +58,12 @@ async function select(text) {
   } finally {
     if (!signal.aborted) document.body.classList.remove("busy");
   }
-  drawHistogram(run, order, query, search);
-  drawChips(run, order, query, search);
-  drawHeads(query, search);
-  const left = run.about.left_out ? `, the first ${run.count.toLocaleString("en")} of ${(run.count + run.about.left_out).toLocaleString("en")}` : "";
+  drawHistogram();
+  drawChips();
+  drawHeads();
+  const left = run.about.left_out ? `, the first ${number(run.count)} of ${number(run.count + run.about.left_out)}` : "";
   const selected = run.about.query ? ` of “${run.about.query}”` : "";
-  $("count").textContent = `${order.length.toLocaleString("en")} of ${run.count.toLocaleString("en")}${left}${selected}${run.live ? " · live" : ""}`;
+  showNote(`${number(order.length)} of ${number(run.count)}${left}${selected}${run.live ? " · live" : ""}`);
 }
 
 async function route() {
@@ -82,10 +78,8 @@ async function route() {
   if (report) drawReport();
   document.body.dataset.shows = report ? "report" : id ? "detail" : "list";
   $("detail").hidden = report || !id;
-  if (!id || report) {
-    if (!id) view = null;
-    return;
-  }
+  if (!id) view = null;
+  if (!id || report) return;
   const mine = ++opening;
   if (!view || keyOf(view.row) !== id) {
     const at = view?.members.find((member) => keyOf(member) === id)?.at ?? await run.find(id);
@@ -99,8 +93,10 @@ async function route() {
   drawDetail(now.get("view") ?? "conversation");
 }
 
+const back = () => button("‹", () => go({ row: "" }), { class: "back", title: "Back to the list (Esc)", "aria-label": "Back to the list" });
+
 function drawMissing(id) {
-  fill($("summary"), button("‹", () => go({ row: "" }), { "aria-label": "Back to the list" }), el("h2", {}, visible(`No trajectory ${id} in this page`)));
+  fill($("summary"), back(), el("h2", {}, visible(`No trajectory ${id} in this page`)));
   fill($("tabs"));
   fill($("panel"));
 }
@@ -109,14 +105,12 @@ function drawDetail(name) {
   const { row, detail } = view;
   const offered = TABS.filter(([, , , , there]) => !there || there(view));
   const [chosen, , , draw] = offered.find(([each]) => each === name) ?? offered[0];
-  fill($("summary"), 
-    button("‹", () => go({ row: "" }), { class: "back", title: "Back to the list (Esc)", "aria-label": "Back to the list" }),
-    rewardBadge(row), el("h2", {}, visible(row.task || row.id || `line ${row.number}`), el("i", {}, ` #${row.sample}`)), stopBadges(row),
+  fill($("summary"), back(), rewardBadge(row), el("h2", {}, visible(row.task || row.id || `line ${row.number}`), el("i", {}, ` #${row.sample}`)), stopBadges(row),
     badge(`step ${row.step}`), badge(`${row.turns} turns`), badge(`${number(row.tokens)} tokens`), badge(seconds(row.seconds)),
     detail.usable ? badge(`advantage ${signed(detail.advantage)}`, detail.advantage > 0 ? "good" : detail.advantage < 0 ? "bad" : "") : badge("not for training", "warn"),
     detail.problem && row.stop !== "unreadable" ? badge(detail.problem, "bad") : null);
   fill($("tabs"), ...offered.map(([each, label, key]) => button(label, () => go({ view: each }, true), {
-    role: "tab", id: `tab-${each}`, "aria-selected": String(each === chosen), "aria-controls": "panel", title: `${label} (${key})`, tabindex: each === chosen ? 0 : -1 })));
+    role: "tab", id: `tab-${each}`, "aria-selected": String(each === chosen), "aria-controls": "panel", title: `${label} (${key})` })));
   $("panel").setAttribute("aria-labelledby", `tab-${chosen}`);
   $("panel").dataset.view = chosen;
   try {
@@ -139,6 +133,7 @@ async function drawReport() {
   $("report").attachShadow({ mode: "open" }).replaceChildren(...parsed.head.childNodes, ...parsed.body.childNodes);
 }
 
+// Goes to the next row, or to the next with a failure.
 function step(direction, bad) {
   if (view && list.at >= 0 && order[list.at] !== view.row.at) list.at = order.indexOf(view.row.at);
   const position = bad ? list.nextBad(direction) : list.at < 0 ? 0 : list.at + direction;
@@ -146,60 +141,36 @@ function step(direction, bad) {
   list.choose(position, Boolean(view) || (bad && document.body.dataset.shows === "list" && innerWidth > 900));
 }
 
-function showNote(text) {
-  $("count").textContent = text;
-}
-
 function unfold() {
-  const folded = [...$("panel").querySelectorAll("details:not(.about)")], more = [...$("panel").querySelectorAll(".more[aria-expanded]")];
+  const all = (selector) => [...$("panel").querySelectorAll(selector)], folded = all("details:not(.about)"), more = all(".more[aria-expanded]");
   const open = folded.some((each) => !each.open) || more.some((each) => each.getAttribute("aria-expanded") === "false");
   for (const each of folded) each.open = open;
   for (const each of more) if ((each.getAttribute("aria-expanded") === "true") !== open) each.click();
 }
 
-function theme(change) {
-  const root = document.documentElement.style;
-  const dark = () => (root.colorScheme || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
-  try {
-    root.colorScheme = localStorage.getItem("toolgym-theme") ?? root.colorScheme;
-    if (change) localStorage.setItem("toolgym-theme", dark() ? "light" : "dark");
-  } catch { /* a browser that keeps nothing for files */ }
-  if (change) root.colorScheme = dark() ? "light" : "dark";
+function theme() {
+  const root = document.documentElement.style, dark = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
+  root.colorScheme = (root.colorScheme || dark) === "dark" ? "light" : "dark";
 }
 
 function onKey(event) {
+  const { key, target } = event, typing = target.closest("input, select, textarea");
   if (event.ctrlKey || event.metaKey || event.altKey) return;
-  const typing = event.target.closest("input, select, textarea");
-  if (event.key === "Escape") {
-    if (typing) typing.blur();
-    else if ($("help").open) $("help").close();
-    else go({ row: "", report: "" });
-    return;
-  }
+  if (typing && key === "Escape") return typing.blur();
   if (typing) {
-    if (typing === $("filter") && (event.key === "Enter" || event.key === "ArrowDown")) { event.preventDefault(); $("list").focus(); if (list.at < 0) list.choose(0); }
+    if (target.id === "filter" && /^(Enter|ArrowDown)$/.test(key)) { event.preventDefault(); $("list").focus(); list.choose(Math.max(0, list.at)); }
     return;
   }
-  const tab = TABS.find(([, , key]) => key === event.key);
-  const inPanel = event.target.closest("#panel") && /^Arrow/.test(event.key);
-  const done = {
+  if ((key === "Enter" && target.closest("button, summary, a, [role=link]")) || (/^Arrow/.test(key) && target.closest("#panel"))) return;
+  const tab = TABS.find(([, , letter]) => letter === key);
+  const act = {
     j: () => step(1), ArrowDown: () => step(1), k: () => step(-1), ArrowUp: () => step(-1), n: () => step(1, true), N: () => step(-1, true),
     Enter: () => list.at >= 0 && list.choose(list.at, true), "/": () => { $("filter").focus(); $("filter").select(); },
-    e: unfold, d: () => theme(true), "?": () => $("help").showModal(),
-    Home: () => list.choose(0), End: () => list.choose(order.length - 1), PageDown: () => list.choose(list.at + 20), PageUp: () => list.choose(list.at - 20),
-    ArrowRight: () => moveTab(1), ArrowLeft: () => moveTab(-1),
-  }[event.key] ?? (tab && (view ? () => go({ view: tab[0] }, true) : null));
-  if (!done || inPanel || (event.target.closest("button, summary, a, [role=link]") && event.key === "Enter")) return;
-  if (/^Arrow(Left|Right)$/.test(event.key) && !event.target.closest("#tabs")) return;
-  if (/^(Home|End|Page)/.test(event.key) && event.target.closest("#panel")) return;
+    e: unfold, d: theme, "?": () => $("help").showModal(), Escape: () => ($("help").open ? $("help").close() : go({ row: "", report: "" })),
+  }[key] ?? (tab && view ? () => go({ view: tab[0] }, true) : null);
+  if (!act) return;
   event.preventDefault();
-  done();
-}
-
-function moveTab(direction) {
-  const tabs = [...$("tabs").children], next = tabs[(tabs.findIndex((tab) => tab.getAttribute("aria-selected") === "true") + direction + tabs.length) % tabs.length];
-  next.click();
-  addEventListener("hashchange", () => $("tabs").querySelector("[aria-selected=true]")?.focus(), { once: true });
+  act();
 }
 
 async function follow() {
@@ -209,27 +180,23 @@ async function follow() {
       const before = run.count;
       while (await run.more());
       if (run.count !== before) await select(query);
-      document.body.classList.remove("lost");
     } catch (error) {
-      document.body.classList.add("lost");
       showNote(`the server does not answer: ${error.message}`);
     }
   }
 }
 
 async function begin() {
-  theme(false);
   const about = json("run");
   run = about.served ? new ServedRun(about) : new PageRun(about);
   $("name").textContent = about.name;
   document.title = `${about.name} · toolgym`;
   fill($("help"), button("Close", () => $("help").close(), { class: "close" }), el("h2", {}, "Keys"), facts(KEYS), el("h2", {}, "Filters"), facts(FILTERS));
-  $("theme").onclick = () => theme(true);
+  $("theme").onclick = theme;
   $("show-help").onclick = () => $("help").showModal();
   $("show-report").onclick = () => go({ report: address().get("report") ? "" : "1" });
   $("search").addEventListener("submit", (event) => event.preventDefault());
-  let timer;
-  $("filter").addEventListener("input", () => { clearTimeout(timer); timer = setTimeout(() => search($("filter").value), 120); });
+  $("filter").addEventListener("input", () => { clearTimeout(typing); typing = setTimeout(() => search($("filter").value), 120); });
   document.addEventListener("keydown", onKey);
   await run.start();
   addEventListener("hashchange", () => route().catch(showError));

@@ -16,7 +16,6 @@ function drawConversation(view) {
   const turns = value.turns ?? [], turnAt = new Map(detail.places.map((place, turn) => [place, turn]));
   const out = [factsOf(view)];
   let records = [];
-  const left = () => records.splice(0).map((record) => resultCard(record, null));
   messagesOf(value).forEach((message, place) => {
     const turn = turnAt.get(place);
     if (message.role === "tool") {
@@ -24,11 +23,11 @@ function drawConversation(view) {
       out.push(resultCard(records.splice(which, 1)[0], message));
       return;
     }
-    out.push(...left());
+    out.push(...records.splice(0).map((record) => resultCard(record, null)));
     if (turn !== undefined) records = [...(turns[turn].tool_calls ?? [])];
     out.push(messageCard(message, turn, turns[turn]));
   });
-  out.push(...left());
+  out.push(...records.map((record) => resultCard(record, null)));
   if (value.error) {
     out.push(el("div", { class: "failure" }, el("b", {}, `${words(value.stop_reason)}, turn ${value.error.turn}`), longText(value.error.message)));
   }
@@ -51,37 +50,34 @@ function factsOf({ value, row, detail }) {
 
 function messageCard(message, turn, record) {
   const name = turn === undefined ? message.role : `${message.role} · turn ${turn}`;
-  const marks = record ? [
-    badge(`${number(record.generated_tokens)} tokens`), badge(seconds(record.engine_seconds)),
+  const marks = record && [badge(`${number(record.generated_tokens)} tokens`), badge(seconds(record.engine_seconds)),
     record.finish_reason !== "stop" && badge(record.finish_reason, "bad", "finish reason"),
     record.truncated && badge("truncated", "bad"), record.resumes > 0 && badge(`resumed ${record.resumes}×`, "warn"),
-    record.reward ? badge(`reward ${signed(record.reward)}`, record.reward > 0 ? "good" : "bad") : null,
-  ] : [];
+    record.reward ? badge(`reward ${signed(record.reward)}`, record.reward > 0 ? "good" : "bad") : null];
   const calls = (message.tool_calls ?? []).map((call) => callCard(call.function ?? {}));
   const thought = message.reasoning_content ? el("details", { class: "thought", open: message.reasoning_content.length < 600 },
     el("summary", {}, "Reasoning"), longText(message.reasoning_content)) : null;
   const content = message.content === null || message.content === undefined || message.content === "" ? null : longText(message.content);
-  // A turn that called nothing that could be read has only its text.
-  const raw = !content && !calls.length && record?.text ? longText(record.text) : null;
-  return el("article", { class: `message ${roleClass(message.role)}`, "aria-label": name },
+  const raw = !content && !calls.length && record?.text ? longText(record.text) : null; // a call that could not be read
+  return el("article", { class: `message ${["user", "assistant"].includes(message.role) ? message.role : ""}`, "aria-label": name },
     el("header", {}, el("b", {}, visible(name)), marks), thought, content, raw, calls);
 }
 
-const roleClass = (role) => (["system", "user", "assistant", "tool"].includes(role) ? role : "other");
-
-// A call's arguments, texts of several lines (programs, mostly) as they are.
-function callCard(call) {
-  let values = call.arguments;
+// A call's arguments as [name, value]: its JSON read if it can be, texts of several lines (programs, mostly) as they are.
+function argumentsOf(call) {
+  let values = call.arguments ?? "";
   try {
     if (typeof values === "string") values = JSON.parse(values);
   } catch { /* shown as it stands */ }
-  const named = values !== null && typeof values === "object" && !Array.isArray(values);
-  const parts = named ? Object.entries(values).map(([name, value]) => el("div", { class: "argument" }, el("i", {}, visible(name)), longText(value)))
-    : [longText(String(values ?? ""))];
-  const size = JSON.stringify(values ?? "").length;
-  const first = named ? Object.values(values).map((value) => (typeof value === "string" ? value : JSON.stringify(value))).join(" · ") : "";
-  return el("details", { class: "call", open: size < 1500 },
-    el("summary", {}, el("b", {}, visible(call.name || "unreadable call")), el("span", { class: "peek" }, visible(first.slice(0, 120)))), parts);
+  return values !== null && typeof values === "object" ? Object.entries(values) : [["", String(values)]];
+}
+const textOf = (value) => (typeof value === "string" ? value : JSON.stringify(value, null, 1) ?? "");
+
+function callCard(call) {
+  const values = argumentsOf(call), whole = values.map(([, value]) => textOf(value)).join(" · ");
+  return el("details", { class: "call", open: whole.length < 1500 },
+    el("summary", {}, el("b", {}, visible(call.name || "unreadable call")), el("span", { class: "peek" }, visible(whole.slice(0, 120)))),
+    values.map(([name, value]) => el("div", { class: "argument" }, el("i", {}, visible(name)), longText(value))));
 }
 
 function resultCard(record, message) {

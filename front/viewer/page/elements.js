@@ -43,13 +43,13 @@ const rewardBadge = (row) => badge(Number.isNaN(row.reward) ? "–" : number(row
 // A text that is folded if it is long, never cut: the button shows all of it.
 const FOLD_LINES = 24, FOLD_LENGTH = 4000;
 function longText(text, attributes = {}) {
-  const shown = visible(typeof text === "string" ? text : JSON.stringify(text, null, 1) ?? "");
+  const shown = visible(textOf(text));
   const lines = shown.split("\n");
   const node = el("pre", attributes, shown);
   if (lines.length <= FOLD_LINES + 6 && shown.length <= FOLD_LENGTH * 1.5) return node;
   const short = lines.slice(0, FOLD_LINES).join("\n").slice(0, FOLD_LENGTH);
   node.textContent = `${short}\n…`;
-  const label = `Show all ${lines.length.toLocaleString("en")} lines, ${shown.length.toLocaleString("en")} characters`;
+  const label = `Show all ${number(lines.length)} lines, ${number(shown.length)} characters`;
   const more = button(label, () => {
     const open = more.getAttribute("aria-expanded") === "true";
     more.setAttribute("aria-expanded", String(!open));

@@ -1,19 +1,9 @@
 // A trajectory among others: its group side by side, and the tree of its branches.
-const linesOf = (value) => messagesOf(value).flatMap((message) => [
-  { head: true, text: message.role },
-  ...(message.reasoning_content ? message.reasoning_content.split("\n").map((text) => ({ text })) : []),
-  ...(message.content ? (typeof message.content === "string" ? message.content : JSON.stringify(message.content)).split("\n").map((text) => ({ text })) : []),
-  ...(message.tool_calls ?? []).flatMap((call) => callLines(call.function ?? {})),
-]);
-
-function callLines(call) {
-  let values = call.arguments;
-  try {
-    if (typeof values === "string") values = JSON.parse(values);
-  } catch { /* as it stands */ }
-  const parts = values !== null && typeof values === "object" ? Object.entries(values).map(([name, value]) => `${name}: ${typeof value === "string" ? value : JSON.stringify(value)}`) : [String(values ?? "")];
-  return [`→ ${call.name}`, ...parts.flatMap((part) => part.split("\n"))].map((text) => ({ text }));
-}
+// The lines of a conversation; those with a message's role are a `head`.
+const linesOf = (value) => messagesOf(value).flatMap((message) => [{ head: true, text: message.role }, ...[
+  message.reasoning_content, message.content,
+  ...(message.tool_calls ?? []).flatMap(({ function: call }) => [`→ ${call.name}`, ...argumentsOf(call).map(([name, value]) => `${name}: ${textOf(value)}`)]),
+].filter((text) => text).flatMap((text) => textOf(text).split("\n").map((line) => ({ text: line })))]);
 
 const MOST_CELLS = 9_000_000;
 
@@ -87,12 +77,9 @@ function drawDiff(a, b) {
 function drawGroup(view, open) {
   const { members, row, detail } = view;
   const others = members.filter((member) => member.at !== row.at);
-  const rewards = members.map((member) => member.reward).filter((reward) => !Number.isNaN(reward));
-  const mean = rewards.reduce((sum, reward) => sum + reward, 0) / rewards.length;
-  const area = el("div", { class: "beside" });
+  const rewards = members.map((member) => member.reward).filter((reward) => !Number.isNaN(reward)), area = el("div");
   const beside = (member) => {
     for (const node of list.querySelectorAll("tr")) node.classList.toggle("beside-this", Number(node.dataset.at) === member.at);
-    fill(area, el("p", { class: "hint" }, "…"));
     run.open(member.at).then((other) => {
       const title = (of, side) => el("h3", {}, rewardBadge(of.row), ` sample ${of.row.sample} `, el("i", {}, side));
       fill(area, el("div", { class: "diff titles" }, title(view, "open here"), title(other, "beside it")),
@@ -100,7 +87,7 @@ function drawGroup(view, open) {
     }, showError);
   };
   const list = el("div", { class: "table" }, el("table", {},
-    el("caption", {}, `${members.length} of ${Math.max(detail.members, members.length)} members, mean reward ${number(mean, 3)}`),
+    el("caption", {}, `${members.length} of ${Math.max(detail.members, members.length)} members, mean reward ${number(rewards.reduce((sum, reward) => sum + reward, 0) / rewards.length, 3)}`),
     el("thead", {}, el("tr", {}, ["sample", "reward", "advantage", "stop reason", "turns", "tokens", "beside it"].map((head) => el("th", { scope: "col" }, head)))),
     el("tbody", {}, members.map((member) => el("tr", { "data-at": member.at, class: member.at === row.at ? "this" : "" },
       el("td", {}, button(`#${member.sample}`, () => open(member.at), { title: "open" })), el("td", {}, rewardBadge(member)),
@@ -114,10 +101,9 @@ function drawGroup(view, open) {
 // The tree: a lane for each trajectory, which leaves its parent's at the turn before which it was branched.
 const LANE = 44, TURN = 92, LEFT = 24;
 function lanesOf(members, row) {
-  const byId = new Map(members.map((member) => [member.id, member]));
+  const byId = new Map(members.map((member) => [member.id, member])), lanes = [];
   let root = row;
-  for (const seen = new Set(); byId.has(root.parent) && !seen.has(root.id);) { seen.add(root.id); root = byId.get(root.parent); }
-  const lanes = [];
+  for (let most = members.length; byId.has(root.parent) && most > 0; most--) root = byId.get(root.parent);
   const add = (member, parent) => {
     if (lanes.some((lane) => lane.member === member)) return;
     const lane = { member, parent, y: lanes.length };

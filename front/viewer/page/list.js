@@ -68,51 +68,45 @@ class RowList {
   }
 
   element(at, position) {
-    const row = this.run.row(at);
-    const node = el("div", {
+    const row = this.run.row(at), cells = row ? COLUMNS : [["task", "", () => "…"]];
+    return el("div", {
       class: `row ${row ? outcome(row) : ""}`, role: "option", id: `row-${position}`, style: `top:${position * ROW_HEIGHT}px`,
       "aria-selected": String(position === this.at), "aria-posinset": position + 1, "aria-setsize": this.order.length,
       onclick: () => this.choose(position, true),
-    });
-    if (row) {
-      node.append(...COLUMNS.map(([name, , cell]) => el("span", { class: `cell ${name}` }, [cell(row)].flat().map(
-        (part) => (typeof part === "string" ? visible(part) : part)))));
-    } else node.append(el("span", { class: "cell task" }, "…"));
-    return node;
+    }, cells.map(([name, , cell]) => el("span", { class: `cell ${name}` }, [cell(row)].flat().map(
+      (part) => (typeof part === "string" ? visible(part) : part)))));
   }
 }
-
-// The query with the terms that match `old` taken out, and others added.
-const withTerms = (query, old, ...added) => [...termsOf(query).filter((term) => !old.test(term)), ...added].join(" ");
 
 // Bins of rewards, each with the terms that select it: one for each reward if there are few, else steps of 1, 2 or 5.
 function binsOf(rewards) {
   const distinct = new Set();
+  let low = Infinity, high = -Infinity;
   for (const reward of rewards) {
-    if (!Number.isNaN(reward)) distinct.add(reward);
-    if (distinct.size > 12) break;
+    if (distinct.size <= 12 && !Number.isNaN(reward)) distinct.add(reward);
+    if (reward < low) low = reward;
+    if (reward > high) high = reward;
   }
   if (distinct.size <= 12) {
     return [...distinct].sort((a, b) => a - b).map((value) => ({
-      from: value, to: value, holds: (reward) => reward === value, terms: [`reward=${value}`], name: number(value) }));
+      ends: [value, value], holds: (reward) => reward === value, terms: [`reward=${value}`] }));
   }
-  let low = Infinity, high = -Infinity;
-  for (const reward of rewards) { if (reward < low) low = reward; if (reward > high) high = reward; }
   const rough = (high - low) / 20, power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 5, 10].map((times) => times * power).find((size) => size >= rough);
-  const edge = (place) => Number((place * step).toPrecision(12));
-  const bins = [];
-  for (let place = Math.floor(low / step); edge(place) <= high; place++) {
-    const from = edge(place), to = edge(place + 1);
-    bins.push({ from, to, holds: (reward) => reward >= from && reward < to,
-      terms: [`reward>=${from}`, `reward<${to}`], name: `${number(from)} to ${number(to)}` });
-  }
-  return bins;
+  const size = [1, 2, 5, 10].map((times) => times * power).find((each) => each >= rough), first = Math.floor(low / size);
+  return Array.from({ length: Math.floor(high / size) - first + 1 }, (_, place) => {
+    const [from, to] = [first + place, first + place + 1].map((edge) => Number((edge * size).toPrecision(12)));
+    return { ends: [from, to], holds: (reward) => reward >= from && reward < to, terms: [`reward>=${from}`, `reward<${to}`] };
+  });
 }
 
-const REWARD_TERM = /^reward(>=|<=|=|<|>)/;
+// A button that puts terms into the query, in place of those that match `old`, or takes them out if they are in it.
+function termButton(old, terms, label, attributes) {
+  const pressed = terms.every((term) => termsOf(query).includes(term));
+  const kept = termsOf(query).filter((term) => !old.test(term));
+  return button(label, () => search([...kept, ...(pressed ? [] : terms)].join(" ")), { "aria-pressed": String(pressed), ...attributes });
+}
 
-function drawHistogram(run, order, query, search) {
+function drawHistogram() {
   const bins = binsOf(run.reward);
   const count = (rewards) => {
     const counts = bins.map(() => 0);
@@ -122,48 +116,31 @@ function drawHistogram(run, order, query, search) {
     }
     return counts;
   };
-  const all = count(run.reward), now = count(order.map((at) => run.reward[at]));
-  const most = Math.max(1, ...all), chosen = termsOf(query);
-  const bars = bins.map((bin, place) => {
-    const pressed = bin.terms.every((term) => chosen.includes(term));
-    const label = `reward ${bin.name}: ${now[place].toLocaleString("en")} of ${all[place].toLocaleString("en")}`;
-    const choose = () => search(withTerms(query, REWARD_TERM, ...(pressed ? [] : bin.terms)));
-    const hue = `--share:${bins.length > 1 ? place / (bins.length - 1) : 1}`;
-    return button([
-      el("span", { class: "bar all", style: `height:${(100 * all[place]) / most}%` }),
-      el("span", { class: "bar now", style: `height:${(100 * now[place]) / most}%;${hue}` }),
-    ], choose, { title: label, "aria-label": label, "aria-pressed": String(pressed) });
+  const all = count(run.reward), now = count(order.map((at) => run.reward[at])), most = Math.max(1, ...all);
+  const bar = (kind, share, hue) => el("span", { class: `bar ${kind}`, style: `height:${(100 * share) / most}%;--share:${hue}` });
+  const bars = bins.map(({ ends, terms }, place) => {
+    const label = `reward ${[...new Set(ends)].map((end) => number(end)).join(" to ")}: ${number(now[place])} of ${number(all[place])}`;
+    const hue = bins.length > 1 ? place / (bins.length - 1) : 1;
+    return termButton(/^reward(>=|<=|=|<|>)/, terms, [bar("all", all[place], hue), bar("now", now[place], hue)], { title: label, "aria-label": label });
   });
-  const ends = bins.length ? [el("span", {}, number(bins[0].from)), el("span", {}, "reward"),
-    el("span", {}, number(bins.at(-1).to))] : [];
-  fill($("histogram"), el("div", { class: "bars" }, bars), el("div", { class: "ends" }, ends));
+  const ends = bins.length ? [number(bins[0].ends[0]), "reward", number(bins.at(-1).ends[1])] : [];
+  fill($("histogram"), el("div", { class: "bars" }, bars), el("div", { class: "ends" }, ends.map((end) => el("span", {}, end))));
 }
 
-function drawChips(run, order, query, search) {
+function drawChips() {
   const counts = new Map();
-  let bad = 0;
-  for (const at of order) {
-    counts.set(run.stop[at], (counts.get(run.stop[at]) ?? 0) + 1);
-    bad += run.bad[at] ? 1 : 0;
-  }
-  const chosen = termsOf(query);
-  const chip = (term, label, count, old, kind) => {
-    const pressed = chosen.includes(term);
-    return button([label, el("b", {}, ` ${count.toLocaleString("en")}`)], () => search(withTerms(query, old, ...(pressed ? [] : [term]))), {
-      class: `chip ${kind}`, "aria-pressed": String(pressed) });
-  };
-  const reasons = [...counts].sort((a, b) => b[1] - a[1]).map(([stop, count]) => (stop === "unreadable"
-    ? chip("unreadable", stop, count, /^unreadable$/, "bad")
-    : chip(`stop=${stop}`, words(stop), count, /^stop=/, /failed|died|timeout|refused/.test(stop) ? "bad" : "plain")));
-  fill($("chips"), ...reasons, bad ? el("span", { class: "hint" }, `${bad.toLocaleString("en")} with a failure or a bad call (n)`) : "");
+  for (const at of order) counts.set(run.stop[at], (counts.get(run.stop[at]) ?? 0) + 1);
+  const bad = order.filter((at) => run.bad[at]).length;
+  const chips = [...counts].sort((a, b) => b[1] - a[1]).map(([stop, count]) => termButton(
+    /^(stop=|unreadable$)/, [stop === "unreadable" ? stop : `stop=${stop}`], [words(stop), el("b", {}, ` ${number(count)}`)],
+    { class: /failed|died|timeout|refused|unreadable/.test(stop) ? "chip bad" : "chip" }));
+  fill($("chips"), chips, bad ? el("span", { class: "hint" }, `${number(bad)} with a failure or a bad call (n)`) : "");
 }
 
-function drawHeads(query, search) {
+function drawHeads() {
   const sort = termsOf(query).find((term) => term.startsWith("sort:"))?.slice(5) ?? "";
-  fill($("heads"), ...COLUMNS.map(([name, label]) => {
-    const next = sort === `-${name}` ? [`sort:${name}`] : sort === name ? [] : [`sort:-${name}`];
-    const arrow = sort === `-${name}` ? " ↓" : sort === name ? " ↑" : "";
-    return button(label + arrow, () => search(withTerms(query, /^sort:/, ...next)), {
-      class: `cell ${name}`, title: `order by ${label}`, "aria-pressed": String(arrow !== "") });
+  fill($("heads"), COLUMNS.map(([name, label]) => {
+    const [arrow, next] = sort === `-${name}` ? [" ↓", name] : sort === name ? [" ↑", name] : ["", `-${name}`];
+    return termButton(/^sort:/, [`sort:${next}`], label + arrow, { class: `cell ${name}`, title: `order by ${label}`, "aria-pressed": String(arrow !== "") });
   }));
 }

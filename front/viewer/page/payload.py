@@ -67,16 +67,15 @@ def details(index: RunIndex, group: Sequence[Row], shown: Container[int]) -> dic
     except ConfigError as error:
         problem, advantages = f"no advantages: {error}", [None] * len(read)
     for (number, trajectory), advantage in zip(read.items(), advantages, strict=True):
-        drawing = None
+        drawing, ids, wrong = None, [], problem
         if number in shown:
+            ids = _ids(trajectory)
             try:
                 drawing = _drawn(trajectory)
             except Exception as error:  # noqa: BLE001  the env's own code, for one of many rows
-                problem = f"the env's render_html failed: {error_text(error)}"
-        by_number[number] = Detail(
-            advantage, trajectory.usable, trajectory.turn_places, len(group), drawing, problem,
-            _ids(trajectory) if number in shown else [],
-        )  # fmt: skip
+                wrong = f"the env's render_html failed: {error_text(error)}"
+        places = trajectory.turn_places
+        by_number[number] = Detail(advantage, trajectory.usable, places, len(group), drawing, wrong, ids)
     return by_number
 
 
@@ -98,10 +97,8 @@ def _ids(trajectory: Trajectory) -> list[int]:
 
 def _drawn(trajectory: Trajectory) -> str | None:
     draw = _drawing(trajectory.env_id)
-    if draw is None:
-        return None
-    drawing = draw(trajectory)
-    if not isinstance(drawing, str):
+    drawing = None if draw is None else draw(trajectory)
+    if not isinstance(drawing, str | None):
         raise ConfigError(f"expected HTML as a str, got {type(drawing).__name__}")
     return drawing
 

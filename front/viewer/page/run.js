@@ -11,64 +11,45 @@ function rowOf(columns, values, at) {
   return row;
 }
 
-const isBad = (row) => row.failed || row.problems.length > 0;
-
 class PageRun {
-  constructor(about) {
-    this.about = about;
-    this.live = false;
-  }
-
+  live = false;
+  constructor(about) { this.about = about; }
   async start() {
     const text = block("lines");
     this.lines = (this.about.packed ? await unpacked(text) : text).split("\n");
-    this.detailLines = block("details").split("\n");
-    this.rows = json("figures").map((values, at) => rowOf(this.about.columns, values, at));
-    this.count = this.rows.length;
+    this.details = block("details").split("\n");
     this.texts = json("texts");
-    this.reward = this.rows.map((row) => row.reward);
-    this.stop = this.rows.map((row) => row.stop);
-    this.bad = this.rows.map(isBad);
-    this.groups = Map.groupBy(this.rows.filter((row) => row.group), (row) => row.group);
+    const rows = json("figures").map((values, at) => rowOf(this.about.columns, values, at));
+    Object.assign(this, { rows, count: rows.length, reward: rows.map((row) => row.reward), stop: rows.map((row) => row.stop) });
+    this.bad = rows.map((row) => row.failed || row.problems.length > 0);
+    this.groups = Map.groupBy(rows.filter((row) => row.group), (row) => row.group);
   }
-
   row(at) { return this.rows[at]; }
-
   async load() {}
-
   line(at) { return this.rows[at].stop === "unreadable" ? JSON.parse(this.lines[at]) : this.lines[at]; }
 
   // Looks at lines in slices, so that a long search holds up no key.
   async select(text, signal) {
-    const query = parseQuery(text);
-    let places = this.rows.filter((row) => query.rows.every((holds) => holds(row))).map((row) => row.at);
-    if (query.lines.length) {
-      const kept = [];
-      let until = performance.now() + 30;
-      for (const at of places) {
-        if (query.lines.every((holds) => holds(this.line(at)))) kept.push(at);
-        if (performance.now() > until) {
-          await new Promise((resume) => setTimeout(resume));
-          signal.throwIfAborted();
-          until = performance.now() + 30;
-        }
-      }
-      places = kept;
+    const query = parseQuery(text), kept = [];
+    let until = performance.now() + 30;
+    for (const row of this.rows) {
+      if (query.rows.every((holds) => holds(row)) && (!query.lines.length || query.lines.every((holds) => holds(this.line(row.at))))) kept.push(row.at);
+      if (performance.now() < until) continue;
+      await new Promise((resume) => setTimeout(resume));
+      signal.throwIfAborted();
+      until = performance.now() + 30;
     }
-    return orderBy(query, places, (at) => this.rows[at]);
+    return orderBy(query, kept, (at) => this.rows[at]);
   }
-
   async open(at) {
     const row = this.rows[at];
     const members = (row.group ? this.groups.get(row.group) : [row]).map((member) => {
-      const detail = JSON.parse(this.detailLines[member.at]);
+      const detail = JSON.parse(this.details[member.at]);
       return { ...member, advantage: detail.advantage, usable: detail.usable };
     });
-    return opened(row, this.line(at), JSON.parse(this.detailLines[at]), members, this.texts);
+    return opened(row, this.line(at), JSON.parse(this.details[at]), members, this.texts);
   }
-
   async find(id) { return this.rows.findIndex((row) => row.id === id || `${row.number}` === id); }
-
   async report() { return json("report"); }
 }
 
@@ -76,7 +57,6 @@ class ServedRun {
   constructor(about) {
     Object.assign(this, { about, live: true, count: 0, reward: [], stop: [], bad: [], texts: {}, rows: new Map() });
   }
-
   async start() { while (await this.more()); }
 
   // Learns of rows that the server has read since; returns whether it is still reading what is there.
@@ -89,16 +69,13 @@ class ServedRun {
     this.count = this.reward.length;
     return news.reading && news.reward.length > 0;
   }
-
   row(at) { return this.rows.get(at) ?? null; }
-
   async load(places) {
     const missing = places.filter((at) => !this.rows.has(at));
     if (!missing.length) return;
     const { rows } = await fetched(`rows?numbers=${missing.join(",")}`);
     for (const values of rows) this.keep(values);
   }
-
   keep(values) {
     const row = rowOf(this.about.columns, values, 0);
     row.at = row.number;
@@ -106,22 +83,18 @@ class ServedRun {
     this.rows.set(row.at, row);
     return row;
   }
-
   async select(text, signal) {
     if (!text.trim()) return Array.from({ length: this.count }, (_, at) => at);
     const { numbers } = await fetched(`rows?all=1&limit=0&query=${encodeURIComponent(text)}`, signal);
     return numbers.filter((at) => at < this.count);
   }
-
   async open(at) {
     const { row, line, detail, members, texts } = await fetched(`row/${at}`);
     Object.assign(this.texts, texts);
     const group = members.map(([values, extra]) => ({ ...this.keep(values), ...extra }));
     return opened(this.keep(row), line, detail, group, this.texts);
   }
-
   async find(id) { return (await fetched(`find?id=${encodeURIComponent(id)}`)).number; }
-
   async report() { return fetched("report"); }
 }
 
@@ -144,4 +117,112 @@ async function fetched(path, signal) {
 async function unpacked(text) {
   const bytes = Uint8Array.fromBase64 ? Uint8Array.fromBase64(text) : Uint8Array.from(atob(text), (sign) => sign.charCodeAt(0));
   return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
+}
+
+// The query language of toolgym.viewer.query for the rows that a page holds. Tests run the same cases through both.
+const NUMBERS = "reward step sample turns calls tokens seconds engine_seconds env_seconds number".split(" ");
+const TEXTS = "env task group stop blame role id error".split(" ");
+const FLAGS = {
+  failed: (row) => row.failed,
+  success: (row) => row.success,
+  branch: (row) => row.parent !== null,
+  validate: (row) => row.validate,
+  unreadable: (row) => row.stop === "unreadable",
+};
+const COMPARISONS = {
+  "=": (a, b) => a === b, "!=": (a, b) => a !== b, "<": (a, b) => a < b,
+  "<=": (a, b) => a <= b, ">": (a, b) => a > b, ">=": (a, b) => a >= b,
+};
+
+// The terms as they were typed, quotes included.
+const termsOf = (text) =>
+  (text.match(/\/(?:\\.|[^/\\])+\/(?=\s|$)|(?:[^\s"]|"[^"]*")+|"[^"]*$/g) ?? []).filter((part) => /[^ "]/.test(part));
+
+// `rows` look at a row's figures, `lines` at its line; `sort` is a figure's name or "". Throws an Error that says why.
+function parseQuery(text) {
+  const query = { rows: [], lines: [], sort: "", descending: false };
+  for (const raw of termsOf(text)) {
+    const term = raw.startsWith("/") ? raw : raw.replaceAll('"', "");
+    const name = term.replace(/^!/, "");
+    const figure = /^([a-z_]+)(!=|<=|>=|=|<|>)([^]*)$/.exec(term);
+    if (term.startsWith("sort:")) {
+      query.sort = term.slice(5).replace(/^-/, "");
+      query.descending = term.startsWith("sort:-");
+      if (![...NUMBERS, ...TEXTS].includes(query.sort)) {
+        throw new Error(`sort:NAME takes ${[...NUMBERS, ...TEXTS].join(", ")}, got '${query.sort}'`);
+      }
+    } else if (Object.hasOwn(FLAGS, name)) query.rows.push((row) => FLAGS[name](row) === (name === term));
+    else if (term.length > 2 && term.startsWith("/") && term.endsWith("/")) query.lines.push(regexTerm(term.slice(1, -1)));
+    else if (figure) query.rows.push(figureTerm(figure[1], figure[2], figure[3]));
+    else query.lines.push(wordTerm(term));
+  }
+  return query;
+}
+
+function figureTerm(name, sign, value) {
+  const wanted = sign === "=";
+  if (name !== "tool" && NUMBERS.includes(name)) {
+    if (!/^\s*[+-]?((\d+\.?\d*|\.\d+)(e[+-]?\d+)?|inf(inity)?|nan)\s*$/i.test(value)) {
+      throw new Error(`${name}${sign} takes a number, got '${value}'`);
+    }
+    const number = /inf/i.test(value) ? (value.trim()[0] === "-" ? -Infinity : Infinity) : Number(value);
+    return (row) => COMPARISONS[sign](row[name], number);
+  }
+  if (name !== "tool" && !TEXTS.includes(name)) {
+    throw new Error(`a figure is ${[...NUMBERS, ...TEXTS, "tool"].join(", ")}, got '${name}'`);
+  }
+  if (sign !== "=" && sign !== "!=") throw new Error(`${name} is ${name === "tool" ? "the status of a call" : "a text"} and takes = or !=, got ${sign}`);
+  if (name !== "tool") return (row) => row[name].toLowerCase().includes(value.toLowerCase()) === wanted;
+  if (value === "*") return (row) => row.problems.length > 0 === wanted;
+  return (row) => row.problems.some((problem) => problem.includes(value)) === wanted;
+}
+
+// A text as JSON writes it, in a line as the page holds it, where `</` is `<\/`.
+function wordTerm(text) {
+  const sign = (letter) => (/[a-z]/i.test(letter) ? `[${letter.toLowerCase()}${letter.toUpperCase()}]`
+    : letter === "<" ? "(?:<|\\\\u003c)" : letter === "/" ? "\\\\?/" : letter.replace(/[\\^$.*+?()[\]{}|]/, "\\$&"));
+  const pattern = new RegExp(Array.from(JSON.stringify(text).slice(1, -1), sign).join(""));
+  return (line) => pattern.test(line);
+}
+
+// A regular expression of Python, of which what JavaScript writes otherwise is translated, or refused.
+function regexTerm(source) {
+  const flags = /^\(\?([ims]+)\)/.exec(source);
+  const pattern = source.slice(flags ? flags[0].length : 0).replaceAll("(?P<", "(?<");
+  if (/\\[AZ]|\(\?P=|\(\?\(|\(\?#/.test(pattern)) {
+    throw new Error(`/${source}/ has what a page cannot look for: \\A, \\Z, (?P=…), (?(…) or (?#…)`);
+  }
+  let compiled;
+  try {
+    compiled = new RegExp(pattern, flags ? flags[1] : "");
+  } catch (error) {
+    throw new Error(`/${source}/ is no regular expression: ${error.message}`);
+  }
+  return (line) => {
+    let value;
+    try {
+      value = JSON.parse(line);
+    } catch {
+      return false;
+    }
+    if (typeof value !== "object" || value === null || Array.isArray(value)) return false;
+    const messages = value.messages ?? [];
+    const texts = messages.flatMap((message) => [message.content, message.reasoning_content]).filter((text) => text);
+    const calls = messages.flatMap((message) => message.tool_calls ?? []);
+    const searched = [
+      ...(texts.length ? texts : [value.input ?? "", value.output ?? ""]),
+      ...calls.flatMap((call) => [call.function?.name ?? "", call.function?.arguments ?? ""]),
+    ];
+    return searched.some((text) => compiled.test(text));
+  };
+}
+
+// The places of rows in the query's order: equal ones stay as they were, and NaN comes last.
+function orderBy(query, places, rowAt) {
+  if (!query.sort) return places;
+  const value = (at) => rowAt(at)[query.sort];
+  const known = places.filter((at) => value(at) === value(at));
+  const down = query.descending ? -1 : 1;
+  known.sort((a, b) => (value(a) < value(b) ? -down : value(a) > value(b) ? down : 0));
+  return known.concat(places.filter((at) => value(at) !== value(at)));
 }

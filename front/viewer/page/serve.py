@@ -1,15 +1,4 @@
-"""`serve_page`: the page over HTTP, for runs too large for a file, and for those that go on.
-
-| path | answers |
-| --- | --- |
-| `/` | the page |
-| `/rows?query=&offset=&limit=` | `total`, `rows`: figures by `payload.COLUMNS`; with `all=1` the `numbers` of all |
-| `/rows?numbers=3,4` | the same of these rows |
-| `/columns?since=N` | reward, stop reason, and whether something failed, of the rows from N on |
-| `/row/N` | a row whole: its line, its details, its group, the texts of its tokens |
-| `/find?id=ID` | its row's number, or -1 |
-| `/report` | the report, see `toolgym.report` |
-"""
+"""`serve_page`: the page over HTTP, for runs too large for a file, and for those that go on (see docs/viewer.md)."""
 
 from __future__ import annotations
 
@@ -31,9 +20,6 @@ from toolgym.viewer.page.write import about, skeleton
 from toolgym.viewer.query import Query
 from toolgym.viewer.run_index import Row, RunIndex
 from toolgym.viewer.tokens import TokenTexts
-
-READ_SECONDS = 0.2
-"""Seconds that the index is read on without a pause, in a thread."""
 
 PAUSE = 1.0
 """Seconds between two looks at whether the files have grown."""
@@ -85,11 +71,8 @@ async def serve_page(
         try:
             await web.TCPSite(runner, host, port).start()
         except OSError as error:
-            raise ConfigError(
-                f"cannot listen on {host}:{port} ({error.strerror or error}): name another --port"
-            ) from error
-        shown = f"[{host}]" if ":" in host else host
-        announce(f"http://{shown}:{runner.addresses[0][1]}/")
+            raise ConfigError(f"cannot listen on {host}:{port} ({error.strerror}): name another --port") from error
+        announce(f"http://{f'[{host}]' if ':' in host else host}:{runner.addresses[0][1]}/")
         await reading
     finally:
         reading.cancel()
@@ -107,18 +90,17 @@ class PageServer:
 
     def app(self) -> web.Application:
         app = web.Application(middlewares=[self._guard])
-        handlers: dict[str, Callable[[web.Request], Awaitable[web.StreamResponse]]] = {
-            "/": self._show, "/rows": self._rows, "/columns": self._columns, "/row/{number:\\d+}": self._row,
-            "/find": self._find, "/report": self._report,
-        }  # fmt: skip
-        app.add_routes([web.get(path, handler) for path, handler in handlers.items()])
+        app.router.add_get("/", self._show)
+        app.router.add_get("/row/{number:\\d+}", self._row)
+        for handler in (self._rows, self._columns, self._find, self._report):
+            app.router.add_get(handler.__name__.replace("_", "/"), handler)
         return app
 
     async def read(self) -> None:
         """Read the index, and on as its files grow, until cancelled."""
         while True:
             try:
-                self._reading = await in_thread(self._index.read, READ_SECONDS)
+                self._reading = await in_thread(self._index.read, 0.2)
             except OSError as error:
                 log.warning("cannot read the run on: %s", error)
                 self._reading = False
@@ -163,15 +145,12 @@ class PageServer:
         rows = self._index.rows[int(request.query.get("since", 0)) :]
         stops = list(dict.fromkeys(row.stop for row in rows))
         places = {stop: place for place, stop in enumerate(stops)}
-        return web.json_response(
-            {
-                "reward": [None if row.reward != row.reward else row.reward for row in rows],
-                "stops": stops,
-                "stop": [places[row.stop] for row in rows],
-                "bad": [row.failed or bool(row.problems) for row in rows],
-                "reading": self._reading,
-            }
-        )
+        columns = {
+            "reward": [None if row.reward != row.reward else row.reward for row in rows],
+            "stop": [places[row.stop] for row in rows],
+            "bad": [row.failed or bool(row.problems) for row in rows],
+        }
+        return web.json_response(columns | {"stops": stops, "reading": self._reading})
 
     async def _rows(self, request: web.Request) -> web.Response:
         rows = self._index.rows
@@ -192,13 +171,12 @@ class PageServer:
     def _whole(self, row: Row) -> dict[str, Any]:
         group = self._index.group(row)
         by_number = details(self._index, group, {row.number})
-        members = [(figures(each), by_number[each.number].to_json()) for each in group]
         ids = by_number[row.number].ids if self._texts.known else []
         return {
             "row": figures(row),
             "line": self._index.line(row).decode(errors="replace").rstrip("\r\n"),
             "detail": by_number[row.number].to_json(),
-            "members": members,
+            "members": [(figures(each), by_number[each.number].to_json()) for each in group],
             "texts": {token: self._texts.text(token) for token in ids},
         }
 

@@ -64,8 +64,7 @@ function shades(spans, advantage) {
 
 function drawTokens(view) {
   const { value, detail, texts } = view, spans = spansOf(value);
-  const total = spans.reduce((sum, span) => sum + span.ids.length, 0);
-  if (!total) return [el("p", { class: "hint" }, "This trajectory has no token ids: it failed before its prompt, or another program wrote it.")];
+  if (!spans.some((span) => span.ids.length)) return [el("p", { class: "hint" }, "This trajectory has no token ids: it failed before its prompt, or another program wrote it.")];
   const kinds = shades(spans, detail.usable ? detail.advantage : null);
   const elements = [], places = []; // by the token's number: its element, and [span, place in it]
   const blocks = spans.map((span) => {
@@ -84,8 +83,7 @@ function drawTokens(view) {
     }
     return el("section", { class: `span ${span.kind}` }, el("h3", {}, label), chunks);
   });
-  const info = el("div", { class: "info", "aria-live": "polite" });
-  const legend = el("span", { class: "legend" });
+  const info = el("div", { class: "info", "aria-live": "polite" }), legend = el("span", { class: "legend" });
   const body = el("div", { class: "tokens", tabindex: 0, role: "application", "aria-label": "Tokens: arrow keys move, p to the next of the policy" }, blocks);
   let current = -1;
   const point = (at, scroll) => {
@@ -97,15 +95,13 @@ function drawTokens(view) {
     fill(info, tokenFacts(at, ...places[at], view));
   };
   const colour = (name) => {
-    const [, shade, key] = kinds.find(([each]) => each === name) ?? kinds[0];
-    tokenShade = name;
+    const [, shade, key] = kinds.find(([each]) => each === (tokenShade = name)) ?? kinds[0];
     elements.forEach((node, at) => { node.style.background = shade(...places[at]) || ""; });
     body.classList.toggle("by-kind", name === "kind");
     fill(legend, ...[key].flat());
   };
   const select = el("select", { "aria-label": "Colour by", onchange: () => colour(select.value) }, kinds.map(([name]) => el("option", { value: name, selected: name === tokenShade }, name)));
-  body.addEventListener("mouseover", (event) => event.target.dataset.at && point(Number(event.target.dataset.at)));
-  body.addEventListener("click", (event) => event.target.dataset.at && point(Number(event.target.dataset.at)));
+  for (const kind of ["mouseover", "click"]) body.addEventListener(kind, ({ target }) => target.dataset.at && point(Number(target.dataset.at)));
   body.addEventListener("keydown", (event) => {
     const next = { ArrowRight: current + 1, ArrowLeft: current - 1, Home: 0, End: elements.length - 1,
       ArrowDown: current + 10, ArrowUp: current - 10, p: places.findIndex(([span, place], at) => at > current && span.kind === "policy" && place === 0) }[event.key];

@@ -39,7 +39,7 @@ def test_a_page_holds_the_lines_and_what_their_groups_add(tmp_path):
     advantages = [json.loads(line)["advantage"] for line in held["details"].splitlines()]
     assert advantages == pytest.approx(group_advantages(trajectories))
     assert (summary.rows, summary.left_out, summary.bytes) == (45, 0, (tmp_path / "run.html").stat().st_size)
-    assert str(summary) == f"{tmp_path / 'run.html'}: 45 trajectories, {summary.bytes / 1e6:.1f} MB"
+    assert str(summary) == f"45 trajectories, {summary.bytes / 1e6:.1f} MB"
     ids = {token for row in index.rows for token in details(index, [row], {row.number})[row.number].ids}
     assert {int(token) for token in json.loads(held["texts"])} == ids
 
@@ -51,7 +51,7 @@ def test_the_policy_lets_its_own_script_run_and_nothing_load(tmp_path):
     digest = base64.b64encode(hashlib.sha256(scripts[0].encode()).digest()).decode()
     policy = re.search(r'Content-Security-Policy" content="([^"]*)"', text)[1]
     assert len(scripts) == 1
-    assert policy.startswith(f"default-src 'none'; script-src 'sha256-{digest}'; ")
+    assert policy.startswith(f"default-src 'none'; script-src 'sha256-{digest}';")
     assert "connect-src 'none'" in policy
     assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(", scripts[0])
 
@@ -97,10 +97,8 @@ def test_a_page_is_replaced_as_a_whole_and_nothing_else_is(tmp_path, monkeypatch
         write_page(RunIndex(DEMO), path)
     assert (path.read_bytes(), os.listdir(tmp_path)) == (before, ["run.html"])
     run = write_run(tmp_path / "run", LINES[0])
-    with pytest.raises(ConfigError, match=r"is no page: name another file, such as 1\.html"):
+    with pytest.raises(ConfigError, match=r"a page's name ends in \.html, got '.*1\.jsonl'"):
         write_page(RunIndex(run), run / "1.jsonl")
-    with pytest.raises(ConfigError, match="is no page"):
-        write_page(RunIndex(run), run)
 
 
 @pytest.mark.parametrize("query", ["rewrd<1", "/(/"])
