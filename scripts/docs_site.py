@@ -114,6 +114,8 @@ class Pages:
             return match["code"] or match["before"] + self.link(source, match["target"]) + match["after"]
 
         text = LINK.sub(links, indented(text))
+        rows = re.compile(r"^\|.*", re.MULTILINE)  # GitHub wants a bar in code escaped, and Zensical would show that
+        text = rows.sub(lambda row: re.sub("`[^`]*`", lambda code: code[0].replace(r"\|", "|"), row[0]), text)
         drawing = re.compile(r"^!\[([^\]]*)\]\(([^)\s]*drawings/[^)\s]*\.svg)\)$", re.MULTILINE)
         return drawing.sub(lambda match: self.drawing(source, match[1], match[2]), text)
 

@@ -68,6 +68,10 @@ def test_a_link_that_leads_nowhere_is_named(pages):
     assert pages.broken == ["docs/more/README.md: gone.md is not in the repository"]
 
 
+def test_a_bar_in_the_code_of_a_table_needs_no_backslash(pages):
+    assert pages.page("docs/a.md", r"| `a\|b` | c\|d |" + "\n\n`e\\|f`") == r"| `a|b` | c\|d |" + "\n\n`e\\|f`"
+
+
 def test_a_drawing_becomes_a_part_of_its_page_and_follows_the_sites_switch(pages):
     page = (pages.out / "a.md").read_text()
     assert page.count("<svg") == 1
