@@ -23,6 +23,7 @@ import time
 import urllib.parse
 from base64 import b64decode
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -264,7 +265,11 @@ def serve(root: Path) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Build the documentation site.")
     parser.add_argument("--serve", action="store_true", help="serve it, and follow changes")
-    if parser.parse_args().serve:
+    serving = parser.parse_args().serve
+    if find_spec("zensical") is None or find_spec("mkdocstrings_handlers") is None:
+        print(f"the site needs Zensical: {sys.executable} -m pip install -c constraints.txt '.[docs]'", file=sys.stderr)
+        return 1
+    if serving:
         serve(ROOT)
         return 0
     begun, wrong = time.monotonic(), build(ROOT)

@@ -120,6 +120,17 @@ def test_the_reference_has_each_public_name_once(root):
     assert "| [`toolgym`](toolgym.md) | All |" in pages["api/index.md"]
 
 
+def test_a_doctest_of_a_docstring_is_a_program():
+    pytest.importorskip("griffe", reason="the extra docs is not installed")
+    import docs_docstrings
+
+    text = "Doubles.\n\n>>> double(\n...     2)\n4\n\nNot zero:\n- a\n  b"
+    assert docs_docstrings.for_the_site("A.\n\n>>> f(2)\n4\n\n- a\n  b") == (
+        "A.\n\n```pycon\n>>> f(2)\n4\n```\n\n- a\n    b"
+    )
+    assert docs_docstrings.for_the_site(text).count("```") == 2
+
+
 def test_the_library_is_linked_as_it_is_imported(root):
     for _ in range(2):  # once more changes nothing
         docs_api.link_sources(root, root / "sources")
