@@ -101,7 +101,7 @@ ORDERS = {
         "mcp",
         "integrations",
     ],
-    "tools/sandbox": ["base", "local", "protocol", "remote", "server"],
+    "tools/sandbox": ["base", "local", "protocol", "remote", "playground", "server"],
     "tools/sandbox/local": ["kernel", "protocol", "child", "zygote", "broker"],
     "envs": [
         "tasks",

@@ -17,6 +17,7 @@ from toolgym.tools.concurrency.deadline import shielded
 from toolgym.tools.errors import ConfigError, NoSessionError
 from toolgym.tools.sandbox.local import LocalSandbox
 from toolgym.tools.sandbox.names import OptionError
+from toolgym.tools.sandbox.playground.page import playground_routes
 from toolgym.tools.sandbox.protocol.fusion import (
     RunCodeRequest,
     RunCodeResponse,
@@ -74,7 +75,7 @@ class SandboxApp(HttpApp):
         self._executor = Executor(sandbox, config, languages, gate, metrics)
         self._api = SessionApi(sandbox, config, gate, metrics, self._sessions, worker)
         self._languages = sorted(languages)
-        self.add_routes(self._table())
+        self.add_routes(self._table(config))
 
     async def start(self) -> None:
         self._sessions.start()
@@ -111,7 +112,7 @@ class SandboxApp(HttpApp):
         except (NoSessionError, PeerGoneError):
             return
 
-    def _table(self) -> list[Route]:
+    def _table(self, config: ServerConfig) -> list[Route]:
         run_code = Operation(self._executor.run_code, "Run a program", RunCodeRequest, RunCodeResponse)
         run_jupyter = Operation(
             self._executor.run_jupyter, "Run cells in a fresh session", RunJupyterRequest, RunJupyterResponse
@@ -128,6 +129,7 @@ class SandboxApp(HttpApp):
             *map(self._routed_to_owner, self._api.routes()),
             Route("/v1/ping", {"GET": ping}, public=True),
             self.health_route(model=Health),
+            *(playground_routes(config) if config.playground == "served" else ()),
         ]
 
     def _routed_to_owner(self, route: Route) -> Route:

@@ -62,6 +62,7 @@ class ServerConfig(ServingConfig):
         python: interpreter that runs Python programs; None: the server's.
         packages: a folder with packages for programs, a subfolder for each language; None: there is none.
         languages: offered languages; None: all that are installed.
+        playground: `served`: there is a page to try it on, at /playground; or `none`.
     """
 
     spec = ServerSpec(
@@ -89,6 +90,7 @@ class ServerConfig(ServingConfig):
     python: str | None = None
     packages: str | None = None
     languages: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
+    playground: Literal["served", "none"] = flag("served")
 
     @pydantic.field_validator("python")
     @classmethod

@@ -1,0 +1,57 @@
+"""The route of a playground page: one file without requests to elsewhere, under a strict policy."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from toolgym.tools.serving.config import ServingConfig
+from toolgym.tools.serving.routes import Call, Operation, Route
+
+PATHS = ("/playground", "/SandboxFusion/playground/sandbox")
+"""Paths of the page; the second one is SandboxFusion's."""
+
+_SETTINGS = {"max_timeout", "max_memory_mb", "network", "limits"}
+_HERE = Path(__file__).parent
+
+
+def playground_routes(config: ServingConfig) -> list[Route]:
+    """The page of a sandbox server with these settings, which anyone may load: what it asks for needs the token."""
+    server = config.model_dump(mode="json", include=_SETTINGS)
+    examples = json.loads((_HERE / "examples.json").read_text(encoding="utf-8"))
+    return page_routes(PATHS, "page", {**server, "token": config.secret is not None, "examples": examples})
+
+
+def page_routes(paths: Sequence[str], name: str, server: dict[str, Any]) -> list[Route]:
+    """A page of this folder at some paths. Its script reads `server`, any JSON."""
+    style, script = (_HERE / "page.css").read_text("utf-8"), (_HERE / f"{name}.js").read_text("utf-8")
+    page = (_HERE / f"{name}.html").read_text("utf-8").replace("{{server}}", html.escape(json.dumps(server)))
+    page = page.replace("{{style}}", style).replace("{{script}}", script)
+    policy = (
+        f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; connect-src 'self'; img-src data:; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+    headers = {
+        "Content-Type": "text/html; charset=utf-8",
+        "Content-Security-Policy": policy,
+        "X-Content-Type-Options": "nosniff",
+        "Referrer-Policy": "no-referrer",
+        "Cache-Control": "no-cache",
+    }
+
+    async def show(call: Call) -> web.Response:
+        return web.Response(text=page, headers=headers)
+
+    return [Route(path, {"GET": Operation(show)}, public=True) for path in paths]
+
+
+def _hash(text: str) -> str:
+    """The source of an inline text, as a policy names it (https://www.w3.org/TR/CSP3/#grammardef-hash-source)."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
