@@ -24,10 +24,12 @@ from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import ResetOptions, ResetResult, StepInfo, StopReason
 from toolgym.tools.closeable import AsyncCloseable
 from toolgym.tools.errors import ConfigError, ForkNotSupportedError
-from toolgym.tools.html_view import html_table, message_row
 from toolgym.tools.message import Message
 from toolgym.tools.parsers.base import ParsedTurn
 from toolgym.tools.schema import ToolSchema
+from toolgym.tools.views.conversation import conversation_html
+from toolgym.tools.views.env import rendered
+from toolgym.tools.views.html import View, drawn_by, page
 
 Action = ParsedTurn | Message | str
 """One turn of the policy: parsed by the parser of its model, as an assistant message, or as text."""
@@ -65,7 +67,7 @@ class StepResult(NamedTuple):
 
     def _repr_html_(self) -> str:
         reason = f", done: {self.stop_reason}" if self.done else ""
-        return html_table(f"step, reward {self.reward:g}{reason}", map(message_row, self.obs))
+        return page(f"step, reward {self.reward:g}{reason}", conversation_html(self.obs, where="step.obs"))
 
 
 class BaseEnv(AsyncCloseable):
@@ -91,6 +93,13 @@ class BaseEnv(AsyncCloseable):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}>"
+
+    _repr_html_ = drawn_by("toolgym.tools.views.env:env_html")
+
+    def render(self) -> View:
+        """Return the conversation of the episode so far as text, which a notebook shows richly; an env may override it.
+        By default it is the env's attribute `messages`, and a `ConfigError` if the env keeps none."""
+        return rendered(self)
 
     @abstractmethod
     async def reset(self, *, seed: int | None = None, options: ResetOptions = None) -> ResetResult:

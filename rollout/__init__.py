@@ -32,5 +32,6 @@ if TYPE_CHECKING:
     from toolgym.rollout.trajectory.summary import summarize as summarize
     from toolgym.rollout.trajectory.trajectory import Trajectory as Trajectory
     from toolgym.rollout.trajectory.trajectory import Turn as Turn
+    from toolgym.rollout.views.show import show as show
 else:
     __getattr__, __dir__ = lazy_names(__name__)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from toolgym.tools.errors import ConfigError, ForkNotSupportedError, shorten
-from toolgym.tools.html_view import html_table
 from toolgym.tools.schema import ToolSchema
+from toolgym.tools.views.html import drawn_by, html_table
 
 
 class _ToolResult(NamedTuple):
@@ -107,10 +106,7 @@ class BaseTool(ABC):
         call = f" {schema.name}({', '.join(schema.parameters.get('properties', {}))})" if schema is not None else ""
         return f"<{type(self).__name__}{call}>"
 
-    def _repr_html_(self) -> str:
-        schema = self.tool_schema
-        parameters = json.dumps(schema.parameters, indent=2, ensure_ascii=False, default=str)
-        return html_table(repr(self)[1:-1], [("description", schema.description), ("parameters", parameters)])
+    _repr_html_ = drawn_by("toolgym.tools.views.tool:tool_html")
 
     @property
     def name(self) -> str:

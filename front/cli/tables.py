@@ -11,7 +11,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from toolgym.tools.html_view import call_text
+from toolgym.tools.views.conversation import call_text
 
 if TYPE_CHECKING:
     from toolgym.rollout.trajectory.trajectory import Trajectory

@@ -1,56 +1,16 @@
-"""The tokens of a trajectory with all that is known of each, and their texts."""
+"""The texts of a run's tokens; `tokens_of` has the tokens themselves."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from toolgym.rollout.recording.run_folder import RUN
-from toolgym.rollout.trajectory.trajectory import Trajectory
+from toolgym.rollout.views.tokens import SeenToken as SeenToken
+from toolgym.rollout.views.tokens import TokenKind as TokenKind
+from toolgym.rollout.views.tokens import tokens_of as tokens_of
 from toolgym.tools.errors import ToolgymError
-
-TokenKind = Literal["prompt", "policy", "env"]
-
-
-@dataclass(frozen=True, slots=True)
-class SeenToken:
-    """One token: only those of kind `policy` are trained on, and have a log-probability, a version and values.
-
-    Attributes:
-        sequence: number of its token sequence, counted from 0.
-        turn: number of the policy's turn that sampled it, or after which the env put it; -1 in a prompt.
-        version: of the weights that sampled it.
-        values: further numbers of the token by name, such as `entropy`: the payloads with one number a token.
-    """
-
-    sequence: int
-    turn: int
-    id: int
-    kind: TokenKind
-    logprob: float | None = None
-    version: str | None = None
-    values: dict[str, float] = field(default_factory=dict)
-
-
-def tokens_of(trajectory: Trajectory) -> Iterator[SeenToken]:
-    """Yield the tokens of all sequences, in the order in which the policy saw them."""
-    turn = -1
-    for number, sequence in enumerate(trajectory.sequences):
-        for token in sequence.prompt_ids.tolist():
-            yield SeenToken(number, -1, token, "prompt")
-        for segment in sequence.segments:
-            if not segment.is_policy:
-                yield from (SeenToken(number, turn, token, "env") for token in segment.token_ids.tolist())
-                continue
-            turn += 1
-            numbers = {name: array.tolist() for name, array in segment.aligned.items() if array.ndim == 1}
-            rows = zip(segment.token_ids.tolist(), segment.logprobs.tolist(), segment.weight_versions, strict=True)
-            for place, (token, logprob, version) in enumerate(rows):
-                values = {name: float(column[place]) for name, column in numbers.items()}
-                yield SeenToken(number, turn, token, "policy", logprob, version, values)
 
 
 class TokenTexts:

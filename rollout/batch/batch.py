@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from toolgym.rollout.advantages.reward_placement import RewardPlacement
-from toolgym.rollout.batch.fields import FIELDS, dtype_name, payload_padding
+from toolgym.rollout.batch.fields import FIELDS, payload_padding
 from toolgym.rollout.batch.micro_batches import COUNTS, Count, packed_parts, padded_parts, tree_parts
 from toolgym.rollout.batch.prefixes import prefix_keys
 from toolgym.rollout.trajectory.trajectory import Trajectory
 from toolgym.tools.errors import BatchError, ConfigError, require_whole_number
-from toolgym.tools.html_view import html_table
+from toolgym.tools.views.html import drawn_by
 
 T = TypeVar("T")
 
@@ -78,9 +78,7 @@ class Batch:
     def __repr__(self) -> str:
         return f"<Batch: {self._summary}>"
 
-    def _repr_html_(self) -> str:
-        rows = [(name, f"{tuple(value.shape)}, {dtype_name(value.dtype)}") for name, value in self.tensors().items()]
-        return html_table(self._summary, rows)
+    _repr_html_ = drawn_by("toolgym.rollout.views.batches:batch_html")
 
     @property
     def _summary(self) -> str:

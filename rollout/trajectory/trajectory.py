@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from toolgym.envs.types import StopReason, ToolCallRecord
 from toolgym.rollout.trajectory.token_sequence import Ids, LogProbs, Segment, TokenSequence
 from toolgym.tools.errors import ConfigError, shorten
-from toolgym.tools.html_view import html_table, message_row
 from toolgym.tools.message import Message
+from toolgym.tools.views.html import drawn_by
 
 FORMAT_VERSION = 4
 """Version of the JSON that `Trajectory.to_json` writes, and the only one that is read."""
@@ -69,6 +69,7 @@ class Turn:
     closing_tokens: int = 0
     seed: int | None = None
     queue_seconds: float = 0.0
+    _repr_html_ = drawn_by("toolgym.rollout.views.trajectories:turn_html")
 
 
 @dataclass(frozen=True)
@@ -175,9 +176,7 @@ class Trajectory:
     def __repr__(self) -> str:
         return f"<Trajectory {self.id}: {self._summary}>"
 
-    def _repr_html_(self) -> str:
-        failure = [] if self.error is None else [("failure", f"turn {self.error.turn}: {self.error.message}")]
-        return html_table(self._summary, [*map(message_row, self.messages), *failure])
+    _repr_html_ = drawn_by("toolgym.rollout.views.trajectories:trajectory_html")
 
     @property
     def _summary(self) -> str:

@@ -5,19 +5,21 @@ from __future__ import annotations
 import dataclasses
 import re
 
+import numpy as np
 import pytest
 
 import toolgym
 from toolgym.envs import StepResult, ToolEnv
 from toolgym.envs.tasks.task import Task
-from toolgym.envs.types import StopReason
-from toolgym.rollout import Trajectory, make_batch
+from toolgym.envs.types import StopReason, ToolCallRecord
+from toolgym.rollout import Batch, RunConfig, RunMetrics, Trajectory, Turn, make_batch, show
+from toolgym.rollout.engines.base import Generation
 from toolgym.rollout.trajectory import Segment, TokenSequence
 from toolgym.rollout.trajectory.trajectory import Failure
 from toolgym.tools import ToolResult, tool
-from toolgym.tools.html_view import MAX_CHARS
 from toolgym.tools.sandbox import RemoteSandbox
 from toolgym.tools.sandbox.base import CellError, CellResult, ExecutionResult, ExecutionStatus
+from toolgym.tools.views.html import MAX_CHARS
 
 EVIL = "<script>alert('x')</script>\ud800"
 
@@ -55,11 +57,28 @@ def trajectory(**changes):
     return Trajectory(**(values | changes))
 
 
+class EvilTokenizer:
+    def decode(self, ids):
+        return EVIL
+
+
 @pytest.fixture
-def shown():
+async def shown():
     made = trajectory()
+    told = ToolEnv([convert], [Task(({"role": "user", "content": EVIL},), id=EVIL, ground_truth=EVIL)])
+    await told.reset(seed=0)
     return [
         made,
+        show([made], tokenizer=EvilTokenizer()),
+        show(made, tokenizer=EvilTokenizer()),
+        show({EVIL: 1.0}),
+        Turn(
+            EVIL, EVIL, 1, 2, tool_calls=(ToolCallRecord(EVIL, EVIL, {EVIL: EVIL}, EVIL, EVIL, metrics={EVIL: EVIL}),)
+        ),
+        Generation((3,), (-0.5,), "stop", (EVIL,), aligned={EVIL: np.zeros(1)}),
+        RunConfig(template_kwargs={EVIL: EVIL}),
+        RunMetrics(),
+        told,
         trajectory(error=Failure(EVIL, 0), stop_reason=StopReason.ENV_FAILED, task_id=EVIL, env_id=EVIL),
         make_batch([made], pad_token_id=0),
         convert.tool,
@@ -74,7 +93,9 @@ def test_a_notebook_shows_text_of_a_model_as_text(shown):
     for one in shown:
         html = one._repr_html_()
         html.encode("utf-8")
-        assert not re.findall(r"<(?!/?(?:div|b|table|tr|th|td|pre)[ >])", html), one
+        tags = "div|style|b|table|tr|th|td|pre|details|summary|i|svg|path"
+        assert not re.findall(rf"<(?!/?(?:{tags})[ >])", html), one
+        assert not re.findall(r"<[^>]*(?:\bon\w+=|href|src=|url\()", html), one
         assert "<b>it" not in html
 
 
@@ -102,7 +123,10 @@ async def test_a_terminal_shows_a_line(shown):
         "<Trajectory t1: Towns-v0, task a, sample 1, 0 turns, 2 policy tokens, reward 0.5, answered>"
     )
     assert "task 3," in repr(trajectory(task_id=""))
-    assert repr(shown[2]) == "<Batch: 1 rows of 2 + 2 tokens, 2 of them the policy's, 1 groups>"
+    assert (
+        repr(next(one for one in shown if isinstance(one, Batch)))
+        == "<Batch: 1 rows of 2 + 2 tokens, 2 of them the policy's, 1 groups>"
+    )
     assert repr(convert.tool) == "<FunctionTool convert(amount, unit)>"
     assert repr(toolgym.make("CodeInterpreter-v0")) == "<CodeInterpreterEnv with code_interpreter; not reset>"
     env = ToolEnv([], [Task(({"role": "user", "content": "q"},))], max_turns=4)

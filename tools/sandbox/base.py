@@ -14,11 +14,11 @@ from typing import Any, Unpack, overload
 
 from toolgym.tools.closeable import AsyncCloseable
 from toolgym.tools.errors import ConfigError, SandboxUnsupportedError, UnknownNameError, nearest
-from toolgym.tools.html_view import html_table
 from toolgym.tools.sandbox.files import SessionFiles
 from toolgym.tools.sandbox.names import check_label, positive
 from toolgym.tools.sandbox.options import RunOptions, RunRequest, SessionOptions, SessionRequest
 from toolgym.tools.sandbox.processes import Command, Process
+from toolgym.tools.views.html import html_table
 
 
 class ExecutionStatus(enum.StrEnum):

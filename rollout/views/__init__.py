@@ -1,0 +1,1 @@
+"""Views of trajectories, groups and batches in a notebook."""

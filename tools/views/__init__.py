@@ -1,0 +1,1 @@
+"""Views of objects in a notebook."""
