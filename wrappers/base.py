@@ -11,6 +11,7 @@ from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import ResetOptions, ResetResult, StopReason
 from toolgym.tools.errors import ConfigError
 from toolgym.tools.schema import ToolSchema
+from toolgym.tools.views.html import View
 
 
 class Wrapper(BaseEnv):
@@ -58,6 +59,9 @@ class Wrapper(BaseEnv):
 
     def hidden_texts(self) -> Sequence[str]:
         return self.env.hidden_texts()
+
+    def render(self) -> View:
+        return self.env.render()
 
     async def reset(self, *, seed: int | None = None, options: ResetOptions = None) -> ResetResult:
         return await self.env.reset(seed=seed, options=options)

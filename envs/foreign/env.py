@@ -58,6 +58,7 @@ class ForeignEnv(BaseEnv):
         self._begun = False
         self._rng = random.Random()
         self._tools: dict[str, ToolSchema] = {}
+        self.messages: list[Message] = []
         self._turn = self._calls_seen = self._bad_calls = 0
         if env is not None:
             self._adapter = self._adapt(env)
@@ -104,6 +105,7 @@ class ForeignEnv(BaseEnv):
         self._tools = {schema.name: schema for schema in begun.tools}
         self._turn = self._calls_seen = self._bad_calls = 0
         self._over, self._begun = False, True
+        self.messages = [message.copy() for message in messages]
         tools = [schema.to_openai() for schema in self.tool_schemas]
         info = {"task": task, "tools": tools, "env_info": begun.info}
         return messages, cast(ResetInfo, info)  # with a key of its own
@@ -124,7 +126,9 @@ class ForeignEnv(BaseEnv):
             stepped = Stepped([], 0.0)
         else:
             stepped = await self._take(self._adapter, turn._replace(calls=calls, errors=[]))
-        return self._result(turn, requests, stepped, time.monotonic() - started)
+        result = self._result(turn, requests, stepped, time.monotonic() - started)
+        self.messages += [turn.message, *(message.copy() for message in result.obs)]
+        return result
 
     async def close(self) -> None:
         self._over = self._closed = True

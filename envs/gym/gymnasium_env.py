@@ -7,9 +7,8 @@ truncated step from an env that ends with a failure.
 from __future__ import annotations
 
 import copy
-import json
-import re
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
 import gymnasium
@@ -21,10 +20,11 @@ from toolgym.envs.registry import make
 from toolgym.tools.concurrency.event_loop_thread import EventLoopThread
 from toolgym.tools.errors import ConfigError, UnknownNameError, nearest
 from toolgym.tools.message import Message
+from toolgym.tools.views.conversation import conversation_text
+from toolgym.tools.views.env import rendered
+from toolgym.tools.views.html import View
 
-RENDER_MODES = ("ansi",)
-
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+RENDER_MODES = ("ansi", "html", "human")
 
 
 class GymnasiumEnv(gymnasium.Env[tuple[Message, ...], str]):
@@ -66,7 +66,8 @@ class GymnasiumEnv(gymnasium.Env[tuple[Message, ...], str]):
         super().reset(seed=seed)
         messages, info = self._bridge.run(self.base_env.reset(seed=seed, options=options))
         if self.render_mode is not None:
-            self._conversation = copy.deepcopy(messages)
+            self._conversation = []
+            self._add(copy.deepcopy(messages))
         return observation(messages), cast(dict[str, Any], info)
 
     def step(self, action: str) -> tuple[tuple[Message, ...], float, bool, bool, dict[str, Any]]:
@@ -78,18 +79,27 @@ class GymnasiumEnv(gymnasium.Env[tuple[Message, ...], str]):
         check_action(action)
         result = self._bridge.run(self.base_env.step(action))
         if self.render_mode is not None:
-            self._conversation += turn(action, result)
+            self._add(turn(action, result))
         obs, info = observation(result.obs), cast(dict[str, Any], result.info)
         return obs, float(finite_reward(result.reward)), result.terminated, result.truncated, info
 
+    def _add(self, messages: list[Message]) -> None:
+        self._conversation += messages
+        if self.render_mode == "human":
+            sys.stdout.write(f"{conversation_text(messages)}\n\n")
+            sys.stdout.flush()
+
     def render(self) -> str | None:
-        """Return the conversation so far with `render_mode="ansi"`; otherwise warn, as Gymnasium's envs do."""
+        """Return the conversation so far: as text with `render_mode="ansi"`, as HTML with "html"; a notebook shows both
+        richly. With "human" it is printed as it goes on. Otherwise warn, as Gymnasium's envs do."""
         if self.render_mode is None:
             gymnasium.logger.warn(
                 'this env was made without a render_mode; make it with render_mode="ansi" to render it'
             )
+        if self.render_mode in (None, "human"):
             return None
-        return render_conversation(self._conversation)
+        view = rendered(self.base_env, self._conversation)
+        return View(view.html, view.html) if self.render_mode == "html" else view
 
     def close(self) -> None:
         self._bridge.close()
@@ -112,11 +122,11 @@ class _Maker:
 make_gymnasium_env = _Maker()
 
 
-def check_render_mode(render_mode: object) -> None:
-    if render_mode is not None and render_mode not in RENDER_MODES:
+def check_render_mode(render_mode: object, modes: Sequence[str] = RENDER_MODES) -> None:
+    if render_mode is not None and render_mode not in modes:
         raise UnknownNameError(
-            f"there is no render_mode {render_mode!r}{nearest(str(render_mode), RENDER_MODES) or ';'} "
-            f"expected None or one of: {', '.join(RENDER_MODES)}"
+            f"there is no render_mode {render_mode!r}{nearest(str(render_mode), modes) or ';'} "
+            f"expected None or one of: {', '.join(modes)}"
         )
 
 
@@ -140,19 +150,3 @@ def turn(action: str, result: StepResult) -> list[Message]:
     """The messages that a step added to the conversation."""
     message: Message = result.info.get("message") or {"role": "assistant", "content": action}
     return copy.deepcopy([message, *result.obs])
-
-
-def render_conversation(messages: Iterable[Message]) -> str:
-    """A conversation as text; characters that might control a terminal are spelled out."""
-    return "\n\n".join(_block(message) for message in messages)
-
-
-def _block(message: Message) -> str:
-    name = message.get("name")
-    lines = [f"[{message['role']} {name}]" if name else f"[{message['role']}]"]
-    if message["content"]:
-        lines.append(message["content"])
-    for call in message.get("tool_calls", []):
-        function = call["function"]
-        lines.append(f"-> {function['name']} {json.dumps(function['arguments'], ensure_ascii=False)}")
-    return _CONTROL.sub(lambda match: f"\\x{ord(match.group()):02x}", "\n".join(lines))

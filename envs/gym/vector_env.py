@@ -24,7 +24,6 @@ from toolgym.envs.gym.gymnasium_env import (
     check_action,
     check_render_mode,
     observation,
-    render_conversation,
     turn,
 )
 from toolgym.envs.gym.in_flight import InFlight, gather
@@ -33,6 +32,10 @@ from toolgym.envs.registry import spec
 from toolgym.tools.concurrency.event_loop_thread import EventLoopThread
 from toolgym.tools.errors import ConfigError, EpisodeError, ToolgymError, require_whole_number
 from toolgym.tools.message import Message
+from toolgym.tools.views.env import rendered
+from toolgym.tools.views.html import View
+
+_MODES = ["ansi", "html"]
 
 Flags: TypeAlias = npt.NDArray[np.bool_]
 Observation: TypeAlias = tuple[Message, ...]
@@ -79,7 +82,7 @@ class ToolVectorEnv(VectorEnv[tuple[Observation, ...], Iterable[str], npt.NDArra
         autoreset_mode: `NEXT_STEP` resets an env that ended in the next step, and ignores that step's action for it;
             `SAME_STEP` resets it at once, with its last observation and info under `final_obs` and `final_info`;
             `DISABLED` leaves it to `reset(options={"reset_mask": ...})`.
-        render_mode: `"ansi"` for `render` to give each env's conversation as text, or None.
+        render_mode: for `render` to give each env's conversation, `"ansi"` as text or `"html"`; or None.
         max_episode_steps: steps after which an episode is truncated, as by Gymnasium's `TimeLimit`; None: no limit.
 
     Example:
@@ -104,7 +107,7 @@ class ToolVectorEnv(VectorEnv[tuple[Observation, ...], Iterable[str], npt.NDArra
             raise ConfigError("a vector env needs at least one env, got none")
         if max_episode_steps is not None and max_episode_steps < 1:
             raise ConfigError(f"max_episode_steps must be None or at least 1, got {max_episode_steps!r}")
-        check_render_mode(render_mode)
+        check_render_mode(render_mode, _MODES)
         self.autoreset_mode = _autoreset_mode(autoreset_mode)
         self.render_mode = render_mode
         self.max_episode_steps = max_episode_steps
@@ -222,11 +225,12 @@ class ToolVectorEnv(VectorEnv[tuple[Observation, ...], Iterable[str], npt.NDArra
         )
 
     def render(self) -> tuple[str, ...] | None:
-        """Return each env's conversation so far with `render_mode="ansi"`; otherwise warn, as Gymnasium's envs do."""
+        """Return each env's conversation so far, as text or as HTML; without a mode warn, as Gymnasium's envs do."""
         if self.render_mode is None:
             gymnasium.logger.warn('these envs were made without a render_mode; make them with render_mode="ansi"')
             return None
-        return tuple(render_conversation(conversation) for conversation in self._conversations)
+        views = map(rendered, self.envs, self._conversations)
+        return tuple(View(view.html, view.html) if self.render_mode == "html" else view for view in views)
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
         """Return an attribute of each async env."""

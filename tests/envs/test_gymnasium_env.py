@@ -16,10 +16,11 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 import toolgym
-from toolgym.envs.gym.gymnasium_env import GymnasiumEnv, render_conversation
+from toolgym.envs.gym.gymnasium_env import GymnasiumEnv
 from toolgym.envs.gym.vector_env import ToolVectorEnv, VectorEnvError
 from toolgym.envs.types import EpisodeFailedError
 from toolgym.tools.errors import ConfigError, EpisodeError, UnknownNameError
+from toolgym.tools.views.conversation import conversation_text
 
 CALL = '<tool_call>{"name": "code_interpreter", "arguments": {"code": "print(6 * 7)"}}</tool_call>'
 
@@ -136,7 +137,7 @@ def test_render_gives_the_conversation_with_one_block_per_message(toy_id, no_war
 
 def test_render_shows_tool_calls_and_spells_out_control_characters():
     call = {"id": "call_0", "type": "function", "function": {"name": "f", "arguments": {"x": "é"}}}
-    text = render_conversation(
+    text = conversation_text(
         [
             {"role": "assistant", "content": "Let me see.", "tool_calls": [call, call]},
             {"role": "assistant", "content": "", "tool_calls": [call]},
@@ -169,10 +170,30 @@ def test_an_unknown_render_mode_is_an_error(toy_id, toy_env):
     with pytest.raises(UnknownNameError, match="did you mean 'ansi'"):
         GymnasiumEnv(toy_env(), render_mode="ansy")
     with (
-        pytest.raises(UnknownNameError, match="expected None or one of: ansi"),
-        pytest.warns(UserWarning, match="human"),
+        pytest.raises(UnknownNameError, match="expected None or one of: ansi, html, human"),
+        pytest.warns(UserWarning, match="rgb_array"),
     ):
-        gymnasium.make(toy_id, render_mode="human")
+        gymnasium.make(toy_id, render_mode="rgb_array")
+
+
+def test_a_person_reads_the_conversation_as_it_goes_on(toy_id, capsys, no_warnings):
+    env = gymnasium.make(toy_id, render_mode="human")
+    _, info = env.reset(seed=0)
+    assert capsys.readouterr().out == f"[system]\nEcho.\n\n[user]\nThe number is {info['number']}.\n\n"
+    env.step("hello")
+    assert capsys.readouterr().out == f"[assistant]\nhello\n\n[tool echo]\nhello {info['number']}\n\n"
+    assert env.render() is None
+    env.close()
+
+
+def test_render_as_html_is_what_a_notebook_shows_of_the_text(toy_id, no_warnings):
+    env = gymnasium.make(toy_id, render_mode="html")
+    env.reset(seed=0)
+    env.step("<b>hello")
+    shown = env.render()
+    assert "&lt;b&gt;hello" in shown
+    assert (shown, str(shown)[:4]) == (shown._repr_html_(), "<div")
+    env.close()
 
 
 def test_a_typo_in_an_argument_names_the_argument():

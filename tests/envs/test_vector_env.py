@@ -240,6 +240,7 @@ def test_render(vector, no_warnings):
     texts = envs.render()
     assert "[tool echo]\na " in texts[0]
     assert texts[1].endswith("[assistant]\ndone")
+    assert vector(1, render_mode="html").render()[0].startswith("<div")
     envs.step(("b", "ignored"))
     assert envs.render()[1].count("\n\n") == 1
 

@@ -84,6 +84,7 @@ class RemoteSessionEnv(BaseEnv):
         self.tasks = tasks if isinstance(tasks, TaskSource) else TaskList(tasks)
         self.max_turns, self.max_result_chars = max_turns, max_result_chars
         self._tools = list(tools)
+        self.messages: list[Message] = []
         self._calls = 0
         self._rng = random.Random()
         self._session: OpenSession | None = None
@@ -105,6 +106,7 @@ class RemoteSessionEnv(BaseEnv):
         except RemoteSessionError as error:
             raise EpisodeFailedError(StopReason.SANDBOX_FAILED, str(error)) from error
         self._begun = True
+        self.messages = [message.copy() for message in task.messages]
         return [message.copy() for message in task.messages], {
             "task": task,
             "tools": [schema.to_openai() for schema in self._tools],
@@ -119,6 +121,7 @@ class RemoteSessionEnv(BaseEnv):
         turn = read_action(action, self._parse, calls_seen=self._calls)
         self._turn += 1
         self._calls += len(turn.requests)
+        self.messages.append(turn.message)
         if self._tools and not turn.requests:
             return await self._end(StopReason.ANSWERED, turn)
         try:
@@ -135,6 +138,7 @@ class RemoteSessionEnv(BaseEnv):
         if self._turn >= self.max_turns:
             return await self._end(StopReason.MAX_TURNS, turn)
         metrics = self._metrics(session)
+        self.messages += [message.copy() for message in obs]
         info: StepInfo = {"stop_reason": None, "message": turn.message, "tool_calls": [], "metrics": metrics}
         return StepResult(obs, 0.0, False, info)
 

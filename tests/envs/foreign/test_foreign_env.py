@@ -487,3 +487,12 @@ async def test_a_sandbox_that_fails_below_an_env_is_named(caplog):
         with pytest.raises(EpisodeFailedError, match="SandboxError: no host") as raised:
             await env.step("5")
     assert raised.value.stop_reason is StopReason.SANDBOX_FAILED
+
+
+async def test_it_renders_the_conversation_as_the_policy_had_it():
+    async with wrap(GuessEnv) as env:
+        await env.reset(seed=0)
+        await env.step("11")
+        assert env.render() == "[user]\nSay a digit.\n\n[assistant]\n11\n\n[user]\nnot 11"
+        await env.reset()
+        assert env.render() == "[user]\nSay a digit."

@@ -66,6 +66,7 @@ async def test_the_gold_of_the_env_in_process_earns_all_over_http(form, database
                 reply, said = await env.step(form(action)), await local.step(form(action))
                 assert reply.obs == said.obs
             rewards.append((await env.step("Done.")).reward)
+            assert env.render() == f"{local.render()}\n\n[assistant]\nDone."
             assert env.gold_actions() == local.gold_actions()
         assert rewards == [1.0, 1.0, 1.0]
 
