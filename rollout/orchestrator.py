@@ -15,7 +15,7 @@ from toolgym.rollout.engines.base import Engine
 from toolgym.rollout.episode.observer import EpisodeObserver
 from toolgym.rollout.recording.engine import JournaledEngine
 from toolgym.rollout.recording.recorder import recorded
-from toolgym.rollout.runner.base import Sink, in_order
+from toolgym.rollout.runner.base import Sink, in_order, tell_interrupt
 from toolgym.rollout.runner.config import RunConfig
 from toolgym.rollout.runner.envs.env_factory import EnvFactory
 from toolgym.rollout.runner.local import Runner
@@ -141,6 +141,7 @@ async def rollout(
     output = out if isinstance(out, RunOutput | None) else RunOutput(trajectories=out)
     runner = Runner(env, engine, tokenizer=tokenizer, env_kwargs=env_kwargs, config=config, observers=observers)
     with contextlib.ExitStack() as stack:
+        stack.push(lambda _, error, trace: tell_interrupt(error, out))
         sinks = [] if output is None else [stack.enter_context(output.open(resume=resume))]
         earlier = EarlierRun(None) if output is None else output.earlier_run(resume=resume)
         config = earlier.seeded(runner.config)  # one seed for the tasks and for their episodes

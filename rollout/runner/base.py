@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from toolgym.rollout.runner.config import RunConfig
@@ -88,11 +89,9 @@ class RunnerProtocol(Protocol):
                 async for trajectory in stream:
                     done.append(trajectory)
         except BaseException as error:
-            interrupted = isinstance(error, asyncio.CancelledError | KeyboardInterrupt)
-            if done or interrupted:
+            if done:
                 error.trajectories = done  # type: ignore[attr-defined]
-            if interrupted and not error.args:  # a notebook shows this text
-                error.args = (f"the run was interrupted; {len(done)} episodes had finished: see error.trajectories",)
+            tell_interrupt(error)
             raise
         return in_order(done)
 
@@ -108,6 +107,16 @@ class RunnerProtocol(Protocol):
         if group_size is not None:
             config = replace(config, group_size=group_size)
         return GroupScheduler(tasks, config, plan)
+
+
+def tell_interrupt(error: BaseException | None, out: object = None) -> None:
+    """Let an interrupt say how many episodes had finished, and where they are: a notebook shows that."""
+    if isinstance(error, asyncio.CancelledError | KeyboardInterrupt):
+        count = len(error.__dict__.setdefault("trajectories", []))
+        kept = "see error.trajectories (in a notebook: sys.last_value.trajectories)"
+        error.args = error.args or (f"the run was interrupted; {count} episodes had finished: {kept}",)
+        if isinstance(out, str | Path):
+            error.args = (f"{error}, and the file {str(out)!r}, which resume=True goes on with",)
 
 
 def in_order(trajectories: Sequence[Trajectory]) -> list[Trajectory]:

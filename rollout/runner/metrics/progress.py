@@ -83,7 +83,7 @@ class Progress(EpisodeObserver):
     def run_ended(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._show()
+        self._show(over=True)
         if isinstance(self._view, _Terminal):
             self._view.stop()
 
@@ -91,11 +91,11 @@ class Progress(EpisodeObserver):
         self._show()
         self._timer = asyncio.get_running_loop().call_later(TICK, self._tick)
 
-    def _show(self) -> None:
+    def _show(self, *, over: bool = False) -> None:
         if self._view is not None:
-            self._view.show(self._now())
+            self._view.show(self._now(over=over))
 
-    def _now(self) -> _Moment:
+    def _now(self, *, over: bool) -> _Moment:
         counts, now = self._metrics.counts, time.monotonic()
         self._tokens.append((now, counts.generated_tokens))
         while len(self._tokens) > 2 and now - self._tokens[0][0] > _RECENT:
@@ -112,7 +112,8 @@ class Progress(EpisodeObserver):
             rate=rate,
             reward=rewards.mean if rewards.count else None,
             failed=counts.failed,
-            waiting=self._metrics.waiting,
+            waiting=[] if over else self._metrics.waiting,
+            over=over,
         )
 
 
@@ -127,6 +128,7 @@ class _Moment:
     reward: float | None
     failed: int
     waiting: list[Wait]
+    over: bool
 
     @property
     def episodes(self) -> str:
@@ -135,6 +137,8 @@ class _Moment:
     @property
     def clock(self) -> str:
         """The time so far, and the time that is left if it goes on like this."""
+        if self.over and self.total and self.finished < self.total:
+            return f"{_time(self.seconds)}, over"
         if not self.total or not self.played or self.finished >= self.total:
             return _time(self.seconds)
         return f"{_time(self.seconds)}, {_time(self.seconds / self.played * (self.total - self.finished))} left"
@@ -187,7 +191,7 @@ class _Terminal:
 
 
 class _Notebook:
-    """The browser's own bar, and two lines below it: it needs no widgets."""
+    """The browser's own bar with a line beside it, one output that changes: it needs no widgets."""
 
     def __init__(self) -> None:
         self._handle: Any = None
@@ -195,10 +199,9 @@ class _Notebook:
     def show(self, now: _Moment) -> None:
         from IPython.display import display
 
-        first = f"{now.episodes} · {now.clock}"
-        lines = [first, " · ".join(now.figures), *([now.waits] if now.waits else [])]
+        line = " · ".join([now.episodes, now.clock, *now.figures, *([now.waits] if now.waits else [])])
         bar = f'<progress value="{now.finished}" max="{now.total}"></progress> ' if now.total else ""
-        shown = {"text/plain": "\n".join(lines), "text/html": bar + "<br>".join(map(html.escape, lines))}
+        shown = {"text/plain": line, "text/html": bar + html.escape(line)}
         if self._handle is None:
             show: Callable[..., Any] = display  # which has no types
             self._handle = show(shown, raw=True, display_id=True)
