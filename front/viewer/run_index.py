@@ -118,12 +118,12 @@ T = TypeVar("T")
 
 
 def decoded(decoder: msgspec.json.Decoder[T], line: bytes) -> T:
-    """Decode a line, with `?` for halves of surrogate pairs, which a model may write and msgspec refuses."""
+    """Decode a line, with `?` for halves of surrogate pairs, and texts for NaN and Infinity: msgspec refuses those."""
     try:
         return decoder.decode(line)
     except msgspec.DecodeError:
         try:
-            mended = json.dumps(json.loads(line), ensure_ascii=False).encode(errors="replace")
+            mended = json.dumps(json.loads(line, parse_constant=str), ensure_ascii=False).encode(errors="replace")
         except (ValueError, RecursionError):
             mended = line
         return decoder.decode(mended)

@@ -152,3 +152,15 @@ def test_without_a_tokenizer_the_ids_stand_for_the_texts(tmp_path):
     assert "--tokenizer" in texts.why_not
     (tmp_path / "run.json").write_text('{"options": {"engine": "/no/such/model"}}')
     assert "/no/such/model" in TokenTexts(tmp_path).why_not
+
+
+def test_a_line_with_what_only_pythons_json_has_is_readable(tmp_path):
+    line = (DEMO / "0.jsonl").read_bytes().splitlines()[0].decode()
+    value = json.loads(line)
+    value["metrics"]["score"] = float("nan")
+    value["messages"][0]["content"] = "\ud800"
+    (tmp_path / "0.jsonl").write_text(json.dumps(value) + "\n")
+    index = RunIndex(tmp_path).read_all()
+    [row] = index.rows
+    assert (row.readable, row.success, row.id) == (True, False, value["id"])
+    assert index.trajectory(row).messages[0]["content"] == "\ud800"
