@@ -1,14 +1,15 @@
 """Spans of a run for OpenTelemetry, if the application has set it up: the run, its episodes, their turns and calls.
 
-Attributes are `gen_ai.*` if OpenTelemetry's conventions for generative AI have a name, and `rollout.*` otherwise. No
-text of a prompt, a turn or a tool's result is in a span.
+Attributes are `gen_ai.*` if OpenTelemetry's conventions for generative AI have a name, and `rollout.*` otherwise; what
+the proposed conventions for reinforcement learning name, see `RL_NAMES`, has that name as well. No text of a prompt, a
+turn or a tool's result is in a span.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,25 @@ if TYPE_CHECKING:
     from toolgym.rollout.models.token_ids import TokenIds
     from toolgym.rollout.tokens.conversation import Conversation
     from toolgym.rollout.trajectory.trajectory import Trajectory, Turn
+
+RL_NAMES = {
+    "rollout.env.id": "rl.environment.name",
+    "rollout.step": "rl.loop.iteration",
+    "rollout.reward": "rl.reward.score",
+    "rollout.task.id": "rl.sample.task.id",
+    "rollout.turns": "rl.sample.turns",
+    "gen_ai.request.model": "rl.model.name",
+}
+"""Names of attributes that are proposed, and are not yet a convention
+(https://github.com/open-telemetry/semantic-conventions-genai/issues/88,
+https://github.com/alibaba/loongsuite-semantic-conventions-genai/issues/27)."""
+
+_Values = Mapping[str, "str | int | float"]
+
+
+def named(attributes: _Values) -> _Values:
+    """Return attributes, and once more, under the proposed names, those that have one."""
+    return {**attributes, **{RL_NAMES[name]: value for name, value in attributes.items() if name in RL_NAMES}}
 
 
 def spans_of_run(env_id: str, model: str, provider: str) -> Sequence[EpisodeObserver]:
@@ -49,7 +69,8 @@ class RunSpans(EpisodeObserver):
         self._episodes: dict[int, _EpisodeSpans] = {}
 
     def run_began(self) -> None:
-        self._run = self._tracer.start_span(f"rollout {self._env_id}", attributes={"rollout.env.id": self._env_id})
+        about = {"rl.system": "toolgym", "rollout.env.id": self._env_id, "gen_ai.request.model": self._model}
+        self._run = self._tracer.start_span(f"rollout {self._env_id}", attributes=named(about))
 
     def run_ended(self) -> None:
         for key, spans in list(self._episodes.items()):
@@ -66,12 +87,13 @@ class RunSpans(EpisodeObserver):
         attributes: dict[str, str | int] = {
             "gen_ai.operation.name": "invoke_agent",
             "gen_ai.agent.name": self._env_id,
+            "rollout.env.id": self._env_id,
             "rollout.task.id": job.task.id,
             "rollout.task.index": job.key.task_index,
             "rollout.sample.index": job.key.sample_index,
             "rollout.group.id": job.group_id,
         }
-        span = self._tracer.start_span(f"invoke_agent {self._env_id}", context=below, attributes=attributes)
+        span = self._tracer.start_span(f"invoke_agent {self._env_id}", context=below, attributes=named(attributes))
         self._episodes[id(job)] = _EpisodeSpans(job, span, self._context.get_current())
         self._make_current(span)
 
@@ -138,14 +160,16 @@ class RunSpans(EpisodeObserver):
         if spans.turn is not None and trajectory.failed:
             self._fail(spans.turn, trajectory.stop_reason.value, "")
         spans.end_turn()
-        spans.span.set_attributes(
-            {
-                "gen_ai.conversation.id": trajectory.id,
-                "rollout.stop_reason": trajectory.stop_reason.value,
-                "rollout.reward": trajectory.reward,
-                "rollout.turns": len(trajectory.turns),
-            }
-        )
+        about: dict[str, str | int | float] = {
+            "gen_ai.conversation.id": trajectory.id,
+            "rollout.step": trajectory.training_step,
+            "rollout.stop_reason": trajectory.stop_reason.value,
+            "rollout.reward": trajectory.reward,
+            "rollout.turns": len(trajectory.turns),
+            "rl.sample.input_tokens": sum(turn.prompt_tokens for turn in trajectory.turns),
+            "rl.sample.output_tokens": sum(turn.generated_tokens for turn in trajectory.turns),
+        }
+        spans.span.set_attributes(named(about))
         if trajectory.error is not None:
             self._fail(spans.span, trajectory.stop_reason.value, trajectory.error.message)
         spans.span.end()

@@ -12,7 +12,7 @@ import pytest
 from toolgym.envs import Task, ToolEnv
 from toolgym.rollout import RunConfig, Runner
 from toolgym.rollout.engines.base import FinishReason
-from toolgym.rollout.runner.metrics.spans import RunSpans, spans_of_run
+from toolgym.rollout.runner.metrics.spans import RL_NAMES, RunSpans, spans_of_run
 from toolgym.tools import tool
 
 trace = pytest.importorskip("opentelemetry.sdk.trace")
@@ -87,6 +87,30 @@ async def test_a_run_is_a_tree_of_spans(scripted, exporter):
     assert episode.attributes["gen_ai.conversation.id"] == trajectory.id
     assert episode.attributes["rollout.task.id"] == "t"
     assert episode.attributes["rollout.stop_reason"] == "answered"
+
+
+async def test_the_proposed_names_for_reinforcement_learning_stand_beside(scripted, exporter):
+    runner = Runner(env, scripted(script), config=RunConfig(seed=0, training_step=7))
+    [trajectory] = await runner.run(TASKS)
+    *_, episode, run = exporter.get_finished_spans()
+    proposed = {name: value for name, value in episode.attributes.items() if name.startswith("rl.")}
+    assert proposed == {
+        "rl.environment.name": "env",
+        "rl.loop.iteration": 7,
+        "rl.reward.score": trajectory.reward,
+        "rl.sample.task.id": "t",
+        "rl.sample.turns": 2,
+        "rl.sample.input_tokens": sum(turn.prompt_tokens for turn in trajectory.turns),
+        "rl.sample.output_tokens": trajectory.policy_tokens,
+    }
+    assert {name: run.attributes[name] for name in run.attributes if name.startswith("rl.")} == {
+        "rl.system": "toolgym",
+        "rl.environment.name": "env",
+        "rl.model.name": "tiny_policy",
+    }
+    for span in (episode, run):
+        for name, other in RL_NAMES.items():
+            assert span.attributes.get(name) == span.attributes.get(other)
 
 
 async def test_failures_are_marked(scripted, exporter):
