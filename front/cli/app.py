@@ -23,10 +23,15 @@ COMMANDS = {
     "check-env": "Check that an env keeps its contract, leaks nothing, and cannot be cheated.",
     "check-template": "Check whether a model's chat template keeps tokens exact.",
     "doctor": "Say what this machine offers: isolation, languages, libraries.",
-    "export": "Write an env as a file that a trainer loads.",
+    "export": "Write a run for other tools and trainers, or an env as a file that a trainer loads.",
     "serve": "Serve the sandbox, envs, sessions, or a search over HTTP.",
 }
 """Each command and what it does. `toolgym.cli.NAME`, loaded when it is used, holds a `command`, or a group `app`."""
+
+ELSEWHERE = {
+    "export": "toolgym.exports.command",
+}
+"""Modules of commands that are in another room than `toolgym.cli`."""
 
 
 def as_command(function: Callable[..., None], **settings: Any) -> Any:
@@ -41,7 +46,7 @@ class LazyCommands(TyperGroup):
     summaries: ClassVar[dict[str, str]] = COMMANDS
 
     def make(self, name: str) -> Any:
-        module = importlib.import_module(f"toolgym.cli.{name.replace('-', '_')}")
+        module = importlib.import_module(ELSEWHERE.get(name) or f"toolgym.cli.{name.replace('-', '_')}")
         return typer.main.get_command(module.app) if hasattr(module, "app") else as_command(module.command)
 
     def list_commands(self, ctx: Any) -> list[str]:

@@ -54,12 +54,21 @@ class TokenTexts:
         return text
 
 
+def model_of(run: Path) -> str | None:
+    """The name or folder of the model that a run's `run.json` says; None if it says none, or a server played it."""
+    engine, _ = _options_of(run)
+    return None if engine is None or engine.startswith(("http://", "https://")) else engine
+
+
 def _tokenizer_of(run: Path) -> str | None:
+    return _options_of(run)[1] or model_of(run)
+
+
+def _options_of(run: Path) -> tuple[str | None, str | None]:
+    """Engine and tokenizer, as `toolgym rollout` was given them."""
     folder = run if run.is_dir() else run.parent
     try:
         options = json.loads((folder / RUN).read_bytes())["options"]
-        engine = str(options["engine"])
-        tokenizer = options.get("tokenizer")
+        return str(options["engine"]), options.get("tokenizer")
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
-    return tokenizer or (None if engine.startswith(("http://", "https://")) else engine)
+        return None, None

@@ -1,4 +1,4 @@
-"""`toolgym export`: an env as a file that a trainer loads."""
+"""`toolgym export openrlhf`: an env as a file that OpenRLHF loads."""
 
 from __future__ import annotations
 
@@ -11,13 +11,6 @@ from toolgym.cli.files import require_absent
 from toolgym.cli.user_code import env_ids, load_env, read_env_kwargs
 from toolgym.tools.errors import ConfigError
 
-app = typer.Typer(
-    name="export",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    add_completion=False,
-)
-
 _AGENT = '''\
 """Plays {env} for OpenRLHF, which loads this file with --train.agent_func_path."""
 
@@ -27,12 +20,6 @@ AgentExecutor = agent_executor({arguments})
 '''
 
 
-@app.callback()
-def _root() -> None:
-    """Write an env as a file that a trainer loads."""
-
-
-@app.command("openrlhf")
 def openrlhf_command(
     env: Annotated[
         str,
