@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from toolgym.exports.atif import UNPARSED
-from toolgym.exports.steps import Step, steps_of
 from toolgym.exports.writing import Options, Tally, time_text
 from toolgym.rollout.trajectory.summary import succeeded
 from toolgym.rollout.trajectory.trajectory import Trajectory, plain
 from toolgym.tools.lazy import missing_extra
 from toolgym.tools.message import Message
 from toolgym.viewer.tokens import TokenTexts
+from toolgym.viewer.turns import PlayedTurn, played_turns
 
 try:
     from inspect_ai.log import EvalLog, EvalSample, write_eval_log
@@ -83,7 +83,7 @@ class _Sample:
         """All of the sample but its place in the log."""
         trajectory, error = self._trajectory, self._trajectory.error
         began, ended = trajectory.started_at, trajectory.started_at + trajectory.seconds
-        head, steps = steps_of(trajectory)
+        head, steps = played_turns(trajectory)
         self._messages += self._converted(head)
         truth = "" if trajectory.ground_truth is None else str(plain(trajectory.ground_truth))
         shown = {"input": list(self._messages), "target": truth}
@@ -108,7 +108,7 @@ class _Sample:
             "working_time": trajectory.seconds, "metadata": {name: plain(getattr(trajectory, name)) for name in _FACTS},
         }  # fmt: skip
 
-    def _turn(self, step: Step, span: str) -> dict[str, Any]:
+    def _turn(self, step: PlayedTurn, span: str) -> dict[str, Any]:
         turn, context = step.turn, list(self._messages)
         self._messages += self._converted([step.message])
         message = self._messages[-1]

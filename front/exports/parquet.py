@@ -27,18 +27,11 @@ ROWS, TOKENS = 512, 2_000_000
 """Trajectories, and tokens, after which a group of rows is written, so that memory stays bounded."""
 
 _SCALARS = {bool: pyarrow.bool_(), int: pyarrow.int64(), float: pyarrow.float64()}
-_ANYTHING = [
-    name
-    for name, field in TrajectoryRow.model_fields.items()
-    if field.annotation in (Any, dict[str, Any], dict[str, str])
-]
+_ANYTHING = ("gts", "sampling", "metrics", "settings")
 _TOKENS = {
-    "response_mask": pyarrow.int8(),
-    "prompt_ids": pyarrow.int32(),
-    "response_ids": pyarrow.int32(),
-    "logprobs": pyarrow.float64(),
-    "weight_versions": pyarrow.string(),
-}
+    "prompt_ids": pyarrow.int32(), "response_ids": pyarrow.int32(), "response_mask": pyarrow.int8(),
+    "logprobs": pyarrow.float64(), "weight_versions": pyarrow.string(),
+}  # fmt: skip
 
 
 def write(trajectories: Iterable[Trajectory], path: Path, options: Options, tally: Tally) -> None:
@@ -77,7 +70,7 @@ def _type(annotation: Any) -> pyarrow.DataType:
 def _row(trajectory: Trajectory, tally: Tally) -> dict[str, Any]:
     row = trajectory.to_json()
     parts = [part for sequence in trajectory.sequences for part in sequence.segments]
-    tally.lost.update(["payloads of tokens"] if any(part.aligned for part in parts) else [])
+    tally.lose("payloads of tokens", any(part.aligned for part in parts))
     known = set(MessageRow.model_fields)
     tally.lose("further keys of messages", any(set(message) - known for message in row["messages"]))
     texts = {name: json.dumps(row[name], ensure_ascii=False) for name in _ANYTHING}

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from toolgym.exports.steps import steps_of
 from toolgym.exports.writing import Options, Tally, json_line
 from toolgym.rollout.trajectory.summary import succeeded
 from toolgym.rollout.trajectory.trajectory import Trajectory, plain
+from toolgym.viewer.turns import played_turns
 
 IGNORED = -100
 """Label of a token that is not trained on."""
@@ -30,7 +30,7 @@ def write(trajectories: Iterable[Trajectory], path: Path, options: Options, tall
                 tally.left_out["failed, aborted, cut by the run, or nothing sampled"] += 1
             elif trajectory.reward < least if least is not None else not succeeded(trajectory):
                 tally.left_out["no success" if least is None else f"reward below {least:g}"] += 1
-            elif not options.ids and any(step.begins_context for step in steps_of(trajectory)[1]):
+            elif not options.ids and any(step.begins_context for step in played_turns(trajectory)[1]):
                 tally.left_out["a context begins anew, so the policy did not see the conversation; take --ids"] += 1
             else:
                 for row in _token_rows(trajectory) if options.ids else [_conversation(trajectory)]:

@@ -19,8 +19,7 @@ from toolgym.tools.errors import ConfigError
 
 @dataclass
 class Tally:
-    """The account of an export: rows `written`; trajectories `left_out`, by reason; and by what was `lost` of them, since
-    the format cannot hold it."""
+    """The account of an export: rows `written`, trajectories `left_out` by reason, and by what the format `lost`."""
 
     written: int = 0
     left_out: Counter[str] = field(default_factory=Counter)

@@ -5,12 +5,10 @@ from __future__ import annotations
 import copy
 import json
 
-import numpy as np
 import pytest
 
 from tests.front.exports.conftest import DEMO
 from toolgym.exports.atif import UNPARSED, as_atif, problem_of
-from toolgym.exports.steps import steps_of
 from toolgym.exports.writing import Tally
 
 atif = pytest.importorskip("atif", reason="needs the extra export")
@@ -153,11 +151,3 @@ def test_names_of_files_are_the_ids_and_stay_in_the_folder(kinds_file, kinds, ex
     names = {path.name for path in (tmp_path / "a" / "b").iterdir()}
     assert {"anew.json", ".._.._infinite.json", "t0.json", "t0-2.json"} <= names
     assert {path.name for path in tmp_path.iterdir()} == {"a"}
-
-
-def test_an_empty_turn_has_no_tokens(kinds):
-    trajectory = next(t for t in kinds if [turn.generated_tokens for turn in t.turns] == [2, 0, 1])
-    _, steps = steps_of(trajectory)
-    assert [None if step.tokens is None else step.tokens.token_ids.tolist() for step in steps] == [[25, 26], None, [27]]
-    assert [None if step.prompt_ids is None else len(step.prompt_ids) for step in steps] == [3, None, 7]
-    assert np.array_equal(steps[2].tokens.logprobs, trajectory.sequence.logprobs[-1:])

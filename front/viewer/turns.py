@@ -1,4 +1,4 @@
-"""`steps_of`: a trajectory turn by turn, each with its message, its tokens and what followed."""
+"""`played_turns`: the turns of a trajectory, each with its message, its tokens and what followed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from toolgym.rollout.trajectory.trajectory import Trajectory, Turn
 from toolgym.tools.message import Message, assistant
 
 
-class Step(NamedTuple):
+class PlayedTurn(NamedTuple):
     """One turn of the policy.
 
     `behind` are the messages before the next turn. `prompt_ids` are the whole context that was sent, `tokens` what was
@@ -31,7 +31,7 @@ class Step(NamedTuple):
     ended_at: float
 
 
-def steps_of(trajectory: Trajectory) -> tuple[tuple[Message, ...], list[Step]]:
+def played_turns(trajectory: Trajectory) -> tuple[tuple[Message, ...], list[PlayedTurn]]:
     """Return the messages before the first turn, and the turns."""
     messages, turns = trajectory.messages, trajectory.turns
     places = [*trajectory.turn_places, len(messages)] if trajectory.turn_places or not turns else []
@@ -50,7 +50,7 @@ def steps_of(trajectory: Trajectory) -> tuple[tuple[Message, ...], list[Step]]:
             context, reason = turn.sequence, trajectory.sequences[turn.sequence].start_reason
         behind = messages[places[number] + 1 : places[number + 1]]
         reason = "" if reason == "template" else reason
-        steps.append(Step(number, turn, spoken[number], behind, *tokens, reason, began, answered, now))
+        steps.append(PlayedTurn(number, turn, spoken[number], behind, *tokens, reason, began, answered, now))
     return messages[: places[0]], steps
 
 
