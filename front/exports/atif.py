@@ -24,17 +24,15 @@ UNPARSED = "(unparsed)"
 """Name of a call whose own name could not be read; readers of ATIF and Inspect want one."""
 
 _SOURCES = {"system": "system", "user": "user", "assistant": "agent", "tool": "system"}
-_FACTS = (
+FACTS = (
     *("env_id", "task_id", "source", "group_id", "sample_index", "training_step", "validate", "reward", "ground_truth"),
-    *("stop_reason", "error", "parent", "branch_turn", "seconds"),
+    *("stop_reason", "error", "parent", "branch_turn", "seconds", "role"),
 )
+"""Facts of a trajectory that formats of conversations have no place for."""
+
 _CALL_FACTS = ("status", "reward", "seconds", "infra_failure", "metrics", "retries")
 _COUNTS = ("prompt_tokens", "completion_tokens", "cached_tokens")
-_LISTS = {
-    "prompt_token_ids": "prompt_tokens",
-    "completion_token_ids": "completion_tokens",
-    "logprobs": "completion_tokens",
-}
+_LISTS = {"prompt_token_ids": _COUNTS[0], "completion_token_ids": _COUNTS[1], "logprobs": _COUNTS[1]}
 _NOTES = "A context begins anew: see `extra.begins_context` of the steps, and `prompt_token_ids` for what was sent."
 
 
@@ -82,14 +80,14 @@ def as_atif(trajectory: Trajectory, model: str, tally: Tally) -> dict[str, Any]:
     sums = {f"total_{name}": sum(metrics[name] for metrics in counts) for name in _COUNTS}
     agent = {
         "name": "toolgym", "version": __version__, "model_name": model, "tool_definitions": _strict(trajectory.tools),
-        "extra": _strict({"role": trajectory.role, "sampling": trajectory.sampling}),
+        "extra": {"sampling": _strict(trajectory.sampling)},
     }  # fmt: skip
     return {
         "schema_version": SCHEMA, "session_id": trajectory.group_id, "trajectory_id": trajectory.id, "agent": agent,
         "steps": [{"step_id": number, **entry} for number, entry in enumerate(entries, start=1)],
         **({"notes": _NOTES} if any(step.begins_context for step in steps) else {}),
         "final_metrics": {**sums, "total_steps": len(entries), "extra": _strict(trajectory.metrics)},
-        "extra": _strict({name: getattr(trajectory, name) for name in _FACTS}),
+        "extra": _strict({name: getattr(trajectory, name) for name in FACTS}),
     }  # fmt: skip
 
 

@@ -42,6 +42,7 @@ class _RunByDefault(TyperGroup):
         return "" if name == _DEFAULT else name, command, rest
 
 
+_ALSO = "Also: toolgym export schema; toolgym export openrlhf."
 _HELP = "Write a run in a format of another tool, or an env as a file that a trainer loads."
 app = typer.Typer(name="export", cls=_RunByDefault, help=_HELP, rich_markup_mode=None, add_completion=False)
 app.command("openrlhf")(openrlhf_command)
@@ -55,9 +56,7 @@ def schema_command() -> None:
     typer.echo(json.dumps(json_schema(), indent=2))
 
 
-@app.command(
-    _DEFAULT, hidden=True, no_args_is_help=True, epilog="Also: toolgym export schema; toolgym export openrlhf."
-)
+@app.command(_DEFAULT, hidden=True, no_args_is_help=True, epilog=_ALSO)
 def run_command(
     run: Annotated[Path, typer.Argument(help="A file of trajectories, or the folder of a run.")],
     to: Annotated[Literal["atif", "inspect", "verl", "parquet", "sft"], typer.Option(help="The format.")],
@@ -82,12 +81,8 @@ def run_command(
         raise missing_extra("export", "Exporting a run", error) from error
     if out.suffix != FILES.get(to, out.suffix):
         raise ConfigError(f"--out: a file of {to} ends in {FILES[to]}, got {str(out)!r}")
-    wishes = {
-        "--ids": ("sft", ids),
-        "--min-reward": ("sft", min_reward is not None),
-        "--tokenizer": ("inspect", tokenizer),
-    }
-    for option, (format, wish) in wishes.items():
+    for option, wish, format in (("--ids", ids, "sft"), ("--min-reward", min_reward is not None, "sft"),
+                                 ("--tokenizer", tokenizer, "inspect")):  # fmt: skip
         if wish and to != format:
             raise ConfigError(f"{option} is for --to {format}, got --to {to}")
     index = RunIndex(run).read_all()

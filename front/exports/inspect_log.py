@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from toolgym.exports.atif import UNPARSED
+from toolgym.exports.atif import FACTS, UNPARSED
 from toolgym.exports.writing import Options, Tally, time_text
 from toolgym.rollout.trajectory.summary import succeeded
 from toolgym.rollout.trajectory.trajectory import Trajectory, plain
@@ -21,9 +21,6 @@ try:
     from inspect_ai.log import EvalLog, EvalSample, write_eval_log
 except ImportError as error:
     raise missing_extra("inspect", "A log of Inspect", error) from error
-
-_FACTS = (*("group_id", "sample_index", "training_step", "source", "stop_reason", "validate", "role"),
-          *("parent", "branch_turn"))  # fmt: skip
 
 _KNOWN = ("properties", "required")
 
@@ -93,8 +90,8 @@ class _Sample:
         self._add("span_begin", began, name=trajectory.env_id or "verl", type="solver", **span)
         outputs = [self._turn(step, span["span_id"]) for step in steps]
         self._add("span_end", ended, **span)
-        answer = str(self._messages[-1]["content"]) if self._messages else ""
-        score = {"value": trajectory.reward, "answer": answer, "explanation": str(trajectory.stop_reason),
+        answer = trajectory.messages[-1]["content"] if trajectory.messages else ""
+        score = {"value": trajectory.reward, "answer": answer or "", "explanation": str(trajectory.stop_reason),
                  "metadata": plain(trajectory.metrics)}  # fmt: skip
         self._add("score", ended, score=score, target=truth, scorer="reward")
         failure = f"{trajectory.stop_reason} in turn {error.turn}: {error.message}" if error else ""
@@ -105,7 +102,7 @@ class _Sample:
             "scores": {"reward": score, "success": {"value": int(succeeded(trajectory))}},
             "error": {"message": failure, "traceback": failure, "traceback_ansi": failure} if failure else None,
             "started_at": time_text(began), "completed_at": time_text(ended), "total_time": trajectory.seconds,
-            "working_time": trajectory.seconds, "metadata": {name: plain(getattr(trajectory, name)) for name in _FACTS},
+            "working_time": trajectory.seconds, "metadata": {name: plain(getattr(trajectory, name)) for name in FACTS},
         }  # fmt: skip
 
     def _turn(self, step: PlayedTurn, span: str) -> dict[str, Any]:
@@ -159,12 +156,8 @@ class _Sample:
 def _usage(turns: Sequence[Any]) -> dict[str, int]:
     sent, sampled = sum(turn.prompt_tokens for turn in turns), sum(turn.generated_tokens for turn in turns)
     cached = sum(turn.cached_tokens for turn in turns)
-    return {
-        "input_tokens": sent,
-        "output_tokens": sampled,
-        "total_tokens": sent + sampled,
-        "input_tokens_cache_read": cached,
-    }
+    return {"input_tokens": sent, "output_tokens": sampled, "total_tokens": sent + sampled,
+            "input_tokens_cache_read": cached}  # fmt: skip
 
 
 def _tool(function: dict[str, Any]) -> dict[str, Any]:

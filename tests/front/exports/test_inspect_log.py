@@ -26,11 +26,11 @@ def log_file(tmp_path_factory):
     path = tmp_path_factory.mktemp("inspect") / "demo.eval"
     before, sys.argv = sys.argv, ["toolgym", "export", str(DEMO), "--to", "inspect", "--out", str(path)]
     try:
-        main()
-    except SystemExit as left:
-        assert left.code == 0
+        with pytest.raises(SystemExit) as left:
+            main()
     finally:
         sys.argv = before
+    assert left.value.code == 0
     return path
 
 
