@@ -10,53 +10,47 @@ from typing import Any
 
 import numpy as np
 
-from toolgym.exports.writing import Options, Tally, time_text
+from toolgym.exports.writing import FACTS, UNPARSED, Options, Tally, time_text
 from toolgym.rollout.trajectory.trajectory import Trajectory, plain
 from toolgym.tools.errors import ToolgymError
+from toolgym.tools.lazy import missing_extra
 from toolgym.tools.message import Message
 from toolgym.version import __version__
 from toolgym.viewer.turns import PlayedTurn, played_turns
 
+try:
+    from atif import Trajectory as Document
+except ImportError as error:
+    raise missing_extra("export", "ATIF", error) from error
+
 SCHEMA = "ATIF-v1.7"
 """The newest version of which the files use something: `trajectory_id`."""
 
-UNPARSED = "(unparsed)"
-"""Name of a call whose own name could not be read; readers of ATIF and Inspect want one."""
-
 _SOURCES = {"system": "system", "user": "user", "assistant": "agent", "tool": "system"}
-FACTS = (
-    *("env_id", "task_id", "source", "group_id", "sample_index", "training_step", "validate", "reward", "ground_truth"),
-    *("stop_reason", "error", "parent", "branch_turn", "seconds", "role"),
-)
-"""Facts of a trajectory that formats of conversations have no place for."""
-
 _CALL_FACTS = ("status", "reward", "seconds", "infra_failure", "metrics", "retries")
 _COUNTS = ("prompt_tokens", "completion_tokens", "cached_tokens")
 _LISTS = {"prompt_token_ids": _COUNTS[0], "completion_token_ids": _COUNTS[1], "logprobs": _COUNTS[1]}
 _NOTES = "A context begins anew: see `extra.begins_context` of the steps, and `prompt_token_ids` for what was sent."
 
 
-def write(trajectories: Iterable[Trajectory], folder: Path, options: Options, tally: Tally) -> None:
-    """Write a file for each trajectory, called by its id.
+def write(trajectories: Iterable[Trajectory], out: Path, options: Options, tally: Tally) -> None:
+    """Write a file for each trajectory, called by its id, into a folder; or one trajectory into a file.
 
     Raises:
-        ToolgymError: a file would not be ATIF by our own checks or those of the package `atif`, if it is installed.
+        ToolgymError: a file would not be ATIF by the checks of the package `atif`, or our own.
     """
-    try:
-        from atif import Trajectory as Checked
-    except ImportError:
-        Checked = None  # type: ignore[assignment,misc]
     for trajectory in trajectories:
         value = as_atif(trajectory, options.model, tally)
         try:
-            problem = problem_of(value) or (Checked and Checked.model_validate(value) and "")
+            Document.model_validate(value)
+            problem = problem_of(value)
         except ValueError as error:
             problem = str(error)
         if problem:
             raise ToolgymError(f"trajectory {trajectory.id} cannot become ATIF: {problem}")
-        name, number = re.sub(r"[^\w.@-]", "_", trajectory.id), 1
-        while (path := folder / f"{name}{f'-{number}' if number > 1 else ''}.json").exists():
-            number += 1
+        name, path, number = re.sub(r"[^\w.@-]", "_", trajectory.id), out, 1
+        while out.is_dir() and (number == 1 or path.exists()):
+            path, number = out / f"{name}{f'-{number}' if number > 1 else ''}.json", number + 1
         path.write_text(json.dumps(value, indent=1, allow_nan=False) + "\n", encoding="utf-8")
         tally.written += 1
 

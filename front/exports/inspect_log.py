@@ -8,8 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from toolgym.exports.atif import FACTS, UNPARSED
-from toolgym.exports.writing import Options, Tally, time_text
+from toolgym.exports.writing import FACTS, UNPARSED, Options, Tally, time_text
 from toolgym.rollout.trajectory.summary import succeeded
 from toolgym.rollout.trajectory.trajectory import Trajectory, plain
 from toolgym.tools.lazy import missing_extra

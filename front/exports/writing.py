@@ -16,6 +16,15 @@ from typing import Any, NamedTuple
 
 from toolgym.tools.errors import ConfigError
 
+UNPARSED = "(unparsed)"
+"""Name of a call whose own name could not be read; readers of ATIF and Inspect want one."""
+
+FACTS = (
+    *("env_id", "task_id", "source", "group_id", "sample_index", "training_step", "validate", "reward", "ground_truth"),
+    *("stop_reason", "error", "parent", "branch_turn", "seconds", "role"),
+)
+"""Facts of a trajectory that formats of conversations have no place for."""
+
 
 @dataclass
 class Tally:

@@ -121,8 +121,11 @@ def test_the_account_as_json_and_as_lines(export, tmp_path):
     assert out.splitlines()[2] == "sft cannot hold: nothing"
 
 
-@pytest.mark.parametrize(("hidden", "to", "extra"), [("msgspec", "atif", "export"), ("pyarrow", "parquet", "export"),
-                                                     ("inspect_ai", "inspect", "inspect")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("hidden", "to", "extra"),
+    [("msgspec", "atif", "export"), ("atif", "atif", "export"), ("pyarrow", "parquet", "export"),
+     ("inspect_ai", "inspect", "inspect")],
+)  # fmt: skip
 def test_a_missing_extra_is_a_line_that_names_it(hidden, to, extra, tmp_path):
     from tests.house.test_extras import run
 

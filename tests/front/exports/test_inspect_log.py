@@ -12,7 +12,7 @@ pytest.importorskip("inspect_ai", reason="needs the extra inspect: see scripts/t
 from inspect_ai.log import read_eval_log, read_eval_log_sample_summaries
 
 from tests.front.exports.conftest import DEMO
-from toolgym.exports.atif import UNPARSED
+from toolgym.exports.writing import UNPARSED
 from toolgym.rollout.trajectory.summary import succeeded
 
 
