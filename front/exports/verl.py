@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import IO
 
 from toolgym.exports.writing import Options, Tally, json_line
 from toolgym.rollout.trajectory.summary import succeeded
@@ -16,19 +14,16 @@ _FACTS = ("env_id", "task_id", "source", "group_id", "sample_index", "role", "po
 
 def write(trajectories: Iterable[Trajectory], folder: Path, options: Options, tally: Tally) -> None:
     """Write `STEP.jsonl` for each step: verl's five keys, and facts of ours, each a text, a number or a boolean."""
-    with contextlib.ExitStack() as stack:
-        files: dict[int, IO[bytes]] = {}
-        for trajectory in trajectories:
-            step, error = trajectory.training_step, trajectory.error
-            if step not in files:
-                files[step] = stack.enter_context((folder / f"{step}.jsonl").open("wb"))
-            verls = {"input": trajectory.prompt_text, "output": trajectory.response_text,
-                     "gts": plain(trajectory.ground_truth), "score": trajectory.reward, "step": step}  # fmt: skip
-            ours = {"success": succeeded(trajectory), "stop_reason": trajectory.stop_reason.value,
-                    "failure": error.message if error else "", "num_turns": len(trajectory.turns),
-                    "num_tool_calls": len(trajectory.tool_calls), "parent_id": trajectory.parent or ""}  # fmt: skip
-            facts = {name: getattr(trajectory, name) for name in _FACTS}
-            files[step].write(json_line({**verls, "request_id": trajectory.id, **ours, **facts}))
-            tally.written += 1
-            tally.lose("ids, masks and log-probabilities", bool(trajectory.sequences))
-            tally.lose("contexts before the last one", len(trajectory.sequences) > 1)
+    for trajectory in trajectories:
+        step, error = trajectory.training_step, trajectory.error
+        verls = {"input": trajectory.prompt_text, "output": trajectory.response_text,
+                 "gts": plain(trajectory.ground_truth), "score": trajectory.reward, "step": step}  # fmt: skip
+        ours = {"success": succeeded(trajectory), "stop_reason": trajectory.stop_reason.value,
+                "failure": error.message if error else "", "num_turns": len(trajectory.turns),
+                "num_tool_calls": len(trajectory.tool_calls), "parent_id": trajectory.parent or ""}  # fmt: skip
+        facts = {name: getattr(trajectory, name) for name in _FACTS}
+        with (folder / f"{step}.jsonl").open("ab") as file:
+            file.write(json_line({**verls, "request_id": trajectory.id, **ours, **facts}))
+        tally.written += 1
+        tally.lose("ids, masks and log-probabilities", bool(trajectory.sequences))
+        tally.lose("contexts before the last one", len(trajectory.sequences) > 1)
