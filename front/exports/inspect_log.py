@@ -70,7 +70,7 @@ class _Sample:
         self._messages: list[dict[str, Any]] = []
         self._events: list[dict[str, Any]] = []
         sampling = {name: trajectory.sampling.get(name) for name in ("temperature", "top_p", "seed")}
-        self._asked = {
+        self._asked: dict[str, Any] = {
             "model": model, "tools": [_tool(schema["function"]) for schema in trajectory.tools], "tool_choice": "auto",
             "config": {**sampling, "max_tokens": trajectory.sampling.get("max_new_tokens"), "logprobs": True},
         }  # fmt: skip
@@ -85,7 +85,7 @@ class _Sample:
         shown = {"input": list(self._messages), "target": truth}
         self._add("sample_init", began, sample=shown, state={})
         # Whatever is in a span of the type "agent" would be drawn as one folded line.
-        span = {"id": _id(trajectory.id, "span"), "span_id": _id(trajectory.id, "span")}
+        span: dict[str, Any] = {"id": _id(trajectory.id, "span"), "span_id": _id(trajectory.id, "span")}
         self._add("span_begin", began, name=trajectory.env_id or "verl", type="solver", **span)
         outputs = [self._turn(step, span["span_id"]) for step in steps]
         self._add("span_end", ended, **span)
@@ -110,7 +110,7 @@ class _Sample:
         message = self._messages[-1]
         choice = {"message": message, "stop_reason": "max_tokens" if turn.finish_reason == "length" else "stop"}
         # Messages are drawn as Markdown, so the exact text stands here.
-        facts = {"reward": turn.reward, "text": turn.text, "begins_context": step.begins_context}
+        facts: dict[str, Any] = {"reward": turn.reward, "text": turn.text, "begins_context": step.begins_context}
         if step.tokens is not None:
             ids, values = step.tokens.token_ids.tolist(), step.tokens.logprobs.tolist()
             pairs = zip(map(self._texts.text, ids), values, strict=True)
@@ -144,8 +144,8 @@ class _Sample:
                 content = [thought, {"type": "text", "text": content}]
             value = {"role": message["role"], "content": content, "id": _id(self._trajectory.id, number)}
             if message["role"] == "assistant":
-                calls = [(call["id"], call["function"]) for call in message.get("tool_calls", ())]
-                calls = [{"id": id, "function": of["name"], "arguments": plain(of["arguments"])} for id, of in calls]
+                pairs = [(call["id"], call["function"]) for call in message.get("tool_calls", ())]
+                calls = [{"id": id, "function": of["name"], "arguments": plain(of["arguments"])} for id, of in pairs]
                 value |= {"tool_calls": calls or None, "model": self._model, "source": "generate"}
             elif message["role"] == "tool":
                 value |= {"tool_call_id": message.get("tool_call_id"), "function": message.get("name") or UNPARSED}
