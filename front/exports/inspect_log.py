@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from toolgym.exports.writing import FACTS, UNPARSED, Options, Tally, time_text
+from toolgym.exports.writing import FACTS, UNPARSED, Options, Tally, encodable, time_text
 from toolgym.rollout.trajectory.summary import succeeded
 from toolgym.rollout.trajectory.trajectory import Trajectory, plain
 from toolgym.tools.lazy import missing_extra
@@ -39,7 +39,7 @@ def write(trajectories: Iterable[Trajectory], path: Path, options: Options, tall
         task += f" {trajectory.role}" if trajectory.role != "policy" else ""
         epochs[task] = epochs.get(task, 0) + 1
         sample = {"id": task, "epoch": epochs[task], **_Sample(trajectory, options.model, texts).value()}
-        samples.append(EvalSample.model_validate(sample))
+        samples.append(EvalSample.model_validate(encodable(sample)))
         if trajectory.in_group_statistics:
             scores["reward"].append(trajectory.reward)
             scores["success"].append(float(succeeded(trajectory)))

@@ -11,7 +11,7 @@ from typing import Any, Union, get_args, get_origin
 from pydantic import BaseModel
 
 from toolgym.exports.row_model import MessageRow, TrajectoryRow
-from toolgym.exports.writing import Options, Tally
+from toolgym.exports.writing import Options, Tally, encodable
 from toolgym.rollout.trajectory.summary import succeeded
 from toolgym.rollout.trajectory.token_sequence import TokenSequence
 from toolgym.rollout.trajectory.trajectory import Trajectory
@@ -85,6 +85,5 @@ def _context(sequence: TokenSequence) -> dict[str, Any]:
 def _table(rows: list[dict[str, Any]]) -> pyarrow.Table:
     try:
         return pyarrow.Table.from_pylist(rows, schema=arrow_schema())
-    except UnicodeEncodeError:  # lone surrogates, which a policy may write, and Arrow cannot
-        text = json.dumps(rows, ensure_ascii=False, default=lambda array: array.tolist())
-        return pyarrow.Table.from_pylist(json.loads(text.encode(errors="replace")), schema=arrow_schema())
+    except UnicodeEncodeError:
+        return pyarrow.Table.from_pylist(encodable(rows), schema=arrow_schema())

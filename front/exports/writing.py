@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from operator import methodcaller
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -84,6 +85,11 @@ def json_line(value: Any) -> bytes:
         return json.dumps(value, ensure_ascii=False).encode() + b"\n"
     except UnicodeEncodeError:
         return json.dumps(value).encode() + b"\n"
+
+
+def encodable(value: Any) -> Any:
+    """A value as JSON with `?` for each lone surrogate; arrays become lists."""
+    return json.loads(json.dumps(value, ensure_ascii=False, default=methodcaller("tolist")).encode(errors="replace"))
 
 
 def time_text(seconds: float) -> str:
