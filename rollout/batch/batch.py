@@ -259,4 +259,4 @@ def moved(value: T, device: torch.device | str) -> T:
 
 
 if Batch.__doc__:  # python -OO takes docstrings away
-    Batch.__doc__ = Batch.__doc__.replace("the tensors that `FIELDS` lists.", "\n        ".join(map(str, FIELDS)))
+    Batch.__doc__ = Batch.__doc__.replace("Attributes:", "\n        ".join(["Attributes:", *map(str, FIELDS)]))
