@@ -101,6 +101,9 @@ class GymnasiumEnv(gymnasium.Env[tuple[Message, ...], str]):
         view = rendered(self.base_env, self._conversation)
         return View(view.html, view.html) if self.render_mode == "html" else view
 
+    def _repr_html_(self) -> str:
+        return self.base_env._repr_html_()
+
     def close(self) -> None:
         self._bridge.close()
 

@@ -30,11 +30,12 @@ def batch_html(batch: Batch, texts: Texts | None = None, row: int = 0, first_tok
         (name, tuple(value.shape), places.get(name, "[rows, response, ...]"), dtype_name(value.dtype))
         for name, value in batch.tensors().items()
     ]
+    opened = texts is not None or row > 0 or first_token > 0
     title = f"row {row} of {len(batch)}: {batch.ids[row]}, reward {float(batch.rewards[row]):g}"
     return page(
         repr(batch)[1:-1],
         _picture(batch),
-        fold(title, tokens_html(_row_tokens(batch, row), texts, first_token), shown=texts is not None),
+        fold(title, tokens_html(_row_tokens(batch, row), texts, first_token), shown=opened),
         fold(f"{len(tensors)} tensors", grid(["name", "shape", "meaning", "dtype"], tensors), shown=True),
         style=STYLE,
     )

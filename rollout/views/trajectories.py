@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from toolgym.envs.types import ToolCallRecord
 from toolgym.rollout.advantages.advantages import group_advantages, grouped
 from toolgym.rollout.trajectory.trajectory import Trajectory, Turn
 from toolgym.rollout.views.tokens import STYLE, Texts, tokens_html, tokens_of
-from toolgym.tools.views.conversation import arguments_text, call_text, conversation_html
+from toolgym.tools.views.conversation import MOST_CALLS, arguments_text, call_text, conversation_html
 from toolgym.tools.views.html import block, facts, fold, grid, note, page
 
 MOST_ROWS = 200
@@ -32,6 +33,7 @@ def trajectory_html(trajectory: Trajectory, texts: Texts | None = None, first_to
     tokens = list(tokens_of(trajectory))
     words = {} if texts is not None else {number: turn.text[:300] for number, turn in enumerate(trajectory.turns)}
     picture = tokens_html(tokens, texts, first_token, words)
+    opened = texts is not None or first_token > 0
     versions = dict.fromkeys(token.version for token in tokens if token.version is not None)
     rows = [
         ("stop reason", f"{trajectory.stop_reason.value} (blame: {trajectory.stop_reason.blame.value})"),
@@ -43,7 +45,7 @@ def trajectory_html(trajectory: Trajectory, texts: Texts | None = None, first_to
         shown,
         fold(f"conversation, {len(trajectory.messages)} messages", conversation, shown=first_token == 0),
         fold(f"turns, {len(trajectory.turns)}", _turns(trajectory.turns)),
-        fold(f"tokens, {trajectory.policy_tokens:,} of {len(tokens):,} the policy's", picture, shown=texts is not None),
+        fold(f"tokens, {trajectory.policy_tokens:,} of {len(tokens):,} the policy's", picture, shown=opened),
         fold("facts", facts(row for row in rows if row[1] not in (None, "", {}))),
         style=STYLE,
     )
@@ -51,7 +53,9 @@ def trajectory_html(trajectory: Trajectory, texts: Texts | None = None, first_to
 
 def turn_html(turn: Turn) -> str:
     """The text of a turn, its calls with what came back, and its figures."""
-    calls = [fold(f"→ {_call_line(record)}", _call(record)) for record in turn.tool_calls]
+    calls = [fold(f"→ {_call_line(record)}", _call(record)) for record in turn.tool_calls[:MOST_CALLS]]
+    if len(turn.tool_calls) > MOST_CALLS:
+        calls.append(note(f"[{len(turn.tool_calls) - MOST_CALLS} more calls left out: turn.tool_calls[{MOST_CALLS}:]]"))
     figures = {name: value for name, value in vars(turn).items() if name not in ("text", "tool_calls")}
     title = f"turn, {turn.generated_tokens} tokens, {turn.finish_reason}"
     return page(title, block(turn.text), *calls, fold("facts", facts(figures.items())))
@@ -85,12 +89,17 @@ def _row(member: Trajectory, advantage: float | None) -> tuple[object, ...]:
 
 def _turns(turns: Sequence[Turn]) -> str:
     rows = (
-        (number, *(getattr(turn, name) for name in _TURN), "; ".join(map(_call_line, turn.tool_calls)))
+        (number, *(getattr(turn, name) for name in _TURN), _counted(turn.tool_calls))
         for number, turn in enumerate(turns[:MOST_ROWS])
     )
     more = len(turns) - MOST_ROWS
     left_out = note(f"[{more} more turns left out: trajectory.turns[{MOST_ROWS}:]]") if more > 0 else ""
     return grid(["turn", *(name.replace("_", " ") for name in _TURN), "calls"], rows) + left_out
+
+
+def _counted(records: Sequence[ToolCallRecord]) -> str:
+    counts = Counter(f"{record.name or 'call'}: {record.status}" for record in records)
+    return "; ".join(f"{count} × {call}" if count > 1 else call for call, count in counts.items())
 
 
 def _remark(record: ToolCallRecord) -> str:

@@ -193,6 +193,7 @@ def test_render_as_html_is_what_a_notebook_shows_of_the_text(toy_id, no_warnings
     shown = env.render()
     assert "&lt;b&gt;hello" in shown
     assert (shown, str(shown)[:4]) == (shown._repr_html_(), "<div")
+    assert "ToyEnv" in env.unwrapped._repr_html_()
     env.close()
 
 

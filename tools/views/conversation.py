@@ -10,7 +10,7 @@ from typing import Any
 from toolgym.tools.message import Message
 from toolgym.tools.views.html import MAX_CHARS, block, escaped, fold, note
 
-ROOM, MOST, MOST_CALLS = 100_000, 200, 16
+ROOM, MOST, MOST_CALLS = 60_000, 200, 16
 """Characters of all messages together, messages (the first and the last ones), and calls of a message that are
 shown."""
 

@@ -66,6 +66,17 @@ def test_each_trajectory_shows_conversation_turns_tokens_and_facts(demo):
             Balanced(turn._repr_html_())
 
 
+def test_a_turn_of_very_many_calls_says_how_many_it_leaves_out(demo):
+    [record] = next(one for one in demo if one.tool_calls).tool_calls[:1]
+    turn = replace(demo[0].turns[0], tool_calls=(record,) * 500)
+    page = turn._repr_html_()
+    assert len(page) < 100_000
+    assert "[484 more calls left out: turn.tool_calls[16:]]" in page
+    many = replace(demo[0], turns=(turn,) * 300)._repr_html_()
+    assert len(many) < 1_000_000
+    assert "[100 more turns left out: trajectory.turns[200:]]" in many
+
+
 def test_a_token_tells_all_that_is_known_of_it(demo):
     trajectory = next(one for one in demo if len(one.turns) > 1)
     titles = Balanced(trajectory._repr_html_()).titles

@@ -18,7 +18,7 @@ def test_a_huge_conversation_is_small_and_says_what_it_leaves_out():
     html = page("t", conversation_html([user("<" * 20_000)] * 1_000, where="env.messages"))
     assert len(html) < 1_000_000
     assert "[800 messages left out: env.messages[100:900]]" in html
-    assert html.count("[... 19500 characters left out ...]") == 200
+    assert html.count("[... 19700 characters left out ...]") == 200
 
 
 def test_the_first_and_the_last_messages_are_shown():
