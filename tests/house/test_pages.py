@@ -20,6 +20,7 @@ PROGRAMS = [
     for page in sorted((ROOT / "docs").rglob("*.md"))
     for program in re.findall(MARK.format(""), page.read_text(encoding="utf-8"), re.M | re.S)
 ]
+PROGRAM_OF = {"toolgym": f"{sys.executable} -m toolgym", "python": sys.executable}
 START = (ROOT / "docs/start.md").read_text(encoding="utf-8")
 
 
@@ -70,8 +71,8 @@ def test_the_commands_of_ten_minutes_do_what_the_page_says(shop):
             command.startswith("make") or "toolgym view" in command
         ):  # CI runs the first, and tests of its own the second
             continue
-        command = command.replace(".venv/bin/toolgym", f"{sys.executable} -m toolgym")
-        played = run(["bash", "-c", command.replace(".venv/bin/python", sys.executable)], shop)
+        command = re.sub(r"^\.venv/bin/(toolgym|python)", lambda name: PROGRAM_OF[name[1]], command)
+        played = run(["bash", "-c", command], shop)
     assert "unknown_tool" in played
     assert (shop / "shop-run/batch.safetensors").exists()
 
