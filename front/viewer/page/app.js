@@ -174,11 +174,11 @@ function onKey(event) {
 }
 
 async function follow() {
-  for (;;) {
-    await new Promise((resume) => setTimeout(resume, 1500));
+  for (let reading = true; ;) {
+    await new Promise((resume) => setTimeout(resume, reading ? 500 : 1500));
     try {
       const before = run.count;
-      while (await run.more());
+      reading = await run.more();
       if (run.count !== before) await select(query);
     } catch (error) {
       showNote(`the server does not answer: ${error.message}`);

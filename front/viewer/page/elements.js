@@ -62,6 +62,6 @@ function longText(text, attributes = {}) {
 // JSON set out in lines: numbers keep all their digits, and lists of them stay in a line.
 function prettyJson(text) {
   const exact = (name, value, context) => (typeof value === "number" && JSON.rawJSON ? JSON.rawJSON(context.source) : value);
-  return JSON.stringify(JSON.parse(text, exact), null, 2)
+  return JSON.stringify(parsed(text, exact), null, 2)
     .replace(/\[\n\s+([^[\]{}"]*?)\n\s*\]/g, (_, inside) => `[${inside.replace(/,\n\s+/g, ", ")}]`);
 }

@@ -93,7 +93,7 @@ function drawGroup(view, open) {
       el("td", {}, button(`#${member.sample}`, () => open(member.at), { title: "open" })), el("td", {}, rewardBadge(member)),
       el("td", {}, signed(member.usable ? member.advantage : null)), el("td", {}, stopBadges(member)), el("td", {}, number(member.turns)), el("td", {}, number(member.tokens)),
       el("td", {}, member.at === row.at ? "open" : button("compare", () => beside(member)))))))) ;
-  if (others.length) beside(others.find((member) => member.reward !== row.reward) ?? others[0]);
+  if (others.length) beside(others.find((member) => member.usable && member.reward !== row.reward) ?? others[0]);
   const absent = detail.members - members.length;
   return [list, absent > 0 ? el("p", { class: "hint" }, `${absent} further members are not in this page.`) : null, area];
 }

@@ -42,8 +42,9 @@ class RowList {
     if (!this.order.length) return;
     this.at = Math.max(0, Math.min(this.order.length - 1, position));
     const top = this.at * ROW_HEIGHT, room = this.box.clientHeight;
-    if (top < this.box.scrollTop) this.box.scrollTop = top;
-    else if (top + ROW_HEIGHT > this.box.scrollTop + room) this.box.scrollTop = top + ROW_HEIGHT - room;
+    const above = this.box.scrollTop - top, below = top + ROW_HEIGHT - this.box.scrollTop - room;
+    if (Math.max(above, below) > ROW_HEIGHT) this.box.scrollTop = top - room / 2; // one that is far off comes to the middle
+    else if (above > 0 || below > 0) this.box.scrollTop += above > 0 ? -above : below;
     this.draw();
     if (open) this.onopen(this.order[this.at]);
   }
@@ -83,7 +84,8 @@ function binsOf(rewards) {
   const distinct = new Set();
   let low = Infinity, high = -Infinity;
   for (const reward of rewards) {
-    if (distinct.size <= 12 && !Number.isNaN(reward)) distinct.add(reward);
+    if (!Number.isFinite(reward)) continue;
+    if (distinct.size <= 12) distinct.add(reward);
     if (reward < low) low = reward;
     if (reward > high) high = reward;
   }

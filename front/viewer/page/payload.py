@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import math
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -48,8 +49,15 @@ class Detail:
 
 
 def figures(row: Row) -> list[Any]:
-    """Return a row's figures as JSON can hold them: None for NaN."""
-    return [None if value != value else value for value in (getattr(row, name) for name in COLUMNS)]
+    """Return a row's figures as JSON can hold them, see `plain_number`."""
+    return [plain_number(getattr(row, name)) for name in COLUMNS]
+
+
+def plain_number(value: Any) -> Any:
+    """Return a value as it is, but None for NaN, and the words that JavaScript has for infinite numbers."""
+    if not isinstance(value, float) or math.isfinite(value):
+        return value
+    return None if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
 def details(index: RunIndex, group: Sequence[Row], shown: Container[int]) -> dict[int, Detail]:

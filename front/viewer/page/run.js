@@ -4,10 +4,19 @@
 const block = (name) => document.getElementById(`data-${name}`).textContent;
 const json = (name) => JSON.parse(block(name));
 
+// JSON as Python writes it, which knows NaN and infinities: these become texts.
+function parsed(text, reviver) {
+  try {
+    return JSON.parse(text, reviver);
+  } catch {
+    return JSON.parse(text.replace(/"(?:[^"\\]|\\.)*"|-?(?:NaN|Infinity)/g, (part) => (part[0] === '"' ? part : `"${part}"`)), reviver);
+  }
+}
+
 function rowOf(columns, values, at) {
   const row = { at };
   columns.forEach((name, place) => { row[name] = values[place]; });
-  if (row.reward === null) row.reward = NaN;
+  row.reward = Number(row.reward ?? NaN);
   return row;
 }
 
@@ -57,17 +66,17 @@ class ServedRun {
   constructor(about) {
     Object.assign(this, { about, live: true, count: 0, reward: [], stop: [], bad: [], texts: {}, rows: new Map() });
   }
-  async start() { while (await this.more()); }
+  async start() { while (await this.more() && !this.count); }
 
   // Learns of rows that the server has read since; returns whether it is still reading what is there.
   async more() {
     const news = await fetched(`columns?since=${this.count}`);
     const add = (column, values) => { for (const value of values) column.push(value); };
-    add(this.reward, news.reward.map((value) => value ?? NaN));
+    add(this.reward, news.reward.map((value) => Number(value ?? NaN)));
     add(this.stop, news.stop.map((place) => news.stops[place]));
     add(this.bad, news.bad);
     this.count = this.reward.length;
-    return news.reading && news.reward.length > 0;
+    return news.reading;
   }
   row(at) { return this.rows.get(at) ?? null; }
   async load(places) {
@@ -102,7 +111,7 @@ class ServedRun {
 function opened(row, line, detail, members, texts) {
   let value = null;
   try {
-    value = row.stop === "unreadable" ? null : JSON.parse(line);
+    value = row.stop === "unreadable" ? null : parsed(line);
   } catch { /* shown as it stands, with the row's error */ }
   return { row, line, value, detail, texts, members: members.sort((a, b) => a.sample - b.sample) };
 }
@@ -180,6 +189,7 @@ function figureTerm(name, sign, value) {
 // A text as JSON writes it, in a line as the page holds it, where `</` is `<\/`.
 function wordTerm(text) {
   const sign = (letter) => (/[a-z]/i.test(letter) ? `[${letter.toLowerCase()}${letter.toUpperCase()}]`
+    : letter > "~" ? `(?:${letter}|${Array.from({ length: letter.length }, (_, at) => `\\\\u${letter.charCodeAt(at).toString(16).padStart(4, "0")}`).join("")})`
     : letter === "<" ? "(?:<|\\\\u003c)" : letter === "/" ? "\\\\?/" : letter.replace(/[\\^$.*+?()[\]{}|]/, "\\$&"));
   const pattern = new RegExp(Array.from(JSON.stringify(text).slice(1, -1), sign).join(""));
   return (line) => pattern.test(line);
@@ -201,7 +211,7 @@ function regexTerm(source) {
   return (line) => {
     let value;
     try {
-      value = JSON.parse(line);
+      value = parsed(line);
     } catch {
       return false;
     }

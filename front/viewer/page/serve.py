@@ -15,7 +15,7 @@ from aiohttp import web
 from toolgym.tools.concurrency.blocking import in_thread
 from toolgym.tools.errors import ConfigError, ToolgymError
 from toolgym.tools.serving.config import ServerSpec, ServingConfig, is_loopback
-from toolgym.viewer.page.payload import details, figures, report
+from toolgym.viewer.page.payload import details, figures, plain_number, report
 from toolgym.viewer.page.write import about, skeleton
 from toolgym.viewer.query import Query
 from toolgym.viewer.run_index import Row, RunIndex
@@ -146,7 +146,7 @@ class PageServer:
         stops = list(dict.fromkeys(row.stop for row in rows))
         places = {stop: place for place, stop in enumerate(stops)}
         columns = {
-            "reward": [None if row.reward != row.reward else row.reward for row in rows],
+            "reward": [plain_number(row.reward) for row in rows],
             "stop": [places[row.stop] for row in rows],
             "bad": [row.failed or bool(row.problems) for row in rows],
         }
