@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
+from toolgym.rollout.models.tiny import tiny_policy_path
 from toolgym.rollout.recording.run_folder import RUN
 from toolgym.rollout.views.tokens import SeenToken as SeenToken
 from toolgym.rollout.views.tokens import TokenKind as TokenKind
@@ -26,17 +29,14 @@ class TokenTexts:
 
     def __init__(self, run: Path, tokenizer: str | None = None) -> None:
         self.why_not = ""
-        self._tokenizer: Any = None
+        self._decode: Callable[[list[int]], str] | None = None
         self._texts: dict[int, str] = {}
         source = tokenizer or _tokenizer_of(run)
         if source is None:
             self.why_not = "the run does not say which tokenizer it had: give it with --tokenizer"
             return
         try:
-            from toolgym.rollout.models.tiny import tiny_policy_path
-            from toolgym.rollout.models.tokenizer import load_tokenizer
-
-            self._tokenizer = load_tokenizer(tiny_policy_path() if source == "tiny" else source)
+            self._decode = _decoder(source)
         except (ToolgymError, ImportError) as error:
             if tokenizer is not None:
                 raise
@@ -44,13 +44,13 @@ class TokenTexts:
 
     @property
     def known(self) -> bool:
-        return self._tokenizer is not None
+        return self._decode is not None
 
     def text(self, token: int) -> str:
         """The text of one token, special ones included; its number in brackets without a tokenizer."""
         text = self._texts.get(token)
         if text is None:
-            text = self._texts[token] = self._tokenizer.decode([token]) if self.known else f"[{token}]"
+            text = self._texts[token] = self._decode([token]) if self._decode is not None else f"[{token}]"
         return text
 
 
@@ -58,6 +58,20 @@ def model_of(run: Path) -> str | None:
     """The name or folder of the model that a run's `run.json` says; None if it says none, or a server played it."""
     engine, _ = _options_of(run)
     return None if engine is None or engine.startswith(("http://", "https://")) else engine
+
+
+def _decoder(source: str) -> Callable[[list[int]], str]:
+    folder = tiny_policy_path() if source == "tiny" else Path(source)
+    if (folder / "tokenizer.json").is_file():
+        with contextlib.suppress(Exception):  # a broken one: the loader below says what is wrong
+            from tokenizers import Tokenizer  # transformers would do the same, but load torch as well: seconds, 200 MB
+
+            tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+            return functools.partial(tokenizer.decode, skip_special_tokens=False)
+    from toolgym.rollout.models.tokenizer import load_tokenizer
+
+    decode: Callable[[list[int]], str] = load_tokenizer(folder if source == "tiny" else source).decode
+    return decode
 
 
 def _tokenizer_of(run: Path) -> str | None:
