@@ -98,9 +98,13 @@ class PageServer:
 
     async def read(self) -> None:
         """Read the index, and on as its files grow, until cancelled."""
+        looked = False
         while True:
             try:
                 self._reading = await in_thread(self._index.read, 0.2)
+                if self._index.rows and not looked:  # the first look imports the env, so it comes before somebody's
+                    looked = True
+                    await in_thread(self._whole, self._index.rows[0])
             except OSError as error:
                 log.warning("cannot read the run on: %s", error)
                 self._reading = False
