@@ -163,9 +163,11 @@ def _tool(sign: str, status: str) -> Callable[[Row], bool]:
 
 
 def _contains(text: str) -> Callable[[bytes], bool]:
-    """Look for a text as JSON writes it. Of letters beyond ASCII, upper and lower case differ."""
-    needle = json.dumps(text, ensure_ascii=False)[1:-1].encode().lower()
-    return lambda line: needle in line.lower()
+    """Look for a text as JSON writes it, escaped or not. Of letters beyond ASCII, upper and lower case differ."""
+    needle, escaped = (
+        json.dumps(text, ensure_ascii=kind)[1:-1].encode(errors="replace").lower() for kind in (False, True)
+    )
+    return lambda line: needle in (lower := line.lower()) or (escaped != needle and escaped in lower)
 
 
 def _regex(pattern: str) -> Callable[[bytes], bool]:
