@@ -2,7 +2,7 @@
 const server = JSON.parse(document.body.dataset.server);
 const base = location.pathname.replace(/\/(SandboxFusion\/playground\/sandbox|playground)$/, "");
 const $ = (id) => document.getElementById(id);
-const GRACE = 60; // seconds beside a program's own: the server's queue, and the way there and back
+const GRACE = server.queue_timeout + 70; // seconds beside a program's own: the server's queue, and its grace
 const sessions = new Map(); // from a session's id to its title, and its cells as they are shown
 let opened = 0;
 let current = null;

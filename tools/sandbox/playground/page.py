@@ -18,7 +18,7 @@ from toolgym.tools.serving.routes import Call, Operation, Route
 PATHS = ("/playground", "/SandboxFusion/playground/sandbox")
 """Paths of the page; the second one is SandboxFusion's."""
 
-_SETTINGS = {"max_timeout", "max_memory_mb", "network", "limits"}
+_SETTINGS = {"max_timeout", "queue_timeout", "network", "limits"}
 _HERE = Path(__file__).parent
 
 

@@ -15,7 +15,7 @@ from toolgym.tools.sandbox.local.host.languages import LANGUAGES
 from toolgym.tools.sandbox.playground.page import PATHS
 from toolgym.tools.sandbox.protocol.fusion import Language
 
-SLOW = {name for name in LANGUAGES if name not in ("bash", "perl", "sql", "lua", "js", "nodejs", "pytest", "c")}
+SLOW = {name for name in LANGUAGES if name not in ("bash", "perl", "sql", "lua", "js", "c")}
 
 
 def settings_of(page):
