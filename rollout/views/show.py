@@ -70,14 +70,12 @@ def metrics_html(metrics: Any) -> str:
 
 
 def settings_html(settings: Any) -> str:
-    """The fields of a dataclass; those that have their default are folded."""
-    defaults: list[tuple[str, object]] = []
-    chosen: list[tuple[str, object]] = []
-    for item in dataclasses.fields(settings):
-        default = item.default_factory() if callable(item.default_factory) else item.default
-        value = getattr(settings, item.name)
-        (defaults if value == default else chosen).append((item.name, value))
-    return page(type(settings).__name__, facts(chosen), fold(f"{len(defaults)} defaults", facts(defaults)))
+    """The fields of a dataclass that can be made without arguments; those that have their default are folded."""
+    default = type(settings)()
+    rows = [(item.name, getattr(settings, item.name)) for item in dataclasses.fields(settings)]
+    chosen = [(name, value) for name, value in rows if value != getattr(default, name)]
+    rest = [row for row in rows if row not in chosen]
+    return page(type(settings).__name__, facts(chosen), fold(f"{len(rest)} defaults", facts(rest)))
 
 
 def generation_html(generation: Generation, texts: Texts | None = None, first_token: int = 0) -> str:

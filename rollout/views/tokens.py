@@ -64,16 +64,14 @@ STYLE = """
 .tgv i.p1{background:rgba(235,120,40,.5)} .tgv i.p0{background:rgba(225,50,50,.55)}
 """
 
-_STEPS = (-3.0, -1.5, -0.5, -0.05)
-"""Log-probabilities from which on a policy token has the next colour, and the probabilities of these."""
+_STEPS = (-3.0, -1.5, -0.5, -0.05)  # log-probabilities from which on a policy token has the next colour
 _SHARES = ("5 % or less", "over 5 %", "over 22 %", "over 61 %", "over 95 %")
 _COLOURS = "".join(f'<i class="p{step}">{share}</i>' for step, share in enumerate(_SHARES))
 _LEGEND = note("Policy tokens (mask 1) by their probability; prompt and env (mask 0):") + (
     f'<div class="k ids">{_COLOURS}<i class="p">prompt</i><i class="e">env</i></div>'
 )
 
-Texts = Callable[[int], str]
-"""A function from a token's id to its text."""
+Texts = Callable[[int], str]  # from a token's id to its text
 
 
 def texts_of(tokenizer: Any) -> Texts | None:

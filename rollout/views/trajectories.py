@@ -24,10 +24,7 @@ _TURN = ("prompt_tokens", "generated_tokens", "observation_tokens", "finish_reas
 
 def trajectory_html(trajectory: Trajectory, texts: Texts | None = None, first_token: int = 0) -> str:
     """The conversation, and folded: turns, tokens from `first_token` on, and facts."""
-    problems = trajectory.problems
-    shown = "".join(f'<div class="bad">{block(problem, 1_000)}</div>' for problem in problems[:10])
-    if len(problems) > 10:
-        shown += note(f"[{len(problems) - 10} more problems left out: trajectory.problems]")
+    problems = "\n".join(trajectory.problems)
     remarks = {record.id: _remark(record) for record in trajectory.tool_calls}
     conversation = conversation_html(trajectory.messages, where="trajectory.messages", remarks=remarks)
     tokens = list(tokens_of(trajectory))
@@ -42,7 +39,7 @@ def trajectory_html(trajectory: Trajectory, texts: Texts | None = None, first_to
     ]
     return page(
         repr(trajectory)[1:-1],
-        shown,
+        f'<div class="bad">{block(problems)}</div>' if problems else "",
         fold(f"conversation, {len(trajectory.messages)} messages", conversation, shown=first_token == 0),
         fold(f"turns, {len(trajectory.turns)}", _turns(trajectory.turns)),
         fold(f"tokens, {trajectory.policy_tokens:,} of {len(tokens):,} the policy's", picture, shown=opened),
@@ -53,7 +50,7 @@ def trajectory_html(trajectory: Trajectory, texts: Texts | None = None, first_to
 
 def turn_html(turn: Turn) -> str:
     """The text of a turn, its calls with what came back, and its figures."""
-    calls = [fold(f"→ {_call_line(record)}", _call(record)) for record in turn.tool_calls[:MOST_CALLS]]
+    calls = list(map(_call, turn.tool_calls[:MOST_CALLS]))
     if len(turn.tool_calls) > MOST_CALLS:
         calls.append(note(f"[{len(turn.tool_calls) - MOST_CALLS} more calls left out: turn.tool_calls[{MOST_CALLS}:]]"))
     figures = {name: value for name, value in vars(turn).items() if name not in ("text", "tool_calls")}
@@ -106,10 +103,7 @@ def _remark(record: ToolCallRecord) -> str:
     return f"{record.status}, {record.seconds:.3f} s" + (", infrastructure" if record.infra_failure else "")
 
 
-def _call_line(record: ToolCallRecord) -> str:
-    return f"{call_text({'name': record.name or 'call', 'arguments': record.arguments})}: {_remark(record)}"
-
-
 def _call(record: ToolCallRecord) -> str:
+    line = call_text({"name": record.name or "call", "arguments": record.arguments})
     rows = [("arguments", arguments_text(record.arguments)), ("result", record.text), ("reward", record.reward)]
-    return facts([*rows, *record.metrics.items()])
+    return fold(f"→ {line}: {_remark(record)}", facts([*rows, *record.metrics.items()]))

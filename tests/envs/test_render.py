@@ -39,7 +39,7 @@ class Board(Silent):
 
 async def test_an_env_shows_its_conversation_so_far():
     env = TurnLimit(ToolEnv([measure], TASKS), max_turns=4)
-    assert "No episode yet" in env.render().html
+    assert "No messages yet." in env.render().html
     await env.reset(seed=0)
     await env.step(CALL)
     text = '[user]\nHow <far>?\n\n[assistant]\n-> measure {"a": "here"}\n\n[tool measure]\n5 km from here'

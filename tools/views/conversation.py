@@ -30,7 +30,7 @@ def conversation_html(
     parts = [_message(each, room, remarks or {}) for each in shown]
     if end > half:
         parts.insert(half, note(f"[{end - half} messages left out: {where}[{half}:{end}]]"))
-    return "".join(parts)
+    return "".join(parts) or note("No messages yet.")
 
 
 def _message(message: Message, room: int, remarks: Mapping[str, str]) -> str:

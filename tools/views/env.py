@@ -8,7 +8,7 @@ from typing import Any
 from toolgym.tools.errors import ConfigError
 from toolgym.tools.message import Message
 from toolgym.tools.views.conversation import conversation_html, conversation_text
-from toolgym.tools.views.html import View, facts, fold, grid, note, page
+from toolgym.tools.views.html import View, facts, fold, grid, page
 
 
 def rendered(env: Any, messages: Sequence[Message] | None = None) -> View:
@@ -20,7 +20,7 @@ def rendered(env: Any, messages: Sequence[Message] | None = None) -> View:
             f"{env!r} keeps no conversation to render, in an attribute `messages`: play it as "
             "toolgym.envs.GymnasiumEnv(env, render_mode='ansi'), which keeps one"
         )
-    return View(conversation_text(messages), page(repr(env)[1:-1], _conversation(messages)))
+    return View(conversation_text(messages), page(repr(env)[1:-1], conversation_html(messages, where="env.messages")))
 
 
 def env_html(env: Any) -> str:
@@ -31,11 +31,7 @@ def env_html(env: Any) -> str:
     if task is not None:
         names = ("id", "source", "ground_truth", "tools_kwargs")
         parts.append(fold(f"task {task.id}", facts((name, getattr(task, name)) for name in names)))
-    return page(repr(env)[1:-1], *parts, "" if messages is None else _conversation(messages))
-
-
-def _conversation(messages: Sequence[Message]) -> str:
-    return conversation_html(messages, where="env.messages") or note("No episode yet: reset the env.")
+    return page(repr(env)[1:-1], *parts, "" if messages is None else conversation_html(messages, where="env.messages"))
 
 
 def _messages(env: Any) -> Sequence[Message] | None:
