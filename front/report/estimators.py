@@ -1,0 +1,165 @@
+"""Estimates over tasks with intervals: means, pass@k, pass^k, and what two policies differ by on the same tasks.
+
+The unit of every interval is the task, since samples of one task are not independent of each other (Miller, 2024, arXiv
+2411.00640). docs/report.md has the formulas, their sources, and how often the intervals hold. Nothing here reads
+trajectories: a task is anything that can be a key.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass
+from statistics import NormalDist, fmean
+
+from toolgym.tools.errors import ConfigError, require_whole_number
+
+CONFIDENCE = 0.95
+_ROUNDING = 1e-12
+"""A standard error below this, as a part of the values, is what rounding leaves of none."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean with its interval over tasks.
+
+    Attributes:
+        value: None if nothing can be estimated; `why` says the reason.
+        low, high: ends of the interval; None if there is none, see `why`.
+        tasks: tasks that it rests on.
+        samples: values that it is the mean of.
+        left_out: values that were None, such as pass@k of a task with fewer than k episodes.
+    """
+
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
+    tasks: int = 0
+    samples: int = 0
+    left_out: int = 0
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class PairedDifference:
+    """A second policy's mean minus a first one's, over the `tasks` that both have. Tasks that only one of them has
+    dropped out."""
+
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
+    tasks: int = 0
+    only_first: int = 0
+    only_second: int = 0
+    why: str = ""
+
+
+def pass_at_k(episodes: int, successes: int, k: int) -> float | None:
+    """The chance that at least one of k episodes succeeds, without bias; None from fewer than k episodes.
+
+    1 - C(n-c, k) / C(n, k) from c successes in n episodes (Chen et al., 2021, arXiv 2107.03374).
+    """
+    all_fail = pass_hat_k(episodes, episodes - successes, k)
+    return None if all_fail is None else 1 - all_fail
+
+
+@functools.lru_cache(maxsize=65_536)
+def pass_hat_k(episodes: int, successes: int, k: int) -> float | None:
+    """The chance that all of k episodes succeed (pass^k), without bias; None from fewer than k episodes.
+
+    C(c, k) / C(n, k) from c successes in n episodes (Yao et al., 2024, arXiv 2406.12045).
+    """
+    require_whole_number("k", k, at_least=1)
+    if not 0 <= successes <= episodes:
+        raise ConfigError(f"expected from 0 to {episodes} of {episodes} episodes to succeed, got {successes}")
+    return math.comb(successes, k) / math.comb(episodes, k) if k <= episodes else None
+
+
+def estimate_mean(
+    values: Iterable[tuple[Hashable, float | None]], *, proportion: bool = False, confidence: float = CONFIDENCE
+) -> Estimate:
+    """Estimate the mean of values, each of which comes with its task; those that are None are left out and counted.
+
+    The standard error is that of the tasks' sums (clustered, times T / (T - 1) for T tasks). The interval is Student's
+    t with T - 1 degrees of freedom; for a `proportion`, whose values lie between 0 and 1, Wilson's with as many
+    independent values as would have that standard error: it stays within 0 and 1, and is not empty at either end.
+
+    Raises:
+        ConfigError: a value is not finite, or of a proportion not between 0 and 1.
+    """
+    pairs = list(values)
+    known = [(task, float(value)) for task, value in pairs if value is not None]
+    left_out = len(pairs) - len(known)
+    if not known:
+        return Estimate(left_out=left_out, why="too few episodes that count")
+    if not all(0 <= value <= 1 if proportion else math.isfinite(value) for _, value in known):
+        raise ConfigError(f"expected {'values from 0 to 1' if proportion else 'finite values'} to take the mean of")
+    mean, sums = fmean(value for _, value in known), dict[Hashable, float]()
+    for task, value in known:
+        sums[task] = sums.get(task, 0.0) + value - mean
+    count, low, high, why = len(sums), None, None, ""
+    error = math.sqrt(sum(off * off for off in sums.values()) * count / max(count - 1, 1)) / len(known)
+    certain = error <= _ROUNDING * max(1.0, *(abs(value) for _, value in known))
+    if count < 2:
+        why = "a single task gives no interval"
+    elif proportion:
+        low, high = wilson_interval(mean, count if certain else mean * (1 - mean) / error**2, confidence)
+    elif certain:
+        why = f"all {count} tasks have the same mean, which gives no interval"
+    else:
+        half = t_quantile((1 + confidence) / 2, count - 1) * error
+        low, high = mean - half, mean + half
+    return Estimate(mean, low, high, count, len(known), left_out, why)
+
+
+def means_by_task(values: Iterable[tuple[Hashable, float | None]]) -> dict[Hashable, float]:
+    """Return the mean of each task's values, for `paired_difference`; None is left out."""
+    of_task: dict[Hashable, list[float]] = {}
+    for task, value in values:
+        if value is not None:
+            of_task.setdefault(task, []).append(value)
+    return {task: fmean(numbers) for task, numbers in of_task.items()}
+
+
+def paired_difference(
+    first: Mapping[Hashable, float], second: Mapping[Hashable, float], *, confidence: float = CONFIDENCE
+) -> PairedDifference:
+    """Compare two policies by their means of each task, with Student's t interval of the differences."""
+    each = [(task, second[task] - first[task]) for task in first if task in second]
+    estimate = estimate_mean(each, confidence=confidence)
+    dropped = len(first) - len(each), len(second) - len(each)
+    why = estimate.why if each else "the runs share no task"
+    return PairedDifference(estimate.value, estimate.low, estimate.high, len(each), *dropped, why)
+
+
+def wilson_interval(proportion: float, count: float, confidence: float = CONFIDENCE) -> tuple[float, float]:
+    """Wilson's score interval of a proportion of `count` independent values (Wilson, 1927)."""
+    z = NormalDist().inv_cdf((1 + confidence) / 2)
+    below = 1 + z * z / count
+    middle = (proportion + z * z / (2 * count)) / below
+    half = z * math.sqrt(proportion * (1 - proportion) / count + (z / (2 * count)) ** 2) / below
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+@functools.cache
+def t_quantile(part: float, freedom: int) -> float:
+    """The number that this part (0.5 to below 1) of Student's t distribution does not exceed, to 1e-8.
+
+    By bisection of the distribution function, which is a finite sum for whole degrees of freedom (Abramowitz and
+    Stegun, 1964, 26.7.3 and 26.7.4), and beyond 500 of them by their expansion 26.7.5.
+    """
+    if freedom > 500:
+        z = NormalDist().inv_cdf(part)
+        return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+    low, high, odd = 0.0, math.pi / 2, freedom % 2
+    for _ in range(60):
+        angle = (low + high) / 2
+        term, within = math.sin(angle) * math.cos(angle) ** odd, 0.0
+        for step in range(2 + odd, freedom + 1, 2):
+            within += term
+            term *= math.cos(angle) ** 2 * (step - 1) / step
+        if odd:
+            within = (within + angle) * 2 / math.pi
+        low, high = (angle, high) if within < 2 * part - 1 else (low, angle)
+    return math.tan(low) * math.sqrt(freedom)
