@@ -17,6 +17,7 @@ from toolgym.version import __version__
 
 COMMANDS = {
     "rollout": "Play tasks with a policy; write trajectories and a batch.",
+    "report": "Report reward, pass@k, lengths, times and ends of runs, with intervals and plots.",
     "replay": "Play a recorded run again, without its engine and tools, and compare.",
     "prepare": "Turn a public data set, as downloaded, into tasks.",
     "envs": "List the ids of envs.",
@@ -29,6 +30,7 @@ COMMANDS = {
 """Each command and what it does. `toolgym.cli.NAME`, loaded when it is used, holds a `command`, or a group `app`."""
 
 ELSEWHERE = {
+    "report": "toolgym.report.command",
     "export": "toolgym.exports.command",
 }
 """Modules of commands that are in another room than `toolgym.cli`."""

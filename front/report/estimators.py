@@ -1,12 +1,12 @@
 """Estimates over tasks with intervals: means, pass@k, pass^k, and what two policies differ by on the same tasks.
 
 The unit of every interval is the task, since samples of one task are not independent of each other (Miller, 2024, arXiv
-2411.00640). docs/report.md has the formulas, their sources, and how often the intervals hold. Nothing here reads
-trajectories: a task is anything that can be a key.
+2411.00640). docs/report.md has the formulas, their sources, and how often the intervals hold.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Hashable, Iterable, Mapping
@@ -22,14 +22,10 @@ _ROUNDING = 1e-12
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean with its interval over tasks.
+    """The mean of `samples` values with its interval over `tasks`; what is None has its reason in `why`.
 
-    Attributes:
-        value: None if nothing can be estimated; `why` says the reason.
-        low, high: ends of the interval; None if there is none, see `why`.
-        tasks: tasks that it rests on.
-        samples: values that it is the mean of.
-        left_out: values that were None, such as pass@k of a task with fewer than k episodes.
+    `left_out` are values that were None, such as pass@k of a task with fewer than k episodes. `dropped` are the tasks
+    that only the first policy of a comparison has, and those that only the second has.
     """
 
     value: float | None = None
@@ -38,20 +34,7 @@ class Estimate:
     tasks: int = 0
     samples: int = 0
     left_out: int = 0
-    why: str = ""
-
-
-@dataclass(frozen=True)
-class PairedDifference:
-    """A second policy's mean minus a first one's, over the `tasks` that both have. Tasks that only one of them has
-    dropped out."""
-
-    value: float | None = None
-    low: float | None = None
-    high: float | None = None
-    tasks: int = 0
-    only_first: int = 0
-    only_second: int = 0
+    dropped: tuple[int, int] = (0, 0)
     why: str = ""
 
 
@@ -102,19 +85,19 @@ def estimate_mean(
     error = math.sqrt(sum(off * off for off in sums.values()) * count / max(count - 1, 1)) / len(known)
     certain = error <= _ROUNDING * max(1.0, *(abs(value) for _, value in known))
     if count < 2:
-        why = "a single task gives no interval"
+        why = "a single task, so it has no interval"
     elif proportion:
         low, high = wilson_interval(mean, count if certain else mean * (1 - mean) / error**2, confidence)
     elif certain:
-        why = f"all {count} tasks have the same mean, which gives no interval"
+        why = f"the {count} tasks do not differ in it, so it has no interval"
     else:
         half = t_quantile((1 + confidence) / 2, count - 1) * error
         low, high = mean - half, mean + half
-    return Estimate(mean, low, high, count, len(known), left_out, why)
+    return Estimate(mean, low, high, count, len(known), left_out, why=why)
 
 
 def means_by_task(values: Iterable[tuple[Hashable, float | None]]) -> dict[Hashable, float]:
-    """Return the mean of each task's values, for `paired_difference`; None is left out."""
+    """Return the mean of each task's values; None is left out."""
     of_task: dict[Hashable, list[float]] = {}
     for task, value in values:
         if value is not None:
@@ -124,13 +107,12 @@ def means_by_task(values: Iterable[tuple[Hashable, float | None]]) -> dict[Hasha
 
 def paired_difference(
     first: Mapping[Hashable, float], second: Mapping[Hashable, float], *, confidence: float = CONFIDENCE
-) -> PairedDifference:
-    """Compare two policies by their means of each task, with Student's t interval of the differences."""
+) -> Estimate:
+    """Estimate a second policy's mean minus a first one's over the tasks that both have a mean of."""
     each = [(task, second[task] - first[task]) for task in first if task in second]
     estimate = estimate_mean(each, confidence=confidence)
     dropped = len(first) - len(each), len(second) - len(each)
-    why = estimate.why if each else "the runs share no task"
-    return PairedDifference(estimate.value, estimate.low, estimate.high, len(each), *dropped, why)
+    return dataclasses.replace(estimate, dropped=dropped, why=estimate.why if each else "the runs share no task")
 
 
 def wilson_interval(proportion: float, count: float, confidence: float = CONFIDENCE) -> tuple[float, float]:

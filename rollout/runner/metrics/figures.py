@@ -47,7 +47,7 @@ def figures(
     for status, count in list(counts.bad_calls.items()):
         values.append((f"tool_calls/not_run/{_name(status)}", count))
     for name, tool in list(counts.tools.items()):
-        values += [(f"tools/{_name(name)}/{figure}", value) for figure, value in _tool(tool)]
+        values += [(f"tools/{_name(name)}/{figure}", value) for figure, value in tool_figures(tool)]
     for name, env in list(counts.envs.items()):
         values += [(f"envs/{_name(name)}/{figure}", value) for figure, value in _env(env)]
     return {prefix + name: float(value) for name, value in values}
@@ -103,7 +103,7 @@ def _process(counts: EventCounts, clock: RunClock) -> Figures:
         yield "process/worker_hours_per_million_actions", outside * _HOURS_PER_MILLION
 
 
-def _tool(tool: ToolCounts) -> Figures:
+def tool_figures(tool: ToolCounts) -> Figures:
     yield from _from_table(tool, table.TOOL, table.TOOL_DISTRIBUTIONS)
     for status, count in list(tool.statuses.items()):
         yield f"status/{_name(status)}", count

@@ -105,9 +105,9 @@ def test_a_proportion_at_its_end_has_an_interval_of_as_many_values_as_tasks(valu
 
 def test_no_interval_is_invented():
     single = estimate_mean([("a", 1.0), ("a", 3.0)])
-    assert (single.value, single.low, single.why) == (2.0, None, "a single task gives no interval")
+    assert (single.value, single.low, single.why) == (2.0, None, "a single task, so it has no interval")
     equal = estimate_mean([("a", 0.1 + 0.2), ("b", 0.3), ("c", 0.3)])
-    assert (equal.low, equal.why) == (None, "all 3 tasks have the same mean, which gives no interval")
+    assert (equal.low, equal.why) == (None, "the 3 tasks do not differ in it, so it has no interval")
     assert estimate_mean([]).value is None
 
 
@@ -124,7 +124,7 @@ def test_policies_are_compared_on_the_tasks_that_both_have():
     each = np.array([0.5, 0.0, 1.0])
     half = t_quantile(0.975, 2) * each.std(ddof=1) / math.sqrt(3)
     assert (difference.value, difference.low, difference.high) == pytest.approx((0.5, 0.5 - half, 0.5 + half))
-    assert (difference.tasks, difference.only_first, difference.only_second) == (3, 0, 2)
+    assert (difference.tasks, difference.dropped) == (3, (0, 2))
     assert paired_difference({"a": 1.0}, {"b": 1.0}).why == "the runs share no task"
     equal = paired_difference({"a": 0.0, "b": 1.0}, {"a": 0.0, "b": 1.0})
     assert (equal.value, equal.low) == (0.0, None)

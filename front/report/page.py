@@ -1,0 +1,63 @@
+"""Reports as HTML: a fragment for the viewer's page, and a page of their own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+
+from toolgym.report.plots import ReportPlots
+from toolgym.report.report import Report
+from toolgym.report.tables import FigureTable, notes_of, tables_of
+from toolgym.viewer.run_index import RunIndex
+
+CSS = """
+.report table { border-collapse: collapse; font-variant-numeric: tabular-nums } .report .wide { overflow-x: auto }
+.report caption { text-align: left; font-weight: bold; padding: 1.2em 0 .4em }
+.report :is(th, td) { padding: .2em .8em; text-align: right; border-bottom: 1px solid #8884; white-space: nowrap }
+.report .text { text-align: left } .report .tables { display: flex; flex-wrap: wrap; column-gap: 3em }
+.report figure { margin: 1em 0 } .report svg { width: 100%; height: auto }
+.report .plots { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(26em, 100%), 1fr)) }
+"""
+PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}: report</title>
+<meta name="viewport" content="width=device-width"><meta name="color-scheme" content="light dark">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<style>body {{ font: 15px/1.4 system-ui, sans-serif; margin: 2em auto; max-width: 90em; padding: 0 1em }}</style>
+<h1>{title}</h1>{fragment}</html>
+"""
+
+
+def report_fragment(index: RunIndex) -> str:
+    """Return the report of a run as HTML without outside references: tables, and plots as SVG. Where matplotlib is
+    missing, this module raises MissingExtraError when it is imported."""
+    return _fragment([Report.of(index)])
+
+
+def write_page(reports: Sequence[Report], path: Path) -> None:
+    """Write a page that needs no other file. A page at the path is replaced when the new one is whole."""
+    title = escape(", ".join(report.name for report in reports))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    text = PAGE.format(title=title, fragment=_fragment(reports))
+    unfinished.write_text(text, encoding="utf-8", errors="replace")
+    unfinished.replace(path)
+
+
+def _fragment(reports: Sequence[Report]) -> str:
+    svgs = ReportPlots(reports).svgs().items()
+    figures = "".join(f'<figure role="img" aria-label="{name}">{svg}</figure>' for name, svg in svgs)
+    notes = "".join(f"<li>{escape(note)}" for note in notes_of(reports))
+    first, *tables = map(_table, tables_of(reports))
+    parts = f'{first}<ul>{notes}</ul><div class="plots">{figures}</div><div class="tables">{"".join(tables)}</div>'
+    return f'<style>{CSS}</style><div class="report">{parts}</div>'
+
+
+def _table(table: FigureTable) -> str:
+    def line(tag: str, texts: Sequence[str]) -> str:
+        cells = [f"<{tag}{' class=text' * (place < table.texts)}>{escape(text)}" for place, text in enumerate(texts)]
+        return f"<tr>{''.join(cells)}"
+
+    rows = "".join(line("td", row) for row in table.rows)
+    caption = f"<caption>{escape(table.title)}</caption>"
+    return f'<div class="wide"><table>{caption}<thead>{line("th", table.head)}<tbody>{rows}</table></div>'

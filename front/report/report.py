@@ -1,0 +1,310 @@
+"""`Report`: the figures of a run on disk, each of which docs/report.md defines. A run of 1 GB takes some seconds.
+
+Names of figures that `summarize` and `RunMetrics` have too (docs/metrics.md) are theirs, and so are the values.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+from sys import intern
+from typing import Any, Literal, TypeAlias, cast
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from toolgym.envs.types import StopReason, ToolCallRecord
+from toolgym.report.estimators import Estimate, estimate_mean, means_by_task, paired_difference, pass_at_k, pass_hat_k
+from toolgym.rollout.runner.metrics.counts import MOST_NAMES, OTHER, ToolCounts
+from toolgym.rollout.runner.metrics.figures import PERCENTILES, tool_figures
+from toolgym.tools.schema import CallProblem
+from toolgym.viewer.run_index import Row, RunIndex, decode
+
+By = Literal["step", "env", "source"]
+Columns: TypeAlias = NDArray[Any]
+"""A structured array, one element an episode."""
+
+Values: TypeAlias = dict[str, list[tuple[int, float | None]]]
+"""Pairs of a task's number and a value, by what is estimated: `reward`, `success`, `pass@K`, `pass^K`."""
+
+MOST_BINS = 24
+_ROW = "step:i8 turns:i8 calls:i8 tokens:i8 reward:f8 seconds:f8 engine_seconds:f8 env_seconds:f8 success:? failed:? \
+env:O stop:O"
+_MORE = "source:O task:i8 group:i8 counted:? branch:? recorded:? context:i8 steps:i8 cut:i8 queue_seconds:f8"
+"""Beside what the row has: `recorded` is with tokens, times and a stop reason; `context` has the tokens of the longest
+one, `steps` are the env's, and `cut` are turns without an end."""
+
+_of_row = attrgetter(*(name.partition(":")[0] for name in _ROW.split()))
+_AMOUNTS = {"tool_calls": "calls", "response_length": "tokens", "context_length": "context", "turns": "turns"}
+_SECONDS = ("seconds", "engine_seconds", "env_seconds", "queue_seconds")
+_NOT_RUN = frozenset(problem.value for problem in CallProblem)
+
+
+@dataclass(frozen=True)
+class StopShare:
+    """Episodes that ended for one reason, their part of all, and their policy tokens; `usable` to a trainer or not."""
+
+    reason: str
+    blame: str
+    usable: bool
+    episodes: int
+    rate: float
+    policy_tokens: int
+
+
+@dataclass(frozen=True)
+class RunPart:
+    """Figures of all episodes of a run, or of one step, env or source; those without a value are left out."""
+
+    name: str
+    figures: dict[str, float]
+    estimates: dict[str, Estimate]
+    stops: tuple[StopShare, ...]
+
+
+@dataclass(frozen=True)
+class Report:
+    """Figures of a run.
+
+    `parts` differ in `by`, which is None if there are no two. `tools` has figures of the calls that were run, most
+    calls first, as docs/metrics.md names them; `bad_calls` are malformed ones, by status. `histograms` has edges and
+    counts of `reward`, `turns` and `response_length`, and `task_means` the mean of each task for `compare`.
+    """
+
+    name: str
+    path: str
+    by: By | None
+    whole: RunPart
+    parts: tuple[RunPart, ...]
+    tools: dict[str, dict[str, float]]
+    bad_calls: dict[str, int]
+    histograms: dict[str, tuple[list[float], list[int]]]
+    notes: tuple[str, ...]
+    task_means: Mapping[str, Mapping[Hashable, float]] = field(repr=False)
+
+    @classmethod
+    def of(
+        cls, index: RunIndex, rows: Iterable[Row] | None = None, by: By | None = None, ks: Sequence[int] | None = None
+    ) -> Report:
+        """Go through the lines of `rows` of a run, all of them if None; beside others, those of a validation are left
+        out. Parts are made `by` steps, or else envs, if None and there are several. `ks` are the k of pass@k; None
+        takes the powers of two up to the episodes of a task."""
+        reading = _Reading(index, index.rows if rows is None else rows)
+        columns, names = reading.columns, reading.task_names
+        by = by or ("env" if len(set(columns["step"])) < 2 else "step")
+        keys = sorted(set(columns[by].tolist()))
+        parts = [(str(key), columns[columns[by] == key]) for key in keys] if len(keys) > 1 else []
+        if ks is None:
+            ks = [1 << power for power in range(max(_outcomes(columns).values(), default=(0, 0))[0].bit_length())]
+        tools = {name: _tool(counts) for name, counts in reading.tools.items()}
+        values, lengths = _values(columns, ks), columns[columns["recorded"]]
+        numbers = {"reward": columns["reward"][columns["counted"]]}
+        numbers |= {"turns": lengths["turns"], "response_length": lengths["tokens"]}
+        means = {
+            name: means_by_task((names[task], value) for task, value in pairs if names[task] is not None)
+            for name, pairs in values.items()
+        }
+        return cls(
+            index.name,
+            str(index.path),
+            by if parts else None,
+            _part("all", columns, values),
+            tuple(_part(key, part, _values(part, ks)) for key, part in parts),
+            dict(sorted(tools.items(), key=lambda tool: -tool[1]["calls"])),
+            dict(reading.bad_calls),
+            {name: _histogram(column) for name, column in numbers.items() if len(column)},
+            reading.notes,
+            means,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as plain JSON, without the means of single tasks."""
+        value = dataclasses.asdict(dataclasses.replace(self, task_means={}))
+        return {name: item for name, item in value.items() if name != "task_means"}
+
+
+def compare(first: Report, second: Report) -> dict[str, Estimate]:
+    """Return what the second run is better by, over the tasks that both have, by what is estimated."""
+    means = second.task_means
+    return {name: paired_difference(first.task_means[name], means[name]) for name in first.task_means if name in means}
+
+
+class _Call(msgspec.Struct):
+    """The fields of a `ToolCallRecord` that `ToolCounts` counts."""
+
+    name: str = ""
+    status: str = "ok"
+    text: str = ""
+    seconds: float = 0.0
+    infra_failure: bool = False
+    retries: int = 0
+
+
+class _Turn(msgspec.Struct):
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    observation_tokens: int = 0
+    reward: float | None = None
+    queue_seconds: float = 0.0
+    truncated: bool = False
+    tool_calls: list[_Call] = []
+
+
+class _Line(msgspec.Struct):
+    """The keys of a line that its row lacks."""
+
+    format_version: int = 0
+    source: str = ""
+    data_source: Any = ""
+    task_id: str = ""
+    turns: list[_Turn] = []
+
+
+class _Reading:
+    """Columns of the episodes of some rows, counts of their tool calls, and notes on what was left out. `task_names`
+    has source, id and role of a task by its number; None without an id."""
+
+    def __init__(self, index: RunIndex, rows: Iterable[Row]) -> None:
+        self.tools: dict[str, ToolCounts] = {}
+        self.bad_calls: Counter[str] = Counter()
+        self.task_names: list[Hashable] = []
+        self._numbers: dict[Hashable, int] = {}
+        self._not_finite, episodes = 0, []
+        rows, decoder = list(rows), msgspec.json.Decoder(_Line)
+        readable = [row for row in rows if row.readable]
+        kept = [row for row in readable if not row.validate] or readable
+        for row, line in index.lines(kept):
+            try:
+                episodes.append(self._episode(row, decode(decoder, line)))
+            except msgspec.DecodeError:
+                continue
+        self.columns: Columns = np.array(episodes, [tuple(name.split(":")) for name in f"{_ROW} {_MORE}".split()])
+        unreadable = len(rows) - len(readable) + len(kept) - len(episodes)
+        self.notes = tuple(self._notes(len(rows), unreadable, len(readable) - len(kept)))
+
+    def _episode(self, row: Row, line: _Line) -> tuple[Any, ...]:
+        context, steps, cut, queue = 0, 0, 0, 0.0
+        for number, turn in enumerate(line.turns):
+            context = max(context, turn.prompt_tokens + turn.generated_tokens + turn.observation_tokens)
+            steps += turn.reward is not None
+            cut += turn.truncated
+            queue += turn.queue_seconds
+            if number >= (row.branch_turn or 0):  # a branch's earlier turns are its parent's
+                for call in turn.tool_calls:
+                    self._count(call)
+        recorded, source = line.format_version > 0, intern(line.source or str(line.data_source) or row.env)
+        # Without an id, tasks of several steps may have the same number. verl's rows have only their prompt.
+        name = row.task if line.task_id else f"{row.step}#{row.task}" if recorded else row.group.partition("-")[2]
+        key = source, name, row.role
+        task = self._numbers.setdefault(key, len(self.task_names))
+        if task == len(self.task_names):
+            self.task_names.append(key if line.task_id or not recorded else None)
+        group = self._numbers.setdefault((row.group, row.role), len(self._numbers))
+        counted = row.counted and abs(row.reward) < 1e100  # neither NaN, nor so large that its square is infinite
+        self._not_finite += row.counted and not counted
+        branch = row.parent is not None
+        return (*_of_row(row), source, task, group, counted, branch, recorded, context, steps, cut, queue)
+
+    def _count(self, call: _Call) -> None:
+        if call.status in _NOT_RUN:
+            self.bad_calls[call.status] += 1
+        else:
+            name = call.name if call.name in self.tools or len(self.tools) < MOST_NAMES else OTHER
+            tool = self.tools.get(name) or self.tools.setdefault(name, ToolCounts())
+            tool.add(cast(ToolCallRecord, call))
+
+    def _notes(self, total: int, unreadable: int, validations: int) -> Iterator[str]:
+        for count, what in (
+            (unreadable, "lines are no trajectories and left out (`toolgym view --filter unreadable` says why)"),
+            (validations, "episodes of a validation are left out (--filter validate shows them)"),
+            (self.columns["failed"].sum(), "episodes failed by no fault of the policy and count in no reward"),
+            (self._not_finite, "rewards are no finite numbers and left out"),
+            (self.columns["branch"].sum(), "episodes are branches, no samples of their own: not in pass@k and pass^k"),
+            ((~self.columns["recorded"]).sum(), "episodes are verl's, without tokens, turns, times and stop reasons"),
+        ):
+            if count:
+                yield f"{count:,} of {total:,} {what}"
+
+
+def _outcomes(columns: Columns) -> dict[tuple[int, int], tuple[int, int]]:
+    """Episodes and successes of a task in a step. Branches are no samples of their own, and not among them."""
+    drawn = columns[columns["counted"] & ~columns["branch"]]
+    counts: dict[tuple[int, int], tuple[int, int]] = {}
+    for task, step, success in drawn[["task", "step", "success"]].tolist():
+        episodes, successes = counts.get((task, step), (0, 0))
+        counts[task, step] = episodes + 1, successes + success
+    return counts
+
+
+def _values(columns: Columns, ks: Sequence[int]) -> Values:
+    counted, outcomes = columns[columns["counted"]], _outcomes(columns).items()
+    values: Values = {name: counted[["task", name]].tolist() for name in ("reward", "success")}
+    for name, rate in (("pass@", pass_at_k), ("pass^", pass_hat_k)):
+        values |= {f"{name}{k}": [(task, rate(*outcome, k)) for (task, _), outcome in outcomes] for k in ks}
+    return values
+
+
+def _part(name: str, columns: Columns, values: Values) -> RunPart:
+    counted, recorded = columns[columns["counted"]], columns[columns["recorded"]]
+    figures: dict[str, float] = {"episodes": len(columns), "episodes/counted": len(counted)}
+    figures |= {"groups": len(np.unique(columns["group"])), "tasks": len(np.unique(columns["task"]))}
+    for figure in ("reward", "success") if len(counted) else ():
+        numbers = counted[figure].astype(float)
+        figures |= {f"{figure}/mean": numbers.mean(), f"{figure}/min": numbers.min(), f"{figure}/max": numbers.max()}
+        figures[f"{figure}/std"] = numbers.std(ddof=1) if len(numbers) > 1 else 0.0
+    groups: dict[int, list[float]] = {}
+    for group, reward in counted[["group", "reward"]].tolist():
+        groups.setdefault(group, []).append(reward)
+    if equal := [min(rewards) == max(rewards) for rewards in groups.values() if len(rewards) > 1]:
+        figures |= {"groups/count": len(equal), "groups/equal_rewards": sum(equal) / len(equal)}
+    stops = tuple(_stop_share(recorded, *item) for item in Counter(recorded["stop"].tolist()).most_common())
+    if stops:
+        figures |= {f"stop_reason/{stop.reason}": stop.rate for stop in stops} | _amounts(recorded)
+        failed = [stop for stop in stops if StopReason(stop.reason).failed]
+        for stop in failed:
+            figures[f"failed/{stop.blame}"] = figures.get(f"failed/{stop.blame}", 0.0) + stop.rate
+        cut = [stop for stop in stops if StopReason(stop.reason).truncated]
+        figures["failed/rate"] = sum(stop.rate for stop in failed)
+        figures["truncated/rate"] = sum(stop.rate for stop in cut if stop not in failed)
+        figures["tokens/policy"] = sum(stop.policy_tokens for stop in stops)
+        figures["tokens/lost"] = sum(stop.policy_tokens for stop in cut if not stop.usable)
+    estimates = {name: estimate_mean(pairs, proportion=name != "reward") for name, pairs in values.items()}
+    return RunPart(name, {name: float(value) for name, value in figures.items()}, estimates, stops)
+
+
+def _stop_share(columns: Columns, name: str, episodes: int) -> StopShare:
+    reason, tokens = StopReason(name), int(columns["tokens"][columns["stop"] == name].sum())
+    usable = reason.trainable and reason.in_group_statistics
+    return StopShare(name, reason.blame, usable, episodes, episodes / len(columns), tokens)
+
+
+def _amounts(columns: Columns) -> dict[str, float]:
+    """Figures of lengths and times."""
+    figures = {"turns/truncated": columns["cut"].sum() / max(columns["turns"].sum(), 1)}
+    for name, column in (_AMOUNTS | {name: name for name in _SECONDS}).items():
+        values = columns[column]
+        figures |= {f"{name}/mean": values.mean(), f"{name}/max": values.max()}
+        percentiles = np.percentile(values, PERCENTILES, method="inverted_cdf")
+        figures |= {f"{name}/p{percent}": value for percent, value in zip(PERCENTILES, percentiles, strict=True)}
+    if steps := columns["steps"].sum():
+        outside = np.maximum(columns["seconds"] - columns["engine_seconds"] - columns["queue_seconds"], 0.0)
+        figures["process/worker_hours_per_million_actions"] = outside.sum() / steps * 1e6 / 3600
+    return figures
+
+
+def _tool(counts: ToolCounts) -> dict[str, float]:
+    return dict(tool_figures(counts)) | {"seconds/max": counts.seconds.most, "seconds/sum": counts.seconds.total}
+
+
+def _histogram(values: NDArray[Any]) -> tuple[list[float], list[int]]:
+    """Edges and counts of at most `MOST_BINS` bins, which are whole for whole numbers."""
+    low, high = values.min(), values.max()
+    if values.dtype.kind == "i":
+        edges = np.arange(low, high + 2 * (width := (high - low) // MOST_BINS + 1), width)
+    else:
+        edges = np.linspace(low, high, MOST_BINS + 1) if low < high else np.array([low - 0.5, low + 0.5])
+    return edges.tolist(), np.histogram(values, edges)[0].tolist()

@@ -1,0 +1,152 @@
+"""The tables of reports as texts, for a terminal and for a page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from toolgym.report.estimators import Estimate
+from toolgym.report.report import Report, compare
+
+MOST_PARTS = 24
+"""Most parts of a run that are listed; of more, as many at equal distances, the first and the last among them."""
+
+AMOUNTS = {
+    "turns": "turns",
+    "tool_calls": "tool calls",
+    "response_length": "policy tokens",
+    "context_length": "longest context",
+    "seconds": "time",
+    "engine_seconds": "in the engine",
+    "env_seconds": "in env and tools",
+    "queue_seconds": "in the queue",
+}
+COUNTS = {"episodes": "episodes", "episodes/counted": "that count", "tasks": "tasks"}
+ENDS = {
+    "groups/equal_rewards": "groups of equal rewards",
+    "truncated/rate": "truncated",
+    "failed/rate": "failed",
+    "tokens/policy": "policy tokens",
+    "tokens/lost": "lost to truncation",
+    "process/worker_hours_per_million_actions": "worker-hours per million actions",
+}
+_KINDS = ("mean", "p50", "p90", "p99", "max")
+Line = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class FigureTable:
+    """Texts in the first `texts` columns, and figures in the others."""
+
+    title: str
+    head: Line
+    rows: tuple[Line, ...]
+    texts: int = 1
+
+
+def tables_of(reports: Sequence[Report]) -> list[FigureTable]:
+    """Return the tables of one run, or of several beside each other; those without rows are left out."""
+    first, *others = reports
+    by = " and ".join(dict.fromkeys(report.by for report in reports if report.by))
+    head = ("", *(report.name for report in reports), *(f"{other.name} - {first.name}" for other in others))
+    tables = [FigureTable("Figures", head, tuple(_figures(reports)))]
+    kinds: list[tuple[str, Line, int, Callable[[Report], Iterator[Line]]]] = [
+        (f"By {by}", (by, "episodes", "reward", "success", "turns", "tokens", "cut", "failed"), 1, _parts),
+        ("An episode", ("", *_KINDS), 1, _amounts),
+        ("Ends", ("blame", "stop reason", "to train on", "episodes", "part", "policy tokens"), 3, _ends),
+        ("Tool calls", ("tool", "calls", "not ok", *_KINDS[1:], "sum"), 1, _tools),
+    ]
+    for title, head, texts, lines in kinds:
+        rows = tuple((report.name, *line) if others else line for report in reports for line in lines(report))
+        if rows:
+            tables.append(FigureTable(title, ("run", *head) if others else head, rows, texts + bool(others)))
+    return tables
+
+
+def notes_of(reports: Sequence[Report]) -> Iterator[str]:
+    """Yield sentences about what is not in the tables, and why."""
+    for report in reports:
+        run = f"{report.name}: " if len(reports) > 1 else ""
+        yield from (run + note for note in report.notes)
+        if report.bad_calls:
+            counts = ", ".join(f"{count:,} {status}" for status, count in report.bad_calls.items())
+            yield f"{run}tool calls that were malformed and not run: {counts}"
+        if len(report.parts) > MOST_PARTS:
+            yield f"{run}{MOST_PARTS} of {len(report.parts):,} parts are listed; --json has all"
+        yield from _reasons(run, report.whole.estimates)
+    for other in reports[1:]:
+        yield from _reasons(f"{other.name} - {reports[0].name}: ", compare(reports[0], other))
+
+
+def _reasons(run: str, estimates: dict[str, Estimate]) -> Iterator[str]:
+    names: dict[str, list[str]] = {}
+    for name, each in estimates.items():
+        few = f"{each.left_out:,} of {each.left_out + each.samples:,} tasks have too few episodes"
+        both = f"{each.tasks:,} tasks in both, {each.dropped[0]:,} only in the first, {each.dropped[1]:,} in the other"
+        texts = (few * (each.left_out > 0), both * any(each.dropped), each.why)
+        names.setdefault("; ".join(filter(None, texts)), []).append(name)
+    yield from (f"{run}{', '.join(group)}: {text}" for text, group in names.items() if text)
+
+
+def _figures(reports: Sequence[Report]) -> Iterator[Line]:
+    differences = [compare(reports[0], other) for other in reports[1:]]
+
+    def lines(labels: dict[str, str]) -> Iterator[Line]:
+        for name, label in labels.items():
+            unit = "%" if name.endswith(("rate", "rewards")) else ""
+            values = [shown(report.whole.figures.get(name), unit) for report in reports]
+            yield (label, *values, *("" for _ in differences))
+
+    yield from lines(COUNTS)
+    for name in dict.fromkeys(name for report in reports for name in report.whole.estimates if name != "pass^1"):
+        values = [interval(name, report.whole.estimates.get(name, Estimate())) for report in reports]
+        yield (name, *values, *(interval(name, each.get(name, Estimate()), sign="+") for each in differences))
+    yield from lines(ENDS)
+
+
+def _parts(report: Report) -> Iterator[Line]:
+    parts, count = report.parts, min(len(report.parts), MOST_PARTS)
+    for part in (parts[place * (len(parts) - 1) // max(count - 1, 1)] for place in range(count)):
+        estimates = [interval(name, part.estimates[name], digits=0) for name in ("reward", "success")]
+        means = [shown(part.figures.get(f"{name}/mean")) for name in ("turns", "response_length")]
+        rates = [shown(part.figures.get(f"{name}/rate"), "%") for name in ("truncated", "failed")]
+        yield (part.name, shown(part.figures["episodes"]), *estimates, *means, *rates)
+
+
+def _amounts(report: Report) -> Iterator[Line]:
+    for name, label in AMOUNTS.items():
+        figures = [report.whole.figures.get(f"{name}/{kind}") for kind in _KINDS]
+        if any(figures):
+            yield (label, *(shown(figure, "s" * ("seconds" in name)) for figure in figures))
+
+
+def _ends(report: Report) -> Iterator[Line]:
+    for stop in report.whole.stops:
+        use = "yes" if stop.usable else "no"
+        yield stop.blame, stop.reason, use, shown(stop.episodes), shown(stop.rate, "%"), shown(stop.policy_tokens)
+
+
+def _tools(report: Report) -> Iterator[Line]:
+    for name, figures in report.tools.items():
+        seconds = [shown(figures[f"seconds/{kind}"], "s") for kind in (*_KINDS[1:], "sum")]
+        yield (name, shown(figures["calls"]), shown(figures["errors"]), *seconds)
+
+
+def interval(name: str, estimate: Estimate, digits: int = 1, sign: str = "") -> str:
+    """Write a value with its interval: `0.465 ± 0.295`, or in per cent `46.5% [25.2, 69.2]`."""
+    value, low, high, form = estimate.value, estimate.low, estimate.high, ".3f" if name == "reward" else f".{digits}%"
+    if value is None:
+        return "–"
+    if low is None or high is None:
+        return f"{value:{sign}{form}}"
+    if sign or name == "reward":  # Student's t, the same to both sides
+        return f"{value:{sign}{form}} ± {high - value:{form}}"
+    return f"{value:{form}} [{low * 100:.{digits}f}, {high * 100:.{digits}f}]"
+
+
+def shown(value: float | None, unit: str = "") -> str:
+    if value is None or unit == "%":
+        return "–" if value is None else f"{value:.1%}"
+    if unit and 0 < value < 0.9995:
+        return f"{value * 1000:.3g} ms"
+    return (f"{value:,.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:.3g}") + f" {unit}" * bool(unit)

@@ -1,0 +1,212 @@
+"""The figures of a run: those that others have too are equal, and what cannot be counted is said."""
+
+from __future__ import annotations
+
+import json
+import math
+from statistics import fmean
+
+import pytest
+
+from tests.front.report.run_files import DEMO, LINE, episodes, line, report, write
+from toolgym.report.estimators import estimate_mean, pass_at_k, pass_hat_k
+from toolgym.report.report import compare
+from toolgym.report.tables import notes_of, tables_of
+from toolgym.rollout import RunMetrics, summarize
+from toolgym.rollout.trajectory.file import read_trajectories
+
+ELSEWHERE = ("metrics/", "prompt_length/", "tool_calls/")
+"""Figures of `summarize` that a part of a report does not have."""
+
+
+@pytest.fixture(scope="module")
+def demo():
+    return report(DEMO)
+
+
+@pytest.fixture(scope="module")
+def trajectories():
+    return [*read_trajectories(DEMO / "0.jsonl"), *read_trajectories(DEMO / "1.jsonl")]
+
+
+def test_figures_that_summarize_has_too_are_equal(demo, trajectories):
+    parts = [(demo.whole, trajectories)]
+    parts += [(part, [t for t in trajectories if t.training_step == int(part.name)]) for part in demo.parts]
+    assert [part.name for part, _ in parts] == ["all", "0", "1"]
+    for part, chosen in parts:
+        expected = summarize(chosen)
+        common = set(expected) & set(part.figures)
+        assert len(common) > 20
+        assert {name: part.figures[name] for name in common} == pytest.approx({name: expected[name] for name in common})
+        assert {name for name in set(expected) - common if expected[name] and not name.startswith(ELSEWHERE)} == set()
+
+
+def test_figures_that_run_metrics_has_too_are_equal(demo, trajectories):
+    metrics = RunMetrics()
+    for trajectory in trajectories:
+        metrics.write(trajectory)
+    expected = metrics.metrics("")
+    for name in ("process/worker_hours_per_million_actions", "groups/count", "groups/equal_rewards", "reward/std"):
+        assert demo.whole.figures[name] == pytest.approx(expected[name])
+    tools = {f"tools/{tool}/{name}": value for tool, figures in demo.tools.items() for name, value in figures.items()}
+    common = {name: value for name, value in expected.items() if name.startswith("tools/")}
+    assert common
+    assert {name: tools[name] for name in common} == common
+    not_run = {f"tool_calls/not_run/{status}": count for status, count in demo.bad_calls.items()}
+    assert not_run == {name: value for name, value in expected.items() if name.startswith("tool_calls/not_run/")}
+
+
+def test_tokens_lost_are_those_of_cut_episodes_that_no_trainer_may_use(tmp_path):
+    reasons = ["answered", "length", "aborted", "straggler", "engine_failed"]
+    error = {"message": "EngineError: gone", "turn": 0}
+    lines = [
+        line(stop_reason=reason, error=error if reason == "engine_failed" else None, sequences=LINE["sequences"])
+        for reason in reasons
+    ]
+    found = report(tmp_path / "1.jsonl", lines)
+    every = list(read_trajectories(tmp_path / "1.jsonl"))
+    lost = sum(t.policy_tokens for t in every if t.stop_reason.truncated and not t.usable)
+    assert lost == 3 * every[0].policy_tokens
+    assert found.whole.figures["tokens/lost"] == lost
+    assert {stop.reason: (stop.blame, stop.usable) for stop in found.whole.stops} == {
+        "answered": ("policy", True), "length": ("budget", True), "aborted": ("engine", False),
+        "straggler": ("budget", False), "engine_failed": ("engine", False),
+    }  # fmt: skip
+    assert found.whole.figures["truncated/rate"] == pytest.approx(0.6)
+    assert found.whole.figures["failed/engine"] == pytest.approx(0.2)
+
+
+def test_pass_rates_are_over_tasks_within_steps_without_branches_and_failures(demo, trajectories):
+    counts = {}
+    for t in trajectories:
+        if t.parent is None and t.in_group_statistics:
+            counts.setdefault((t.task_id, t.training_step), []).append(t.reward >= 1)
+    for k in (1, 2, 4):
+        for name, rate in ((f"pass@{k}", pass_at_k), (f"pass^{k}", pass_hat_k)):
+            values = [(task, rate(len(right), sum(right), k)) for (task, _), right in counts.items()]
+            assert demo.whole.estimates[name] == estimate_mean(values, proportion=True)
+    assert demo.whole.estimates["pass@4"].left_out == 2
+
+
+def test_the_reward_is_the_mean_of_episodes_with_an_interval_over_tasks(demo, trajectories):
+    counted = [(t.task_id, t.reward) for t in trajectories if t.in_group_statistics]
+    estimate = demo.whole.estimates["reward"]
+    assert estimate.value == pytest.approx(fmean(reward for _, reward in counted))
+    assert (estimate.tasks, estimate.samples) == (8, len(counted))
+    assert estimate.low < estimate.value < estimate.high
+
+
+def test_groups_of_a_task_in_several_steps_are_pooled_only_in_the_interval(tmp_path):
+    lines = [part for step in range(3) for part in episodes({"a": [0, 1], "b": [1, 1]}, step=step)]
+    found = report(tmp_path / "1.jsonl", lines)
+    estimate = found.whole.estimates["pass@2"]
+    assert (estimate.value, estimate.samples, estimate.tasks) == (1.0, 6, 2)
+    assert "pass@4" not in found.whole.estimates  # two episodes a step, not six
+    assert [part.name for part in found.parts] == ["0", "1", "2"]
+
+
+def test_parts_are_steps_or_envs_or_sources(tmp_path):
+    lines = [*episodes({"a": [0, 1]}, env_id="A-v0", source="x"), *episodes({"a": [1, 1]}, env_id="B-v0", source="y")]
+    found = report(tmp_path / "1.jsonl", lines)
+    assert (found.by, [part.name for part in found.parts]) == ("env", ["A-v0", "B-v0"])
+    assert [part.estimates["success"].value for part in found.parts] == [0.5, 1.0]
+    assert [part.name for part in report(tmp_path / "1.jsonl", by="source").parts] == ["x", "y"]
+    assert report(tmp_path / "1.jsonl", by="step").parts == ()
+    assert found.whole.figures["tasks"] == 2  # the same id in two sources
+
+
+def test_a_validation_is_left_out_beside_training_and_reported_without_it(tmp_path):
+    lines = [*episodes({"a": [0, 0]}), *episodes({"a": [1, 1]}, validate=True)]
+    found = report(tmp_path / "1.jsonl", lines)
+    assert found.whole.estimates["success"].value == 0.0
+    assert any("2 of 4 episodes of a validation are left out" in note for note in found.notes)
+    alone = report(tmp_path / "2.jsonl", lines[2:])
+    assert (alone.whole.estimates["success"].value, alone.notes) == (1.0, ())
+
+
+def test_verls_dumps_have_rewards_and_pass_rates_and_nothing_that_they_do_not_say(tmp_path):
+    rows = [{"input": f"p{n // 4}", "output": "", "score": float(n % 4 == 0), "step": 3} for n in range(8)]
+    found = report(write(tmp_path / "3.jsonl", rows))
+    assert found.whole.estimates["pass@4"].value == 1.0
+    assert found.whole.stops == ()
+    assert not {name for name in found.whole.figures if name.startswith(("turns", "tokens", "seconds", "stop"))}
+    assert found.notes == ("8 of 8 episodes are verl's, without tokens, turns, times and stop reasons",)
+    assert [table.title for table in tables_of([found])] == ["Figures"]
+    other = report(write(tmp_path / "4.jsonl", [row | {"score": 1.0} for row in rows]))
+    assert compare(found, other)["success"].value == 0.75  # tasks are known by their prompts
+
+
+def test_what_is_no_number_counts_nowhere_and_is_said(tmp_path):
+    lines = [*episodes({"a": [0, 1], "b": [1, 1]}), line(score=math.nan), line(score=math.inf), {"no": 1}]
+    found = report(tmp_path / "1.jsonl", lines)
+    assert (found.whole.figures["episodes"], found.whole.figures["episodes/counted"]) == (6, 4)
+    assert found.whole.estimates["reward"].value == 0.75
+    assert [note.split(" (")[0] for note in found.notes] == [
+        "1 of 7 lines are no trajectories and left out", "2 of 7 rewards are no finite numbers and left out"
+    ]  # fmt: skip
+
+
+def failed(**changes):
+    return line(stop_reason="engine_failed", error={"message": "x", "turn": 0}, **changes)
+
+
+@pytest.mark.parametrize(
+    ("lines", "value", "why"),
+    [
+        ([], None, "too few episodes that count"),
+        ([failed(), failed()], None, "too few episodes that count"),
+        ([line()], 1.0, "a single task, so it has no interval"),
+        (episodes({"a": [1], "b": [1]}), 1.0, "the 2 tasks do not differ in it, so it has no interval"),
+    ],
+)
+def test_no_figure_is_invented(tmp_path, lines, value, why):
+    found = report(tmp_path / "1.jsonl", lines)
+    reward = found.whole.estimates["reward"]
+    assert (reward.value, reward.low, reward.why) == (value, None, why)
+    assert all(math.isfinite(figure) for figure in found.whole.figures.values())
+    json.dumps(found.to_json(), allow_nan=False)
+    assert any(why in note for note in notes_of([found]))
+    assert tables_of([found])[0].rows[0] == ("episodes", str(len(lines)))
+
+
+def test_a_thousand_steps_are_listed_in_part(tmp_path):
+    lines = [part for step in range(1000) for part in episodes({"a": [step % 2], "b": [0]}, step=step)]
+    found = report(tmp_path / "1.jsonl", lines)
+    table = next(table for table in tables_of([found]) if table.title == "By step")
+    assert len(found.parts) == 1000
+    assert (len(table.rows), table.rows[0][0], table.rows[-1][0]) == (24, "0", "999")
+    assert any("24 of 1,000 parts are listed" in note for note in notes_of([found]))
+
+
+def test_two_runs_are_compared_on_the_tasks_that_both_have(tmp_path):
+    first = report(tmp_path / "a.jsonl", episodes({"a": [0, 0], "b": [0, 1], "c": [1, 1]}))
+    second = report(tmp_path / "b.jsonl", episodes({"a": [1, 1], "b": [1, 1], "d": [0, 0]}))
+    paired = compare(first, second)
+    assert (paired["success"].value, paired["success"].tasks, paired["success"].dropped) == (0.75, 2, (1, 1))
+    assert paired["pass@2"].value == 0.5
+    [table, *_] = tables_of([first, second])
+    assert table.head == ("", "a.jsonl", "b.jsonl", "b.jsonl - a.jsonl")
+    row = next(row for row in table.rows if row[0] == "success")
+    assert row[1].startswith("50.0% [")
+    assert row[3].startswith("+75.0% ± ")
+    assert any("2 tasks in both, 1 only in the first, 1 in the other" in note for note in notes_of([first, second]))
+
+
+def test_tasks_without_ids_are_not_taken_for_the_same_in_other_steps_or_runs(tmp_path):
+    lines = [line(task_id="", task_index=0, step=step, score=float(step)) for step in range(3)]
+    first = report(tmp_path / "a.jsonl", lines)
+    assert first.whole.figures["tasks"] == 3
+    assert compare(first, report(tmp_path / "b.jsonl", lines))["reward"].why == "the runs share no task"
+
+
+def test_a_tool_that_a_policy_names_anew_each_time_is_counted_as_other(tmp_path):
+    turn = LINE["turns"][0]
+    call = turn["tool_calls"][0]
+    lines = [
+        line(turns=[{**turn, "tool_calls": [{**call, "name": f"tool{n}", "seconds": n / 100, "status": "error"}]}])
+        for n in range(150)
+    ]
+    found = report(tmp_path / "1.jsonl", lines)
+    assert (len(found.tools), found.tools["other"]["calls"]) == (101, 50)
+    assert found.tools["tool7"] | {"calls": 1, "errors": 1} == found.tools["tool7"]
+    assert found.tools["tool7"]["seconds/p99"] == pytest.approx(0.07, rel=0.02)
