@@ -6,18 +6,18 @@ The unit of every interval is the task, since samples of one task are not indepe
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist, fmean
+
+import numpy as np
 
 from toolgym.tools.errors import ConfigError, require_whole_number
 
 CONFIDENCE = 0.95
-_ROUNDING = 1e-12
-"""A standard error below this, as a part of the values, is what rounding leaves of none."""
+_ROUNDING = 1e-12  # a standard error below this, as a part of the values, is what rounding leaves of none
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,7 @@ class Estimate:
     """The mean of `samples` values with its interval over `tasks`; what is None has its reason in `why`.
 
     `left_out` are values that were None, such as pass@k of a task with fewer than k episodes. `dropped` are the tasks
-    that only the first policy of a comparison has, and those that only the second has.
-    """
+    that only the first policy of a comparison has, and those that only the second has."""
 
     value: float | None = None
     low: float | None = None
@@ -39,20 +38,16 @@ class Estimate:
 
 
 def pass_at_k(episodes: int, successes: int, k: int) -> float | None:
-    """The chance that at least one of k episodes succeeds, without bias; None from fewer than k episodes.
-
-    1 - C(n-c, k) / C(n, k) from c successes in n episodes (Chen et al., 2021, arXiv 2107.03374).
-    """
+    """The chance that one of k episodes succeeds, without bias: 1 - C(n-c, k) / C(n, k) from c successes in n episodes
+    (Chen et al., 2021, arXiv 2107.03374). None from fewer than k episodes."""
     all_fail = pass_hat_k(episodes, episodes - successes, k)
     return None if all_fail is None else 1 - all_fail
 
 
 @functools.lru_cache(maxsize=65_536)
 def pass_hat_k(episodes: int, successes: int, k: int) -> float | None:
-    """The chance that all of k episodes succeed (pass^k), without bias; None from fewer than k episodes.
-
-    C(c, k) / C(n, k) from c successes in n episodes (Yao et al., 2024, arXiv 2406.12045).
-    """
+    """The chance that all k episodes succeed (pass^k), without bias: C(c, k) / C(n, k) from c successes in n episodes
+    (Yao et al., 2024, arXiv 2406.12045). None from fewer than k episodes."""
     require_whole_number("k", k, at_least=1)
     if not 0 <= successes <= episodes:
         raise ConfigError(f"expected from 0 to {episodes} of {episodes} episodes to succeed, got {successes}")
@@ -62,15 +57,11 @@ def pass_hat_k(episodes: int, successes: int, k: int) -> float | None:
 def estimate_mean(
     values: Iterable[tuple[Hashable, float | None]], *, proportion: bool = False, confidence: float = CONFIDENCE
 ) -> Estimate:
-    """Estimate the mean of values, each of which comes with its task; those that are None are left out and counted.
+    """Estimate the mean of values that come with their tasks. Raises ConfigError for a value that is not finite.
 
     The standard error is that of the tasks' sums (clustered, times T / (T - 1) for T tasks). The interval is Student's
-    t with T - 1 degrees of freedom; for a `proportion`, whose values lie between 0 and 1, Wilson's with as many
-    independent values as would have that standard error: it stays within 0 and 1, and is not empty at either end.
-
-    Raises:
-        ConfigError: a value is not finite, or of a proportion not between 0 and 1.
-    """
+    t with T - 1 degrees of freedom; for a `proportion`, of values from 0 to 1, Wilson's with as many independent values
+    as would have that standard error: it stays within 0 and 1, and is not empty at either end."""
     pairs = list(values)
     known = [(task, float(value)) for task, value in pairs if value is not None]
     left_out = len(pairs) - len(known)
@@ -112,7 +103,7 @@ def paired_difference(
     each = [(task, second[task] - first[task]) for task in first if task in second]
     estimate = estimate_mean(each, confidence=confidence)
     dropped = len(first) - len(each), len(second) - len(each)
-    return dataclasses.replace(estimate, dropped=dropped, why=estimate.why if each else "the runs share no task")
+    return replace(estimate, dropped=dropped, why=estimate.why if each else "the runs share no task")
 
 
 def wilson_interval(proportion: float, count: float, confidence: float = CONFIDENCE) -> tuple[float, float]:
@@ -126,22 +117,10 @@ def wilson_interval(proportion: float, count: float, confidence: float = CONFIDE
 
 @functools.cache
 def t_quantile(part: float, freedom: int) -> float:
-    """The number that this part (0.5 to below 1) of Student's t distribution does not exceed, to 1e-8.
-
-    By bisection of the distribution function, which is a finite sum for whole degrees of freedom (Abramowitz and
-    Stegun, 1964, 26.7.3 and 26.7.4), and beyond 500 of them by their expansion 26.7.5.
-    """
-    if freedom > 500:
-        z = NormalDist().inv_cdf(part)
-        return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
-    low, high, odd = 0.0, math.pi / 2, freedom % 2
-    for _ in range(60):
-        angle = (low + high) / 2
-        term, within = math.sin(angle) * math.cos(angle) ** odd, 0.0
-        for step in range(2 + odd, freedom + 1, 2):
-            within += term
-            term *= math.cos(angle) ** 2 * (step - 1) / step
-        if odd:
-            within = (within + angle) * 2 / math.pi
-        low, high = (angle, high) if within < 2 * part - 1 else (low, angle)
-    return math.tan(low) * math.sqrt(freedom)
+    """The number that this part (0.5 to below 1) of Student's t distribution does not exceed, to 1e-7 of itself."""
+    # With t = tan(angle) * sqrt(freedom), the density is proportional to cos(angle) ** (freedom - 1).
+    last = math.pi / 2 if freedom < 100 else math.atan(40 / math.sqrt(freedom))
+    angles = np.linspace(0, last, 1 << 17)
+    density = np.cos(angles) ** (freedom - 1)
+    below = np.cumsum(density) - (density + 1) / 2
+    return math.tan(np.interp((2 * part - 1) * below[-1], below, angles)) * math.sqrt(freedom)

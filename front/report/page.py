@@ -14,11 +14,10 @@ from toolgym.viewer.run_index import RunIndex
 
 CSS = """
 .report table { border-collapse: collapse; font-variant-numeric: tabular-nums } .report .wide { overflow-x: auto }
-.report caption { text-align: left; font-weight: bold; padding: 1.2em 0 .4em }
+.report :is(caption, th.text, td.text) { text-align: left } .report caption { font-weight: bold; padding: 1.2em 0 .4em }
 .report :is(th, td) { padding: .2em .8em; text-align: right; border-bottom: 1px solid #8884; white-space: nowrap }
-.report .text { text-align: left } .report .tables { display: flex; flex-wrap: wrap; column-gap: 3em }
-.report figure { margin: 1em 0 } .report svg { width: 100%; height: auto }
-.report .plots { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(26em, 100%), 1fr)) }
+.report .tables { display: flex; flex-wrap: wrap; column-gap: 3em } .report svg { width: 100%; height: auto }
+.report .plots { display: grid; gap: 1em; grid-template-columns: repeat(auto-fill, minmax(min(26em, 100%), 1fr)) }
 """
 PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}: report</title>
 <meta name="viewport" content="width=device-width"><meta name="color-scheme" content="light dark">
@@ -29,8 +28,7 @@ PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}: r
 
 
 def report_fragment(index: RunIndex) -> str:
-    """Return the report of a run as HTML without outside references: tables, and plots as SVG. Where matplotlib is
-    missing, this module raises MissingExtraError when it is imported."""
+    """Return the report of a run as HTML that asks for nothing: tables, and plots as SVG."""
     return _fragment([Report.of(index)])
 
 
@@ -46,7 +44,7 @@ def write_page(reports: Sequence[Report], path: Path) -> None:
 
 def _fragment(reports: Sequence[Report]) -> str:
     svgs = ReportPlots(reports).svgs().items()
-    figures = "".join(f'<figure role="img" aria-label="{name}">{svg}</figure>' for name, svg in svgs)
+    figures = "".join(f'<div role="img" aria-label="{name}">{svg}</div>' for name, svg in svgs)
     notes = "".join(f"<li>{escape(note)}" for note in notes_of(reports))
     first, *tables = map(_table, tables_of(reports))
     parts = f'{first}<ul>{notes}</ul><div class="plots">{figures}</div><div class="tables">{"".join(tables)}</div>'

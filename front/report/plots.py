@@ -18,18 +18,14 @@ try:
     import matplotlib
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
 except ImportError as error:
     raise missing_extra("report", "Plotting", error) from error
 
+# Those of Okabe and Ito, which people of any colour vision tell apart.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#888888", "#F0E442") * 8
-"""Those of Okabe and Ito, which people of any colour vision tell apart."""
-
+INK = "#010203"  # of texts and lines; in a page it becomes the colour of the page's text
 MOST_TOOLS = 12
 Draw = Callable[[Axes], None]
-INK = "#010203"
-"""Colour of texts and lines; in a page it becomes that of the page's text."""
-
 STYLE = (
     dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color", "grid.color"), INK)
     | {"font.size": 9, "axes.titlesize": 10, "axes.titleweight": "bold", "axes.titlelocation": "left"}
@@ -100,18 +96,18 @@ class ReportPlots:
             _line(axes, list(zip(xs, points.values(), strict=True)), COLOURS[place], report.name, "-" * steps)
         if steps:
             axes.set_xlabel("step")
-            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+            axes.locator_params(axis="x", integer=True)
         else:
             axes.margins(x=0.2)
 
     def _passes(self, axes: Axes) -> None:
         for place, report in enumerate(self._reports):
-            for name, style in (("pass@", "-"), ("pass^", "--")):
-                points = {int(key[5:]): value for key, value in report.whole.estimates.items() if name in key}
-                colour = COLOURS[place * 2 + (style == "--")]
-                _line(axes, points.items(), colour, f"{report.name} " * self._several + f"{name}k", style)
-                axes.set_xscale("log", base=2)
-                axes.set_xticks(list(points), [str(k) for k in points])
+            for shift, (name, style) in enumerate((("pass@", "-"), ("pass^", "--"))):
+                points = {int(key[5:]): each for key, each in report.whole.estimates.items() if name in key}
+                label = f"{report.name} " * self._several + f"{name}k"
+                _line(axes, points.items(), COLOURS[place * 2 + shift], label, style)
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter("{x:g}")
         axes.xaxis.set_minor_formatter("")
         axes.set_xlabel("k")
 
@@ -120,8 +116,8 @@ class ReportPlots:
             edges, counts = report.histograms.get(name, ([], []))
             shares = [count / sum(counts) for count in counts]
             if counts:
-                axes.stairs(shares, edges, fill=True, color=COLOURS[place], alpha=0.25)
-                axes.stairs(shares, edges, color=COLOURS[place], lw=1.5, label=report.name)
+                colour = COLOURS[place]
+                axes.stairs(shares, edges, fill=True, fc=f"{colour}40", ec=colour, lw=1.5, label=report.name)
         axes.set_ylabel("part of episodes")
 
     def _stops(self, axes: Axes) -> None:
@@ -145,11 +141,12 @@ class ReportPlots:
             seconds = [report.tools[name][f"seconds/p{percent}"] for percent in (50, 90, 99)]
             axes.plot(seconds, [row] * 3, color=COLOURS[place], lw=2)
             for value, marker, label in zip(seconds, "oDs", ("median", "90 %", "99 %"), strict=True):
-                axes.plot(value, row, marker, color=COLOURS[place], ms=6, label="_" * (row > 0) + label)
+                axes.plot(value, row, marker, color=COLOURS[place], ms=6, label=label)
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter("{x:g}")
         axes.xaxis.set_minor_formatter("")
-        _label_rows(axes, [name + f"\n{report.name}" * self._several for name, _, report in bars])
+        axes.set_yticks(range(len(bars)), [name + f"\n{report.name}" * self._several for name, _, report in bars])
+        axes.set_ylim(max(len(bars), 3) - 0.5, -0.5)
         axes.set_xlabel("seconds")
 
 
@@ -158,9 +155,7 @@ def _line(axes: Axes, points: Iterable[tuple[Any, Estimate]], colour: str, label
     known = [(x, each.value, each.low, each.high) for x, each in points if each.value is not None]
     if known:
         xs, values, *_ = zip(*known, strict=True)
-        axes.plot(
-            xs, values, linestyle=style or "none", marker="o" * (len(known) <= 40), ms=4, color=colour, label=label
-        )
+        axes.plot(xs, values, "o" * (len(known) <= 40), ls=style or "none", ms=4, color=colour, label=label)
     ends = [(x, low, high) for x, _, low, high in known if low is not None and high is not None]
     if style and len(ends) > 1:
         axes.fill_between(*map(list, zip(*ends, strict=True)), color=colour, alpha=0.18, lw=0)
@@ -171,26 +166,22 @@ def _line(axes: Axes, points: Iterable[tuple[Any, Estimate]], colour: str, label
 def _stack(axes: Axes, bars: Sequence[tuple[str, str, float]], label: str) -> None:
     """Draw a bar for each row, of segments of these names and sizes."""
     rows, names = (list(dict.fromkeys(bar[place] for bar in bars)) for place in (0, 1))
-    ends, seen = dict.fromkeys(rows, 0.0), set[str]()
+    ends = dict.fromkeys(rows, 0.0)
     for row, name, size in bars:
-        place, legend = names.index(name), "_" * (name in seen) + name
-        axes.barh(rows.index(row), size, 0.6, ends[row], color=COLOURS[place], hatch="//" * (place > 7), label=legend)
+        place = names.index(name)
+        axes.barh(rows.index(row), size, 0.6, ends[row], color=COLOURS[place], hatch="//" * (place > 7), label=name)
         ends[row] += size
-        seen.add(name)
-    _label_rows(axes, rows)
-    axes.set_xlabel(label)
-
-
-def _label_rows(axes: Axes, rows: Sequence[str]) -> None:
     axes.set_yticks(range(len(rows)), rows)
     axes.set_ylim(max(len(rows), 3) - 0.5, -0.5)
+    axes.set_xlabel(label)
 
 
 def _draw(axes: Axes, title: str, draw: Draw) -> None:
     axes.set_title(title)
     draw(axes)
-    if len(axes.get_legend_handles_labels()[1]) > 1:
-        axes.legend(loc="upper left", bbox_to_anchor=(0, -0.17), ncols=3, borderaxespad=0, fontsize=8)
+    legend = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+    if len(legend) > 1:
+        axes.legend(legend.values(), legend, loc="upper left", bbox_to_anchor=(0, -0.16), ncols=3, fontsize=8)
 
 
 def _figure(draw: Draw) -> Figure:

@@ -5,10 +5,9 @@ Names of figures that `summarize` and `RunMetrics` have too (docs/metrics.md) ar
 
 from __future__ import annotations
 
-import dataclasses
-from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from operator import attrgetter
 from sys import intern
 from typing import Any, Literal, TypeAlias, cast
@@ -25,19 +24,16 @@ from toolgym.tools.schema import CallProblem
 from toolgym.viewer.run_index import Row, RunIndex, decode
 
 By = Literal["step", "env", "source"]
-Columns: TypeAlias = NDArray[Any]
-"""A structured array, one element an episode."""
-
+Columns: TypeAlias = NDArray[Any]  # structured, one element an episode
+# Pairs of a task's number and a value, by what is estimated: `reward`, `success`, `pass@K`, `pass^K`.
 Values: TypeAlias = dict[str, list[tuple[int, float | None]]]
-"""Pairs of a task's number and a value, by what is estimated: `reward`, `success`, `pass@K`, `pass^K`."""
 
 MOST_BINS = 24
 _ROW = "step:i8 turns:i8 calls:i8 tokens:i8 reward:f8 seconds:f8 engine_seconds:f8 env_seconds:f8 success:? failed:? \
 env:O stop:O"
 _MORE = "source:O task:i8 group:i8 counted:? branch:? recorded:? context:i8 steps:i8 cut:i8 queue_seconds:f8"
-"""Beside what the row has: `recorded` is with tokens, times and a stop reason; `context` has the tokens of the longest
-one, `steps` are the env's, and `cut` are turns without an end."""
-
+# Beside what the row has: `recorded` is with tokens, times and a stop reason; `context` has the tokens of the longest
+# one, `steps` are the env's, and `cut` are turns without an end.
 _of_row = attrgetter(*(name.partition(":")[0] for name in _ROW.split()))
 _AMOUNTS = {"tool_calls": "calls", "response_length": "tokens", "context_length": "context", "turns": "turns"}
 _SECONDS = ("seconds", "engine_seconds", "env_seconds", "queue_seconds")
@@ -70,10 +66,9 @@ class RunPart:
 class Report:
     """Figures of a run.
 
-    `parts` differ in `by`, which is None if there are no two. `tools` has figures of the calls that were run, most
-    calls first, as docs/metrics.md names them; `bad_calls` are malformed ones, by status. `histograms` has edges and
-    counts of `reward`, `turns` and `response_length`, and `task_means` the mean of each task for `compare`.
-    """
+    `parts` differ in `by`, which is None if there are no two. `tools` has figures of calls that were run, as
+    docs/metrics.md names them; `bad_calls` are malformed ones, by status. `histograms` are edges and counts.
+    `task_means` has the mean of each task, for `compare`."""
 
     name: str
     path: str
@@ -100,7 +95,10 @@ class Report:
         parts = [(str(key), columns[columns[by] == key]) for key in keys] if len(keys) > 1 else []
         if ks is None:
             ks = [1 << power for power in range(max(_outcomes(columns).values(), default=(0, 0))[0].bit_length())]
-        tools = {name: _tool(counts) for name, counts in reading.tools.items()}
+        tools = {
+            name: dict(tool_figures(tool)) | {"seconds/max": tool.seconds.most, "seconds/sum": tool.seconds.total}
+            for name, tool in reading.tools.items()
+        }
         values, lengths = _values(columns, ks), columns[columns["recorded"]]
         numbers = {"reward": columns["reward"][columns["counted"]]}
         numbers |= {"turns": lengths["turns"], "response_length": lengths["tokens"]}
@@ -123,7 +121,7 @@ class Report:
 
     def to_json(self) -> dict[str, Any]:
         """The report as plain JSON, without the means of single tasks."""
-        value = dataclasses.asdict(dataclasses.replace(self, task_means={}))
+        value = asdict(replace(self, task_means={}))
         return {name: item for name, item in value.items() if name != "task_means"}
 
 
@@ -133,9 +131,7 @@ def compare(first: Report, second: Report) -> dict[str, Estimate]:
     return {name: paired_difference(first.task_means[name], means[name]) for name in first.task_means if name in means}
 
 
-class _Call(msgspec.Struct):
-    """The fields of a `ToolCallRecord` that `ToolCounts` counts."""
-
+class _Call(msgspec.Struct):  # what `ToolCounts` counts of a `ToolCallRecord`
     name: str = ""
     status: str = "ok"
     text: str = ""
@@ -154,9 +150,7 @@ class _Turn(msgspec.Struct):
     tool_calls: list[_Call] = []
 
 
-class _Line(msgspec.Struct):
-    """The keys of a line that its row lacks."""
-
+class _Line(msgspec.Struct):  # what its row lacks
     format_version: int = 0
     source: str = ""
     data_source: Any = ""
@@ -169,7 +163,7 @@ class _Reading:
     has source, id and role of a task by its number; None without an id."""
 
     def __init__(self, index: RunIndex, rows: Iterable[Row]) -> None:
-        self.tools: dict[str, ToolCounts] = {}
+        self.tools: dict[str, ToolCounts] = defaultdict(ToolCounts)
         self.bad_calls: Counter[str] = Counter()
         self.task_names: list[Hashable] = []
         self._numbers: dict[Hashable, int] = {}
@@ -183,8 +177,15 @@ class _Reading:
             except msgspec.DecodeError:
                 continue
         self.columns: Columns = np.array(episodes, [tuple(name.split(":")) for name in f"{_ROW} {_MORE}".split()])
-        unreadable = len(rows) - len(readable) + len(kept) - len(episodes)
-        self.notes = tuple(self._notes(len(rows), unreadable, len(readable) - len(kept)))
+        counts = {
+            "lines are no trajectories and left out": len(rows) - len(readable) + len(kept) - len(episodes),
+            "episodes of a validation are left out (--filter validate shows them)": len(readable) - len(kept),
+            "episodes failed by no fault of the policy and count in no reward": self.columns["failed"].sum(),
+            "rewards are no finite numbers and left out": self._not_finite,
+            "episodes are branches, no samples of their own: not in pass@k and pass^k": self.columns["branch"].sum(),
+            "episodes are verl's, without tokens, turns, times and stop reasons": (~self.columns["recorded"]).sum(),
+        }
+        self.notes = tuple(f"{count:,} of {len(rows):,} {what}" for what, count in counts.items() if count)
 
     def _episode(self, row: Row, line: _Line) -> tuple[Any, ...]:
         context, steps, cut, queue = 0, 0, 0, 0.0
@@ -206,38 +207,22 @@ class _Reading:
         group = self._numbers.setdefault((row.group, row.role), len(self._numbers))
         counted = row.counted and abs(row.reward) < 1e100  # neither NaN, nor so large that its square is infinite
         self._not_finite += row.counted and not counted
-        branch = row.parent is not None
-        return (*_of_row(row), source, task, group, counted, branch, recorded, context, steps, cut, queue)
+        flags = counted, row.parent is not None, recorded
+        return (*_of_row(row), source, task, group, *flags, context, steps, cut, queue)
 
     def _count(self, call: _Call) -> None:
         if call.status in _NOT_RUN:
             self.bad_calls[call.status] += 1
         else:
             name = call.name if call.name in self.tools or len(self.tools) < MOST_NAMES else OTHER
-            tool = self.tools.get(name) or self.tools.setdefault(name, ToolCounts())
-            tool.add(cast(ToolCallRecord, call))
-
-    def _notes(self, total: int, unreadable: int, validations: int) -> Iterator[str]:
-        for count, what in (
-            (unreadable, "lines are no trajectories and left out (`toolgym view --filter unreadable` says why)"),
-            (validations, "episodes of a validation are left out (--filter validate shows them)"),
-            (self.columns["failed"].sum(), "episodes failed by no fault of the policy and count in no reward"),
-            (self._not_finite, "rewards are no finite numbers and left out"),
-            (self.columns["branch"].sum(), "episodes are branches, no samples of their own: not in pass@k and pass^k"),
-            ((~self.columns["recorded"]).sum(), "episodes are verl's, without tokens, turns, times and stop reasons"),
-        ):
-            if count:
-                yield f"{count:,} of {total:,} {what}"
+            self.tools[name].add(cast(ToolCallRecord, call))
 
 
 def _outcomes(columns: Columns) -> dict[tuple[int, int], tuple[int, int]]:
     """Episodes and successes of a task in a step. Branches are no samples of their own, and not among them."""
     drawn = columns[columns["counted"] & ~columns["branch"]]
-    counts: dict[tuple[int, int], tuple[int, int]] = {}
-    for task, step, success in drawn[["task", "step", "success"]].tolist():
-        episodes, successes = counts.get((task, step), (0, 0))
-        counts[task, step] = episodes + 1, successes + success
-    return counts
+    episodes, right = (Counter(part[["task", "step"]].tolist()) for part in (drawn, drawn[drawn["success"]]))
+    return {key: (count, right[key]) for key, count in episodes.items()}
 
 
 def _values(columns: Columns, ks: Sequence[int]) -> Values:
@@ -294,10 +279,6 @@ def _amounts(columns: Columns) -> dict[str, float]:
         outside = np.maximum(columns["seconds"] - columns["engine_seconds"] - columns["queue_seconds"], 0.0)
         figures["process/worker_hours_per_million_actions"] = outside.sum() / steps * 1e6 / 3600
     return figures
-
-
-def _tool(counts: ToolCounts) -> dict[str, float]:
-    return dict(tool_figures(counts)) | {"seconds/max": counts.seconds.most, "seconds/sum": counts.seconds.total}
 
 
 def _histogram(values: NDArray[Any]) -> tuple[list[float], list[int]]:

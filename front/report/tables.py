@@ -8,28 +8,18 @@ from dataclasses import dataclass
 from toolgym.report.estimators import Estimate
 from toolgym.report.report import Report, compare
 
-MOST_PARTS = 24
-"""Most parts of a run that are listed; of more, as many at equal distances, the first and the last among them."""
-
-AMOUNTS = {
-    "turns": "turns",
-    "tool_calls": "tool calls",
-    "response_length": "policy tokens",
-    "context_length": "longest context",
-    "seconds": "time",
-    "engine_seconds": "in the engine",
-    "env_seconds": "in env and tools",
-    "queue_seconds": "in the queue",
-}
-COUNTS = {"episodes": "episodes", "episodes/counted": "that count", "tasks": "tasks"}
-ENDS = {
-    "groups/equal_rewards": "groups of equal rewards",
-    "truncated/rate": "truncated",
-    "failed/rate": "failed",
-    "tokens/policy": "policy tokens",
-    "tokens/lost": "lost to truncation",
-    "process/worker_hours_per_million_actions": "worker-hours per million actions",
-}
+MOST_PARTS = 24  # of a run are listed; of more, as many at equal distances, the first and the last among them
+AMOUNTS = (
+    {"turns": "turns", "tool_calls": "tool calls", "response_length": "policy tokens"}
+    | {"context_length": "longest context", "seconds": "time", "engine_seconds": "in the engine"}
+    | {"env_seconds": "in env and tools", "queue_seconds": "in the queue"}
+)
+_COUNTS = {"episodes": "episodes", "episodes/counted": "that count", "tasks": "tasks"}
+_RATES = (
+    {"groups/equal_rewards": "groups of equal rewards", "truncated/rate": "truncated", "failed/rate": "failed"}
+    | {"tokens/policy": "policy tokens", "tokens/lost": "lost to truncation"}
+    | {"process/worker_hours_per_million_actions": "worker-hours per million actions"}
+)
 _KINDS = ("mean", "p50", "p90", "p99", "max")
 Line = tuple[str, ...]
 
@@ -90,18 +80,15 @@ def _reasons(run: str, estimates: dict[str, Estimate]) -> Iterator[str]:
 
 def _figures(reports: Sequence[Report]) -> Iterator[Line]:
     differences = [compare(reports[0], other) for other in reports[1:]]
-
-    def lines(labels: dict[str, str]) -> Iterator[Line]:
-        for name, label in labels.items():
+    estimates = {name: name for report in reports for name in report.whole.estimates if name != "pass^1"}
+    for name, label in (_COUNTS | estimates | _RATES).items():
+        if name in estimates:
+            values = [interval(name, report.whole.estimates.get(name, Estimate())) for report in reports]
+            values += [interval(name, each.get(name, Estimate()), sign="+") for each in differences]
+        else:
             unit = "%" if name.endswith(("rate", "rewards")) else ""
-            values = [shown(report.whole.figures.get(name), unit) for report in reports]
-            yield (label, *values, *("" for _ in differences))
-
-    yield from lines(COUNTS)
-    for name in dict.fromkeys(name for report in reports for name in report.whole.estimates if name != "pass^1"):
-        values = [interval(name, report.whole.estimates.get(name, Estimate())) for report in reports]
-        yield (name, *values, *(interval(name, each.get(name, Estimate()), sign="+") for each in differences))
-    yield from lines(ENDS)
+            values = [shown(report.whole.figures.get(name), unit) for report in reports] + [""] * len(differences)
+        yield (label, *values)
 
 
 def _parts(report: Report) -> Iterator[Line]:

@@ -165,7 +165,7 @@ def texts_of(svg):
 
 
 def test_plots_show_the_figures(fragment):
-    plots = dict(re.findall(r'<figure role="img" aria-label="(\w+)">(.*?)</figure>', fragment, re.DOTALL))
+    plots = dict(re.findall(r'<div role="img" aria-label="(\w+)">(.*?)</div>', fragment, re.DOTALL))
     assert list(plots) == PLOTS
     assert {"policy", "engine", "answered", "engine_failed"} <= set(texts_of(plots["stops"]))
     assert {"in the engine", "in env and tools", "demo"} <= set(texts_of(plots["times"]))
