@@ -21,7 +21,7 @@ from toolgym.report.estimators import Estimate, estimate_mean, means_by_task, pa
 from toolgym.rollout.runner.metrics.counts import MOST_NAMES, OTHER, ToolCounts
 from toolgym.rollout.runner.metrics.figures import PERCENTILES, tool_figures
 from toolgym.tools.schema import CallProblem
-from toolgym.viewer.run_index import Row, RunIndex, decode
+from toolgym.viewer.run_index import Row, RunIndex, decoded
 
 By = Literal["step", "env", "source"]
 Columns: TypeAlias = NDArray[Any]  # structured, one element an episode
@@ -167,13 +167,13 @@ class _Reading:
         self.bad_calls: Counter[str] = Counter()
         self.task_names: list[Hashable] = []
         self._numbers: dict[Hashable, int] = {}
-        self._not_finite, episodes = 0, []
+        self._too_large, episodes = 0, []
         rows, decoder = list(rows), msgspec.json.Decoder(_Line)
         readable = [row for row in rows if row.readable]
         kept = [row for row in readable if not row.validate] or readable
         for row, line in index.lines(kept):
             try:
-                episodes.append(self._episode(row, decode(decoder, line)))
+                episodes.append(self._episode(row, decoded(decoder, line)))
             except msgspec.DecodeError:
                 continue
         self.columns: Columns = np.array(episodes, [tuple(name.split(":")) for name in f"{_ROW} {_MORE}".split()])
@@ -181,7 +181,7 @@ class _Reading:
             "lines are no trajectories and left out": len(rows) - len(readable) + len(kept) - len(episodes),
             "episodes of a validation are left out (--filter validate shows them)": len(readable) - len(kept),
             "episodes failed by no fault of the policy and count in no reward": self.columns["failed"].sum(),
-            "rewards are no finite numbers and left out": self._not_finite,
+            "rewards are beyond 1e100 and left out": self._too_large,
             "episodes are branches, no samples of their own: not in pass@k and pass^k": self.columns["branch"].sum(),
             "episodes are verl's, without tokens, turns, times and stop reasons": (~self.columns["recorded"]).sum(),
         }
@@ -205,8 +205,8 @@ class _Reading:
         if task == len(self.task_names):
             self.task_names.append(key if line.task_id or not recorded else None)
         group = self._numbers.setdefault((row.group, row.role), len(self._numbers))
-        counted = row.counted and abs(row.reward) < 1e100  # neither NaN, nor so large that its square is infinite
-        self._not_finite += row.counted and not counted
+        counted = row.counted and abs(row.reward) < 1e100  # beyond it, squares are infinite
+        self._too_large += row.counted and not counted
         flags = counted, row.parent is not None, recorded
         return (*_of_row(row), source, task, group, *flags, context, steps, cut, queue)
 

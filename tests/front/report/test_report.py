@@ -137,12 +137,12 @@ def test_verls_dumps_have_rewards_and_pass_rates_and_nothing_that_they_do_not_sa
 
 
 def test_what_is_no_number_counts_nowhere_and_is_said(tmp_path):
-    lines = [*episodes({"a": [0, 1], "b": [1, 1]}), line(score=math.nan), line(score=math.inf), {"no": 1}]
+    lines = [*episodes({"a": [0, 1], "b": [1, 1]}), line(score=math.nan), line(score=1e200)]
     found = report(tmp_path / "1.jsonl", lines)
-    assert (found.whole.figures["episodes"], found.whole.figures["episodes/counted"]) == (6, 4)
+    assert (found.whole.figures["episodes"], found.whole.figures["episodes/counted"]) == (5, 4)
     assert found.whole.estimates["reward"].value == 0.75
     assert list(found.notes) == [
-        "1 of 7 lines are no trajectories and left out", "2 of 7 rewards are no finite numbers and left out"
+        "1 of 6 lines are no trajectories and left out", "1 of 6 rewards are beyond 1e100 and left out"
     ]  # fmt: skip
 
 
