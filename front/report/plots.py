@@ -26,7 +26,7 @@ COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#8
 INK = "#010203"  # of texts and lines; in a page it becomes the colour of the page's text
 MOST_TOOLS = 12
 Draw = Callable[[Axes], None]
-STYLE = (
+STYLE: dict[Any, Any] = (
     dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color", "grid.color"), INK)
     | {"font.size": 9, "axes.titlesize": 10, "axes.titleweight": "bold", "axes.titlelocation": "left"}
     | {"axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True, "legend.frameon": False}
@@ -61,8 +61,7 @@ class ReportPlots:
         texts = {}
         with matplotlib.rc_context(STYLE):
             for name, panel in self._panels().items():
-                file = io.StringIO()
-                _figure(panel).savefig(file, format="svg", transparent=True, metadata={"Date": None})
+                _figure(panel).savefig(file := io.StringIO(), format="svg", transparent=True, metadata={"Date": None})
                 text = re.sub(
                     r"^.*?(?=<svg)|<metadata>.*?</metadata>|<style.*?</style>", "", file.getvalue(), flags=re.S
                 )
@@ -157,15 +156,16 @@ def _line(axes: Axes, points: Iterable[tuple[Any, Estimate]], colour: str, label
         xs, values, *_ = zip(*known, strict=True)
         axes.plot(xs, values, "o" * (len(known) <= 40), ls=style or "none", ms=4, color=colour, label=label)
     ends = [(x, low, high) for x, _, low, high in known if low is not None and high is not None]
-    if style and len(ends) > 1:
-        axes.fill_between(*map(list, zip(*ends, strict=True)), color=colour, alpha=0.18, lw=0)
-    for x, low, high in () if style and len(ends) > 1 else ends:
+    for x, low, high in ends if not style or len(ends) < 2 else ():
         axes.plot([x, x], [low, high], color=colour, lw=1.5)
+    if style and len(ends) > 1:
+        places, lows, highs = zip(*ends, strict=True)
+        axes.fill_between(places, lows, highs, color=colour, alpha=0.18, lw=0)
 
 
 def _stack(axes: Axes, bars: Sequence[tuple[str, str, float]], label: str) -> None:
     """Draw a bar for each row, of segments of these names and sizes."""
-    rows, names = (list(dict.fromkeys(bar[place] for bar in bars)) for place in (0, 1))
+    rows, names = list(dict.fromkeys(row for row, *_ in bars)), list(dict.fromkeys(name for _, name, _ in bars))
     ends = dict.fromkeys(rows, 0.0)
     for row, name, size in bars:
         place = names.index(name)
