@@ -154,7 +154,7 @@ def _line(axes: Axes, points: Iterable[tuple[Any, Estimate]], colour: str, label
     known = [(x, each.value, each.low, each.high) for x, each in points if each.value is not None]
     if known:
         xs, values, *_ = zip(*known, strict=True)
-        axes.plot(xs, values, "o" * (len(known) <= 40), ls=style or "none", ms=4, color=colour, label=label)
+        axes.plot(xs, values, marker="o" * (len(known) <= 40), ls=style or "none", ms=4, color=colour, label=label)
     ends = [(x, low, high) for x, _, low, high in known if low is not None and high is not None]
     for x, low, high in ends if not style or len(ends) < 2 else ():
         axes.plot([x, x], [low, high], color=colour, lw=1.5)

@@ -37,19 +37,19 @@ class FigureTable:
 def tables_of(reports: Sequence[Report]) -> list[FigureTable]:
     """Return the tables of one run, or of several beside each other; those without rows are left out."""
     first, *others = reports
-    by = " and ".join(dict.fromkeys(report.by for report in reports if report.by))
     head = ("", *(report.name for report in reports), *(f"{other.name} - {first.name}" for other in others))
     tables = [FigureTable("Figures", head, tuple(_figures(reports)))]
     kinds: list[tuple[str, Line, int, Callable[[Report], Iterator[Line]]]] = [
-        (f"By {by}", (by, "episodes", "reward", "success", "turns", "tokens", "cut", "failed"), 1, _parts),
+        ("By {by}", ("{by}", "episodes", "reward", "success", "turns", "tokens", "cut", "failed"), 1, _parts),
         ("An episode", ("", *_KINDS), 1, _amounts),
         ("Ends", ("blame", "stop reason", "to train on", "episodes", "part", "policy tokens"), 3, _ends),
         ("Tool calls", ("tool", "calls", "not ok", *_KINDS[1:], "sum"), 1, _tools),
     ]
     for title, head, texts, lines in kinds:
-        rows = tuple((report.name, *line) if others else line for report in reports for line in lines(report))
-        if rows:
-            tables.append(FigureTable(title, ("run", *head) if others else head, rows, texts + bool(others)))
+        for report in reports:
+            if rows := tuple(lines(report)):
+                name = title.format(by=report.by) + (f": {report.name}" if others else "")
+                tables.append(FigureTable(name, (head[0].format(by=report.by), *head[1:]), rows, texts))
     return tables
 
 

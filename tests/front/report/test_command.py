@@ -67,6 +67,13 @@ def test_runs_of_the_same_name_are_told_apart_by_their_paths(tmp_path):
     assert [item["name"] for item in value["runs"]] == [str(tmp_path / name / "out") for name in "xy"]
 
 
+def test_parts_of_runs_that_differ_in_kind_have_their_own_heads(tmp_path):
+    path = write(tmp_path / "a.jsonl", [*episodes({"a": [1]}, env_id="A-v0"), *episodes({"a": [0]}, env_id="B-v0")])
+    text = run("--demo", path)
+    assert re.search(r"By step: demo +\nstep +episodes", text)
+    assert re.search(r"By env: a.jsonl +\nenv +episodes", text)
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "why"),
     [
