@@ -1,6 +1,6 @@
 """Build the documentation site from docs/, the README, the notebooks and the docstrings.
 
-    python scripts/docs_site.py           # pages into build/docs, the site into site/; fails on any warning
+    python scripts/docs_site.py           # pages into .cache/docs, the site into site/; fails on any warning
     python scripts/docs_site.py --serve   # http://127.0.0.1:8000, which follows changes
 
 Pages work on GitHub as they stand; here they are copied, with links as the site needs them. What leads out of the
@@ -241,7 +241,7 @@ def prepare(root: Path, out: Path) -> list[str]:
 
 def build(root: Path) -> list[str]:
     """Build the site into site/. Returns what is wrong with it."""
-    wrong = prepare(root, root / "build/docs")
+    wrong = prepare(root, root / ".cache/docs")
     command = [sys.executable, "-m", "zensical", "build", "--strict"]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
     output = done.stdout + done.stderr
@@ -252,12 +252,12 @@ def build(root: Path) -> list[str]:
 
 def serve(root: Path) -> None:
     """Serve the site, and write the pages anew as their sources change, until it is interrupted."""
-    prepare(root, root / "build/docs")
+    prepare(root, root / ".cache/docs")
     with subprocess.Popen([sys.executable, "-m", "zensical", "serve"], cwd=root) as server:
         try:
             while server.poll() is None:
                 time.sleep(1)
-                prepare(root, root / "build/docs")
+                prepare(root, root / ".cache/docs")
         except KeyboardInterrupt:
             server.terminate()
 
