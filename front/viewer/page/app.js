@@ -86,27 +86,22 @@ async function route() {
     const opened = at < 0 ? null : await run.open(at);
     if (mine !== opening) return;
     view = opened;
-    if (!view) return drawMissing(id);
-    list.at = order.indexOf(view.row.at);
+    list.at = view ? order.indexOf(view.row.at) : -1;
     if (list.at >= 0) list.choose(list.at);
   }
-  drawDetail(now.get("view") ?? "conversation");
+  if (view) return drawDetail(now.get("view") ?? "conversation");
+  fill($("summary"), back(), el("h2", {}, visible(`No trajectory ${id} in this page`)));
+  for (const part of ["tabs", "panel"]) fill($(part));
 }
 
 const back = () => button("‹", () => go({ row: "" }), { class: "back", title: "Back to the list (Esc)", "aria-label": "Back to the list" });
-
-function drawMissing(id) {
-  fill($("summary"), back(), el("h2", {}, visible(`No trajectory ${id} in this page`)));
-  fill($("tabs"));
-  fill($("panel"));
-}
 
 function drawDetail(name) {
   const { row, detail } = view;
   const offered = TABS.filter(([, , , , there]) => !there || there(view));
   const [chosen, , , draw] = offered.find(([each]) => each === name) ?? offered[0];
   fill($("summary"), back(), rewardBadge(row), el("h2", {}, visible(row.task || row.id || `line ${row.number}`), el("i", {}, ` #${row.sample}`)), stopBadges(row),
-    badge(`step ${row.step}`), badge(`${row.turns} turns`), badge(`${number(row.tokens)} tokens`), badge(seconds(row.seconds)),
+    badge(`step ${row.step}`), badge(plural(row.turns, "turn")), badge(plural(row.tokens, "token")), badge(seconds(row.seconds)),
     detail.usable ? badge(`advantage ${signed(detail.advantage)}`, detail.advantage > 0 ? "good" : detail.advantage < 0 ? "bad" : "") : badge("not for training", "warn"),
     detail.problem && row.stop !== "unreadable" ? badge(detail.problem, "bad") : null);
   fill($("tabs"), ...offered.map(([each, label, key]) => button(label, () => go({ view: each }, true), {

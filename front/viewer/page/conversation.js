@@ -10,11 +10,8 @@ const mapping = (values) => Object.entries(values ?? {}).map(([name, value]) => 
 
 function drawConversation(view) {
   const { value, row, detail } = view;
-  if (!value) {
-    return [el("p", { class: "failure" }, `This line is no trajectory: ${visible(row.error)}`), longText(view.line)];
-  }
-  const turns = value.turns ?? [], turnAt = new Map(detail.places.map((place, turn) => [place, turn]));
-  const out = [factsOf(view)];
+  if (!value) return [el("p", { class: "failure" }, `This line is no trajectory: ${visible(row.error)}`), longText(view.line)];
+  const turns = value.turns ?? [], turnAt = new Map(detail.places.map((place, turn) => [place, turn])), out = [factsOf(view)];
   let records = [];
   messagesOf(value).forEach((message, place) => {
     const turn = turnAt.get(place);
@@ -50,7 +47,7 @@ function factsOf({ value, row, detail }) {
 
 function messageCard(message, turn, record) {
   const name = turn === undefined ? message.role : `${message.role} · turn ${turn}`;
-  const marks = record && [badge(`${number(record.generated_tokens)} tokens`), badge(seconds(record.engine_seconds)),
+  const marks = record && [badge(plural(record.generated_tokens, "token")), badge(seconds(record.engine_seconds)),
     record.finish_reason !== "stop" && badge(record.finish_reason, "bad", "finish reason"),
     record.truncated && badge("truncated", "bad"), record.resumes > 0 && badge(`resumed ${record.resumes}×`, "warn"),
     record.reward ? badge(`reward ${signed(record.reward)}`, record.reward > 0 ? "good" : "bad") : null];
@@ -64,11 +61,8 @@ function messageCard(message, turn, record) {
 }
 
 // A call's arguments as [name, value]: its JSON read if it can be, texts of several lines (programs, mostly) as they are.
-function argumentsOf(call) {
-  let values = call.arguments ?? "";
-  try {
-    if (typeof values === "string") values = JSON.parse(values);
-  } catch { /* shown as it stands */ }
+function argumentsOf({ arguments: text = "" }) {
+  const values = typeof text === "string" ? readJson(text) ?? text : text;
   return values !== null && typeof values === "object" ? Object.entries(values) : [["", String(values)]];
 }
 const textOf = (value) => (typeof value === "string" ? value : JSON.stringify(value, null, 1) ?? "");
@@ -116,9 +110,9 @@ function drawTimings({ value, row }) {
   ];
 }
 
-const table = (name, heads, rows) => el("div", { class: "table" }, el("table", {}, el("caption", {}, name),
+const table = (name, heads, rows, attributes = () => ({})) => el("div", { class: "table" }, el("table", {}, el("caption", {}, name),
   el("thead", {}, el("tr", {}, heads.map((head) => el("th", { scope: "col" }, head)))),
-  el("tbody", {}, rows.map((cells) => el("tr", {}, cells.map((cell) => el("td", {}, cell)))))));
+  el("tbody", {}, rows.map((cells, place) => el("tr", attributes(place), cells.map((cell) => el("td", {}, cell)))))));
 
 function drawJson(view) {
   const text = view.value ? prettyJson(view.line) : view.line;

@@ -34,6 +34,7 @@ const number = (value, digits = 4) => (value === null || value === undefined || 
   : typeof value !== "number" ? String(value) : Number.isInteger(value) ? value.toLocaleString("en")
   : String(Number(value.toPrecision(digits))));
 const seconds = (value) => (value < 0.9995 ? `${number(value * 1000, 3)} ms` : `${number(value, 3)} s`);
+const plural = (count, noun) => `${number(count)} ${noun}${count === 1 ? "" : "s"}`;
 const signed = (value) => (value === null || value === undefined ? "–" : `${value > 0 ? "+" : ""}${number(value, 3)}`);
 const outcome = (row) => (row.stop === "unreadable" || row.failed ? "broken" : row.success ? "good" : row.reward > 0 ? "fair" : "poor");
 const words = (name) => name.replaceAll("_", " ");
@@ -62,6 +63,6 @@ function longText(text, attributes = {}) {
 // JSON set out in lines: numbers keep all their digits, and lists of them stay in a line.
 function prettyJson(text) {
   const exact = (name, value, context) => (typeof value === "number" && JSON.rawJSON ? JSON.rawJSON(context.source) : value);
-  return JSON.stringify(parsed(text, exact), null, 2)
+  return JSON.stringify(readJson(text, exact), null, 2)
     .replace(/\[\n\s+([^[\]{}"]*?)\n\s*\]/g, (_, inside) => `[${inside.replace(/,\n\s+/g, ", ")}]`);
 }

@@ -86,13 +86,13 @@ function drawGroup(view, open) {
         view.value && other.value ? drawDiff(view.value, other.value) : el("p", { class: "hint" }, "One of them cannot be read."));
     }, showError);
   };
-  const list = el("div", { class: "table" }, el("table", {},
-    el("caption", {}, `${members.length} of ${Math.max(detail.members, members.length)} members, mean reward ${number(rewards.reduce((sum, reward) => sum + reward, 0) / rewards.length, 3)}`),
-    el("thead", {}, el("tr", {}, ["sample", "reward", "advantage", "stop reason", "turns", "tokens", "beside it"].map((head) => el("th", { scope: "col" }, head)))),
-    el("tbody", {}, members.map((member) => el("tr", { "data-at": member.at, class: member.at === row.at ? "this" : "" },
-      el("td", {}, button(`#${member.sample}`, () => open(member.at), { title: "open" })), el("td", {}, rewardBadge(member)),
-      el("td", {}, signed(member.usable ? member.advantage : null)), el("td", {}, stopBadges(member)), el("td", {}, number(member.turns)), el("td", {}, number(member.tokens)),
-      el("td", {}, member.at === row.at ? "open" : button("compare", () => beside(member)))))))) ;
+  const mean = rewards.reduce((sum, reward) => sum + reward, 0) / rewards.length;
+  const list = table(`${members.length} of ${Math.max(detail.members, members.length)} members, mean reward ${number(mean, 3)}`,
+    ["sample", "reward", "advantage", "stop reason", "turns", "tokens", "beside it"],
+    members.map((member) => [button(`#${member.sample}`, () => open(member.at), { title: "open" }), rewardBadge(member),
+      signed(member.usable ? member.advantage : null), stopBadges(member), number(member.turns), number(member.tokens),
+      member.at === row.at ? "open" : button("compare", () => beside(member))]),
+    (place) => ({ "data-at": members[place].at, class: members[place].at === row.at ? "this" : "" }));
   if (others.length) beside(others.find((member) => member.usable && member.reward !== row.reward) ?? others[0]);
   const absent = detail.members - members.length;
   return [list, absent > 0 ? el("p", { class: "hint" }, `${absent} further members are not in this page.`) : null, area];
@@ -116,12 +116,10 @@ function lanesOf(members, row) {
 }
 
 function drawTree({ members, row }, open) {
-  const lanes = lanesOf(members, row);
+  const lanes = lanesOf(members, row), nodes = [];
   const missing = lanes[0].member.parent !== null ? el("p", { class: "hint" }, "The trajectory that this tree branched from is not in this page.") : null;
   if (lanes.length < 2) return [missing ?? el("p", { class: "hint" }, "No branches: this trajectory stands alone.")];
-  const turns = Math.max(...lanes.map((lane) => lane.member.turns), 1);
-  const x = (turn) => LEFT + turn * TURN, y = (lane) => 40 + lane.y * LANE;
-  const nodes = [];
+  const turns = Math.max(...lanes.map((lane) => lane.member.turns), 1), x = (turn) => LEFT + turn * TURN, y = (lane) => 40 + lane.y * LANE;
   for (let turn = 0; turn <= turns; turn++) {
     nodes.push(el("line", { class: "grid", x1: x(turn), x2: x(turn), y1: 24, y2: y({ y: lanes.length - 1 }) + 16 }),
       turn < turns ? el("text", { class: "axis", x: x(turn) + TURN / 2, y: 16, "text-anchor": "middle" }, `turn ${turn}`) : null);

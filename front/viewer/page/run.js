@@ -4,13 +4,15 @@
 const block = (name) => document.getElementById(`data-${name}`).textContent;
 const json = (name) => JSON.parse(block(name));
 
-// JSON as Python writes it, which knows NaN and infinities: these become texts.
-function parsed(text, reviver) {
-  try {
-    return JSON.parse(text, reviver);
-  } catch {
-    return JSON.parse(text.replace(/"(?:[^"\\]|\\.)*"|-?(?:NaN|Infinity)/g, (part) => (part[0] === '"' ? part : `"${part}"`)), reviver);
+// JSON as Python writes it, which knows NaN and infinities: these become texts. null if it is none.
+function readJson(text, reviver) {
+  const plain = (part) => (part[0] === '"' ? part : `"${part}"`);
+  for (const json of [() => text, () => text.replace(/"(?:[^"\\]|\\.)*"|-?(?:NaN|Infinity)/g, plain)]) {
+    try {
+      return JSON.parse(json(), reviver);
+    } catch { /* the next one, or null */ }
   }
+  return null;
 }
 
 function rowOf(columns, values, at) {
@@ -108,13 +110,8 @@ class ServedRun {
 }
 
 // A trajectory whole: its `line` as text, its `value` (null if the line is no JSON), its group's `members` by sample.
-function opened(row, line, detail, members, texts) {
-  let value = null;
-  try {
-    value = row.stop === "unreadable" ? null : parsed(line);
-  } catch { /* shown as it stands, with the row's error */ }
-  return { row, line, value, detail, texts, members: members.sort((a, b) => a.sample - b.sample) };
-}
+const opened = (row, line, detail, members, texts) => ({
+  row, line, detail, texts, value: row.stop === "unreadable" ? null : readJson(line), members: members.sort((a, b) => a.sample - b.sample) });
 
 async function fetched(path, signal) {
   const response = await fetch(path, { signal: AbortSignal.any([AbortSignal.timeout(120_000), ...(signal ? [signal] : [])]) });
@@ -124,7 +121,7 @@ async function fetched(path, signal) {
 }
 
 async function unpacked(text) {
-  const bytes = Uint8Array.fromBase64 ? Uint8Array.fromBase64(text) : Uint8Array.from(atob(text), (sign) => sign.charCodeAt(0));
+  const bytes = Uint8Array.from(atob(text), (sign) => sign.charCodeAt(0));
   return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
 }
 
@@ -132,11 +129,8 @@ async function unpacked(text) {
 const NUMBERS = "reward step sample turns calls tokens seconds engine_seconds env_seconds number".split(" ");
 const TEXTS = "env task group stop blame role id error".split(" ");
 const FLAGS = {
-  failed: (row) => row.failed,
-  success: (row) => row.success,
-  branch: (row) => row.parent !== null,
-  validate: (row) => row.validate,
-  unreadable: (row) => row.stop === "unreadable",
+  failed: (row) => row.failed, success: (row) => row.success, branch: (row) => row.parent !== null,
+  validate: (row) => row.validate, unreadable: (row) => row.stop === "unreadable",
 };
 const COMPARISONS = {
   "=": (a, b) => a === b, "!=": (a, b) => a !== b, "<": (a, b) => a < b,
@@ -157,9 +151,8 @@ function parseQuery(text) {
     if (term.startsWith("sort:")) {
       query.sort = term.slice(5).replace(/^-/, "");
       query.descending = term.startsWith("sort:-");
-      if (![...NUMBERS, ...TEXTS].includes(query.sort)) {
-        throw new Error(`sort:NAME takes ${[...NUMBERS, ...TEXTS].join(", ")}, got '${query.sort}'`);
-      }
+      const names = [...NUMBERS, ...TEXTS];
+      if (!names.includes(query.sort)) throw new Error(`sort:NAME takes ${names.join(", ")}, got '${query.sort}'`);
     } else if (Object.hasOwn(FLAGS, name)) query.rows.push((row) => FLAGS[name](row) === (name === term));
     else if (term.length > 2 && term.startsWith("/") && term.endsWith("/")) query.lines.push(regexTerm(term.slice(1, -1)));
     else if (figure) query.rows.push(figureTerm(figure[1], figure[2], figure[3]));
@@ -170,7 +163,7 @@ function parseQuery(text) {
 
 function figureTerm(name, sign, value) {
   const wanted = sign === "=";
-  if (name !== "tool" && NUMBERS.includes(name)) {
+  if (NUMBERS.includes(name)) {
     if (!/^\s*[+-]?((\d+\.?\d*|\.\d+)(e[+-]?\d+)?|inf(inity)?|nan)\s*$/i.test(value)) {
       throw new Error(`${name}${sign} takes a number, got '${value}'`);
     }
@@ -209,30 +202,20 @@ function regexTerm(source) {
     throw new Error(`/${source}/ is no regular expression: ${error.message}`);
   }
   return (line) => {
-    let value;
-    try {
-      value = parsed(line);
-    } catch {
-      return false;
-    }
+    const value = readJson(line);
     if (typeof value !== "object" || value === null || Array.isArray(value)) return false;
-    const messages = value.messages ?? [];
+    const messages = value.messages ?? [], calls = messages.flatMap((message) => message.tool_calls ?? []);
     const texts = messages.flatMap((message) => [message.content, message.reasoning_content]).filter((text) => text);
-    const calls = messages.flatMap((message) => message.tool_calls ?? []);
-    const searched = [
-      ...(texts.length ? texts : [value.input ?? "", value.output ?? ""]),
-      ...calls.flatMap((call) => [call.function?.name ?? "", call.function?.arguments ?? ""]),
-    ];
-    return searched.some((text) => compiled.test(text));
+    const called = calls.flatMap((call) => [call.function?.name ?? "", call.function?.arguments ?? ""]);
+    return [...(texts.length ? texts : [value.input ?? "", value.output ?? ""]), ...called].some((text) => compiled.test(text));
   };
 }
 
 // The places of rows in the query's order: equal ones stay as they were, and NaN comes last.
 function orderBy(query, places, rowAt) {
   if (!query.sort) return places;
-  const value = (at) => rowAt(at)[query.sort];
+  const value = (at) => rowAt(at)[query.sort], down = query.descending ? -1 : 1;
   const known = places.filter((at) => value(at) === value(at));
-  const down = query.descending ? -1 : 1;
   known.sort((a, b) => (value(a) < value(b) ? -down : value(a) > value(b) ? down : 0));
   return known.concat(places.filter((at) => value(at) !== value(at)));
 }

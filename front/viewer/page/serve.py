@@ -27,8 +27,6 @@ PAUSE = 1.0
 DEADLINE = 60.0
 """Seconds for the answer to a request."""
 
-COOKIE = "toolgym-view"
-
 log = logging.getLogger("toolgym.viewer.page")
 
 
@@ -117,17 +115,18 @@ class PageServer:
         """Let in who may see the run, within the deadline. Without a token the page's name must be this machine's, as
         another site's page may have a name of its own that leads here."""
         try:
+            shown = request.query.get("token")
             if self._token is None:
                 if not is_loopback((request.url.host or "").strip("[]")):
                     return _problem(403, "without a token the page is only served as localhost")
-            elif "token" in request.query:
-                if self._may(request.query["token"]):
-                    response = web.HTTPFound("/")
-                    response.set_cookie(COOKIE, request.query["token"], httponly=True, samesite="Strict")
-                    raise response
-                return _problem(401, "this is not the token")
-            elif not self._may(request.cookies.get(COOKIE) or request.headers.get("Authorization", "")[7:]):
+            elif not self._may(
+                shown or request.cookies.get("toolgym-view") or request.headers.get("Authorization", "")[7:]
+            ):
                 return _problem(401, "open the page with ?token=..., the token of TOOLGYM_VIEW_TOKEN")
+            elif shown is not None:
+                response = web.HTTPFound("/")
+                response.set_cookie("toolgym-view", shown, httponly=True, samesite="Strict")
+                raise response
             async with asyncio.timeout(DEADLINE):
                 return await handler(request)
         except TimeoutError:

@@ -21,13 +21,10 @@ function spansOf(value) {
   (value?.sequences ?? []).forEach((sequence, number) => {
     spans.push({ kind: "prompt", sequence: number, turn: -1, ids: sequence.prompt_ids });
     for (const segment of sequence.segments) {
-      if (!segment.is_policy) {
-        spans.push({ kind: "env", sequence: number, turn, ids: segment.token_ids });
-        continue;
-      }
-      turn++;
-      spans.push({
-        kind: "policy", sequence: number, turn, ids: segment.token_ids, logprobs: segment.logprobs,
+      const { token_ids: ids, is_policy: policy, logprobs } = segment;
+      turn += policy ? 1 : 0;
+      spans.push(!policy ? { kind: "env", sequence: number, turn, ids } : {
+        kind: "policy", sequence: number, turn, ids, logprobs,
         versions: segment.version_runs.flatMap((run) => Array(run.tokens).fill(run.version)),
         values: Object.fromEntries(segment.aligned.filter((each) => each.shape.length === 1).map((each) => [each.name, numbersOf(each)])),
       });

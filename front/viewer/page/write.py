@@ -68,7 +68,10 @@ def write_page(
     selected = parsed.ordered(list(parsed.select(index.read_all())))
     fitting = sum(size <= limit_bytes for size in itertools.accumulate(row.size for row in selected))
     rows = selected[: max(1, fitting)]
-    by_number = _details(index, rows)
+    shown, by_number = {row.number for row in rows}, dict[int, Detail]()
+    for row in rows:
+        if row.number not in by_number:
+            by_number |= details(index, index.group(row), shown)
     ids = sorted({token for row in rows for token in by_number[row.number].ids})
     run = about(index, texts) | {"rows": len(rows), "left_out": len(selected) - len(rows), "query": query}
     run["packed"] = sum(row.size for row in rows) > PACKED_FROM
@@ -124,14 +127,6 @@ def skeleton(run: dict[str, Any], connect: str = "'none'") -> bytes:
 def _line(row: Row, line: bytes) -> bytes:
     """A row's line as JSON; one that is no trajectory as a JSON string, whatever it holds."""
     return (line.strip() if row.readable else _json(line.decode(errors="replace").rstrip("\r\n"))) + b"\n"
-
-
-def _details(index: RunIndex, rows: list[Row]) -> dict[int, Detail]:
-    shown, by_number = {row.number for row in rows}, dict[int, Detail]()
-    for row in rows:
-        if row.number not in by_number:
-            by_number |= details(index, index.group(row), shown)
-    return by_number
 
 
 def _escaped(part: bytes) -> bytes:

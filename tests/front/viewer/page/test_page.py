@@ -344,6 +344,53 @@ async def test_hostile_texts_are_shown_and_do_nothing(page, tmp_path):
     assert page.requests == [(tmp_path / "run.html").as_uri()]
 
 
+DRAWING = (
+    "<h1>a board</h1><svg width=20 height=20><circle r=9 fill=red /></svg><script>parent.pwned = 1</script>"
+    "<img src=x onerror='parent.pwned = 1'><img src='http://127.0.0.1:9/x'><a target=_top href='about:blank'>x</a>"
+)
+
+
+class DrawnEnv:
+    """An env's class, as far as a page looks at it."""
+
+    @staticmethod
+    def render_html(trajectory):
+        return DRAWING + trajectory.task_id
+
+
+async def test_an_envs_drawing_can_neither_run_nor_load(page, tmp_path, registry):
+    registry.register("drawn-in-a-frame", DrawnEnv)
+    address = await address_of(tmp_path, changed(1, env_id="drawn-in-a-frame"), changed(2))
+    await page.open(f"{address}#row={LINES[1]['id']}")
+    await page.press("v")
+    await page.until("document.querySelector('iframe')")
+    await page.eval("new Promise((resume) => setTimeout(resume, 300))")
+    frame = "document.querySelector('iframe')"
+    assert await page.eval(f"[{frame}.srcdoc, {frame}.contentDocument, window.pwned]") == [
+        DRAWING + LINES[1]["task_id"], None, None,
+    ]  # fmt: skip
+    assert page.requests[0] == address
+    assert [request for request in page.requests[1:] if request != "about:srcdoc"] == []
+    assert all("violates" in complaint or "Blocked" in complaint for complaint in page.complaints)
+    page.complaints.clear()
+    await page.eval(f"go({{ row: '{LINES[2]['id']}' }})")
+    await page.until(f"view.row.id === '{LINES[2]['id']}'")
+    assert "Drawing" not in await page.text("#tabs")  # that env draws nothing
+
+
+async def test_lines_with_numbers_that_are_none_are_shown(page, tmp_path):
+    value = changed(1, metrics={"loss": "~NaN", "most": "~Infinity"})
+    value["sequences"][0]["segments"][0]["logprobs"][0] = "~NaN"
+    line = json.dumps(value).replace('"~NaN"', "NaN").replace('"~Infinity"', "Infinity")
+    await page.open(f"{await address_of(tmp_path, line)}#row={value['id']}")
+    if await page.eval("view.row.stop !== 'unreadable'"):
+        assert "NaN" in await page.eval("document.querySelector('.about').textContent")
+        for view in ("tokens", "json"):
+            await page.eval(f"go({{ view: '{view}' }})")
+            await page.until(f"$('panel').dataset.view === '{view}'")
+            assert "NaN" in await page.text("#panel")
+
+
 async def test_lines_that_are_no_trajectories_and_verls_are_shown(page, tmp_path):
     folder = odd_run(tmp_path)
     write_page(RunIndex(folder), folder / "run.html")
