@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 import operator
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -106,9 +106,10 @@ class Query:
                 lines.append(_contains(term))
         return cls(tuple(rows), tuple(lines), sort.removeprefix("-"), sort.startswith("-"))
 
-    def select(self, index: RunIndex) -> Iterator[Row]:
-        """Yield the rows that it selects, one by one as they are met, in the order of the index."""
-        rows = (row for row in list(index.rows) if all(holds(row) for holds in self.rows))
+    def select(self, index: RunIndex, among: Iterable[Row] | None = None) -> Iterator[Row]:
+        """Yield the rows that it selects, one by one as they are met, of the index or `among` those given."""
+        every = list(index.rows) if among is None else among
+        rows = (row for row in every if all(holds(row) for holds in self.rows))
         if not self.lines:
             yield from rows
             return
@@ -191,3 +192,20 @@ def _regex(pattern: str) -> Callable[[bytes], bool]:
 
 def _unknown(name: str, what: str, known: Sequence[str]) -> UnknownNameError:
     return UnknownNameError(f"{what} {', '.join(known)}, got {name!r}{nearest(name, known)}")
+
+
+def toggled(query: str, terms: str) -> str:
+    """Return the query with the terms, instead of others about the same figure; without them, if it has them."""
+    rest = _without(query, re.split("[<>=]", terms)[0] + "(>=|<|=)")
+    return rest if f" {terms} " in f" {query} " else f"{rest} {terms}".strip()
+
+
+def sorted_by(query: str, name: str) -> str:
+    """Return the query with its next order by a figure: downwards, upwards, then none."""
+    orders = [f"sort:-{name}", f"sort:{name}", ""]
+    place = next((place for place, order in enumerate(orders[:2]) if order in query.split()), -1)
+    return f"{_without(query, 'sort:')} {orders[place + 1]}".strip()
+
+
+def _without(query: str, beginning: str) -> str:
+    return re.sub(rf'(?<!\S){beginning}("[^"]*"|\S)*\s*', "", query).strip()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import re
 import time
 import zlib
@@ -19,6 +20,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from toolgym.envs.types import StopReason
+from toolgym.rollout.advantages.advantages import group_advantages
 from toolgym.rollout.trajectory.summary import has_full_marks
 from toolgym.rollout.trajectory.trajectory import FORMAT_VERSION, Trajectory
 from toolgym.tools.errors import ConfigError, missing_file
@@ -70,6 +72,11 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     @property
     def readable(self) -> bool:
         return self.stop != UNREADABLE
+
+    @property
+    def troubled(self) -> bool:
+        """Whether the episode failed, or a tool call of it was not ok."""
+        return self.failed or bool(self.problems)
 
 
 class _Call(msgspec.Struct):
@@ -174,11 +181,16 @@ class RunIndex:
         """Read on for about so many seconds. Returns whether it stopped for the time, so that more is to be read.
 
         A last line without its end, which a run may be writing, is read when it is whole.
+
+        Raises:
+            ConfigError: a file has become shorter than what was read of it.
         """
         stop_at = time.monotonic() + seconds
         self._find_files()
         for number, path in enumerate(self.files):
             with path.open("rb", buffering=1 << 20) as file:
+                if file.seek(0, os.SEEK_END) < self._ends[number]:
+                    raise ConfigError(f"{str(path)!r} has become shorter, so another run replaced it: open it again")
                 file.seek(self._ends[number])
                 for line in file:
                     if not line.endswith(b"\n") and not self._is_whole(line):
@@ -201,12 +213,15 @@ class RunIndex:
         """Read a trajectory whole. One of verl has a message of the user and one of the policy, and no token ids.
 
         Raises:
-            ConfigError: the line is no trajectory of this version.
+            ConfigError: the line is no trajectory of this version, or the file is another one by now.
         """
         if not row.readable:
             raise ConfigError(f"{self.place(row)}: {row.error}")
-        value = json.loads(self.line(row))
-        return Trajectory.from_json(value) if "format_version" in value else _of_verl(value, row)
+        try:
+            value = json.loads(self.line(row))
+            return Trajectory.from_json(value) if "format_version" in value else _of_verl(value, row)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ConfigError(f"{self.place(row)}: {error}") from error
 
     def group(self, row: Row) -> list[Row]:
         """Return the members of a row's group, itself among them, by their sample."""
@@ -217,6 +232,11 @@ class RunIndex:
         """Return the rows that were branched from this one, in the order of their turns."""
         branched = [member for member in self.group(row) if member.parent == row.id and row.id]
         return sorted(branched, key=lambda member: (member.branch_turn or 0, member.number))
+
+    def advantages(self, row: Row) -> dict[int, float | None]:
+        """Return the advantages of a row's group by the numbers of its members. Raises ConfigError as `trajectory`."""
+        members = self.group(row)
+        return dict(zip((m.number for m in members), group_advantages(map(self.trajectory, members)), strict=True))
 
     def place(self, row: Row) -> str:
         return f"{self.files[row.file]}, byte {row.start}"
@@ -250,7 +270,7 @@ class RunIndex:
         try:
             value = decoded(self._decoder, line)
             row = _row(value, number, file, start, len(line))
-        except (msgspec.DecodeError, ValueError) as error:
+        except (msgspec.DecodeError, ValueError, TypeError) as error:
             row = Row(number, file, start, len(line), error=str(error)[:MAX_ERROR], failed=True)
         self.rows.append(row)
         if row.group:
