@@ -18,6 +18,7 @@ from toolgym.version import __version__
 COMMANDS = {
     "rollout": "Play tasks with a policy; write trajectories and a batch.",
     "report": "Report reward, pass@k, lengths, times and ends of runs, with intervals and plots.",
+    "view": "Look at the trajectories of a run, in the terminal or as a page.",
     "replay": "Play a recorded run again, without its engine and tools, and compare.",
     "prepare": "Turn a public data set, as downloaded, into tasks.",
     "envs": "List the ids of envs.",
@@ -32,6 +33,7 @@ COMMANDS = {
 ELSEWHERE = {
     "report": "toolgym.report.command",
     "export": "toolgym.exports.command",
+    "view": "toolgym.viewer.command",
 }
 """Modules of commands that are in another room than `toolgym.cli`."""
 

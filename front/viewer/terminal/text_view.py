@@ -1,0 +1,212 @@
+"""`TextView`: blocks of text that fold, scroll and are never cut, drawn line by line; and text that is harmless."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from rich.cells import cell_len, chop_cells
+from rich.segment import Segment
+from rich.style import Style
+from textual.binding import Binding, BindingType
+from textual.events import Click, Resize
+from textual.geometry import Size
+from textual.message import Message
+from textual.scroll_view import ScrollView
+from textual.strip import Strip
+
+Line = Sequence[Segment]
+
+PREVIEW = 4
+"""Lines of a folded block that are shown."""
+
+_OBEYED = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]"
+)
+
+
+def harmless(text: str) -> str:
+    """The text with everything written out that a terminal would obey or cannot write: `␛` for an escape, `\\ud800`
+    for half a character. Line ends stay; tabs become blanks."""
+    return _OBEYED.sub(_written_out, text.expandtabs(4))
+
+
+def _written_out(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    return chr(0x2400 + code) if code < 0x20 else "␡" if code == 0x7F else f"\\u{code:04x}"
+
+
+def on_one_line(text: str) -> str:
+    return harmless(text).replace("\n", "⏎")
+
+
+def piece(text: str, style: str = "") -> Segment:
+    return Segment(text, Style.parse(style))
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    """The lines of a text, long ones broken, at blanks if there are some; all of it is there."""
+    lines: list[str] = []
+    for line in text.split("\n"):
+        cells, start = cell_len(line), 0
+        if cells > width and cells != len(line):
+            lines += chop_cells(line, width)
+            continue
+        while len(line) - start > width:
+            blank = line.rfind(" ", start + width // 2, start + width)
+            stop = start + width if blank < 0 else blank + 1
+            lines.append(line[start:stop])
+            start = stop
+        lines.append(line[start:])
+    return lines
+
+
+class LineView(ScrollView, can_focus=True, inherit_bindings=False):
+    """The base of views that draw only the lines on the screen, and move a cursor."""
+
+    DEFAULT_CSS = "LineView { scrollbar-gutter: stable; overflow-x: hidden; scrollbar-size-vertical: 1; }"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("down,j", "move(1)", "down", show=False),
+        Binding("up,k", "move(-1)", "up", show=False),
+        Binding("pagedown", "page(1)", "page down", show=False),
+        Binding("pageup", "page(-1)", "page up", show=False),
+        Binding("home", "end(-1)", "to the start", show=False),
+        Binding("end", "end(1)", "to the end", show=False),
+        Binding("enter,space", "choose", "open or fold", show=False),
+    ]
+    cursor = 0
+
+    class Chosen(Message):
+        """Enter, or a click, on something that can be opened."""
+
+        def __init__(self, view: LineView, value: Any) -> None:
+            super().__init__()
+            self.view, self.value = view, value
+
+    @property
+    def room(self) -> int:
+        """Cells of a line."""
+        return max(12, self.scrollable_content_region.width)
+
+    def strip(self, segments: Line, style: Style | None = None) -> Strip:
+        """A line of the view's width on its background."""
+        return Strip(segments).adjust_cell_length(self.room).apply_style(style or self.rich_style)
+
+    def see(self, line: int, height: int) -> None:
+        """Scroll as little as makes a line visible, if so many lines are."""
+        top = self.scroll_offset.y
+        self.scroll_line(line if line < top else max(top, line - max(1, height) + 1))
+
+    def scroll_line(self, y: int) -> None:
+        self.scroll_to(y=y, animate=False, immediate=True)
+        self.refresh()
+
+
+@dataclass
+class Block:
+    """A title of one line, and a text below it. `key` is what Enter opens; a block without one folds and unfolds."""
+
+    title: Line = ()
+    text: str = ""
+    style: str = ""
+    folded: bool = False
+    key: Any = None
+
+    def lines(self, width: int) -> list[Line]:
+        """Its lines as they are shown."""
+        lines: list[Line] = [self.title] if self.title else []
+        if not self.text:
+            return lines
+        room, style = max(10, width - 2), Style.parse(self.style)
+        head = self.text[: PREVIEW * room * 2] if self.folded else self.text
+        texts: list[Line] = [[Segment(f"  {line}", style)] for line in wrapped(harmless(head), room)]
+        if not self.folded or (len(head) == len(self.text) and len(texts) <= PREVIEW + 1):
+            return lines + texts
+        size = f"{len(self.text):,} characters in {self.text.count(chr(10)) + 1:,} lines"
+        return [*lines, *texts[:PREVIEW], [piece(f"  … of {size} (Enter unfolds)", "dim italic")]]
+
+
+class TextView(LineView):
+    """Shows blocks, one of which is at the cursor. Only unfolded text is broken into lines."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("f", "fold_all", "fold all")]
+
+    blocks: Sequence[Block] = ()
+    _lines: Sequence[Sequence[Line]] = ()
+    _starts: Sequence[int] = (0,)
+
+    def show(self, blocks: Sequence[Block], cursor: int | None = None) -> None:
+        """Show other blocks, from their start; or with `cursor`, from there."""
+        self.blocks, self.cursor = blocks, max(0, min(cursor or 0, len(blocks) - 1))
+        self._lines = [block.lines(self.room - 1) for block in blocks]
+        starts = [0]
+        for lines in self._lines:
+            starts.append(starts[-1] + len(lines))
+        self._starts, self.virtual_size = starts, Size(0, starts[-1])
+        if cursor is None:
+            self.scroll_line(0)
+        else:
+            self.go(cursor)
+
+    def go(self, block: int) -> None:
+        """Move the cursor to a block, and as much of it as fits into sight."""
+        if self.blocks:
+            self.cursor = max(0, min(len(self.blocks) - 1, block))
+            self.see(self._starts[self.cursor + 1] - 1, self.size.height)
+            self.see(self._starts[self.cursor], self.size.height)
+
+    def on_resize(self, event: Resize) -> None:
+        self.show(self.blocks, self.cursor)
+
+    def render_line(self, y: int) -> Strip:
+        line = y + self.scroll_offset.y
+        number = bisect_right(self._starts, line) - 1
+        if number >= len(self.blocks):
+            return self.strip([])
+        mark = piece("▌" if number == self.cursor else " ", "bold blue" if self.has_focus else "dim")
+        return self.strip([mark, *self._lines[number][line - self._starts[number]]])
+
+    def action_move(self, step: int) -> None:
+        """Go to the next block, or a line on while this one goes on beyond the edge of the screen."""
+        top, bottom = self.scroll_offset.y, self.scroll_offset.y + self.size.height
+        if self.blocks and (self._starts[self.cursor + 1] > bottom if step > 0 else self._starts[self.cursor] < top):
+            self.scroll_line(top + step)
+        elif step < 0 < self.cursor:  # to the end of the one above, which may be long
+            self.cursor -= 1
+            self.see(self._starts[self.cursor + 1] - 1, self.size.height)
+        else:
+            self.go(self.cursor + step)
+
+    def action_page(self, step: int) -> None:
+        self.scroll_line(self.scroll_offset.y + step * (self.size.height - 1))
+        edge = self.scroll_offset.y + (self.size.height - 1 if step < 0 else 0)
+        self.cursor = max(0, min(bisect_right(self._starts, edge) - 1, len(self.blocks) - 1))
+
+    def action_end(self, step: int) -> None:
+        self.cursor = 0 if step < 0 else max(0, len(self.blocks) - 1)
+        self.scroll_line(0 if step < 0 else self._starts[-1])
+
+    def action_choose(self) -> None:
+        """Open the block if there is something to open, else fold or unfold it."""
+        block = self.blocks[self.cursor] if self.blocks else Block()
+        if block.key is not None:
+            self.post_message(self.Chosen(self, block.key))
+        else:
+            block.folded = not block.folded
+            self.show(self.blocks, self.cursor)
+
+    def action_fold_all(self) -> None:
+        """Unfold all blocks, or fold all if none is folded."""
+        folded = not any(block.folded for block in self.blocks)
+        for block in self.blocks:
+            block.folded = folded
+        self.show(self.blocks, self.cursor)
+
+    def on_click(self, event: Click) -> None:
+        number = bisect_right(self._starts, event.get_content_offset_capture(self).y + self.scroll_offset.y) - 1
+        if number < len(self.blocks):
+            self.cursor = number
+            self.action_choose()
