@@ -94,7 +94,7 @@ def _histogram(every: Sequence[Row], shown: Sequence[Row]) -> list[Bar]:
     if len(values) <= BINS:
         return [Bar(f"{v:.4g}", f"reward={v!r}", counts[v], counts_shown[v]) for v in values]
     low, high = values[0], values[-1]
-    edges = sorted({float(f"{low + (high - low) * place / BINS:.4g}") for place in range(1, BINS)})
+    edges = sorted({float(f"{low + (high - low) * place / BINS:.6g}") for place in range(1, BINS)})
     sums, sums_shown = [0] * (len(edges) + 1), [0] * (len(edges) + 1)
     for value in values:
         place = bisect_right(edges, value)

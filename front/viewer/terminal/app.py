@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 from typing import ClassVar, cast
 
 from textual import work
@@ -135,7 +136,7 @@ class TextScreen(Screen[None]):
 
 
 class RowScreen(Screen[None]):
-    """The base of screens with a `row`, whose group, id and JSON can be asked for."""
+    """The base of screens about a row, which `asked` returns: for its group, its id and its JSON."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "app.pop_screen", "back"),
@@ -143,7 +144,7 @@ class RowScreen(Screen[None]):
         Binding("y", "copy", "copy id", show=False),
         Binding("r", "raw", "raw JSON", show=False),
     ]
-    row: Row | None = None
+    asked: Callable[[], Row | None]
 
     @property
     def viewer(self) -> RunViewer:
@@ -152,21 +153,21 @@ class RowScreen(Screen[None]):
     def action_group(self) -> None:
         from toolgym.viewer.terminal.group_screen import GroupScreen
 
-        if self.row is not None:
-            self.app.push_screen(GroupScreen(self.row))
+        if row := self.asked():
+            self.app.push_screen(GroupScreen(row))
 
     def action_copy(self) -> None:
-        if self.row is not None:
-            self.app.copy_to_clipboard(self.row.id.encode(errors="replace").decode())
-            self.notify(f"copied {harmless(self.row.id)}", markup=False)
+        if row := self.asked():
+            self.app.copy_to_clipboard(row.id.encode(errors="replace").decode())
+            self.notify(f"copied {harmless(row.id)}", markup=False)
 
     def action_raw(self) -> None:
         """Show the line of the row as it stands in its file, laid out as JSON if it is that."""
-        if self.row is None:
+        index, row = self.viewer.index, self.asked()
+        if row is None:
             return
         try:
-            text = self.viewer.index.line(self.row).decode(errors="replace")
+            text = index.line(row).decode(errors="replace")
         except OSError as error:
-            self.notify(str(error), severity="error", markup=False)
-        else:
-            self.app.push_screen(TextScreen(self.viewer.index.place(self.row), [Block(text=laid_out(text))], text))
+            text = f"it cannot be read: {error}"
+        self.app.push_screen(TextScreen(index.place(row), [Block(text=laid_out(text))], text))

@@ -70,7 +70,7 @@ class GroupScreen(RowScreen):
 
     def __init__(self, row: Row) -> None:
         super().__init__()
-        self.row: Row = row
+        self.row, self.asked = row, lambda: self.row
         self._advantages: dict[int, float | None] = {}
 
     def compose(self) -> ComposeResult:

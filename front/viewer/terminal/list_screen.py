@@ -60,6 +60,7 @@ class ListScreen(RowScreen):
 
     def on_mount(self) -> None:
         self.rows, self.charts, self.filter = self.query_one(RunList), self.query_one(TextView), self.query_one(Input)
+        self.asked = lambda: self.rows.row
         self.rows.focus()
         self.show({})
 
@@ -68,7 +69,6 @@ class ListScreen(RowScreen):
         selection, index = self.viewer.selection, self.viewer.index
         query = selection.query
         self.rows.show(selection.rows, ("-" if query.descending else "") + query.sort)
-        self.row = self.rows.row
         self.charts.show([block for name in bars for block in _chart(name, bars[name])], self.charts.cursor)
         size = index.size
         done = "" if selection.finished else f"   reading: {index.bytes_read / max(1, size):.0%} of {size:,} bytes"

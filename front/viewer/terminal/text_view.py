@@ -101,7 +101,7 @@ class LineView(ScrollView, can_focus=True, inherit_bindings=False):
         self.scroll_line(line if line < top else max(top, line - max(1, height) + 1))
 
     def scroll_line(self, y: int) -> None:
-        self.scroll_to(y=y, animate=False, immediate=True)
+        self.scroll_to(y=y, animate=False, force=True, immediate=True)
         self.refresh()
 
 

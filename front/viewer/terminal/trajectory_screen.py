@@ -39,8 +39,8 @@ class TrajectoryScreen(RowScreen):
 
     def __init__(self, row: Row, rows: RunList) -> None:
         super().__init__()
-        self.row: Row = row
-        self.rows, self.view = rows, "conversation"
+        self.row, self.rows, self.view = row, rows, "conversation"
+        self.asked = lambda: self.row
 
     def compose(self) -> ComposeResult:
         yield Static(classes="line", id="title", markup=False)
@@ -109,12 +109,17 @@ class TrajectoryScreen(RowScreen):
         texts = self.viewer.texts
         if texts is None:
             self.run_worker(self._load_texts(), exclusive=True, group="texts")
-        text, note = (str, "loading the tokenizer…") if texts is None else (texts.text, texts.why_not)
+        text, note = (
+            (str, "loading the tokenizer…") if texts is None else (texts.text, "" if texts.known else "ids only")
+        )
         view.show(self._tokens, text, "" if self.advantage is None else f"{self.advantage:.3f}", note)
 
     async def _load_texts(self) -> None:
         await self.viewer.load_texts()
-        self.show_view()
+        if texts := self.viewer.texts:
+            self.show_view()
+            if texts.why_not:
+                self.notify(texts.why_not, severity="warning", markup=False)
 
     def _show_title(self, state: str) -> None:
         row = self.row
