@@ -3,9 +3,9 @@
     python benchmarks/viewer.py [--rows 100000]
 
 A run of so many rows is written to a temporary folder from the trajectories that `toolgym view --demo` shows, each as
-long as those of real runs: 1 GB for 100,000. Each table is measured in a process of its own. The targets: a first screen
-within 2 s, further screens within 100 ms (measured on the action itself until all of its lines are drawn), and less than
-300 MB of memory. A figure without a target is there to be known.
+long as those of real runs: 1 GB for 100,000. Each table is measured in a process of its own. The targets: a first
+screen within 2 s, further screens within 100 ms (measured on the action itself until all of its lines are drawn), and
+less than 300 MB of memory. A figure without a target is there to be known.
 """
 
 from __future__ import annotations

@@ -62,6 +62,7 @@ class RunList(LineView):
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"run-list--cursor", "run-list--titles"}
 
+    margins = 1
     rows: Sequence[Row] = ()
     sort = ""
 
@@ -77,9 +78,9 @@ class RunList(LineView):
         self.virtual_size = Size(0, len(rows) + 1)
         self.go(self.cursor)
 
-    def go(self, place: int) -> None:
-        self.cursor = max(0, min(len(self.rows) - 1, place))
-        self.see(self.cursor, self.size.height - 1)
+    @property
+    def count(self) -> int:
+        return len(self.rows)
 
     def jump(self, step: int) -> Row | None:
         """Go to the next row in trouble, or with `step` -1 to the one before, and return it; None without one."""
@@ -115,15 +116,6 @@ class RunList(LineView):
             return self.strip(cells)
         style = self.get_component_rich_style("run-list--cursor")
         return self.strip(cells, style if self.has_focus else style + Style(dim=True))
-
-    def action_move(self, step: int) -> None:
-        self.go(self.cursor + step)
-
-    def action_page(self, step: int) -> None:
-        self.go(self.cursor + step * (self.size.height - 2))
-
-    def action_end(self, step: int) -> None:
-        self.go(0 if step < 0 else len(self.rows) - 1)
 
     def action_choose(self) -> None:
         if self.row is not None:

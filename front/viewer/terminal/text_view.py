@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,20 +22,15 @@ Line = Sequence[Segment]
 PREVIEW = 4
 """Lines of a folded block that are shown."""
 
-_OBEYED = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]"
-)
+_OBEYED = [*range(0x80, 0xA0), 0x61C, *range(0x200B, 0x2010), *range(0x2028, 0x202F), *range(0x2060, 0x2070)]
+_WRITTEN = {code: f"\\u{code:04x}" for code in [*_OBEYED, *range(0xD800, 0xE000), 0xFEFF, *range(0xFFF9, 0xFFFC)]}
+_WRITTEN |= {code: chr(0x2400 + code) for code in range(0x20) if code != ord("\n")} | {0x7F: "␡"}
 
 
 def harmless(text: str) -> str:
     """The text with everything written out that a terminal would obey or cannot write: `␛` for an escape, `\\ud800`
     for half a character. Line ends stay; tabs become blanks."""
-    return _OBEYED.sub(_written_out, text.expandtabs(4))
-
-
-def _written_out(match: re.Match[str]) -> str:
-    code = ord(match[0])
-    return chr(0x2400 + code) if code < 0x20 else "␡" if code == 0x7F else f"\\u{code:04x}"
+    return text.expandtabs(4).translate(_WRITTEN)
 
 
 def on_one_line(text: str) -> str:
@@ -78,6 +72,8 @@ class LineView(ScrollView, can_focus=True, inherit_bindings=False):
         Binding("enter,space", "choose", "open or fold", show=False),
     ]
     cursor = 0
+    margins = 0
+    """Lines of the screen that do not scroll."""
 
     class Chosen(Message):
         """Enter, or a click, on something that can be opened."""
@@ -91,18 +87,47 @@ class LineView(ScrollView, can_focus=True, inherit_bindings=False):
         """Cells of a line."""
         return max(12, self.scrollable_content_region.width)
 
+    @property
+    def height(self) -> int:
+        """Lines that scroll."""
+        return max(1, self.size.height - self.margins)
+
+    @property
+    def count(self) -> int:
+        """Things that the cursor can be at."""
+        raise NotImplementedError
+
+    def line_of(self, place: int) -> int:
+        """The line of the thing at a place."""
+        return place
+
     def strip(self, segments: Line, style: Style | None = None) -> Strip:
         """A line of the view's width on its background."""
         return Strip(segments).adjust_cell_length(self.room).apply_style(style or self.rich_style)
 
-    def see(self, line: int, height: int) -> None:
-        """Scroll as little as makes a line visible, if so many lines are."""
+    def go(self, place: int) -> None:
+        """Move the cursor, and its line into sight."""
+        self.cursor = max(0, min(self.count - 1, place))
+        if self.count:
+            self.see(self.line_of(self.cursor))
+
+    def see(self, line: int) -> None:
+        """Scroll as little as makes a line visible."""
         top = self.scroll_offset.y
-        self.scroll_line(line if line < top else max(top, line - max(1, height) + 1))
+        self.scroll_line(line if line < top else max(top, line - self.height + 1))
 
     def scroll_line(self, y: int) -> None:
         self.scroll_to(y=y, animate=False, force=True, immediate=True)
         self.refresh()
+
+    def action_move(self, step: int) -> None:
+        self.go(self.cursor + step)
+
+    def action_page(self, step: int) -> None:
+        self.action_move(step * max(1, self.height - 1))
+
+    def action_end(self, step: int) -> None:
+        self.go(0 if step < 0 else self.count - 1)
 
 
 @dataclass
@@ -151,12 +176,14 @@ class TextView(LineView):
         else:
             self.go(cursor)
 
-    def go(self, block: int) -> None:
-        """Move the cursor to a block, and as much of it as fits into sight."""
-        if self.blocks:
-            self.cursor = max(0, min(len(self.blocks) - 1, block))
-            self.see(self._starts[self.cursor + 1] - 1, self.size.height)
-            self.see(self._starts[self.cursor], self.size.height)
+    @property
+    def count(self) -> int:
+        return len(self.blocks)
+
+    def line_of(self, place: int) -> int:
+        """The first line of a block, after as much of it as fits came into sight."""
+        self.see(self._starts[place + 1] - 1)
+        return self._starts[place]
 
     def on_resize(self, event: Resize) -> None:
         self.show(self.blocks, self.cursor)
@@ -176,18 +203,14 @@ class TextView(LineView):
             self.scroll_line(top + step)
         elif step < 0 < self.cursor:  # to the end of the one above, which may be long
             self.cursor -= 1
-            self.see(self._starts[self.cursor + 1] - 1, self.size.height)
+            self.see(self._starts[self.cursor + 1] - 1)
         else:
             self.go(self.cursor + step)
 
     def action_page(self, step: int) -> None:
-        self.scroll_line(self.scroll_offset.y + step * (self.size.height - 1))
-        edge = self.scroll_offset.y + (self.size.height - 1 if step < 0 else 0)
+        self.scroll_line(self.scroll_offset.y + step * (self.height - 1))
+        edge = self.scroll_offset.y + (self.height - 1 if step < 0 else 0)
         self.cursor = max(0, min(bisect_right(self._starts, edge) - 1, len(self.blocks) - 1))
-
-    def action_end(self, step: int) -> None:
-        self.cursor = 0 if step < 0 else max(0, len(self.blocks) - 1)
-        self.scroll_line(0 if step < 0 else self._starts[-1])
 
     def action_choose(self) -> None:
         """Open the block if there is something to open, else fold or unfold it."""

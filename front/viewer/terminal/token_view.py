@@ -40,6 +40,7 @@ class TokenView(LineView):
         Binding("c,enter,space", "choose", "colour by"),
     ]
 
+    margins = TABLE + 2
     tokens: Sequence[SeenToken] = ()
     colour = "logprob"
     _lines: Sequence[Sequence[tuple[int, str]]] = ()
@@ -62,10 +63,12 @@ class TokenView(LineView):
         self._lay_out()
         self.go(self._spans[0] if is_new and self._spans else self.cursor)
 
-    def go(self, place: int) -> None:
-        self.cursor = max(0, min(len(self.tokens) - 1, place))
-        if self._lines:
-            self.see(self._line_of(self.cursor), self.size.height - TABLE - 2)
+    @property
+    def count(self) -> int:
+        return len(self.tokens)
+
+    def line_of(self, place: int) -> int:
+        return bisect_right(self._firsts, place) - 1
 
     def on_resize(self, event: Resize) -> None:
         if self.tokens:
@@ -88,15 +91,9 @@ class TokenView(LineView):
     def action_move(self, step: int) -> None:
         """Go to the token at about the same column of a line further on."""
         if self._lines:
-            line = self._line_of(self.cursor)
+            line = self.line_of(self.cursor)
             column = sum(cell_len(text) for place, text in self._lines[line] if place < self.cursor)
             self.go(self._token_at(max(0, min(len(self._lines) - 1, line + step)), column))
-
-    def action_page(self, step: int) -> None:
-        self.action_move(step * max(1, self.size.height - TABLE - 3))
-
-    def action_end(self, step: int) -> None:
-        self.go(0 if step < 0 else len(self.tokens) - 1)
 
     def action_span(self, step: int) -> None:
         """Go to the first token of the next turn of the policy, or of the one before."""
@@ -131,9 +128,6 @@ class TokenView(LineView):
             left = 0 if text.endswith("⏎") else left
         self._lines, self._firsts = lines, [line[0][0] for line in lines]
         self.virtual_size = Size(0, len(lines) + TABLE + 2)
-
-    def _line_of(self, place: int) -> int:
-        return bisect_right(self._firsts, place) - 1
 
     def _token_at(self, line: int, column: int) -> int:
         for place, text in self._lines[line]:

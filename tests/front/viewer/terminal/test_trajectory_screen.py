@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 
@@ -13,9 +14,10 @@ from toolgym.envs.types import ToolCallRecord
 from toolgym.rollout.trajectory.file import TrajectoryWriter, read_trajectories
 from toolgym.rollout.trajectory.token_sequence import Segment, TokenSequence
 from toolgym.viewer.run_index import RunIndex
+from toolgym.viewer.terminal.app import RunViewer
 from toolgym.viewer.terminal.pages import arguments_text, conversation, laid_out, times, tree
 from toolgym.viewer.terminal.text_view import TextView, harmless, wrapped
-from toolgym.viewer.terminal.token_view import TokenView
+from toolgym.viewer.terminal.token_view import TABLE, TokenView
 
 NASTY = "\x1b[31mred\x1b]52;c;aGk=\x07 \u202egnp.exe [bold]markup[/bold] \ud83d \x9b2J \t|"
 
@@ -40,8 +42,9 @@ async def test_number_keys_and_tab_show_the_views():
         for key, text in [("3", "in all"), ("4", "may be trained on"), ("5", "this one"), ("1", "answered, reward 1")]:
             await pilot.press(key)
             assert text in shown(app)
-        await pilot.press("tab", "tab")
-        assert screen.view == "times"
+        await pilot.press("5", "tab", "shift+tab")
+        assert screen.view == "conversation"
+        await pilot.press("4")
         await pilot.click("#views", offset=(3, 0))
         assert screen.view == "conversation"
         await pilot.press("escape")
@@ -50,7 +53,7 @@ async def test_number_keys_and_tab_show_the_views():
 
 @pytest.mark.parametrize("size", [(80, 24), (160, 50)])
 async def test_every_view_fits_the_screen(size):
-    async with viewing(size=size) as (app, pilot):
+    async with viewing(size=size) as (_, pilot):
         screen = await opened(pilot, 2)
         for key in "12345":
             await pilot.press(key)
@@ -255,6 +258,7 @@ async def test_token_view_shows_each_token_with_all_that_is_known_of_it():
         assert view.cursor == start
         await pilot.press("p")
         second = view.cursor
+        assert "#### 24" in "\n".join(lines_of(view)[: -TABLE - 1])
         assert view.tokens[second].turn == 1
         await pilot.press("P")
         assert view.cursor == start
@@ -282,8 +286,12 @@ async def test_without_a_tokenizer_ids_stand_for_the_texts(tmp_path, first):
 
 
 async def test_a_tokenizer_that_is_not_there_ends_the_viewer_with_its_error(tmp_path):
-    async with viewing(DEMO, tokenizer=str(tmp_path / "none")) as (app, pilot):
-        await until(pilot, lambda: app.error is not None, seconds=60)
+    app = RunViewer(RunIndex(DEMO), tokenizer=str(tmp_path / "none"))
+    async with app.run_test():
+        for _ in range(6_000):
+            if app.error is not None:
+                break
+            await asyncio.sleep(0.01)
     assert "none" in str(app.error)
 
 
