@@ -71,7 +71,7 @@ def test_lines_with_half_a_character_or_nan_are_read(tmp_path):
     message = {"role": "user", "content": "half \ud83d of one"}
     with TrajectoryWriter(tmp_path / "run.jsonl") as writer:
         writer.write(dataclasses.replace(first, messages=(message, *first.messages), metrics={"loss": float("nan")}))
-    row = {"input": "a \ud83d", "output": "b", "score": float("nan"), "step": 1}
+    row = {"input": "a \ud83d", "output": "b", "score": 1.0, "step": 1, "acc": float("nan")}
     (tmp_path / "verl.jsonl").write_text(json.dumps(row) + "\n")
     index = RunIndex(tmp_path).read_all()
     assert [row.readable for row in index.rows] == [True, True]
