@@ -18,11 +18,11 @@ CHUNK = 1_000
 
 
 class Bar(NamedTuple):
-    """One bar of a chart: `shown` of `count` rows, which the query `terms` selects."""
+    """One bar of a chart: `shown` of `rows`, which the query `terms` selects."""
 
     label: str
     terms: str
-    count: int
+    rows: int
     shown: int
 
 

@@ -34,7 +34,7 @@ class ListScreen(RowScreen):
     ListScreen.-narrow #body { layout: vertical; }
     ListScreen.-narrow #charts { width: 1fr; height: 8; border-left: none; border-top: solid $panel; }
     """
-    HORIZONTAL_BREAKPOINTS: ClassVar[list[tuple[int, str]] | None] = [(0, "-narrow"), (110, "-wide")]
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (110, "-wide")]  # noqa: RUF012  as Textual types it
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("slash", "filter", "filter", key_display="/"),
         Binding("escape", "leave", "clear filter", show=False),
@@ -117,10 +117,10 @@ class ListScreen(RowScreen):
 
 
 def _chart(name: str, bars: list[Bar]) -> list[Block]:
-    most = max((bar.count for bar in bars), default=1)
+    most = max((bar.rows for bar in bars), default=1)
     blocks = [Block([piece(name, "bold")])] if bars else []
     for bar in bars:
-        cells, full = (max(bool(count), round(BAR * count / most)) for count in (bar.count, bar.shown))
+        cells, full = (max(bool(count), round(BAR * count / most)) for count in (bar.rows, bar.shown))
         title = [piece(f"{on_one_line(bar.label)[:14]:<14} "), piece("█" * full, "green"), piece("░" * (cells - full))]
-        blocks.append(Block([*title, piece(f" {bar.shown:,} of {bar.count:,}", "dim")], key=bar.terms))
+        blocks.append(Block([*title, piece(f" {bar.shown:,} of {bar.rows:,}", "dim")], key=bar.terms))
     return blocks

@@ -152,12 +152,13 @@ class TokenView(LineView):
         return Style.parse(f"black on {colour}")
 
     def _legend(self) -> list[Segment]:
-        labels, palette = [">90%", ">50%", ">20%", ">5%", "less"], SCALE
+        palette: Sequence[str] = VERSIONS if self.colour == "version" else SCALE
+        labels = [">90%", ">50%", ">20%", ">5%", "less"]
         if self.colour in self._ranges:
             low, high = self._ranges[self.colour]
             labels = [f">{low + (high - low) * step / 5:.3g}" for step in range(5)]
         elif self.colour == "version":
-            labels, palette = [on_one_line(version) for version in self._versions], VERSIONS
+            labels = [on_one_line(version) for version in self._versions]
         marks = [piece(f" {label} ", f"black on {colour}") for label, colour in zip(labels, palette, strict=False)]
         marks = [piece("policy", "green")] if self.colour == "kind" else marks
         rest = [piece("  prompt", "cyan"), piece("  env", "dim"), piece(f"  {self._note}", "italic")]

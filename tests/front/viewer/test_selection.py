@@ -92,26 +92,26 @@ def test_a_bar_counts_the_rows_that_its_terms_select():
     every = rows(*(place / 100 for place in range(100)), stop="answered")
     shown = every[:30]
     for name, bars in charts(every, shown).items():
-        assert sum(bar.count for bar in bars) == (0 if name == "calls" else 100)
+        assert sum(bar.rows for bar in bars) == (0 if name == "calls" else 100)
         for bar in bars:
             query = Query.parse(bar.terms)
-            assert len([row for row in every if all(holds(row) for holds in query.rows)]) == bar.count
+            assert len([row for row in every if all(holds(row) for holds in query.rows)]) == bar.rows
             assert len([row for row in shown if all(holds(row) for holds in query.rows)]) == bar.shown
     assert len(charts(every, shown)["reward"]) == 8
 
 
 def test_few_rewards_have_a_bar_each_and_none_has_none():
     bars = charts(rows(0.0, 1.0, 1.0, float("nan")), [])["reward"]
-    assert [(bar.label, bar.count, bar.shown) for bar in bars] == [("0", 1, 0), ("1", 2, 0)]
+    assert [(bar.label, bar.rows, bar.shown) for bar in bars] == [("0", 1, 0), ("1", 2, 0)]
     assert charts(rows(float("nan")), [])["reward"] == []
     near = charts(rows(1.0, *(1.0 + place * 1e-9 for place in range(1, 20))), [])["reward"]
-    assert sum(bar.count for bar in near) == 20
+    assert sum(bar.rows for bar in near) == 20
 
 
 def test_problems_are_counted_and_quoted():
     every = [*rows(0.0, problems=("two words", "timeout")), *rows(1.0, problems=("timeout",))]
     bars = charts(every, every)["calls"]
-    assert [(bar.label, bar.count) for bar in bars] == [("timeout", 2), ("two words", 1)]
+    assert [(bar.label, bar.rows) for bar in bars] == [("timeout", 2), ("two words", 1)]
     assert all(Query.parse(bars[1].terms).rows[0](row) == (row is every[0]) for row in every)
 
 
