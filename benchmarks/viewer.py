@@ -96,7 +96,7 @@ async def _terminal(run: Path) -> list[Measure]:
         measures.append(Measure("first screen, imports included", time.perf_counter() - start, "s", FIRST_SCREEN))
         pages = [await timed(lambda: rows.action_page(1)) for _ in range(30)]
         measures.append(Measure("page down while it is read, slowest", max(pages), "s", FURTHER_SCREEN))
-        await until(lambda: app.selection.finished)
+        await until(lambda: app.opened.selection.finished)
         measures.append(Measure("all read", time.perf_counter() - start, "s"))
         await asyncio.sleep(0.5)
         pages = [await timed(lambda: rows.action_page(1)) for _ in range(30)]
@@ -123,16 +123,20 @@ async def _terminal(run: Path) -> list[Measure]:
             ("sort by reward", "sort:-reward"), ("filter by figures", "reward<0.1 failed"),
             ("find a text, first rows", '"a rope of"'), ("find a regular expression, first rows", r"/rope of \d+ m/"),
         ]:  # fmt: skip
-            before = app.selection.query
+            before = app.opened.selection.query
 
             def ask(query: str = query) -> None:
                 app.first.filter.value = query
 
             def answered(before: object = before) -> bool:
-                return app.selection.query is not before and rows.rows is app.selection.rows and len(rows.rows) > 0
+                return (
+                    app.opened.selection.query is not before
+                    and rows.rows is app.opened.selection.rows
+                    and len(rows.rows) > 0
+                )
 
             measures.append(Measure(name, await timed(ask, answered), "s"))
-            measures.append(Measure(f"{name}: all rows", await until(lambda: app.selection.finished), "s"))
+            measures.append(Measure(f"{name}: all rows", await until(lambda: app.opened.selection.finished), "s"))
     measures.append(_memory())
     return measures
 

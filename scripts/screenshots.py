@@ -38,11 +38,11 @@ async def take(name: str, folder: Path) -> None:
     keys, text = PICTURES[name]
     viewer = RunViewer(RunIndex(DEMO))
     async with viewer.run_test(size=SIZE) as pilot:
-        await _until(pilot, lambda: viewer.selection.finished and _shows(viewer, "45 of 45"), name)
+        await _until(pilot, lambda: viewer.opened.selection.finished and _shows(viewer, "45 of 45"), name)
         for key in keys:
             await pilot.press(key)
             await pilot.pause(0.3)
-        await _until(pilot, lambda: viewer.texts is not None or "2" not in keys, name)
+        await _until(pilot, lambda: viewer.opened.texts is not None or "2" not in keys, name)
         await _until(pilot, lambda: _shows(viewer, text), name)
         await pilot.pause(0.3)
         picture = viewer.export_screenshot(title="toolgym view --demo")

@@ -76,5 +76,5 @@ def _show(index: RunIndex, query: str, tokenizer: str | None) -> None:
         raise missing_extra("view", "toolgym view", error) from error
     viewer = RunViewer(index, query=query, tokenizer=tokenizer)
     viewer.run()
-    if viewer.error is not None:
-        raise viewer.error
+    if viewer.opened.error is not None:
+        raise viewer.opened.error

@@ -16,8 +16,8 @@ from textual.widgets import Footer, Static
 
 from toolgym.tools.errors import ConfigError
 from toolgym.viewer.run_index import Row
-from toolgym.viewer.terminal.app import RowScreen
 from toolgym.viewer.terminal.pages import message_text
+from toolgym.viewer.terminal.row_screen import OpenRun, RowScreen
 from toolgym.viewer.terminal.run_list import number, outcome
 from toolgym.viewer.terminal.text_view import Block, Line, LineView, TextView, harmless, on_one_line, piece, wrapped
 
@@ -68,9 +68,9 @@ class GroupScreen(RowScreen):
         Binding("tab", "app.focus_next", "members or diff"),
     ]
 
-    def __init__(self, row: Row) -> None:
-        super().__init__()
-        self.row, self.asked = row, lambda: self.row
+    def __init__(self, run: OpenRun, row: Row) -> None:
+        super().__init__(run, lambda: row)
+        self.row = row
         self._advantages: dict[int, float | None] = {}
 
     def compose(self) -> ComposeResult:
@@ -80,7 +80,7 @@ class GroupScreen(RowScreen):
         yield Footer()
 
     def on_mount(self) -> None:
-        members = self.members = self.viewer.index.group(self.row)
+        members = self.members = self.run.index.group(self.row)
         others = [member for member in members if member.number != self.row.number] or [self.row]
         self.sides = [self.row, next((other for other in others if other.reward != self.row.reward), others[0])]
         title = (
@@ -94,14 +94,14 @@ class GroupScreen(RowScreen):
 
     async def _read_advantages(self) -> None:
         try:
-            self._advantages = await asyncio.to_thread(self.viewer.index.advantages, self.row)
+            self._advantages = await asyncio.to_thread(self.run.index.advantages, self.row)
         except ConfigError as error:
             self.notify(f"no advantages: {error}", severity="warning", markup=False)
         self._show_members(self.query_one("#members", TextView).cursor)
 
     async def _compare(self) -> None:
         try:
-            sides = [await asyncio.to_thread(self.viewer.index.trajectory, side) for side in self.sides]
+            sides = [await asyncio.to_thread(self.run.index.trajectory, side) for side in self.sides]
             texts = [[(message["role"], message_text(message)) for message in side.messages] for side in sides]
             blocks = await asyncio.to_thread(differences, *texts)
         except ConfigError as error:
@@ -121,9 +121,7 @@ class GroupScreen(RowScreen):
         self.query_one("#members", TextView).show(blocks, cursor)
 
     def on_line_view_chosen(self, event: LineView.Chosen) -> None:
-        from toolgym.viewer.terminal.trajectory_screen import TrajectoryScreen
-
-        self.app.push_screen(TrajectoryScreen(event.value, self.viewer.first.rows))
+        self.post_message(self.Wanted(event.value))
 
     def action_side(self, side: int) -> None:
         cursor = self.query_one("#members", TextView).cursor

@@ -13,10 +13,9 @@ from toolgym.tools.errors import ConfigError
 from toolgym.viewer.query import Query, sorted_by, toggled
 from toolgym.viewer.run_index import Row
 from toolgym.viewer.selection import Bar
-from toolgym.viewer.terminal.app import RowScreen
+from toolgym.viewer.terminal.row_screen import OpenRun, RowScreen
 from toolgym.viewer.terminal.run_list import RunList
 from toolgym.viewer.terminal.text_view import Block, LineView, TextView, on_one_line, piece
-from toolgym.viewer.terminal.trajectory_screen import TrajectoryScreen
 
 SORTS = {"R": "reward", "T": "turns", "K": "tokens", "S": "seconds", "P": "step", "C": "calls"}
 HINT = '/ filter: failed, reward<0.5, stop=length, tool=*, "a text", /a regex/, sort:-tokens'
@@ -46,8 +45,8 @@ class ListScreen(RowScreen):
     _wrong = ""
     """What is wrong with the query in the filter."""
 
-    def __init__(self, query: str) -> None:
-        super().__init__()
+    def __init__(self, run: OpenRun, query: str) -> None:
+        super().__init__(run, lambda: self.rows.row)
         self._first_query = query
 
     def compose(self) -> ComposeResult:
@@ -60,13 +59,12 @@ class ListScreen(RowScreen):
 
     def on_mount(self) -> None:
         self.rows, self.charts, self.filter = self.query_one(RunList), self.query_one(TextView), self.query_one(Input)
-        self.asked = lambda: self.rows.row
         self.rows.focus()
         self.show({})
 
     def show(self, bars: dict[str, list[Bar]]) -> None:
         """Show what was read and selected by now."""
-        selection, index = self.viewer.selection, self.viewer.index
+        selection, index = self.run.selection, self.run.index
         query = selection.query
         self.rows.show(selection.rows, ("-" if query.descending else "") + query.sort)
         self.charts.show([block for name in bars for block in _chart(name, bars[name])], self.charts.cursor)
@@ -77,18 +75,18 @@ class ListScreen(RowScreen):
     def on_input_changed(self, event: Input.Changed) -> None:
         self._wrong = ""
         try:
-            self.viewer.selection.ask(Query.parse(event.value))
+            self.run.selection.ask(Query.parse(event.value))
         except ConfigError as error:
             self._wrong = str(error)
         self._say("selecting…")
-        self.viewer.wake.set()
+        self.run.wake.set()
 
     def on_input_submitted(self) -> None:
         self.rows.focus()
 
     def on_line_view_chosen(self, event: LineView.Chosen) -> None:
         if isinstance(event.value, Row):
-            self.app.push_screen(TrajectoryScreen(event.value, self.rows))
+            self.post_message(self.Wanted(event.value))
         elif event.view is self.charts:
             self.filter.value = toggled(self.filter.value, event.value)
         else:
@@ -111,7 +109,7 @@ class ListScreen(RowScreen):
             self.notify("no further failure in the list")
 
     def _say(self, text: str) -> None:
-        top, wrong = self.query_one(Static), self._wrong or self.viewer.trouble
+        top, wrong = self.query_one(Static), self._wrong or self.run.trouble
         top.update(on_one_line(wrong or text))
         top.styles.color = "red" if wrong else None
 

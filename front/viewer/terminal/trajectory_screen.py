@@ -12,8 +12,8 @@ from textual.widgets import Footer, Static
 from toolgym.rollout.trajectory.trajectory import Trajectory
 from toolgym.tools.errors import ConfigError
 from toolgym.viewer.run_index import Row
-from toolgym.viewer.terminal.app import RowScreen
 from toolgym.viewer.terminal.pages import conversation, facts, times, tree
+from toolgym.viewer.terminal.row_screen import OpenRun, RowScreen
 from toolgym.viewer.terminal.run_list import RunList, number, outcome
 from toolgym.viewer.terminal.text_view import Block, LineView, TextView, on_one_line, piece
 from toolgym.viewer.terminal.token_view import TokenView
@@ -37,10 +37,9 @@ class TrajectoryScreen(RowScreen):
         Binding("M", "member(-1)", "before in the group", show=False),
     ]
 
-    def __init__(self, row: Row, rows: RunList) -> None:
-        super().__init__()
+    def __init__(self, run: OpenRun, row: Row, rows: RunList) -> None:
+        super().__init__(run, lambda: self.row)
         self.row, self.rows, self.view = row, rows, "conversation"
-        self.asked = lambda: self.row
 
     def compose(self) -> ComposeResult:
         yield Static(classes="line", id="title", markup=False)
@@ -64,7 +63,7 @@ class TrajectoryScreen(RowScreen):
         self.run_worker(self._read(row), exclusive=True, group="read")
 
     async def _read(self, row: Row) -> None:
-        index = self.viewer.index
+        index = self.run.index
         try:
             trajectory = await asyncio.to_thread(index.trajectory, row)
             self._tokens = await asyncio.to_thread(lambda: list(tokens_of(trajectory)))
@@ -100,13 +99,13 @@ class TrajectoryScreen(RowScreen):
 
     def _page(self, trajectory: Trajectory) -> list[Block]:
         if self.view == "tree":
-            return tree(self.viewer.index, self.row)
+            return tree(self.run.index, self.row)
         if self.view == "facts":
             return facts(trajectory, self.advantage)
         return times(trajectory) if self.view == "times" else conversation(trajectory)
 
     def _show_tokens(self, view: TokenView) -> None:
-        texts = self.viewer.texts
+        texts = self.run.texts
         if texts is None:
             self.run_worker(self._load_texts(), exclusive=True, group="texts")
         text, note = (
@@ -115,8 +114,8 @@ class TrajectoryScreen(RowScreen):
         view.show(self._tokens, text, "" if self.advantage is None else f"{self.advantage:.3f}", note)
 
     async def _load_texts(self) -> None:
-        await self.viewer.load_texts()
-        if texts := self.viewer.texts:
+        await self.run.load_texts(self.app)
+        if texts := self.run.texts:
             self.show_view()
             if texts.why_not:
                 self.notify(texts.why_not, severity="warning", markup=False)
@@ -155,5 +154,5 @@ class TrajectoryScreen(RowScreen):
             self.open(row)
 
     def action_member(self, step: int) -> None:
-        members = self.viewer.index.group(self.row)
+        members = self.run.index.group(self.row)
         self.open(members[(members.index(self.row) + step) % len(members)])

@@ -90,7 +90,7 @@ async def test_capital_letters_sort_downwards_upwards_and_not_at_all():
         for key, order, title in [("C", "sort:calls", "calls↑"), ("C", "", "calls "), ("R", "sort:-reward", "reward↓")]:
             await pilot.press(key)
             assert app.first.filter.value == order
-            expected = [row.number for row in Query.parse(order).ordered(list(app.index.rows))]
+            expected = [row.number for row in Query.parse(order).ordered(list(app.opened.index.rows))]
             await until(pilot, lambda: [row.number for row in app.first.rows.rows] == expected)  # noqa: B023
             assert title in lines_of(app.first.rows)[0]
 
@@ -171,10 +171,10 @@ async def test_a_file_that_grows_is_followed(tmp_path):
         assert len(app.first.rows.rows) == 1
         with path.open("ab") as file:
             file.write(lines[1][100:])
-        app.wake.set()
+        app.opened.wake.set()
         await until(pilot, lambda: len(app.first.rows.rows) == 2)
         path.write_bytes(lines[0])
-        app.wake.set()
+        app.opened.wake.set()
         await until(pilot, lambda: "has become shorter" in shown(app))
 
 

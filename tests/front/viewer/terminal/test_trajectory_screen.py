@@ -78,14 +78,14 @@ async def test_the_advantage_of_the_group_is_shown():
     async with viewing() as (app, pilot):
         screen = await opened(pilot, 2)
         await until(pilot, lambda: "advantage +0.866" in shown(app))
-        assert screen.advantage == app.index.advantages(screen.row)[screen.row.number]
+        assert screen.advantage == app.opened.index.advantages(screen.row)[screen.row.number]
         await pilot.press("4")
         assert "0.866" in lines_of(screen.query_one(TextView))[4]
 
 
 async def test_enter_in_the_tree_opens_a_branch():
     async with viewing() as (app, pilot):
-        child = next(row for row in app.index.rows if row.parent)
+        child = next(row for row in app.opened.index.rows if row.parent)
         screen = await opened(pilot, child.number)
         await pilot.press("5")
         lines = [line for line in lines_of(screen.query_one(TextView)) if line.strip()]
@@ -289,10 +289,10 @@ async def test_a_tokenizer_that_is_not_there_ends_the_viewer_with_its_error(tmp_
     app = RunViewer(RunIndex(DEMO), tokenizer=str(tmp_path / "none"))
     async with app.run_test():
         for _ in range(6_000):
-            if app.error is not None:
+            if app.opened.error is not None:
                 break
             await asyncio.sleep(0.01)
-    assert "none" in str(app.error)
+    assert "none" in str(app.opened.error)
 
 
 async def test_32_000_tokens_in_several_sequences_are_laid_out_and_walked_through(tmp_path, first):

@@ -26,8 +26,10 @@ async def viewing(path=DEMO, size=(120, 40), **options):
     """A viewer in a terminal of that size, which has read the run."""
     app = RunViewer(RunIndex(path), **options)
     async with app.run_test(size=size) as pilot:
-        await until(pilot, lambda: app.selection.finished and app.first.is_mounted)
-        await until(pilot, lambda: len(app.first.rows.rows) == len(app.selection.rows) and "reading" not in shown(app))
+        await until(pilot, lambda: app.opened.selection.finished and app.first.is_mounted)
+        await until(
+            pilot, lambda: len(app.first.rows.rows) == len(app.opened.selection.rows) and "reading" not in shown(app)
+        )
         yield app, pilot
 
 
