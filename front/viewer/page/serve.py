@@ -103,7 +103,7 @@ class PageServer:
                 if self._index.rows and not looked:  # the first look imports the env, so it comes before somebody's
                     looked = True
                     await in_thread(self._whole, self._index.rows[0])
-            except OSError as error:
+            except (OSError, ConfigError) as error:
                 log.warning("cannot read the run on: %s", error)
                 self._reading = False
             await asyncio.sleep(0 if self._reading else PAUSE)

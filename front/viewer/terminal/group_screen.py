@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
@@ -14,6 +13,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.widgets import Footer, Static
 
+from toolgym.tools.concurrency.blocking import in_thread
 from toolgym.tools.errors import ConfigError
 from toolgym.viewer.run_index import Row
 from toolgym.viewer.terminal.pages import message_text
@@ -94,16 +94,16 @@ class GroupScreen(RowScreen):
 
     async def _read_advantages(self) -> None:
         try:
-            self._advantages = await asyncio.to_thread(self.run.index.advantages, self.row)
+            self._advantages = await in_thread(self.run.index.advantages, self.row)
         except ConfigError as error:
             self.notify(f"no advantages: {error}", severity="warning", markup=False)
         self._show_members(self.query_one("#members", TextView).cursor)
 
     async def _compare(self) -> None:
         try:
-            sides = [await asyncio.to_thread(self.run.index.trajectory, side) for side in self.sides]
+            sides = [await in_thread(self.run.index.trajectory, side) for side in self.sides]
             texts = [[(message["role"], message_text(message)) for message in side.messages] for side in sides]
-            blocks = await asyncio.to_thread(differences, *texts)
+            blocks = await in_thread(differences, *texts)
         except ConfigError as error:
             blocks = [Block([piece("it cannot be read", "bold red")], str(error))]
         first = next((n for n, block in enumerate(blocks) if isinstance(block, SideBySide)), 0)

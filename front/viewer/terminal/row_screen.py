@@ -13,6 +13,7 @@ from textual.message import Message
 from textual.screen import Screen
 from textual.widgets import Footer, Static
 
+from toolgym.tools.concurrency.blocking import in_thread
 from toolgym.tools.errors import ToolgymError
 from toolgym.viewer.query import Query
 from toolgym.viewer.run_index import Row, RunIndex
@@ -44,7 +45,7 @@ class OpenRun:
         """Load the tokenizer, in a thread: its library takes seconds. If it cannot be loaded, the app ends."""
         try:
             async with self._loading:
-                self.texts = self.texts or await asyncio.to_thread(TokenTexts, self.index.path, self.tokenizer)
+                self.texts = self.texts or await in_thread(TokenTexts, self.index.path, self.tokenizer)
         except ToolgymError as error:
             self.error = error
             app.exit()

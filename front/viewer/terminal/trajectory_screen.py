@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import ClassVar
 
 from textual.app import ComposeResult
@@ -10,6 +9,7 @@ from textual.binding import Binding, BindingType
 from textual.widgets import Footer, Static
 
 from toolgym.rollout.trajectory.trajectory import Trajectory
+from toolgym.tools.concurrency.blocking import in_thread
 from toolgym.tools.errors import ConfigError
 from toolgym.viewer.run_index import Row
 from toolgym.viewer.terminal.pages import conversation, facts, times, tree
@@ -65,15 +65,15 @@ class TrajectoryScreen(RowScreen):
     async def _read(self, row: Row) -> None:
         index = self.run.index
         try:
-            trajectory = await asyncio.to_thread(index.trajectory, row)
-            self._tokens = await asyncio.to_thread(lambda: list(tokens_of(trajectory)))
+            trajectory = await in_thread(index.trajectory, row)
+            self._tokens = await in_thread(lambda: list(tokens_of(trajectory)))
             self.trajectory = trajectory
         except ConfigError as error:
             self._blocks = {view: [Block([piece("it cannot be read", "bold red")], str(error))] for view in VIEWS}
         self._show_title("")
         self.show_view()
         try:
-            self.advantage = (await asyncio.to_thread(index.advantages, row)).get(row.number)
+            self.advantage = (await in_thread(index.advantages, row)).get(row.number)
         except ConfigError:  # another member cannot be read, or has a reward that is no number
             return
         self._blocks.pop("facts", None)
