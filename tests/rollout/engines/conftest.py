@@ -6,34 +6,29 @@ servers: one, two replicas, and two behind a router. `test_real_sglang_engine.py
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import functools
 import os
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
 import torch
-from aiohttp import web
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from tests.rollout.engines.http_server import serving
 from tests.rollout.engines.sglang_farm import Farm
+from tests.rollout.engines.stand_in import StandIn, stand_in
 from toolgym.rollout.engines import (
     Engine,
-    PauseMode,
-    SamplingParams,
     SGLangEngine,
     SGLangServer,
     TransformersEngine,
 )
 from toolgym.rollout.models.tiny import tiny_policy_path
 from toolgym.testing import EngineSubject
-from toolgym.tools.errors import ConfigError
 
 EOS = 256
 IN_PROCESS = os.environ.get("TOOLGYM_SGLANG_IN_PROCESS") == "1"
@@ -104,165 +99,6 @@ def tiny_model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("tiny_model")
     make_model().save_pretrained(path)
     return path
-
-
-@dataclass
-class StandIn:
-    """A server that speaks SGLang's `/generate` contract over a real socket, by wrapping the embedded engine.
-
-    It keeps the habits of SGLang that bite: it stops at the model's own end of sequence, checks no ids, cuts a
-    generation a few tokens before the context, drops the abort of an unknown id, and loses the abort of a request
-    that waits for the end of a pause.
-    """
-
-    engine: TransformersEngine
-    path: Path
-    url: str = ""
-    seen: list[dict[str, Any]] = field(default_factory=list)
-    aborted: list[str] = field(default_factory=list)
-    running: set[str] = field(default_factory=set)
-    inside: set[str] = field(default_factory=set)
-    scheduler_paused: bool = False
-    loads: list[dict[str, Any]] | None = None
-    going: asyncio.Event = field(default_factory=asyncio.Event)
-
-    async def model_info(self, request: web.Request) -> web.Response:
-        return web.json_response(
-            {
-                "model_path": str(self.path),
-                "tokenizer_path": str(self.path),
-                "is_generation": True,
-                "weight_version": self.engine.weight_version,
-            }
-        )
-
-    async def server_info(self, request: web.Request) -> web.Response:
-        return web.json_response(
-            {
-                "context_length": self.engine.context_length,
-                "max_req_input_len": self.engine.context_length - 6,
-                "enable_deterministic_inference": True,
-                "version": "0.5.23",
-            }
-        )
-
-    async def generate(self, request: web.Request) -> web.Response:
-        body = await request.json()
-        self.seen.append(body)
-        rid, sampling, ids = body["rid"], body["sampling_params"], body["input_ids"]
-        if rid in self.running:
-            return _refused(f"Duplicate request ID detected: {rid}")
-        if len(ids) >= self.engine.context_length - 6:
-            return _refused(f"Input length ({len(ids)} tokens) exceeds the maximum allowed length")
-        self.running.add(rid)
-        try:
-            await self.going.wait()
-            return web.json_response(await self._run(rid, ids, sampling))
-        except ConfigError as error:
-            return _refused(str(error))
-        finally:
-            self.running.discard(rid)
-
-    async def _run(self, rid: str, ids: list[int], sampling: dict[str, Any]) -> dict[str, Any]:
-        stop = () if sampling["ignore_eos"] else (*sampling["stop_token_ids"], EOS)
-        params = SamplingParams(
-            max_new_tokens=min(sampling["max_new_tokens"], self.engine.context_length - 2 - len(ids)),
-            temperature=sampling["temperature"],
-            top_p=sampling["top_p"],
-            top_k=sampling["top_k"],
-            min_p=sampling["min_p"],
-            stop_token_ids=stop,
-            seed=sampling["sampling_seed"],
-        )
-        try:
-            self.inside.add(rid)
-            result = await self.engine.generate(ids, params, request_id=rid)
-        finally:
-            self.inside.discard(rid)
-        reason: dict[str, Any] = {
-            "stop": {"type": "stop", "matched": result.token_ids[-1] if result.token_ids else None},
-            "length": {"type": "length", "length": len(result.token_ids)},
-            "abort": {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None},
-        }[result.finish_reason]
-        meta: dict[str, Any] = {"id": rid, "finish_reason": reason, "weight_version": self.engine.weight_version}
-        if result.token_ids:
-            meta["cached_tokens"] = result.cached_tokens
-            meta["output_token_logprobs"] = [
-                [logprob, token_id, None] for logprob, token_id in zip(result.logprobs, result.token_ids, strict=True)
-            ]
-            versions = result.weight_versions
-            begins = [place for place in range(len(versions)) if place == 0 or versions[place] != versions[place - 1]]
-            meta["weight_versions"] = [
-                {"version": versions[begin], "start": begin, "end": end}
-                for begin, end in zip(begins, [*begins[1:], len(versions)], strict=True)
-            ]
-        return {"text": "", "output_ids": list(result.token_ids), "meta_info": meta}
-
-    async def abort(self, request: web.Request) -> web.Response:
-        rid = (await request.json())["rid"]
-        self.aborted.append(rid)
-        await self.engine.abort(rid)
-        return web.Response()
-
-    async def pause(self, request: web.Request) -> web.Response:
-        mode = PauseMode((await request.json())["mode"])
-        self.going.clear()
-        if mode is not PauseMode.ABORT:
-            self.scheduler_paused = True
-            await self.engine.pause(mode)
-            return web.json_response({"status": "ok"})
-        while True:  # as SGLang does: it waits for what runs, and a paused scheduler ends nothing
-            if not self.scheduler_paused:
-                await self.engine.pause(mode)
-                await self.engine.resume()
-            if not self.inside:
-                return web.json_response({"status": "ok"})
-            await asyncio.sleep(0.05)
-
-    async def resume(self, request: web.Request) -> web.Response:
-        self.scheduler_paused = False
-        await self.engine.resume()
-        self.going.set()
-        return web.json_response({"status": "ok"})
-
-    async def new_version(self, request: web.Request) -> web.Response:
-        body = await request.json()
-        assert body["abort_all_requests"] is False  # its default is to abort
-        await self.engine.notify_weights_changed(body["new_version"])
-        return web.json_response({"success": True, "new_version": body["new_version"]})
-
-    async def health(self, request: web.Request) -> web.Response:
-        return web.Response()
-
-    async def say_loads(self, request: web.Request) -> web.Response:
-        if self.loads is None:
-            await asyncio.sleep(60)
-        return web.json_response({"version": "0.5.23", "loads": self.loads})
-
-
-def _refused(message: str) -> web.Response:
-    return web.json_response({"error": {"message": message}}, status=400)
-
-
-@contextlib.asynccontextmanager
-async def stand_in(path: Path) -> AsyncIterator[StandIn]:
-    async with TransformersEngine(path) as inner:
-        server = StandIn(inner, path)
-        server.going.set()
-        routes = {
-            "GET /model_info": server.model_info,
-            "GET /server_info": server.server_info,
-            "POST /generate": server.generate,
-            "POST /abort_request": server.abort,
-            "POST /pause_generation": server.pause,
-            "POST /continue_generation": server.resume,
-            "POST /update_weight_version": server.new_version,
-            "GET /health": server.health,
-            "GET /v1/loads": server.say_loads,
-        }
-        async with serving(routes) as url:
-            server.url = url
-            yield server
 
 
 @pytest.fixture(scope="session")

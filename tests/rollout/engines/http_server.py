@@ -12,8 +12,10 @@ Handler = Callable[[web.Request], Any]
 
 
 @contextlib.asynccontextmanager
-async def serving(routes: dict[str, Handler], *, handler_cancellation: bool = False) -> AsyncIterator[str]:
-    """Serve handlers, keyed by "METHOD /path", on a free local port; yields the URL.
+async def serving(
+    routes: dict[str, Handler], *, port: int = 0, handler_cancellation: bool = False
+) -> AsyncIterator[str]:
+    """Serve handlers, keyed by "METHOD /path", on a local port, by default a free one; yields the URL.
 
     With `handler_cancellation`, a closed connection cancels its handler.
     """
@@ -24,7 +26,7 @@ async def serving(routes: dict[str, Handler], *, handler_cancellation: bool = Fa
     runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=handler_cancellation)
     await runner.setup()
     try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        await web.TCPSite(runner, "127.0.0.1", port).start()
         yield f"http://127.0.0.1:{runner.addresses[0][1]}"
     finally:
         await runner.cleanup()
