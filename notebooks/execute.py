@@ -31,7 +31,7 @@ MAX_BYTES = 300_000
 """Bytes of a notebook with its outputs."""
 
 ENVIRONMENT = {"PYTHONWARNINGS": "ignore:IProgress not found", "OMP_WAIT_POLICY": "PASSIVE"}
-"""What kernels get beside the environment: tqdm misses ipywidgets, and threads that wait must not keep tools waiting."""
+"""For the kernels: tqdm misses ipywidgets, and threads that wait must not keep tools from a processor."""
 
 VARIES = re.compile(
     r"\d+(?:\.\d+)?(?= ?(?:ms|s|seconds|MiB|MB)\b)"  # times and memory
