@@ -17,7 +17,7 @@ export TOKENIZERS_PARALLELISM ?= false
 # Thousands of processes import the library, and each would compile it anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-rest test-further test-ray test-sglang test-trainers test-mcp test-lowest test-all lint size walks types docs docs-serve notebooks bench install sglang-cpu clean
+.PHONY: help demo test test-rest test-further test-ray test-sglang test-trainers test-mcp test-lowest test-all lint size walks types docs docs-serve notebooks notebooks-write bench install sglang-cpu clean
 
 help:  ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -103,8 +103,11 @@ docs: $(VENV)/.dev  ## Build the documentation site into site/, and look up each
 docs-serve: $(VENV)/.dev  ## Serve the documentation site at http://localhost:8000; it follows changes.
 	$(BIN)/python scripts/docs_site.py --serve
 
-notebooks: $(VENV)/.dev  ## Execute the notebooks.
+notebooks: $(VENV)/.dev  ## Execute the notebooks, and compare with the outputs that they are stored with.
 	$(BIN)/python notebooks/execute.py
+
+notebooks-write: $(VENV)/.dev  ## Execute the notebooks, and store their outputs.
+	$(BIN)/python notebooks/execute.py --write
 
 bench: $(VENV)/.dev  ## Run the benchmarks.
 	for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done

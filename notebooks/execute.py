@@ -30,8 +30,8 @@ CELL_TIMEOUT = 300
 MAX_BYTES = 300_000
 """Bytes of a notebook with its outputs."""
 
-ENVIRONMENT = {"PYTHONWARNINGS": "ignore:IProgress not found", "OMP_WAIT_POLICY": "PASSIVE"}
-"""For the kernels: tqdm misses ipywidgets, and threads that wait must not keep tools from a processor."""
+ENVIRONMENT = {"PYTHONWARNINGS": "ignore:IProgress not found", "TQDM_DISABLE": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+"""For the kernels: no progress bars in stored outputs, and threads that wait do not keep tools from a processor."""
 
 VARIES = re.compile(
     r"\d+(?:\.\d+)?(?= ?(?:ms|s|seconds|MiB|MB)\b)"  # times and memory
