@@ -1,12 +1,13 @@
-"""Execute the notebooks of this folder, each in a fresh kernel and an empty folder, and compare with their outputs.
+"""Execute these notebooks, each in a fresh kernel and an empty folder, and compare.
 
-    python notebooks/execute.py             all of them; words behind it choose some: `execute.py 01 05`
-    python notebooks/execute.py --write     put the new outputs into the notebooks
-    python notebooks/execute.py --check     execute nothing, and look at the outputs that are in them
+    python notebooks/execute.py           all of them; words behind it choose some: `... 01 05`
+    python notebooks/execute.py --write   put the new outputs into the notebooks
+    python notebooks/execute.py --check   execute nothing, look at the outputs that are stored
 
-A notebook is wrong where a cell raises, where a cell gives another kind of output than the one it is stored with, and
-where stored outputs are not fit to be read (`faults`). Texts that differ are only named: sampling depends on the last
-bits of a processor. `--write` leaves outputs as they are that differ in nothing but times, ids and ports.
+A notebook is wrong where a cell raises, where a cell gives another kind of output than the one
+that it is stored with, and where stored outputs are not fit to be read (`faults`). Texts that
+differ are only named: sampling depends on the last bits of a processor. `--write` leaves
+outputs as they are that differ in nothing but times, ids and ports.
 """
 
 from __future__ import annotations
@@ -30,8 +31,12 @@ CELL_TIMEOUT = 300
 MAX_BYTES = 300_000
 """Bytes of a notebook with its outputs."""
 
-ENVIRONMENT = {"PYTHONWARNINGS": "ignore:IProgress not found", "TQDM_DISABLE": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-"""For the kernels: no progress bars in stored outputs, and threads that wait do not keep tools from a processor."""
+ENVIRONMENT = {
+    "PYTHONWARNINGS": "ignore:IProgress not found",
+    "TQDM_DISABLE": "1",
+    "OMP_WAIT_POLICY": "PASSIVE",
+}
+"""For the kernels: no progress bars among the outputs, and threads that wait do not spin."""
 
 VARIES = re.compile(
     r"\d+(?:\.\d+)?(?= ?(?:ms|s|seconds|MiB|MB)\b)"  # times and memory
@@ -39,23 +44,31 @@ VARIES = re.compile(
     r"|(?<=127\.0\.0\.1:)\d+"  # ports
     r"| +"  # columns that shift with them
 )
-PATHS = re.compile(r"(?<![\w.:/])/(?:home|root|Users|work|tmp|usr|opt|var|private|mnt|data)/[^\s'\"<>]*|site-packages")
+PATHS = re.compile(
+    r"(?<![\w.:/])/(?:home|root|Users|work|tmp|usr|opt|var|private|mnt|data)/[^\s'\"<>]*|site-packages"
+)
 WARNINGS = re.compile(r"\b\w*Warning: ")
 
 
 def faults(notebook: Any, size: int) -> list[str]:
-    """Say what is wrong with a notebook that people read as it is stored; `size` are its bytes."""
+    """Say what is wrong with a notebook as it is stored; `size` is in bytes."""
     wrong = []
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     first, last = notebook.cells[0], notebook.cells[-1]
-    if first.cell_type != "markdown" or not first.source.startswith("# ") or "You will learn" not in first.source:
+    if (
+        first.cell_type != "markdown"
+        or not first.source.startswith("# ")
+        or "You will learn" not in first.source
+    ):
         wrong.append("the first cell must have a title and say `You will learn ...`")
     if last.cell_type != "markdown" or not last.source.startswith("## Where to go on"):
         wrong.append("the last cell must be `## Where to go on`")
     if [cell.execution_count for cell in code] != list(range(1, len(code) + 1)):
         wrong.append("cells were not executed in their order: `make notebooks-write` does it")
     if size > MAX_BYTES:
-        wrong.append(f"it has {size} bytes, and {MAX_BYTES} are allowed: show less, or smaller pictures")
+        wrong.append(
+            f"it has {size} bytes, and {MAX_BYTES} are allowed: show less, or smaller pictures"
+        )
     for number, cell in enumerate(code, start=1):
         for output in cell.outputs:
             text = _text(output)
@@ -71,7 +84,7 @@ def faults(notebook: Any, size: int) -> list[str]:
 
 
 def execute(notebook: Any) -> Any:
-    """Return a copy with the outputs that it gives now. Raises CellExecutionError where a cell raises."""
+    """Return a copy with the outputs that it gives now. Raises CellExecutionError."""
     fresh = nbformat.from_dict(notebook)
     for cell in fresh.cells:
         if cell.cell_type == "code":
@@ -92,18 +105,22 @@ def execute(notebook: Any) -> Any:
 
 
 def differences(stored: Any, fresh: Any) -> tuple[list[int], list[int]]:
-    """Return the numbers of the code cells whose outputs are of other kinds, and of those that say something else."""
+    """Return numbers of the code cells with outputs of other kinds, and with other texts."""
     kinds, texts = [], []
     for number, (old, new) in enumerate(zip(_code(stored), _code(fresh), strict=True), start=1):
-        if [_kind(output) for output in old.outputs] != [_kind(output) for output in new.outputs]:
+        if [_kind(output) for output in old.outputs] != [
+            _kind(output) for output in new.outputs
+        ]:
             kinds.append(number)
-        elif [_unvaried(output) for output in old.outputs] != [_unvaried(output) for output in new.outputs]:
+        elif [_unvaried(output) for output in old.outputs] != [
+            _unvaried(output) for output in new.outputs
+        ]:
             texts.append(number)
     return kinds, texts
 
 
 def keep_unchanged(stored: Any, fresh: Any) -> None:
-    """Give cells of `fresh` their stored outputs, if these differ in nothing but what differs each time."""
+    """Give cells of `fresh` their stored outputs back, if they say the same."""
     kinds, texts = differences(stored, fresh)
     for number, (old, new) in enumerate(zip(_code(stored), _code(fresh), strict=True), start=1):
         if number not in kinds and number not in texts:
@@ -111,16 +128,30 @@ def keep_unchanged(stored: Any, fresh: Any) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", help="beginnings of the names of notebooks; all without any")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "names", nargs="*", help="beginnings of the names of notebooks; all without any"
+    )
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--write", action="store_true", help="put the new outputs into the notebooks")
+    what.add_argument(
+        "--write", action="store_true", help="put the new outputs into the notebooks"
+    )
     what.add_argument("--check", action="store_true", help="execute nothing")
     options = parser.parse_args()
-    paths = [path for path in sorted(FOLDER.glob("*.ipynb")) if path.name.startswith(tuple(options.names) or "")]
+    paths = [
+        path
+        for path in sorted(FOLDER.glob("*.ipynb"))
+        if path.name.startswith(tuple(options.names) or "")
+    ]
     if not paths:
         parser.error(f"no notebook of {FOLDER.name}/ begins with {' or '.join(options.names)}")
-    wrong = [fault for path in paths for fault in _run(path, write=options.write, check=options.check)]
+    wrong = [
+        fault
+        for path in paths
+        for fault in _run(path, write=options.write, check=options.check)
+    ]
     print("\n".join(wrong) or f"{len(paths)} notebooks are as they should be")
     return bool(wrong)
 
@@ -141,8 +172,14 @@ def _run(path: Path, *, write: bool, check: bool) -> list[str]:
             nbformat.write(fresh, path)
             stored = fresh
         else:
-            wrong += [f"{path.name}: cell {number} gave other outputs than those it is stored with" for number in kinds]
-        print(took + (f"; other texts in cell {', '.join(map(str, texts))}" if texts else ""), flush=True)
+            wrong += [
+                f"{path.name}: cell {number} gave other outputs than those it is stored with"
+                for number in kinds
+            ]
+        print(
+            took + (f"; other texts in cell {', '.join(map(str, texts))}" if texts else ""),
+            flush=True,
+        )
     return [*wrong, *(f"{path.name}: {fault}" for fault in faults(stored, path.stat().st_size))]
 
 
@@ -160,7 +197,9 @@ def _text(output: Any) -> str:
 
 
 def _unvaried(output: Any) -> tuple[str, ...]:
-    pictures = (data for kind, data in output.get("data", {}).items() if kind.startswith("image/"))
+    pictures = (
+        data for kind, data in output.get("data", {}).items() if kind.startswith("image/")
+    )
     return (VARIES.sub("#", _text(output)), *pictures)
 
 

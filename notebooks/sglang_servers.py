@@ -1,4 +1,4 @@
-"""Servers for notebook 05: your own, the real SGLang on this machine's CPU, or the tests' stand-in for it."""
+"""Servers for notebook 05: yours, the real SGLang on the CPU, or the tests' stand-in."""
 
 from __future__ import annotations
 
@@ -28,11 +28,13 @@ from tests.processes import end_with_the_tests  # noqa: E402
 
 @dataclass
 class Servers:
-    """Servers with the tiny policy. `what` says in a sentence what they are; `close` ends those that were started."""
+    """Servers with the tiny policy; `close` ends those that were started here."""
 
     what: str
     urls: list[str] = field(default_factory=list)
-    _programs: dict[str, tuple[subprocess.Popen[bytes], IO[bytes]]] = field(default_factory=dict)
+    _programs: dict[str, tuple[subprocess.Popen[bytes], IO[bytes]]] = field(
+        default_factory=dict
+    )
 
     def start(self, python: str, *words: str) -> None:
         """Start a server, which is not ready yet; the words name a port by `PORT`."""
@@ -53,7 +55,7 @@ class Servers:
         self._programs[self.urls[-1]] = process, log
 
     def wait(self) -> None:
-        """Wait until all are ready. Raises RuntimeError with the end of its log if one ends, or takes too long."""
+        """Wait until all are ready. Raises RuntimeError with a log's end if one is not."""
         deadline = time.monotonic() + READY_SECONDS
         for url, (process, log) in self._programs.items():
             while not _answers(url):
@@ -61,11 +63,13 @@ class Servers:
                     log.seek(0)
                     text = log.read().decode(errors="replace")[-2000:]
                     self.close()
-                    raise RuntimeError(f"a server did not become ready in {READY_SECONDS:.0f} s; its log ends: {text}")
+                    raise RuntimeError(
+                        f"a server was not ready in {READY_SECONDS:.0f} s; its log ends: {text}"
+                    )
                 time.sleep(0.3)
 
     def kill(self, url: str) -> None:
-        """Kill a server with all its processes, as a machine that fails does; one of yours is left alone."""
+        """Kill a server and its processes, as a failing machine does; yours is left alone."""
         if url in self._programs:
             process, _ = self._programs[url]
             with contextlib.suppress(ProcessLookupError):
@@ -83,17 +87,29 @@ def start_servers(count: int) -> Servers:
     """Return `count` servers that are ready: see this file's first line for their order."""
     yours = [url for url in os.environ.get("TOOLGYM_SGLANG_URL", "").split(",") if url]
     if len(yours) >= count:
-        return Servers(f"{count} servers of yours, which TOOLGYM_SGLANG_URL names", yours[:count])
+        return Servers(
+            f"{count} servers of yours, which TOOLGYM_SGLANG_URL names", yours[:count]
+        )
     policy = str(tiny_policy_path())
     if SGLANG.exists():
         servers = Servers(f"{count} servers of the real SGLang on this machine's CPU")
-        words = ("scripts/sglang_cpu/serve.py", "--model-path", policy, "--host", "127.0.0.1", "--port", "PORT")
+        words = (
+            "scripts/sglang_cpu/serve.py",
+            "--model-path",
+            policy,
+            "--host",
+            "127.0.0.1",
+            "--port",
+            "PORT",
+        )
         for _ in range(count):
             servers.start(str(SGLANG), *words)
     else:
         servers = Servers(f"{count} stand-ins of the tests, which speak SGLang's API")
         for _ in range(count):
-            servers.start(sys.executable, "-m", "tests.rollout.engines.stand_in", policy, "PORT")
+            servers.start(
+                sys.executable, "-m", "tests.rollout.engines.stand_in", policy, "PORT"
+            )
     servers.wait()
     return servers
 

@@ -188,9 +188,7 @@ async def stand_in(path: Path, port: int = 0) -> AsyncIterator[StandIn]:
 
 async def _serve(path: Path, port: int) -> None:
     async with stand_in(path, port) as server:
-        server.loads = [
-            {"token_usage": 0.0, "num_running_reqs": 0, "num_waiting_reqs": 0, "max_running_requests": 128}
-        ]
+        server.loads = [{"token_usage": 0.0, "num_running_reqs": 0, "num_waiting_reqs": 0, "max_running_requests": 128}]
         await asyncio.Event().wait()
 
 
