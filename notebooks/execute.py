@@ -32,11 +32,12 @@ MAX_BYTES = 300_000
 """Bytes of a notebook with its outputs."""
 
 ENVIRONMENT = {
-    "PYTHONWARNINGS": "ignore:IProgress not found",
+    "OMP_WAIT_POLICY": "PASSIVE",  # threads that wait must not keep tools from a processor
+    "PYTHONWARNINGS": "ignore:IProgress not found,ignore::FutureWarning",
     "TQDM_DISABLE": "1",
-    "OMP_WAIT_POLICY": "PASSIVE",
+    "TRL_EXPERIMENTAL_SILENCE": "1",
 }
-"""For the kernels: no progress bars among the outputs, and threads that wait do not spin."""
+"""For the kernels: stored outputs have neither bars nor advice of other libraries."""
 
 VARIES = re.compile(
     r"\d+(?:\.\d+)?(?= ?(?:ms|s|seconds|MiB|MB)\b)"  # times and memory
