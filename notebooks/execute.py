@@ -77,6 +77,8 @@ def faults(notebook: Any, size: int) -> list[str]:
                 wrong.append(f"cell {number} raised {output.ename}: {output.evalue}")
             if output.get("name") == "stderr" or WARNINGS.search(text):
                 wrong.append(f"cell {number} has a warning: {text[:200]!r}")
+            if "\x1b" in text:
+                wrong.append(f"cell {number} has codes for a terminal's colours: {text[:50]!r}")
             if path := PATHS.search(text):
                 wrong.append(f"cell {number} shows a path of this machine: {path[0]!r}")
     if not any(cell.outputs for cell in code):

@@ -72,6 +72,7 @@ def test_a_sound_notebook_has_no_faults():
         (notebook(new_output("error", ename="E", evalue="boom", traceback=[])), 1000, "cell 1 raised E: boom"),
         (notebook(text("careful", name="stderr")), 1000, "cell 1 has a warning: 'careful'"),
         (notebook(text("x.py:3: UserWarning: careful")), 1000, "cell 1 has a warning"),
+        (notebook(text("\x1b[1mbold\x1b[0m")), 1000, "cell 1 has codes for a terminal's colours"),
         (notebook(text("it is in /home/me/toolgym/x.py")), 1000, "a path of this machine: '/home/me/toolgym/x.py'"),
         (notebook(shown(text_html="<b>/tmp/tmpab12/x</b>")), 1000, "a path of this machine: '/tmp/tmpab12/x'"),
         (new_notebook(cells=notebook(text("2")).cells[1:]), 1000, "the first cell must have a title"),
