@@ -81,7 +81,7 @@ def test_duckdb_and_polars_load_the_file(table_file, demo):
     duckdb = pytest.importorskip("duckdb", reason="duckdb is not installed: see scripts/trainers/inspect.txt")
     polars = pytest.importorskip("polars", reason="polars is not installed: see scripts/trainers/inspect.txt")
     query = f"select count(*), avg(score), sum(len(sequences[1].response_ids)) from '{table_file}'"
-    count, mean, tokens = duckdb.sql(query).fetchone()
+    [(count, mean, tokens)] = duckdb.sql(query).fetchall()
     assert (count, mean) == (45, pytest.approx(np.mean([t.reward for t in demo])))
     assert tokens == sum(len(t.response_ids) for t in demo)
     assert polars.read_parquet(table_file)["policy_tokens"].to_list() == [t.policy_tokens for t in demo]
