@@ -48,7 +48,7 @@ def write(trajectories: Iterable[Trajectory], out: Path, options: Options, tally
             problem = str(error)
         if problem:
             raise ToolgymError(f"trajectory {trajectory.id} cannot become ATIF: {problem}")
-        name, path, number = re.sub(r"[^\w.@-]", "_", trajectory.id), out, 1
+        name, path, number = re.sub(r"^\.|[^\w.@-]", "_", trajectory.id), out, 1
         while out.is_dir() and (number == 1 or path.exists()):
             path, number = out / f"{name}{f'-{number}' if number > 1 else ''}.json", number + 1
         path.write_text(json.dumps(value, indent=1, allow_nan=False) + "\n", encoding="utf-8")

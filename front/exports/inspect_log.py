@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from toolgym.exports.writing import FACTS, UNPARSED, Options, Tally, encodable, time_text
 from toolgym.rollout.trajectory.summary import succeeded
 from toolgym.rollout.trajectory.trajectory import Trajectory, plain
@@ -59,7 +61,8 @@ def write(trajectories: Iterable[Trajectory], path: Path, options: Options, tall
     stats = {"started_at": samples[0].started_at, "completed_at": samples[-1].completed_at}
     log = EvalLog.model_validate({"status": "success", "eval": spec, "plan": {}, "results": results, "stats": stats})
     log.samples = samples
-    write_eval_log(log, str(path), format="eval")
+    with Console(stderr=True).status(f"Inspect writes {len(samples)} samples"):  # in a terminal
+        write_eval_log(log, str(path), format="eval")
 
 
 class _Sample:
