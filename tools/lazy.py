@@ -70,12 +70,12 @@ def missing_extra(extra: str, feature: str, cause: ImportError) -> MissingExtraE
     if not isinstance(cause, ModuleNotFoundError):  # it is there, but broken, or of another version
         return MissingExtraError(
             f"{feature} needs the extra {extra!r}, which is broken here: {cause}. Install it again with: "
-            f"{_pip_install(extra, '--force-reinstall ')}",
+            f"{pip_install(extra, '--force-reinstall ')}",
             name=cause.name,
         )
     module = cause.name or "a package"
     return MissingExtraError(
-        f"{feature} needs {module!r}, which is not installed. Install it with: {_pip_install(extra)}", name=cause.name
+        f"{feature} needs {module!r}, which is not installed. Install it with: {pip_install(extra)}", name=cause.name
     )
 
 
@@ -98,7 +98,7 @@ def _pip(*what: str) -> str:
     return shlex.join([sys.executable, "-m", "pip", "install", *what])
 
 
-def _pip_install(extra: str, options: str = "") -> str:
+def pip_install(extra: str, options: str = "") -> str:
     """The way to install an extra from where the library was, which installers note
     (https://packaging.python.org/en/latest/specifications/direct-url/)."""
     import importlib.metadata

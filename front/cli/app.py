@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import io
 import sys
+import traceback
 from collections.abc import Callable
 from typing import Annotated, Any, ClassVar
 
@@ -19,23 +20,30 @@ COMMANDS = {
     "rollout": "Play tasks with a policy; write trajectories and a batch.",
     "report": "Report reward, pass@k, lengths, times and ends of runs, with intervals and plots.",
     "view": "Look at the trajectories of a run, in the terminal or as a page.",
+    "play": "Play a task yourself, as the policy, in the terminal.",
     "replay": "Play a recorded run again, without its engine and tools, and compare.",
     "prepare": "Turn a public data set, as downloaded, into tasks.",
     "envs": "List the ids of envs.",
     "check-env": "Check that an env keeps its contract, leaks nothing, and cannot be cheated.",
     "check-template": "Check whether a model's chat template keeps tokens exact.",
+    "tools": "List the tools and their schemas, or run one once.",
     "doctor": "Say what this machine offers: isolation, languages, libraries.",
+    "bench": "Measure this machine: sandbox, vector env, and the runner's turns.",
     "export": "Write a run for other tools and trainers, or an env as a file that a trainer loads.",
     "serve": "Serve the sandbox, envs, sessions, or a search over HTTP.",
 }
-"""Each command and what it does. `toolgym.cli.NAME`, loaded when it is used, holds a `command`, or a group `app`."""
+"""Each command and what it does. Its module, loaded when it is used, holds a `command`, or a group `app`."""
 
 ELSEWHERE = {
     "report": "toolgym.report.command",
+    "play": "toolgym.commands.play",
+    "tools": "toolgym.commands.tools",
+    "doctor": "toolgym.commands.doctor",
+    "bench": "toolgym.commands.bench",
     "export": "toolgym.exports.command",
     "view": "toolgym.viewer.command",
 }
-"""Modules of commands that are in another room than `toolgym.cli`."""
+"""Modules of the commands that are not `toolgym.cli.NAME`."""
 
 
 def as_command(function: Callable[..., None], **settings: Any) -> Any:
@@ -44,13 +52,21 @@ def as_command(function: Callable[..., None], **settings: Any) -> Any:
     return typer.main.get_command(single)
 
 
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", expose_value=False, help="Show the traceback of an error.")]
+"""An option of all commands, which `main` looks for itself."""
+
+
+def _lender(verbose: Verbose = False) -> None:
+    pass
+
+
 class LazyCommands(TyperGroup):
     """A group that makes a command when it is used. (Typer's copy of click has types without public names.)"""
 
     summaries: ClassVar[dict[str, str]] = COMMANDS
 
     def make(self, name: str) -> Any:
-        module = importlib.import_module(ELSEWHERE.get(name) or f"toolgym.cli.{name.replace('-', '_')}")
+        module = importlib.import_module(ELSEWHERE.get(name, f"toolgym.cli.{name.replace('-', '_')}"))
         return typer.main.get_command(module.app) if hasattr(module, "app") else as_command(module.command)
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -61,6 +77,8 @@ class LazyCommands(TyperGroup):
             return None
         command = self.make(name)
         command.name = name
+        for each in (command, *getattr(command, "commands", {}).values()):
+            each.params.extend(as_command(_lender).params)
         return command
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -94,6 +112,7 @@ def _root(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
+    verbose: Verbose = False,
 ) -> None:
     """Gymnasium-style environments for training language models that use tools."""
 
@@ -107,11 +126,19 @@ def main() -> None:
         sys.path.append("")
     try:
         app()
-    except (ToolgymError, OSError) as error:  # of the latter, a full disk behind standard output for example
-        Console(stderr=True, soft_wrap=True, highlight=False).print(f"error: {error}", style="red", markup=False)
-        sys.exit(2 if isinstance(error, ConfigError) and not _by_the_machine(error.__cause__) else 1)
     except KeyboardInterrupt:
         sys.exit(130)
+    except Exception as error:  # noqa: BLE001  also of the user's env or tool: one line, unless -v asks for more
+        text = str(error)
+        if not isinstance(
+            error, ToolgymError | OSError
+        ):  # the latter is a full disk behind standard output, or the like
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            text = f"{type(error).__name__}: {error} ({place.filename}, line {place.lineno}; -v shows the traceback)"
+        if {"-v", "--verbose"} & set(sys.argv):
+            traceback.print_exception(error)
+        Console(stderr=True, soft_wrap=True, highlight=False).print(f"error: {text}", style="red", markup=False)
+        sys.exit(2 if isinstance(error, ConfigError) and not _by_the_machine(error.__cause__) else 1)
 
 
 def _by_the_machine(error: BaseException | None) -> bool:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from toolgym.tools.errors import ConfigError
+from toolgym.cli.user_code import read_env_kwargs
 
 if TYPE_CHECKING:
     from toolgym.rollout.tokens.template_check import TemplateReport
@@ -46,18 +46,8 @@ def command(
     """
     from toolgym.rollout.tokens.template_check import check_template, tokenizer_for
 
-    try:
-        values = json.loads(variables)
-    except ValueError as error:
-        raise typer.BadParameter(
-            f"expected a JSON object, got {variables!r}: {error}", param_hint="--variables"
-        ) from error
-    if not isinstance(values, dict):
-        raise typer.BadParameter(f"expected a JSON object, got {variables!r}", param_hint="--variables")
-    try:
-        tokenizer, origin = tokenizer_for(model, special or ())
-    except ConfigError as error:
-        raise typer.BadParameter(str(error), param_hint="MODEL_OR_FOLDER") from error
+    values = read_env_kwargs(variables, "--variables")
+    tokenizer, origin = tokenizer_for(model, special or ())
     report = check_template(tokenizer, template_kwargs=values, origin=origin)
     console = Console(highlight=False)
     if as_json:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -48,6 +49,7 @@ def command(
         bool, typer.Option(help="What the env's own tools are made with; without it the rows fit any env.")
     ] = True,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Turn a public data set, as downloaded, into tasks in verl's row shape.
 
@@ -60,6 +62,10 @@ def command(
     if not overwrite:
         require_absent("--out", out)
     count = write_tasks(out, tasks)
+    if as_json:
+        told = {"tasks": count, "path": str(out), "env": tasks.recipe.env_id, "left_out": dict(tasks.left_out)}
+        typer.echo(json.dumps(told, indent=2))
+        return
     for reason, left_out in tasks.left_out.items():
         typer.echo(f"{left_out} left out: each {reason}", err=True)
     typer.echo(f"{out}: {count} tasks for {tasks.recipe.env_id}")

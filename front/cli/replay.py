@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -29,6 +30,7 @@ def command(
         bool, typer.Option("--allow-edited", help="Replay a recording that was changed by hand.")
     ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier file at --out.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Play a recorded run again. Exit status: 0 equal byte for byte, 1 different, or nothing to compare."""
     from toolgym.rollout.models.tiny import tiny_policy_path
@@ -55,10 +57,18 @@ def command(
         with TrajectoryWriter(out) as writer:
             for trajectory in result.trajectories:
                 writer.write(trajectory)
-    raise typer.Exit(_report(result, run["env"], out))
+    if as_json:
+        lists = {
+            name: list(map(str, getattr(result, name))) for name in ("differences", "unfinished", "not_made", "misses")
+        }
+        told = {"env": run["env"], "compared": result.compared, "trajectories": None if out is None else str(out)}
+        typer.echo(json.dumps(told | lists, indent=2))
+    else:
+        _report(result, run["env"], out)
+    raise typer.Exit(0 if result.equal and result.compared else 1)
 
 
-def _report(result: Replay, env: str, out: Path | None) -> int:
+def _report(result: Replay, env: str, out: Path | None) -> None:
     console = Console(highlight=False, soft_wrap=True)
     for difference in result.differences[:SHOWN]:
         console.print(str(difference), markup=False)
@@ -87,4 +97,3 @@ def _report(result: Replay, env: str, out: Path | None) -> int:
     )
     if out is not None:
         console.print(f"trajectories  {out}", markup=False)
-    return 0 if result.equal and result.compared else 1

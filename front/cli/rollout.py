@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import typer
 from rich.console import Console
 
-from toolgym.cli import rollout_resume
+from toolgym.cli import rollout_config, rollout_resume
 from toolgym.cli.rollout_options import RolloutOptions
 from toolgym.cli.rollout_report import STOPPED_BY, pad_token_id, report, report_complete
 from toolgym.rollout.engines.open import open_engine
@@ -39,6 +39,9 @@ def command(ctx: typer.Context, **values: Any) -> None:
     """Play tasks with a policy; write trajectories and a batch of masked token tensors."""
     options = RolloutOptions(**values)
     begun = rollout_resume.resumed_run(ctx)
+    if options.print_config:
+        typer.echo(rollout_config.as_yaml(ctx), nl=False)
+        return
     env_kwargs = options.env_arguments()
     try:
         options.check_files()
@@ -109,7 +112,7 @@ async def _main(ctx: typer.Context, options: RolloutOptions, env_kwargs: dict[st
                 trajectories += earlier.trajectories.values()
                 errors.print(f"resuming: {len(trajectories)} of {run.episodes} episodes have finished", soft_wrap=True)
                 if len(trajectories) == run.episodes:
-                    return report_complete(trajectories, begun, out)
+                    return report_complete(trajectories, begun, out, options.as_json)
             if options.record is not None:
                 _require_writable(options.record)
             metrics = RunMetrics()
@@ -138,7 +141,7 @@ async def _main(ctx: typer.Context, options: RolloutOptions, env_kwargs: dict[st
             raise
         broken = error  # what has finished is shown and made a batch before it is raised
     played = trajectories[len(earlier.trajectories) :]
-    status = report(trajectories, run, out, played, time.monotonic() - started, stopped_by)
+    status = report(trajectories, run, out, played, time.monotonic() - started, stopped_by, options.as_json)
     if broken is not None:
         raise broken
     return status

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from toolgym.cli import rollout_resume
+from toolgym.cli import rollout_config, rollout_resume
 from toolgym.cli.files import require_absent
 from toolgym.cli.user_code import env_ids, load_env, read_env_kwargs
 from toolgym.rollout.limits import HistoryMode, TruncationPolicy
@@ -51,6 +51,19 @@ class RolloutOptions:
             "to it, --concurrency, --log and --metrics-port may be given anew.",
         ),
     ] = None
+    config_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--config",
+            metavar="FILE",
+            is_eager=True,
+            callback=rollout_config.take_file,
+            help="Settings in YAML, see --print-config; options win over them.",
+        ),
+    ] = None
+    print_config: Annotated[
+        bool, typer.Option("--print-config", help="Print the settings of this call as a file for --config, and exit.")
+    ] = False
     engine: Annotated[
         str,
         typer.Option(
@@ -145,6 +158,7 @@ class RolloutOptions:
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace what an earlier run left at --out and --record.")
     ] = False
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures and the paths as JSON.")] = False
 
     @classmethod
     def parameters(cls) -> Iterator[inspect.Parameter]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,8 +27,10 @@ def pad_token_id(tokenizer: PreTrainedTokenizerBase) -> int:
     return next(pad for pad in (tokenizer.pad_token_id, tokenizer.eos_token_id, 0) if pad is not None)
 
 
-def report_complete(trajectories: list[Trajectory], run: RunFile, out: Path) -> int:
+def report_complete(trajectories: list[Trajectory], run: RunFile, out: Path, as_json: bool) -> int:
     """Write the batch of a run that is complete already; return the exit status."""
+    if as_json:
+        return report(trajectories, run, out, [], 0.0, None, as_json)
     batch, problem = _make_batch(trajectories, run, out)
     console = Console(highlight=False)
     console.print(f"the run in {out} is complete: nothing is left to play", markup=False, soft_wrap=True)
@@ -56,24 +59,34 @@ def report(
     played: list[Trajectory],
     seconds: float,
     stopped_by: signal.Signals | None,
+    as_json: bool,
 ) -> int:
     """Write the batch, show what happened, say where the files are, and return the exit status.
 
     The `trajectories` are those of the whole run, as far as it got; those of this call, which took `seconds`, are
     `played`.
     """
+    from toolgym.rollout.recording.run_folder import BATCH, TRAJECTORIES
     from toolgym.rollout.trajectory.failures import FailureLog, require_one_that_played
+    from toolgym.rollout.trajectory.summary import summarize
 
     batch, problem = _make_batch(trajectories, run, out)  # before anything is shown: its reader may have gone away
     console = Console(highlight=False)
-    if trajectories:
+    failures = FailureLog()
+    for trajectory in trajectories:
+        failures.add(trajectory)
+    if as_json:
+        files = {"trajectories": str(out / TRAJECTORIES), "batch": None if problem else str(out / BATCH)}
+        counts = {"run_id": run.run_id, "episodes": run.episodes, "finished": len(trajectories), "seconds": seconds}
+        ends = {"no_batch": problem or None, "failures": list(failures.lines())}
+        figures = summarize(trajectories) if trajectories else {}
+        print(json.dumps({**counts, **files, **ends, "summary": figures}, indent=2))
+        console = Console(highlight=False, stderr=True)
+    elif trajectories:
         console.print(summary_table(trajectories, seconds, played))
         chosen = pick_conversation(trajectories)
         if chosen is not None:
             console.print(conversation(chosen))
-    failures = FailureLog()
-    for trajectory in trajectories:
-        failures.add(trajectory)
     for line in failures.lines():
         console.print(line, style="red", markup=False, soft_wrap=True)
     _print_files(console, trajectories, run, batch, problem, out)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 ANEW = ("engine", "device", "dtype", "tokenizer", "concurrency", "log")
 """Options that may be given anew: they say how the run is played, and not what it is."""
 
-OF_ONE_CALL = ("resume", "overwrite", "out", "api_key", "metrics_port")
+OF_ONE_CALL = ("resume", "config_file", "print_config", "overwrite", "out", "api_key", "metrics_port", "as_json")
 """Options that are not kept: they belong to one call of the command, or are secret."""
 
 FILES = ("task_file", "tool_config")
@@ -53,6 +53,8 @@ def resumed_run(ctx: typer.Context) -> RunFile | None:
     folder = ctx.params["resume"]
     if ctx.params["overwrite"]:
         raise ConfigError("--resume goes on with a run and --overwrite replaces it: give one of them")
+    if ctx.params["config_file"] is not None:
+        raise ConfigError("--resume goes on with the settings of a run, and --config has others: give one of them")
     if _is_given(ctx, "out") and Path(ctx.params["out"]).resolve() != Path(folder).resolve():
         raise ConfigError(f"--out names another folder than --resume {folder}: leave it out")
     now = kept_options(ctx)

@@ -15,6 +15,7 @@ from toolgym.tools.views.conversation import call_text
 
 if TYPE_CHECKING:
     from toolgym.rollout.trajectory.trajectory import Trajectory
+    from toolgym.tools.message import Message
 
 _COLOURS = {"system": "dim", "user": "cyan", "assistant": "green", "tool": "yellow"}
 
@@ -69,17 +70,19 @@ def pick_conversation(trajectories: Sequence[Trajectory]) -> Trajectory | None:
     )
 
 
+def message_text(message: Message) -> Text:
+    role = message["role"]
+    text = Text()
+    text.append(f"{role}\n", style=f"bold {_COLOURS[role]}")
+    text.append(message["content"], style=_COLOURS[role])
+    for call in message.get("tool_calls", ()):
+        separator = "\n" if message["content"] else ""
+        text.append(f"{separator}→ {call_text(call['function'])}", style="bold magenta")
+    return text
+
+
 def conversation(trajectory: Trajectory) -> Panel:
-    blocks = []
-    for message in trajectory.messages:
-        role = message["role"]
-        text = Text()
-        text.append(f"{role}\n", style=f"bold {_COLOURS[role]}")
-        text.append(message["content"], style=_COLOURS[role])
-        for call in message.get("tool_calls", ()):
-            separator = "\n" if message["content"] else ""
-            text.append(f"{separator}→ {call_text(call['function'])}", style="bold magenta")
-        blocks.append(text)
+    blocks = map(message_text, trajectory.messages)
     end = Text(f"reward {trajectory.reward:g}, {trajectory.stop_reason.value}", style="bold")
     title = f"task {trajectory.task_id or trajectory.task_index}, sample {trajectory.sample_index}"
     return Panel(Group(*blocks, end), title=Text(title), title_align="left")

@@ -1,38 +1,20 @@
-"""`toolgym doctor`: what this machine offers."""
+"""The offers of this machine: isolation, languages, a GPU."""
 
 from __future__ import annotations
 
-import asyncio
-import importlib.util
-import json
+import os
 import platform
-from typing import Annotated, Any
+import shutil
+import sys
+from typing import Any
 
-import typer
-from rich.console import Console
 from rich.table import Table
 
 from toolgym.tools.errors import SandboxError
 from toolgym.version import __version__
 
-EXTRAS = {"rollout": "torch", "sglang": "sglang", "ray": "ray", "trl": "trl", "verl": "verl"}
-"""For each extra, a module that comes with it."""
 
-
-def command(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for bug reports.")] = False,
-) -> None:
-    """Show what this machine offers: isolation, languages, extras. Exit status 1 when code cannot be isolated."""
-    findings = asyncio.run(_examine())
-    console = Console(highlight=False)
-    if as_json:
-        console.print_json(json.dumps(findings))
-    else:
-        console.print(_table(findings))
-    raise typer.Exit(0 if findings["isolation"] else 1)
-
-
-async def _examine() -> dict[str, Any]:
+async def examine() -> dict[str, Any]:
     from toolgym.tools.sandbox.local import LocalSandbox
     from toolgym.tools.sandbox.local.host.isolation import probe
     from toolgym.tools.sandbox.local.host.languages import LANGUAGES
@@ -70,11 +52,12 @@ async def _examine() -> dict[str, Any]:
         "languages": ["python", *sorted(usable)],
         "languages_not_at_this_level": sorted(installed - usable),
         "languages_not_installed": {name: ", ".join(absent) for name, absent in sorted(lacking.items())},
-        "extras": {name: importlib.util.find_spec(module) is not None for name, module in EXTRAS.items()},
+        "gpu": os.path.exists("/dev/nvidiactl") or shutil.which("nvidia-smi") is not None,
+        "terminal": {"encoding": sys.stdout.encoding, "kind": os.environ.get("TERM", "")},
     }
 
 
-def _table(findings: dict[str, Any]) -> Table:
+def table_of(findings: dict[str, Any]) -> Table:
     table = Table(title=f"toolgym {findings['toolgym']}", show_header=False, title_justify="left")
     table.add_column(style="bold")
     table.add_column(overflow="fold")
@@ -96,8 +79,5 @@ def _table(findings: dict[str, Any]) -> Table:
     table.add_row("languages", ", ".join(findings["languages"]))
     if findings["languages_not_at_this_level"]:
         table.add_row("not at this level", ", ".join(findings["languages_not_at_this_level"]))
-    lacking = [f"{name}: {absent}" for name, absent in findings["languages_not_installed"].items()]
-    table.add_row("not installed", "; ".join(lacking))
-    present = [name for name, there in findings["extras"].items() if there]
-    table.add_row("extras", ", ".join(present) or "none")
+    table.add_row("GPU", "NVIDIA's driver is there" if findings["gpu"] else "none")
     return table
