@@ -125,7 +125,7 @@ def main() -> None:
     if "" not in sys.path:  # for `module:Id`; behind all others, as a folder here may be called like a package
         sys.path.append("")
     try:
-        app()
+        app(prog_name="toolgym")
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:  # noqa: BLE001  also of the user's env or tool: one line, unless -v asks for more

@@ -35,7 +35,7 @@ def read_env_kwargs(text: str | None, option: str = "--env-kwargs") -> dict[str,
     except ValueError as error:
         raise ConfigError(f"{option}: not JSON: {error}") from None
     if not isinstance(read, dict):
-        raise ConfigError(f"{option}: expected a JSON object such as '{{\"max_turns\": 4}}', got {text}")
+        raise ConfigError(f"{option}: expected a JSON object such as '{{\"name\": 1}}', got {text}")
     return read
 
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import trl
-from typer.testing import CliRunner
 
-from toolgym.cli.app import app
+from toolgym.cli.app import main
 from toolgym.rollout.models.tiny import tiny_policy_path
 from toolgym.rollout.tokens.template_check import byte_tokenizer
 
@@ -42,7 +45,17 @@ CASES = {
 
 
 def check(*arguments):
-    return CliRunner(env={"COLUMNS": "200"}).invoke(app, ["check-template", *map(str, arguments)])
+    """The command in this process: its exit status, its output, and that with its errors."""
+    out, both = io.StringIO(), io.StringIO()
+    with (
+        mock.patch.object(sys, "argv", ["toolgym", "check-template", *map(str, arguments)]),
+        mock.patch.dict(os.environ, COLUMNS="200"),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(both),
+        pytest.raises(SystemExit) as left,
+    ):
+        main()
+    return SimpleNamespace(exit_code=left.value.code, stdout=out.getvalue(), output=out.getvalue() + both.getvalue())
 
 
 def cases(*arguments):
@@ -168,8 +181,8 @@ def test_a_saved_tokenizer_is_loaded_with_its_template(tmp_path):
         (["/no/such/folder"], "no model folder at '/no/such/folder'"),
         (["{empty}"], "it holds no tokenizer.json"),
         (["{file}"], "expected a folder or a .jinja file"),
-        (["{folder}", "--variables", "{"], "expected a JSON object, got '{'"),
-        (["{folder}", "--variables", "[1]"], "expected a JSON object, got '[1]'"),
+        (["{folder}", "--variables", "{"], "--variables: not JSON: "),
+        (["{folder}", "--variables", "[1]"], "--variables: expected a JSON object such as"),
         ([], "Missing argument"),
         (["{broken}"], "expected a JSON object in"),
     ],

@@ -124,7 +124,9 @@ def test_arguments_of_the_env_with_wrappers(tmp_path, run_here):
     assert done.returncode == 0, done.stderr
     played = list(read_trajectories(tmp_path / "out" / "0.jsonl"))
     assert [len(one.turns) for one in played] == [1, 1]
-    assert run_here("replay", str(tmp_path / "run.jsonl")).returncode == 0
+    done = run_here("replay", str(tmp_path / "run.jsonl"), "--json")
+    replayed = json.loads(done.stdout)
+    assert (done.returncode, replayed["compared"], replayed["differences"], replayed["misses"]) == (0, 2, [], [])
 
 
 @pytest.mark.parametrize(

@@ -73,6 +73,7 @@ def test_an_installed_package_brings_its_ids(tmp_path):
     assert listed.stderr.count(warning) == 1
     for code in (
         "import toolgym; toolgym.make('Towns-v0')",
+        "from toolgym.cli.user_code import load_env; load_env('Towns-v0')",  # as check-env, rollout and play do
         "import toolgym, sys; toolgym.make('GSM8K-v0'); assert 'town_env' not in sys.modules",  # not needed for that
     ):
         command = [sys.executable, "-W", "ignore:the envs of", "-c", code]
@@ -115,6 +116,8 @@ def test_a_module_that_cannot_be_imported_is_one_line(tmp_path, monkeypatch, cap
     ("words", "offered"),
     [
         ("toolgym ro", "rollout"),
+        ("toolgym pla", "play"),
+        ("toolgym play CodeI", "CodeInterpreter-v0"),
         ("toolgym rollout --env CodeI", "CodeInterpreter-v0"),
         ("toolgym serve sa", "sandbox"),
         ("toolgym serve openenv CodeI", "CodeInterpreter-v0"),

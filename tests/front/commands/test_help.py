@@ -1,0 +1,110 @@
+"""What all commands have in common: their help, `-v`, and how errors look."""
+
+from __future__ import annotations
+
+import pytest
+import typer
+
+from toolgym.cli.app import COMMANDS, app, main
+
+
+def paths():
+    """The words of each command, those of groups too."""
+    group = typer.main.get_command(app)
+    found = []
+    for name in COMMANDS:
+        command = group.get_command(None, name)
+        found.append([name])
+        if hasattr(command, "list_commands"):
+            found += [[name, inner] for inner in command.list_commands(None)]
+    return found
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def command(*arguments):
+        monkeypatch.setattr("sys.argv", ["toolgym", *arguments])
+        with pytest.raises(SystemExit) as left:
+            main()
+        return left.value.code, *capsys.readouterr()
+
+    return command
+
+
+def test_the_list_fits_and_names_every_command(run):
+    code, shown, _ = run("--help")
+    assert code == 0
+    assert max(map(len, shown.splitlines())) <= 80
+    assert [line.split()[0] for line in shown.partition("Commands:")[2].splitlines() if line[2:3].strip()] == [
+        *COMMANDS
+    ]
+
+
+@pytest.mark.parametrize("words", paths(), ids=" ".join)
+def test_the_help_of_each_command_has_the_same_form(run, words):
+    code, shown, told = run(*words, "--help")
+    assert (code, told) == (0, "")
+    lines = shown.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[0].startswith(f"Usage: toolgym {' '.join(words)} ")
+    about = shown.split("\n\n")[1]
+    assert len(about.split()) <= 60
+    assert " ".join(about.split()).endswith((".", "2 wrong usage"))
+    assert "-v, --verbose" in shown
+    assert lines[-1].split() == ["--help", "Show", "this", "message", "and", "exit."] or "Commands:" in shown
+
+
+@pytest.mark.parametrize(
+    "arguments", [["-v", "envs", "chess"], ["envs", "chess", "-v"], ["envs", "--verbose", "chess"]]
+)
+def test_an_error_is_one_line_and_a_traceback_with_v(run, arguments):
+    line = "error: no id has 'chess' in it; `toolgym envs --all` lists every id\n"
+    assert run("envs", "chess") == (2, "", line)
+    code, _, told = run(*arguments)
+    assert code == 2
+    assert told.startswith("Traceback (most recent call last):\n")
+    assert told.endswith(line)
+
+
+def test_an_error_of_the_users_env_is_one_line_that_says_where(run, tmp_path, monkeypatch, registry):
+    code = 'import toolgym\ntoolgym.register("Odd-v0", "odd_env:make")\ndef make(**kwargs):\n    return {}["towns"]\n'
+    (tmp_path / "odd_env.py").write_text(code)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    code, _, told = run("play", "odd_env:Odd-v0")
+    assert (code, told) == (
+        1,
+        f"error: KeyError: 'towns' ({tmp_path}/odd_env.py, line 4; -v shows the traceback)\n",
+    )
+    assert "Traceback" in run("-v", "play", "odd_env:Odd-v0")[2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["check-env", "Nope-v0"], 2, "error: no env has the id 'Nope-v0'"),
+        (["serve", "sandbox", "--port", "99999"], 2, "error: --port: Input should be less than or equal to 65535"),
+        (["serve", "sandbx"], 2, "No such command 'sandbx', did you mean 'sandbox'?"),
+        (["check-template", "./nope"], 2, "error: no model folder at 'nope'"),
+        (["replay", "nope.jsonl"], 2, "error: no "),
+        (["prepare", "gsm9k", "--in", "a", "--out", "b.jsonl"], 2, "did you mean 'gsm8k'"),
+        (["play", "GSM9K-v0"], 2, "did you mean 'GSM8K-v0'"),
+        (["tools", "bsh"], 2, "did you mean 'bash'"),
+        (["bench", "sandbx"], 2, "did you mean 'sandbox'"),
+        (["doctor", "--jsn"], 2, "No such option: --jsn"),
+    ],
+)
+def test_wrong_usage_is_exit_status_2(run, arguments, code, said):
+    left, shown, told = run(*arguments)
+    assert (left, shown) == (code, "")
+    assert said in told
+    assert "Traceback" not in told
+
+
+def test_an_interrupt_is_exit_status_130(run, monkeypatch):
+    def interrupted(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("toolgym.commands.bench._turns", interrupted)
+    assert run("bench", "turns")[0] == 130
