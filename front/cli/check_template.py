@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -51,21 +51,12 @@ def command(
     report = check_template(tokenizer, template_kwargs=values, origin=origin)
     console = Console(highlight=False)
     if as_json:
-        console.print_json(json.dumps(_as_json(report)))
+        console.print_json(json.dumps({"exact": report.exact, **dataclasses.asdict(report)}))
     else:
         console.print(_table(report, model))
         for note in _notes(report):
             console.print(Text(note))
     raise typer.Exit(0 if report.exact else 1)
-
-
-def _as_json(report: TemplateReport) -> dict[str, Any]:
-    return {
-        "exact": report.exact,
-        "tokenizer": report.tokenizer,
-        "cases": [dataclasses.asdict(case) for case in report.cases],
-        "facts": None if report.facts is None else dataclasses.asdict(report.facts),
-    }
 
 
 def _table(report: TemplateReport, model: str) -> Table:

@@ -66,10 +66,8 @@ def table_of(findings: dict[str, Any]) -> Table:
     if isolation:
         layers = [f"Landlock ABI {isolation['landlock_abi']}" if isolation["landlock_abi"] else "no Landlock"]
         layers.append("seccomp" if isolation["seccomp"] else "no seccomp")
-        if isolation["cgroup"]:
-            layers.append(f"control groups {isolation['cgroup']} ({', '.join(isolation['controllers'])})")
-        else:
-            layers.append("no control groups")
+        groups = f"control groups {isolation['cgroup']} ({', '.join(isolation['controllers'])})"
+        layers.append(groups if isolation["cgroup"] else "no control groups")
         table.add_row("isolation", f"{isolation['level']}, {', '.join(layers)}")
         for sentence in isolation["missing"]:
             table.add_row("", f"[yellow]{sentence}[/yellow]")
@@ -77,7 +75,6 @@ def table_of(findings: dict[str, Any]) -> Table:
         table.add_row("isolation", f"[red]none: {findings['trouble']}[/red]")
     table.add_row("levels offered", ", ".join(findings["machine"]["levels"]) or "none")
     table.add_row("languages", ", ".join(findings["languages"]))
-    if findings["languages_not_at_this_level"]:
-        table.add_row("not at this level", ", ".join(findings["languages_not_at_this_level"]))
+    table.add_row("not at this level", ", ".join(findings["languages_not_at_this_level"]) or "none")
     table.add_row("GPU", "NVIDIA's driver is there" if findings["gpu"] else "none")
     return table

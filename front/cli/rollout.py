@@ -18,7 +18,7 @@ from rich.console import Console
 
 from toolgym.cli import rollout_config, rollout_resume
 from toolgym.cli.rollout_options import RolloutOptions
-from toolgym.cli.rollout_report import STOPPED_BY, pad_token_id, report, report_complete
+from toolgym.cli.rollout_report import STOPPED_BY, pad_token_id, report
 from toolgym.rollout.engines.open import open_engine
 from toolgym.tools.errors import ConfigError, ToolgymError
 
@@ -112,7 +112,7 @@ async def _main(ctx: typer.Context, options: RolloutOptions, env_kwargs: dict[st
                 trajectories += earlier.trajectories.values()
                 errors.print(f"resuming: {len(trajectories)} of {run.episodes} episodes have finished", soft_wrap=True)
                 if len(trajectories) == run.episodes:
-                    return report_complete(trajectories, begun, out, options.as_json)
+                    return report(trajectories, begun, out, [], 0.0, None, options.as_json)
             if options.record is not None:
                 _require_writable(options.record)
             metrics = RunMetrics()

@@ -14,9 +14,7 @@ from toolgym.cli.rollout_resume import OF_ONE_CALL
 from toolgym.tools.errors import ConfigError, UnknownNameError, nearest
 from toolgym.tools.yaml_file import read_yaml
 
-NOT_IN_A_FILE = ("resume", "config_file", "print_config", "verbose")
-
-NOT_PRINTED = {*NOT_IN_A_FILE, *OF_ONE_CALL} - {"out", "metrics_port"}
+NOT_IN_A_FILE = {"resume", "config_file", "print_config", "verbose"}
 
 
 def take_file(ctx: typer.Context, path: Path | None) -> Path | None:
@@ -45,11 +43,10 @@ def as_yaml(ctx: typer.Context) -> str:
     from toolgym.rollout.trajectory.trajectory import plain
 
     lines = ["# Settings of `toolgym rollout`."]
-    for option in ctx.command.params:
-        if option.name in NOT_PRINTED or option.name not in ctx.params:
-            continue
-        value = ctx.params[option.name]
-        value = json.loads(value) if option.name == "env_kwargs" and value else plain(value)
-        about = textwrap.wrap(getattr(option, "help", ""), 100, initial_indent="# ", subsequent_indent="# ")
-        lines += ["", *about, yaml.safe_dump({option.name: value}, allow_unicode=True, sort_keys=False).rstrip()]
+    for option in list[Any](ctx.command.params):
+        if option.name in ctx.params.keys() - NOT_IN_A_FILE - {*OF_ONE_CALL} | {"out", "metrics_port"}:
+            value = ctx.params[option.name]
+            value = json.loads(value) if option.name == "env_kwargs" and value else plain(value)
+            lines += ["", *textwrap.wrap(option.help, 100, initial_indent="# ", subsequent_indent="# ")]
+            lines.append(yaml.safe_dump({option.name: value}, allow_unicode=True, sort_keys=False).rstrip())
     return "\n".join(lines) + "\n"

@@ -27,17 +27,6 @@ def pad_token_id(tokenizer: PreTrainedTokenizerBase) -> int:
     return next(pad for pad in (tokenizer.pad_token_id, tokenizer.eos_token_id, 0) if pad is not None)
 
 
-def report_complete(trajectories: list[Trajectory], run: RunFile, out: Path, as_json: bool) -> int:
-    """Write the batch of a run that is complete already; return the exit status."""
-    if as_json:
-        return report(trajectories, run, out, [], 0.0, None, as_json)
-    batch, problem = _make_batch(trajectories, run, out)
-    console = Console(highlight=False)
-    console.print(f"the run in {out} is complete: nothing is left to play", markup=False, soft_wrap=True)
-    _print_files(console, trajectories, run, batch, problem, out)
-    return 0 if batch is not None else 1
-
-
 def _make_batch(trajectories: list[Trajectory], run: RunFile, out: Path) -> tuple[Batch | None, str]:
     from toolgym.rollout.batch.io import save_batch
     from toolgym.rollout.batch.make import make_batch
@@ -82,6 +71,8 @@ def report(
         figures = summarize(trajectories) if trajectories else {}
         print(json.dumps({**counts, **files, **ends, "summary": figures}, indent=2))
         console = Console(highlight=False, stderr=True)
+    elif not played and len(trajectories) == run.episodes:
+        console.print(f"the run in {out} is complete: nothing is left to play", markup=False, soft_wrap=True)
     elif trajectories:
         console.print(summary_table(trajectories, seconds, played))
         chosen = pick_conversation(trajectories)

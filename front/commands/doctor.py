@@ -29,8 +29,7 @@ class Remedy(NamedTuple):
 def command(as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for bug reports.")] = False) -> None:
     """Show what this machine offers, and how to add what it lacks. Exit status 1 when code cannot be isolated."""
     findings = asyncio.run(examine())
-    modules = {name: module for name, (module, _) in TABLES["extras"].items()}
-    findings["extras"] = {name: importlib.util.find_spec(module) is not None for name, module in modules.items()}
+    findings["extras"] = {name: importlib.util.find_spec(row[0]) is not None for name, row in TABLES["extras"].items()}
     steps = [*_isolation(findings["machine"], findings["isolation"]), *_software(findings)]
     console = Console(highlight=False)
     if as_json:
@@ -41,8 +40,7 @@ def command(as_json: Annotated[bool, typer.Option("--json", help="Print JSON, fo
         console.print(table)
         console.print("Missing, what it is for, and how to add it:" if steps else "Nothing is missing.")
         for step in steps:
-            line = f"- {step.missing} ({step.needed_for}): {step.remedy}"
-            console.print(line, markup=False, soft_wrap=True)
+            console.print(f"- {step.missing} ({step.needed_for}): {step.remedy}", markup=False, soft_wrap=True)
     raise typer.Exit(0 if findings["isolation"] else 1)
 
 

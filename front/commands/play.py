@@ -43,9 +43,7 @@ LENT = ("device", "dtype", "tokenizer", "api_key", "parser", "task_file", "task_
 
 def command(
     *,
-    env: Annotated[
-        str, typer.Argument(metavar="ENV", help="An id (see `toolgym envs`), or module:Id.", autocompletion=env_ids)
-    ],
+    env: Annotated[str, typer.Argument(metavar="ENV", help="Its id, or module:Id.", autocompletion=env_ids)],
     engine: Annotated[str | None, typer.Option(help="What suggests turns, as rollout's --engine.")] = None,
     task: Annotated[int, typer.Option(min=0, help="Place of the task among the env's, from 0.")] = 0,
     **lent: Any,
@@ -73,12 +71,9 @@ async def _main(options: RolloutOptions, name: str | None, index: int) -> None:
     async with contextlib.AsyncExitStack() as stack:
         for tool in arguments.get("tools", ()):
             stack.push_async_callback(tool.close)
-        engine, tokenizer = None, None
-        if name is not None:
-            settings = {name: getattr(options, name) for name in ("tokenizer", "api_key", "device", "dtype")}
-            engine = await stack.enter_async_context(open_engine(name, **settings))
-            tokenizer = engine.tokenizer
-        tokenizer = tokenizer or load_tokenizer(options.tokenizer or tiny_policy_path())
+        settings = {option: getattr(options, option) for option in ("tokenizer", "api_key", "device", "dtype")}
+        engine = None if name is None else await stack.enter_async_context(open_engine(name, **settings))
+        tokenizer = load_tokenizer(options.tokenizer or tiny_policy_path()) if engine is None else engine.tokenizer
         game = PlayedEpisode(factory, source.task(index), index, tokenizer, options.config(), engine)
         stack.push_async_callback(game.close)
         await game.begin()
