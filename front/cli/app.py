@@ -52,14 +52,6 @@ def as_command(function: Callable[..., None], **settings: Any) -> Any:
     return typer.main.get_command(single)
 
 
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", expose_value=False, help="Show the traceback of an error.")]
-"""An option of all commands, which `main` looks for itself."""
-
-
-def _lender(verbose: Verbose = False) -> None:
-    pass
-
-
 class LazyCommands(TyperGroup):
     """A group that makes a command when it is used. (Typer's copy of click has types without public names.)"""
 
@@ -78,7 +70,7 @@ class LazyCommands(TyperGroup):
         command = self.make(name)
         command.name = name
         for each in (command, *getattr(command, "commands", {}).values()):
-            each.params.extend(as_command(_lender).params)
+            each.params.extend(option for option in self.params if option.name == "verbose")
         return command
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -112,7 +104,9 @@ def _root(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
-    verbose: Verbose = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", expose_value=False, help="Show the traceback of an error.")
+    ] = False,
 ) -> None:
     """Gymnasium-style environments for training language models that use tools."""
 

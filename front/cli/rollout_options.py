@@ -58,7 +58,7 @@ class RolloutOptions:
             metavar="FILE",
             is_eager=True,
             callback=rollout_config.take_file,
-            help="Settings in YAML, see --print-config; options win over them.",
+            help="Settings in YAML; options win.",
         ),
     ] = None
     print_config: Annotated[
