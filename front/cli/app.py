@@ -132,9 +132,7 @@ def main() -> None:
         if {"-v", "--verbose"} & set(sys.argv):
             traceback.print_exception(error)
         Console(stderr=True, soft_wrap=True, highlight=False).print(f"error: {text}", style="red", markup=False)
-        sys.exit(2 if isinstance(error, ConfigError) and not _by_the_machine(error.__cause__) else 1)
-
-
-def _by_the_machine(error: BaseException | None) -> bool:
-    """Whether the machine refused, as a full disk does; a path that is not there is a mistake in the command."""
-    return isinstance(error, OSError) and not isinstance(error, FileNotFoundError | NotADirectoryError)
+        # A path that is not there is a mistake in the command; a full disk is not.
+        absent = isinstance(error.__cause__, FileNotFoundError | NotADirectoryError)
+        refused = isinstance(error.__cause__, OSError) and not absent
+        sys.exit(2 if isinstance(error, ConfigError) and not refused else 1)

@@ -40,10 +40,7 @@ def command(
     max_steps: Annotated[int, typer.Option(min=1, help="Steps within which an episode must end.")] = 64,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Play an env, cancel it, count what it leaves behind, attack its verdict; say what is wrong.
-
-    Exit status: 0 no check failed, 1 one did, 2 wrong usage.
-    """
+    """Play an env, cancel it, count what it leaves behind, attack its verdict. Exit status 1 when a check failed."""
     from toolgym.testing.env_report import CheckResult, PlayOptions, run_checks
 
     spec = load_env(env)

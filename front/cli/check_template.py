@@ -40,10 +40,7 @@ def command(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Check case by case whether a chat template can be extended turn by turn, and the tokens stay exact.
-
-    Exit status: 0 exact, 1 not exact, 2 wrong usage.
-    """
+    """Check case by case whether a chat template keeps tokens exact turn by turn. Exit status 1 when it does not."""
     from toolgym.rollout.tokens.template_check import check_template, tokenizer_for
 
     values = read_env_kwargs(variables, "--variables")

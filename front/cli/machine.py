@@ -64,11 +64,11 @@ def table_of(findings: dict[str, Any]) -> Table:
     table.add_row("system", f"{findings['system']}, Python {findings['python']}")
     isolation = findings["isolation"]
     if isolation:
-        layers = [f"Landlock ABI {isolation['landlock_abi']}" if isolation["landlock_abi"] else "no Landlock"]
-        layers.append("seccomp" if isolation["seccomp"] else "no seccomp")
+        landlock = f"Landlock ABI {isolation['landlock_abi']}" if isolation["landlock_abi"] else "no Landlock"
+        seccomp = "seccomp" if isolation["seccomp"] else "no seccomp"
         groups = f"control groups {isolation['cgroup']} ({', '.join(isolation['controllers'])})"
-        layers.append(groups if isolation["cgroup"] else "no control groups")
-        table.add_row("isolation", f"{isolation['level']}, {', '.join(layers)}")
+        groups = groups if isolation["cgroup"] else "no control groups"
+        table.add_row("isolation", f"{isolation['level']}, {landlock}, {seccomp}, {groups}")
         for sentence in isolation["missing"]:
             table.add_row("", f"[yellow]{sentence}[/yellow]")
     else:

@@ -51,10 +51,7 @@ def command(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Turn a public data set, as downloaded, into tasks in verl's row shape.
-
-    Exit status: 0 written, 1 an error, 2 wrong usage.
-    """
+    """Turn a public data set, as downloaded, into tasks in verl's row shape."""
     from toolgym.envs.tasks.prepare.recipes import Preparation
     from toolgym.envs.tasks.writing import write_tasks
 
@@ -62,10 +59,7 @@ def command(
     if not overwrite:
         require_absent("--out", out)
     count = write_tasks(out, tasks)
-    if as_json:
-        told = {"tasks": count, "path": str(out), "env": tasks.recipe.env_id, "left_out": dict(tasks.left_out)}
-        typer.echo(json.dumps(told, indent=2))
-        return
     for reason, left_out in tasks.left_out.items():
         typer.echo(f"{left_out} left out: each {reason}", err=True)
-    typer.echo(f"{out}: {count} tasks for {tasks.recipe.env_id}")
+    told = {"tasks": count, "path": str(out), "env": tasks.recipe.env_id, "left_out": dict(tasks.left_out)}
+    typer.echo(json.dumps(told, indent=2) if as_json else f"{out}: {count} tasks for {tasks.recipe.env_id}")

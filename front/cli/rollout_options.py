@@ -54,16 +54,10 @@ class RolloutOptions:
     config_file: Annotated[
         Path | None,
         typer.Option(
-            "--config",
-            metavar="FILE",
-            is_eager=True,
-            callback=rollout_config.take_file,
-            help="Settings in YAML; options win.",
+            "--config", is_eager=True, callback=rollout_config.take_file, help="Settings in YAML; options win."
         ),
     ] = None
-    print_config: Annotated[
-        bool, typer.Option("--print-config", help="Print the settings of this call as a file for --config, and exit.")
-    ] = False
+    print_config: Annotated[bool, typer.Option("--print-config", help="Print what would run, for --config.")] = False
     engine: Annotated[
         str,
         typer.Option(

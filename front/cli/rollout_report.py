@@ -50,11 +50,7 @@ def report(
     stopped_by: signal.Signals | None,
     as_json: bool,
 ) -> int:
-    """Write the batch, show what happened, say where the files are, and return the exit status.
-
-    The `trajectories` are those of the whole run, as far as it got; those of this call, which took `seconds`, are
-    `played`.
-    """
+    """Write the batch, show what happened in the run and in this call (`played`, in `seconds`), return the status."""
     from toolgym.rollout.recording.run_folder import BATCH, TRAJECTORIES
     from toolgym.rollout.trajectory.failures import FailureLog, require_one_that_played
     from toolgym.rollout.trajectory.summary import summarize
@@ -95,8 +91,8 @@ def _print_files(
 ) -> None:
     from toolgym.rollout.recording.run_folder import BATCH, TRAJECTORIES
 
-    done = f"({len(trajectories)} of {run.episodes})"
-    console.print(f"trajectories  {out / TRAJECTORIES}  {done}", markup=False, soft_wrap=True)
+    done = f"{out / TRAJECTORIES}  ({len(trajectories)} of {run.episodes})"
+    console.print(f"trajectories  {done}", markup=False, soft_wrap=True)
     if batch is None:
         console.print(f"no batch: {problem}", style="red", markup=False, soft_wrap=True)
         return

@@ -24,9 +24,8 @@ def command(
 ) -> None:
     """Measure the sandbox, a vector env, and the runner's own work. Other work on the machine slows it down."""
     measures = {"sandbox": _sandbox, "vector": _vector, "turns": _turns}
-    for name in names or ():
-        if name not in measures:
-            raise UnknownNameError(f"nothing is called {name!r}{nearest(name, measures)}; known: {', '.join(measures)}")
+    for name in {*(names or ())} - {*measures}:
+        raise UnknownNameError(f"nothing is called {name!r}{nearest(name, measures)}; known: {', '.join(measures)}")
     figures = {what: value for name in names or measures for what, value in measures[name]().items()}
     lines = [f"{value:10,.2f}  {what}" for what, value in figures.items()]
     typer.echo(json.dumps(figures, indent=2) if as_json else "\n".join(lines))
