@@ -29,7 +29,7 @@ def options_of(words):
     """The options that the command takes whose words these are."""
     command = typer.main.get_command(app).get_command(None, words[0])
     if hasattr(command, "get_command"):
-        command = command.get_command(None, words[1])
+        command = command.get_command(None, words[1]) or command.get_command(None, "<run>")
     assert command is not None, words
     return {name for option in command.params for name in (*option.opts, *option.secondary_opts)}
 

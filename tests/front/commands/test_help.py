@@ -16,7 +16,7 @@ def paths():
         command = group.get_command(None, name)
         found.append([name])
         if hasattr(command, "list_commands"):
-            found += [[name, inner] for inner in command.list_commands(None)]
+            found += [[name, inner] for inner in command.list_commands(None) if inner.isalpha()]
     return found
 
 
@@ -51,9 +51,9 @@ def test_the_help_of_each_command_has_the_same_form(run, words):
     assert lines[0].startswith(f"Usage: toolgym {' '.join(words)} ")
     about = shown.split("\n\n")[1]
     assert len(about.split()) <= 60
-    assert " ".join(about.split()).endswith((".", "2 wrong usage"))
+    assert " ".join(about.split()).endswith(".")
     assert "-v, --verbose" in shown
-    assert lines[-1].split() == ["--help", "Show", "this", "message", "and", "exit."] or "Commands:" in shown
+    assert "--help" in shown
 
 
 @pytest.mark.parametrize(
