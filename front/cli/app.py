@@ -124,9 +124,7 @@ def main() -> None:
         sys.exit(130)
     except Exception as error:  # noqa: BLE001  also of the user's env or tool: one line, unless -v asks for more
         text = str(error)
-        if not isinstance(
-            error, ToolgymError | OSError
-        ):  # the latter is a full disk behind standard output, or the like
+        if not isinstance(error, ToolgymError | OSError):  # such as a full disk behind standard output
             place = traceback.extract_tb(error.__traceback__)[-1]
             text = f"{type(error).__name__}: {error} ({place.filename}, line {place.lineno}; -v shows the traceback)"
         if {"-v", "--verbose"} & set(sys.argv):
@@ -134,5 +132,5 @@ def main() -> None:
         Console(stderr=True, soft_wrap=True, highlight=False).print(f"error: {text}", style="red", markup=False)
         # A path that is not there is a mistake in the command; a full disk is not.
         absent = isinstance(error.__cause__, FileNotFoundError | NotADirectoryError)
-        refused = isinstance(error.__cause__, OSError) and not absent
-        sys.exit(2 if isinstance(error, ConfigError) and not refused else 1)
+        wrong = isinstance(error, ConfigError) and (absent or not isinstance(error.__cause__, OSError))
+        sys.exit(2 if wrong else 1)

@@ -78,10 +78,6 @@ def _announce_start(config: Any) -> None:
     typer.echo(f"starting the sandbox server with {count}; their libraries take some seconds to load", err=True)
 
 
-def _nothing_more() -> dict[str, Any]:
-    return {}
-
-
 @dataclass(frozen=True)
 class _Server:
     settings: str
@@ -89,7 +85,7 @@ class _Server:
     help: str
     before: Callable[[Any], None]
     """Called with the settings before the workers start: mistakes stop the command here."""
-    arguments: Callable[..., dict[str, Any]] = _nothing_more
+    arguments: Callable[..., dict[str, Any]] = lambda: {}  # noqa: PIE807  `dict` has no signature
     """Takes further parameters of the command; returns the settings that they give."""
 
 

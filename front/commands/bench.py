@@ -95,7 +95,7 @@ def _turns() -> dict[str, float]:
         return "done"
 
     engine, config = CallableEngine(generate, tokenizer=tokenizer), RunConfig(group_size=4)
-    tasks, times = [Task(messages=[user("Call it.")])] * 16, []
+    tasks, times = [Task(messages=(user("Call it."),))] * 16, []
     for _ in range(3):
         began = time.process_time()
         played = asyncio.run(rollout(lambda: ToolEnv([nothing], tasks, max_turns=TURNS), engine, tasks, config=config))

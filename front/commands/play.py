@@ -156,7 +156,7 @@ class _Player:
 
     async def _line(self, prompt: str) -> str:
         self._console.print(prompt, end="", markup=False, style="bold")
-        line = await in_thread(sys.stdin.readline)  # without a deadline: a person may think
+        line: str = await in_thread(sys.stdin.readline)  # without a deadline: a person may think
         if not sys.stdin.isatty():
             self._print(line.rstrip("\n"))
         if not line:

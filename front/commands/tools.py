@@ -89,7 +89,7 @@ async def _call(tool: type[BaseTool] | BaseTool, config: dict[str, Any], argumen
     if config and not isinstance(tool, type):
         raise ConfigError(f"--config is for a class of tools; {tool.name!r} is made already, with options of its own")
     tool = tool(config) if isinstance(tool, type) else tool
-    env = ToolEnv([tool], [Task(messages=[user("Call the tool.")])], owns_tools=True)
+    env = ToolEnv([tool], [Task(messages=(user("Call the tool."),))], owns_tools=True)
     try:
         await env.reset()
         result = await env.step(assistant("", [tool_call(tool.name, arguments)]))
