@@ -6,9 +6,7 @@ import base64
 import hashlib
 import html
 import json
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from aiohttp import web
 
@@ -24,15 +22,12 @@ _HERE = Path(__file__).parent
 
 def playground_routes(config: ServingConfig) -> list[Route]:
     """The page of a sandbox server with these settings, which anyone may load: what it asks for needs the token."""
+    style, script, page, examples = (
+        (_HERE / name).read_text(encoding="utf-8") for name in ("page.css", "page.js", "page.html", "examples.json")
+    )
     server = config.model_dump(mode="json", include=_SETTINGS)
-    examples = json.loads((_HERE / "examples.json").read_text(encoding="utf-8"))
-    return page_routes(PATHS, "page", {**server, "token": config.secret is not None, "examples": examples})
-
-
-def page_routes(paths: Sequence[str], name: str, server: dict[str, Any]) -> list[Route]:
-    """A page of this folder at some paths. Its script reads `server`, any JSON."""
-    style, script = (_HERE / "page.css").read_text("utf-8"), (_HERE / f"{name}.js").read_text("utf-8")
-    page = (_HERE / f"{name}.html").read_text("utf-8").replace("{{server}}", html.escape(json.dumps(server)))
+    server |= {"token": config.secret is not None, "examples": json.loads(examples)}
+    page = page.replace("{{server}}", html.escape(json.dumps(server)))
     page = page.replace("{{style}}", style).replace("{{script}}", script)
     policy = (
         f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; connect-src 'self'; img-src data:; "
@@ -49,7 +44,7 @@ def page_routes(paths: Sequence[str], name: str, server: dict[str, Any]) -> list
     async def show(call: Call) -> web.Response:
         return web.Response(text=page, headers=headers)
 
-    return [Route(path, {"GET": Operation(show)}, public=True) for path in paths]
+    return [Route(path, {"GET": Operation(show)}, public=True) for path in PATHS]
 
 
 def _hash(text: str) -> str:
