@@ -72,17 +72,15 @@ def _picture(batch: Batch) -> str:
 
 def _row_tokens(batch: Batch, row: int) -> list[SeenToken]:
     kinds, width = _kinds(batch, slice(row, row + 1))[0].tolist(), batch.prompts.shape[1]
-    columns = (batch.rollout_log_probs[row], batch.weight_versions[row], batch.token_rewards[row])
-    behind = zip(*(column.tolist() for column in columns), strict=True)
+    columns = [batch.rollout_log_probs[row], batch.weight_versions[row], batch.token_rewards[row]]
     names = {number: name for name, number in batch.version_numbers.items()}
-    tokens, turn, before = [], -1, _PAD
-    values = itertools.chain(itertools.repeat((0.0, -1, 0.0), width), behind)
-    for token, kind, (logprob, version, reward) in zip(batch.input_ids[row].tolist(), kinds, values, strict=False):
-        turn += kind == _POLICY != before
-        before = kind
+    tokens, turn = [], -1
+    for place, (token, kind) in enumerate(zip(batch.input_ids[row].tolist(), kinds, strict=True)):
+        turn += kind == _POLICY != kinds[place - 1]
         if kind == _POLICY:
-            earned = {"reward": reward} if reward else {}
-            tokens.append(SeenToken(0, turn, token, "policy", logprob, names.get(version, str(version)), earned))
+            logprob, version, reward = (column[place - width].item() for column in columns)
+            values = {"reward": reward} if reward else {}
+            tokens.append(SeenToken(0, turn, token, "policy", logprob, names.get(version, str(version)), values))
         elif kind != _PAD:
             tokens.append(SeenToken(0, turn, token, "prompt" if kind == _PROMPT else "env"))
     return tokens
