@@ -104,8 +104,8 @@ class GroupScreen(RowScreen):
             sides = [await in_thread(self.run.index.trajectory, side) for side in self.sides]
             texts = [[(message["role"], message_text(message)) for message in side.messages] for side in sides]
             blocks = await in_thread(differences, *texts)
-        except ConfigError as error:
-            blocks = [Block([piece("it cannot be read", "bold red")], str(error))]
+        except (ConfigError, TypeError, LookupError, AttributeError) as error:  # of another program's file
+            blocks = [Block([piece("they cannot be compared", "bold red")], str(error))]
         first = next((n for n, block in enumerate(blocks) if isinstance(block, SideBySide)), 0)
         self.query_one("#diff", TextView).show(blocks, first)
 

@@ -119,6 +119,6 @@ def _chart(name: str, bars: list[Bar]) -> list[Block]:
     blocks = [Block([piece(name, "bold")])] if bars else []
     for bar in bars:
         cells, full = (max(bool(count), round(BAR * count / most)) for count in (bar.rows, bar.shown))
-        title = [piece(f"{on_one_line(bar.label)[:14]:<14} "), piece("█" * full, "green"), piece("░" * (cells - full))]
+        title = [piece(f"{bar.label[:14]:<14} "), piece("█" * full, "green"), piece("░" * (cells - full))]
         blocks.append(Block([*title, piece(f" {bar.shown:,} of {bar.rows:,}", "dim")], key=bar.terms))
     return blocks

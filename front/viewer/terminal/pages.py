@@ -17,7 +17,7 @@ from toolgym.rollout.trajectory.trajectory import Trajectory, Turn, plain
 from toolgym.tools.message import Message
 from toolgym.viewer.run_index import Row, RunIndex
 from toolgym.viewer.terminal.run_list import number, outcome
-from toolgym.viewer.terminal.text_view import Block, on_one_line, piece
+from toolgym.viewer.terminal.text_view import Block, piece
 
 ROLES = {"system": "bold magenta", "user": "bold cyan", "assistant": "bold green", "tool": "bold yellow"}
 LONG = 2_000
@@ -51,7 +51,7 @@ def conversation(trajectory: Trajectory) -> list[Block]:
         if text or not thinking:
             blocks.append(Block(title, text, folded=role in ("system", "tool") or len(text) > LONG))
         for call in message.get("tool_calls", ()):
-            heading = [piece(f"→ {on_one_line(str(call['function']['name']))}", "bold yellow")]
+            heading = [piece(f"→ {call['function']['name']}", "bold yellow")]
             blocks.append(Block(heading, arguments_text(call["function"]["arguments"]), "yellow", folded=True))
     failure = trajectory.error
     text = "" if failure is None else f"in turn {failure.turn}: {failure.message}"
@@ -60,10 +60,10 @@ def conversation(trajectory: Trajectory) -> list[Block]:
 
 
 def _result_title(message: Message, record: ToolCallRecord | None) -> list[Segment]:
-    title = [piece(f"← {on_one_line(message.get('name') or 'call')}", "bold yellow")]
+    title = [piece(f"← {message.get('name') or 'call'}", "bold yellow")]
     if record is None:
         return title
-    status = on_one_line(record.status) + (" (infrastructure)" if record.infra_failure else "")
+    status = record.status + (" (infrastructure)" if record.infra_failure else "")
     style = "green" if record.status == "ok" else "bold red"
     return [*title, piece(f"  {status}", style), piece(f"  {record.seconds:.2f} s", "dim")]
 
@@ -97,10 +97,8 @@ def times(trajectory: Trajectory) -> list[Block]:
     phases = [(turn.engine_seconds, turn.env_seconds, turn.queue_seconds) for turn in trajectory.turns]
     sums = [sum(phase) for phase in zip(*phases, strict=True)] or [0.0] * 3
     scale = BAR / (max(map(sum, phases), default=0.0) or 1.0)
-    legend = [
-        piece(f"{sign} {name} {total:.3f} s   ", colour)
-        for (name, colour, sign), total in zip(PHASES, sums, strict=True)
-    ]
+    named = zip(PHASES, sums, strict=True)
+    legend = [piece(f"{sign} {name} {total:.3f} s   ", colour) for (name, colour, sign), total in named]
     rest = piece(f"rest {trajectory.seconds - sum(sums):.3f} s")
     blocks = [Block([piece(f"{trajectory.seconds:.3f} s in all   ", "bold"), *legend, rest])]
     for at, (turn, seconds) in enumerate(zip(trajectory.turns, phases, strict=True)):
@@ -183,7 +181,7 @@ def _subtree(index: RunIndex, row: Row, marked: Row, stems: tuple[str, str], see
 def _table(title: str, values: Mapping[str, Any], style: str = "") -> Block:
     width = max(map(len, values), default=0)
     text = "\n".join(f"{name:<{width}}  {_text(value)}" for name, value in values.items())
-    return Block([piece(on_one_line(title), "bold")], text or "nothing", style)
+    return Block([piece(title, "bold")], text or "nothing", style)
 
 
 def _text(value: object) -> str:

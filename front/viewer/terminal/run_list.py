@@ -72,15 +72,11 @@ class RunList(LineView):
 
     def show(self, rows: Sequence[Row], sort: str) -> None:
         """Show other rows. The cursor stays on its row if that is among them."""
-        before, self.rows, self.sort = self.row, rows, sort
+        before, self.rows, self.count, self.sort = self.row, rows, len(rows), sort
         if before is not None and (self.cursor >= len(rows) or rows[self.cursor].number != before.number):
             self.cursor = next((place for place, row in enumerate(rows) if row.number == before.number), 0)
         self.virtual_size = Size(0, len(rows) + 1)
         self.go(self.cursor)
-
-    @property
-    def count(self) -> int:
-        return len(self.rows)
 
     def jump(self, step: int) -> Row | None:
         """Go to the next row in trouble, or with `step` -1 to the one before, and return it; None without one."""

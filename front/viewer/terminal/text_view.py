@@ -38,7 +38,8 @@ def on_one_line(text: str) -> str:
 
 
 def piece(text: str, style: str = "") -> Segment:
-    return Segment(text, Style.parse(style))
+    """A part of a line. Any text may come in: it is made harmless here."""
+    return Segment(on_one_line(text), Style.parse(style))
 
 
 def wrapped(text: str, width: int) -> list[str]:
@@ -71,7 +72,8 @@ class LineView(ScrollView, can_focus=True, inherit_bindings=False):
         Binding("end", "end(1)", "to the end", show=False),
         Binding("enter,space", "choose", "open or fold", show=False),
     ]
-    cursor = 0
+    cursor = count = 0
+    """The place of the cursor among so many things."""
     margins = 0
     """Lines of the screen that do not scroll."""
 
@@ -91,11 +93,6 @@ class LineView(ScrollView, can_focus=True, inherit_bindings=False):
     def height(self) -> int:
         """Lines that scroll."""
         return max(1, self.size.height - self.margins)
-
-    @property
-    def count(self) -> int:
-        """Things that the cursor can be at."""
-        raise NotImplementedError
 
     def line_of(self, place: int) -> int:
         """The line of the thing at a place."""
@@ -165,7 +162,7 @@ class TextView(LineView):
 
     def show(self, blocks: Sequence[Block], cursor: int | None = None) -> None:
         """Show other blocks, from their start; or with `cursor`, from there."""
-        self.blocks, self.cursor = blocks, max(0, min(cursor or 0, len(blocks) - 1))
+        self.blocks, self.count, self.cursor = blocks, len(blocks), max(0, min(cursor or 0, len(blocks) - 1))
         self._lines = [block.lines(self.room - 1) for block in blocks]
         starts = [0]
         for lines in self._lines:
@@ -175,10 +172,6 @@ class TextView(LineView):
             self.scroll_line(0)
         else:
             self.go(cursor)
-
-    @property
-    def count(self) -> int:
-        return len(self.blocks)
 
     def line_of(self, place: int) -> int:
         """The first line of a block, after as much of it as fits came into sight."""

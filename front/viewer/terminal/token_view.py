@@ -47,7 +47,7 @@ class TokenView(LineView):
 
     def show(self, tokens: Sequence[SeenToken], text: Callable[[int], str], advantage: str, note: str) -> None:
         """Show tokens with the text of each id. `note` says what is missing, such as the tokenizer."""
-        is_new, self.tokens = tokens is not self.tokens, tokens
+        is_new, self.tokens, self.count = tokens is not self.tokens, tokens, len(tokens)
         self._text, self._advantage, self._note = text, advantage, note
         columns: dict[str, list[float]] = {}
         for token in tokens:
@@ -62,10 +62,6 @@ class TokenView(LineView):
         self._spans = [n for n, kind in enumerate(kinds) if kind[1] == "policy" and (not n or kinds[n - 1] != kind)]
         self._lay_out()
         self.go(self._spans[0] if is_new and self._spans else self.cursor)
-
-    @property
-    def count(self) -> int:
-        return len(self.tokens)
 
     def line_of(self, place: int) -> int:
         return bisect_right(self._firsts, place) - 1
@@ -158,7 +154,7 @@ class TokenView(LineView):
             low, high = self._ranges[self.colour]
             labels = [f">{low + (high - low) * step / 5:.3g}" for step in range(5)]
         elif self.colour == "version":
-            labels = [on_one_line(version) for version in self._versions]
+            labels = self._versions
         marks = [piece(f" {label} ", f"black on {colour}") for label, colour in zip(labels, palette, strict=False)]
         marks = [piece("policy", "green")] if self.colour == "kind" else marks
         rest = [piece("  prompt", "cyan"), piece("  env", "dim"), piece(f"  {self._note}", "italic")]
@@ -167,7 +163,7 @@ class TokenView(LineView):
     def _table_line(self, line: int) -> list[Segment]:
         names = list(self._ranges)[: max(1, (self.room - 70) // 9)]
         if not line:
-            extra = "".join(f"{on_one_line(name)[:8]:>9}" for name in names)
+            extra = "".join(f"{name[:8]:>9}" for name in names)
             titles = f" place     id text              mask  logprob   prob{extra} advantage version"
             return [piece(titles, "bold underline")]
         place = max(0, min(self.cursor - TABLE // 2, len(self.tokens) - TABLE)) + line - 1
@@ -179,7 +175,7 @@ class TokenView(LineView):
         if token.logprob is not None:
             values = "".join(f"{token.values[name]:>9.3g}" if name in token.values else " " * 9 for name in names)
             figures += f"{token.logprob:>9.3f}{_probability(token):>7.1%}{values}{self._advantage:>10} "
-            figures += on_one_line(token.version or "")
+            figures += token.version or ""
         return [piece(figures, "reverse" if place == self.cursor else "" if token.kind == "policy" else "dim")]
 
 

@@ -98,11 +98,14 @@ class TrajectoryScreen(RowScreen):
             text.show(self._blocks[self.view])
 
     def _page(self, trajectory: Trajectory) -> list[Block]:
-        if self.view == "tree":
-            return tree(self.run.index, self.row)
-        if self.view == "facts":
-            return facts(trajectory, self.advantage)
-        return times(trajectory) if self.view == "times" else conversation(trajectory)
+        try:
+            if self.view == "tree":
+                return tree(self.run.index, self.row)
+            if self.view == "facts":
+                return facts(trajectory, self.advantage)
+            return times(trajectory) if self.view == "times" else conversation(trajectory)
+        except Exception as error:  # noqa: BLE001  another program's file may hold anything
+            return [Block([piece("it cannot be shown", "bold red")], f"{type(error).__name__}: {error}")]
 
     def _show_tokens(self, view: TokenView) -> None:
         texts = self.run.texts

@@ -191,7 +191,7 @@ async def test_lines_that_cannot_be_read_are_rows_that_say_why(tmp_path):
         await pilot.press("r")
         await until(pilot, lambda: '{"score": broken' in shown(app))
         await pilot.press("escape", "g")
-        await until(pilot, lambda: "cannot be read" in shown(app))
+        await until(pilot, lambda: "they cannot be compared" in shown(app))
 
 
 async def test_verls_dumps_open(tmp_path):

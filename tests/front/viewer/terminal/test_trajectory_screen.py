@@ -83,6 +83,16 @@ async def test_the_advantage_of_the_group_is_shown():
         assert "0.866" in lines_of(screen.query_one(TextView))[4]
 
 
+async def test_a_field_of_another_kind_is_said_in_place_of_the_page(tmp_path, first):
+    value = first.to_json() | {"messages": [{"role": "user\x1b", "content": None}]}
+    (tmp_path / "run.jsonl").write_text(json.dumps(value) + "\n")
+    async with viewing(tmp_path) as (app, pilot):
+        await pilot.press("enter")
+        await until(pilot, lambda: "it cannot be shown" in shown(app))
+        await pilot.press("4")
+        assert "may be trained on" in shown(app)
+
+
 async def test_enter_in_the_tree_opens_a_branch():
     async with viewing() as (app, pilot):
         child = next(row for row in app.opened.index.rows if row.parent)
@@ -101,11 +111,11 @@ def test_a_tree_has_all_generations_and_ends_where_ids_go_in_circles(tmp_path, f
     def branch(id, parent, turn=1):
         return dataclasses.replace(first, id=id, parent=parent, branch_turn=None if parent is None else turn)
 
-    members = [branch("a", None), branch("b", "a"), branch("c", "b", 2), branch("d", "a", 3), branch("x", "lost")]
+    members = [branch("a", None), branch("b", "a"), branch("c", "b", 2), branch("d", "a", 3), branch("x", "lost\x1b")]
     index = RunIndex(written(tmp_path, *members, branch("p", "q"), branch("q", "p"))).read_all()
     for number in range(4):
         assert [block.key.id for block in tree(index, index.rows[number])] == ["a", "b", "c", "d"]
-    assert "lost is not in these files" in tree(index, index.rows[4])[0].title[0].text
+    assert "lost␛ is not in these files" in tree(index, index.rows[4])[0].title[0].text
     assert {block.key.id for block in tree(index, index.rows[5]) if block.key} == {"p", "q"}
 
 
