@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import math
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ import numpy as np
 from toolgym.envs.registry import registered
 from toolgym.rollout.advantages.advantages import group_advantages
 from toolgym.rollout.trajectory.trajectory import Trajectory
-from toolgym.tools.errors import ConfigError, MissingExtraError, ToolgymError, error_text
+from toolgym.tools.errors import ConfigError, ToolgymError, error_text
 from toolgym.viewer.run_index import Row, RunIndex
 
 COLUMNS = [item.name for item in msgspec.structs.fields(Row) if item.name not in ("file", "start", "size")]
@@ -90,11 +89,10 @@ def details(index: RunIndex, group: Sequence[Row], shown: Container[int]) -> dic
 def report(index: RunIndex) -> dict[str, str]:
     """Return the report's `html`, or in `problem` why there is none."""
     try:
-        fragment = importlib.import_module("toolgym.report.page").report_fragment
-        return {"html": fragment(index)}
-    except MissingExtraError as error:
-        return {"problem": str(error)}
-    except (ToolgymError, ModuleNotFoundError) as error:
+        from toolgym.report.page import report_fragment
+
+        return {"html": report_fragment(index)}
+    except ToolgymError as error:  # without matplotlib it says what to install
         return {"problem": f"no report: {error}"}
 
 

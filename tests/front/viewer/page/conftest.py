@@ -6,6 +6,13 @@ import pytest_asyncio
 from tests.front.viewer.page.browser import CHROMIUM, chromium
 
 
+@pytest.fixture(autouse=True)
+def no_report(request, monkeypatch):
+    """Leaves the report out of the pages that a test writes, unless the test is about it: its plots take a second."""
+    if "report" not in request.node.name:
+        monkeypatch.setattr("toolgym.viewer.page.write.report", lambda index: {"problem": "left out of this test"})
+
+
 @pytest_asyncio.fixture(loop_scope="package", scope="package")
 async def tab():
     """One tab of Chromium for all tests."""

@@ -344,6 +344,15 @@ async def test_hostile_texts_are_shown_and_do_nothing(page, tmp_path):
     assert page.requests == [(tmp_path / "run.html").as_uri()]
 
 
+async def test_the_report_of_the_run_is_a_tab_apart(page, demo):
+    await page.open(demo)
+    await page.click("#show-report")
+    await page.until("$('report').shadowRoot?.querySelectorAll('svg').length > 3")
+    assert "45" in await page.eval("$('report').shadowRoot.querySelector('table').innerText")
+    await page.press("Escape")
+    await page.until("document.body.dataset.shows === 'list' && $('report').hidden")
+
+
 DRAWING = (
     "<h1>a board</h1><svg width=20 height=20><circle r=9 fill=red /></svg><script>parent.pwned = 1</script>"
     "<img src=x onerror='parent.pwned = 1'><img src='http://127.0.0.1:9/x'><a target=_top href='about:blank'>x</a>"

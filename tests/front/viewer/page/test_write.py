@@ -8,6 +8,7 @@ import json
 import os
 import re
 import stat
+import sys
 
 import pytest
 
@@ -152,9 +153,17 @@ def test_an_env_may_draw_and_its_errors_are_shown(tmp_path, registry, monkeypatc
     payload._drawing.cache_clear()
 
 
+def test_the_report_is_in_the_page_or_what_to_install_for_it(tmp_path, monkeypatch):
+    write_page(RunIndex(DEMO), tmp_path / "run.html")
+    assert "<svg" in json.loads(blocks(tmp_path / "run.html")["report"])["html"]
+    for name in ("toolgym.report.page", "toolgym.report.plots"):
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    write_page(RunIndex(DEMO), tmp_path / "run.html")
+    assert "[report]'" in json.loads(blocks(tmp_path / "run.html")["report"])["problem"]
+
+
 def test_no_module_that_a_run_names_is_imported(tmp_path):
     index = RunIndex(write_run(tmp_path, changed(1, env_id="antigravity:Env-v0"))).read_all()
     assert details(index, index.rows, {0})[0].drawing is None
-    import sys
-
     assert "antigravity" not in sys.modules
