@@ -22,9 +22,10 @@ unexport PYTHONDONTWRITEBYTECODE
 help:  ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(VENV)/.rollout  ## Roll out 128 episodes of the tiny policy, write trajectories and tensors, show them.
+demo: $(VENV)/.rollout  ## Roll out 128 episodes of the tiny policy, write trajectories, tensors and a page.
 	$(BIN)/toolgym rollout --env CodeInterpreter-v0 --tasks 32 --group-size 4 --out demo-out --overwrite
-	@echo "next: \`$(BIN)/toolgym rollout --help\`, notebooks/01_first_episode.ipynb, and examples/ for an env of your own"
+	$(BIN)/toolgym view demo-out --html demo-out/run.html
+	@echo "next: open demo-out/run.html in a browser, or look at it here: $(BIN)/toolgym view demo-out; then docs/start.md"
 
 # Two processes more than processors, since many tests wait for something. Each has its share in a row, so that most
 # fixtures are made once, and takes of the others' when it has done its own.
@@ -127,7 +128,7 @@ $(VENV)/.python:
 $(VENV)/.rollout: $(VENV)/.python pyproject.toml setup.cfg constraints.txt
 	@echo "installing PyTorch and the library into $(VENV): about 1.2 GB, some minutes"
 	$(PIP) install -c constraints.txt $(TORCH)
-	$(PIP) install -c constraints.txt -e ".[rollout]"
+	$(PIP) install -c constraints.txt -e ".[rollout,report]"
 	echo $(LIBRARY_FIRST) > $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/toolgym-first.pth
 	touch $@
 

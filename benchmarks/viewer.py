@@ -19,10 +19,11 @@ import resource
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+import urllib.parse
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 DEMO = Path(__file__).parents[1] / "front/viewer/demo"
 ROW_BYTES = 10_500
@@ -141,11 +142,77 @@ async def _terminal(run: Path) -> list[Measure]:
     return measures
 
 
+def page(run: Path) -> list[Measure]:
+    """The server of the page, asked for what the page asks for."""
+    return asyncio.run(_page(run))
+
+
+async def _page(run: Path) -> list[Measure]:
+    start = time.perf_counter()
+    import aiohttp
+
+    from toolgym.viewer.page.serve import serve_page
+    from toolgym.viewer.run_index import RunIndex
+
+    async def ask(path: str) -> Any:
+        async with client.get(address.result() + path, timeout=aiohttp.ClientTimeout(DEADLINE)) as response:
+            response.raise_for_status()
+            body = await response.read()
+            return json.loads(body) if response.content_type == "application/json" else body
+
+    async def timed(path: str) -> float:
+        begin = time.perf_counter()
+        await ask(path)
+        return time.perf_counter() - begin
+
+    async def slowest(paths: Iterable[str]) -> float:
+        return max([await timed(path) for path in paths])
+
+    def screens(rows: int) -> list[str]:
+        firsts = range(0, max(1, rows - 40), max(1, rows // 50))
+        return ["rows?numbers=" + ",".join(map(str, range(first, first + 40))) for first in firsts]
+
+    address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    serving = asyncio.create_task(serve_page(RunIndex(run), port=0, announce=address.set_result))
+    measures = []
+    try:
+        async with aiohttp.ClientSession() as client:
+            await asyncio.wait({serving, address}, timeout=DEADLINE, return_when=asyncio.FIRST_COMPLETED)
+            await ask("")
+            while not (columns := await ask("columns?since=0"))["reward"]:
+                continue
+            await ask(screens(40)[0])
+            measures.append(Measure("first screen, imports included", time.perf_counter() - start, "s", FIRST_SCREEN))
+            while_read = await slowest(screens(len(columns["reward"])))
+            measures.append(Measure("40 rows while it is read, slowest", while_read, "s", FURTHER_SCREEN))
+            while (await ask(f"columns?since={10**9}"))["reading"]:
+                continue
+            measures.append(Measure("all read", time.perf_counter() - start, "s"))
+            count = (await ask("rows?limit=0"))["total"]
+            measures.append(Measure("40 rows anywhere, slowest", await slowest(screens(count)), "s", FURTHER_SCREEN))
+            opened = [f"row/{number}" for number in range(0, count, max(1, count // 50))]
+            opens = [await timed(path) for path in opened]
+            measures.append(Measure("open a trajectory, median", statistics.median(opens), "s", FURTHER_SCREEN))
+            measures.append(Measure("open a trajectory, slowest", max(opens), "s"))
+            measures.append(Measure("overview of all rows", await timed("columns?since=0"), "s"))
+            for name, query in [
+                ("sort by reward", "sort:-reward"), ("filter by figures", "reward<0.1 failed"),
+                ("find a text", '"a rope of"'), ("find a regular expression", r"/rope of \d+ m/"),
+            ]:  # fmt: skip
+                path = "rows?all=1&limit=0&query=" + urllib.parse.quote(query)
+                measures.append(Measure(f"{name}, all rows", await timed(path), "s"))
+    finally:
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+    measures.append(_memory())
+    return measures
+
+
 def _memory() -> Measure:
     return Measure("most memory", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, "MB", MEMORY)
 
 
-MEASURES: list[Callable[[Path], list[Measure]]] = [terminal]
+MEASURES: list[Callable[[Path], list[Measure]]] = [terminal, page]
 """Functions from a run's file to figures of it, each called in a fresh process."""
 
 
