@@ -1,77 +1,80 @@
 #!/usr/bin/env bash
-# Walk a newcomer's path in an empty folder, with nothing but what README.md and docs/ say, and time each step:
+# Walk a newcomer's ten minutes in an empty folder, with nothing but what docs/start.md says, and time each step:
 #
-#     scripts/newcomer.sh [REPOSITORY]     a path or an address that git can clone; by default this checkout's last commit
+#     scripts/newcomer.sh [REPOSITORY]     a path or an address that git can clone; without it the last commit here
 #
-# Programs and commands are cut out of the pages, so a page that does not work stops here. It is used by hand: it installs
-# 1.2 GB. The folder is left for a look; its name is printed at the end.
+# Commands and programs are cut out of the page, so a page that does not work stops here. It is used by hand: it
+# installs 1.2 GB. The folder stays for a look; its name is printed at the end.
 set -euo pipefail
-repository=${1:-$(cd "$(dirname "$0")/.." && pwd)}
-case $repository in *://*) address=$repository ;; *) address=file://$(cd "$repository" && pwd) ;; esac
+here=$(cd "$(dirname "$0")/.." && pwd)
+case ${1:-} in "") address=file://$here ;; *://*) address=$1 ;; *) address=file://$(cd "$1" && pwd) ;; esac
 folder=$(mktemp -d -t toolgym-newcomer-XXXXXX)
 log=$folder/log.txt
 times=$folder/times.txt
-cd "$folder"
+page=docs/start.md
 
-# The block number N of a language in a page, counted from 1: `block PAGE LANGUAGE N`.
+# Block number N of a language in the page, counted from 1: `block LANGUAGE N`.
 block() {
-  awk -v fence="\`\`\`$2" -v wanted="$3" '
+  awk -v fence="\`\`\`$1" -v wanted="$2" '
     $0 == fence { count += 1; inside = count == wanted; next }
     /^```/ { inside = 0 }
-    inside { print }' "$1"
+    inside { print }' "$page"
 }
 
-# Run a step and time it: `step NAME COMMAND...`. Its output goes to the log; a step that fails shows the log's end.
+# Run a step and time it: `step NAME COMMAND...`. The output goes to the log; a step that fails shows its end.
 step() {
-  local name=$1 started=$(date +%s.%N)
+  local name=$1 started=$EPOCHREALTIME
   shift
-  printf '%s ...\n' "$name"
   if ! { echo "== $name" && "$@"; } >>"$log" 2>&1 </dev/null; then
     tail -n 30 "$log" >&2
-    echo "this step failed: $name (all of it: $log)" >&2
+    echo "this step failed: $name (all of it is in $log)" >&2
     exit 1
   fi
-  awk -v name="$name" -v from="$started" -v to="$(date +%s.%N)" 'BEGIN { printf "%7.1f s  %s\n", to - from, name }' |
-    tee -a "$times"
+  awk -v name="$name" -v from="$started" -v to="$EPOCHREALTIME" \
+    'BEGIN { printf "%7.1f s  %s\n", to - from, name }' | tee -a "$times"
 }
 
-# Fail unless a file is there and holds a text: `holds FILE TEXT`.
-holds() {
-  [ -s "$1" ] && grep -q -- "$2" "$1" || { echo "$1 is missing, or lacks $2"; return 1; }
+# Run shell commands of the page as they stand there.
+commands() { bash -euxo pipefail -c "$1"; }
+
+# Open a viewer in a terminal of its own, look for some seconds, and leave it with its key.
+look() { commands "(sleep 8; printf q) | timeout 60 script -qec '$1' /dev/null | tail -c 2000"; }
+
+is_page() {
+  grep -q "</html>" "$1" || { echo "$1 is not there, or is no whole page"; return 1; }
 }
 
-own_tool() {
-  block docs/tools.md python 1 >own_tool.py
-  echo 'print(convert(3.0), "|", env)' >>own_tool.py
-  .venv/bin/python own_tool.py
+tool() {
+  block python 1 >shop.py
+  commands "$(block bash 3)"
 }
 
-own_env() {  # the page says: run these in the folder examples
-  (cd examples && bash -euo pipefail -c "$(block ../docs/own_env.md bash 1)")
+env_of_ones_own() {
+  block python 2 >>shop.py
+  block python 3 >play.py
+  .venv/bin/python play.py
+  commands "$(block bash 4)"
 }
 
-own_run() {
-  (cd examples && bash -euo pipefail -c "$(block ../docs/own_env.md bash 2)")
+look_at_demo() {
+  look "$(block bash 2)"
+  is_page demo-out/run.html
 }
 
-open_demo() {
-  .venv/bin/toolgym view demo-out --html demo.html
-  holds demo.html "</html>"
+look_at_own() {
+  look "$(block bash 5 | grep ' view ')"
+  .venv/bin/toolgym view shop-run --html shop.html
+  is_page shop.html
 }
 
-open_own_run() {
-  .venv/bin/toolgym view examples/sums-out --html own.html
-  holds own.html "</html>"
-}
-
+cd "$folder"
 step "clone" git clone --quiet --depth 1 "$address" toolgym
 cd toolgym
-step "make demo: install, and roll out 128 episodes" bash -euo pipefail -c "$(block README.md bash 1 | grep '^make demo')"
-step "open the demo's run as a page" open_demo
-step "a tool of one's own (docs/tools.md)" own_tool
-step "an env of one's own, checked (docs/own_env.md)" own_env
-step "a run of it (docs/own_env.md)" own_run
-step "open that run as a page" open_own_run
-
+step "1. play: make demo, which installs all" commands "$(block bash 1)"
+step "2. look at its run, in the terminal and as a page" look_at_demo
+step "3. a tool" tool
+step "4. an env, played by hand and checked" env_of_ones_own
+step "5. a run of it" commands "$(block bash 5 | grep ' rollout ')"
+step "   look at that run" look_at_own
 awk '{ sum += $1 } END { printf "%7.1f s  in all\n", sum }' "$times"
-echo "look at $folder/toolgym/demo.html and $folder/toolgym/own.html; remove $folder afterwards"
+echo "what was made is in $folder; remove it afterwards"
