@@ -135,7 +135,7 @@ async def _terminal(run: Path) -> list[Measure]:
                 return (
                     app.opened.selection.query is not before
                     and rows.rows is app.opened.selection.rows
-                    and len(rows.rows) > 0
+                    and bool(rows.rows or app.opened.selection.finished)
                 )
 
             measures.append(Measure(name, await timed(ask, answered), "s"))
