@@ -87,7 +87,7 @@ def test_each_thing_that_is_missing_has_a_step():
 
 
 def test_every_extra_for_users_and_every_language_has_a_step():
-    named = set(metadata("toolgym").get_all("Provides-Extra")) - {"cli", "envs", "testing", "dev"}
+    named = set(metadata("toolgym").get_all("Provides-Extra")) - {"cli", "docs", "envs", "testing", "dev"}
     assert named == set(doctor.TABLES["extras"])
     programs = {need for language in LANGUAGES.values() for need in language.needs}
     assert set(doctor.TABLES["programs"]) <= programs
