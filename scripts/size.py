@@ -12,7 +12,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 LAYERS = ["tools", "envs", "wrappers", "rollout", "front"]
-KINDS = ["py", "js", "css", "html"]
+PAGES = ["js", "css", "html"]
+"""Kinds of files that are counted apart, as `pages`, wherever they are."""
 SMALL = 1_000
 """A room with fewer lines has no row of its own in the short table."""
 
@@ -23,12 +24,15 @@ def lines_of(path: Path) -> int:
 
 
 def rooms() -> dict[str, list[int]]:
-    """From each folder of the library to the lines of its files, `__init__.py` and those of pages included."""
+    """From each folder of the library to the lines of its files, `__init__.py` included."""
     folders: dict[str, list[int]] = {}
-    for layer in LAYERS:
-        for path in sorted(path for kind in KINDS for path in (ROOT / layer).rglob(f"*.{kind}")):
-            folders.setdefault(str(path.parent.relative_to(ROOT)), []).append(lines_of(path))
+    for path in files("py"):
+        folders.setdefault(str(path.parent.relative_to(ROOT)), []).append(lines_of(path))
     return folders
+
+
+def files(kind: str) -> list[Path]:
+    return sorted(path for layer in LAYERS for path in (ROOT / layer).rglob(f"*.{kind}"))
 
 
 def part_of(room: str, parts: dict[str, list[str]]) -> str:
@@ -54,6 +58,7 @@ def main() -> int:
         while "--all" not in sys.argv and row.count("/") and sum(map(sum, _below(row, folders))) < SMALL:
             row = row.rpartition("/")[0]
         shown.setdefault(row, []).extend(sizes)
+    total["pages"] = sum(lines_of(path) for kind in PAGES for path in files(kind))
     for room in sorted(shown):
         print(f"{part_of(room, parts):<5} {room:<40} {len(shown[room]):>4} files {sum(shown[room]):>7} lines")
     for part, lines in total.items():
