@@ -18,7 +18,6 @@ from toolgym.rollout.engines.tokenizer_probe import probe_ids, require_same_text
 from toolgym.rollout.models.token_ids import TokenIds
 from toolgym.tools.errors import ConfigError, EngineError, require_whole_number
 from toolgym.tools.keywords import named_fields
-from toolgym.tools.views.html import drawn_by
 
 if TYPE_CHECKING:
     import torch
@@ -140,7 +139,6 @@ class Generation:
     weight_versions: tuple[str, ...]
     cached_tokens: int = 0
     aligned: Mapping[str, np.ndarray[Any, Any]] = field(default_factory=dict, compare=False)
-    _repr_html_ = drawn_by("toolgym.rollout.views.show:generation_html")
 
     @cached_property
     def ids(self) -> TokenIds:

@@ -11,7 +11,6 @@ from toolgym.rollout.runner.branching import Branching
 from toolgym.tools.errors import ConfigError, require_whole_number
 from toolgym.tools.keywords import named_fields
 from toolgym.tools.parsers import Parser, get_parser
-from toolgym.tools.views.html import drawn_by
 
 
 @named_fields
@@ -52,7 +51,6 @@ class RunConfig(EpisodeConfig):
     seed: int | None = None
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     parser: str | Parser | None = None
-    _repr_html_ = drawn_by("toolgym.rollout.views.show:settings_html")
 
     def seeded(self) -> Self:
         """Return this config with a seed: if it has none, with one that is drawn now."""

@@ -69,7 +69,6 @@ class Turn:
     closing_tokens: int = 0
     seed: int | None = None
     queue_seconds: float = 0.0
-    _repr_html_ = drawn_by("toolgym.rollout.views.trajectories:turn_html")
 
 
 @dataclass(frozen=True)

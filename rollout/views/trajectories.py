@@ -1,4 +1,4 @@
-"""Trajectories, their turns and their groups in a notebook."""
+"""Trajectories and their groups in a notebook."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from toolgym.envs.types import ToolCallRecord
 from toolgym.rollout.advantages.advantages import group_advantages, grouped
 from toolgym.rollout.trajectory.trajectory import Trajectory, Turn
 from toolgym.rollout.views.tokens import STYLE, Texts, tokens_html, tokens_of
-from toolgym.tools.views.conversation import MOST_CALLS, arguments_text, call_text, conversation_html
+from toolgym.tools.views.conversation import conversation_html
 from toolgym.tools.views.html import block, facts, fold, grid, note, page
 
 MOST_ROWS = 200
@@ -46,16 +46,6 @@ def trajectory_html(trajectory: Trajectory, texts: Texts | None = None, first_to
         fold("facts", facts(row for row in rows if row[1] not in (None, "", {}))),
         style=STYLE,
     )
-
-
-def turn_html(turn: Turn) -> str:
-    """The text of a turn, its calls with what came back, and its figures."""
-    calls = list(map(_call, turn.tool_calls[:MOST_CALLS]))
-    if len(turn.tool_calls) > MOST_CALLS:
-        calls.append(note(f"[{len(turn.tool_calls) - MOST_CALLS} more calls left out: turn.tool_calls[{MOST_CALLS}:]]"))
-    figures = {name: value for name, value in vars(turn).items() if name not in ("text", "tool_calls")}
-    title = f"turn, {turn.generated_tokens} tokens, {turn.finish_reason}"
-    return page(title, block(turn.text), *calls, fold("facts", facts(figures.items())))
 
 
 def groups_html(trajectories: Sequence[Trajectory]) -> str:
@@ -101,9 +91,3 @@ def _counted(records: Sequence[ToolCallRecord]) -> str:
 
 def _remark(record: ToolCallRecord) -> str:
     return f"{record.status}, {record.seconds:.3f} s" + (", infrastructure" if record.infra_failure else "")
-
-
-def _call(record: ToolCallRecord) -> str:
-    line = call_text({"name": record.name or "call", "arguments": record.arguments})
-    rows = [("arguments", arguments_text(record.arguments)), ("result", record.text), ("reward", record.reward)]
-    return fold(f"→ {line}: {_remark(record)}", facts([*rows, *record.metrics.items()]))

@@ -11,7 +11,6 @@ from toolgym.rollout.runner.metrics.counts import EventCounts, RunClock
 from toolgym.rollout.runner.metrics.figures import figures
 from toolgym.tools.concurrency.loop_watch import Lag, LoopWatch, watch_loop
 from toolgym.tools.errors import ConfigError
-from toolgym.tools.views.html import drawn_by
 
 if TYPE_CHECKING:
     from toolgym.rollout.engines.base import Generation, SamplingParams
@@ -114,8 +113,6 @@ class RunMetrics(EpisodeObserver):
         yet, such as the mean of no rewards, is left out."""
         running = len(self._playing) if self._observes else None
         return figures(self.counts, self.clock, self.running, running=running, lag=self.lag, prefix=prefix)
-
-    _repr_html_ = drawn_by("toolgym.rollout.views.show:metrics_html")
 
     def reset(self) -> None:
         """Begin again with every figure. Episodes that run go on; turns that they had before no longer count."""
