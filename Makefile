@@ -72,11 +72,12 @@ test-mcp: $(VENV)/.dev  ## Install the conformance suite of MCP with npm, and ru
 # What needs the library and its command alone. Commands that play episodes need the extra `rollout`.
 LOWEST_TESTS := $(addprefix tests/,envs/test_gymnasium_env.py envs/test_vector_env.py envs/test_registry.py \
   envs/served/openenv/test_openenv.py tools/test_function.py tools/test_schema.py tools/http tools/serving \
-  tools/sandbox/server/test_serve.py front/test_envs_command.py front/test_commands.py front/test_doctor.py)
+  tools/sandbox/server/test_serve.py front/test_envs_command.py front/test_commands.py front/test_doctor.py front/report \
+  front/commands/test_help.py::test_the_help_of_each_command_has_the_same_form)
 
 test-lowest: $(VENV)/.dev  ## Run tests of the library and its command with the lowest versions that pyproject.toml allows.
 	$(PYTHON) -m venv --clear --without-pip .trainers/lowest
-	$(BIN)/uv pip install --quiet --python .trainers/lowest --resolution lowest-direct -e ".[cli,testing]"
+	$(BIN)/uv pip install --quiet --python .trainers/lowest --resolution lowest-direct -e ".[cli,report,testing]"
 	$(BIN)/uv pip install --quiet --python .trainers/lowest hypothesis psutil pytest-timeout pytest-xdist
 	scripts/tests.sh .trainers/lowest/bin/python lowest -m "not ($(REST))" -k "not cannot_be_imported" $(LOWEST_TESTS)
 
