@@ -45,6 +45,8 @@ ELSEWHERE = {
 }
 """Modules of the commands that are not `toolgym.cli.NAME`."""
 
+EXIT_STATUS = "Exit status: 0 done, 1 an error, 2 wrong usage, 130 interrupted."
+
 
 def as_command(function: Callable[..., None], **settings: Any) -> Any:
     single = typer.Typer(rich_markup_mode=None, add_completion=False)
@@ -70,6 +72,7 @@ class LazyCommands(TyperGroup):
         command = self.make(name)
         command.name = name
         for each in (command, *getattr(command, "commands", {}).values()):
+            each.help = f"{each.help}\n\n{EXIT_STATUS}"
             each.params.extend(option for option in self.params if option.name == "verbose")
         return command
 
@@ -112,7 +115,7 @@ def _root(
 
 
 def main() -> None:
-    """Run the command line. Exit status: 0 done, 1 an error, 2 wrong usage (a typo too), 130 interrupted."""
+    """Run the command line, with the exit status that `EXIT_STATUS` says."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a question mark in a terminal that knows few characters

@@ -32,7 +32,7 @@ def command(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier file at --out.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Play a recorded run again. Exit status: 0 equal byte for byte, 1 different, or nothing to compare."""
+    """Play a recorded run again. Exit status 1 when a byte differs, or when there is nothing to compare."""
     from toolgym.rollout.models.tiny import tiny_policy_path
     from toolgym.rollout.models.tokenizer import load_tokenizer
     from toolgym.rollout.recording.cassette import Cassette

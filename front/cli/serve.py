@@ -25,9 +25,7 @@ if TYPE_CHECKING:
 
 HELP = "Serve the sandbox, envs, sessions, or a search over HTTP."
 
-STOPS = (
-    "Stops on SIGTERM or Ctrl-C after what runs has finished. Exit status: 0 it was stopped, 1 an error, 2 wrong usage."
-)
+STOPS = "Stops on SIGTERM or Ctrl-C after what runs has finished."
 
 
 def _named_envs(

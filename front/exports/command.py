@@ -69,10 +69,7 @@ def run_command(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier export at --out.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was done as JSON.")] = False,
 ) -> None:
-    """Write a run in a format of another tool; docs/exports.md says what each holds.
-
-    Exit status: 0 written, 1 an error, 2 wrong usage.
-    """
+    """Write a run in a format of another tool; docs/exports.md says what each holds."""
     try:
         from toolgym.viewer.query import Query
         from toolgym.viewer.run_index import RunIndex

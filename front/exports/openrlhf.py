@@ -34,10 +34,7 @@ def openrlhf_command(
     out: Annotated[Path | None, typer.Option(help="Where to write the file; default: standard output.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")] = False,
 ) -> None:
-    """Write the agent file for OpenRLHF's --train.agent_func_path.
-
-    Exit status: 0 written, 1 an error, 2 wrong usage.
-    """
+    """Write the agent file for OpenRLHF's --train.agent_func_path."""
     load_env(env)  # here, where a mistake stops the command
     options: dict[str, Any] = {"env_kwargs": read_env_kwargs(env_kwargs), "max_new_tokens": max_new_tokens}
     arguments = [repr(env), *(f"{name}={value!r}" for name, value in options.items() if value)]

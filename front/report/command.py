@@ -37,10 +37,7 @@ def command(
     png: Annotated[Path | None, typer.Option(help="Write the plots: FILE.png, or a folder for a file each.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write tables and plots as a page.")] = None,
 ) -> None:
-    """Report reward, success, pass@k, lengths, times and ends of runs; of several beside each other.
-
-    Exit status: 0 done, 1 an error, 2 wrong usage.
-    """
+    """Report reward, success, pass@k, lengths, times and ends of runs; of several beside each other."""
     paths = [*(runs or ()), *([DEMO] if demo else ())]
     if not paths:
         raise ConfigError("expected a folder of a run, or a file of trajectories; --demo has one to try")

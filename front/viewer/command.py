@@ -39,10 +39,7 @@ def command(
     host: Annotated[str, typer.Option(help="Where --serve listens.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Where --serve listens.")] = 8090,
 ) -> None:
-    """Look at the trajectories of a run: conversations, tokens, groups, branches. `?` shows the keys.
-
-    Exit status: 0 done, 1 an error, 2 wrong usage.
-    """
+    """Look at the trajectories of a run: conversations, tokens, groups, branches. `?` shows the keys."""
     if demo is (path is not None):
         raise ConfigError("say what to show: a file or folder of trajectories, or --demo")
     if html is not None and serve:
