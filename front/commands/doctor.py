@@ -6,6 +6,7 @@ import asyncio
 import importlib.metadata
 import importlib.util
 import json
+import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -64,11 +65,12 @@ def _isolation(machine: dict[str, Any], isolation: dict[str, Any] | None) -> Ite
 
 
 def _software(findings: dict[str, Any]) -> Iterator[Remedy]:
+    as_root = "" if findings["machine"]["root"] else "as root: "
     for name, there in findings["extras"].items():
         if not there:
             yield Remedy(f"extra {name}", TABLES["extras"][name][1], pip_install(name))
     if findings["gpu"] and findings["extras"]["rollout"] and importlib.metadata.version("torch").endswith("+cpu"):
-        yield Remedy("a torch for the GPU", "--device cuda", "pip install --force-reinstall torch")
+        yield Remedy("a torch for the GPU", "--device cuda", f"{sys.executable} -m pip install --force-reinstall torch")
     if "utf" not in findings["terminal"]["encoding"].lower():
         yield Remedy("UTF-8 in the terminal", "tables, view", "export LANG=C.UTF-8")
     if findings["terminal"]["kind"] in ("", "dumb"):
@@ -76,4 +78,5 @@ def _software(findings: dict[str, Any]) -> Iterator[Remedy]:
     for name, absent in findings["languages_not_installed"].items():
         hidden = "install it below /usr, where a sandbox sees it" if "(which is" in absent else ""
         packages = [TABLES["programs"].get(need, f"apt-get install {need}") for need in absent.split(", ")]
-        yield Remedy(absent, f"programs in {name}", hidden or "; ".join(dict.fromkeys(packages)))
+        steps = hidden or "; ".join(dict.fromkeys(packages))
+        yield Remedy(absent, f"programs in {name}", steps if steps.startswith("see ") else as_root + steps)

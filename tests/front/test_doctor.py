@@ -81,8 +81,8 @@ def test_each_thing_that_is_missing_has_a_step():
     assert "systemd-run --user --scope -p Delegate=yes" in found["control groups"]
     assert "[rollout]'" in found["extra rollout"]
     assert found["UTF-8 in the terminal"] == "export LANG=C.UTF-8"
-    assert found["tsx"] == "npm install -g tsx"
-    assert found["mcs, mono"] == "apt-get install mono-mcs; apt-get install mono-runtime"
+    assert found["tsx"] == "as root: npm install -g tsx"
+    assert found["mcs, mono"] == "as root: apt-get install mono-mcs; apt-get install mono-runtime"
     assert "below /usr" in next(remedy for missing, remedy in found.items() if missing.startswith("lean"))
 
 
