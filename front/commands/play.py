@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from toolgym.cli.files import require_absent
 from toolgym.cli.rollout_options import RolloutOptions
 from toolgym.cli.tables import message_text
 from toolgym.cli.user_code import env_ids
@@ -21,6 +20,7 @@ from toolgym.commands.tools import schema_text
 from toolgym.rollout.engines.open import open_engine
 from toolgym.tools.concurrency.blocking import in_thread
 from toolgym.tools.errors import ConfigError, ToolgymError, nearest
+from toolgym.tools.views.conversation import without_controls
 
 if TYPE_CHECKING:
     from toolgym.commands.played_episode import PlayedEpisode
@@ -111,7 +111,8 @@ class _Player:
             self._show()
         elif word == "/save":
             path = Path(rest or "played.jsonl")
-            require_absent("/save", path)
+            if path.exists():
+                raise ConfigError(f"{str(path)!r} is there already: name another file")
             saved = await game.save(path)
             self._print(f"trajectory  {path}  ({saved.stop_reason.value})")
         elif game.trajectory is not None:
@@ -179,4 +180,4 @@ class _Player:
             self._print(f"ground truth: {end.ground_truth}")
 
     def _print(self, text: str, style: str = "") -> None:
-        self._console.print(text, markup=False, style=style)
+        self._console.print(without_controls(text), markup=False, style=style)

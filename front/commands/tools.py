@@ -16,6 +16,7 @@ from rich.text import Text
 
 from toolgym.cli.user_code import import_module, read_env_kwargs
 from toolgym.tools.errors import ConfigError, UnknownNameError, nearest
+from toolgym.tools.views.conversation import without_controls
 
 if TYPE_CHECKING:
     from toolgym.envs.types import ToolCallRecord
@@ -48,7 +49,7 @@ def command(
     if as_json:
         console.print_json(json.dumps(dataclasses.asdict(record), default=str))
     else:
-        console.print(record.text, markup=False)
+        console.print(without_controls(record.text), markup=False)
         console.print(f"{record.status}, {record.seconds:.3f} s, {dict(record.metrics)}", style="dim", markup=False)
     raise typer.Exit(0 if record.status == "ok" else 1)
 

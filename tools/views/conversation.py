@@ -72,7 +72,6 @@ def call_text(function: Any) -> str:
 
 
 def conversation_text(messages: Iterable[Message]) -> str:
-    """The conversation as text; characters that might control a terminal are spelled out."""
     return "\n\n".join(map(_text_of, messages))
 
 
@@ -83,7 +82,12 @@ def _text_of(message: Message) -> str:
     for call in message.get("tool_calls", []):
         function = call["function"]
         lines.append(f"-> {function['name']} {json.dumps(function['arguments'], ensure_ascii=False)}")
-    return _CONTROL.sub(lambda match: f"\\x{ord(match.group()):02x}", "\n".join(lines))
+    return without_controls("\n".join(lines))
+
+
+def without_controls(text: str) -> str:
+    """The text, with characters that might control a terminal spelled out."""
+    return _CONTROL.sub(lambda match: f"\\x{ord(match.group()):02x}", text)
 
 
 def _line(text: str) -> str:

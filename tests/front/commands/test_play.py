@@ -123,7 +123,7 @@ def test_an_env_that_cannot_be_forked_is_played_all_the_same(play):
         ("/suggest", "no engine suggests turns"),
         ("/yes", "nothing is suggested, or no such command: '/yes'"),
         ("/undo", "there is no turn to undo"),
-        ("/save {there}", "holds the results of an earlier run"),
+        ("/save {there}", "is there already: name another file"),
     ],
 )
 def test_a_wrong_line_is_told_and_the_episode_goes_on(play, tmp_path, line, said):
@@ -139,6 +139,12 @@ def test_an_episode_that_goes_on_is_saved_as_aborted(play, tmp_path):
     play('/call add {"left": 1}', "/save")
     [saved] = read_trajectories(tmp_path / "played.jsonl")
     assert (saved.stop_reason, len(saved.turns), saved.usable) == ("aborted", 1, False)
+
+
+def test_a_text_cannot_control_the_terminal(play):
+    _, shown, _ = play("\x1b]0;title\x07 [bold]3", "/quit")
+    assert "assistant\n\\x1b]0;title\\x07 [bold]3" in shown
+    assert "\x1b" not in shown
 
 
 def test_an_env_that_cannot_begin_says_why(play):

@@ -40,6 +40,10 @@ def tools(tmp_path, monkeypatch, capsys):
     return run
 
 
+def test_a_result_cannot_control_the_terminal(tools):
+    assert tools("shout", "--from", "own_tools", "--call", '{"text": "\\u001b[31mred"}')[1].startswith("\\x1b[31MRED\n")
+
+
 def test_the_librarys_tools_are_listed_with_their_arguments(tools):
     code, shown, _ = tools()
     assert code == 0
