@@ -29,7 +29,7 @@ COMMANDS = {
     "tools": "List the tools and their schemas, or run one once.",
     "doctor": "Say what this machine offers: isolation, languages, libraries.",
     "bench": "Measure this machine: sandbox, vector env, and the runner's turns.",
-    "export": "Write a run for other tools and trainers, or an env as a file that a trainer loads.",
+    "export": "Write a run in a format of another tool or trainer.",
     "serve": "Serve the sandbox, envs, sessions, or a search over HTTP.",
 }
 """Each command and what it does. Its module, loaded when it is used, holds a `command`, or a group `app`."""

@@ -1,4 +1,4 @@
-"""`toolgym export`: a run in the formats of other tools, an env as a file that a trainer loads."""
+"""`toolgym export`: a run in the formats of other tools."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ import importlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
 from rich.progress import track
-from typer.core import TyperGroup
 
-from toolgym.exports.openrlhf import openrlhf_command
 from toolgym.exports.writing import Options, Tally, becoming
 from toolgym.tools.errors import ConfigError
 from toolgym.tools.lazy import missing_extra
@@ -28,36 +26,16 @@ FILES = {"inspect": ".eval", "parquet": ".parquet", "sft": ".jsonl"}
 FOLDERS = {"atif": r".+\.json", "verl": r"-?\d+\.jsonl"}
 """Formats of a folder, and the names of the files in it."""
 
-_DEFAULT = "<run>"
+
+def _print_schema(wanted: bool) -> None:
+    if wanted:
+        from toolgym.exports.row_model import json_schema
+
+        typer.echo(json.dumps(json_schema(), indent=2))
+        raise typer.Exit
 
 
-class _RunByDefault(TyperGroup):
-    """A group whose first argument may also be the path of a run, which then goes to its hidden command."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, args if args and args[0] in self.commands else [_DEFAULT, *args])
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        name, command, rest = super().resolve_command(ctx, args)
-        return "" if name == _DEFAULT else name, command, rest
-
-
-_ALSO = "Also: toolgym export schema; toolgym export openrlhf."
-_HELP = "Write a run in a format of another tool, or an env as a file that a trainer loads."
-app = typer.Typer(name="export", cls=_RunByDefault, help=_HELP, rich_markup_mode=None, add_completion=False)
-app.command("openrlhf")(openrlhf_command)
-
-
-@app.command("schema")
-def schema_command() -> None:
-    """Print the JSON Schema of a line of trajectories."""
-    from toolgym.exports.row_model import json_schema
-
-    typer.echo(json.dumps(json_schema(), indent=2))
-
-
-@app.command(_DEFAULT, hidden=True, no_args_is_help=True, epilog=_ALSO)
-def run_command(
+def command(
     run: Annotated[Path, typer.Argument(help="A file of trajectories, or the folder of a run.")],
     to: Annotated[Literal["atif", "inspect", "verl", "parquet", "sft"], typer.Option(help="The format.")],
     out: Annotated[Path, typer.Option(help="A folder for atif and verl (or one file .json), else a file.")],
@@ -68,6 +46,9 @@ def run_command(
     ids: Annotated[bool, typer.Option("--ids", help="sft: exact token ids and labels, no messages.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier export at --out.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was done as JSON.")] = False,
+    schema: Annotated[
+        bool, typer.Option("--schema", callback=_print_schema, is_eager=True, help="Print the JSON Schema of a line.")
+    ] = False,
 ) -> None:
     """Write a run in a format of another tool; docs/exports.md says what each holds."""
     try:

@@ -30,7 +30,6 @@ def names(folder):
         ([DEMO, "--to", "sft", "--out", "x.jsonl", "--min-reward", "7"], "there is no trajectory to write: "),
         ([DEMO, "--to", "nothing", "--out", "x"], "nothing"),
         ([DEMO, "--to", "atif"], "--out"),
-        (["schemata"], "--to"),
     ],
 )
 def test_mistakes_are_a_line_and_write_nothing(export, tmp_path, monkeypatch, arguments, said):
@@ -136,11 +135,3 @@ def test_a_missing_extra_is_a_line_that_names_it(hidden, to, extra, tmp_path):
     assert f"needs '{hidden}', which is not installed" in done.stderr
     assert f"[{extra}]'" in done.stderr
     assert names(tmp_path) == []
-
-
-def test_help_is_that_of_a_run_and_names_the_other_two(export):
-    code, out, _ = export("--help")
-    assert code == 0
-    for text in ("--filter", "--min-reward", "toolgym export schema", "toolgym export openrlhf"):
-        assert text in out
-    assert "agent file for OpenRLHF" in export("openrlhf", "--help")[1]

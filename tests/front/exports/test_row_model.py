@@ -167,5 +167,5 @@ def test_rules_that_no_type_can_say_hold_as_well(demo):
 
 
 def test_the_command_prints_the_schema(export):
-    code, out, _ = export("schema")
+    code, out, _ = export("--schema")
     assert (code, json.loads(out)) == (0, json_schema())

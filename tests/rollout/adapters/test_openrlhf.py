@@ -14,7 +14,6 @@ import torch
 
 from tests.rollout.adapters import openrlhf_stand_in
 from tests.rollout.adapters.slime_router_stand_in import CALL, call_then_answer
-from toolgym.cli.app import main
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import EpisodeFailedError, StopReason
 from toolgym.rollout import Trajectory
@@ -34,18 +33,16 @@ def openrlhf(monkeypatch):
 
 
 @pytest.fixture
-def agent_file(tmp_path, monkeypatch):
-    """Writes an agent file with the command."""
+def agent_file(tmp_path):
+    """Writes an agent file as docs/trainers.md has it."""
 
-    def export(*arguments):
+    def write(**settings):
+        text = f"agent_executor('CodeInterpreter-v0', **{settings!r})\n"
         path = tmp_path / "agent.py"
-        monkeypatch.setattr(sys, "argv", ["toolgym", "export", "openrlhf", "--out", str(path), *arguments])
-        with pytest.raises(SystemExit) as left:
-            main()
-        assert left.value.code == 0
+        path.write_text("from toolgym.rollout.adapters.openrlhf import agent_executor\n\nAgentExecutor = " + text)
         return str(path)
 
-    return export
+    return write
 
 
 def generator(tokenizer, policy, path, rows, *, samples=2, level="token"):
@@ -73,7 +70,7 @@ def rows_of(task):
 
 @pytest.mark.parametrize("level", ["token", "off"])
 def test_samples_become_its_experiences(openrlhf, agent_file, tokenizer, level):
-    path = agent_file("--env", "CodeInterpreter-v0", "--env-kwargs", '{"max_turns": 4}', "--max-new-tokens", "200")
+    path = agent_file(env_kwargs={"max_turns": 4}, max_new_tokens=200)
     made, llm = generator(tokenizer, call_then_answer, path, rows_of(Task.from_row(ROW)), level=level)
     experiences, *_ = made.generate_samples(max_len=2048, max_new_tokens=1024)
     assert len(experiences) == 2
@@ -109,9 +106,7 @@ def test_samples_become_its_experiences(openrlhf, agent_file, tokenizer, level):
 def test_its_loss_trains_the_policys_tokens_alone(openrlhf, agent_file, tokenizer):
     from openrlhf.models.loss import PolicyLoss
 
-    made, _ = generator(
-        tokenizer, call_then_answer, agent_file("--env", "CodeInterpreter-v0"), rows_of(Task.from_row(ROW))
-    )
+    made, _ = generator(tokenizer, call_then_answer, agent_file(), rows_of(Task.from_row(ROW)))
     [one, _], *_ = made.generate_samples(max_len=2048, max_new_tokens=1024)
     logprobs = one.rollout_log_probs.clone().requires_grad_()
     loss, *_ = PolicyLoss(is_correction_level="token")(
@@ -122,7 +117,7 @@ def test_its_loss_trains_the_policys_tokens_alone(openrlhf, agent_file, tokenize
 
 
 def test_its_bounds_hold(openrlhf, agent_file, tokenizer):
-    path = agent_file("--env", "CodeInterpreter-v0")
+    path = agent_file()
     made, llm = generator(tokenizer, call_then_answer, path, [{"input": PROMPT, "label": "6"}], samples=1)
     [cut], *_ = made.generate_samples(max_len=2048, max_new_tokens=9)
     assert (int(cut.action_mask.sum()), cut.truncated.item(), cut.rewards.item()) == (9, True, 0.0)
@@ -138,7 +133,7 @@ def test_what_breaks_an_episode_off_is_played_again(openrlhf, agent_file, tokeni
     def shaky(seen):
         return RuntimeError("no memory") if next(calls) == 1 else call_then_answer(seen)
 
-    path = agent_file("--env", "CodeInterpreter-v0")
+    path = agent_file()
     made, llm = generator(tokenizer, shaky, path, rows_of(Task.from_row(ROW)), samples=1)
     [one], *_ = made.generate_samples(max_len=2048, max_new_tokens=1024)
     assert (one.rewards.item(), len(llm.requests)) == (1.0, 4)
@@ -149,16 +144,6 @@ def test_what_breaks_an_episode_off_is_played_again(openrlhf, agent_file, tokeni
     with pytest.raises(EpisodeFailedError, match="prompt_refused"):
         made.generate_samples(max_len=30)
     assert not llm.requests
-
-
-def test_a_file_is_python_and_is_not_replaced(agent_file, tmp_path, monkeypatch, capsys):
-    path = agent_file("--env", "CodeInterpreter-v0")
-    for out, said in ((path, "--overwrite"), (str(tmp_path / "agent.txt"), "end in .py")):
-        monkeypatch.setattr(sys, "argv", ["toolgym", "export", "openrlhf", "--env", "CodeInterpreter-v0", "--out", out])
-        with pytest.raises(SystemExit) as left:
-            main()
-        assert left.value.code == 2
-        assert said in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_sample_is_a_task(tokenizer):
