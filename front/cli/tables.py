@@ -11,7 +11,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from toolgym.tools.views.conversation import call_text, without_controls
+from toolgym.tools.views.conversation import call_text
+from toolgym.tools.views.html import without_controls
 
 if TYPE_CHECKING:
     from toolgym.rollout.trajectory.trajectory import Trajectory

@@ -20,7 +20,7 @@ from toolgym.commands.tools import schema_text
 from toolgym.rollout.engines.open import open_engine
 from toolgym.tools.concurrency.blocking import in_thread
 from toolgym.tools.errors import ConfigError, ToolgymError, nearest
-from toolgym.tools.views.conversation import without_controls
+from toolgym.tools.views.html import without_controls
 
 if TYPE_CHECKING:
     from toolgym.commands.played_episode import PlayedEpisode

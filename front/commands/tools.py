@@ -16,7 +16,7 @@ from rich.text import Text
 
 from toolgym.cli.user_code import import_module, read_env_kwargs
 from toolgym.tools.errors import ConfigError, UnknownNameError, nearest
-from toolgym.tools.views.conversation import without_controls
+from toolgym.tools.views.html import without_controls
 
 if TYPE_CHECKING:
     from toolgym.envs.types import ToolCallRecord

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from toolgym.tools.message import Message
-from toolgym.tools.views.html import MAX_CHARS, block, escaped, fold, note
+from toolgym.tools.views.html import MAX_CHARS, block, escaped, fold, note, without_controls
 
 ROOM, MOST, MOST_CALLS = 60_000, 200, 16
 """Characters of all messages together, messages (the first and the last ones), and calls of a message that are
 shown."""
 
 _SHORT = 200  # characters of a result that is not folded
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def conversation_html(
@@ -83,11 +81,6 @@ def _text_of(message: Message) -> str:
         function = call["function"]
         lines.append(f"-> {function['name']} {json.dumps(function['arguments'], ensure_ascii=False)}")
     return without_controls("\n".join(lines))
-
-
-def without_controls(text: str) -> str:
-    """The text, with characters that might control a terminal spelled out."""
-    return _CONTROL.sub(lambda match: f"\\x{ord(match.group()):02x}", text)
 
 
 def _line(text: str) -> str:

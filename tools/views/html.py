@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import html
 import importlib
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 MAX_CHARS = 5_000
 """Characters of one text that are shown."""
+
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 _STYLE = """
 .tgv{font-size:13px;line-height:1.45} .tgv details{margin:3px 0} .tgv summary{cursor:pointer;opacity:.85}
@@ -89,4 +92,10 @@ def escaped(value: object, limit: int = MAX_CHARS) -> str:
     text, half = f"{value:.6g}" if isinstance(value, float) else str(value), limit // 2
     if len(text) > limit:
         text = f"{text[:half]}\n[... {len(text) - 2 * half} characters left out ...]\n{text[len(text) - half :]}"
-    return html.escape(text.encode("utf-8", errors="replace").decode("utf-8"))  # a model can write lone surrogates
+    text = without_controls(text).encode("utf-8", errors="replace").decode("utf-8")  # a model can write lone surrogates
+    return html.escape(text)
+
+
+def without_controls(text: str) -> str:
+    """The text, with characters that control a terminal or the direction of writing spelled out."""
+    return _CONTROL.sub(lambda match: match.group().encode("unicode_escape").decode("ascii"), text)
