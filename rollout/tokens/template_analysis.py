@@ -80,7 +80,6 @@ class TemplateFacts:
     end_of_thinking: str
     tools_rendered: bool | None
     json_arguments: bool
-    default_system: bool
     uses_date: bool
     plans: Mapping[DeltaKind, Plan] = field(default_factory=dict)
     unsupported: Mapping[DeltaKind, str] = field(default_factory=dict)
@@ -329,7 +328,6 @@ class _Analyzer:
             end_of_thinking=self._end_of_thinking(),
             tools_rendered=self.name in self.template.render(question, tools=few) if self.template.tools else None,
             json_arguments=self.ends.json_arguments,
-            default_system=self._has_default_system(),
             uses_date=self.template.uses_date,
             plans=dict(plans),
             unsupported=dict(unsupported),
@@ -363,15 +361,3 @@ class _Analyzer:
         at = len(shared_beginning(tail, closed))
         starts = [control.start() for control in self.encoder.all_controls(tail) if control.start() <= at]
         return tail[starts[-1] if starts else at :]
-
-    def _has_default_system(self) -> bool:
-        front = self.template.render([user(self.mark)], tools=()).rpartition(self.mark)[0]
-        try:
-            later = self.template.render([user("x"), assistant("x"), user(self.mark)], tools=())
-        except TemplateError:
-            return False
-        back = later.rpartition(self.mark)[0]
-        front, back = (self.encoder.without_controls(text) for text in (front, back))
-        while front and back and front[-1] == back[-1]:
-            front, back = front[:-1], back[:-1]
-        return any(char.isalnum() for char in front)

@@ -328,20 +328,20 @@ def cases_of(name):
 
 
 def test_facts_are_those_of_the_survey():
-    """Columns: a tool cycle; a user turn; the same two with thinking; merged results; a default system prompt."""
+    """Columns: a tool cycle; a user turn; the same two with thinking; merged results."""
     known = {
-        "qwen2_5": (True, True, True, True, True, True),
-        "qwen3": (False, False, True, False, True, False),
-        "qwen3_5_think": (True, False, True, False, True, False),
-        "qwen3_8": (True, True, True, True, True, True),
-        "qwen3_instruct_2507": (True, True, True, True, True, False),
-        "gptoss": (True, False, True, False, False, True),
-        "gemma4": (True, True, True, False, False, False),
-        "glm4moe": (True, True, True, False, False, False),
-        "llama3_1": (True, True, True, True, False, True),
-        "deepseekv3": (True, True, True, True, True, False),
-        "nemotron_3_nano": (True, True, True, False, True, True),
-        "muse_glimmer": (True, True, True, True, False, True),
+        "qwen2_5": (True, True, True, True, True),
+        "qwen3": (False, False, True, False, True),
+        "qwen3_5_think": (True, False, True, False, True),
+        "qwen3_8": (True, True, True, True, True),
+        "qwen3_instruct_2507": (True, True, True, True, True),
+        "gptoss": (True, False, True, False, False),
+        "gemma4": (True, True, True, False, False),
+        "glm4moe": (True, True, True, False, False),
+        "llama3_1": (True, True, True, True, False),
+        "deepseekv3": (True, True, True, True, True),
+        "nemotron_3_nano": (True, True, True, False, True),
+        "muse_glimmer": (True, True, True, True, False),
     }
     for name, row in known.items():
         facts, cases = renderer_of(name).facts, cases_of(name)
@@ -349,7 +349,7 @@ def test_facts_are_those_of_the_survey():
             case.status is Status.APPEND_ONLY or "begin with its generation prompt" in case.why
             for case in map(cases.get, ("single call", "new user turn", "thinking", "thinking, then the user"))
         ]
-        assert (*kept, facts.merged_results, facts.default_system) == row, name
+        assert (*kept, facts.merged_results) == row, name
     assert cases_of("deepseekv3")["second tool cycle"].status is Status.EXACT
     assert "begin with its generation prompt" in cases_of("deepseekv3")["single call"].why
     assert renderer_of("deepseekv3").facts.json_arguments
