@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from toolgym.tools.errors import ConfigError, ForkNotSupportedError, shorten
 from toolgym.tools.schema import ToolSchema
-from toolgym.tools.views.html import drawn_by, html_table
+from toolgym.tools.views.html import drawn_by, facts, page
 
 
 class _ToolResult(NamedTuple):
@@ -44,7 +44,7 @@ class ToolResult(_ToolResult):
         return super().__new__(cls, text, number, dict(metrics or {}))
 
     def _repr_html_(self) -> str:
-        return html_table("tool result", [("text", self.text), ("reward", self.reward), *self.metrics.items()])
+        return page("tool result", facts([("text", self.text), ("reward", self.reward), *self.metrics.items()]))
 
     @classmethod
     def of(cls, value: Any) -> ToolResult:

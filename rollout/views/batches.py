@@ -13,8 +13,8 @@ from toolgym.rollout.views.tokens import STYLE, SeenToken, Texts, tokens_html
 from toolgym.tools.errors import ConfigError
 from toolgym.tools.views.html import fold, grid, note, page
 
-MOST_ROWS, MOST_RUNS = 64, 20_000
-"""Rows of the picture, and runs of tokens of one kind in it, each some ten bytes."""
+MOST_ROWS = 64
+"""Rows of the picture."""
 
 _PAD, _PROMPT, _POLICY, _ENV = range(4)
 _COLOURS = {"padding": "rgba(128,128,128,.15)", "prompt": "#8a8f98", "policy": "#2f9e5f", "env": "#5b82f0"}
@@ -54,19 +54,15 @@ def _picture(batch: Batch) -> str:
     """A line for each row, coloured by kind, as SVG: one path for each kind."""
     kinds = _kinds(batch, slice(0, MOST_ROWS))
     paths: list[list[str]] = [[], [], [], []]
-    drawn = 0
-    for line in kinds:
-        if sum(map(len, paths)) > MOST_RUNS:
-            break
+    for row, line in enumerate(kinds):
         ends = [0, *(np.flatnonzero(np.diff(line)) + 1).tolist(), len(line)]
         for start, end in itertools.pairwise(ends):
-            paths[line[start]].append(f"M{start} {drawn}.5h{end - start}")
-        drawn += 1
+            paths[line[start]].append(f"M{start} {row}.5h{end - start}")
     strokes = zip(paths, _COLOURS.values(), strict=True)
     shapes = "".join(f'<path d="{"".join(path)}" stroke="{colour}" stroke-width=".8"/>' for path, colour in strokes)
-    size = f'viewBox="0 0 {kinds.shape[1]} {drawn}" width="100%" height="{min(14 * drawn, 320)}"'
+    size = f'viewBox="0 0 {kinds.shape[1]} {len(kinds)}" width="100%" height="{min(14 * len(kinds), 320)}"'
     legend = "".join(f'<i style="background:{colour}">&nbsp;&nbsp;</i> {kind} ' for kind, colour in _COLOURS.items())
-    more = note(f"The first {drawn} of {len(batch)} rows are drawn.") if drawn < len(batch) else ""
+    more = note(f"The first {MOST_ROWS} of {len(batch)} rows are drawn.") if len(batch) > MOST_ROWS else ""
     return f'<div class="n">{legend}</div><svg {size} preserveAspectRatio="none">{shapes}</svg>{more}'
 
 

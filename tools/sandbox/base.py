@@ -18,7 +18,7 @@ from toolgym.tools.sandbox.files import SessionFiles
 from toolgym.tools.sandbox.names import check_label, positive
 from toolgym.tools.sandbox.options import RunOptions, RunRequest, SessionOptions, SessionRequest
 from toolgym.tools.sandbox.processes import Command, Process
-from toolgym.tools.views.html import html_table
+from toolgym.tools.views.html import facts, page
 
 
 class ExecutionStatus(enum.StrEnum):
@@ -103,7 +103,7 @@ class BaseResult:
     def _html(self, **further: str | None) -> str:
         rows = {"stdout": self.stdout, "stderr": self.stderr, **further, "message": self.message}
         shown = [(name, text) for name, text in rows.items() if text]
-        return html_table(f"{self.status.value}, {self.duration:.3f} s", shown)
+        return page(f"{self.status.value}, {self.duration:.3f} s", facts(shown))
 
 
 @dataclass(frozen=True)

@@ -52,13 +52,15 @@ def _message(message: Message, room: int, remarks: Mapping[str, str]) -> str:
 
 
 def arguments_text(arguments: object) -> str:
-    """The arguments of a call, a line each; a text of several lines, such as code, as it is."""
+    """Arguments of a call, one below the other; texts as they are, not as JSON, so that programs can be read."""
     if not isinstance(arguments, Mapping):
-        return str(arguments)
-    return "\n".join(
-        f"{name}:\n{value}" if isinstance(value, str) and "\n" in value else f"{name}: {value!r}"
-        for name, value in arguments.items()
-    )
+        return _value_text(arguments)
+    texts = {name: _value_text(value) for name, value in arguments.items()}
+    return "\n".join(f"{name}:\n{text}" if "\n" in text else f"{name}: {text}" for name, text in texts.items())
+
+
+def _value_text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
 def call_text(function: Any) -> str:

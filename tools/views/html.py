@@ -57,10 +57,6 @@ def page(title: object, *parts: str, style: str = "") -> str:
     return f'<div class="tgv"><style>{_STYLE}{style}</style><b>{escaped(title, 500)}</b>{"".join(parts)}</div>'
 
 
-def html_table(title: object, rows: Iterable[tuple[object, object]]) -> str:
-    return page(title, facts(rows))
-
-
 def facts(rows: Iterable[tuple[object, object]]) -> str:
     """A table of names and values."""
     lines = (f"<tr><th>{escaped(name, 200)}</th><td>{block(item)}</td></tr>" for name, item in rows)

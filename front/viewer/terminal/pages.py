@@ -15,6 +15,7 @@ from toolgym.envs.types import ToolCallRecord
 from toolgym.rollout.trajectory.summary import succeeded
 from toolgym.rollout.trajectory.trajectory import Trajectory, Turn, plain
 from toolgym.tools.message import Message
+from toolgym.tools.views.conversation import arguments_text
 from toolgym.viewer.run_index import Row, RunIndex
 from toolgym.viewer.terminal.run_list import number, outcome
 from toolgym.viewer.terminal.text_view import Block, piece
@@ -66,14 +67,6 @@ def _result_title(message: Message, record: ToolCallRecord | None) -> list[Segme
     status = record.status + (" (infrastructure)" if record.infra_failure else "")
     style = "green" if record.status == "ok" else "bold red"
     return [*title, piece(f"  {status}", style), piece(f"  {record.seconds:.2f} s", "dim")]
-
-
-def arguments_text(arguments: object) -> str:
-    """Arguments of a call, one below the other; texts as they are, not as JSON, so that programs can be read."""
-    if not isinstance(arguments, Mapping):
-        return _text(arguments)
-    texts = {name: _text(value) for name, value in arguments.items()}
-    return "\n".join(f"{name}:\n{text}" if "\n" in text else f"{name}: {text}" for name, text in texts.items())
 
 
 def message_text(message: Message) -> str:
