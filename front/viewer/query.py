@@ -6,8 +6,8 @@
 | `env=Sudoku`, `stop=length`, `blame=env` | texts that are equal, or of which it is a part: `= !=` |
 | `tool=malformed_json`, `tool=*` | tool calls with that status; any but ok |
 | `failed`, `success`, `branch`, `validate`, `unreadable` | what it says; with `!` before it, the others |
-| `word`, `"two words"` | the text in the line, upper or lower case |
-| `/regex/` | a regular expression in the texts of the messages, and the names and arguments of calls |
+| `word`, `"two words"` | a text in messages, names and arguments of calls, ids or the error; upper or lower case |
+| `/regex/` | a regular expression in the same texts |
 | `sort:reward`, `sort:-seconds` | an order, the second one downwards |
 
 All terms must hold.
@@ -15,6 +15,7 @@ All terms must hold.
 
 from __future__ import annotations
 
+import itertools
 import json
 import operator
 import re
@@ -51,28 +52,25 @@ _COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
 _TERM = re.compile(r"([a-z_]+)(!=|<=|>=|=|<|>)(.*)", re.DOTALL)
 
 
-class _Function(msgspec.Struct):
-    name: str = ""
-    arguments: Any = ""
+_HIDDEN = ("role", "type", "id", "tool_call_id", "turn")
+"""Keys of messages, calls and errors whose values are no texts for a reader."""
 
 
-class _Call(msgspec.Struct):
-    function: _Function = msgspec.field(default_factory=_Function)
+class _Texts(msgspec.Struct):
+    """The keys of a line with texts that are searched; others are skipped."""
+
+    format_version: Any = 0
+    id: Any = None
+    task_id: Any = None
+    group_id: Any = None
+    request_id: Any = None
+    error: Any = None
+    messages: Any = None
+    input: Any = None
+    output: Any = None
 
 
-class _Message(msgspec.Struct):
-    content: str | None = None
-    reasoning_content: str | None = None
-    tool_calls: list[_Call] | None = None
-
-
-class _Messages(msgspec.Struct):
-    messages: list[_Message] = []
-    input: str = ""
-    output: str = ""
-
-
-_messages = msgspec.json.Decoder(_Messages)
+_decoder = msgspec.json.Decoder(_Texts)
 
 
 @dataclass(frozen=True)
@@ -164,11 +162,10 @@ def _tool(sign: str, status: str) -> Callable[[Row], bool]:
 
 
 def _contains(text: str) -> Callable[[bytes], bool]:
-    """Look for a text as JSON writes it, escaped or not. Of letters beyond ASCII, upper and lower case differ."""
-    needle, escaped = (
-        json.dumps(text, ensure_ascii=kind)[1:-1].encode(errors="replace").lower() for kind in (False, True)
-    )
-    return lambda line: needle in (lower := line.lower()) or (escaped != needle and escaped in lower)
+    wanted = text.lower()
+    # A part that JSON writes in one way alone: few lines need more than a look for it.
+    part = max(re.findall("[a-z0-9 ]+", wanted), key=len, default="").encode()
+    return lambda line: part in line.lower() and any(wanted in found.lower() for found in _texts(line))
 
 
 def _regex(pattern: str) -> Callable[[bytes], bool]:
@@ -176,18 +173,41 @@ def _regex(pattern: str) -> Callable[[bytes], bool]:
         compiled = re.compile(pattern)
     except re.error as error:
         raise ConfigError(f"/{pattern}/ is no regular expression: {error}") from None
+    return lambda line: any(map(compiled.search, _texts(line)))
 
-    def holds(line: bytes) -> bool:
-        try:
-            value = decoded(_messages, line)
-        except msgspec.DecodeError:
-            return False
-        texts = [text for message in value.messages for text in (message.content, message.reasoning_content) if text]
-        calls = [call.function for message in value.messages for call in message.tool_calls or ()]
-        called = [str(text) for call in calls for text in (call.name, call.arguments)]
-        return any(compiled.search(text) for text in [*(texts or [value.input, value.output]), *called])
 
-    return holds
+def _texts(line: bytes) -> list[str]:
+    """Return the texts that a line is searched by; the line itself if it is no JSON object."""
+    try:
+        value = decoded(_decoder, line)
+    except msgspec.DecodeError:
+        return [line.decode(errors="replace").rstrip("\r\n")]
+    names = [value.id, value.task_id, value.group_id, value.request_id]
+    return _leaves(
+        [*names, value.error, value.messages if value.format_version else [value.input, value.output]], _HIDDEN
+    )
+
+
+def _leaves(value: Any, hidden: Sequence[str] = ()) -> list[str]:
+    """Return the texts within a value, and its numbers as texts. Arguments of calls, which are JSON, are read."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, dict):
+        shown = ((name, part) for name, part in value.items() if name not in hidden)
+        leaves = (
+            _leaves(_read(part)) if hidden and name == "arguments" else _leaves(part, hidden) for name, part in shown
+        )
+        return list(itertools.chain.from_iterable(leaves))
+    if isinstance(value, list):
+        return [text for part in value for text in _leaves(part, hidden)]
+    return [] if value is None else [json.dumps(value)]
+
+
+def _read(arguments: Any) -> Any:
+    try:
+        return json.loads(arguments)
+    except (ValueError, TypeError, RecursionError):
+        return arguments
 
 
 def _unknown(name: str, what: str, known: Sequence[str]) -> UnknownNameError:

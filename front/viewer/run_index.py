@@ -28,6 +28,8 @@ from toolgym.tools.errors import ConfigError, missing_file
 MAX_ERROR = 200
 """Characters of a failure's text that a row keeps."""
 
+COMPRESSED = (".gz", ".zst", ".xz", ".bz2", ".zip")
+
 UNREADABLE = "unreadable"
 """Stop reason of a line that is no trajectory; its `error` says why."""
 
@@ -97,7 +99,7 @@ class _Error(msgspec.Struct):
 
 
 class _Line(msgspec.Struct):
-    """The keys of a line that are decoded; others are skipped. verl's lines have only some of them."""
+    """The keys of a line that are decoded; others are skipped."""
 
     score: float
     format_version: int = 0
@@ -117,10 +119,20 @@ class _Line(msgspec.Struct):
     error: _Error | None = None
     metrics: dict[str, Any] = {}
     turns: list[_Turn] = []
+
+
+class _VerlLine(msgspec.Struct):
+    """The columns of verl that are decoded. Others may have names of ours, and hold anything."""
+
     input: msgspec.Raw = msgspec.Raw()
-    request_id: str = ""
+    score: Any = None
+    step: Any = 0
+    request_id: Any = ""
+    format_version: Any = 0
 
 
+_lines = msgspec.json.Decoder(_Line)
+_verl_lines = msgspec.json.Decoder(_VerlLine)
 T = TypeVar("T")
 
 
@@ -128,6 +140,8 @@ def decoded(decoder: msgspec.json.Decoder[T], line: bytes) -> T:
     """Decode a line, with `?` for halves of surrogate pairs, and texts for NaN and Infinity: msgspec refuses those."""
     try:
         return decoder.decode(line)
+    except msgspec.ValidationError:
+        raise
     except msgspec.DecodeError:
         try:
             mended = json.dumps(json.loads(line, parse_constant=str), ensure_ascii=False).encode(errors="replace")
@@ -151,12 +165,13 @@ class RunIndex:
         self.path = Path(path)
         if not self.path.exists():
             raise missing_file("trajectories", self.path)
+        if self.path.suffix in COMPRESSED:
+            raise ConfigError(f"{str(self.path)!r} is compressed, and is read at places: unpack it first")
         self.files: list[Path] = []
         self.rows: list[Row] = []
         self.groups: dict[str, list[int]] = {}
         self.by_id: dict[str, int] = {}
         self._ends: list[int] = []
-        self._decoder = msgspec.json.Decoder(_Line)
         self._find_files()
         if not self.files:
             raise ConfigError(f"{str(self.path)!r} holds no trajectories: there is no *.jsonl in it")
@@ -193,7 +208,7 @@ class RunIndex:
                     raise ConfigError(f"{str(path)!r} has become shorter, so another run replaced it: open it again")
                 file.seek(self._ends[number])
                 for line in file:
-                    if not line.endswith(b"\n") and not self._is_whole(line):
+                    if not line.endswith(b"\n") and not _is_json(line):
                         break
                     self._add(number, self._ends[number], line)
                     self._ends[number] += len(line)
@@ -228,11 +243,6 @@ class RunIndex:
         numbers = self.groups.get(row.group) if row.group else None
         return sorted((self.rows[number] for number in numbers or [row.number]), key=lambda member: member.sample)
 
-    def children(self, row: Row) -> list[Row]:
-        """Return the rows that were branched from this one, in the order of their turns."""
-        branched = [member for member in self.group(row) if member.parent == row.id and row.id]
-        return sorted(branched, key=lambda member: (member.branch_turn or 0, member.number))
-
     def advantages(self, row: Row) -> dict[int, float | None]:
         """Return the advantages of a row's group by the numbers of its members. Raises ConfigError as `trajectory`."""
         members = self.group(row)
@@ -256,20 +266,12 @@ class RunIndex:
                 self.files.append(path)
                 self._ends.append(0)
 
-    def _is_whole(self, line: bytes) -> bool:
-        try:
-            decoded(self._decoder, line)
-        except msgspec.DecodeError:
-            return False
-        return True
-
     def _add(self, file: int, start: int, line: bytes) -> None:
         if line.isspace():
             return
         number = len(self.rows)
         try:
-            value = decoded(self._decoder, line)
-            row = _row(value, number, file, start, len(line))
+            row = _row(line, number, file, start)
         except (msgspec.DecodeError, ValueError, TypeError) as error:
             row = Row(number, file, start, len(line), error=str(error)[:MAX_ERROR], failed=True)
         self.rows.append(row)
@@ -279,24 +281,38 @@ class RunIndex:
             self.by_id[row.id] = number
 
 
-def _row(line: _Line, number: int, file: int, start: int, size: int) -> Row:
-    if line.format_version not in (0, FORMAT_VERSION):
+def _is_json(line: bytes) -> bool:
+    try:
+        return line.rstrip().endswith(b"}") and isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _row(text: bytes, number: int, file: int, start: int) -> Row:
+    wrong: Exception = ValueError("it is neither a trajectory of toolgym nor a row of verl")
+    try:
+        line = decoded(_lines, text)
+    except msgspec.ValidationError as error:
+        line, wrong = _Line(0.0), error
+    if not line.format_version:
+        verl = decoded(_verl_lines, text)
+        if verl.format_version or not verl.input:
+            raise wrong
+        return _row_of_verl(verl, number, file, start, len(text))
+    if line.format_version != FORMAT_VERSION:
         raise ValueError(f"it is of format version {line.format_version}, and this library reads {FORMAT_VERSION}")
-    if not line.format_version and not line.input:
-        raise ValueError("it is neither a trajectory of toolgym nor a row of verl")
-    reason = StopReason(line.stop_reason) if line.format_version else StopReason.ANSWERED
+    reason = StopReason(line.stop_reason)
     calls = [call for turn in line.turns for call in turn.tool_calls]
     failed = line.error is not None
     return Row(
         number,
         file,
         start,
-        size,
-        id=line.id or line.request_id,
+        len(text),
+        id=line.id,
         env=intern(line.env_id),
-        task=intern(line.task_id or (str(line.task_index) if line.format_version else "")),
-        # verl gives the rollouts of one prompt no name, but the prompt: those of a step are a group.
-        group=intern(line.group_id or f"{line.step}-{zlib.crc32(bytes(line.input)):08x}"),
+        task=intern(line.task_id or str(line.task_index)),
+        group=intern(line.group_id),
         sample=line.sample_index,
         step=line.step,
         reward=line.score,
@@ -320,8 +336,32 @@ def _row(line: _Line, number: int, file: int, start: int, size: int) -> Row:
     )
 
 
+def _row_of_verl(line: _VerlLine, number: int, file: int, start: int, size: int) -> Row:
+    try:
+        score = float(line.score)
+    except (TypeError, ValueError):
+        score = float("nan")
+    step = int(line.step) if isinstance(line.step, int | float) else 0
+    # verl gives the rollouts of one prompt no name, but the prompt: those of a step are a group.
+    group = intern(f"{step}-{zlib.crc32(bytes(line.input)):08x}")
+    return Row(
+        number,
+        file,
+        start,
+        size,
+        id=str(line.request_id or ""),
+        group=group,
+        step=step,
+        reward=score,
+        success=has_full_marks({}, score),
+        stop=StopReason.ANSWERED.value,
+        blame=StopReason.ANSWERED.blame.value,
+        counted=True,
+    )
+
+
 def _of_verl(value: dict[str, Any], row: Row) -> Trajectory:
-    prompt, answer = str(value["input"]), str(value.get("output", ""))
+    prompt, answer = str(value["input"]), str(value.get("output") or "")
     known = {"input", "output", "gts", "score", "step"}
     return Trajectory(
         id=row.id,

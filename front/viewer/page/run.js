@@ -179,13 +179,29 @@ function figureTerm(name, sign, value) {
   return (row) => row.problems.some((problem) => problem.includes(value)) === wanted;
 }
 
-// A text as JSON writes it, in a line as the page holds it, where `</` is `<\/`.
+// A text in any of a line's, upper or lower case. A part that JSON writes in one way alone is looked for first.
 function wordTerm(text) {
-  const sign = (letter) => (/[a-z]/i.test(letter) ? `[${letter.toLowerCase()}${letter.toUpperCase()}]`
-    : letter > "~" ? `(?:${letter}|${Array.from({ length: letter.length }, (_, at) => `\\\\u${letter.charCodeAt(at).toString(16).padStart(4, "0")}`).join("")})`
-    : letter === "<" ? "(?:<|\\\\u003c)" : letter === "/" ? "\\\\?/" : letter.replace(/[\\^$.*+?()[\]{}|]/, "\\$&"));
-  const pattern = new RegExp(Array.from(JSON.stringify(text).slice(1, -1), sign).join(""));
-  return (line) => pattern.test(line);
+  const wanted = text.toLowerCase();
+  const part = new RegExp((wanted.match(/[a-z0-9 ]+/g) ?? [""]).reduce((a, b) => (b.length > a.length ? b : a)), "i");
+  return (line) => part.test(line) && textsOf(line).some((found) => found.toLowerCase().includes(wanted));
+}
+
+// The texts that a line is searched by; the line itself if it is no JSON object.
+function textsOf(line) {
+  const value = readJson(line);
+  if (typeof value !== "object" || value === null || Array.isArray(value)) return [line];
+  const { format_version, id, task_id, group_id, request_id, error, messages, input, output } = value;
+  const texts = [id, task_id, group_id, request_id, error, format_version ? messages : [input, output]];
+  return leaves(texts, ["role", "type", "id", "tool_call_id", "turn"]);
+}
+
+// The texts within a value, and its numbers as texts. Arguments of calls, which are JSON, are read.
+function leaves(value, hidden = []) {
+  if (typeof value === "string") return [value];
+  if (typeof value !== "object") return value === undefined ? [] : [String(value)];
+  return Object.entries(value ?? {}).flatMap(([name, part]) => (hidden.includes(name) ? []
+    : name !== "arguments" || !hidden.length ? leaves(part, hidden)
+    : leaves(typeof part === "string" ? readJson(part) ?? part : part)));
 }
 
 // A regular expression of Python, of which what JavaScript writes otherwise is translated, or refused.
@@ -201,14 +217,7 @@ function regexTerm(source) {
   } catch (error) {
     throw new Error(`/${source}/ is no regular expression: ${error.message}`);
   }
-  return (line) => {
-    const value = readJson(line);
-    if (typeof value !== "object" || value === null || Array.isArray(value)) return false;
-    const messages = value.messages ?? [], calls = messages.flatMap((message) => message.tool_calls ?? []);
-    const texts = messages.flatMap((message) => [message.content, message.reasoning_content]).filter((text) => text);
-    const called = calls.flatMap((call) => [call.function?.name ?? "", call.function?.arguments ?? ""]);
-    return [...(texts.length ? texts : [value.input ?? "", value.output ?? ""]), ...called].some((text) => compiled.test(text));
-  };
+  return (line) => textsOf(line).some((text) => compiled.test(text));
 }
 
 // The places of rows in the query's order: equal ones stay as they were, and NaN comes last.

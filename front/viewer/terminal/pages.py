@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
@@ -26,6 +26,9 @@ LONG = 2_000
 
 BAR = 32
 """Cells of the longest bar of times."""
+
+DEEPEST = 60
+"""Characters of the lines before a branch in the tree."""
 
 PHASES = (("engine", "green", "█"), ("tools", "yellow", "▓"), ("queue", "red", "▒"))
 IDENTITY = ("id", "env_id", "task_id", "source", "group_id", "task_index", "sample_index", "training_step", "role",
@@ -153,22 +156,30 @@ def tree(index: RunIndex, row: Row) -> list[Block]:
         seen.add(up)
         root = index.rows[up]
     notes = [] if root.parent is None else [Block([piece(f"its parent {root.parent} is not in these files", "red")])]
-    blocks = [*notes, *_subtree(index, root, row, ("", ""), set())]
+    blocks = [*notes, *_subtree(root, row, index.group(root))]
     alone = Block(text="no episode was branched from it, and it was branched from none", style="dim")
     return blocks if len(blocks) > 1 else [*blocks, alone]
 
 
-def _subtree(index: RunIndex, row: Row, marked: Row, stems: tuple[str, str], seen: set[int]) -> Iterator[Block]:
-    seen.add(row.number)
-    sign, colour = outcome(row)
-    at = "" if row.branch_turn is None else f"left at turn {row.branch_turn}: "
-    text = f"{sign} {at}sample {row.sample}  reward {number(row.reward)}  {row.stop}  {row.turns} turns"
-    here = "  ◀ this one" if row.number == marked.number else ""
-    yield Block([piece(stems[0], "dim"), piece(text, colour), piece(here, "bold")], key=row)
-    children = [child for child in index.children(row) if child.number not in seen]
-    for child in children:
-        below = ("└─ ", "   ") if child is children[-1] else ("├─ ", "│  ")
-        yield from _subtree(index, child, marked, (stems[1] + below[0], stems[1] + below[1]), seen)
+def _subtree(root: Row, marked: Row, members: Iterable[Row]) -> Iterator[Block]:
+    """Without recursion: a branch may be branched from thousands of times, each from the one before."""
+    children: dict[str | None, list[Row]] = {}
+    for member in sorted(members, key=lambda member: (member.branch_turn or 0, member.number), reverse=True):
+        children.setdefault(member.parent, []).append(member)
+    rest, seen = [(root, "", "")], set[int]()
+    while rest:
+        row, stem, below = rest.pop()
+        if row.number in seen:
+            continue
+        seen.add(row.number)
+        sign, colour = outcome(row)
+        at = "" if row.branch_turn is None else f"left at turn {row.branch_turn}: "
+        text = f"{sign} {at}sample {row.sample}  reward {number(row.reward)}  {row.stop}  {row.turns} turns"
+        here = "  ◀ this one" if row.number == marked.number else ""
+        yield Block([piece(stem, "dim"), piece(text, colour), piece(here, "bold")], key=row)
+        below = below if len(below) < DEEPEST else f"…{below[-DEEPEST + 3 :]}"
+        for place, child in enumerate(children.get(row.id, ()) if row.id else ()):
+            rest.append((child, f"{below}{'├─ ' if place else '└─ '}", f"{below}{'│  ' if place else '   '}"))
 
 
 def _table(title: str, values: Mapping[str, Any], style: str = "") -> Block:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,31 @@ def test_texts_are_looked_for_in_the_messages(index, query, text):
     for row in selected:
         assert text.lower() in index.line(row).decode().lower()
     assert len(selected) < len(index)
+
+
+def test_no_key_and_no_figure_is_taken_for_a_text(index):
+    for text in ("infra_failure", "messages", "call_0", "assistant", "/logprobs/", "/function/"):
+        assert not list(Query.parse(text).select(index)), text
+    row = next(row for row in index.rows if row.failed)
+    for text in (row.id, row.task, row.group, row.error[-20:]):
+        assert row in list(Query.parse(f'"{text}"').select(index))
+
+
+def test_arguments_are_looked_for_as_they_are_read(tmp_path):
+    path = tmp_path / "1.jsonl"
+    call = {
+        "id": "1",
+        "function": {"name": "run", "arguments": json.dumps({"type": 'say("hi")\nend', "n": [42, None]})},
+    }
+    message = {"role": "assistant", "content": [{"type": "text", "text": "as parts"}], "tool_calls": [call, {}]}
+    path.write_text(
+        json.dumps({"format_version": 4, "input": "unseen", "messages": [message]}) + "\nno JSON: fail\n",
+        encoding="utf-8",
+    )
+    index = RunIndex(path).read_all()
+    found = {text: [row.number for row in Query.parse(text).select(index)]
+             for text in ('/say."hi".\nend/', "42", '"AS parts"', "run", "type", "unseen", "fail")}  # fmt: skip
+    assert list(found.values()) == [[0], [0], [0], [0], [], [], [1]]
 
 
 def test_a_text_is_looked_for_as_json_writes_it(tmp_path):

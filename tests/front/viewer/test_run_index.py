@@ -45,7 +45,7 @@ def test_the_members_of_a_group_and_the_branches_of_a_trajectory_are_found():
     index = RunIndex(DEMO).read_all()
     child = next(row for row in index.rows if row.parent)
     parent = index.rows[index.by_id[child.parent]]
-    assert child in index.children(parent)
+    assert (parent.group, parent.parent) == (child.group, None)
     members = index.group(child)
     assert [member.sample for member in members] == list(range(len(members)))
     assert {member.group for member in members} == {child.group}
@@ -81,7 +81,8 @@ def test_reading_stops_for_the_time_and_goes_on():
         ('{"score": 1}', "neither a trajectory of toolgym nor a row of verl"),
         ('{"score": 1, "format_version": 1}', "format version 1, and this library reads 4"),
         ('{"score": 1, "format_version": 4, "stop_reason": "new"}', "'new' is not a valid StopReason"),
-        ('{"score": "high", "input": ""}', "Expected `float`"),
+        ('{"score": "high", "input": "", "format_version": 4}', "Expected `float`"),
+        ('{"score": 1, "input": "he', "JSON is malformed"),
     ],
 )
 def test_a_line_that_is_no_trajectory_is_a_row_that_says_why(tmp_path, line, why):
@@ -119,6 +120,27 @@ def test_verls_dumps_open_and_the_rollouts_of_a_prompt_are_a_group(tmp_path):
     assert [message["content"] for message in trajectory.messages] == ["user\n1", "answer 3"]
     assert (trajectory.reward, trajectory.ground_truth, trajectory.metrics) == (1.5, "42", {"acc": 0.5})
     assert list(tokens_of(trajectory)) == []
+
+
+@pytest.mark.parametrize("score", ["NaN", "null", '"high"', None])
+def test_verls_rows_open_whatever_their_score_is_and_their_other_columns_hold(tmp_path, score):
+    named = {"turns": 3, "error": "none", "role": ["x"], "id": 7, "metrics": "m", "validate": "no", "messages": 5}
+    line = json.dumps({"input": "2+2?", "output": None, **named, "step": None})
+    (tmp_path / "1.jsonl").write_text(line if score is None else f'{line[:-1]}, "score": {score}}}')
+    [row] = RunIndex(tmp_path).read_all().rows
+    assert (row.readable, row.failed, row.turns, row.step, row.error) == (True, False, 0, 0, "")
+    assert math.isnan(row.reward)
+    index = RunIndex(tmp_path).read_all()
+    assert index.trajectory(row).metrics == named
+    assert [message["content"] for message in index.trajectory(row).messages] == ["2+2?", ""]
+    found = [len(list(Query.parse(text).select(index))) for text in ("2+2", "none", "x", "reward>0", "reward<=0")]
+    assert found == [1, 1, 0, 0, 0]
+
+
+def test_a_compressed_file_is_an_error_that_says_so(tmp_path):
+    (tmp_path / "run.jsonl.gz").write_bytes(b"\x1f\x8b")
+    with pytest.raises(ConfigError, match="unpack it first"):
+        RunIndex(tmp_path / "run.jsonl.gz")
 
 
 def test_a_path_without_trajectories_is_an_error_that_names_it(tmp_path):

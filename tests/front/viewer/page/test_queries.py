@@ -19,7 +19,8 @@ CASES = [
     "success !branch", "branch", "unreadable", "validate", 'error="closed the connection"', "APPLES",
     '"How many apples"', "absent", "42.", "said", '"He said"', "</think>", "<", "1/2", "ÖKONOMIE", "Ökonomie", "–",
     "[1", r"/apples and finds \d+/", r"/print\(\d+/", "/^code_interpreter$/", "/×/", '/said "Ö/', r"/C:\\temp/",
-    "/(?i)APPLES/", "/(?P<n>apples)/", "/x*/", "sort:reward", "sort:-reward", "sort:task", "sort:-turns failed",
+    "/(?i)APPLES/", "/(?P<n>apples)/", "/x*/", "fail", "infra_failure", "code", "call_0",
+    "user", "arithmetic", r'/print\("/', "10", "sort:reward", "sort:-reward", "sort:task", "sort:-turns failed",
     "sort:-seconds", "sort:id reward>=0.25", "sort:-error", "reward<0.5 reward>0.1 sort:-number",
 ]  # fmt: skip
 
