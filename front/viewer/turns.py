@@ -8,6 +8,7 @@ import numpy as np
 
 from toolgym.rollout.trajectory.token_sequence import Ids, Segment
 from toolgym.rollout.trajectory.trajectory import Trajectory, Turn
+from toolgym.rollout.views.tokens import sampled_turns
 from toolgym.tools.message import Message, assistant
 
 
@@ -15,7 +16,7 @@ class PlayedTurn(NamedTuple):
     """One turn of the policy.
 
     `behind` are the messages before the next turn. `prompt_ids` are the whole context that was sent, `tokens` what was
-    sampled, without payloads; both None if they are not known. `begins_context` says why the context is not the
+    sampled; both None if they are not known. `begins_context` says why the context is not the
     conversation before, such as `env`; empty if it is. Times are seconds since the epoch.
     """
 
@@ -55,26 +56,17 @@ def played_turns(trajectory: Trajectory) -> tuple[tuple[Message, ...], list[Play
 
 
 def _tokens_of_turns(trajectory: Trajectory) -> list[tuple[Ids | None, Segment | None]]:
-    """Context and sampled tokens of each turn, as many as it counts; None where it or its sequence counts others."""
-    sampled = []
-    for sequence in trajectory.sequences:
-        mask, runs = (
-            sequence.response_mask == 1,
-            [run for part in sequence.policy_segments for run in part.version_runs],
-        )
-        ids = np.concatenate([sequence.prompt_ids, sequence.response_ids])
-        segment = Segment(sequence.response_ids[mask], True, sequence.logprobs[mask], tuple(runs))
-        sampled.append((ids, len(sequence.prompt_ids) + np.flatnonzero(mask), segment))
-    counts = [sum(turn.generated_tokens for turn in trajectory.turns if turn.sequence == number)
-              for number in range(len(sampled))]  # fmt: skip
-    seen = [0] * len(sampled)
-    tokens: list[tuple[Ids | None, Segment | None]] = []
-    for turn in trajectory.turns:
-        tokens.append((None, None))
-        fits = 0 <= turn.sequence < len(sampled) and counts[turn.sequence] == len(sampled[turn.sequence][2])
-        if fits and turn.generated_tokens:
-            ids, places, segment = sampled[turn.sequence]
-            start = seen[turn.sequence]
-            seen[turn.sequence] = end = start + turn.generated_tokens
-            tokens[-1] = (ids[: places[start]], segment[start:end])
+    """Context and sampled tokens of each turn, as many as it counts; None where it or its sequence has others."""
+    tokens: list[tuple[Ids | None, Segment | None]] = [(None, None)] * len(trajectory.turns)
+    numbers = sampled_turns(trajectory)
+    for place, sequence in enumerate(trajectory.sequences):
+        ids, at = np.concatenate([sequence.prompt_ids, sequence.response_ids]), len(sequence.prompt_ids)
+        counted = sum(turn.generated_tokens for turn in trajectory.turns if turn.sequence == place)
+        fits = counted == sequence.policy_tokens
+        for segment in sequence.segments:
+            number = next(numbers) if segment.is_policy and len(segment) else len(tokens)
+            turn = trajectory.turns[number] if number < len(tokens) else None
+            if fits and turn is not None and (turn.sequence, turn.generated_tokens) == (place, len(segment)):
+                tokens[number] = (ids[:at], segment)
+            at += len(segment)
     return tokens

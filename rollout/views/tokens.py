@@ -34,9 +34,15 @@ class SeenToken:
     values: dict[str, float] = field(default_factory=dict)
 
 
+def sampled_turns(trajectory: Trajectory) -> Iterator[int]:
+    """Yield the number of the turn that sampled each of the policy's segments with tokens: turns without have none."""
+    yield from (number for number, turn in enumerate(trajectory.turns) if turn.generated_tokens)
+    yield from itertools.count(len(trajectory.turns))
+
+
 def tokens_of(trajectory: Trajectory) -> Iterator[SeenToken]:
     """Yield the tokens of all sequences, in the order in which the policy saw them."""
-    turn = -1
+    turn, turns = -1, sampled_turns(trajectory)
     for number, sequence in enumerate(trajectory.sequences):
         for token in sequence.prompt_ids.tolist():
             yield SeenToken(number, -1, token, "prompt")
@@ -44,7 +50,7 @@ def tokens_of(trajectory: Trajectory) -> Iterator[SeenToken]:
             if not segment.is_policy:
                 yield from (SeenToken(number, turn, token, "env") for token in segment.token_ids.tolist())
                 continue
-            turn += 1
+            turn = next(turns) if len(segment) else turn
             numbers = {name: array.tolist() for name, array in segment.aligned.items() if array.ndim == 1}
             rows = zip(segment.token_ids.tolist(), segment.logprobs.tolist(), segment.weight_versions, strict=True)
             for place, (token, logprob, version) in enumerate(rows):

@@ -22,7 +22,7 @@ function spansOf(value) {
     spans.push({ kind: "prompt", sequence: number, turn: -1, ids: sequence.prompt_ids });
     for (const segment of sequence.segments) {
       const { token_ids: ids, is_policy: policy, logprobs } = segment;
-      turn += policy ? 1 : 0;
+      if (policy && ids.length) do turn += 1; while (value.turns?.[turn]?.generated_tokens === 0);
       spans.push(!policy ? { kind: "env", sequence: number, turn, ids } : {
         kind: "policy", sequence: number, turn, ids, logprobs,
         versions: segment.version_runs.flatMap((run) => Array(run.tokens).fill(run.version)),

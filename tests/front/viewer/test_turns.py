@@ -9,6 +9,7 @@ import pytest
 
 from tests.rollout.adapters.golden import CASES
 from toolgym.rollout.trajectory import Segment, TokenSequence
+from toolgym.viewer.tokens import tokens_of
 from toolgym.viewer.turns import played_turns
 
 
@@ -42,6 +43,21 @@ def test_a_sequence_whose_turns_count_others_has_none_and_others_keep_theirs():
     changed = dataclasses.replace(trajectory, turns=(dataclasses.replace(first, generated_tokens=9), *rest))
     _, turns = played_turns(changed)
     assert [turn.tokens is None for turn in turns] == [True, False, False]
+
+
+def test_a_turn_without_tokens_moves_no_token_to_another_turn():
+    trajectory = next(case.trajectory for case in CASES if case.name == "several turns")
+    first, *rest = trajectory.turns
+    empty = dataclasses.replace(first, generated_tokens=0)
+    changed = dataclasses.replace(trajectory, turns=(empty, first, empty, *rest))
+    _, turns = played_turns(changed)
+    played = {turn.number: turn.tokens.token_ids.tolist() for turn in turns if turn.tokens is not None}
+    seen: dict[int, list[int]] = {}
+    for token in tokens_of(changed):
+        if token.kind == "policy":
+            seen.setdefault(token.turn, []).append(token.id)
+    assert played == seen
+    assert list(seen) == [1, 3]
 
 
 def test_messages_stand_before_and_behind_their_turns():

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from tests.front.viewer.page.runs import DEMO, HOSTILE, LINES, changed, hostile, odd_run, write_run
+from toolgym.rollout.trajectory.trajectory import Trajectory
 from toolgym.viewer.page import write as write_module
 from toolgym.viewer.page.write import write_page
 from toolgym.viewer.run_index import RunIndex
@@ -133,6 +134,15 @@ async def test_tokens_are_those_of_the_library(page, demo):
             ]
             for token in expected
         ]
+
+
+async def test_a_turn_without_tokens_has_none_here_either(page, demo):
+    value = changed(next(n for n, line in enumerate(LINES) if len(line["turns"]) == 2))
+    value["turns"].insert(0, value["turns"][0] | {"generated_tokens": 0})
+    await page.open(demo)
+    turns = await page.eval(f"spansOf({json.dumps(value)}).flatMap((span) => span.ids.map(() => span.turn))")
+    assert turns == [token.turn for token in tokens_of(Trajectory.from_json(value))]
+    assert 1 in turns
 
 
 @pytest.mark.parametrize(

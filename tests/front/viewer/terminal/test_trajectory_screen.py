@@ -119,6 +119,17 @@ def test_a_tree_has_all_generations_and_ends_where_ids_go_in_circles(tmp_path, f
     assert {block.key.id for block in tree(index, index.rows[5]) if block.key} == {"p", "q"}
 
 
+def test_a_tree_may_be_thousands_of_branches_deep(tmp_path):
+    rows = [{"format_version": 4, "score": 1, "id": f"{n}", "group_id": "g", "stop_reason": "answered",
+             "parent": f"{n - 1}" if n else None} for n in range(3_000)]  # fmt: skip
+    (tmp_path / "run.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    index = RunIndex(tmp_path).read_all()
+    blocks = tree(index, index.rows[-1])
+    assert [block.key.id for block in blocks] == [row["id"] for row in rows]
+    assert blocks[-1].title[0].text.endswith("└─ ")
+    assert len(blocks[-1].title[0].text) < 80
+
+
 async def test_long_results_are_folded_and_none_of_their_text_is_lost(tmp_path, first):
     text = "\n".join(f"line {n} " + "x" * 90 for n in range(12_000))  # more than a megabyte
     messages = [dict(message) for message in first.messages]
