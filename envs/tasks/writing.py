@@ -7,7 +7,7 @@ import itertools
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -70,10 +70,10 @@ def _becoming(path: Path) -> Iterator[IO[bytes]]:
 
 
 def _write_lines(file: IO[bytes], tasks: Iterable[Task]) -> int:
-    return sum(bool(file.write(_line(row))) for row in _rows(tasks))
+    return sum(bool(file.write(json_line(row))) for row in _rows(tasks))
 
 
-def _line(row: dict[str, Any]) -> bytes:
+def json_line(row: Mapping[str, Any]) -> bytes:
     try:
         return (json.dumps(row, ensure_ascii=False) + "\n").encode()
     except UnicodeEncodeError:  # half a surrogate pair, which only an escape can write
@@ -92,7 +92,7 @@ def _write_parquet(path: Path, file: IO[bytes], tasks: Iterable[Task]) -> int:
         for row in _rows(tasks):
             shape.add(row)
             has_none = has_none or Task.from_row(row) != Task.from_row(row, from_arrow=True)
-            lines.write(_line(row))
+            lines.write(json_line(row))
         if not shape.count:
             return 0
         columns = [(name, field.arrow_type()) for name, field in shape.fields.items()]

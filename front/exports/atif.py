@@ -29,7 +29,6 @@ SCHEMA = "ATIF-v1.7"
 _SOURCES = {"system": "system", "user": "user", "assistant": "agent", "tool": "system"}
 _CALL_FACTS = ("status", "reward", "seconds", "infra_failure", "metrics", "retries")
 _COUNTS = ("prompt_tokens", "completion_tokens", "cached_tokens")
-_LISTS = {"prompt_token_ids": _COUNTS[0], "completion_token_ids": _COUNTS[1], "logprobs": _COUNTS[1]}
 _NOTES = "A context begins anew: see `extra.begins_context` of the steps, and `prompt_token_ids` for what was sent."
 
 
@@ -37,17 +36,17 @@ def write(trajectories: Iterable[Trajectory], out: Path, options: Options, tally
     """Write a file for each trajectory, called by its id, into a folder; or one trajectory into a file.
 
     Raises:
-        ToolgymError: a file would not be ATIF by the checks of the package `atif`, or our own.
+        ToolgymError: a file would not be ATIF by the checks of the package `atif`.
     """
     for trajectory in trajectories:
+        if not trajectory.messages and not trajectory.turns:
+            tally.left_out["failed before a message, and ATIF wants a step"] += 1
+            continue
         value = as_atif(trajectory, options.model, tally)
         try:
             Document.model_validate(value)
-            problem = problem_of(value)
         except ValueError as error:
-            problem = str(error)
-        if problem:
-            raise ToolgymError(f"trajectory {trajectory.id} cannot become ATIF: {problem}")
+            raise ToolgymError(f"trajectory {trajectory.id} cannot become ATIF: {error}") from error
         name, path, number = re.sub(r"^\.|[^\w.@-]", "_", trajectory.id), out, 1
         while out.is_dir() and (number == 1 or path.exists()):
             path, number = out / f"{name}{f'-{number}' if number > 1 else ''}.json", number + 1
@@ -83,20 +82,6 @@ def as_atif(trajectory: Trajectory, model: str, tally: Tally) -> dict[str, Any]:
         "final_metrics": {**sums, "total_steps": len(entries), "extra": _strict(trajectory.metrics)},
         "extra": _strict({name: getattr(trajectory, name) for name in FACTS}),
     }  # fmt: skip
-
-
-def problem_of(value: dict[str, Any]) -> str:
-    """Return what is wrong with a document, of that which the package `atif` lets pass; empty if nothing is."""
-    if not re.fullmatch(r"ATIF-v1\.\d", value["schema_version"]) or not value["steps"]:
-        return f"it has the version {value['schema_version']!r} and {len(value['steps'])} steps"
-    for step in value["steps"]:
-        metrics, place = step.get("metrics", {}), f"step {step['step_id']}"
-        for name, count in _LISTS.items():
-            if len(metrics.get(name, ())) not in (0, metrics.get(count)):
-                return f"{place} has {metrics.get(count)} {count} and {len(metrics[name])} {name}"
-        if any(not call["function_name"] or not call["tool_call_id"] for call in step.get("tool_calls", ())):
-            return f"{place} has a call without a name or an id"
-    return ""
 
 
 def _entry(message: Message, time: float, *, copied: bool = False) -> dict[str, Any]:

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from toolgym.exports.writing import Options, Tally, json_line
+from toolgym.envs.tasks.writing import json_line
+from toolgym.exports.writing import Options, Tally
 from toolgym.rollout.trajectory.summary import succeeded
 from toolgym.rollout.trajectory.trajectory import Trajectory, plain
 from toolgym.viewer.turns import played_turns

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from toolgym.exports.writing import Options, Tally, json_line
+from toolgym.envs.tasks.writing import json_line
+from toolgym.exports.writing import Options, Tally
 from toolgym.rollout.trajectory.summary import succeeded
 from toolgym.rollout.trajectory.trajectory import Trajectory, plain
 

@@ -79,14 +79,6 @@ def becoming(out: Path, *, overwrite: bool, members: str = "") -> Iterator[Path]
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
-def json_line(value: Any) -> bytes:
-    """A value as a line of JSON. Lone surrogates, which a policy may write, cannot be UTF-8: escapes keep them."""
-    try:
-        return json.dumps(value, ensure_ascii=False).encode() + b"\n"
-    except UnicodeEncodeError:
-        return json.dumps(value).encode() + b"\n"
-
-
 def encodable(value: Any) -> Any:
     """A value as JSON with `?` for each lone surrogate; arrays become lists."""
     return json.loads(json.dumps(value, ensure_ascii=False, default=methodcaller("tolist")).encode(errors="replace"))
