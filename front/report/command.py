@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -34,7 +35,7 @@ def command(
     k: Annotated[str | None, typer.Option("-k", metavar="1,4,8", help="Each k of pass@k; default: 1,2,4,...")] = None,
     select: Annotated[str, typer.Option("--filter", metavar="QUERY", help="Only these, as in `toolgym view`.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print every figure as JSON.")] = False,
-    png: Annotated[Path | None, typer.Option(help="Write the plots: FILE.png, or a folder for a file each.")] = None,
+    png: Annotated[Path | None, typer.Option(help="Write the plots as a file that ends in .png.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write tables and plots as a page.")] = None,
 ) -> None:
     """Report reward, success, pass@k, lengths, times and ends of runs; of several beside each other."""
@@ -48,15 +49,14 @@ def command(
     reports = []
     for path in paths:
         index = RunIndex(path).read_all()
-        reports.append(Report.of(index, rows := list(Query.parse(select).select(index)), by, ks))
+        reports.append(Report.of(index, Query.parse(select).select(index), by, ks))
         if not reports[-1].whole.figures["episodes"]:
-            why = next((f": {row.error}" for row in rows if not row.readable), "")
-            raise ToolgymError(f"{str(path)!r} has no episodes to report{why}")
+            raise ToolgymError(": ".join([f"{str(path)!r} has no episodes to report", *reports[-1].notes]))
     if len({report.name for report in reports}) < len(reports):
         reports = [dataclasses.replace(report, name=report.path) for report in reports]
     if png is not None:
-        if png.suffix not in ("", ".png"):
-            raise ConfigError(f"--png takes a file that ends in .png, or a folder, got {str(png)!r}")
+        if png.suffix != ".png":
+            raise ConfigError(f"--png takes a file that ends in .png, got {str(png)!r}")
         from toolgym.report.plots import ReportPlots
 
         ReportPlots(reports).write_png(png)
@@ -69,7 +69,7 @@ def command(
         value = {"runs": [report.to_json() for report in reports], "differences": differences}
         typer.echo(json.dumps(value, indent=2, default=dataclasses.asdict))
         return
-    console = Console(highlight=False)
+    console = Console(highlight=False, force_terminal=sys.stdout.isatty())  # no colours in a pipe, whatever asks for it
     for table in tables_of(reports):
         console.print(_rich(table), "")
     for note in notes_of(reports):

@@ -54,9 +54,7 @@ def pass_hat_k(episodes: int, successes: int, k: int) -> float | None:
     return math.comb(successes, k) / math.comb(episodes, k) if k <= episodes else None
 
 
-def estimate_mean(
-    values: Iterable[tuple[Hashable, float | None]], *, proportion: bool = False, confidence: float = CONFIDENCE
-) -> Estimate:
+def estimate_mean(values: Iterable[tuple[Hashable, float | None]], *, proportion: bool = False) -> Estimate:
     """Estimate the mean of values that come with their tasks. Raises ConfigError for a value that is not finite.
 
     The standard error is that of the tasks' sums (clustered, times T / (T - 1) for T tasks). The interval is Student's
@@ -78,11 +76,11 @@ def estimate_mean(
     if count < 2:
         why = "a single task, so it has no interval"
     elif proportion:
-        low, high = wilson_interval(mean, count if certain else mean * (1 - mean) / error**2, confidence)
+        low, high = wilson_interval(mean, count if certain else mean * (1 - mean) / error**2)
     elif certain:
         why = f"the {count} tasks do not differ in it, so it has no interval"
     else:
-        half = t_quantile((1 + confidence) / 2, count - 1) * error
+        half = t_quantile((1 + CONFIDENCE) / 2, count - 1) * error
         low, high = mean - half, mean + half
     return Estimate(mean, low, high, count, len(known), left_out, why=why)
 
@@ -96,19 +94,17 @@ def means_by_task(values: Iterable[tuple[Hashable, float | None]]) -> dict[Hasha
     return {task: fmean(numbers) for task, numbers in of_task.items()}
 
 
-def paired_difference(
-    first: Mapping[Hashable, float], second: Mapping[Hashable, float], *, confidence: float = CONFIDENCE
-) -> Estimate:
+def paired_difference(first: Mapping[Hashable, float], second: Mapping[Hashable, float]) -> Estimate:
     """Estimate a second policy's mean minus a first one's over the tasks that both have a mean of."""
     each = [(task, second[task] - first[task]) for task in first if task in second]
-    estimate = estimate_mean(each, confidence=confidence)
+    estimate = estimate_mean(each)
     dropped = len(first) - len(each), len(second) - len(each)
     return replace(estimate, dropped=dropped, why=estimate.why if each else "the runs share no task")
 
 
-def wilson_interval(proportion: float, count: float, confidence: float = CONFIDENCE) -> tuple[float, float]:
+def wilson_interval(proportion: float, count: float) -> tuple[float, float]:
     """Wilson's score interval of a proportion of `count` independent values (Wilson, 1927)."""
-    z = NormalDist().inv_cdf((1 + confidence) / 2)
+    z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
     below = 1 + z * z / count
     middle = (proportion + z * z / (2 * count)) / below
     half = z * math.sqrt(proportion * (1 - proportion) / count + (z / (2 * count)) ** 2) / below

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
+from toolgym.exports.writing import becoming
 from toolgym.report.plots import ReportPlots
 from toolgym.report.report import Report
 from toolgym.report.tables import FigureTable, notes_of, tables_of
@@ -35,11 +35,9 @@ def report_fragment(index: RunIndex) -> str:
 def write_page(reports: Sequence[Report], path: Path) -> None:
     """Write a page that needs no other file. A page at the path is replaced when the new one is whole."""
     title = escape(", ".join(report.name for report in reports))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     text = PAGE.format(title=title, fragment=_fragment(reports))
-    unfinished.write_text(text, encoding="utf-8", errors="replace")
-    unfinished.replace(path)
+    with becoming(path, overwrite=True) as part:
+        part.write_text(text, encoding="utf-8", errors="replace")
 
 
 def _fragment(reports: Sequence[Report]) -> str:

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from toolgym.exports.writing import becoming
 from toolgym.report.estimators import Estimate
 from toolgym.report.report import Report
 from toolgym.report.tables import AMOUNTS
@@ -42,19 +43,14 @@ class ReportPlots:
         self._reports, self._several = reports, len(reports) > 1
 
     def write_png(self, path: Path) -> None:
-        """Write all plots to one file, or, if the path has no suffix, each to a file in that folder."""
-        (path.parent if path.suffix else path).mkdir(parents=True, exist_ok=True)
-        with matplotlib.rc_context(STYLE):
-            panels = self._panels()
+        """Write all plots to one file. A file at the path is replaced when the new one is whole."""
+        with matplotlib.rc_context(STYLE), becoming(path, overwrite=True) as part:
+            panels = self._panels().values()
             rows = -(-len(panels) // 3)
             sheet = Figure(figsize=(15, 3.8 * rows), layout="constrained")
-            for place, (name, panel) in enumerate(panels.items(), start=1):
-                if path.suffix:
-                    panel(sheet.add_subplot(rows, 3, place))
-                else:
-                    _figure(panel).savefig(path / f"{name}.png", dpi=140)
-            if path.suffix:
-                sheet.savefig(path, dpi=110)
+            for place, panel in enumerate(panels, start=1):
+                panel(sheet.add_subplot(rows, 3, place))
+            sheet.savefig(part, format="png", dpi=110)
 
     def svgs(self) -> dict[str, str]:
         """Return the plots as elements of HTML, by name. The same reports give the same texts."""

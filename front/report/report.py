@@ -177,12 +177,21 @@ class _Reading:
             except msgspec.DecodeError:
                 continue
         self.columns: Columns = np.array(episodes, [tuple(name.split(":")) for name in f"{_ROW} {_MORE}".split()])
+        why = next((f"the first says: {row.error}" for row in rows if not row.readable), "they are no trajectories")
+        malformed = ", ".join(f"{count:,} {status}" for status, count in self.bad_calls.items())
         counts = {
-            "lines are no trajectories and left out": len(rows) - len(readable) + len(kept) - len(episodes),
+            f"lines cannot be read and are left out ({why})": len(rows) - len(readable) + len(kept) - len(episodes),
             "episodes of a validation are left out (--filter validate shows them)": len(readable) - len(kept),
-            "episodes failed by no fault of the policy and count in no reward": self.columns["failed"].sum(),
+            "episodes count in no reward: they failed, or the engine or the run cut them": (
+                len(episodes) - self.columns["counted"].sum() - self._too_large
+            ),
             "rewards are beyond 1e100 and left out": self._too_large,
-            "episodes are branches, no samples of their own: not in pass@k and pass^k": self.columns["branch"].sum(),
+            "episodes are branches: not in pass@k and pass^k, and tool calls that they share count once": (
+                self.columns["branch"].sum()
+            ),
+            f"episodes have malformed tool calls, which were not run: {malformed}": (
+                sum(not _NOT_RUN.isdisjoint(row.problems) for row in kept)
+            ),
             "episodes are verl's, without tokens, turns, times and stop reasons": (~self.columns["recorded"]).sum(),
         }
         self.notes = tuple(f"{count:,} of {len(rows):,} {what}" for what, count in counts.items() if count)
@@ -256,7 +265,8 @@ def _part(name: str, columns: Columns, values: Values) -> RunPart:
         figures["failed/rate"] = sum(stop.rate for stop in failed)
         figures["truncated/rate"] = sum(stop.rate for stop in cut if stop not in failed)
         figures["tokens/policy"] = sum(stop.policy_tokens for stop in stops)
-        figures["tokens/lost"] = sum(stop.policy_tokens for stop in cut if not stop.usable)
+        figures["tokens/truncated"] = sum(stop.policy_tokens for stop in cut if stop not in failed)
+        figures["tokens/lost"] = sum(stop.policy_tokens for stop in stops if not stop.usable)
     estimates = {name: estimate_mean(pairs, proportion=name != "reward") for name, pairs in values.items()}
     return RunPart(name, {name: float(value) for name, value in figures.items()}, estimates, stops)
 

@@ -17,7 +17,11 @@ AMOUNTS = (
 _COUNTS = {"episodes": "episodes", "episodes/counted": "that count", "tasks": "tasks"}
 _RATES = (
     {"groups/equal_rewards": "groups of equal rewards", "truncated/rate": "truncated", "failed/rate": "failed"}
-    | {"tokens/policy": "policy tokens", "tokens/lost": "lost to truncation"}
+    | {
+        "tokens/policy": "policy tokens",
+        "tokens/truncated": "tokens of truncated episodes",
+        "tokens/lost": "tokens that no trainer gets",
+    }
     | {"process/worker_hours_per_million_actions": "worker-hours per million actions"}
 )
 _KINDS = ("mean", "p50", "p90", "p99", "max")
@@ -58,9 +62,6 @@ def notes_of(reports: Sequence[Report]) -> Iterator[str]:
     for report in reports:
         run = f"{report.name}: " if len(reports) > 1 else ""
         yield from (run + note for note in report.notes)
-        if report.bad_calls:
-            counts = ", ".join(f"{count:,} {status}" for status, count in report.bad_calls.items())
-            yield f"{run}tool calls that were malformed and not run: {counts}"
         if len(report.parts) > MOST_PARTS:
             yield f"{run}{MOST_PARTS} of {len(report.parts):,} parts are listed; --json has all"
         yield from _reasons(run, report.whole.estimates)

@@ -56,7 +56,7 @@ def test_figures_that_run_metrics_has_too_are_equal(demo, trajectories):
     assert not_run == {name: value for name, value in expected.items() if name.startswith("tool_calls/not_run/")}
 
 
-def test_tokens_lost_are_those_of_cut_episodes_that_no_trainer_may_use(tmp_path):
+def test_tokens_of_truncated_episodes_are_apart_from_those_that_no_trainer_gets(tmp_path):
     reasons = ["answered", "length", "aborted", "straggler", "engine_failed"]
     error = {"message": "EngineError: gone", "turn": 0}
     lines = [
@@ -65,9 +65,11 @@ def test_tokens_lost_are_those_of_cut_episodes_that_no_trainer_may_use(tmp_path)
     ]
     found = report(tmp_path / "1.jsonl", lines)
     every = list(read_trajectories(tmp_path / "1.jsonl"))
-    lost = sum(t.policy_tokens for t in every if t.stop_reason.truncated and not t.usable)
+    lost = sum(t.policy_tokens for t in every if not t.usable)
     assert lost == 3 * every[0].policy_tokens
     assert found.whole.figures["tokens/lost"] == lost
+    assert found.whole.figures["tokens/truncated"] == 3 * every[0].policy_tokens  # length, aborted, straggler
+    assert found.notes == ("3 of 5 episodes count in no reward: they failed, or the engine or the run cut them",)
     assert {stop.reason: (stop.blame, stop.usable) for stop in found.whole.stops} == {
         "answered": ("policy", True), "length": ("budget", True), "aborted": ("engine", False),
         "straggler": ("budget", False), "engine_failed": ("engine", False),
@@ -142,7 +144,8 @@ def test_what_is_no_number_counts_nowhere_and_is_said(tmp_path):
     assert (found.whole.figures["episodes"], found.whole.figures["episodes/counted"]) == (5, 4)
     assert found.whole.estimates["reward"].value == 0.75
     assert list(found.notes) == [
-        "1 of 6 lines are no trajectories and left out", "1 of 6 rewards are beyond 1e100 and left out"
+        "1 of 6 lines cannot be read and are left out (the first says: Expected `float`, got `str` - at `$.score`)",
+        "1 of 6 rewards are beyond 1e100 and left out"
     ]  # fmt: skip
 
 
