@@ -32,8 +32,8 @@ _COUNTS = ("prompt_tokens", "completion_tokens", "cached_tokens")
 _NOTES = "A context begins anew: see `extra.begins_context` of the steps, and `prompt_token_ids` for what was sent."
 
 
-def write(trajectories: Iterable[Trajectory], out: Path, options: Options, tally: Tally) -> None:
-    """Write a file for each trajectory, called by its id, into a folder; or one trajectory into a file.
+def write(trajectories: Iterable[Trajectory], folder: Path, options: Options, tally: Tally) -> None:
+    """Write a file for each trajectory, called by its id, into a folder.
 
     Raises:
         ToolgymError: a file would not be ATIF by the checks of the package `atif`.
@@ -47,9 +47,11 @@ def write(trajectories: Iterable[Trajectory], out: Path, options: Options, tally
             Document.model_validate(value)
         except ValueError as error:
             raise ToolgymError(f"trajectory {trajectory.id} cannot become ATIF: {error}") from error
-        name, path, number = re.sub(r"^\.|[^\w.@-]", "_", trajectory.id), out, 1
-        while out.is_dir() and (number == 1 or path.exists()):
-            path, number = out / f"{name}{f'-{number}' if number > 1 else ''}.json", number + 1
+        name, number = re.sub(r"^\.|[^\w.@-]", "_", trajectory.id), 1
+        path = folder / f"{name}.json"
+        while path.exists():
+            number += 1
+            path = folder / f"{name}-{number}.json"
         path.write_text(json.dumps(value, indent=1, allow_nan=False) + "\n", encoding="utf-8")
         tally.written += 1
 

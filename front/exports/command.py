@@ -38,7 +38,7 @@ def _print_schema(wanted: bool) -> None:
 def command(
     run: Annotated[Path, typer.Argument(help="A file of trajectories, or the folder of a run.")],
     to: Annotated[Literal["atif", "inspect", "verl", "parquet", "sft"], typer.Option(help="The format.")],
-    out: Annotated[Path, typer.Option(help="A folder for atif and verl (or one file .json), else a file.")],
+    out: Annotated[Path, typer.Option(help="A folder for atif and verl, else a file.")],
     query: Annotated[str, typer.Option("--filter", help="Only these, such as 'success step=2 sort:-reward'.")] = "",
     limit: Annotated[int | None, typer.Option(min=1, help="At most so many trajectories.")] = None,
     tokenizer: Annotated[str | None, typer.Option(help="inspect: whose texts tokens have; default: the run's.")] = None,
@@ -68,14 +68,9 @@ def command(
         raise ConfigError(f"--out {str(out)!r} is the run itself, or holds it: name another place")
     selection = Query.parse(query)
     rows = selection.ordered(list(selection.select(index)))[:limit]
-    alone = to == "atif" and out.suffix == ".json"
-    if alone and len(rows) > 1:
-        raise ConfigError(
-            f"{str(out)!r} is one file, and {len(rows)} trajectories are selected: name a folder, or --limit 1"
-        )
     tally = Tally()
     options = Options(model_of(run) or "policy", run, tokenizer, min_reward, ids)
-    with becoming(out, overwrite=overwrite, members="" if alone else FOLDERS.get(to, "")) as part:
+    with becoming(out, overwrite=overwrite, members=FOLDERS.get(to, "")) as part:
         module = importlib.import_module(f"toolgym.exports.{to if to != 'inspect' else 'inspect_log'}")
         module.write(_trajectories(index, rows, tally), part, options, tally)
         if not tally.written:

@@ -140,12 +140,3 @@ def test_names_of_files_are_the_ids_and_stay_in_the_folder(kinds_file, kinds, ex
     names = {path.name for path in (tmp_path / "a" / "b").iterdir()}
     assert {"anew.json", "_._.._infinite.json", "t0.json", "t0-2.json"} <= names
     assert {path.name for path in tmp_path.iterdir()} == {"a"}
-
-
-def test_one_trajectory_may_be_one_file(export, demo, tmp_path):
-    path = tmp_path / "x.json"
-    code, _, err = export(DEMO, "--to", "atif", "--out", path)
-    assert (code, "is one file, and 45 trajectories are selected" in " ".join(err.split())) == (2, True)
-    assert export(DEMO, "--to", "atif", "--out", path, "--limit", 1)[0] == 0
-    assert json.loads(path.read_text())["trajectory_id"] == demo[0].id
-    assert export(DEMO, "--to", "atif", "--out", path, "--limit", 1, "--overwrite")[0] == 0
