@@ -3,9 +3,9 @@
     python scripts/docs_site.py           # pages into .cache/docs, the site into site/; fails on any warning
     python scripts/docs_site.py --serve   # http://127.0.0.1:8000, which follows changes
 
-Pages work on GitHub as they stand; here they are copied, with links as the site needs them. What leads out of the
-documentation leads to the repository, whose URL is `extra.repository` in mkdocs.yml. Zensical makes the site. At last
-every link, anchor and resource of the built pages is looked up.
+Pages work on GitHub as they stand; here they are copied, with links as the site needs them. A file of the repository
+that a page links to, such as a notebook, is copied too. Zensical makes the site. At last every link, anchor and
+resource of the built pages is looked up.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ PAGES = {
     "CHANGELOG.md": "changelog.md",
     "SECURITY.md": "security.md",
     "CONTRIBUTING.md": "contributing.md",
+    "examples/tiny_policy/README.md": "tiny_policy.md",
 }
 """Pages that stand elsewhere on the site than in the repository."""
 
@@ -66,7 +67,6 @@ class Pages:
 
     root: Path
     out: Path
-    repository: str
     broken: list[str] = field(default_factory=list)
     written: set[Path] = field(default_factory=set)
 
@@ -130,9 +130,12 @@ class Pages:
             self.broken.append(f"{source}: {target} is not in the repository")
             return target
         place = self.place(there)
+        if place is None and (self.root / there).is_dir():
+            self.broken.append(f"{source}: {target} is a folder, which the site does not show")
+            return target
         if place is None:
-            kind = "tree" if (self.root / there).is_dir() else "blob"
-            return f"{self.repository}/{kind}/main/{there}{sign}{anchor}"
+            place = there
+            self.put(self.out / place, (self.root / there).read_bytes())
         here = posixpath.dirname(self.place(source) or "")
         return posixpath.relpath(place, here or ".") + sign + anchor
 
@@ -158,7 +161,8 @@ class Pages:
                 for place, output in enumerate(cell["outputs"]):
                     parts.append(self.output(f"{Path(source).stem}-{number}-{place}", output))
         title, _, rest = "\n\n".join(part for part in parts if part).partition("\n")
-        note = f"This page is the notebook [{source}]({self.repository}/blob/main/{source}) of the repository."
+        self.put(self.out / source, (self.root / source).read_bytes())
+        note = f"This page is the notebook [{source}]({posixpath.basename(source)}) of the repository."
         return f"{title}\n\n{note}\n\n{rest.strip()}\n"
 
     def output(self, name: str, output: dict[str, Any]) -> str:
@@ -233,7 +237,7 @@ def _foreign(there: str, url: str) -> bool:
 
 def prepare(root: Path, out: Path) -> list[str]:
     """Write pages and sources for Zensical below `out`. Returns what is wrong with their links."""
-    pages = Pages(root, out / "pages", settings(root)["extra"]["repository"])
+    pages = Pages(root, out / "pages")
     pages.write()
     link_sources(root, out / "sources")
     return pages.broken

@@ -14,8 +14,6 @@ sys.path.insert(0, str(ROOT / "scripts"))
 import docs_api  # noqa: E402
 import docs_site  # noqa: E402
 
-REPOSITORY = "https://git.example.org/x"
-
 
 @pytest.fixture
 def root(tmp_path):
@@ -25,11 +23,13 @@ def root(tmp_path):
         "CHANGELOG.md": "# Changes\n",
         "SECURITY.md": "",
         "CONTRIBUTING.md": "",
-        "run.py": "",
+        "examples/tiny_policy/README.md": "",
+        "run.py": "print(1)",
+        "folder/run.py": "",
         "docs/README.md": "[up](../README.md) [folder](more)\n",
         "docs/a.md": "# A\n\n## Part\n\n```text\n](no)\n```\n![a drawing](drawings/b.svg)\n",
         "docs/drawings/b.svg": "<?xml?>\n<svg><style>@media (prefers-color-scheme: dark) { a {} }</style>\n</svg>",
-        "docs/more/README.md": "[notebook](../../notebooks/n.ipynb) [gone](gone.md)\n",
+        "docs/more/README.md": "[notebook](../../notebooks/n.ipynb) [gone](gone.md) [out](../../folder)\n",
         "setup.cfg": "[options]\npackage_dir =\n  toolgym = front\n  toolgym.tools = tools\n"
         "packages =\n  toolgym\n  toolgym.tools\n",
         "front/__init__.py": '"""All. More."""\nfrom toolgym.tools.a import A as A\n',
@@ -51,21 +51,25 @@ def root(tmp_path):
 @pytest.fixture
 def pages(root, monkeypatch):
     monkeypatch.setattr(docs_site, "api_pages", lambda root: [("api/index.md", "# API\n")])
-    written = docs_site.Pages(root, root / "out", REPOSITORY)
+    written = docs_site.Pages(root, root / "out")
     written.write()
     return written
 
 
-def test_links_lead_to_pages_and_out_of_the_documentation_to_the_repository(pages):
+def test_links_lead_to_pages_and_to_copies_of_other_files(pages):
     assert (pages.out / "index.md").read_text() == (
-        f"[a](a.md#part) [code]({REPOSITORY}/blob/main/run.py) [web](https://example.org) `[no](x)`\n"
+        "[a](a.md#part) [code](run.py) [web](https://example.org) `[no](x)`\n"
     )
     assert (pages.out / "by_purpose.md").read_text() == "[up](index.md) [folder](more/index.md)\n"
+    assert (pages.out / "run.py").read_text() == "print(1)"
     assert "](no)" in (pages.out / "a.md").read_text()
 
 
 def test_a_link_that_leads_nowhere_is_named(pages):
-    assert pages.broken == ["docs/more/README.md: gone.md is not in the repository"]
+    assert pages.broken == [
+        "docs/more/README.md: gone.md is not in the repository",
+        "docs/more/README.md: ../../folder is a folder, which the site does not show",
+    ]
 
 
 def test_a_bar_in_the_code_of_a_table_needs_no_backslash(pages):
@@ -81,7 +85,8 @@ def test_a_drawing_becomes_a_part_of_its_page_and_follows_the_sites_switch(pages
 
 def test_a_notebook_is_a_page_with_its_outputs(pages):
     page = (pages.out / "notebooks/n.md").read_text()
-    assert page.startswith(f"# N\n\nThis page is the notebook [notebooks/n.ipynb]({REPOSITORY}/blob/main/notebooks/")
+    assert page.startswith("# N\n\nThis page is the notebook [notebooks/n.ipynb](n.ipynb)")
+    assert (pages.out / "notebooks/n.ipynb").exists()
     assert "[a](../a.md)" in page
     assert "```python\n1 + 1\n```\n\n````text\n2\n````" in page
     assert '<div class="output"><pre>a&#10;&#10;b</pre></div>' in page
@@ -92,7 +97,7 @@ def test_what_is_gone_is_removed_and_what_is_equal_is_left_alone(pages):
     before = (pages.out / "a.md").stat().st_mtime_ns
     (pages.root / "docs/more/README.md").unlink()
     (pages.root / "docs/README.md").write_text("none")
-    again = docs_site.Pages(pages.root, pages.out, REPOSITORY)
+    again = docs_site.Pages(pages.root, pages.out)
     again.write()
     assert (pages.out / "a.md").stat().st_mtime_ns == before
     assert not (pages.out / "more").exists()
@@ -162,7 +167,7 @@ def named(nav):
 
 
 def test_each_page_stands_in_the_navigation_and_each_of_its_pages_is_there(tmp_path):
-    pages = docs_site.Pages(ROOT, tmp_path, REPOSITORY)
+    pages = docs_site.Pages(ROOT, tmp_path)
     pages.write()
     nav = list(named(docs_site.settings()["nav"]))
     made = {str(path.relative_to(tmp_path)) for path in pages.written if path.suffix == ".md"}

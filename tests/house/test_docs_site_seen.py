@@ -31,7 +31,7 @@ def site():
 
 @pytest.fixture
 async def url(site):
-    """The address of a server that has the site where it is meant to stand."""
+    """The address of a server that has the site."""
 
     async def answer(request):
         path = site / request.match_info["path"]
@@ -39,11 +39,11 @@ async def url(site):
         return web.FileResponse(path) if path.exists() else web.FileResponse(site / "404.html", status=404)
 
     app = web.Application()
-    app.router.add_get("/toolgym/{path:.*}", answer)
+    app.router.add_get("/{path:.*}", answer)
     runner = web.AppRunner(app)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
-    yield f"http://127.0.0.1:{runner.addresses[0][1]}/toolgym/"
+    yield f"http://127.0.0.1:{runner.addresses[0][1]}/"
     await runner.cleanup()
 
 
