@@ -243,6 +243,14 @@ def prepare(root: Path, out: Path) -> list[str]:
     return pages.broken
 
 
+def list_once(path: Path) -> None:
+    """Leave of a list's equal items the first: a pattern of llms.txt cannot leave out what stands in other sections."""
+    listed: set[str] = set()
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    kept = [line for line in lines if not (line.startswith("- ") and line in listed) and not listed.add(line)]
+    path.write_text("".join(kept), encoding="utf-8")
+
+
 def build(root: Path) -> list[str]:
     """Build the site into site/. Returns what is wrong with it."""
     wrong = prepare(root, root / ".cache/docs")
@@ -251,6 +259,7 @@ def build(root: Path) -> list[str]:
     output = done.stdout + done.stderr
     if done.returncode or re.search(r"warning", output, re.IGNORECASE):
         return [*wrong, output.strip()]
+    list_once(root / "site/llms.txt")
     return wrong + faults(root / "site", settings(root)["site_url"])
 
 

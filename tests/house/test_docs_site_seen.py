@@ -50,7 +50,7 @@ async def url(site):
 def test_a_reader_that_is_a_model_gets_every_page_as_text(site):
     listed = (site / "llms.txt").read_text()
     assert "Ten minutes" in listed
-    assert "toolgym.rollout.runner" in listed
+    assert listed.count("/api/toolgym.rollout.runner/index.md") == listed.count("/viewer/index.md") == 1
     assert "## Where drift comes from" in (site / "llms-full.txt").read_text()
 
 
