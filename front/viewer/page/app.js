@@ -9,9 +9,9 @@ const TABS = [
   ["json", "JSON", "r", drawJson],
 ];
 const KEYS = [
-  ["j k ↓ ↑", "next, previous trajectory"], ["Enter", "open it"], ["Esc", "back to the list"], ["/", "filter"],
+  ["j k ↓ ↑", "next, previous trajectory"], ["Home End PgUp PgDn", "move in the list"], ["Enter", "open it"], ["Esc", "back to the list"], ["/", "filter"],
   ["n N", "next, previous failure or bad call"], ...TABS.map(([, label, key]) => [key, label.toLowerCase()]),
-  ["e", "unfold or fold all"], ["d", "light or dark"], ["← → ↑ ↓ p", "in the tokens: move; next of the policy"], ["?", "this help"],
+  ["e", "unfold or fold all"], ["d", "light or dark"], ["← → ↑ ↓ p", "in the tokens: move; next of the policy"], ["← →", "on the views: the view beside it"], ["?", "this help"],
 ];
 const FILTERS = [
   ["reward<0.5  turns>=3  step=2", "numbers: " + NUMBERS.join(", ")], ["env=Sudoku  stop=length", "a part of a text: " + TEXTS.join(", ")],
@@ -97,7 +97,7 @@ async function route() {
 const back = () => button("‹", () => go({ row: "" }), { class: "back", title: "Back to the list (Esc)", "aria-label": "Back to the list" });
 
 function drawDetail(name) {
-  const { row, detail } = view;
+  const { row, detail } = view, onTab = $("tabs").contains(document.activeElement);
   const offered = TABS.filter(([, , , , there]) => !there || there(view));
   const [chosen, , , draw] = offered.find(([each]) => each === name) ?? offered[0];
   fill($("summary"), back(), rewardBadge(row), el("h2", {}, visible(row.task || row.id || `line ${row.number}`), el("i", {}, ` #${row.sample}`)), stopBadges(row),
@@ -105,7 +105,8 @@ function drawDetail(name) {
     detail.usable ? badge(`advantage ${signed(detail.advantage)}`, detail.advantage > 0 ? "good" : detail.advantage < 0 ? "bad" : "") : badge("not for training", "warn"),
     detail.problem && row.stop !== "unreadable" ? badge(detail.problem, "bad") : null);
   fill($("tabs"), ...offered.map(([each, label, key]) => button(label, () => go({ view: each }, true), {
-    role: "tab", id: `tab-${each}`, "aria-selected": String(each === chosen), "aria-controls": "panel", title: `${label} (${key})` })));
+    role: "tab", id: `tab-${each}`, "aria-selected": String(each === chosen), tabindex: each === chosen ? 0 : -1,
+    "aria-controls": "panel", title: `${label} (${key})` })));
   $("panel").setAttribute("aria-labelledby", `tab-${chosen}`);
   $("panel").dataset.view = chosen;
   try {
@@ -114,7 +115,8 @@ function drawDetail(name) {
     fill($("panel"), el("p", { class: "failure" }, `This view cannot be drawn of that line (${error.message}). See JSON.`));
   }
   $("panel").scrollTop = 0;
-  if (chosen === "tokens") $("panel").querySelector(".tokens")?.focus({ preventScroll: true });
+  if (onTab) $(`tab-${chosen}`).focus();
+  if (chosen === "tokens" && !onTab) $("panel").querySelector(".tokens")?.focus({ preventScroll: true });
 }
 
 // The report is markup that toolgym wrote, in a tree of its own. The page's policy lets nothing in it run or load.
@@ -126,6 +128,16 @@ async function drawReport() {
   if (!html) return fill($("report"), el("p", { class: "hint" }, visible(problem)));
   const parsed = new DOMParser().parseFromString(html, "text/html");
   $("report").attachShadow({ mode: "open" }).replaceChildren(...parsed.head.childNodes, ...parsed.body.childNodes);
+}
+
+// Goes to the tab that an arrow key, Home or End leads to from the one that has the focus.
+function moveTab(event) {
+  const tabs = [...$("tabs").children], at = tabs.indexOf(document.activeElement), last = tabs.length - 1;
+  const next = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: last }[event.key];
+  if (next === undefined) return;
+  event.preventDefault();
+  event.stopPropagation();
+  tabs.at(next > last ? 0 : next).click();
 }
 
 // Goes to the next row, or to the next with a failure.
@@ -146,6 +158,17 @@ function unfold() {
 function theme() {
   const root = document.documentElement.style, dark = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
   root.colorScheme = (root.colorScheme || dark) === "dark" ? "light" : "dark";
+  remembered("toolgym-theme", root.colorScheme);
+}
+
+// What the browser keeps for pages, or "" where it keeps nothing for a page from a file.
+function remembered(name, value) {
+  try {
+    if (value) localStorage.setItem(name, value);
+    return localStorage.getItem(name) ?? "";
+  } catch {
+    return "";
+  }
 }
 
 function onKey(event) {
@@ -158,11 +181,14 @@ function onKey(event) {
   }
   if ((key === "Enter" && target.closest("button, summary, a, [role=link]")) || (/^Arrow/.test(key) && target.closest("#panel"))) return;
   const tab = TABS.find(([, , letter]) => letter === key);
+  const far = target.id === "list" && {
+    Home: 0, End: order.length, PageUp: list.at - list.room, PageDown: list.at + list.room,
+  }[key];
   const act = {
     j: () => step(1), ArrowDown: () => step(1), k: () => step(-1), ArrowUp: () => step(-1), n: () => step(1, true), N: () => step(-1, true),
     Enter: () => list.at >= 0 && list.choose(list.at, true), "/": () => { $("filter").focus(); $("filter").select(); },
     e: unfold, d: theme, "?": () => $("help").showModal(), Escape: () => ($("help").open ? $("help").close() : go({ row: "", report: "" })),
-  }[key] ?? (tab && view ? () => go({ view: tab[0] }, true) : null);
+  }[key] ?? (tab && view ? () => go({ view: tab[0] }, true) : Number.isInteger(far) ? () => list.choose(far) : null);
   if (!act) return;
   event.preventDefault();
   act();
@@ -187,11 +213,13 @@ async function begin() {
   $("name").textContent = about.name;
   document.title = `${about.name} · toolgym`;
   fill($("help"), button("Close", () => $("help").close(), { class: "close" }), el("h2", {}, "Keys"), facts(KEYS), el("h2", {}, "Filters"), facts(FILTERS));
+  document.documentElement.style.colorScheme = remembered("toolgym-theme");
   $("theme").onclick = theme;
   $("show-help").onclick = () => $("help").showModal();
   $("show-report").onclick = () => go({ report: address().get("report") ? "" : "1" });
   $("search").addEventListener("submit", (event) => event.preventDefault());
   $("filter").addEventListener("input", () => { clearTimeout(typing); typing = setTimeout(() => search($("filter").value), 120); });
+  $("tabs").addEventListener("keydown", moveTab);
   document.addEventListener("keydown", onKey);
   await run.start();
   addEventListener("hashchange", () => route().catch(showError));

@@ -20,15 +20,15 @@ function fill(node, ...children) {
 
 const button = (label, onclick, attributes = {}) => el("button", { type: "button", onclick, ...attributes }, label);
 
-// A text with what a screen would hide made visible: control characters, marks that turn the direction of writing, and
-// halves of surrogate pairs.
-const HIDDEN = /[\0-\x08\x0b-\x1f\x7f\x80-\x9f\u202a-\u202e\u2066-\u2069]|[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]/g;
-function visible(text) {
-  return String(text).replace(HIDDEN, (sign) => {
-    const code = sign.charCodeAt(0);
-    return code < 0x20 ? String.fromCharCode(0x2400 + code) : code === 0x7f ? "␡" : `\\u${code.toString(16).padStart(4, "0")}`;
-  });
-}
+// A text with what a screen would hide written as in JSON: control characters, separators of lines and marks that turn the
+// direction of writing (which a browser also takes minutes to lay out, if there are many), and halves of surrogate pairs.
+const HIDDEN = new RegExp([
+  /[\0-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]/,
+  /[\ud800-\udbff](?![\udc00-\udfff])/,
+  /(?<![\ud800-\udbff])[\udc00-\udfff]/,
+].map((part) => part.source).join("|"), "g");
+const escaped = (sign) => `\\u${sign.charCodeAt(0).toString(16).padStart(4, "0")}`;
+const visible = (text) => String(text).replace(HIDDEN, escaped);
 
 const number = (value, digits = 4) => (value === null || value === undefined || Number.isNaN(value) ? "–"
   : typeof value !== "number" ? String(value) : Number.isInteger(value) ? value.toLocaleString("en")

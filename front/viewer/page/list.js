@@ -38,6 +38,9 @@ class RowList {
     this.draw();
   }
 
+  // How many rows fit on the screen.
+  get room() { return Math.max(1, Math.floor(this.box.clientHeight / ROW_HEIGHT) - 1); }
+
   choose(position, open = false) {
     if (!this.order.length) return;
     this.at = Math.max(0, Math.min(this.order.length - 1, position));

@@ -41,7 +41,7 @@ function shades(spans, advantage) {
   const policy = spans.filter((span) => span.kind === "policy");
   const versions = [...new Set(policy.flatMap((span) => span.versions))];
   const names = [...new Set(policy.flatMap((span) => Object.keys(span.values)))];
-  const tint = (hue, share) => `hsl(${hue} 85% 50% / ${(0.75 * Math.max(0, Math.min(1, share))).toFixed(3)})`;
+  const tint = (hue, share) => `hsl(${hue} 85% 50% / ${(0.6 * Math.max(0, Math.min(1, share))).toFixed(3)})`;
   const scale = (hue, low, high) => el("span", { class: "scale", style: `--to:${tint(hue, 1)}` }, el("i", {}, low), el("i", {}, high));
   const kinds = { prompt: "the prompt", policy: "the policy, trained on", env: "the env, masked" };
   const list = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -308,17 +309,68 @@ async def test_json_keeps_every_digit(page, demo):
     assert json.loads(await page.eval("document.querySelector('.json').textContent")) == LINES[1]
 
 
+async def test_arrow_keys_move_in_the_tabs_and_in_the_list(page, demo):
+    await page.open(demo)
+    await page.press("End")
+    assert await page.eval("list.at") == len(LINES) - 1
+    await page.press("PageUp")
+    assert 0 < await page.eval("list.at") < len(LINES) - 5
+    await page.press("Home", "Enter")
+    await page.until("view")
+    await page.eval("$('tab-conversation').focus()")
+    for key, name in (
+        ("ArrowRight", "tokens"),
+        ("ArrowLeft", "conversation"),
+        ("ArrowLeft", "json"),
+        ("Home", "conversation"),
+    ):
+        await page.press(key)
+        await page.until(f"document.activeElement.id === 'tab-{name}' && $('panel').dataset.view === '{name}'")
+    assert await page.eval("document.querySelectorAll('#tabs [tabindex=\"0\"]').length") == 1
+    assert await opened(page) == LINES[0]["id"]
+
+
+CONTRAST = (Path(__file__).parent / "contrast.js").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_texts_stand_out_from_what_is_behind_them(page, demo, scheme):
+    await page.prefer(scheme)
+    views = [f"row={BRANCH['id']}&view={view}" for view in ("conversation", "tokens", "timings", "group", "json")]
+    for place in ("", f"row={FAILED[0]}", *views):
+        await page.open(f"{demo}#{place}")
+        assert await page.eval(CONTRAST) == [], place
+    await page.eval("go({ view: 'tokens' })")
+    await page.until("document.querySelector('.token')")
+    for name in ("log-prob", "entropy", "version", "advantage"):
+        select = "document.querySelector('.token-bar select')"
+        await page.eval(f"{select}.value = '{name}'; {select}.dispatchEvent(new Event('change'))")
+        assert await page.eval(CONTRAST) == [], name
+    await page.eval(f"{select}.value = 'kind'; {select}.dispatchEvent(new Event('change'))")
+
+
+async def test_a_megabyte_of_signs_that_turn_or_hide_texts_is_drawn_within_seconds(page, tmp_path):
+    value = changed(1, id="big")
+    value["messages"][1]["content"] = "a\0b\u2028c\u200fd\u061c " * 100_000
+    await page.open(f"{await address_of(tmp_path, value, changed(2))}#row=big")
+    assert "a\\u0000b\\u2028c\\u200fd\\u061c" in await page.text(".message.user")
+    for view in ("group", "json"):
+        await page.eval(f"began = performance.now(); go({{ view: '{view}' }})")
+        await page.until(f"$('panel').dataset.view === '{view}' && $('panel').offsetHeight")
+        assert await page.eval("performance.now() - began") < 15_000  # it was a minute
+
+
 @pytest.mark.parametrize(
     "view", ["", *(f"&row={BRANCH['id']}&view={view}" for view in ("conversation", "tokens", "group"))]
 )
 async def test_nothing_is_cut_on_a_phone(page, demo, view):
-    await page.size(390, 844, mobile=True)
+    await page.size(360, 740, mobile=True)
     await page.open(f"{demo}#{view}")
-    assert await page.eval("document.documentElement.scrollWidth") <= 390
+    assert await page.eval("document.documentElement.scrollWidth") <= 360
     both = "[$('runs'), $('detail')].filter((node) => node.offsetParent).length"
     assert await page.eval(both) == 1
-    parts = "[...document.querySelectorAll('#panel > *, #search, #chips, #summary')]"
-    wide = f"{parts}.filter((node) => node.getBoundingClientRect().right > 391)"
+    parts = "[...document.querySelectorAll('#panel > *, #search, #chips, #summary, .row .cell')]"
+    wide = f"{parts}.filter((node) => node.getBoundingClientRect().right > 361)"
     assert await page.eval(f"{wide}.length") == 0
     if view:
         await page.click(".back")
@@ -336,6 +388,10 @@ async def test_it_is_light_or_dark_as_the_system_says_or_the_button(page, demo):
     assert await page.eval(brightness) > 700
     await page.press("d")
     assert await page.eval(brightness) < 100
+    await page.press("d")
+    await page.open(demo)  # what was chosen stays
+    assert await page.eval(brightness) > 700
+    await page.eval("localStorage.clear()")
 
 
 async def test_hostile_texts_are_shown_and_do_nothing(page, tmp_path):
@@ -348,7 +404,7 @@ async def test_hostile_texts_are_shown_and_do_nothing(page, tmp_path):
     await page.until("$('panel').dataset.view === 'conversation'")
     text = await page.text("#panel")
     assert "</script><script>window.pwned = 1</script><img src=x onerror='window.pwned = 1'>" in text
-    assert "␛[31mred" in text
+    assert "\\u001b[31mred" in text
     assert "\\u202egnp.exe \\ud800 &amp;" in text
     assert await page.eval("window.pwned === undefined && !document.querySelector('img, iframe')")
     assert page.requests == [(tmp_path / "run.html").as_uri()]
@@ -426,6 +482,7 @@ async def test_lines_that_are_no_trajectories_and_verls_are_shown(page, tmp_path
     await page.until("view?.row.step === 7")
     assert "What is 6 × 7?" in await page.text("#panel")
     await page.press("t")
+    await page.until("$('panel').dataset.view === 'tokens'")
     assert "no token ids" in await page.text("#panel")
     await page.press("g")
     await page.until("document.querySelector('.diff')")
