@@ -23,19 +23,21 @@ def take_file(ctx: typer.Context, path: Path | None) -> Path | None:
         settings = read_yaml("configuration file", path) or {}
         if not isinstance(settings, dict):
             raise ConfigError(f"{path}: expected a mapping of settings, got {type(settings).__name__}")
-        known = [str(option.name) for option in ctx.command.params if option.name not in NOT_IN_A_FILE]
+        known = {str(option.name): option for option in ctx.command.params if option.name not in NOT_IN_A_FILE}
         for name in settings:
             if name not in known:
                 raise UnknownNameError(f"{path}: no such setting {name!r}{nearest(str(name), known)}")
-        ctx.default_map = {name: _as_typed(name, value) for name, value in settings.items() if value is not None}
+        ctx.default_map = {name: _as_typed(known[name], value) for name, value in settings.items() if value is not None}
     return path
 
 
-def _as_typed(name: str, value: Any) -> Any:
+def _as_typed(option: Any, value: Any) -> Any:
     """The value as it would be typed, so that 2.5 and true are no whole numbers here either."""
-    if name == "env_kwargs" and not isinstance(value, str):
+    if option.name == "env_kwargs" and not isinstance(value, str):
         return json.dumps(value)
-    return list(map(str, value)) if isinstance(value, list) else str(value)
+    if option.multiple:
+        return [str(each) for each in (value if isinstance(value, list) else [value])]
+    return str(value)
 
 
 def as_yaml(ctx: typer.Context) -> str:

@@ -15,7 +15,7 @@ tasks: 2
 group_size: 3
 max_new_tokens: 32
 journal: false
-log: [tensorboard]
+log: tensorboard
 env_kwargs:
   max_turns: 2
 device: null
