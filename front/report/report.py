@@ -175,7 +175,8 @@ class _Reading:
             try:
                 episodes.append(self._episode(row, decoded(decoder, line)))
             except msgspec.DecodeError:
-                continue
+                if not row.env:  # verl's, whose columns may have names of ours and hold anything
+                    episodes.append(self._episode(row, _Line()))
         self.columns: Columns = np.array(episodes, [tuple(name.split(":")) for name in f"{_ROW} {_MORE}".split()])
         why = next((f"the first says: {row.error}" for row in rows if not row.readable), "they are no trajectories")
         malformed = ", ".join(f"{count:,} {status}" for status, count in self.bad_calls.items())
@@ -185,7 +186,7 @@ class _Reading:
             "episodes count in no reward: they failed, or the engine or the run cut them": (
                 len(episodes) - self.columns["counted"].sum() - self._too_large
             ),
-            "rewards are beyond 1e100 and left out": self._too_large,
+            "rewards are no numbers, or beyond 1e100, and left out": self._too_large,
             "episodes are branches: not in pass@k and pass^k, and tool calls that they share count once": (
                 self.columns["branch"].sum()
             ),

@@ -101,7 +101,7 @@ class _Error(msgspec.Struct):
 class _Line(msgspec.Struct):
     """The keys of a line that are decoded; others are skipped."""
 
-    score: float
+    score: float | str  # a text for NaN and Infinity
     format_version: int = 0
     id: str = ""
     env_id: str = ""
@@ -301,6 +301,8 @@ def _row(text: bytes, number: int, file: int, start: int) -> Row:
         return _row_of_verl(verl, number, file, start, len(text))
     if line.format_version != FORMAT_VERSION:
         raise ValueError(f"it is of format version {line.format_version}, and this library reads {FORMAT_VERSION}")
+    if isinstance(line.score, str):
+        raise ValueError(f"expected a finite number as `score`, got {line.score}")
     reason = StopReason(line.stop_reason)
     calls = [call for turn in line.turns for call in turn.tool_calls]
     failed = line.error is not None

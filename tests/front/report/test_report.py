@@ -138,14 +138,23 @@ def test_verls_dumps_have_rewards_and_pass_rates_and_nothing_that_they_do_not_sa
     assert compare(found, other)["success"].value == 0.75  # tasks are known by their prompts
 
 
+def test_verls_columns_may_hold_anything(tmp_path):
+    """Also under names of ours."""
+    rows = [{"input": f"p{n}", "score": score, "turns": 3, "source": {}} for n, score in enumerate([0.0, 1.0, None])]
+    found = report(write(tmp_path / "1.jsonl", rows))
+    assert found.whole.estimates["reward"].value == 0.5
+    assert found.whole.figures["episodes"] == 3
+    assert found.notes[0] == "1 of 3 rewards are no numbers, or beyond 1e100, and left out"
+
+
 def test_what_is_no_number_counts_nowhere_and_is_said(tmp_path):
     lines = [*episodes({"a": [0, 1], "b": [1, 1]}), line(score=math.nan), line(score=1e200)]
     found = report(tmp_path / "1.jsonl", lines)
     assert (found.whole.figures["episodes"], found.whole.figures["episodes/counted"]) == (5, 4)
     assert found.whole.estimates["reward"].value == 0.75
     assert list(found.notes) == [
-        "1 of 6 lines cannot be read and are left out (the first says: Expected `float`, got `str` - at `$.score`)",
-        "1 of 6 rewards are beyond 1e100 and left out"
+        "1 of 6 lines cannot be read and are left out (the first says: expected a finite number as `score`, got NaN)",
+        "1 of 6 rewards are no numbers, or beyond 1e100, and left out"
     ]  # fmt: skip
 
 

@@ -81,7 +81,10 @@ def test_reading_stops_for_the_time_and_goes_on():
         ('{"score": 1}', "neither a trajectory of toolgym nor a row of verl"),
         ('{"score": 1, "format_version": 1}', "format version 1, and this library reads 4"),
         ('{"score": 1, "format_version": 4, "stop_reason": "new"}', "'new' is not a valid StopReason"),
-        ('{"score": "high", "input": "", "format_version": 4}', "Expected `float`"),
+        (
+            '{"score": "high", "format_version": 4, "stop_reason": "answered"}',
+            "expected a finite number as `score`, got high",
+        ),
         ('{"score": 1, "input": "he', "JSON is malformed"),
     ],
 )
