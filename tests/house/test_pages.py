@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -75,6 +76,25 @@ def test_the_commands_of_ten_minutes_do_what_the_page_says(shop):
     assert "unknown_tool" in played
     assert (shop / "shop-run/batch.safetensors").exists()
     assert "unknown_tool" in (shop / "run.html").read_text()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["viewer", "report", "exports"])
+def test_the_commands_that_look_at_a_run_work_on_that_of_make_demo(name, tmp_path):
+    """The viewer in a terminal, a server, and runs that the page only names are left out."""
+    shutil.copytree(ROOT / "front/viewer/demo", tmp_path / "demo-out")
+    text = (ROOT / f"docs/{name}.md").read_text(encoding="utf-8")
+    lines = [line for block in re.findall(r"^```bash\n(.*?)^```", text, re.M | re.S) for line in block.splitlines()]
+    commands = [
+        line
+        for line in lines
+        if "before" not in line and "--serve" not in line and (name != "viewer" or "--html" in line)
+    ]
+    assert len(commands) >= 3
+    for command in commands:
+        assert command.startswith("toolgym ")
+        command = command.replace("toolgym", PROGRAM_OF["toolgym"], 1)
+        assert " 0 trajectories" not in run(["bash", "-euo", "pipefail", "-c", command], tmp_path)
 
 
 def test_the_drawings_are_those_of_the_demo(tmp_path, monkeypatch):
