@@ -111,7 +111,14 @@ class ServedRun {
 
 // A trajectory whole: its `line` as text, its `value` (null if the line is no JSON), its group's `members` by sample.
 const opened = (row, line, detail, members, texts) => ({
-  row, line, detail, texts, value: row.stop === "unreadable" ? null : readJson(line), members: members.sort((a, b) => a.sample - b.sample) });
+  row, line, detail, texts, value: row.stop === "unreadable" ? null : trajectoryOf(readJson(line)), members: members.sort((a, b) => a.sample - b.sample) });
+
+// A row of verl keeps the columns that verl writes; others may have names of ours, and are metrics.
+function trajectoryOf(value) {
+  if (value.format_version) return value;
+  const { input, output, gts, score, step, ...metrics } = value;
+  return { input: String(input), output: String(output ?? ""), gts, score, step, metrics };
+}
 
 async function fetched(path, signal) {
   const response = await fetch(path, { signal: AbortSignal.any([AbortSignal.timeout(120_000), ...(signal ? [signal] : [])]) });

@@ -69,8 +69,11 @@ class ListScreen(RowScreen):
         self.rows.show(selection.rows, ("-" if query.descending else "") + query.sort)
         self.charts.show([block for name in bars for block in _chart(name, bars[name])], self.charts.cursor)
         size = index.size
-        done = "" if selection.finished else f"   reading: {index.bytes_read / max(1, size):.0%} of {size:,} bytes"
-        self._say(f"{index.name}   {len(selection.rows):,} of {len(index):,} episodes{done}")
+        rest = size - index.bytes_read
+        state = f"   reading: {index.bytes_read / max(1, size):.0%} of {size:,} bytes"
+        if selection.finished:
+            state = f"   and {rest:,} bytes of a line without its end" if rest > 0 else ""
+        self._say(f"{index.name}   {len(selection.rows):,} of {len(index):,} episodes{state}")
 
     def on_input_changed(self, event: Input.Changed) -> None:
         self._wrong = ""

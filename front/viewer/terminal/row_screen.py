@@ -22,6 +22,9 @@ from toolgym.viewer.terminal.pages import laid_out
 from toolgym.viewer.terminal.text_view import Block, TextView, harmless
 from toolgym.viewer.tokens import TokenTexts
 
+LARGE = 2_000_000
+"""Characters above which JSON begins folded: to break it into lines takes a while."""
+
 
 class OpenRun:
     """A run with what all screens need of it.
@@ -115,4 +118,5 @@ class RowScreen(Screen[None]):
             text = index.line(row).decode(errors="replace")
         except OSError as error:
             text = f"it cannot be read: {error}"
-        self.app.push_screen(TextScreen(index.place(row), [Block(text=laid_out(text))], text))
+        block = Block(text=laid_out(text), folded=len(text) > LARGE)
+        self.app.push_screen(TextScreen(index.place(row), [block], text))

@@ -466,6 +466,16 @@ async def test_lines_with_numbers_that_are_none_are_shown(page, tmp_path):
             assert "NaN" in await page.text("#panel")
 
 
+async def test_rows_of_verl_are_shown_whatever_their_other_columns_hold(page, tmp_path):
+    named = {"turns": 3, "tools": "t", "sequences": 4, "messages": 5, "error": {"a": 1}, "metrics": "m", "peers": 2}
+    folder = write_run(tmp_path, {"input": "2+2?", "output": None, "score": None, **named})
+    write_page(RunIndex(folder), folder / "run.html")
+    for view in ("conversation", "tokens", "timings", "group"):
+        await page.open((folder / "run.html").as_uri() + f"#row=0&view={view}")
+        await page.until("view?.row.at === 0")
+        assert "cannot be drawn" not in await page.text("#panel"), view
+
+
 async def test_lines_that_are_no_trajectories_and_verls_are_shown(page, tmp_path):
     folder = odd_run(tmp_path)
     write_page(RunIndex(folder), folder / "run.html")

@@ -211,3 +211,10 @@ async def test_verls_dumps_open(tmp_path):
         await pilot.press("g")
         await until(pilot, lambda: "answer 1" in shown(app))
         assert "2 members" in shown(app)
+
+
+async def test_a_last_line_without_its_end_is_told(tmp_path):
+    text = (DEMO / "0.jsonl").read_bytes()
+    (tmp_path / "0.jsonl").write_bytes(text[: text.index(b"\n") + 101])
+    async with viewing(tmp_path) as (app, _):
+        assert "1 of 1 episodes   and 100 bytes of a line without its end" in shown(app)

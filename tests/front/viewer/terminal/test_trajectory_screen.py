@@ -344,3 +344,13 @@ async def test_32_000_tokens_in_several_sequences_are_laid_out_and_walked_throug
         assert view.tokens[view.cursor].sequence == 1
         await pilot.press("P")
         assert view.cursor == 100
+
+
+async def test_a_line_of_megabytes_begins_folded_as_json(tmp_path):
+    (tmp_path / "0.jsonl").write_text(json.dumps({"input": "word " * 500_000, "output": "the end", "score": 1}) + "\n")
+    async with viewing(tmp_path) as (app, pilot):
+        await pilot.press("r")
+        await until(pilot, lambda: "(Enter unfolds)" in shown(app))
+        await pilot.press("enter", "end")
+        await until(pilot, lambda: "(Enter unfolds)" not in shown(app))
+        assert "the end" in app.screen.query_one(TextView).blocks[0].text
