@@ -143,7 +143,7 @@ class PeerRow(_Row):
 
 
 class TrajectoryRow(_Row):
-    """One episode: a line of `trajectories.jsonl`.
+    """One episode: a line of a file of trajectories.
 
     It takes what `Trajectory.to_json` writes, and refuses all that `Trajectory.from_json` refuses.
     """

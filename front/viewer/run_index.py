@@ -1,6 +1,6 @@
 """`RunIndex`: the trajectories of a run on disk, a `Row` of figures for each, and each whole when it is asked for.
 
-It reads `trajectories.jsonl`, the folder of a run, and what verl writes to its `rollout_data_dir`; files that grow are
+It reads a file of trajectories, a run's folder, and what verl writes to its `rollout_data_dir`; files that grow are
 read on. Of a file only places and figures are kept: 100,000 trajectories of 1 GB take about 1.5 s and 100 MB.
 """
 

@@ -39,7 +39,7 @@ def test_the_page_has_every_part_and_field(script):
 
 def test_its_programs_run(tmp_path):
     pytest.importorskip("datasets")
-    shutil.copy(ROOT / "front/viewer/demo/1.jsonl", tmp_path / "trajectories.jsonl")
+    shutil.copy(ROOT / "front/viewer/demo/1.jsonl", tmp_path / "0.jsonl")
     blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs/format.md").read_text(), re.MULTILINE | re.DOTALL)
     assert len(blocks) == 3
     program = "\n".join(blocks).replace("demo-out", str(tmp_path))
