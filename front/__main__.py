@@ -16,6 +16,8 @@ def main() -> None:
             raise
         print(f"error: {missing_extra('cli', 'The toolgym command', error)}", file=sys.stderr)
         sys.exit(1)
+    except KeyboardInterrupt:  # while it loads
+        sys.exit(130)
     run()
 
 

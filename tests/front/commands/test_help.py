@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import typer
 
+from toolgym.__main__ import main as from_the_shell
 from toolgym.cli.app import COMMANDS, app, main
 
 
@@ -109,3 +110,14 @@ def test_an_interrupt_is_exit_status_130(run, monkeypatch):
 
     monkeypatch.setattr("toolgym.commands.bench._turns", interrupted)
     assert run("bench", "turns")[0] == 130
+
+
+def test_so_is_one_while_the_command_loads(monkeypatch):
+    def interrupted(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("builtins.__import__", interrupted)
+    with pytest.raises(SystemExit) as left:
+        from_the_shell()
+    monkeypatch.undo()
+    assert left.value.code == 130
