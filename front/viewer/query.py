@@ -15,7 +15,6 @@ All terms must hold.
 
 from __future__ import annotations
 
-import itertools
 import json
 import operator
 import re
@@ -136,8 +135,6 @@ def _flag(holds: Callable[[Row], bool], *, wanted: bool) -> Callable[[Row], bool
 
 
 def _figure(name: str, sign: str, value: str) -> Callable[[Row], bool]:
-    if name == "tool":
-        return _tool(sign, value)
     if name in NUMBERS:
         try:
             number = float(value)
@@ -145,27 +142,22 @@ def _figure(name: str, sign: str, value: str) -> Callable[[Row], bool]:
             raise ConfigError(f"{name}{sign} takes a number, got {value!r}") from None
         compare, figure = _COMPARISONS[sign], operator.attrgetter(name)
         return lambda row: compare(figure(row), number)
-    if name not in TEXTS:
+    if name not in (*TEXTS, "tool"):
         raise _unknown(name, "a figure is", (*NUMBERS, *TEXTS, "tool"))
     if sign not in ("=", "!="):
-        raise ConfigError(f"{name} is a text and takes = or !=, got {sign}")
+        what = "the status of a call" if name == "tool" else "a text"
+        raise ConfigError(f"{name} is {what} and takes = or !=, got {sign}")
+    if name == "tool":
+        return lambda row: any(value == "*" or value in problem for problem in row.problems) is (sign == "=")
     text, of_row = value.lower(), operator.attrgetter(name)
     return lambda row: (text in of_row(row).lower()) is (sign == "=")
 
 
-def _tool(sign: str, status: str) -> Callable[[Row], bool]:
-    if sign not in ("=", "!="):
-        raise ConfigError(f"tool is the status of a call and takes = or !=, got {sign}")
-    if status == "*":
-        return lambda row: bool(row.problems) is (sign == "=")
-    return lambda row: any(status in problem for problem in row.problems) is (sign == "=")
-
-
-def _contains(text: str) -> Callable[[bytes], bool]:
-    wanted = text.lower()
+def _contains(word: str) -> Callable[[bytes], bool]:
+    wanted = word.lower()
     # A part that JSON writes in one way alone: few lines need more than a look for it.
     part = max(re.findall("[a-z0-9 ]+", wanted), key=len, default="").encode()
-    return lambda line: part in line.lower() and any(wanted in found.lower() for found in _texts(line))
+    return lambda line: part in line.lower() and any(wanted in text.lower() for text in _texts(line))
 
 
 def _regex(pattern: str) -> Callable[[bytes], bool]:
@@ -177,15 +169,13 @@ def _regex(pattern: str) -> Callable[[bytes], bool]:
 
 
 def _texts(line: bytes) -> list[str]:
-    """Return the texts that a line is searched by; the line itself if it is no JSON object."""
+    """Return the texts that a line is searched by; the line itself if it is no JSON object, or nested too deeply."""
     try:
         value = decoded(_decoder, line)
-    except msgspec.DecodeError:
+        spoken = value.messages if value.format_version else [value.input, value.output]
+        return _leaves([value.id, value.task_id, value.group_id, value.request_id, value.error, spoken], _HIDDEN)
+    except (msgspec.DecodeError, RecursionError):
         return [line.decode(errors="replace").rstrip("\r\n")]
-    names = [value.id, value.task_id, value.group_id, value.request_id]
-    return _leaves(
-        [*names, value.error, value.messages if value.format_version else [value.input, value.output]], _HIDDEN
-    )
 
 
 def _leaves(value: Any, hidden: Sequence[str] = ()) -> list[str]:
@@ -193,11 +183,13 @@ def _leaves(value: Any, hidden: Sequence[str] = ()) -> list[str]:
     if isinstance(value, str):
         return [value]
     if isinstance(value, dict):
-        shown = ((name, part) for name, part in value.items() if name not in hidden)
-        leaves = (
-            _leaves(_read(part)) if hidden and name == "arguments" else _leaves(part, hidden) for name, part in shown
-        )
-        return list(itertools.chain.from_iterable(leaves))
+        texts = []
+        for name, part in value.items():
+            if hidden and name == "arguments":
+                texts += _leaves(_read(part))
+            elif name not in hidden:
+                texts += _leaves(part, hidden)
+        return texts
     if isinstance(value, list):
         return [text for part in value for text in _leaves(part, hidden)]
     return [] if value is None else [json.dumps(value)]

@@ -21,7 +21,7 @@ from toolgym.viewer.terminal.trajectory_screen import TrajectoryScreen
 
 
 class RunViewer(App[None]):
-    """Shows a run while it is read. `run.error` says why it ended by itself, if it did."""
+    """Shows a run while it is read. `opened.error` says why it ended by itself, if it did."""
 
     ENABLE_COMMAND_PALETTE = False
     TITLE = "toolgym view"

@@ -81,6 +81,14 @@ def test_arguments_are_looked_for_as_they_are_read(tmp_path):
     assert list(found.values()) == [[0], [0], [0], [0], [], [], [1]]
 
 
+def test_arguments_nested_without_end_hold_up_no_search(tmp_path):
+    call = {"function": {"name": "deep", "arguments": "[" * 700 + '"low"' + "]" * 700}}
+    line = json.dumps({"format_version": 4, "messages": [{"role": "assistant", "tool_calls": [call]}]})
+    (tmp_path / "1.jsonl").write_text(line + "\n")
+    index = RunIndex(tmp_path).read_all()
+    assert [len(list(Query.parse(text).select(index))) for text in ("low", "/deep/", "lower")] == [1, 1, 0]
+
+
 def test_a_text_is_looked_for_as_json_writes_it(tmp_path):
     path = tmp_path / "1.jsonl"
     path.write_text('{"input": "say \\"hi\\"\\n–", "output": "", "score": 0, "step": 1}\n', encoding="utf-8")
