@@ -3,19 +3,24 @@ const TABS = [
   ["conversation", "Conversation", "c", drawConversation],
   ["tokens", "Tokens", "t", drawTokens],
   ["timings", "Timings", "i", drawTimings],
-  ["tree", "Tree", "b", (view) => drawTree(view, openPlace), (view) => view.members.some((member) => member.parent !== null)],
+  ["tree", "Tree", "b", (view) => drawTree(view, openPlace),
+    (view) => view.members.some((member) => member.parent !== null)],
   ["group", "Group", "g", (view) => drawGroup(view, openPlace)],
   ["drawing", "Drawing", "v", drawDrawing, (view) => view.detail.drawing !== null],
   ["json", "JSON", "r", drawJson],
 ];
 const KEYS = [
-  ["j k ↓ ↑", "next, previous trajectory"], ["Home End PgUp PgDn", "move in the list"], ["Enter", "open it"], ["Esc", "back to the list"], ["/", "filter"],
+  ["j k ↓ ↑", "next, previous trajectory"], ["Home End PgUp PgDn", "move in the list"], ["Enter", "open it"],
+  ["Esc", "back to the list"], ["/", "filter"],
   ["n N", "next, previous failure or bad call"], ...TABS.map(([, label, key]) => [key, label.toLowerCase()]),
-  ["e", "unfold or fold all"], ["d", "light or dark"], ["← → ↑ ↓ p", "in the tokens: move; next of the policy"], ["← →", "on the views: the view beside it"], ["?", "this help"],
+  ["e", "unfold or fold all"], ["d", "light or dark"], ["← → ↑ ↓ p", "in the tokens: move; next of the policy"],
+  ["← →", "on the views: the view beside it"], ["?", "this help"],
 ];
 const FILTERS = [
-  ["reward<0.5  turns>=3  step=2", "numbers: " + NUMBERS.join(", ")], ["env=Sudoku  stop=length", "a part of a text: " + TEXTS.join(", ")],
-  ["tool=malformed_json  tool=*", "calls with that status; any but ok"], ["failed  success  branch  validate  unreadable", "with ! before it: the others"],
+  ["reward<0.5  turns>=3  step=2", "numbers: " + NUMBERS.join(", ")],
+  ["env=Sudoku  stop=length", "a part of a text: " + TEXTS.join(", ")],
+  ["tool=malformed_json  tool=*", "calls with that status; any but ok"],
+  ["failed  success  branch  validate  unreadable", "with ! before it: the others"],
   ['word  "two words"  /regex/', "texts in it"], ["sort:-reward", "an order, downwards"],
 ];
 
@@ -61,7 +66,8 @@ async function select(text) {
   drawHistogram();
   drawChips();
   drawHeads();
-  const left = run.about.left_out ? `, the first ${number(run.count)} of ${number(run.count + run.about.left_out)}` : "";
+  const all = run.count + run.about.left_out;
+  const left = run.about.left_out ? `, the first ${number(run.count)} of ${number(all)}` : "";
   const selected = run.about.query ? ` of “${run.about.query}”` : "";
   showNote(`${number(order.length)} of ${number(run.count)}${left}${selected}${run.live ? " · live" : ""}`);
 }
@@ -94,15 +100,19 @@ async function route() {
   for (const part of ["tabs", "panel"]) fill($(part));
 }
 
-const back = () => button("‹", () => go({ row: "" }), { class: "back", title: "Back to the list (Esc)", "aria-label": "Back to the list" });
+const back = () => button("‹", () => go({ row: "" }),
+  { class: "back", title: "Back to the list (Esc)", "aria-label": "Back to the list" });
 
 function drawDetail(name) {
   const { row, detail } = view, onTab = $("tabs").contains(document.activeElement);
   const offered = TABS.filter(([, , , , there]) => !there || there(view));
   const [chosen, , , draw] = offered.find(([each]) => each === name) ?? offered[0];
-  fill($("summary"), back(), rewardBadge(row), el("h2", {}, visible(row.task || row.id || `line ${row.number}`), el("i", {}, ` #${row.sample}`)), stopBadges(row),
-    badge(`step ${row.step}`), badge(plural(row.turns, "turn")), badge(plural(row.tokens, "token")), badge(seconds(row.seconds)),
-    detail.usable ? badge(`advantage ${signed(detail.advantage)}`, detail.advantage > 0 ? "good" : detail.advantage < 0 ? "bad" : "") : badge("not for training", "warn"),
+  fill($("summary"), back(), rewardBadge(row),
+    el("h2", {}, visible(row.task || row.id || `line ${row.number}`), el("i", {}, ` #${row.sample}`)), stopBadges(row),
+    badge(`step ${row.step}`), badge(plural(row.turns, "turn")), badge(plural(row.tokens, "token")),
+    badge(seconds(row.seconds)),
+    detail.usable ? badge(`advantage ${signed(detail.advantage)}`, ["bad", "", "good"][1 + Math.sign(detail.advantage)])
+      : badge("not for training", "warn"),
     detail.problem && row.stop !== "unreadable" ? badge(detail.problem, "bad") : null);
   fill($("tabs"), ...offered.map(([each, label, key]) => button(label, () => go({ view: each }, true), {
     role: "tab", id: `tab-${each}`, "aria-selected": String(each === chosen), tabindex: each === chosen ? 0 : -1,
@@ -112,7 +122,8 @@ function drawDetail(name) {
   try {
     fill($("panel"), draw(view));
   } catch (error) { // a line of another writer, with something else than the format says
-    fill($("panel"), el("p", { class: "failure" }, `This view cannot be drawn of that line (${error.message}). See JSON.`));
+    fill($("panel"), el("p", { class: "failure" },
+      `This view cannot be drawn of that line (${error.message}). See JSON.`));
   }
   $("panel").scrollTop = 0;
   if (onTab) $(`tab-${chosen}`).focus();
@@ -149,15 +160,16 @@ function step(direction, bad) {
 }
 
 function unfold() {
-  const all = (selector) => [...$("panel").querySelectorAll(selector)], folded = all("details:not(.about)"), more = all(".more[aria-expanded]");
+  const all = (selector) => [...$("panel").querySelectorAll(selector)];
+  const folded = all("details:not(.about)"), more = all(".more[aria-expanded]");
   const open = folded.some((each) => !each.open) || more.some((each) => each.getAttribute("aria-expanded") === "false");
   for (const each of folded) each.open = open;
   for (const each of more) if ((each.getAttribute("aria-expanded") === "true") !== open) each.click();
 }
 
 function theme() {
-  const root = document.documentElement.style, dark = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
-  root.colorScheme = (root.colorScheme || dark) === "dark" ? "light" : "dark";
+  const root = document.documentElement.style, dark = matchMedia("(prefers-color-scheme: dark)").matches;
+  root.colorScheme = (root.colorScheme || (dark ? "dark" : "light")) === "dark" ? "light" : "dark";
   remembered("toolgym-theme", root.colorScheme);
 }
 
@@ -176,18 +188,24 @@ function onKey(event) {
   if (event.ctrlKey || event.metaKey || event.altKey) return;
   if (typing && key === "Escape") return typing.blur();
   if (typing) {
-    if (target.id === "filter" && /^(Enter|ArrowDown)$/.test(key)) { event.preventDefault(); $("list").focus(); list.choose(Math.max(0, list.at)); }
+    if (target.id !== "filter" || !/^(Enter|ArrowDown)$/.test(key)) return;
+    event.preventDefault();
+    $("list").focus();
+    list.choose(Math.max(0, list.at));
     return;
   }
-  if ((key === "Enter" && target.closest("button, summary, a, [role=link]")) || (/^Arrow/.test(key) && target.closest("#panel"))) return;
+  if ((key === "Enter" && target.closest("button, summary, a, [role=link]"))
+    || (/^Arrow/.test(key) && target.closest("#panel"))) return;
   const tab = TABS.find(([, , letter]) => letter === key);
   const far = target.id === "list" && {
     Home: 0, End: order.length, PageUp: list.at - list.room, PageDown: list.at + list.room,
   }[key];
   const act = {
-    j: () => step(1), ArrowDown: () => step(1), k: () => step(-1), ArrowUp: () => step(-1), n: () => step(1, true), N: () => step(-1, true),
+    j: () => step(1), ArrowDown: () => step(1), k: () => step(-1), ArrowUp: () => step(-1),
+    n: () => step(1, true), N: () => step(-1, true),
     Enter: () => list.at >= 0 && list.choose(list.at, true), "/": () => { $("filter").focus(); $("filter").select(); },
-    e: unfold, d: theme, "?": () => $("help").showModal(), Escape: () => ($("help").open ? $("help").close() : go({ row: "", report: "" })),
+    e: unfold, d: theme, "?": () => $("help").showModal(),
+    Escape: () => ($("help").open ? $("help").close() : go({ row: "", report: "" })),
   }[key] ?? (tab && view ? () => go({ view: tab[0] }, true) : Number.isInteger(far) ? () => list.choose(far) : null);
   if (!act) return;
   event.preventDefault();
@@ -212,13 +230,17 @@ async function begin() {
   run = about.served ? new ServedRun(about) : new PageRun(about);
   $("name").textContent = about.name;
   document.title = `${about.name} · toolgym`;
-  fill($("help"), button("Close", () => $("help").close(), { class: "close" }), el("h2", {}, "Keys"), facts(KEYS), el("h2", {}, "Filters"), facts(FILTERS));
+  fill($("help"), button("Close", () => $("help").close(), { class: "close" }), el("h2", {}, "Keys"), facts(KEYS),
+    el("h2", {}, "Filters"), facts(FILTERS));
   document.documentElement.style.colorScheme = remembered("toolgym-theme");
   $("theme").onclick = theme;
   $("show-help").onclick = () => $("help").showModal();
   $("show-report").onclick = () => go({ report: address().get("report") ? "" : "1" });
   $("search").addEventListener("submit", (event) => event.preventDefault());
-  $("filter").addEventListener("input", () => { clearTimeout(typing); typing = setTimeout(() => search($("filter").value), 120); });
+  $("filter").addEventListener("input", () => {
+    clearTimeout(typing);
+    typing = setTimeout(() => search($("filter").value), 120);
+  });
   $("tabs").addEventListener("keydown", moveTab);
   document.addEventListener("keydown", onKey);
   await run.start();

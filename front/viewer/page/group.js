@@ -2,7 +2,8 @@
 // The lines of a conversation; those with a message's role are a `head`.
 const linesOf = (value) => messagesOf(value).flatMap((message) => [{ head: true, text: message.role }, ...[
   message.reasoning_content, message.content,
-  ...(message.tool_calls ?? []).flatMap(({ function: call }) => [`→ ${call.name}`, ...argumentsOf(call).map(([name, value]) => `${name}: ${textOf(value)}`)]),
+  ...(message.tool_calls ?? []).flatMap(({ function: call }) => [`→ ${call.name}`,
+    ...argumentsOf(call).map(([name, value]) => `${name}: ${textOf(value)}`)]),
 ].filter((text) => text).flatMap((text) => textOf(text).split("\n").map((line) => ({ text: line })))]);
 
 const MOST_CELLS = 9_000_000;
@@ -52,15 +53,18 @@ function markedLine(line, other, kind) {
   while (start < text.length && text[start] === beside[start]) start++;
   while (end < text.length - start && end < beside.length - start && text.at(-1 - end) === beside.at(-1 - end)) end++;
   const whole = !other || start + end === 0;
-  return el("div", { class: `line ${kind} ${line.head ? "head" : ""}` }, whole ? visible(text) : [visible(text.slice(0, start)),
+  return el("div", { class: `line ${kind} ${line.head ? "head" : ""}` }, whole ? visible(text) : [
+    visible(text.slice(0, start)),
     el("mark", {}, visible(text.slice(start, text.length - end))), visible(text.slice(text.length - end))]);
 }
 
 const CONTEXT = 3; // equal lines that stay on either side of a difference
 function drawDiff(a, b) {
   const runs = diffLines(linesOf(a), linesOf(b));
-  const equal = (run, from, to) => run.gone.slice(from, to).flatMap((line) => [markedLine(line, line, "equal"), markedLine(line, line, "equal twin")]);
-  return el("div", { class: "diff" }, runs.every((run) => run.equal) && el("p", { class: "hint wide" }, "Both conversations are the same."),
+  const equal = (run, from, to) => run.gone.slice(from, to).flatMap(
+    (line) => [markedLine(line, line, "equal"), markedLine(line, line, "equal twin")]);
+  return el("div", { class: "diff" }, runs.every((run) => run.equal)
+    && el("p", { class: "hint wide" }, "Both conversations are the same."),
     runs.map((run, place) => {
       const { length } = run.gone;
       if (!run.equal) {
@@ -69,7 +73,8 @@ function drawDiff(a, b) {
       }
       const from = place ? CONTEXT : 0, to = length - (place < runs.length - 1 ? CONTEXT : 0);
       if (to - from < 4) return equal(run, 0, length);
-      const more = button(`… ${to - from} equal lines`, () => more.replaceWith(...equal(run, from, to)), { class: "more wide" });
+      const more = button(`… ${to - from} equal lines`, () => more.replaceWith(...equal(run, from, to)),
+        { class: "more wide" });
       return [equal(run, 0, from), more, equal(run, to, length)];
     }));
 }
@@ -79,23 +84,28 @@ function drawGroup(view, open) {
   const others = members.filter((member) => member.at !== row.at);
   const rewards = members.map((member) => member.reward).filter((reward) => !Number.isNaN(reward)), area = el("div");
   const beside = (member) => {
-    for (const node of list.querySelectorAll("tr")) node.classList.toggle("beside-this", Number(node.dataset.at) === member.at);
+    for (const node of list.querySelectorAll("tr")) {
+      node.classList.toggle("beside-this", Number(node.dataset.at) === member.at);
+    }
     run.open(member.at).then((other) => {
       const title = (of, side) => el("h3", {}, rewardBadge(of.row), ` sample ${of.row.sample} `, el("i", {}, side));
       fill(area, el("div", { class: "diff titles" }, title(view, "open here"), title(other, "beside it")),
-        view.value && other.value ? drawDiff(view.value, other.value) : el("p", { class: "hint" }, "One of them cannot be read."));
+        view.value && other.value ? drawDiff(view.value, other.value)
+          : el("p", { class: "hint" }, "One of them cannot be read."));
     }, showError);
   };
   const mean = rewards.reduce((sum, reward) => sum + reward, 0) / rewards.length;
-  const list = table(`${members.length} of ${Math.max(detail.members, members.length)} members, mean reward ${number(mean, 3)}`,
+  const most = Math.max(detail.members, members.length);
+  const list = table(`${members.length} of ${most} members, mean reward ${number(mean, 3)}`,
     ["sample", "reward", "advantage", "stop reason", "turns", "tokens", "beside it"],
     members.map((member) => [button(`#${member.sample}`, () => open(member.at), { title: "open" }), rewardBadge(member),
       signed(member.usable ? member.advantage : null), stopBadges(member), number(member.turns), number(member.tokens),
       member.at === row.at ? "open" : button("compare", () => beside(member))]),
     (place) => ({ "data-at": members[place].at, class: members[place].at === row.at ? "this" : "" }));
   if (others.length) beside(others.find((member) => member.usable && member.reward !== row.reward) ?? others[0]);
-  const absent = detail.members - members.length;
-  return [list, absent > 0 ? el("p", { class: "hint" }, `${absent} further members are not in this page.`) : null, area];
+  const left = detail.members - members.length;
+  const note = left > 0 ? el("p", { class: "hint" }, `${left} further members are not in this page.`) : null;
+  return [list, note, area];
 }
 
 // The tree: a lane for each trajectory, which leaves its parent's at the turn before which it was branched.
@@ -117,24 +127,35 @@ function lanesOf(members, row) {
 
 function drawTree({ members, row }, open) {
   const lanes = lanesOf(members, row), nodes = [];
-  const missing = lanes[0].member.parent !== null ? el("p", { class: "hint" }, "The trajectory that this tree branched from is not in this page.") : null;
+  const missing = lanes[0].member.parent !== null
+    ? el("p", { class: "hint" }, "The trajectory that this tree branched from is not in this page.") : null;
   if (lanes.length < 2) return [missing ?? el("p", { class: "hint" }, "No branches: this trajectory stands alone.")];
-  const turns = Math.max(...lanes.map((lane) => lane.member.turns), 1), x = (turn) => LEFT + turn * TURN, y = (lane) => 40 + lane.y * LANE;
+  const turns = Math.max(...lanes.map((lane) => lane.member.turns), 1);
+  const x = (turn) => LEFT + turn * TURN, y = (lane) => 40 + lane.y * LANE;
   for (let turn = 0; turn <= turns; turn++) {
     nodes.push(el("line", { class: "grid", x1: x(turn), x2: x(turn), y1: 24, y2: y({ y: lanes.length - 1 }) + 16 }),
-      turn < turns ? el("text", { class: "axis", x: x(turn) + TURN / 2, y: 16, "text-anchor": "middle" }, `turn ${turn}`) : null);
+      turn < turns ? el("text", { class: "axis", x: x(turn) + TURN / 2, y: 16, "text-anchor": "middle" },
+        `turn ${turn}`) : null);
   }
   for (const lane of lanes) {
-    const { member } = lane, from = x(member.branch_turn ?? 0), to = x(Math.max(member.turns, (member.branch_turn ?? 0) + 0.3));
-    const path = lane.parent ? `M${from} ${y(lane.parent)}V${y(lane) - 8}Q${from} ${y(lane)} ${from + 8} ${y(lane)}H${to}` : `M${from} ${y(lane)}H${to}`;
-    const label = `sample ${member.sample}, reward ${number(member.reward, 3)}, ${words(member.stop)}${member.at === row.at ? ", open here" : ""}`;
+    const { member } = lane, first = member.branch_turn ?? 0, height = y(lane);
+    const from = x(first), to = x(Math.max(member.turns, first + 0.3));
+    const bend = lane.parent ? `${y(lane.parent)}V${height - 8}Q${from} ${height} ${from + 8}` : "";
+    const path = `M${from} ${bend} ${height}H${to}`;
+    const here = member.at === row.at ? ", open here" : "";
+    const label = `sample ${member.sample}, reward ${number(member.reward, 3)}, ${words(member.stop)}${here}`;
     const go = () => open(member.at);
-    nodes.push(el("g", { class: `lane ${outcome(member)} ${member.at === row.at ? "this" : ""}`, role: "link", tabindex: 0, "aria-label": label, "data-at": member.at,
+    nodes.push(el("g", { class: `lane ${outcome(member)} ${member.at === row.at ? "this" : ""}`, role: "link",
+      tabindex: 0, "aria-label": label, "data-at": member.at,
       onclick: go, onkeydown: (event) => { if (event.key === "Enter") { event.stopPropagation(); go(); } } },
-    el("title", {}, label), el("path", { class: "hit", d: `M${from + 8} ${y(lane)}H${to}` }), el("path", { class: "edge", d: path }), el("circle", { cx: to, cy: y(lane), r: 7 }),
-    el("text", { x: to + 14, y: y(lane) + 5 }, `#${member.sample}  ${number(member.reward, 3)}  ${words(member.stop)}`)));
+    el("title", {}, label), el("path", { class: "hit", d: `M${from + 8} ${y(lane)}H${to}` }),
+      el("path", { class: "edge", d: path }), el("circle", { cx: to, cy: y(lane), r: 7 }),
+    el("text", { x: to + 14, y: y(lane) + 5 },
+      `#${member.sample}  ${number(member.reward, 3)}  ${words(member.stop)}`)));
   }
   const width = x(turns) + 260, height = y({ y: lanes.length - 1 }) + 30;
-  return [missing, el("p", { class: "hint" }, `${lanes.length} trajectories. A line leaves its parent's before the turn that was played anew; click one to open it.`),
-    el("div", { class: "tree" }, el("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "group", "aria-label": "Tree of branches" }, nodes))];
+  const hint = "A line leaves its parent's before the turn that was played anew; click one to open it.";
+  return [missing, el("p", { class: "hint" }, `${lanes.length} trajectories. ${hint}`),
+    el("div", { class: "tree" }, el("svg",
+      { viewBox: `0 0 ${width} ${height}`, width, height, role: "group", "aria-label": "Tree of branches" }, nodes))];
 }

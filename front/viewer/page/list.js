@@ -46,7 +46,8 @@ class RowList {
     this.at = Math.max(0, Math.min(this.order.length - 1, position));
     const top = this.at * ROW_HEIGHT, room = this.box.clientHeight;
     const above = this.box.scrollTop - top, below = top + ROW_HEIGHT - this.box.scrollTop - room;
-    if (Math.max(above, below) > ROW_HEIGHT) this.box.scrollTop = top - room / 2; // one that is far off comes to the middle
+    // One that is far off comes to the middle.
+    if (Math.max(above, below) > ROW_HEIGHT) this.box.scrollTop = top - room / 2;
     else if (above > 0 || below > 0) this.box.scrollTop += above > 0 ? -above : below;
     this.draw();
     if (open) this.onopen(this.order[this.at]);
@@ -74,7 +75,8 @@ class RowList {
   element(at, position) {
     const row = this.run.row(at), cells = row ? COLUMNS : [["task", "", () => "…"]];
     return el("div", {
-      class: `row ${row ? outcome(row) : ""}`, role: "option", id: `row-${position}`, style: `top:${position * ROW_HEIGHT}px`,
+      class: `row ${row ? outcome(row) : ""}`, role: "option", id: `row-${position}`,
+      style: `top:${position * ROW_HEIGHT}px`,
       "aria-selected": String(position === this.at), "aria-posinset": position + 1, "aria-setsize": this.order.length,
       onclick: () => this.choose(position, true),
     }, cells.map(([name, , cell]) => el("span", { class: `cell ${name}` }, [cell(row)].flat().map(
@@ -97,10 +99,12 @@ function binsOf(rewards) {
       ends: [value, value], holds: (reward) => reward === value, terms: [`reward=${value}`] }));
   }
   const rough = (high - low) / 20, power = 10 ** Math.floor(Math.log10(rough));
-  const size = [1, 2, 5, 10].map((times) => times * power).find((each) => each >= rough), first = Math.floor(low / size);
+  const size = [1, 2, 5, 10].map((times) => times * power).find((each) => each >= rough),
+    first = Math.floor(low / size);
   return Array.from({ length: Math.floor(high / size) - first + 1 }, (_, place) => {
     const [from, to] = [first + place, first + place + 1].map((edge) => Number((edge * size).toPrecision(12)));
-    return { ends: [from, to], holds: (reward) => reward >= from && reward < to, terms: [`reward>=${from}`, `reward<${to}`] };
+    return { ends: [from, to], holds: (reward) => reward >= from && reward < to,
+      terms: [`reward>=${from}`, `reward<${to}`] };
   });
 }
 
@@ -108,7 +112,8 @@ function binsOf(rewards) {
 function termButton(old, terms, label, attributes) {
   const pressed = terms.every((term) => termsOf(query).includes(term));
   const kept = termsOf(query).filter((term) => !old.test(term));
-  return button(label, () => search([...kept, ...(pressed ? [] : terms)].join(" ")), { "aria-pressed": String(pressed), ...attributes });
+  return button(label, () => search([...kept, ...(pressed ? [] : terms)].join(" ")),
+    { "aria-pressed": String(pressed), ...attributes });
 }
 
 function drawHistogram() {
@@ -122,14 +127,18 @@ function drawHistogram() {
     return counts;
   };
   const all = count(run.reward), now = count(order.map((at) => run.reward[at])), most = Math.max(1, ...all);
-  const bar = (kind, share, hue) => el("span", { class: `bar ${kind}`, style: `height:${(100 * share) / most}%;--share:${hue}` });
+  const bar = (kind, share, hue) => el("span",
+    { class: `bar ${kind}`, style: `height:${(100 * share) / most}%;--share:${hue}` });
   const bars = bins.map(({ ends, terms }, place) => {
-    const label = `reward ${[...new Set(ends)].map((end) => number(end)).join(" to ")}: ${number(now[place])} of ${number(all[place])}`;
+    const name = [...new Set(ends)].map((end) => number(end)).join(" to ");
+    const label = `reward ${name}: ${number(now[place])} of ${number(all[place])}`;
     const hue = bins.length > 1 ? place / (bins.length - 1) : 1;
-    return termButton(/^reward(>=|<=|=|<|>)/, terms, [bar("all", all[place], hue), bar("now", now[place], hue)], { title: label, "aria-label": label });
+    return termButton(/^reward(>=|<=|=|<|>)/, terms, [bar("all", all[place], hue), bar("now", now[place], hue)],
+      { title: label, "aria-label": label });
   });
   const ends = bins.length ? [number(bins[0].ends[0]), "reward", number(bins.at(-1).ends[1])] : [];
-  fill($("histogram"), el("div", { class: "bars" }, bars), el("div", { class: "ends" }, ends.map((end) => el("span", {}, end))));
+  fill($("histogram"), el("div", { class: "bars" }, bars),
+    el("div", { class: "ends" }, ends.map((end) => el("span", {}, end))));
 }
 
 function drawChips() {
@@ -137,7 +146,8 @@ function drawChips() {
   for (const at of order) counts.set(run.stop[at], (counts.get(run.stop[at]) ?? 0) + 1);
   const bad = order.filter((at) => run.bad[at]).length;
   const chips = [...counts].sort((a, b) => b[1] - a[1]).map(([stop, count]) => termButton(
-    /^(stop=|unreadable$)/, [stop === "unreadable" ? stop : `stop=${stop}`], [words(stop), el("b", {}, ` ${number(count)}`)],
+    /^(stop=|unreadable$)/, [stop === "unreadable" ? stop : `stop=${stop}`],
+      [words(stop), el("b", {}, ` ${number(count)}`)],
     { class: /failed|died|timeout|refused|unreadable/.test(stop) ? "chip bad" : "chip" }));
   fill($("chips"), chips, bad ? el("span", { class: "hint" }, `${number(bad)} with a failure or a bad call (n)`) : "");
 }
@@ -146,6 +156,7 @@ function drawHeads() {
   const sort = termsOf(query).find((term) => term.startsWith("sort:"))?.slice(5) ?? "";
   fill($("heads"), COLUMNS.map(([name, label]) => {
     const [arrow, next] = sort === `-${name}` ? [" ↓", name] : sort === name ? [" ↑", name] : ["", `-${name}`];
-    return termButton(/^sort:/, [`sort:${next}`], label + arrow, { class: `cell ${name}`, title: `order by ${label}`, "aria-pressed": String(arrow !== "") });
+    return termButton(/^sort:/, [`sort:${next}`], label + arrow,
+      { class: `cell ${name}`, title: `order by ${label}`, "aria-pressed": String(arrow !== "") });
   }));
 }

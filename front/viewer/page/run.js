@@ -31,7 +31,8 @@ class PageRun {
     this.details = block("details").split("\n");
     this.texts = json("texts");
     const rows = json("figures").map((values, at) => rowOf(this.about.columns, values, at));
-    Object.assign(this, { rows, count: rows.length, reward: rows.map((row) => row.reward), stop: rows.map((row) => row.stop) });
+    Object.assign(this, { rows, count: rows.length, reward: rows.map((row) => row.reward),
+      stop: rows.map((row) => row.stop) });
     this.bad = rows.map((row) => row.failed || row.problems.length > 0);
     this.groups = Map.groupBy(rows.filter((row) => row.group), (row) => row.group);
   }
@@ -44,7 +45,9 @@ class PageRun {
     const query = parseQuery(text), kept = [];
     let until = performance.now() + 30;
     for (const row of this.rows) {
-      if (query.rows.every((holds) => holds(row)) && (!query.lines.length || query.lines.every((holds) => holds(this.line(row.at))))) kept.push(row.at);
+      if (query.rows.every((holds) => holds(row)) && query.lines.every((holds) => holds(this.line(row.at)))) {
+        kept.push(row.at);
+      }
       if (performance.now() < until) continue;
       await new Promise((resume) => setTimeout(resume));
       signal.throwIfAborted();
@@ -111,7 +114,9 @@ class ServedRun {
 
 // A trajectory whole: its `line` as text, its `value` (null if the line is no JSON), its group's `members` by sample.
 const opened = (row, line, detail, members, texts) => ({
-  row, line, detail, texts, value: row.stop === "unreadable" ? null : trajectoryOf(readJson(line)), members: members.sort((a, b) => a.sample - b.sample) });
+  row, line, detail, texts, value: row.stop === "unreadable" ? null : trajectoryOf(readJson(line)),
+  members: members.sort((a, b) => a.sample - b.sample),
+});
 
 // A row of verl keeps the columns that verl writes; others may have names of ours, and are metrics.
 function trajectoryOf(value) {
@@ -121,7 +126,8 @@ function trajectoryOf(value) {
 }
 
 async function fetched(path, signal) {
-  const response = await fetch(path, { signal: AbortSignal.any([AbortSignal.timeout(120_000), ...(signal ? [signal] : [])]) });
+  const response = await fetch(path,
+    { signal: AbortSignal.any([AbortSignal.timeout(120_000), ...(signal ? [signal] : [])]) });
   const body = await response.json();
   if (!response.ok) throw new Error(body.detail ?? `the server answers ${response.status}`);
   return body;
@@ -161,7 +167,7 @@ function parseQuery(text) {
       const names = [...NUMBERS, ...TEXTS];
       if (!names.includes(query.sort)) throw new Error(`sort:NAME takes ${names.join(", ")}, got '${query.sort}'`);
     } else if (Object.hasOwn(FLAGS, name)) query.rows.push((row) => FLAGS[name](row) === (name === term));
-    else if (term.length > 2 && term.startsWith("/") && term.endsWith("/")) query.lines.push(regexTerm(term.slice(1, -1)));
+    else if (/^\/[^]+\/$/.test(term)) query.lines.push(regexTerm(term.slice(1, -1)));
     else if (figure) query.rows.push(figureTerm(figure[1], figure[2], figure[3]));
     else query.lines.push(wordTerm(term));
   }
@@ -180,7 +186,8 @@ function figureTerm(name, sign, value) {
   if (name !== "tool" && !TEXTS.includes(name)) {
     throw new Error(`a figure is ${[...NUMBERS, ...TEXTS, "tool"].join(", ")}, got '${name}'`);
   }
-  if (sign !== "=" && sign !== "!=") throw new Error(`${name} is ${name === "tool" ? "the status of a call" : "a text"} and takes = or !=, got ${sign}`);
+  if (sign !== "=" && sign !== "!=") throw new Error(
+    `${name} is ${name === "tool" ? "the status of a call" : "a text"} and takes = or !=, got ${sign}`);
   if (name !== "tool") return (row) => row[name].toLowerCase().includes(value.toLowerCase()) === wanted;
   if (value === "*") return (row) => row.problems.length > 0 === wanted;
   return (row) => row.problems.some((problem) => problem.includes(value)) === wanted;

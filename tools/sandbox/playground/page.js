@@ -84,7 +84,8 @@ async function encoded(file) {
 
 function seconds(field) {
   const value = Number($(field).value);
-  if (!(value > 0 && value <= server.max_timeout)) throw new Error(`Seconds: more than 0, at most ${server.max_timeout}`);
+  if (!(value > 0 && value <= server.max_timeout)) throw new Error(
+    `Seconds: more than 0, at most ${server.max_timeout}`);
   return value;
 }
 
