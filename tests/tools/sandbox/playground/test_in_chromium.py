@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.actors import until
 from tests.front.viewer.page.browser import CHROMIUM, chromium
+
+CONTRAST = Path(__file__).parents[3] / "front/viewer/page/contrast.js"
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")
 
@@ -93,6 +97,17 @@ async def test_a_program_runs_with_input_and_files(serve, page):
 async def run_example(page):
     await page.eval("document.getElementById('code').focus()")
     return await run(page)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_texts_stand_out_and_a_phone_holds_them(serve, page, scheme):
+    await page.prefer(scheme)
+    await page.size(360, 740, mobile=True)
+    await visit(page, await serve())
+    assert "sum: 45" in await run_example(page)
+    await page.eval("document.querySelectorAll(':disabled').forEach((button) => { button.hidden = true; })")
+    assert await page.eval(CONTRAST.read_text(encoding="utf-8")) == []
+    assert await page.eval("document.documentElement.scrollWidth") <= 360
 
 
 async def test_languages_bring_their_examples_and_the_keyboard_edits(serve, page):
