@@ -64,7 +64,7 @@ def main() -> int:
     for part, lines in total.items():
         print(f"{part:<5} {'of ' + format(budget['lines'][part], ','):<40} {'':>10} {lines:>7} lines")
         if lines > budget["lines"][part]:
-            faults.append(f"the {part} has {lines} lines, {budget['lines'][part]} are allowed")
+            faults.append(f"{part}: {lines} lines, {budget['lines'][part]} are allowed")
     for fault in faults:
         print(fault)
     return 1 if faults else 0
