@@ -115,7 +115,7 @@ class GroupScreen(RowScreen):
             marks = "".join(sign if member == side else " " for sign, side in zip("ab", self.sides, strict=True))
             advantage = self._advantages.get(member.number)
             text = f"{outcome(member)[0]} sample {member.sample:<3} reward {number(member.reward):<6} advantage "
-            text += f"{'–' if advantage is None else f'{advantage:+.3f}':<7} {member.stop}  {member.turns} turns"
+            text += f"{'–' if advantage is None else f'{advantage:+.3f}':<7} {member.stop}  turns {member.turns}"
             title = [piece(f"{marks} ", "bold"), piece(f"{text}  {member.tokens:,} tokens", outcome(member)[1])]
             blocks.append(Block(title, key=member))
         self.query_one("#members", TextView).show(blocks, cursor)

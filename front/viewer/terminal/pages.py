@@ -174,7 +174,7 @@ def _subtree(root: Row, marked: Row, members: Iterable[Row]) -> Iterator[Block]:
         seen.add(row.number)
         sign, colour = outcome(row)
         at = "" if row.branch_turn is None else f"left at turn {row.branch_turn}: "
-        text = f"{sign} {at}sample {row.sample}  reward {number(row.reward)}  {row.stop}  {row.turns} turns"
+        text = f"{sign} {at}sample {row.sample}  reward {number(row.reward)}  {row.stop}  turns {row.turns}"
         here = "  ◀ this one" if row.number == marked.number else ""
         yield Block([piece(stem, "dim"), piece(text, colour), piece(here, "bold")], key=row)
         below = below if len(below) < DEEPEST else f"…{below[-DEEPEST + 3 :]}"

@@ -128,7 +128,7 @@ class TrajectoryScreen(RowScreen):
         title = f"{row.env or 'verl'}  task {row.task or row.group}  sample {row.sample}  step {row.step}  {row.id}"
         title = title if row.readable else self.run.index.place(row)
         self.query_one("#title", Static).update(on_one_line(title))
-        figures = f"{outcome(row)[0]} reward {number(row.reward)}  {row.stop}  {row.turns} turns  {row.tokens:,} tokens"
+        figures = f"{outcome(row)[0]} reward {number(row.reward)}  {row.stop}  turns {row.turns}  tokens {row.tokens:,}"
         advantage = "" if self.advantage is None else f"  advantage {self.advantage:+.3f}"
         usable = "" if self.trajectory is None or self.trajectory.usable else "  not to be trained on"
         line = self.query_one("#figures", Static)
