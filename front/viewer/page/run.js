@@ -120,7 +120,7 @@ const opened = (row, line, detail, members, texts) => ({
 
 // A row of verl keeps the columns that verl writes; others may have names of ours, and are metrics.
 function trajectoryOf(value) {
-  if (value.format_version) return value;
+  if (!value || value.format_version) return value; // null: JavaScript cannot read the line
   const { input, output, gts, score, step, ...metrics } = value;
   return { input: String(input), output: String(output ?? ""), gts, score, step, metrics };
 }
