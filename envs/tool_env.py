@@ -226,7 +226,7 @@ class ToolEnv(BaseEnv):
         if len(requests) == 1:  # needs no task of its own
             records = [await self._instances.answer(requests[0])]
         else:
-            records = await together(map(self._instances.answer, requests))
+            records = await self._answers(self._instances, requests)
         self._records += records
         reward = sum(record.reward for record in records) + cost
         if self.bad_calls.ends(self._bad_calls):
@@ -234,6 +234,11 @@ class ToolEnv(BaseEnv):
         obs = [tool(record.text, tool_call_id=record.id, name=encodable(record.name)) for record in records]
         self._messages += [message.copy() for message in obs]
         return StepResult(obs, reward, False, self._info(None, message, records, {}))
+
+    async def _answers(
+        self, instances: ToolInstances, requests: Sequence[ToolCall | ToolCallError]
+    ) -> list[ToolCallRecord]:
+        return await together(map(instances.answer, requests))
 
     def respond(self, turn: ParsedTurn) -> list[Message] | Continue | End | Awaitable[list[Message] | Continue | End]:
         """Decide what becomes of a turn without tool calls. An override may be async.

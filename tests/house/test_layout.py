@@ -323,3 +323,25 @@ def test_no_thread_of_an_event_loop_is_the_librarys():
     for path in (path for layer in LAYERS for path in sources(layer)):
         names = {node.attr for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.Attribute)}
         assert not names & {"to_thread", "run_in_executor"}, f"{path}: use tools.concurrency.blocking"
+
+
+FROM_ELSEWHERE = {"_np_csc", "_validate_definition", "_missing_"}
+"""Private methods that classes of other libraries call."""
+
+
+def test_each_private_method_is_called():
+    """An override of a method that its base has no more is never called, and nothing else says so."""
+    methods: dict[str, Path] = {}
+    called = set(FROM_ELSEWHERE)
+    for path in (path for layer in LAYERS for path in sources(layer)):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Attribute):
+                called.add(node.attr)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                called.add(node.value)  # by name, as `getattr` takes it
+            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.args.args[:1]:
+                is_method = node.args.args[0].arg in ("self", "cls") and not node.name.endswith("__")
+                validates = any("validator" in ast.unparse(decorator) for decorator in node.decorator_list)
+                if is_method and node.name.startswith("_") and not validates:
+                    methods[node.name] = path
+    assert not {name: str(path) for name, path in methods.items() if name not in called}
