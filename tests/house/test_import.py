@@ -151,7 +151,11 @@ OPTIONAL = (
 
 @pytest.mark.parametrize(
     ("layer", "blocked"),
-    [*((layer, OPTIONAL) for layer in LAYERS), (toolgym.rollout, ("ray",)), (toolgym.rollout.runner.ray, ("ray",))],
+    [
+        *((layer, OPTIONAL) for layer in LAYERS),
+        pytest.param(toolgym.rollout, ("ray",), marks=pytest.mark.long),
+        pytest.param(toolgym.rollout.runner.ray, ("ray",), marks=pytest.mark.long),
+    ],
     ids=lambda value: value[0] if isinstance(value, tuple) else value.__name__,
 )
 def test_a_star_import_works_without_optional_packages(layer, blocked):

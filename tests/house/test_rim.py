@@ -76,6 +76,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("room", "table", "program", "printed"),
     [

@@ -147,6 +147,7 @@ def test_a_conversation_that_the_policy_did_not_see_is_left_out(export, kinds_fi
     assert '"anew"' not in (tmp_path / "s.jsonl").read_text()
 
 
+@pytest.mark.long
 def test_trl_takes_both_kinds_of_rows(export, demo, tmp_path):
     datasets, data = pytest.importorskip("datasets"), pytest.importorskip("trl.data_utils")
     transformers = pytest.importorskip("transformers")

@@ -333,6 +333,7 @@ async def test_arrow_keys_move_in_the_tabs_and_in_the_list(page, demo):
 CONTRAST = (Path(__file__).parent / "contrast.js").read_text(encoding="utf-8")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 async def test_texts_stand_out_from_what_is_behind_them(page, demo, scheme):
     await page.prefer(scheme)
@@ -349,6 +350,7 @@ async def test_texts_stand_out_from_what_is_behind_them(page, demo, scheme):
     await page.eval(f"{select}.value = 'kind'; {select}.dispatchEvent(new Event('change'))")
 
 
+@pytest.mark.long
 async def test_a_megabyte_of_signs_that_turn_or_hide_texts_is_drawn_within_seconds(page, tmp_path):
     value = changed(1, id="big")
     value["messages"][1]["content"] = "a\0b\u2028c\u200fd\u061c " * 100_000
@@ -360,6 +362,7 @@ async def test_a_megabyte_of_signs_that_turn_or_hide_texts_is_drawn_within_secon
         assert await page.eval("performance.now() - began") < 15_000  # it was a minute
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "view", ["", *(f"&row={BRANCH['id']}&view={view}" for view in ("conversation", "tokens", "group"))]
 )

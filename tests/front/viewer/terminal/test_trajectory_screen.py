@@ -51,7 +51,7 @@ async def test_number_keys_and_tab_show_the_views():
         assert app.screen is app.first
 
 
-@pytest.mark.parametrize("size", [(80, 24), (160, 50)])
+@pytest.mark.parametrize("size", [(80, 24), pytest.param((160, 50), marks=pytest.mark.long)])
 async def test_every_view_fits_the_screen(size):
     async with viewing(size=size) as (_, pilot):
         screen = await opened(pilot, 2)
@@ -316,6 +316,7 @@ async def test_a_tokenizer_that_is_not_there_ends_the_viewer_with_its_error(tmp_
     assert "none" in str(app.opened.error)
 
 
+@pytest.mark.long
 async def test_32_000_tokens_in_several_sequences_are_laid_out_and_walked_through(tmp_path, first):
     random = np.random.default_rng(0)
 

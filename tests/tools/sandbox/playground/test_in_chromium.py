@@ -99,6 +99,7 @@ async def run_example(page):
     return await run(page)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 async def test_texts_stand_out_and_a_phone_holds_them(serve, page, scheme):
     await page.prefer(scheme)
@@ -110,6 +111,7 @@ async def test_texts_stand_out_and_a_phone_holds_them(serve, page, scheme):
     assert await page.eval("document.documentElement.scrollWidth") <= 360
 
 
+@pytest.mark.long
 async def test_languages_bring_their_examples_and_the_keyboard_edits(serve, page):
     await visit(page, await serve(), "/SandboxFusion/playground/sandbox")
     choose = "const l = document.getElementById('language'); l.value = '{}'; l.onchange()"
