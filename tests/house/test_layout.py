@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import configparser
+import functools
 import graphlib
 import subprocess
 import sys
@@ -325,23 +326,43 @@ def test_no_thread_of_an_event_loop_is_the_librarys():
         assert not names & {"to_thread", "run_in_executor"}, f"{path}: use tools.concurrency.blocking"
 
 
-FROM_ELSEWHERE = {"_np_csc", "_validate_definition", "_missing_"}
+FROM_ELSEWHERE = {"_np_csc", "_validate_definition"}
 """Private methods that classes of other libraries call."""
 
 
-def test_each_private_method_is_called():
+def test_each_private_method_is_called_where_its_class_or_a_relative_stands():
     """An override of a method that its base has no more is never called, and nothing else says so."""
-    methods: dict[str, Path] = {}
-    called = set(FROM_ELSEWHERE)
+    uses, bases, methods = {}, {}, []
     for path in (path for layer in LAYERS for path in sources(layer)):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Attribute):
-                called.add(node.attr)
-            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                called.add(node.value)  # by name, as `getattr` takes it
-            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.args.args[:1]:
-                is_method = node.args.args[0].arg in ("self", "cls") and not node.name.endswith("__")
-                validates = any("validator" in ast.unparse(decorator) for decorator in node.decorator_list)
-                if is_method and node.name.startswith("_") and not validates:
-                    methods[node.name] = path
-    assert not {name: str(path) for name, path in methods.items() if name not in called}
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        names = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+        names |= {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}  # as `getattr` takes it
+        for cls in (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)):
+            full = _full_name(cls.name, path)
+            uses.setdefault(full, set()).update(names)
+            bases.setdefault(full, set()).update(
+                _full_name(ast.unparse(base).partition("[")[0], path) for base in cls.bases
+            )
+            methods += [(full, node) for node in cls.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    ancestors = {name: {name} for name in bases}
+    for name in graphlib.TopologicalSorter(bases).static_order():
+        ancestors.setdefault(name, {name}).update(*(ancestors.get(base, ()) for base in bases.get(name, ())))
+
+    @functools.cache
+    def used_by_relatives(cls: str) -> set[str]:
+        relatives = [other for other in bases if other in ancestors[cls] or cls in ancestors[other]]
+        return set().union(*(uses[other] for other in relatives))
+
+    assert not [
+        f"{cls}.{node.name}"
+        for cls, node in methods
+        if node.name.startswith("_") and not node.name.endswith("_") and node.name not in FROM_ELSEWHERE
+        if not any("validator" in ast.unparse(decorator) for decorator in node.decorator_list)
+        if node.name not in used_by_relatives(cls)
+    ]
+
+
+def _full_name(cls: str, path: Path) -> str:
+    """The name of a class: only public ones differ throughout the library."""
+    name = cls.rpartition(".")[2]
+    return f"{path}:{name}" if name.startswith("_") else name
