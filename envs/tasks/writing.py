@@ -48,7 +48,7 @@ def write_tasks(path: str | Path, tasks: Iterable[Task]) -> int:
             f"expected tasks, got {shorten(repr(argument))}; of an endless source give source.take(count)"
         )
     try:
-        with _becoming(path) as file:
+        with whole_file(path) as file:
             count = _write_lines(file, tasks) if path.suffix == ".jsonl" else _write_parquet(path, file, tasks)
             if not count:
                 raise ConfigError(f"there are no tasks to write to {str(path)!r}")
@@ -58,8 +58,8 @@ def write_tasks(path: str | Path, tasks: Iterable[Task]) -> int:
 
 
 @contextlib.contextmanager
-def _becoming(path: Path) -> Iterator[IO[bytes]]:
-    """A file that gets its name at the end, unless an error comes before."""
+def whole_file(path: Path) -> Iterator[IO[bytes]]:
+    """A file to write to, which gets its name, and replaces an earlier one, at the end unless an error comes before."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with part.open("wb") as file:

@@ -7,13 +7,12 @@ import gzip
 import hashlib
 import itertools
 import json
-import os
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import Any
 
+from toolgym.envs.tasks.writing import whole_file
 from toolgym.tools.errors import ConfigError
 from toolgym.viewer.page.payload import COLUMNS, Detail, details, figures, report
 from toolgym.viewer.query import Query
@@ -36,7 +35,7 @@ class PageSummary:
 
     def __str__(self) -> str:
         of = f"the first {self.rows:,} of {self.rows + self.left_out:,}" if self.left_out else f"{self.rows:,}"
-        return f"{of} trajectories, {self.bytes / 1e6:.1f} MB"
+        return f"{of} trajector{'y' if of == '1' else 'ies'}, {self.bytes / 1e6:.1f} MB"
 
 
 def write_page(
@@ -84,18 +83,11 @@ def write_page(
         "lines": base64.b64encode(gzip.compress(lines, 6)) if run["packed"] else lines,
     }
     head, tail = skeleton(run).split(b"{{data}}")
-    with NamedTemporaryFile(dir=out.parent, prefix=f".{out.name}.", delete=False) as file:
-        try:
-            file.write(head)
-            for name, block in blocks.items():
-                file.write(f'<script type="text/plain" id="data-{name}">'.encode() + _escaped(block) + b"</script>\n")
-            file.write(tail)
-            file.flush()
-            os.chmod(file.name, 0o644)
-            os.replace(file.name, out)
-        except BaseException:
-            os.unlink(file.name)
-            raise
+    with whole_file(out) as file:
+        file.write(head)
+        for name, block in blocks.items():
+            file.write(f'<script type="text/plain" id="data-{name}">'.encode() + _escaped(block) + b"</script>\n")
+        file.write(tail)
     return PageSummary(len(rows), len(selected) - len(rows), out.stat().st_size)
 
 

@@ -17,7 +17,6 @@ from toolgym.rollout.advantages.advantages import group_advantages
 from toolgym.rollout.trajectory.file import read_trajectories
 from toolgym.tools.errors import ConfigError
 from toolgym.viewer.page import payload
-from toolgym.viewer.page import write as write_module
 from toolgym.viewer.page.payload import details
 from toolgym.viewer.page.write import write_page
 from toolgym.viewer.run_index import RunIndex
@@ -93,7 +92,7 @@ def test_a_page_is_replaced_as_a_whole_and_nothing_else_is(tmp_path, monkeypatch
     def fail(*args):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(write_module.os, "replace", fail)
+    monkeypatch.setattr(os, "replace", fail)
     with pytest.raises(OSError, match="No space"):
         write_page(RunIndex(DEMO), path)
     assert (path.read_bytes(), os.listdir(tmp_path)) == (before, ["run.html"])
