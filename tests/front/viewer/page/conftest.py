@@ -4,6 +4,9 @@ import pytest
 import pytest_asyncio
 
 from tests.front.viewer.page.browser import CHROMIUM, chromium
+from tests.front.viewer.page.runs import DEMO
+from toolgym.viewer.page.write import write_page
+from toolgym.viewer.run_index import RunIndex
 
 
 @pytest.fixture(autouse=True)
@@ -11,6 +14,14 @@ def no_report(request, monkeypatch):
     """Leaves the report out of the pages that a test writes, unless the test is about it: its plots take a second."""
     if "report" not in request.node.name:
         monkeypatch.setattr("toolgym.viewer.page.write.report", lambda index: {"problem": "left out of this test"})
+
+
+@pytest.fixture(scope="package")
+def demo(tmp_path_factory):
+    """The address of the demo's page."""
+    path = tmp_path_factory.mktemp("demo") / "run.html"
+    write_page(RunIndex(DEMO), path)
+    return path.as_uri()
 
 
 @pytest_asyncio.fixture(loop_scope="package", scope="package")

@@ -7,8 +7,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+from toolgym.viewer.page.write import write_page
+from toolgym.viewer.run_index import RunIndex
+
 DEMO = Path(__file__).parents[4] / "front/viewer/demo"
 LINES = [json.loads(line) for step in (0, 1) for line in (DEMO / f"{step}.jsonl").read_text().splitlines()]
+FAILED = [line["id"] for line in LINES if line["error"]]
+BRANCH = next(line for line in LINES if line["parent"])
 
 HOSTILE = (
     "</script><script>window.pwned = 1</script><img src=x onerror='window.pwned = 1'><!-- <script> "
@@ -50,10 +55,16 @@ def write_run(folder: Path, *values: dict[str, Any] | str, name: str = "1.jsonl"
     return folder
 
 
+def address_of(folder: Path, *lines: dict[str, Any] | str) -> str:
+    """The address of a page of these lines."""
+    write_page(RunIndex(write_run(folder, *lines)), folder / "run.html")
+    return (folder / "run.html").as_uri()
+
+
 def odd_run(folder: Path) -> Path:
     """The demo, lines of verl, lines that are no trajectories, and texts in which upper and lower case differ."""
     verl = {"input": "user\nWhat is 6 × 7?", "output": "It is 42.</think>", "gts": "42", "score": 0.25, "step": 7}
-    said = changed(3, id="said", score=0.75, group_id="other")
-    said["messages"][-1]["content"] = 'He said "Ökonomie",\nand C:\\temp – </think> 1/2'
+    spoken = changed(3, id="said", score=0.75, group_id="other")
+    spoken["messages"][-1]["content"] = 'He said "Ökonomie",\nand C:\\temp – </think> 1/2'
     broken = ['{"score": 1, "input', "<!-- </script> no json at all", "[1, 2]"]
-    return write_run(folder, *LINES, verl, verl | {"output": "43"}, said, *broken)
+    return write_run(folder, *LINES, verl, verl | {"output": "43"}, spoken, *broken)
