@@ -62,21 +62,21 @@ def packages(root: Path) -> dict[str, Path]:
     config.read(root / "setup.cfg")
     lines = config["options"]["package_dir"].split()
     tops = {name: root / folder for name, folder in zip(lines[::3], lines[2::3], strict=True)}
-    found = {}
+    folders = {}
     for name in config["options"]["packages"].split():
         top = max((top for top in tops if name == top or name.startswith(top + ".")), key=len)
-        found[name] = tops[top].joinpath(*name.removeprefix(top).split(".")[1:])
-    return found
+        folders[name] = tops[top].joinpath(*name.removeprefix(top).split(".")[1:])
+    return folders
 
 
 def exports(path: Path) -> dict[str, str]:
     """Return the public names of a package with the modules that they come from: its `from X import Y as Y`."""
-    found = {}
+    modules = {}
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("toolgym"):
             names = [alias.name for alias in node.names if alias.asname == alias.name]
-            found |= {name: node.module for name in names if not name.startswith("_")}
-    return found
+            modules |= {name: node.module for name in names if not name.startswith("_")}
+    return modules
 
 
 def api_pages(root: Path, modules: tuple[str, ...] = MODULES) -> Iterator[tuple[str, str]]:

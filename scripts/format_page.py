@@ -81,11 +81,11 @@ def pages() -> dict[Path, str]:
     """Return what each file should be."""
     page = DOCS / "format.md"
     text = page.read_text(encoding="utf-8")
-    made = re.sub(
+    text = re.sub(
         re.escape(BEGIN) + ".*" + re.escape(END), lambda _: f"{BEGIN}\n{tables()}\n{END}", text, flags=re.DOTALL
     )
     schema = json.dumps(json_schema(), indent=2, ensure_ascii=False) + "\n"
-    return {page: made, DOCS / "trajectory.schema.json": schema}
+    return {page: text, DOCS / "trajectory.schema.json": schema}
 
 
 def main() -> int:

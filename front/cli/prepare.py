@@ -61,5 +61,5 @@ def command(
     count = write_tasks(out, tasks)
     for reason, left_out in tasks.left_out.items():
         typer.echo(f"{left_out} left out: each {reason}", err=True)
-    told = {"tasks": count, "path": str(out), "env": tasks.recipe.env_id, "left_out": dict(tasks.left_out)}
-    typer.echo(json.dumps(told, indent=2) if as_json else f"{out}: {count} tasks for {tasks.recipe.env_id}")
+    summary = {"tasks": count, "path": str(out), "env": tasks.recipe.env_id, "left_out": dict(tasks.left_out)}
+    typer.echo(json.dumps(summary, indent=2) if as_json else f"{out}: {count} tasks for {tasks.recipe.env_id}")

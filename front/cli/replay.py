@@ -61,8 +61,8 @@ def command(
         lists = {
             name: list(map(str, getattr(result, name))) for name in ("differences", "unfinished", "not_made", "misses")
         }
-        told = {"env": run["env"], "compared": result.compared, "trajectories": None if out is None else str(out)}
-        typer.echo(json.dumps(told | lists, indent=2))
+        summary = {"env": run["env"], "compared": result.compared, "trajectories": None if out is None else str(out)}
+        typer.echo(json.dumps(summary | lists, indent=2))
     else:
         _report(result, run["env"], out)
     raise typer.Exit(0 if result.equal and result.compared else 1)

@@ -76,14 +76,14 @@ BARE = {
 
 def test_each_thing_that_is_missing_has_a_step():
     steps = [*doctor._isolation(BARE["machine"], BARE["isolation"]), *doctor._software(BARE)]
-    found = {step.missing: step.remedy for step in steps}
-    assert list(found)[:4] == ["user namespaces", "Landlock", "control groups", "extra rollout"]
-    assert "systemd-run --user --scope -p Delegate=yes" in found["control groups"]
-    assert "[rollout]'" in found["extra rollout"]
-    assert found["UTF-8 in the terminal"] == "export LANG=C.UTF-8"
-    assert found["tsx"] == "as root: npm install -g tsx"
-    assert found["mcs, mono"] == "as root: apt-get install mono-mcs; apt-get install mono-runtime"
-    assert "below /usr" in next(remedy for missing, remedy in found.items() if missing.startswith("lean"))
+    remedies = {step.missing: step.remedy for step in steps}
+    assert list(remedies)[:4] == ["user namespaces", "Landlock", "control groups", "extra rollout"]
+    assert "systemd-run --user --scope -p Delegate=yes" in remedies["control groups"]
+    assert "[rollout]'" in remedies["extra rollout"]
+    assert remedies["UTF-8 in the terminal"] == "export LANG=C.UTF-8"
+    assert remedies["tsx"] == "as root: npm install -g tsx"
+    assert remedies["mcs, mono"] == "as root: apt-get install mono-mcs; apt-get install mono-runtime"
+    assert "below /usr" in next(remedy for missing, remedy in remedies.items() if missing.startswith("lean"))
 
 
 def test_every_extra_for_users_and_every_language_has_a_step():

@@ -37,14 +37,14 @@ def run(tmp_path, monkeypatch, capfd):
 
 
 def test_options_win_over_the_file_and_the_run_goes_on_without_it(run, tmp_path):
-    code, shown, told = run("rollout", "--config", "run.yaml", "--group-size", "1", "--out", "out", "--json")
-    assert code == 0, told
+    code, shown, errors = run("rollout", "--config", "run.yaml", "--group-size", "1", "--out", "out", "--json")
+    assert code == 0, errors
     report = json.loads(shown)
     assert (report["episodes"], report["finished"], report["no_batch"], report["failures"]) == (2, 2, None, [])
     assert report["trajectories"] == "out/0.jsonl"
     assert report["batch"] == "out/batch.safetensors"
     assert report["summary"]["episodes"] == 2
-    assert all(len(one.turns) <= 2 for one in read_trajectories("out/0.jsonl"))
+    assert all(len(trajectory.turns) <= 2 for trajectory in read_trajectories("out/0.jsonl"))
     kept = json.loads((tmp_path / "out" / "run.json").read_text())["options"]
     assert (kept["tasks"], kept["group_size"], kept["journal"]) == (2, 1, False)
     assert (kept["env_kwargs"], kept["log"]) == ('{"max_turns": 2}', ["tensorboard"])
@@ -73,7 +73,7 @@ def test_the_printed_file_is_the_same_run(run, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("taskz: 1", "error: run.yaml: no such setting 'taskz', did you mean 'tasks'?"),
         ("group-size: 1", "did you mean 'group_size'?"),
@@ -89,11 +89,11 @@ def test_the_printed_file_is_the_same_run(run, tmp_path):
         ("env: GSM9K-v0", "did you mean 'GSM8K-v0'"),
     ],
 )
-def test_what_is_wrong_in_the_file_is_told(run, tmp_path, text, said):
+def test_what_is_wrong_in_the_file_is_told(run, tmp_path, text, message):
     (tmp_path / "run.yaml").write_text(text)
-    code, shown, told = run("rollout", "--config", "run.yaml")
+    code, shown, errors = run("rollout", "--config", "run.yaml")
     assert (code, shown) == (2, "")
-    assert said in told
+    assert message in errors
     assert not (tmp_path / "rollout-out").exists()
 
 

@@ -63,13 +63,13 @@ class EvilTokenizer:
 @pytest.fixture
 async def shown():
     made = trajectory()
-    told = ToolEnv([convert], [Task(({"role": "user", "content": EVIL},), id=EVIL, ground_truth=EVIL)])
-    await told.reset(seed=0)
+    env = ToolEnv([convert], [Task(({"role": "user", "content": EVIL},), id=EVIL, ground_truth=EVIL)])
+    await env.reset(seed=0)
     return [
         made,
         show([made], tokenizer=EvilTokenizer()),
         show(made, tokenizer=EvilTokenizer()),
-        told,
+        env,
         trajectory(error=Failure(EVIL, 0), stop_reason=StopReason.ENV_FAILED, task_id=EVIL, env_id=EVIL),
         make_batch([made], pad_token_id=0),
         convert.tool,
@@ -81,12 +81,12 @@ async def shown():
 
 
 def test_a_notebook_shows_text_of_a_model_as_text(shown):
-    for one in shown:
-        html = one._repr_html_()
+    for value in shown:
+        html = value._repr_html_()
         html.encode("utf-8")
         tags = "div|style|b|table|tr|th|td|pre|details|summary|i|svg|path"
-        assert not re.findall(rf"<(?!/?(?:{tags})[ >])", html), one
-        assert not re.findall(r"<[^>]*(?:\bon\w+=|href|src=|url\()", html), one
+        assert not re.findall(rf"<(?!/?(?:{tags})[ >])", html), value
+        assert not re.findall(r"<[^>]*(?:\bon\w+=|href|src=|url\()", html), value
         assert "<b>it" not in html
         assert not {"\x1b", "\u202e"} & set(html)
 
@@ -116,7 +116,7 @@ async def test_a_terminal_shows_a_line(shown):
     )
     assert "task 3," in repr(trajectory(task_id=""))
     assert (
-        repr(next(one for one in shown if isinstance(one, Batch)))
+        repr(next(value for value in shown if isinstance(value, Batch)))
         == "<Batch: 1 rows of 2 + 2 tokens, 2 of them the policy's, 1 groups>"
     )
     assert repr(convert.tool) == "<FunctionTool convert(amount, unit)>"

@@ -57,8 +57,8 @@ def test_a_section_says_what_the_json_holds(name):
 def keys(printed):
     """The names of what was printed, those in lists too."""
     value = json.loads(printed)
-    found = [name for entry in (value if isinstance(value, list) else [value]) for name in entry]
-    return set(found)
+    names = [name for entry in (value if isinstance(value, list) else [value]) for name in entry]
+    return set(names)
 
 
 def run(command, folder):

@@ -170,8 +170,8 @@ def test_each_page_stands_in_the_navigation_and_each_of_its_pages_is_there(tmp_p
     pages = docs_site.Pages(ROOT, tmp_path)
     pages.write()
     nav = list(named(docs_site.settings()["nav"]))
-    made = {str(path.relative_to(tmp_path)) for path in pages.written if path.suffix == ".md"}
-    assert sorted(nav) == sorted(made), "mkdocs.yml names each page once"
+    written = {str(path.relative_to(tmp_path)) for path in pages.written if path.suffix == ".md"}
+    assert sorted(nav) == sorted(written), "mkdocs.yml names each page once"
     assert pages.broken == []
 
 

@@ -63,7 +63,7 @@ def test_a_sound_notebook_has_no_faults():
 
 
 @pytest.mark.parametrize(
-    ("made", "size", "fault"),
+    ("outputs", "size", "fault"),
     [
         (notebook(), 1000, "it has no outputs"),
         (notebook(text("2"), count=None), 1000, "cells were not executed in their order"),
@@ -79,8 +79,8 @@ def test_a_sound_notebook_has_no_faults():
         (new_notebook(cells=notebook(text("2")).cells[:-1]), 1000, "the last cell must be"),
     ],
 )
-def test_faults_are_found(made, size, fault):
-    assert any(fault in line for line in execute.faults(made, size))
+def test_faults_are_found(outputs, size, fault):
+    assert any(fault in line for line in execute.faults(outputs, size))
 
 
 def test_only_what_differs_each_time_may_differ():

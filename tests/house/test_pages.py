@@ -56,9 +56,9 @@ def shop(tmp_path):
 
 def test_the_env_of_ten_minutes_pays_for_the_right_answer(shop):
     [program] = re.findall(MARK.format(", with shop.py"), START, re.M | re.S)
-    question, told, end = run([sys.executable, "-c", program], shop).splitlines()
+    question, reply, end = run([sys.executable, "-c", program], shop).splitlines()
     assert question.startswith("What do 5 x milk cost?")
-    assert (told, end[:3]) == ("10", "1.0")
+    assert (reply, end[:3]) == ("10", "1.0")
 
 
 @pytest.mark.long

@@ -100,9 +100,9 @@ def test_ctrl_c_in_a_script_keeps_what_has_finished(scripted, tmp_path):
 
     with pytest.raises(KeyboardInterrupt) as interrupted:
         asyncio.run(main())
-    told = interrupted.value.__context__  # asyncio.run makes another error of it
-    assert "2 episodes had finished" in str(told)
-    assert len(told.trajectories) == 2
+    error = interrupted.value.__context__  # asyncio.run makes another error of it
+    assert "2 episodes had finished" in str(error)
+    assert len(error.trajectories) == 2
 
 
 NOTEBOOK = (

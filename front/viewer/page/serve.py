@@ -100,7 +100,7 @@ class PageServer:
         while True:
             try:
                 self._reading = await in_thread(self._index.read, 0.2)
-                if self._index.rows and not looked:  # the first look imports the env, so it comes before somebody's
+                if self._index.rows and not looked:  # the first look imports the env, for all that follow
                     looked = True
                     await in_thread(self._whole, self._index.rows[0])
             except (OSError, ConfigError) as error:

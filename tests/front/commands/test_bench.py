@@ -40,9 +40,9 @@ def test_each_figure_is_measured(run, monkeypatch):
 
 
 def test_a_name_chooses_and_a_wrong_one_is_told(run):
-    code, shown, told = run("turns")
+    code, shown, errors = run("turns")
     assert (code, shown.split("  ")[-1]) == (0, "ms of CPU a turn with a call\n")
-    assert "docs/cli.md" in told
+    assert "docs/cli.md" in errors
     assert run("turn")[::2] == (
         2,
         "error: nothing is called 'turn', did you mean 'turns'?; known: sandbox, vector, turns\n",
@@ -52,6 +52,6 @@ def test_a_name_chooses_and_a_wrong_one_is_told(run):
 @pytest.mark.long
 def test_a_wrong_answer_is_no_figure(run, monkeypatch):
     monkeypatch.setattr(bench, "CODE", "print(3)")
-    code, shown, told = run("sandbox")
+    code, shown, errors = run("sandbox")
     assert (code, shown) == (1, "")
-    assert "expected the program to print 2, got '3\\n'" in told
+    assert "expected the program to print 2, got '3\\n'" in errors

@@ -12,13 +12,13 @@ from toolgym.cli.app import COMMANDS, app, main
 def paths():
     """The words of each command, those of groups too."""
     group = typer.main.get_command(app)
-    found = []
+    commands = []
     for name in COMMANDS:
         command = group.get_command(None, name)
-        found.append([name])
+        commands.append([name])
         if hasattr(command, "list_commands"):
-            found += [[name, inner] for inner in command.list_commands(None) if inner.isalpha()]
-    return found
+            commands += [[name, inner] for inner in command.list_commands(None) if inner.isalpha()]
+    return commands
 
 
 @pytest.fixture
@@ -45,8 +45,8 @@ def test_the_list_fits_and_names_every_command(run):
 
 @pytest.mark.parametrize("words", paths(), ids=" ".join)
 def test_the_help_of_each_command_has_the_same_form(run, words):
-    code, shown, told = run(*words, "--help")
-    assert (code, told) == (0, "")
+    code, shown, errors = run(*words, "--help")
+    assert (code, errors) == (0, "")
     lines = shown.splitlines()
     assert max(map(len, lines)) <= 80
     assert lines[0].startswith(f"Usage: toolgym {' '.join(words)} ")
@@ -64,18 +64,18 @@ def test_the_help_of_each_command_has_the_same_form(run, words):
 def test_an_error_is_one_line_and_a_traceback_with_v(run, arguments):
     line = "error: no id has 'chess' in it; `toolgym envs --all` lists every id\n"
     assert run("envs", "chess") == (2, "", line)
-    code, _, told = run(*arguments)
+    code, _, errors = run(*arguments)
     assert code == 2
-    assert told.startswith("Traceback (most recent call last):\n")
-    assert told.endswith(line)
+    assert errors.startswith("Traceback (most recent call last):\n")
+    assert errors.endswith(line)
 
 
 def test_an_error_of_the_users_env_is_one_line_that_says_where(run, tmp_path, monkeypatch, registry):
     code = 'import toolgym\ntoolgym.register("Odd-v0", "odd_env:make")\ndef make(**kwargs):\n    return {}["towns"]\n'
     (tmp_path / "odd_env.py").write_text(code)
     monkeypatch.syspath_prepend(str(tmp_path))
-    code, _, told = run("play", "odd_env:Odd-v0")
-    assert (code, told) == (
+    code, _, errors = run("play", "odd_env:Odd-v0")
+    assert (code, errors) == (
         1,
         f"error: KeyError: 'towns' ({tmp_path}/odd_env.py, line 4; -v shows the traceback)\n",
     )
@@ -83,7 +83,7 @@ def test_an_error_of_the_users_env_is_one_line_that_says_where(run, tmp_path, mo
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "code", "message"),
     [
         (["check-env", "Nope-v0"], 2, "error: no env has the id 'Nope-v0'"),
         (["serve", "sandbox", "--port", "99999"], 2, "error: --port: Input should be less than or equal to 65535"),
@@ -97,11 +97,11 @@ def test_an_error_of_the_users_env_is_one_line_that_says_where(run, tmp_path, mo
         (["doctor", "--jsn"], 2, "No such option"),
     ],
 )
-def test_wrong_usage_is_exit_status_2(run, arguments, code, said):
-    left, shown, told = run(*arguments)
+def test_wrong_usage_is_exit_status_2(run, arguments, code, message):
+    left, shown, errors = run(*arguments)
     assert (left, shown) == (code, "")
-    assert said in told
-    assert "Traceback" not in told
+    assert message in errors
+    assert "Traceback" not in errors
 
 
 def test_an_interrupt_is_exit_status_130(run, monkeypatch):

@@ -67,8 +67,8 @@ def play(tmp_path, monkeypatch, capfd, registry):
 
 
 def test_a_person_calls_a_tool_answers_and_saves(play, tmp_path):
-    code, shown, told = play('/call add {"left": 1, "right": 2}', "It is 3.", "/save out.jsonl", "/quit")
-    assert (code, told) == (0, "")
+    code, shown, errors = play('/call add {"left": 1, "right": 2}', "It is 3.", "/save out.jsonl", "/quit")
+    assert (code, errors) == (0, "")
     for part in ("add: Add two numbers.", "  left* {", "Add 1 and 2.", "→ add(left=1, right=2)", "tool\n3\n"):
         assert part in shown
     assert "over: reward 1, answered" in shown
@@ -115,7 +115,7 @@ def test_an_env_that_cannot_be_forked_is_played_all_the_same(play):
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("/call ad {}", "no tool 'ad', did you mean 'add'?; there are: add"),
         ('/call add {"left', "the arguments are not JSON: "),
@@ -126,11 +126,11 @@ def test_an_env_that_cannot_be_forked_is_played_all_the_same(play):
         ("/save {there}", "is there already: name another file"),
     ],
 )
-def test_a_wrong_line_is_told_and_the_episode_goes_on(play, tmp_path, line, said):
+def test_a_wrong_line_is_told_and_the_episode_goes_on(play, tmp_path, line, message):
     (tmp_path / "there.jsonl").write_text("{}\n")
     code, shown, _ = play(line.replace("{there}", "there.jsonl"), "3")
     assert code == 0
-    assert f"error: {said}" in shown.replace("'there.jsonl' ", "")
+    assert f"error: {message}" in shown.replace("'there.jsonl' ", "")
     assert "over: reward 1" in shown
     assert "error: the episode is over" in play("3", "4")[1]
 

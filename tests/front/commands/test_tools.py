@@ -79,13 +79,13 @@ def test_a_call_runs_as_in_an_env(tools):
 def test_a_class_is_made_with_its_options(tools, tmp_path):
     (tmp_path / "passages.jsonl").write_text('{"id": "1", "contents": "Paris is the capital of France."}\n')
     options = json.dumps({"corpus": "passages.jsonl", "index": ":memory:"})
-    code, shown, told = tools("search", "--config", options, "--call", '{"query_list": ["capital"]}')
-    assert (code, told) == (0, "")
+    code, shown, errors = tools("search", "--config", options, "--call", '{"query_list": ["capital"]}')
+    assert (code, errors) == (0, "")
     assert "Paris is the capital of France." in shown
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["bsh"], "no tool is called 'bsh', did you mean 'bash'?; tools: bash"),
         (["--call", "{}"], "--call runs one tool: name it"),
@@ -97,8 +97,8 @@ def test_a_class_is_made_with_its_options(tools, tmp_path):
         (["bash", "--from", "tools.yaml", "--config", '{"a": 1}', "--call", "{}"], "--config is for a class of tools"),
     ],
 )
-def test_what_is_wrong_is_one_line(tools, arguments, said):
-    code, _, told = tools(*arguments)
-    assert (code, told.count("\n")) == (2, 1)
-    assert told.startswith("error: ")
-    assert said in told
+def test_what_is_wrong_is_one_line(tools, arguments, message):
+    code, _, errors = tools(*arguments)
+    assert (code, errors.count("\n")) == (2, 1)
+    assert errors.startswith("error: ")
+    assert message in errors

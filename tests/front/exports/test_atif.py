@@ -44,8 +44,8 @@ def test_the_demo_becomes_a_valid_file_for_each_trajectory(export, demo, tmp_pat
             metrics = step["metrics"]
             assert metrics["prompt_token_ids"] == whole[: turn.prompt_tokens]
             assert metrics["completion_token_ids"] == whole[turn.prompt_tokens :][: turn.generated_tokens]
-        told = [p for step in agent_steps(value) for p in step["metrics"]["logprobs"]]
-        assert told == sequence.logprobs[sequence.response_mask == 1].tolist()
+        exported = [p for step in agent_steps(value) for p in step["metrics"]["logprobs"]]
+        assert exported == sequence.logprobs[sequence.response_mask == 1].tolist()
 
 
 def test_refused_calls_failures_and_branches_of_the_demo(export, demo, tmp_path):
@@ -89,10 +89,10 @@ def test_every_kind_of_trajectory_is_valid_and_keeps_each_sampled_token_once(kin
             assert len(metrics.get("prompt_token_ids", ())) in (0, metrics["prompt_tokens"])
             for name in ("completion_token_ids", "logprobs"):  # the package does not compare their lengths
                 assert len(metrics.get(name, ())) in (0, metrics["completion_tokens"])
-        told = [i for step in agent_steps(value) for i in step["metrics"].get("completion_token_ids", ())]
+        exported = [i for step in agent_steps(value) for i in step["metrics"].get("completion_token_ids", ())]
         sampled = [i for s in trajectory.sequences for part in s.policy_segments for i in part.token_ids.tolist()]
         if sum(turn.generated_tokens for turn in trajectory.turns) == len(sampled):
-            assert told == sampled, trajectory.id
+            assert exported == sampled, trajectory.id
 
 
 def test_a_context_that_begins_anew_is_told_and_each_step_has_its_own(kinds):

@@ -17,7 +17,7 @@ def names(folder):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["none", "--to", "atif", "--out", "x"], "no trajectories at 'none'"),
         ([DEMO, "--to", "inspect", "--out", "x.json"], "a file of inspect ends in .eval, got 'x.json'"),
@@ -32,11 +32,11 @@ def names(folder):
         ([DEMO, "--to", "atif"], "--out"),
     ],
 )
-def test_mistakes_are_a_line_and_write_nothing(export, tmp_path, monkeypatch, arguments, said):
+def test_mistakes_are_a_line_and_write_nothing(export, tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
     code, out, err = export(*arguments)
     assert (code, out) == (2, "")
-    assert said in " ".join(err.split())
+    assert message in " ".join(err.split())
     assert names(tmp_path) == []
 
 

@@ -90,8 +90,10 @@ def test_a_turn_is_a_model_call_with_what_it_was_sent_and_the_exact_tokens(sampl
 
 def test_calls_of_tools_are_events_with_their_results_and_errors(samples, demo):
     for trajectory in demo:
-        told = [(e.function, str(e.result), e.failed, e.error is None) for e in events(samples[trajectory.id], "tool")]
-        assert told == [(r.name or UNPARSED, r.text, r.status != "ok", r.status == "ok") for r in trajectory.tool_calls]
+        shown = [(e.function, str(e.result), e.failed, e.error is None) for e in events(samples[trajectory.id], "tool")]
+        assert shown == [
+            (r.name or UNPARSED, r.text, r.status != "ok", r.status == "ok") for r in trajectory.tool_calls
+        ]
     refused = next(t for t in demo if any(not call.name for call in t.tool_calls))
     [event, *_] = [e for e in events(samples[refused.id], "tool") if e.function == UNPARSED]
     assert (event.error.type, event.metadata["status"]) == ("parsing", "malformed_json")

@@ -141,7 +141,7 @@ def _places(value):
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"format_version": 3}, "format version 4, got 3"),
         ({"score": "1"}, "score"),
@@ -154,8 +154,8 @@ def _places(value):
         ({"turns": [{}]}, "tool_calls"),
     ],
 )
-def test_an_error_says_which_field(demo, change, said):
-    with pytest.raises(ValidationError, match=said):
+def test_an_error_says_which_field(demo, change, message):
+    with pytest.raises(ValidationError, match=message):
         TrajectoryRow.model_validate({**through(demo[0].to_json()), **change})
 
 

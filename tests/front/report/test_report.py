@@ -63,19 +63,19 @@ def test_tokens_of_truncated_episodes_are_apart_from_those_that_no_trainer_gets(
         line(stop_reason=reason, error=error if reason == "engine_failed" else None, sequences=LINE["sequences"])
         for reason in reasons
     ]
-    found = report(tmp_path / "1.jsonl", lines)
+    result = report(tmp_path / "1.jsonl", lines)
     every = list(read_trajectories(tmp_path / "1.jsonl"))
     lost = sum(t.policy_tokens for t in every if not t.usable)
     assert lost == 3 * every[0].policy_tokens
-    assert found.whole.figures["tokens/lost"] == lost
-    assert found.whole.figures["tokens/truncated"] == 3 * every[0].policy_tokens  # length, aborted, straggler
-    assert found.notes == ("3 of 5 episodes count in no reward: they failed, or the engine or the run cut them",)
-    assert {stop.reason: (stop.blame, stop.usable) for stop in found.whole.stops} == {
+    assert result.whole.figures["tokens/lost"] == lost
+    assert result.whole.figures["tokens/truncated"] == 3 * every[0].policy_tokens  # length, aborted, straggler
+    assert result.notes == ("3 of 5 episodes count in no reward: they failed, or the engine or the run cut them",)
+    assert {stop.reason: (stop.blame, stop.usable) for stop in result.whole.stops} == {
         "answered": ("policy", True), "length": ("budget", True), "aborted": ("engine", False),
         "straggler": ("budget", False), "engine_failed": ("engine", False),
     }  # fmt: skip
-    assert found.whole.figures["truncated/rate"] == pytest.approx(0.6)
-    assert found.whole.figures["failed/engine"] == pytest.approx(0.2)
+    assert result.whole.figures["truncated/rate"] == pytest.approx(0.6)
+    assert result.whole.figures["failed/engine"] == pytest.approx(0.2)
 
 
 def test_pass_rates_are_over_tasks_within_steps_without_branches_and_failures(demo, trajectories):
@@ -100,59 +100,59 @@ def test_the_reward_is_the_mean_of_episodes_with_an_interval_over_tasks(demo, tr
 
 def test_groups_of_a_task_in_several_steps_are_pooled_only_in_the_interval(tmp_path):
     lines = [part for step in range(3) for part in episodes({"a": [0, 1], "b": [1, 1]}, step=step)]
-    found = report(tmp_path / "1.jsonl", lines)
-    estimate = found.whole.estimates["pass@2"]
+    result = report(tmp_path / "1.jsonl", lines)
+    estimate = result.whole.estimates["pass@2"]
     assert (estimate.value, estimate.samples, estimate.tasks) == (1.0, 6, 2)
-    assert "pass@4" not in found.whole.estimates  # two episodes a step, not six
-    assert [part.name for part in found.parts] == ["0", "1", "2"]
+    assert "pass@4" not in result.whole.estimates  # two episodes a step, not six
+    assert [part.name for part in result.parts] == ["0", "1", "2"]
 
 
 def test_parts_are_steps_or_envs_or_sources(tmp_path):
     lines = [*episodes({"a": [0, 1]}, env_id="A-v0", source="x"), *episodes({"a": [1, 1]}, env_id="B-v0", source="y")]
-    found = report(tmp_path / "1.jsonl", lines)
-    assert (found.by, [part.name for part in found.parts]) == ("env", ["A-v0", "B-v0"])
-    assert [part.estimates["success"].value for part in found.parts] == [0.5, 1.0]
+    result = report(tmp_path / "1.jsonl", lines)
+    assert (result.by, [part.name for part in result.parts]) == ("env", ["A-v0", "B-v0"])
+    assert [part.estimates["success"].value for part in result.parts] == [0.5, 1.0]
     assert [part.name for part in report(tmp_path / "1.jsonl", by="source").parts] == ["x", "y"]
     assert report(tmp_path / "1.jsonl", by="step").parts == ()
-    assert found.whole.figures["tasks"] == 2  # the same id in two sources
+    assert result.whole.figures["tasks"] == 2  # the same id in two sources
 
 
 def test_a_validation_is_left_out_beside_training_and_reported_without_it(tmp_path):
     lines = [*episodes({"a": [0, 0]}), *episodes({"a": [1, 1]}, validate=True)]
-    found = report(tmp_path / "1.jsonl", lines)
-    assert found.whole.estimates["success"].value == 0.0
-    assert any("2 of 4 episodes of a validation are left out" in note for note in found.notes)
+    result = report(tmp_path / "1.jsonl", lines)
+    assert result.whole.estimates["success"].value == 0.0
+    assert any("2 of 4 episodes of a validation are left out" in note for note in result.notes)
     alone = report(tmp_path / "2.jsonl", lines[2:])
     assert (alone.whole.estimates["success"].value, alone.notes) == (1.0, ())
 
 
 def test_verls_dumps_have_rewards_and_pass_rates_and_nothing_that_they_do_not_say(tmp_path):
     rows = [{"input": f"p{n // 4}", "output": "", "score": float(n % 4 == 0), "step": 3} for n in range(8)]
-    found = report(write(tmp_path / "3.jsonl", rows))
-    assert found.whole.estimates["pass@4"].value == 1.0
-    assert found.whole.stops == ()
-    assert not {name for name in found.whole.figures if name.startswith(("turns", "tokens", "seconds", "stop"))}
-    assert found.notes == ("8 of 8 episodes are verl's, without tokens, turns, times and stop reasons",)
-    assert [table.title for table in tables_of([found])] == ["Figures"]
+    result = report(write(tmp_path / "3.jsonl", rows))
+    assert result.whole.estimates["pass@4"].value == 1.0
+    assert result.whole.stops == ()
+    assert not {name for name in result.whole.figures if name.startswith(("turns", "tokens", "seconds", "stop"))}
+    assert result.notes == ("8 of 8 episodes are verl's, without tokens, turns, times and stop reasons",)
+    assert [table.title for table in tables_of([result])] == ["Figures"]
     other = report(write(tmp_path / "4.jsonl", [row | {"score": 1.0} for row in rows]))
-    assert compare(found, other)["success"].value == 0.75  # tasks are known by their prompts
+    assert compare(result, other)["success"].value == 0.75  # tasks are known by their prompts
 
 
 def test_verls_columns_may_hold_anything(tmp_path):
     """Also under names of ours."""
     rows = [{"input": f"p{n}", "score": score, "turns": 3, "source": {}} for n, score in enumerate([0.0, 1.0, None])]
-    found = report(write(tmp_path / "1.jsonl", rows))
-    assert found.whole.estimates["reward"].value == 0.5
-    assert found.whole.figures["episodes"] == 3
-    assert found.notes[0] == "1 of 3 rewards are no numbers, or beyond 1e100, and left out"
+    result = report(write(tmp_path / "1.jsonl", rows))
+    assert result.whole.estimates["reward"].value == 0.5
+    assert result.whole.figures["episodes"] == 3
+    assert result.notes[0] == "1 of 3 rewards are no numbers, or beyond 1e100, and left out"
 
 
 def test_what_is_no_number_counts_nowhere_and_is_said(tmp_path):
     lines = [*episodes({"a": [0, 1], "b": [1, 1]}), line(score=math.nan), line(score=1e200)]
-    found = report(tmp_path / "1.jsonl", lines)
-    assert (found.whole.figures["episodes"], found.whole.figures["episodes/counted"]) == (5, 4)
-    assert found.whole.estimates["reward"].value == 0.75
-    assert list(found.notes) == [
+    result = report(tmp_path / "1.jsonl", lines)
+    assert (result.whole.figures["episodes"], result.whole.figures["episodes/counted"]) == (5, 4)
+    assert result.whole.estimates["reward"].value == 0.75
+    assert list(result.notes) == [
         "1 of 6 lines cannot be read and are left out (the first says: expected a finite number as `score`, got NaN)",
         "1 of 6 rewards are no numbers, or beyond 1e100, and left out"
     ]  # fmt: skip
@@ -172,22 +172,22 @@ def failed(**changes):
     ],
 )
 def test_no_figure_is_invented(tmp_path, lines, value, why):
-    found = report(tmp_path / "1.jsonl", lines)
-    reward = found.whole.estimates["reward"]
+    result = report(tmp_path / "1.jsonl", lines)
+    reward = result.whole.estimates["reward"]
     assert (reward.value, reward.low, reward.why) == (value, None, why)
-    assert all(math.isfinite(figure) for figure in found.whole.figures.values())
-    json.dumps(found.to_json(), allow_nan=False)
-    assert any(why in note for note in notes_of([found]))
-    assert tables_of([found])[0].rows[0] == ("episodes", str(len(lines)))
+    assert all(math.isfinite(figure) for figure in result.whole.figures.values())
+    json.dumps(result.to_json(), allow_nan=False)
+    assert any(why in note for note in notes_of([result]))
+    assert tables_of([result])[0].rows[0] == ("episodes", str(len(lines)))
 
 
 def test_a_thousand_steps_are_listed_in_part(tmp_path):
     lines = [part for step in range(1000) for part in episodes({"a": [step % 2], "b": [0]}, step=step)]
-    found = report(tmp_path / "1.jsonl", lines)
-    table = next(table for table in tables_of([found]) if table.title == "By step")
-    assert len(found.parts) == 1000
+    result = report(tmp_path / "1.jsonl", lines)
+    table = next(table for table in tables_of([result]) if table.title == "By step")
+    assert len(result.parts) == 1000
     assert (len(table.rows), table.rows[0][0], table.rows[-1][0]) == (24, "0", "999")
-    assert any("24 of 1,000 parts are listed" in note for note in notes_of([found]))
+    assert any("24 of 1,000 parts are listed" in note for note in notes_of([result]))
 
 
 def test_two_runs_are_compared_on_the_tasks_that_both_have(tmp_path):
@@ -218,7 +218,7 @@ def test_a_tool_that_a_policy_names_anew_each_time_is_counted_as_other(tmp_path)
         line(turns=[{**turn, "tool_calls": [{**call, "name": f"tool{n}", "seconds": n / 100, "status": "error"}]}])
         for n in range(150)
     ]
-    found = report(tmp_path / "1.jsonl", lines)
-    assert (len(found.tools), found.tools["other"]["calls"]) == (101, 50)
-    assert found.tools["tool7"] | {"calls": 1, "errors": 1} == found.tools["tool7"]
-    assert found.tools["tool7"]["seconds/p99"] == pytest.approx(0.07, rel=0.02)
+    result = report(tmp_path / "1.jsonl", lines)
+    assert (len(result.tools), result.tools["other"]["calls"]) == (101, 50)
+    assert result.tools["tool7"] | {"calls": 1, "errors": 1} == result.tools["tool7"]
+    assert result.tools["tool7"]["seconds/p99"] == pytest.approx(0.07, rel=0.02)

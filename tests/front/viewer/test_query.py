@@ -76,9 +76,9 @@ def test_arguments_are_looked_for_as_they_are_read(tmp_path):
         encoding="utf-8",
     )
     index = RunIndex(path).read_all()
-    found = {text: [row.number for row in Query.parse(text).select(index)]
+    selected = {text: [row.number for row in Query.parse(text).select(index)]
              for text in ('/say."hi".\nend/', "42", '"AS parts"', "run", "type", "unseen", "fail")}  # fmt: skip
-    assert list(found.values()) == [[0], [0], [0], [0], [], [], [1]]
+    assert list(selected.values()) == [[0], [0], [0], [0], [], [], [1]]
 
 
 def test_arguments_nested_without_end_hold_up_no_search(tmp_path):

@@ -136,8 +136,8 @@ def test_verls_rows_open_whatever_their_score_is_and_their_other_columns_hold(tm
     index = RunIndex(tmp_path).read_all()
     assert index.trajectory(row).metrics == named
     assert [message["content"] for message in index.trajectory(row).messages] == ["2+2?", ""]
-    found = [len(list(Query.parse(text).select(index))) for text in ("2+2", "none", "x", "reward>0", "reward<=0")]
-    assert found == [1, 1, 0, 0, 0]
+    counts = [len(list(Query.parse(text).select(index))) for text in ("2+2", "none", "x", "reward>0", "reward<=0")]
+    assert counts == [1, 1, 0, 0, 0]
 
 
 def test_a_compressed_file_is_an_error_that_says_so(tmp_path):

@@ -20,12 +20,12 @@ def test_each_sampled_token_is_in_one_turn_behind_its_context(case):
     assert [turn.turn for turn in turns] == list(trajectory.turns)
     for number, sequence in enumerate(trajectory.sequences):
         whole = [*sequence.prompt_ids, *sequence.response_ids]
-        own = [turn for turn in turns if turn.turn.sequence == number and turn.tokens is not None]
-        for turn in own:
+        of_sequence = [turn for turn in turns if turn.turn.sequence == number and turn.tokens is not None]
+        for turn in of_sequence:
             at = len(turn.prompt_ids)
             assert whole[:at] == turn.prompt_ids.tolist()
             assert whole[at : at + len(turn.tokens)] == turn.tokens.token_ids.tolist()
-        sampled = [i for turn in own for i in turn.tokens.token_ids.tolist()]
+        sampled = [i for turn in of_sequence for i in turn.tokens.token_ids.tolist()]
         assert sampled == sequence.response_ids[sequence.response_mask == 1].tolist()
 
 
@@ -63,12 +63,12 @@ def test_a_turn_without_tokens_moves_no_token_to_another_turn():
 def test_messages_stand_before_and_behind_their_turns():
     trajectory = next(case.trajectory for case in CASES if case.name == "several turns")
     roles = {"s": "system", "u": "user", "a": "assistant", "b": "user", "c": "assistant", "d": "user"}
-    said = [{"role": role, "content": text} for text, role in roles.items()]
-    head, turns = played_turns(dataclasses.replace(trajectory, messages=tuple(said)))
+    messages = [{"role": role, "content": text} for text, role in roles.items()]
+    head, turns = played_turns(dataclasses.replace(trajectory, messages=tuple(messages)))
     assert [message["content"] for message in head] == ["s", "u"]
     assert [turn.message["content"] for turn in turns] == ["a", "c"]
     assert [[message["content"] for message in turn.behind] for turn in turns] == [["b"], ["d"]]
-    without = dataclasses.replace(trajectory, messages=tuple(said[:3]))  # one is missing: their texts have to do
+    without = dataclasses.replace(trajectory, messages=tuple(messages[:3]))  # one is missing: their texts have to do
     head, turns = played_turns(without)
     assert [message["content"] for message in head] == ["s", "u"]
     assert [turn.message for turn in turns] == [
@@ -81,10 +81,10 @@ def test_times_follow_each_other_and_a_new_context_says_why():
     first, second = trajectory.turns
     timed = [dataclasses.replace(first, engine_seconds=1.0, env_seconds=2.0, queue_seconds=4.0),
              dataclasses.replace(second, engine_seconds=8.0, sequence=1)]  # fmt: skip
-    for reason, told in (("env", "env"), ("template", "")):
+    for reason, shown in (("env", "env"), ("template", "")):
         sequences = (*trajectory.sequences, TokenSequence(np.array([1]), (Segment.policy([2], [-1.0], "0"),), reason))
         changed = dataclasses.replace(trajectory, sequences=sequences, turns=tuple(timed), started_at=100.0)
         _, turns = played_turns(changed)
         times = [(turn.began_at, turn.answered_at, turn.ended_at) for turn in turns]
         assert times == [(104.0, 105.0, 107.0), (107.0, 115.0, 115.0)]
-        assert [turn.begins_context for turn in turns] == ["", told]
+        assert [turn.begins_context for turn in turns] == ["", shown]

@@ -35,13 +35,13 @@ def strokes(page):
 
 
 def test_the_picture_has_each_token_by_its_kind(batch):
-    found = strokes(batch._repr_html_())
+    lengths = strokes(batch._repr_html_())
     width = batch.prompts.shape[1]
     tokens = int(batch.attention_mask.sum())
-    assert found["policy"] == int(batch.response_mask.sum())
-    assert found["prompt"] == int(batch.attention_mask[:, :width].sum())
-    assert found["env"] == tokens - found["policy"] - found["prompt"]
-    assert found["padding"] == batch.attention_mask.numel() - tokens
+    assert lengths["policy"] == int(batch.response_mask.sum())
+    assert lengths["prompt"] == int(batch.attention_mask[:, :width].sum())
+    assert lengths["env"] == tokens - lengths["policy"] - lengths["prompt"]
+    assert lengths["padding"] == batch.attention_mask.numel() - tokens
 
 
 def test_a_row_shows_the_tokens_of_its_trajectory(batch, trajectories):
@@ -60,7 +60,9 @@ def test_the_tensors_have_their_shapes_and_meanings(batch):
 
 
 def test_a_large_batch_draws_some_rows_and_says_so(trajectories):
-    many = [replace(one, id=f"{one.id}-{n}", group_id=f"{one.group_id}-{n}") for n in range(20) for one in trajectories]
+    many = [
+        replace(each, id=f"{each.id}-{n}", group_id=f"{each.group_id}-{n}") for n in range(20) for each in trajectories
+    ]
     large = make_batch(many, pad_token_id=0)
     page = large._repr_html_()
     assert f"The first {MOST_ROWS} of {len(large)} rows are drawn." in page

@@ -71,7 +71,7 @@ def test_an_episode_of_very_many_turns_says_how_many_it_leaves_out(demo):
 
 
 def test_a_token_tells_all_that_is_known_of_it(demo):
-    trajectory = next(one for one in demo if len(one.turns) > 1)
+    trajectory = next(each for each in demo if len(each.turns) > 1)
     titles = Balanced(trajectory._repr_html_()).titles
     policy = [title for title in titles if "mask 1" in title]
     assert len(policy) == trajectory.policy_tokens
@@ -82,7 +82,7 @@ def test_a_token_tells_all_that_is_known_of_it(demo):
 
 
 def test_tokens_have_texts_where_there_is_a_tokenizer(demo):
-    trajectory = next(one for one in demo if len(one.turns) > 1)
+    trajectory = next(each for each in demo if len(each.turns) > 1)
     first = "".join(trajectory.turns[0].text.split())
     without = show(trajectory)
     assert without == repr(trajectory)
@@ -116,14 +116,14 @@ def test_groups_have_their_rewards_and_advantages(demo):
     assert view.splitlines() == list(map(repr, demo))
     page = Balanced(view.html)
     text = " ".join(page.texts)
-    assert f"{len(demo)} trajectories in {len({one.group_id for one in demo})} groups" in text
+    assert f"{len(demo)} trajectories in {len({each.group_id for each in demo})} groups" in text
     for trajectory, advantage in zip(demo, group_advantages(demo), strict=True):
         assert trajectory.stop_reason.value in text
         assert ("not trained on" if advantage is None else f"{advantage:+.3f}") in page.texts
 
 
 def test_a_list_of_thousands_says_how_many_it_leaves_out(demo):
-    many = [replace(one, id=f"{one.id}-{n}", group_id=f"{one.group_id}-{n}") for n in range(100) for one in demo]
+    many = [replace(each, id=f"{each.id}-{n}", group_id=f"{each.group_id}-{n}") for n in range(100) for each in demo]
     page = show(many).html
     assert f"[{len(many) - 200} trajectories left out: show a slice of the list]" in page
     assert len(page) < 300_000

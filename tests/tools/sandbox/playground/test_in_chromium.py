@@ -16,8 +16,8 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium h
 
 @pytest.fixture
 async def page():
-    async with chromium() as made:
-        yield made
+    async with chromium() as opened:
+        yield opened
 
 
 async def visit(page, service, path="/playground"):
