@@ -334,10 +334,10 @@ def test_each_private_method_is_called_where_its_class_or_a_relative_stands():
     """An override of a method that its base has no more is never called, and nothing else says so."""
     uses, bases, methods = {}, {}, []
     for path in (path for layer in LAYERS for path in sources(layer)):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        names = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-        names |= {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}  # as `getattr` takes it
-        for cls in (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)):
+        nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+        names = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+        names |= {node.value for node in nodes if isinstance(node, ast.Constant)}  # as `getattr` takes it
+        for cls in (node for node in nodes if isinstance(node, ast.ClassDef)):
             full = _full_name(cls.name, path)
             uses.setdefault(full, set()).update(names)
             bases.setdefault(full, set()).update(
