@@ -1,0 +1,1 @@
+"""A gateway for agents that know nothing of us: it answers their requests, and keeps the exact tokens."""

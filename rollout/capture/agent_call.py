@@ -1,0 +1,143 @@
+"""A request of an agent and its answer, as all wires mean them: OpenAI's chat completions and Responses, Anthropic's
+Messages. Wires make and read these; what keeps the tokens knows no wire."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from toolgym.tools.errors import ToolgymError
+
+AgentRole = Literal["system", "user", "assistant", "tool"]
+
+
+@dataclass(frozen=True)
+class WrittenCall:
+    """A tool call in an assistant's message, as the agent sends it back. `arguments` are as the wire has them: a JSON
+    text, or an object that the agent has parsed."""
+
+    id: str
+    name: str
+    arguments: str | Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class AgentMessage:
+    """One message of a request.
+
+    `content` is its text; parts are joined, and None is an empty one. `reasoning` is the thinking of an assistant's
+    message, None where the agent left it out. `call_id` is of the call that a tool's message answers. `ids` are all
+    marks that may be ours: of the message and its items, its calls, its thinking's signature. `is_error` says that a
+    tool's message is a failure, where the wire can say so.
+    """
+
+    role: AgentRole
+    content: str
+    reasoning: str | None = None
+    calls: tuple[WrittenCall, ...] = ()
+    call_id: str = ""
+    ids: frozenset[str] = frozenset()
+    is_error: bool = False
+
+
+@dataclass(frozen=True)
+class AgentCall:
+    """A request for one turn.
+
+    Attributes:
+        wire: name of the wire.
+        messages: in order, system ones where the wire has them at their place.
+        tools: schemas in the OpenAI shape (`{"type": "function", "function": {...}}`), in the request's order.
+        model: as the agent names it; it comes back in the answer.
+        max_tokens: most that the agent takes; None: it does not say.
+        sampling: of `temperature`, `top_p`, `top_k`, `stop`, `seed` those that it says.
+        stream: whether it wants events.
+        agent: the sub-agent that its headers name; empty for the main one, or where they say nothing.
+        compacts: whether it says that it asks for a summary of its context.
+        retries: how often it sent the request before, as its client says.
+        extra: what only its wire's answer needs, such as `include_usage`.
+    """
+
+    wire: str
+    messages: tuple[AgentMessage, ...]
+    tools: tuple[Mapping[str, Any], ...] = ()
+    model: str = ""
+    max_tokens: int | None = None
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    stream: bool = False
+    agent: str = ""
+    compacts: bool = False
+    retries: int = 0
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ReplyCall:
+    """A tool call in a reply. `id` is minted; `arguments` are the text as the policy wrote it, JSON or not."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True)
+class Reply:
+    """The answer to a call.
+
+    `id` is minted: at most 40 characters of `[A-Za-z0-9_-]`, and wires make the ids of messages, items and signatures
+    from it (`PREFIX_` before it), so that each can be found again. Counts are of tokens: those of the whole context,
+    those of it that a cache had, and those that were sampled, thinking included.
+    """
+
+    id: str
+    content: str
+    reasoning: str | None = None
+    calls: tuple[ReplyCall, ...] = ()
+    finish: Literal["stop", "length", "tool_calls"] = "stop"
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    reasoning_tokens: int = 0
+    created: int = 0
+
+
+class CallRefusedError(ToolgymError):
+    """A call gets no turn. `status` is HTTP's, `code` the reason as clients know it, such as
+    `context_length_exceeded`. Ended and exhausted episodes are 400 or 410: clients retry 408, 409, 429 and 5xx."""
+
+    def __init__(self, status: int, code: str, text: str) -> None:
+        super().__init__(text)
+        self.status, self.code = status, code
+
+
+class Wire(Protocol):
+    """One API. `path` is that of its requests behind an episode's base address, such as `/chat/completions`."""
+
+    name: str
+    path: str
+
+    def read(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> AgentCall:
+        """Read a request. Unknown fields are left out. Raises CallRefusedError (400) for one that cannot be answered as
+        it asks, by the name of its field: several choices, or a shape that the wire does not have."""
+        ...
+
+    def answer(self, call: AgentCall, reply: Reply) -> dict[str, Any]:
+        """The body of an answer that is not streamed."""
+        ...
+
+    def events(self, call: AgentCall, reply: Reply) -> Iterator[bytes]:
+        """The events of a streamed answer, as server-sent events with their blank lines."""
+        ...
+
+    def heartbeat(self) -> bytes:
+        """An event that clients overlook, sent while the policy speaks."""
+        ...
+
+    def refusal(self, error: CallRefusedError) -> dict[str, Any]:
+        """The body of an error."""
+        ...
+
+    def failed_event(self, error: CallRefusedError) -> bytes:
+        """The event that ends a stream that has begun."""
+        ...
