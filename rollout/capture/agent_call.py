@@ -26,10 +26,11 @@ class WrittenCall:
 class AgentMessage:
     """One message of a request.
 
-    `content` is its text; parts are joined, and None is an empty one. `reasoning` is the thinking of an assistant's
-    message, None where the agent left it out. `call_id` is of the call that a tool's message answers. `ids` are all
-    marks that may be ours: of the message and its items, its calls, its thinking's signature. `is_error` says that a
-    tool's message is a failure, where the wire can say so.
+    `content` is its text; parts are joined by line ends, and None is an empty one. `reasoning` is the thinking of an
+    assistant's message, None where the agent left it out. `call_id` is of the call that a tool's message answers.
+    `ids` are those of the `Reply` and its calls that an assistant's message names, by the ids of the message and its
+    items, its calls, its thinking's signature, without the prefixes of the wire; foreign ones are among them.
+    `is_error` says that a tool's message is a failure, where the wire can say so.
     """
 
     role: AgentRole
@@ -56,6 +57,8 @@ class AgentCall:
         agent: the sub-agent that its headers name; empty for the main one, or where they say nothing.
         compacts: whether it says that it asks for a summary of its context.
         retries: how often it sent the request before, as its client says.
+        left_out: names of fields that ask for something that the turn does not get, and that agents send all the same:
+            a forced tool call, a tool that its maker's servers run.
         extra: what only its wire's answer needs, such as `include_usage`.
     """
 
@@ -69,6 +72,7 @@ class AgentCall:
     agent: str = ""
     compacts: bool = False
     retries: int = 0
+    left_out: tuple[str, ...] = ()
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -126,18 +130,19 @@ class Wire(Protocol):
         """The body of an answer that is not streamed."""
         ...
 
-    def events(self, call: AgentCall, reply: Reply) -> Iterator[bytes]:
-        """The events of a streamed answer, as server-sent events with their blank lines."""
+    def events(self, call: AgentCall, reply: Reply, heartbeats: int = 0) -> Iterator[bytes]:
+        """The events of a streamed answer, as server-sent events with their blank lines. `heartbeats` were sent before
+        them."""
         ...
 
-    def heartbeat(self) -> bytes:
-        """An event that clients overlook, sent while the policy speaks."""
+    def heartbeat(self, call: AgentCall, sent: int) -> bytes:
+        """An event that clients overlook, for a stream that has no other one yet; `sent` of them went before it."""
         ...
 
     def refusal(self, error: CallRefusedError) -> dict[str, Any]:
         """The body of an error."""
         ...
 
-    def failed_event(self, error: CallRefusedError) -> bytes:
-        """The event that ends a stream that has begun."""
+    def failed_event(self, call: AgentCall, error: CallRefusedError) -> bytes:
+        """The event that ends a stream of nothing but heartbeats."""
         ...
