@@ -1,0 +1,274 @@
+"""`Forest`: the calls of one episode, each behind the one whose answer its request goes on from.
+
+A request finds its place by the messages from the first one on, and among answers that say the same by the ids in them.
+Calls of one agent with one set of tools are compared with each other only.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from toolgym.rollout.capture.agent_call import AgentCall, AgentMessage, Reply
+from toolgym.rollout.capture.canonical import Likeness, begins_with, likeness, marks_of, same, written
+from toolgym.rollout.engines.base import Generation
+from toolgym.rollout.tokens.conversation import Conversation
+from toolgym.rollout.tokens.renderer import ChatRenderer
+from toolgym.rollout.trajectory.trajectory import Turn
+from toolgym.tools.message import Message
+
+GOES_ON = "goes_on"
+"""The cause of a call that is the first to go on from its parent: it begins no sequence."""
+
+_LATELY, _QUOTED = 8, 24
+"""The newest replies that are looked for in the text of a new prompt, and the characters that such a reply has."""
+
+
+class State(enum.StrEnum):
+    """A call's state. One that fails leaves the forest."""
+
+    GENERATING = "generating"
+    KEPT = "kept"
+    UNDELIVERED = "undelivered"
+    """The client was gone before it had the answer."""
+    RETRIED = "retried"
+    """The client says that it sent the request again, so it never used the answer."""
+    RETRACTED = "retracted"
+    """The agent went on from the same prompt, with other messages in place of the answer."""
+
+
+@dataclass(eq=False)
+class CapturedCall:
+    """A call. `messages` are those of its request behind the parent's answer, all of them at a root; `observation` the
+    same as the chat template gets them. `lead` are the ids between the parent's last one and the first sampled one; at
+    a root the whole prompt. `cause` says why it does not go on its parent's sequence, `kind` what began the
+    conversation that it belongs to: the cause of its root, or of the first root that asked for the same."""
+
+    number: int
+    agent: str
+    renderer: ChatRenderer
+    messages: tuple[AgentMessage, ...]
+    parent: CapturedCall | None
+    cause: str
+    kind: str
+    state: State = State.GENERATING
+    children: list[CapturedCall] = field(default_factory=list)
+    observation: tuple[Message, ...] = ()
+    lead: tuple[int, ...] = ()
+    parts: tuple[Generation, ...] = ()
+    turn: Turn | None = None
+    message: Message | None = None
+    reading: Message | None = None
+    requests: tuple[tuple[str, str, str], ...] = ()
+    """Of each call of a tool its id for the agent, its id for the chat template, and the tool's name."""
+    reply: Reply | None = None
+    sent: AgentMessage | None = None
+    seen: AgentMessage | None = None
+    conversation: Conversation | None = None
+
+    @property
+    def path(self) -> list[CapturedCall]:
+        calls = [self]
+        while (parent := calls[-1].parent) is not None:
+            calls.append(parent)
+        return calls[::-1]
+
+    @property
+    def root(self) -> CapturedCall:
+        call = self
+        while call.parent is not None:
+            call = call.parent
+        return call
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return tuple(token for part in self.parts for token in part.token_ids)
+
+
+class Forest:
+    """The calls of an episode; `counts` are what was overlooked or decided on the way, by name."""
+
+    def __init__(self) -> None:
+        self.roots: list[CapturedCall] = []
+        self.counts: Counter[str] = Counter()
+        self._by_mark: dict[str, CapturedCall] = {}
+        self._newest: list[CapturedCall] = []
+
+    def __iter__(self) -> Iterator[CapturedCall]:
+        """All calls, each behind its parent."""
+        waiting = [*reversed(self.roots)]
+        while waiting:
+            call = waiting.pop()
+            yield call
+            waiting.extend(reversed(call.children))
+
+    def attach(self, number: int, request: AgentCall, renderer: ChatRenderer) -> CapturedCall:
+        """Put a request into its place, as a call that is generating. One that brings turns which are none of the
+        parent's descendants is a root, for a template cannot go on with turns that were not sampled there."""
+        parent, at = self._find(request, renderer)
+        foreign = any(message.role == "assistant" for message in request.messages[at:]) and parent is not None
+        if foreign:
+            parent, at = None, 0
+        messages = request.messages[at:]
+        siblings = self._roots_beside(request.agent, renderer) if parent is None else parent.children
+        cause, beside = self._cause_beside(siblings, messages, request)
+        if cause is None and parent is None:
+            cause = "rewrite" if foreign else self._cause_of_root(request, renderer)
+        elif cause is None:
+            cause = "fork" if siblings else GOES_ON
+        origin = parent or beside
+        kind = cause if origin is None else origin.kind
+        call = CapturedCall(number, request.agent, renderer, messages, parent, cause, kind)
+        (self.roots if parent is None else parent.children).append(call)
+        return call
+
+    def uproot(self, call: CapturedCall, request: AgentCall) -> None:
+        """Make a call a root, since the chat template cannot go on with its messages."""
+        self.drop(call)
+        call.parent, call.messages, call.cause, call.kind = None, request.messages, "rewrite", "rewrite"
+        self.roots.append(call)
+
+    def drop(self, call: CapturedCall) -> None:
+        """Take a call without an answer out."""
+        (self.roots if call.parent is None else call.parent.children).remove(call)
+
+    def keep(self, call: CapturedCall, reply: Reply) -> None:
+        call.reply, call.sent, call.state = reply, written(reply), State.KEPT
+        self._by_mark[reply.id] = call
+        self._newest = [*self._newest[1 - _LATELY :], call]
+
+    def undelivered(self, reply_id: str) -> None:
+        """Note that an answer did not reach its agent. One that comes back in a later request did."""
+        call = self._by_mark.get(reply_id)
+        if call is not None and call.state is State.KEPT and not call.children:
+            call.state = State.UNDELIVERED
+
+    def call_of(self, message: AgentMessage) -> CapturedCall | None:
+        """The newest call whose id is in a message."""
+        calls = [self._by_mark[mark] for mark in marks_of(message) if mark in self._by_mark]
+        return max(calls, key=lambda call: call.number, default=None)
+
+    def _roots_beside(self, agent: str, renderer: ChatRenderer) -> list[CapturedCall]:
+        return [root for root in self.roots if root.agent == agent and root.renderer is renderer]
+
+    # ------------------------------------------------------------------ the place of a request
+
+    def _find(self, request: AgentCall, renderer: ChatRenderer) -> tuple[CapturedCall | None, int]:
+        """The call with the most messages whose answer, and all before it, the request holds, and their number."""
+        messages = request.messages
+        waiting = [(root, 0) for root in self._roots_beside(request.agent, renderer)]
+        best: list[CapturedCall] = []
+        most = 0
+        while waiting:
+            call, at = waiting.pop()
+            behind = at + len(call.messages) + 1
+            if call.sent is None or behind > len(messages) or not begins_with(messages, at, call.messages):
+                continue
+            if not self._is_answer_of(call, messages[behind - 1]):
+                continue
+            if behind > most:
+                best, most = [], behind
+            if behind == most:
+                best.append(call)
+            waiting.extend((child, behind) for child in call.children)
+        if not best:
+            return None, 0
+        if len({call.token_ids for call in best}) > 1:
+            self.counts["ambiguous"] += 1
+        parent = max(best, key=lambda call: call.number)
+        self._note(parent, most, messages)
+        return parent, most
+
+    def _is_answer_of(self, call: CapturedCall, message: AgentMessage) -> bool:
+        if message is call.seen or message == call.seen:
+            return True
+        known = self.call_of(message)
+        if known is not None and known is not call and known.sent is not None and same(message, known.sent):
+            return False  # the answer of another call that says the same
+        assert call.sent is not None
+        return likeness(message, call.sent, by_id=known is call) is not Likeness.OTHER
+
+    def _note(self, parent: CapturedCall, at: int, messages: tuple[AgentMessage, ...]) -> None:
+        """Remember how the answers on the way look now, and that they were delivered."""
+        call: CapturedCall | None = parent
+        while call is not None:
+            message = messages[at - 1]
+            assert call.sent is not None
+            if call.seen != message:
+                how = likeness(message, call.sent, by_id=True)
+                if call.seen is None and how in (Likeness.HEALED, Likeness.FLATTENED):
+                    self.counts[how.name.lower()] += 1
+                call.seen, call.state = message, State.KEPT
+            elif call.state is not State.KEPT:
+                call.state = State.KEPT
+            else:
+                return
+            at -= 1 + len(call.messages)
+            call = call.parent
+
+    # ------------------------------------------------------------------ causes
+
+    def _cause_beside(
+        self, siblings: list[CapturedCall], messages: tuple[AgentMessage, ...], request: AgentCall
+    ) -> tuple[str | None, CapturedCall | None]:
+        """The cause of a call whose messages are, or begin with, those of another one, and that one; else None."""
+        cause, beside = None, None
+        for call in siblings:
+            behind = messages[len(call.messages) :]
+            if not begins_with(messages, 0, call.messages) or (behind and behind[0].role == "assistant"):
+                continue
+            if call.children or call.state is State.GENERATING:
+                if cause is None and not behind:
+                    cause, beside = "fork", call
+                continue
+            beside, cause = call, "retraction" if behind else "retry"
+            if call.state is State.KEPT and behind:
+                call.state = State.RETRACTED
+            elif call.state is State.KEPT and request.retries:
+                call.state = State.RETRIED
+        return cause, beside
+
+    def _cause_of_root(self, request: AgentCall, renderer: ChatRenderer) -> str:
+        if not self.roots:
+            return "start"
+        if request.compacts:
+            return "compaction"
+        if request.agent and not any(root.agent == request.agent for root in self.roots):
+            return "sub_agent"
+        calls = [call for message in reversed(request.messages) if (call := self.call_of(message)) is not None][:1]
+        systems = _systems(request.messages)
+        if calls:
+            known = calls[0].root
+            if systems == _systems(known.messages):
+                if known.renderer is renderer:
+                    return "rewrite"
+                return "tools" if request.tools else "compaction"
+            return "sub_agent" if request.tools else "compaction"
+        if self._quotes(request.messages):
+            return "compaction"
+        if not request.tools and any(root.renderer.tools for root in self.roots):
+            return "side_call"
+        alike = [root for root in self.roots if _systems(root.messages) == systems]
+        if any(root.renderer is renderer for root in alike):
+            return "rewrite"
+        opening = [message.content.strip() for message in request.messages[: len(systems) + 1]]
+        if any([message.content.strip() for message in root.messages[: len(opening)]] == opening for root in alike):
+            return "tools"
+        return "sub_agent"
+
+    def _quotes(self, messages: tuple[AgentMessage, ...]) -> bool:
+        """Whether what a late reply says stands in a text that is none of the policy's."""
+        texts = [call.reply.content.strip() for call in self._newest if call.reply is not None]
+        texts = [text for text in texts if len(text) >= _QUOTED]
+        return any(text in message.content for message in messages for text in texts)
+
+
+def _systems(messages: tuple[AgentMessage, ...]) -> list[str]:
+    systems = []
+    for message in messages:
+        if message.role != "system":
+            break
+        systems.append(message.content.strip())
+    return systems

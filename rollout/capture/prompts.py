@@ -1,0 +1,163 @@
+"""Messages of an agent as chat templates take them, and the renderers of its sets of tools."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from toolgym.rollout.capture.agent_call import AgentMessage, CallRefusedError, WrittenCall
+from toolgym.rollout.capture.canonical import arguments_of
+from toolgym.rollout.runner.config import RunConfig
+from toolgym.rollout.runner.run_episode import policy_renderer
+from toolgym.rollout.tokens.renderer import ChatRenderer
+from toolgym.rollout.tokens.template_analysis import delta_kind
+from toolgym.tools.concurrency.blocking import in_thread
+from toolgym.tools.concurrency.deadline import with_deadline
+from toolgym.tools.errors import ConfigError, TemplateError
+from toolgym.tools.message import Message, assistant, system, tool, tool_call, user
+from toolgym.tools.schema import ToolSchema
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_MOST = 64
+_PATIENCE = 120.0
+"""Wall seconds for the making of a renderer: the chat template is looked at with the tools in it."""
+
+
+class Renderers:
+    """Renderers by sets of tools, of which the newest 64 are kept. All sessions of a gateway share them.
+
+    Args:
+        tokenizer: of the model.
+        config: its `template_kwargs` and `parser` hold for all.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, config: RunConfig | None = None) -> None:
+        self._tokenizer, self._config = tokenizer, config or RunConfig()
+        self._kept: OrderedDict[str, ChatRenderer] = OrderedDict()
+        self._last: list[tuple[Sequence[Mapping[str, Any]], ChatRenderer]] = []
+        self._making = asyncio.Lock()
+
+    async def of(self, tools: Sequence[Mapping[str, Any]]) -> ChatRenderer:
+        """The renderer of these tools, the same object for equal ones in the same order. Raises CallRefusedError (400)
+        for tools that are no schemas."""
+        for latest, renderer in self._last:
+            if latest == tools:
+                return renderer
+        async with self._making:
+            key = json.dumps(tools, sort_keys=True)
+            kept = self._kept.get(key)
+            if kept is None:
+                try:
+                    schemas = [ToolSchema.from_openai(schema) for schema in tools]
+                    make = in_thread(policy_renderer, self._tokenizer, self._config, schemas)
+                    kept = self._kept[key] = await with_deadline(make, _PATIENCE)
+                except (ConfigError, TemplateError) as error:
+                    raise CallRefusedError(400, "invalid_tools", str(error)) from error
+            self._kept.move_to_end(key)
+            if len(self._kept) > _MOST:
+                self._kept.popitem(last=False)
+            self._last = [(tools, kept), *self._last[:7]]
+            return kept
+
+
+class CallIds:
+    """Ids and names of tool calls for chat templates, by the ids that the agent knows them under. `waiting` are calls
+    whose results have not come."""
+
+    def __init__(self, known: Iterable[tuple[str, str, str]] = ()) -> None:
+        self._known = {id: (template_id, name) for id, template_id, name in known}
+        self._waiting = [*self._known]
+        self._count = 0
+
+    def add(self, calls: Sequence[WrittenCall]) -> list[str]:
+        """Note the calls of a turn that stands in a prompt; return their ids, of nine letters and digits, which all
+        chat templates take."""
+        self._waiting = [call.id for call in calls]
+        ids = [f"call{self._count + place:05d}" for place in range(len(calls))]
+        self._count += len(calls)
+        self._known.update({call.id: (id, call.name) for call, id in zip(calls, ids, strict=True)})
+        return ids
+
+    def rename(self, calls: Sequence[WrittenCall]) -> None:
+        """Note the ids that an agent gave the calls of the turn before."""
+        for call, id in zip(calls, [*self._waiting], strict=False):
+            self._known.setdefault(call.id, self._known[id])
+
+    def of_result(self, id: str) -> tuple[str, str]:
+        """Id and name of the call that a result answers; by its place among the results if the id is unknown."""
+        if id not in self._known:
+            id = self._waiting[0] if self._waiting else id
+        if id in self._waiting:
+            self._waiting.remove(id)
+        return self._known.get(id, ("call00000", "tool"))
+
+
+def to_messages(messages: Iterable[AgentMessage], ids: CallIds) -> list[Message]:
+    return [_to_message(message, ids) for message in messages]
+
+
+def _to_message(message: AgentMessage, ids: CallIds) -> Message:
+    if message.role == "system":
+        return system(message.content)
+    if message.role == "user":
+        return user(message.content)
+    if message.role == "tool":
+        id, name = ids.of_result(message.call_id)
+        return tool(message.content, tool_call_id=id, name=name)
+    calls = [
+        tool_call(call.name, _object(call), id=id)
+        for call, id in zip(message.calls, ids.add(message.calls), strict=True)
+    ]
+    turn = assistant(message.content, calls)
+    if message.reasoning:
+        turn["reasoning_content"] = message.reasoning
+    return turn
+
+
+def _object(call: WrittenCall) -> dict[str, Any]:
+    """Arguments as chat templates take them. Those that are no object are one argument of it, as they stand."""
+    arguments = arguments_of(call)
+    return dict(arguments) if isinstance(arguments, Mapping) else {"arguments": arguments}
+
+
+def prompt_forms(messages: list[Message], renderer: ChatRenderer) -> Iterator[list[Message]]:
+    """Yield forms of a prompt that a chat template may take, the nearest first: as it is, unless it would lose a late
+    system message; then with late system messages as the user's, and neighbours of one role as one."""
+    head = next((place for place, message in enumerate(messages) if message["role"] != "system"), len(messages))
+    has_late = any(message["role"] == "system" for message in messages[head:])
+    if not has_late or "system" in renderer.facts.plans:
+        yield messages
+    yield [*messages[:head], *_as_users(messages[head:])]
+    yield _joined([*messages[:head], *_as_users(messages[head:])])
+
+
+def delta_form(messages: list[Message], renderer: ChatRenderer) -> list[Message] | None:
+    """The form of new messages that the chat template can go on with; None if there is none."""
+    for form in (messages, _joined(messages), _joined(_as_users(messages))):
+        try:
+            if delta_kind(form) in renderer.facts.plans:
+                return form
+        except TemplateError:
+            continue
+    return None
+
+
+def _as_users(messages: Iterable[Message]) -> list[Message]:
+    return [user(message["content"]) if message["role"] == "system" else message for message in messages]
+
+
+def _joined(messages: Iterable[Message]) -> list[Message]:
+    """Messages with neighbouring ones of the user, or of the system, as one."""
+    joined: list[Message] = []
+    for message in messages:
+        last = joined[-1] if joined else None
+        if last is not None and last["role"] == message["role"] and message["role"] in ("system", "user"):
+            joined[-1] = {**last, "content": last["content"] + "\n\n" + message["content"]}
+        else:
+            joined.append(message)
+    return joined

@@ -1,0 +1,158 @@
+"""`captured_rows`: the sequences of an episode, and what a trajectory says of them.
+
+The first call that goes on from another one continues its sequence. Each further one begins a sequence, whose prompt
+has all that stands before it, so a sampled token is trained on in one sequence only. An answer that nobody got, and a
+sequence of a kind that is not trained on, are left out and counted by name: a row in which nothing is trained on says
+nothing to a trainer.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from toolgym.rollout.capture.forest import GOES_ON, CapturedCall, Forest, State
+from toolgym.rollout.replace_fields import replace_fields
+from toolgym.rollout.trajectory.token_sequence import Segment, TokenSequence
+from toolgym.rollout.trajectory.trajectory import Turn
+from toolgym.tools.message import Message
+
+
+@dataclass(frozen=True)
+class CapturedRows:
+    """The rows of an episode, those of its main conversation first; `turns` and `messages` in the same order.
+
+    `main` is the root of the main conversation, and `left_out` counts calls and tokens that are in no row, by reason.
+    Messages of a row begin behind the last turn in its prompt, so that each turn of the policy has its message.
+    """
+
+    main: CapturedCall | None
+    sequences: tuple[TokenSequence, ...]
+    turns: list[Turn]
+    messages: list[Message]
+    left_out: Counter[str]
+
+
+@dataclass(frozen=True)
+class _Row:
+    calls: tuple[CapturedCall, ...]
+    cause: str
+    kind: str
+
+    @property
+    def first(self) -> CapturedCall:
+        return self.calls[0]
+
+
+def captured_rows(forest: Forest, untrained: Collection[str], reward: float) -> CapturedRows:
+    """The rows of all calls that are trained on; `untrained` names causes of sequences, and states of calls, that are
+    not. The last turn of the main conversation has the reward."""
+    main = _main(forest.roots)
+    left_out: Counter[str] = Counter()
+    rows: list[_Row] = []
+    for row in _rows(forest, main):
+        kept = []
+        for call in row.calls:
+            lost = call.state in _LOST or call.state in untrained
+            reasons = [call.state.value] if lost else [name for name in (row.kind, row.cause) if name in untrained]
+            if reasons:
+                left_out[reasons[0]] += 1
+                left_out[f"{reasons[0]}_tokens"] += len(call.token_ids)
+            else:
+                kept.append(call)
+        if kept:
+            rows.append(_Row(tuple(kept), row.cause, row.kind))
+    rows.sort(key=lambda row: (row.kind != "start", row.first.number))
+    last = max((row.calls[-1].number for row in rows if row.kind == "start"), default=None)
+    turns: list[Turn] = []
+    messages: list[Message] = []
+    for number, row in enumerate(rows):
+        for place, call in enumerate(row.calls):
+            turns.append(_turn(row, place, number, reward if call.number == last else None))
+            messages += _messages(call, begins=not place and number > 0)
+    return CapturedRows(main, tuple(map(_sequence, rows)), turns, messages, left_out)
+
+
+_LOST = (State.UNDELIVERED, State.RETRIED)
+"""States of calls whose answers the agent did not use, and whose tokens are left out."""
+
+
+def _main(roots: Sequence[CapturedCall]) -> CapturedCall | None:
+    """The root of the main conversation: the first that goes on or has tools; none of a sub-agent, and none whose
+    answer was lost, if there are others."""
+    answered = [root for root in roots if root.state is not State.GENERATING]
+    usable = [root for root in answered if root.state not in _LOST] or answered
+    ours = [root for root in usable if not root.agent] or usable
+    return next((root for root in ours if root.children or root.renderer.tools), ours[0] if ours else None)
+
+
+def _rows(forest: Forest, main: CapturedCall | None) -> list[_Row]:
+    calls_of: dict[int, list[CapturedCall]] = {}
+    row_of: dict[int, int] = {}
+    for call in forest:
+        if call.state is State.GENERATING:
+            continue
+        parent, row = call.parent, call.number
+        if parent is not None and _successor(parent) is call:
+            row = row_of[parent.number]
+        row_of[call.number] = row
+        calls_of.setdefault(row, []).append(call)
+    return [_Row(tuple(calls), _cause(calls[0], main), _kind(calls[0], main)) for calls in calls_of.values()]
+
+
+def _successor(call: CapturedCall) -> CapturedCall | None:
+    """The call that continues the sequence of another one: the first whose answer was used."""
+    answered = [child for child in call.children if child.state is not State.GENERATING]
+    return min(answered, key=lambda child: (child.state in _LOST, child.number), default=None)
+
+
+def _cause(call: CapturedCall, main: CapturedCall | None) -> str:
+    if call is main:
+        return "start"
+    if call.cause == "start":
+        return _kind(call, main)
+    return "fork" if call.cause == GOES_ON else call.cause
+
+
+def _kind(call: CapturedCall, main: CapturedCall | None) -> str:
+    """The kind of conversation that a call belongs to, now that the main one is known. Others began before it."""
+    if main is None or call.kind == main.kind:
+        return "start"
+    if call.kind != "start":
+        return call.kind
+    return "sub_agent" if call.root.children or call.renderer.tools else "side_call"
+
+
+def _sequence(row: _Row) -> TokenSequence:
+    before = [ids for call in row.first.path[:-1] for ids in (call.lead, call.token_ids)]
+    prompt = np.concatenate([np.asarray(ids, np.int32) for ids in (*before, row.first.lead)])
+    segments: list[Segment] = []
+    for place, call in enumerate(row.calls):
+        if place and call.lead:
+            segments.append(Segment.env(call.lead))
+        segments += [
+            Segment.policy(part.token_ids, part.logprobs, part.weight_versions, part.aligned)
+            for part in call.parts
+            if part.token_ids
+        ]
+    return TokenSequence(prompt, tuple(segments), row.cause)
+
+
+def _turn(row: _Row, place: int, sequence: int, reward: float | None) -> Turn:
+    turn = row.calls[place].turn
+    assert turn is not None
+    behind = len(row.calls[place + 1].lead) if place + 1 < len(row.calls) else 0
+    return replace_fields(turn, sequence=sequence, observation_tokens=behind, reward=reward)
+
+
+def _messages(call: CapturedCall, *, begins: bool) -> list[Message]:
+    """The messages of a call and its answer; at the beginning of a further row those behind the last turn in them, for
+    that turn is none of the policy's in this row."""
+    observation = [*call.observation]
+    if begins:
+        turns = [place for place, message in enumerate(observation) if message["role"] == "assistant"]
+        observation = observation[turns[-1] + 1 :] if turns else observation
+    return [*observation, *([] if call.message is None else [call.message])]

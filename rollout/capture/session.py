@@ -1,0 +1,388 @@
+"""`CaptureSession`: one episode of an agent that calls a chat API, with the exact tokens of every call.
+
+A call goes on from the tokens of the call whose answer it holds: only what is new is rendered. What was sampled stays
+as it was sampled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import uuid
+from collections import Counter, deque
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from toolgym.envs.types import EpisodeFailedError, StopReason
+from toolgym.rollout.capture.agent_call import AgentCall, CallRefusedError, Reply, ReplyCall
+from toolgym.rollout.capture.canonical import new_reply_id
+from toolgym.rollout.capture.forest import CapturedCall, Forest, State
+from toolgym.rollout.capture.prompts import CallIds, Renderers, delta_form, prompt_forms, to_messages
+from toolgym.rollout.capture.rows import CapturedRows, captured_rows
+from toolgym.rollout.capture.rules import CaptureRules
+from toolgym.rollout.engines.base import Engine, FinishReason, Generation, SamplingParams
+from toolgym.rollout.episode.config import EpisodeConfig
+from toolgym.rollout.episode.context import EpisodeBudget, encoded_apart
+from toolgym.rollout.episode.observer import EpisodeObserver
+from toolgym.rollout.episode.record import EpisodeRecord
+from toolgym.rollout.episode.turn_sampling import TurnSampler
+from toolgym.rollout.job import Job
+from toolgym.rollout.limits import HistoryMode
+from toolgym.rollout.replace_fields import replace_fields
+from toolgym.rollout.seeds import step_seed, stream_seed
+from toolgym.rollout.tokens.conversation import Conversation, Extension, part_reasoning
+from toolgym.rollout.tokens.token_bounds import TooManyTokensError
+from toolgym.rollout.trajectory.trajectory import Failure, Trajectory, Turn
+from toolgym.tools.errors import ConfigError, TemplateError
+from toolgym.tools.message import assistant
+from toolgym.tools.parsers import ParsedTurn
+
+_CONVERSATIONS = 4
+"""Calls whose conversations are kept as they stand. That of another call is put together again from its tokens."""
+
+
+class _Parts(EpisodeObserver):
+    """Keeps the generations of a turn."""
+
+    def __init__(self) -> None:
+        self.generations: list[Generation] = []
+
+    def generated(self, job: Job, generation: Generation) -> None:
+        self.generations.append(generation)
+
+
+class CaptureSession:
+    """An episode whose agent asks for one turn after the other, several at once if it likes.
+
+    Args:
+        engine: where turns come from. It was started.
+        renderers: those of the engine's tokenizer.
+        job: the task, and the episode's place in its run.
+        config: how to sample, and the limits; it holds for the agent's whole episode. `history` is `append`.
+        rules: what else holds.
+        env_id: the env's name in the trajectory.
+        settings: its run's, see `run_settings`.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        renderers: Renderers,
+        job: Job,
+        config: EpisodeConfig,
+        *,
+        rules: CaptureRules | None = None,
+        env_id: str = "capture",
+        settings: Mapping[str, str] | None = None,
+    ) -> None:
+        if not config.one_sequence:
+            raise ConfigError("a captured episode keeps what was sampled: history must be 'append', without `context`")
+        self._engine, self._renderers, self.job, self._config = engine, renderers, job, config
+        self._rules = rules or CaptureRules()
+        self._budget = EpisodeBudget(engine, config.limits)
+        self.id = uuid.uuid4().hex
+        self._record = EpisodeRecord(job, config, self.id, env_id, settings or {})
+        self._record.started_at, self._began = time.time(), time.monotonic()
+        self._seed = step_seed(stream_seed(job.seed, validate=config.validate), config.training_step)
+        self._forest = Forest()
+        self._counts: Counter[str] = Counter()
+        self._calls = 0
+        self._reason: StopReason | None = None  # why the episode is over, if a limit ended it
+        self._running: set[TurnSampler] = set()
+        self._recent: deque[CapturedCall] = deque()
+        self._trajectory: Trajectory | None = None
+
+    # ------------------------------------------------------------------ a call
+
+    async def answer(self, request: AgentCall) -> Reply:
+        """Sample the turn that an agent asks for. Cancelling the call aborts it.
+
+        Raises CallRefusedError: 410 once the episode is over, or has had its calls; 400 for messages that the chat
+        template refuses; 502 or 504 if the engine failed. Then the agent may send the request again.
+        """
+        self._require_open()
+        renderer = await self._renderers.of(request.tools)
+        self._require_open()
+        if self._rules.max_calls is not None and self._calls >= self._rules.max_calls:
+            self._reason = StopReason.MAX_TURNS
+            raise CallRefusedError(410, "max_turns", f"the episode has had its {self._rules.max_calls} calls")
+        call = self._forest.attach(self._calls, request, renderer)
+        self._calls += 1
+        kept = False
+        try:
+            reply = await self._reply(request, call)
+            kept = call.state is not State.GENERATING
+            return reply
+        except asyncio.CancelledError:
+            self._counts["undelivered"] += 1
+            raise
+        except EpisodeFailedError as error:
+            self._counts[error.stop_reason.value] += 1
+            late = error.stop_reason is StopReason.ENGINE_TIMEOUT
+            raise CallRefusedError(504 if late else 502, error.stop_reason.value, str(error)) from error
+        except TemplateError as error:
+            self._counts["refused_by_template"] += 1
+            raise CallRefusedError(400, "invalid_messages", str(error)) from error
+        finally:
+            if not kept and self._trajectory is None:
+                self._forest.drop(call)
+
+    def undelivered(self, reply_id: str) -> None:
+        """Note that an answer did not reach the agent."""
+        if self._trajectory is None:
+            self._forest.undelivered(reply_id)
+
+    def _require_open(self) -> None:
+        if self._trajectory is not None:
+            raise CallRefusedError(410, "episode_ended", "the episode is over: begin another one")
+
+    async def _reply(self, request: AgentCall, call: CapturedCall) -> Reply:
+        try:
+            conversation = await self._conversation(request, call)
+            prompt_tokens = len(conversation.context)
+            room = self._budget.room(conversation)
+        except TooManyTokensError as error:
+            prompt_tokens, room = error.least, 0
+        if room < 1:
+            return self._too_long(prompt_tokens)
+        sampling = self._sampling(request)
+        most = room if request.max_tokens is None else min(room, request.max_tokens)
+        if most < 1:
+            raise CallRefusedError(
+                400, "invalid_max_tokens", f"max_tokens must be at least 1, got {request.max_tokens}"
+            )
+        if request.max_tokens is not None and request.max_tokens > min(room, sampling.max_new_tokens):
+            self._counts["clamped"] += 1
+        self._require_open()
+        starts_open = call.renderer.leaves_thinking_open(conversation.context)
+        turn = await self._sampled(call, conversation, most, sampling)
+        self._require_open()
+        if turn is None:
+            self._counts["aborted"] += 1
+            raise CallRefusedError(503, "engine_aborted", "the engine aborted the turn: send the request again")
+        return self._keep(call, conversation, turn, starts_open)
+
+    def _sampling(self, request: AgentCall) -> SamplingParams:
+        sampling = self._config.sampling_in_use
+        wishes = {name: value for name, value in request.sampling.items() if value is not None}
+        for name in wishes.keys() - set(self._rules.agents_sampling):
+            self._counts[f"ignored_{name}"] += 1
+        wishes = {name: value for name, value in wishes.items() if name in self._rules.agents_sampling}
+        try:
+            return replace(sampling, **wishes) if wishes else sampling
+        except ConfigError as error:
+            raise CallRefusedError(400, "invalid_sampling", str(error)) from error
+
+    async def _sampled(
+        self, call: CapturedCall, conversation: Conversation, most: int, sampling: SamplingParams
+    ) -> Turn | None:
+        """Sample a turn into the conversation; None if the engine, or the end of the episode, cut it off."""
+        parts = _Parts()
+        config = replace_fields(self._config, sampling=sampling, validation_sampling=None)
+        sampler = TurnSampler(self._engine, config, self.job, self._seed, episode_id=self.id, observers=(parts,))
+        open_turn = sampler.open(call.number, most, len(conversation.context))
+        self._running.add(sampler)
+        try:
+            is_over = await sampler.sample(open_turn, conversation, call.renderer)
+        finally:
+            self._running.discard(sampler)
+        if not is_over or open_turn.finish_reason is FinishReason.ABORT:
+            return None
+        call.parts = tuple(parts.generations)
+        return open_turn.close(conversation, call.renderer)
+
+    def _too_long(self, tokens: int) -> Reply:
+        self._counts["over_budget"] += 1
+        self._reason = StopReason.BUDGET
+        if self._rules.refuse_long_prompts:
+            text = f"prompt is too long: {tokens} tokens leave no room for an answer within the episode's budget"
+            raise CallRefusedError(400, "context_length_exceeded", text)
+        return Reply(new_reply_id(), "", finish="length", prompt_tokens=tokens, created=int(time.time()))
+
+    # ------------------------------------------------------------------ its tokens before
+
+    async def _conversation(self, request: AgentCall, call: CapturedCall) -> Conversation:
+        """The conversation up to where the policy speaks."""
+        if call.parent is not None:
+            conversation = self._conversation_of(call.parent).fork()
+            before = len(conversation.context)
+            if not call.renderer.ends_turn(conversation.turn_ids):
+                conversation.add_env_tokens(conversation.missing_end())
+            ids = CallIds(call.parent.requests)
+            ids.rename(call.parent.seen.calls if call.parent.seen is not None else ())
+            observation = delta_form(to_messages(call.messages, ids), call.renderer)
+            if observation is not None:
+                extend = partial(conversation.extended_with, observation, most=self._budget.longest(conversation) - 1)
+                try:
+                    extension = await encoded_apart(extend, observation)
+                except TemplateError:
+                    extension = None
+                if extension is not None:
+                    conversation.apply(extension, observation)
+                    call.observation, call.lead = tuple(observation), tuple(conversation.context[before:])
+                    return conversation
+            self._forest.uproot(call, request)
+        return await self._begun(call)
+
+    async def _begun(self, call: CapturedCall) -> Conversation:
+        messages = to_messages(call.messages, CallIds())
+        refusal: TemplateError | None = None
+        most = self._budget.prompt
+        for form in prompt_forms(messages, call.renderer):
+            begin = partial(Conversation, call.renderer, HistoryMode.APPEND, form, most=most)
+            try:
+                conversation = await encoded_apart(begin, form)
+            except TemplateError as error:
+                refusal = refusal or error
+                continue
+            if len(conversation.context) > most:
+                raise TooManyTokensError(len(conversation.context))
+            call.observation, call.lead = tuple(form), conversation.context.as_tuple()
+            return conversation
+        assert refusal is not None
+        raise refusal
+
+    def _conversation_of(self, call: CapturedCall) -> Conversation:
+        """The conversation up to the end of an answered call."""
+        missing = []
+        last: CapturedCall | None = call
+        while last is not None and last.conversation is None:
+            missing.append(last)
+            last = last.parent
+        conversation = None if last is None or last.conversation is None else last.conversation.fork()
+        for each in reversed(missing):
+            messages = [*each.observation]
+            if conversation is None:
+                conversation = Conversation(each.renderer, HistoryMode.APPEND, messages)
+            else:
+                added = [*each.lead]
+                view = [*conversation.view, *messages]
+                conversation.apply(Extension(view, added, None, "", len(conversation.context) + len(added)), messages)
+            for generation in each.parts:
+                conversation.add_generation(generation)
+            conversation.add_turn()
+            self._read(each, conversation)
+        assert conversation is not None
+        if missing:
+            self._remember(call, conversation)
+        return conversation
+
+    def _remember(self, call: CapturedCall, conversation: Conversation) -> None:
+        call.conversation = conversation
+        self._recent.append(call)
+        if len(self._recent) > _CONVERSATIONS:
+            self._recent.popleft().conversation = None
+
+    # ------------------------------------------------------------------ its answer
+
+    def _read(self, call: CapturedCall, conversation: Conversation) -> ParsedTurn | None:
+        """Put the reading of a turn into the conversation; None if the parser, a user's own, failed."""
+        try:
+            parsed = conversation.parse_turn()
+        except Exception:  # noqa: BLE001  the turn is answered as the text that it is
+            return None
+        conversation.set_message(parsed.message)
+        return parsed
+
+    def _keep(self, call: CapturedCall, conversation: Conversation, turn: Turn, starts_open: bool) -> Reply:
+        parsed = self._read(call, conversation)
+        well_formed = parsed is not None and not parsed.errors
+        message = parsed.message if parsed is not None else assistant(turn.text)
+        reading = part_reasoning(message, starts_open=starts_open)
+        if not well_formed:
+            self._counts["ill_formed"] += 1
+        reply_id = new_reply_id()
+        calls = tuple(
+            ReplyCall(f"call_{reply_id}_{place}", each.name, json.dumps(each.arguments, ensure_ascii=False))
+            for place, each in enumerate(parsed.calls if parsed is not None and well_formed else ())
+        )
+        if parsed is not None and calls:
+            call.requests = tuple((sent.id, each.id, each.name) for sent, each in zip(calls, parsed.calls, strict=True))
+        reasoning = reading.get("reasoning_content")
+        reply = Reply(
+            reply_id,
+            reading["content"],
+            reasoning,
+            calls,
+            "length" if turn.truncated else "tool_calls" if calls else "stop",
+            turn.prompt_tokens,
+            turn.cached_tokens,
+            turn.generated_tokens,
+            _thinking_tokens(call, reasoning),
+            int(time.time()),
+        )
+        call.turn, call.message = turn, conversation.messages[-1]
+        self._forest.keep(call, reply)
+        self._remember(call, conversation)
+        return reply
+
+    # ------------------------------------------------------------------ the end
+
+    def figures(self) -> dict[str, Any]:
+        """Numbers of the episode so far: calls, and sequences by cause, as they would be now."""
+        rows = captured_rows(self._forest, self._rules.untrained, 0.0)
+        return {**self._metrics(rows), "calls": self._calls}
+
+    def finish(
+        self,
+        reward: float,
+        metrics: Mapping[str, Any] | None = None,
+        stop_reason: StopReason | None = None,
+        error: Failure | None = None,
+    ) -> Trajectory:
+        """End the episode, and return its trajectory; the same one if it is over already. Calls that are under way are
+        aborted, and they and later ones get 410. `stop_reason` defaults to the limit that the episode met, or
+        `answered`."""
+        if self._trajectory is not None:
+            return self._trajectory
+        rows = captured_rows(self._forest, self._rules.untrained, reward)
+        record, main = self._record, rows.main
+        record.turns, record.messages, record.reward = rows.turns, rows.messages or record.messages, reward
+        record.metrics = {**self._metrics(rows), **(metrics or {})}
+        record.seconds = time.monotonic() - self._began
+        renderer = None if main is None else main.renderer
+        reason = self._end_of(rows) if stop_reason in (None, StopReason.ANSWERED) else stop_reason
+        assert reason is not None
+        trajectory = record.trajectory(reason, error, renderer, None)
+        if rows.sequences and renderer is not None:
+            last = rows.sequences[-1]
+            trajectory = replace(
+                trajectory,
+                sequences=rows.sequences,
+                prompt_text=partial(renderer.decode, last.prompt_ids.tolist()),
+                response_text=partial(renderer.decode, last.response_ids.tolist()),
+            )
+        self._trajectory = trajectory
+        for sampler in self._running:
+            sampler.interrupt()
+        return trajectory
+
+    def _end_of(self, rows: CapturedRows) -> StopReason:
+        if self._reason is not None:
+            return self._reason
+        last = next((turn for turn in reversed(rows.turns) if turn.reward is not None), None)
+        return StopReason.LENGTH if last is not None and last.truncated else StopReason.ANSWERED
+
+    def _metrics(self, rows: CapturedRows) -> dict[str, int]:
+        causes = Counter(f"sequences_{sequence.start_reason}" for sequence in rows.sequences)
+        left_out = {f"left_out_{name}": count for name, count in sorted(rows.left_out.items())}
+        unanswered = {f"calls_{name}": count for name, count in sorted((self._counts + self._forest.counts).items())}
+        return {"calls": self._calls, "sequences": len(rows.sequences), **causes, **left_out, **unanswered}
+
+
+def _thinking_tokens(call: CapturedCall, reasoning: str | None) -> int:
+    """The tokens up to the end of thinking, found by halving."""
+    if not reasoning:
+        return 0
+    ids, decode = call.token_ids, call.renderer.decode
+    low, high = 0, len(ids)
+    while low < high:
+        middle = (low + high) // 2
+        if "</think>" in decode(ids[:middle]):
+            high = middle
+        else:
+            low = middle + 1
+    return low
