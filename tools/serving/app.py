@@ -185,7 +185,7 @@ class HttpApp:
             raise RequestRefusedError(503, "the server is being stopped", {"Retry-After": "1", "Connection": "close"})
         if route.runs and self.gate.full:
             raise self.gate.busy()
-        if request.method == "GET":
+        if request.method == "GET" or route.streamed:
             return await operation.handler(Call(request, b"", params, internal))
         body = await self._bodies.receive(request)
         try:

@@ -42,7 +42,8 @@ class Route(NamedTuple):
     """A path and its methods; a `public` one is answered without a token.
 
     In `path`, `{name}` stands for all between two slashes, and `{name:path}` for all the rest. One that `runs`
-    something needs a slot: a full server refuses it before it reads the body.
+    something needs a slot: a full server refuses it before it reads the body. One that is `streamed` reads the body
+    itself.
     """
 
     path: str
@@ -50,6 +51,7 @@ class Route(NamedTuple):
     public: bool = False
     runs: bool = False
     while_draining: bool = False
+    streamed: bool = False
 
     @property
     def name(self) -> str:

@@ -1,0 +1,45 @@
+"""Settings of the sandbox server with E2B's API."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, Self
+
+import pydantic
+
+from toolgym.tools.errors import ConfigError
+from toolgym.tools.sandbox.server.config import ServerConfig
+from toolgym.tools.serving.config import flag
+
+
+class E2bServerConfig(ServerConfig):
+    """Settings of the sandbox server, and of E2B's API on it.
+
+    Attributes:
+        e2b: `served`: E2B's API is there too, for its SDKs (docs/e2b.md); it needs `workers: 1`. Or `none`.
+        e2b_keys: file with the API keys that E2B's clients may show, one a line; each sees its own sandboxes alone.
+            None: the server's token is the only one; without a token every key is let in.
+        e2b_sandboxes: E2B sandboxes, paused ones and snapshots included, that exist at once; more are refused (429).
+    """
+
+    e2b: Literal["served", "none"] = flag("none")
+    e2b_keys: Path | None = flag(None)
+    e2b_sandboxes: int = flag(1024, ge=1)
+
+    @pydantic.model_validator(mode="after")
+    def _one_worker(self) -> Self:
+        if self.e2b == "served" and self.workers != 1:
+            raise ValueError(f"e2b: served needs workers: 1, got {self.workers}: a sandbox lives in one process")
+        return self
+
+    def api_keys(self) -> list[bytes] | None:
+        """Return the keys that are let in; None for all. Raises ConfigError for a file without keys."""
+        if self.e2b_keys is None:
+            return None if self.secret is None else [self.secret.encode()]
+        try:
+            keys = [line.strip() for line in self.e2b_keys.read_bytes().splitlines() if line.strip()]
+        except OSError as error:
+            raise ConfigError(f"e2b_keys: cannot read {str(self.e2b_keys)!r}: {error}") from None
+        if not keys:
+            raise ConfigError(f"e2b_keys: {str(self.e2b_keys)!r} has no key; write one a line")
+        return keys

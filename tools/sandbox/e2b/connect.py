@@ -1,0 +1,210 @@
+"""The Connect protocol as E2B's SDKs speak it: JSON, streams of frames, and errors by their names.
+
+A frame is a flag byte, the length in four bytes (big endian) and JSON. The last frame of a stream has the flag 2, and
+`{}` or an error in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import struct
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from typing import Any
+
+from aiohttp import web
+
+from toolgym.tools.errors import (
+    ConfigError,
+    NoSessionError,
+    SandboxBusyError,
+    SandboxClosedError,
+    SandboxError,
+    SandboxFileError,
+    SandboxUnsupportedError,
+    SessionLostError,
+    ToolgymError,
+)
+from toolgym.tools.sandbox.files import reason_of
+from toolgym.tools.serving.admission import BusyError
+from toolgym.tools.serving.json_bodies import InvalidRequestError, encode
+from toolgym.tools.serving.routes import Call, Handler
+from toolgym.tools.serving.transport import RequestRefusedError, answer, within
+
+STATUS: Mapping[str, int] = {
+    "invalid_argument": 400,
+    "failed_precondition": 400,
+    "unauthenticated": 401,
+    "permission_denied": 403,
+    "not_found": 404,
+    "already_exists": 409,
+    "aborted": 409,
+    "resource_exhausted": 429,
+    "internal": 500,
+    "unimplemented": 501,
+    "unavailable": 502,
+    "deadline_exceeded": 504,
+}
+"""The HTTP statuses of the protocol's errors."""
+
+_OF_FILES = {
+    "no_file": "not_found",
+    "exists": "already_exists",
+    "is_folder": "invalid_argument",
+    "no_folder": "invalid_argument",
+    "no_permission": "permission_denied",
+}
+
+_HEAD = struct.Struct(">BI")
+END = 2
+
+_log = logging.getLogger("toolgym.tools.sandbox.e2b")
+
+
+class E2bRefusedError(ToolgymError):
+    """A request is answered with an error of the protocol; `code` is a name of `STATUS`."""
+
+    def __init__(self, code: str, message: str, *, status: int | None = None, body: Mapping[str, Any] | None = None):
+        super().__init__(message)
+        self.code, self.status = code, status or STATUS[code]
+        self.body = dict(body or {})
+
+
+def gone(name: str) -> E2bRefusedError:
+    """Make the answer for a sandbox that does not run: SDKs know it by 502 and this text."""
+    message = "The sandbox was not found"
+    return E2bRefusedError("unavailable", message, body={"sandboxId": name, "message": message, "code": 502})
+
+
+def refusal_of(error: Exception) -> E2bRefusedError | None:
+    """Return the answer for an error of the sandbox or of a request; None for one that nobody expected."""
+    text = str(error) or type(error).__name__
+    if isinstance(error, E2bRefusedError):
+        return error
+    if isinstance(error, SandboxFileError):
+        return E2bRefusedError(_OF_FILES.get(reason_of(error), "internal"), text)
+    if isinstance(error, RequestRefusedError):
+        name = next((name for name, status in STATUS.items() if status == error.status), "internal")
+        return E2bRefusedError(name, text, status=error.status)
+    codes: list[tuple[type[Exception] | tuple[type[Exception], ...], str]] = [
+        (SandboxUnsupportedError, "unimplemented"),
+        ((BusyError, SandboxBusyError), "resource_exhausted"),
+        ((SessionLostError, SandboxClosedError), "unavailable"),
+        (NoSessionError, "not_found"),
+        ((ConfigError, InvalidRequestError), "invalid_argument"),
+        (TimeoutError, "deadline_exceeded"),
+        (SandboxError, "internal"),
+    ]
+    return next((E2bRefusedError(code, text) for kind, code in codes if isinstance(error, kind)), None)
+
+
+def answered(handler: Handler, *, rpc: bool = False) -> Handler:
+    """Make a handler whose errors are answers in E2B's form; those of an `rpc` have a code by its name."""
+
+    async def answering(call: Call) -> web.StreamResponse:
+        try:
+            return await handler(call)
+        except ConnectionError:
+            raise
+        except Exception as error:  # noqa: BLE001  clients read JSON, also where the server is to blame
+            refused = refusal_of(error)
+            if refused is None:
+                _log.error("error while answering %s %s", call.request.method, call.request.path, exc_info=error)
+                refused = E2bRefusedError("internal", "internal error; see the server's log")
+            code = refused.code if rpc and refused.status != 502 else refused.status
+            headers = {"Retry-After": "1"} if refused.status == 429 else None
+            return answer({"code": code, "message": str(refused)} | refused.body, refused.status, headers)
+
+    return answering
+
+
+def read_json(body: bytes) -> dict[str, Any]:
+    """Return the object of a body; an empty one is an empty object. Raises E2bRefusedError."""
+    try:
+        message = json.loads(body or b"{}")
+    except (ValueError, RecursionError) as error:
+        raise E2bRefusedError("invalid_argument", f"the body should be JSON: {error}"[:300]) from None
+    if not isinstance(message, dict):
+        raise E2bRefusedError("invalid_argument", f"the body should be a JSON object, got {type(message).__name__}")
+    return message
+
+
+def read_frame(body: bytes) -> dict[str, Any]:
+    """Return the message of a body with one frame, as the request of a stream of answers has it."""
+    if len(body) < _HEAD.size:
+        raise E2bRefusedError("invalid_argument", "the body should be a frame: a flag, a length and JSON")
+    flag, size = _HEAD.unpack_from(body)
+    if flag != 0 or size != len(body) - _HEAD.size:
+        raise E2bRefusedError("invalid_argument", f"the body should be one frame, not compressed, got flag {flag}")
+    return read_json(body[_HEAD.size :])
+
+
+async def read_frames(request: web.BaseRequest, most: int, patience: float) -> AsyncIterator[dict[str, Any]]:
+    """Give the messages of a stream of requests while they come. Raises E2bRefusedError, also for a silent client."""
+    while True:
+        try:
+            async with asyncio.timeout(patience):
+                flag, size = _HEAD.unpack(await request.content.readexactly(_HEAD.size))
+                if size > most:
+                    raise E2bRefusedError("resource_exhausted", f"a message has at most {most} bytes here")
+                data = await request.content.readexactly(size)
+        except asyncio.IncompleteReadError:
+            return
+        except TimeoutError:
+            raise E2bRefusedError("deadline_exceeded", f"no message came for {patience:g} s") from None
+        if flag & END:
+            return
+        yield read_json(data)
+
+
+def frame(message: Mapping[str, Any], flag: int = 0) -> bytes:
+    data = encode(message)
+    return _HEAD.pack(flag, len(data)) + data
+
+
+class CutError(ConnectionError):
+    """The connection is to be cut without an end: the sandbox of a stream is gone."""
+
+
+async def stream(
+    call: Call, messages: AsyncGenerator[Mapping[str, Any], None], write_timeout: float
+) -> web.StreamResponse:
+    """Answer with a stream of messages, until the client's deadline.
+
+    Errors stand in the last frame. Raises ConnectionError if the client is gone, or if its sandbox is: then the
+    connection is cut, by which the SDKs know it.
+    """
+    response = web.StreamResponse(headers={"Content-Type": "application/connect+json"})
+    end: dict[str, Any] = {}
+    try:
+        await response.prepare(call.request)
+        try:
+            async with asyncio.timeout(deadline_of(call)), contextlib.aclosing(messages):
+                async for message in messages:
+                    await within(write_timeout, response.write(frame(message)))
+        except TimeoutError:
+            end = {"error": {"code": "deadline_exceeded", "message": "the request's deadline has passed"}}
+        except ToolgymError as error:
+            refused = refusal_of(error) or E2bRefusedError("internal", str(error))
+            end = {"error": {"code": refused.code, "message": str(refused)}}
+        await within(write_timeout, response.write(frame(end, END)))
+        await within(write_timeout, response.write_eof())
+    except CutError:
+        if call.request.transport is not None:
+            call.request.transport.abort()
+        raise
+    return response
+
+
+def deadline_of(call: Call) -> float | None:
+    """Return the seconds that a client allows a call, if it says so."""
+    text = call.request.headers.get("connect-timeout-ms", "")
+    return int(text) / 1000 if text.isascii() and text.isdigit() and int(text) > 0 else None
+
+
+def ping_interval(call: Call) -> float:
+    """Return the seconds of silence after which a stream says that it lives."""
+    text = call.request.headers.get("Keepalive-Ping-Interval", "")
+    return float(text) if text.isascii() and text.isdigit() and int(text) > 0 else 90.0

@@ -1,0 +1,1 @@
+"""Programs that run inside of a sandbox. They import nothing of the library: their source is sent."""

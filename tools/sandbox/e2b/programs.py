@@ -1,0 +1,191 @@
+"""A program of a sandbox that any number of streams follow, and that goes on when they end."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import signal
+from collections.abc import AsyncGenerator, Callable, Mapping
+from typing import Any
+
+from toolgym.tools.errors import SandboxError, SandboxFileError, SessionLostError
+from toolgym.tools.sandbox.base import Session
+from toolgym.tools.sandbox.e2b.connect import CutError, E2bRefusedError
+from toolgym.tools.sandbox.e2b.file_agent import HOME
+from toolgym.tools.sandbox.processes import Process, ProcessRequest, ProcessState
+
+CHUNK = 32 * 1024
+BEHIND = 256
+"""Chunks that a stream may be behind before the program's output waits for it."""
+
+LOOK = 20.0
+"""Seconds that one question for output waits."""
+
+SIGNALLED = 5.0
+"""Most seconds that the answer to a kill waits for the program's end."""
+
+_CUT = "\n[the middle of this output was dropped: it came faster than it was read]\n"
+
+Event = Mapping[str, Any]
+
+
+class E2bProgram:
+    """A program and its followers. `config`, `tag` are as its client gave them."""
+
+    def __init__(self, process: Process, config: Mapping[str, Any], tag: str | None, *, pty: bool, stdin: bool) -> None:
+        self.config, self.tag, self.pid = config, tag, process.pid
+        self.end: Event | None = None
+        self._process, self._pty, self._stdin = process, pty, stdin
+        self._queues: list[asyncio.Queue[Event | None]] = []
+        self._pump: asyncio.Task[None] | None = None
+        self._ended = asyncio.Event()
+        self._until = float("inf")
+
+    @classmethod
+    async def start(cls, session: Session, message: Mapping[str, Any], env: Mapping[str, str]) -> E2bProgram:
+        """Start what a request says. Raises E2bRefusedError, and else as `Session.start`."""
+        config = message.get("process")
+        if not isinstance(config, dict) or not isinstance(config.get("cmd"), str):
+            raise E2bRefusedError("invalid_argument", "process.cmd should be the program to start")
+        size = (message.get("pty") or {}).get("size") or {}
+        pty = (int(size.get("rows") or 24), int(size.get("cols") or 80)) if "pty" in message else None
+        cwd = config.get("cwd") or HOME
+        argv = [config["cmd"], *map(str, config.get("args") or ())]
+        try:
+            process = await session.start(argv, cwd=cwd, env={**env, **(config.get("envs") or {})}, pty=pty)
+        except SandboxFileError as error:
+            raise E2bRefusedError("invalid_argument", _why(error, cwd)) from None
+        stdin = message.get("stdin", True) is not False
+        if pty is None and not stdin:
+            await process.close_stdin()
+        return cls(process, config, message.get("tag"), pty=pty is not None, stdin=stdin)
+
+    def begin(self, seconds: float | None) -> None:
+        """Start to read its output, once its first follower is there, and kill it after so many seconds."""
+        if seconds is not None:
+            self._until = asyncio.get_running_loop().time() + seconds
+        self._pump = asyncio.create_task(self._read())
+
+    async def follow(self, ping: float, begin: Callable[[], None] | None = None) -> AsyncGenerator[Event, None]:
+        """Give the events from now on: its start, its output and its end, and a sign of life in silence.
+
+        `begin` is called once nothing can be missed. Raises CutError if the sandbox ends.
+        """
+        queue: asyncio.Queue[Event | None] = asyncio.Queue(BEHIND)
+        self._queues.append(queue)
+        if begin is not None:
+            begin()
+        try:
+            yield {"event": {"start": {"pid": self.pid}}}
+            while True:
+                if self.end is not None and queue.empty():
+                    yield {"event": self.end}
+                    return
+                try:
+                    async with asyncio.timeout(ping):
+                        event = await queue.get()
+                except TimeoutError:
+                    yield {"event": {"keepalive": {}}}
+                    continue
+                if event is None:
+                    if self.end is None:
+                        raise CutError("the sandbox ended")
+                    continue
+                yield {"event": event}
+        finally:
+            self._queues.remove(queue)
+            while not queue.empty():  # the reader may wait for a place in it
+                queue.get_nowait()
+
+    async def write(self, data: bytes, *, pty: bool, timeout: float) -> None:
+        self._check_running()
+        if pty is not self._pty or not (pty or self._stdin):
+            what = "terminal" if pty else "standard input"
+            raise E2bRefusedError(
+                "failed_precondition", f"the process {self.pid} has no {what} to write to, or no more"
+            )
+        await self._process.write_stdin(data, timeout=timeout)
+
+    async def close_stdin(self) -> None:
+        self._check_running()
+        self._stdin = False
+        await self._process.close_stdin()
+
+    async def resize(self, rows: int, cols: int) -> None:
+        self._check_running()
+        await self._process.resize(rows, cols)
+
+    async def signal(self, number: int, *, wait: bool = False) -> None:
+        """Send a signal to it and its group; with `wait`, return when it has ended."""
+        self._check_running()
+        await self._process.kill(number)
+        if wait:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(SIGNALLED):
+                    await self._ended.wait()
+
+    async def close(self) -> None:
+        """End it. Followers see that the sandbox is gone, unless it had ended before."""
+        if self._pump is not None:
+            self._pump.cancel()
+            await asyncio.gather(self._pump, return_exceptions=True)
+        with contextlib.suppress(SandboxError):
+            await self._process.close()
+        await self._tell(None, wait=False)
+
+    def _check_running(self) -> None:
+        if self.end is not None:
+            raise E2bRefusedError("not_found", f"process with pid {self.pid} not found")
+
+    async def _read(self) -> None:
+        try:
+            while True:
+                left = self._until - asyncio.get_running_loop().time()
+                if left <= 0:
+                    self._until = float("inf")
+                    await self._process.kill(signal.SIGKILL)
+                    continue
+                state = await self._process.ask(ProcessRequest(until="output", wait=min(LOOK, left), read=True))
+                await self._pass_on(state)
+                if not state.running:
+                    break
+        except (SessionLostError, SandboxError):
+            await self._tell(None, wait=False)
+            return
+        self.end = {"end": _end(state.code)}
+        self._ended.set()
+        await self._tell(None, wait=False)
+        await self._process.close()
+
+    async def _pass_on(self, state: ProcessState) -> None:
+        output = state.output
+        parts = [("pty" if self._pty else "stdout", output.stdout), ("stderr", output.stderr)]
+        if output.stdout_truncated or output.stderr_truncated:
+            parts.append(("pty" if self._pty else "stderr", _CUT.encode()))
+        for name, data in parts:
+            for at in range(0, len(data), CHUNK):
+                text = base64.b64encode(data[at : at + CHUNK]).decode()
+                await self._tell({"data": {name: text}})
+
+    async def _tell(self, event: Event | None, *, wait: bool = True) -> None:
+        for queue in list(self._queues):
+            if wait:
+                await queue.put(event)
+            else:
+                with contextlib.suppress(asyncio.QueueFull):  # then it is read before the end is looked at
+                    queue.put_nowait(event)
+
+
+def _end(code: int | None) -> Event:
+    number = -9 if code is None else code
+    if number < 0:
+        names = {9: "killed", 15: "terminated", 2: "interrupt", 11: "segmentation fault", 6: "aborted"}
+        status = f"signal: {names.get(-number, -number)}"
+        return {"exitCode": -1, "exited": False, "status": status, "error": status}
+    status = f"exit status {number}"
+    return {"exitCode": number, "exited": True, "status": status} | ({"error": status} if number else {})
+
+
+def _why(error: SandboxFileError, cwd: str) -> str:
+    return f"cwd '{cwd}' does not exist" if f"{cwd}: " in str(error) else str(error)
