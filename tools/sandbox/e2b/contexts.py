@@ -1,0 +1,402 @@
+"""Code contexts of a sandbox: interpreters that keep their state from cell to cell, and pass on output while it comes.
+
+The default Python context is the session's own interpreter: it starts with the libraries loaded, and is forked with the
+sandbox. Every other one is a program beside it, which shares its files and ends with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import codecs
+import contextlib
+import importlib.resources
+import json
+import secrets
+import signal
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from toolgym.tools.concurrency.deadline import shielded
+from toolgym.tools.errors import SandboxError
+from toolgym.tools.sandbox.base import CellError, CellResult, ExecutionStatus, Session
+from toolgym.tools.sandbox.e2b.connect import CutError, E2bRefusedError
+from toolgym.tools.sandbox.e2b.file_agent import PART, FileAgent, source_of
+from toolgym.tools.sandbox.processes import Process, ProcessRequest
+
+Emit = Callable[[Mapping[str, Any]], Awaitable[None]]
+"""Passes on one line of a cell's answer."""
+
+SETUP = 20.0
+"""Seconds for each step around a cell."""
+
+LOOK = 20.0
+INTERRUPTED = 5.0
+"""Seconds that an interrupted cell of a program has to end, before the program is killed."""
+
+_CHUNK = 64 * 1024
+
+_FORMS = {
+    "text/plain": "text",
+    "text/html": "html",
+    "text/markdown": "markdown",
+    "image/svg+xml": "svg",
+    "image/png": "png",
+    "image/jpeg": "jpeg",
+    "application/pdf": "pdf",
+    "text/latex": "latex",
+    "application/json": "json",
+    "application/javascript": "javascript",
+}
+"""The names of a result's forms by their MIME types; others are below `extra`."""
+
+_RELAY = 'cat "$1" & cat "$2" >&2 & wait'
+
+_BASH = """
+while IFS= read -r -d '' __mark && IFS= read -r -d '' __code; do
+  eval "$__code" < /dev/null
+  printf '%s' "$__mark"
+  printf '%s' "$__mark" >&2
+done
+"""
+
+_CHILD = "toolgym.tools.sandbox.local"
+_MODULES = {
+    "child": ("cells", "display", "notebook", "program", "recursion_depth"),
+    "kernel": ("harden", "landlock", "seccomp", "syscall_batch", "syscalls"),
+    "protocol": ("answer_codec", "frames"),
+}
+"""The modules that run the cells of a session, by their rooms: a further context runs its cells with the same ones."""
+
+
+class CodeContext(ABC):
+    """An interpreter with a name of its own. One cell at a time; a second one waits."""
+
+    def __init__(self, language: str, cwd: str, env: Mapping[str, str], *, is_default: bool) -> None:
+        self.name = secrets.token_hex(16)
+        self.language, self.cwd, self.is_default = language, cwd, is_default
+        self._env = env
+        self._count = 0
+        self._lock = asyncio.Lock()
+
+    async def run(self, code: str, env: Mapping[str, str], timeout: float, emit: Emit) -> None:
+        """Run a cell, and pass on its output and its results. Cancelling interrupts the cell; its state lives on."""
+        async with self._lock:
+            self._count += 1
+            await self._run(code, env, timeout, emit)
+            await emit({"type": "number_of_executions", "execution_count": self._count})
+
+    @abstractmethod
+    async def _run(self, code: str, env: Mapping[str, str], timeout: float, emit: Emit) -> None: ...
+
+    @abstractmethod
+    async def restart(self) -> None:
+        """Forget all variables."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """End it, or forget its variables if it cannot end alone."""
+
+
+class SessionContext(CodeContext):
+    """The interpreter of the sandbox's session. `forked`: it goes on from another sandbox's, in its folder."""
+
+    def __init__(self, session: Session, cwd: str, env: Mapping[str, str], *, forked: bool) -> None:
+        super().__init__("python", cwd, env, is_default=True)
+        self._session = session
+        self._placed = forked
+        self._relay: Process | None = None
+
+    async def _run(self, code: str, env: Mapping[str, str], timeout: float, emit: Emit) -> None:
+        relay = await self._prepared()
+        if env:
+            await self._hidden(f"s.e2b_saved = dict(o.environ); o.environ.update({dict(env)!r})")
+        mark = _new_mark()
+        reading = asyncio.create_task(_read_until(relay, mark, emit))
+        try:
+            result = await self._session.run_cell(code, timeout=timeout)
+        except BaseException:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+            await shielded(self._settle(mark, env))
+            await shielded(self._drain(relay, mark))
+            raise
+        if result.alive:
+            await self._settle(mark, env)
+        try:
+            async with asyncio.timeout(SETUP):
+                await reading
+        except (TimeoutError, SandboxError):
+            await self._end_relay()
+        finally:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+        for line in _lines_of(result):
+            await emit(line)
+
+    async def restart(self) -> None:
+        async with self._lock:
+            names = "[g.pop(n) for n in [*g] if not n.startswith('__') and n != 'display'] and None"
+            await self._hidden(f"(lambda g: {names})(globals()); o.chdir({self.cwd!r})")
+            self._count = 0
+
+    async def close(self) -> None:
+        if self._session.alive:
+            with contextlib.suppress(SandboxError):
+                await self.restart()
+        await self._end_relay()
+
+    async def _prepared(self) -> Process:
+        """Put the interpreter in its folder, and lead its output through a program that is read while a cell runs."""
+        if not self._placed:
+            await self._hidden(f"o.chdir({self.cwd!r})")
+            self._placed = True
+        if self._relay is not None and (await self._relay.poll()) is None:
+            return self._relay
+        await self._end_relay()
+        await self._hidden(f"o.environ.update({dict(self._env)!r})")
+        pipes = [f"/tmp/.{secrets.token_hex(8)}" for _ in range(2)]
+        await self._hidden(f"[o.mkfifo(n) for n in {pipes!r}] and None")
+        relay = self._relay = await self._session.start(["/bin/sh", "-c", _RELAY, "sh", *pipes])
+        parts = [f"f = o.open({name!r}, o.O_WRONLY); o.dup2(f, {fd}); o.close(f)" for fd, name in enumerate(pipes, 1)]
+        await self._hidden("; ".join([*parts, f"[o.unlink(n) for n in {pipes!r}] and None"]))
+        return relay
+
+    async def _settle(self, mark: bytes, env: Mapping[str, str]) -> None:
+        """Put the variables of one cell back, and mark the end of its output."""
+        steps = ["s.stdout.flush(); s.stderr.flush()", f"[o.write(fd, {mark!r}) for fd in (1, 2)] and None"]
+        if env:
+            steps.append("o.environ.clear(); o.environ.update(s.e2b_saved)")
+        await self._hidden("; ".join(steps))
+
+    async def _drain(self, relay: Process, mark: bytes) -> None:
+        try:
+            async with asyncio.timeout(INTERRUPTED):
+                await _read_until(relay, mark, _drop)
+        except (TimeoutError, SandboxError):
+            await self._end_relay()
+
+    async def _hidden(self, code: str) -> None:
+        """Run code that leaves no trace in the variables. `o` and `s` are the modules os and sys."""
+        program = f"exec({code!r}, {{'o': __import__('os'), 's': __import__('sys'), 'globals': globals}})"
+        await self._session.run_cell(program, timeout=SETUP)
+
+    async def _end_relay(self) -> None:
+        relay, self._relay = self._relay, None
+        if relay is not None:
+            with contextlib.suppress(SandboxError):
+                await relay.close()
+
+
+class ProgramContext(CodeContext):
+    """An interpreter that is a program of the sandbox: of Python, with the same cells as a session, or bash."""
+
+    def __init__(
+        self,
+        session: Session,
+        files: FileAgent,
+        language: str,
+        cwd: str,
+        env: Mapping[str, str],
+        *,
+        is_default: bool = False,
+    ) -> None:
+        super().__init__(language, cwd, env, is_default=is_default)
+        self._session, self._files = session, files
+        self._process: Process | None = None
+
+    async def _run(self, code: str, env: Mapping[str, str], timeout: float, emit: Emit) -> None:
+        process = await self._running()
+        mark, place = _new_mark(), f"/tmp/.{secrets.token_hex(8)}"
+        if self.language == "bash":
+            request = mark + b"\0" + self._bash_code(code, env).encode() + b"\0"
+        else:
+            message = {"code": code, "env": dict(env), "mark": mark.decode(), "place": place}
+            request = json.dumps(message).encode() + b"\n"
+        await process.write_stdin(request, timeout=SETUP)
+        try:
+            async with asyncio.timeout(timeout):
+                is_over = await _read_until(process, mark, emit)
+        except BaseException:
+            await shielded(self._interrupt(process, mark))
+            raise
+        if not is_over:
+            await self._end()
+            what = "the interpreter of this context ended; its variables are lost"
+            await emit({"type": "error", "name": "ContextEnded", "value": what, "traceback": what})
+        elif self.language == "python":
+            for line in _lines_of(await self._result(place)):
+                await emit(line)
+
+    async def restart(self) -> None:
+        async with self._lock:
+            await self._end()
+            self._count = 0
+            await self._running()
+
+    async def close(self) -> None:
+        await self._end()
+
+    async def _running(self) -> Process:
+        process = self._process
+        if process is not None and (await process.poll()) is None:
+            return process
+        await self._end()
+        if self.language == "bash":
+            argv = ["/bin/bash", "--norc", "--noprofile", "-c", _BASH]
+        else:
+            argv = ["python3", "-u", "-c", source_of("kernel.py")]
+        try:
+            process = await self._session.start(argv, cwd=self.cwd, env=self._env)
+        except FileNotFoundError:
+            raise E2bRefusedError("invalid_argument", f"cwd {self.cwd!r} does not exist") from None
+        self._process = process
+        if self.language == "python":
+            await process.write_stdin(_sources() + b"\n", timeout=SETUP)
+        return process
+
+    async def _interrupt(self, process: Process, mark: bytes) -> None:
+        try:
+            await process.kill(signal.SIGINT)
+            async with asyncio.timeout(INTERRUPTED):
+                if await _read_until(process, mark, _drop):
+                    return
+        except (TimeoutError, SandboxError):
+            pass
+        await self._end()
+
+    async def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            with contextlib.suppress(SandboxError):
+                await process.close()
+
+    async def _result(self, place: str) -> CellResult:
+        data, size = b"", 1
+        while len(data) < size:
+            meta, part = await self._files.read(place, len(data), PART)
+            if not part:
+                break
+            size, data = int(meta["size"]), data + part
+        await self._files.ask("remove", path=place)
+        return _cell_result(data)
+
+    def _bash_code(self, code: str, env: Mapping[str, str]) -> str:
+        if "\0" in code:
+            raise E2bRefusedError("invalid_argument", "code of bash cannot hold a NUL character")
+        before = [f"export {name}={_quoted(value)}" for name, value in env.items()]
+        after = [f"export {name}={_quoted(self._env[name])}" if name in self._env else f"unset {name}" for name in env]
+        return "\n".join([*before, code, *after])
+
+
+async def _drop(_: Mapping[str, Any]) -> None:
+    return
+
+
+def _new_mark() -> bytes:
+    """Make a text that ends a cell's output: nothing that was printed before can hold it."""
+    return f"\x1e{secrets.token_hex(16)}\x1e".encode()
+
+
+async def _read_until(process: Process, mark: bytes, emit: Emit) -> bool:
+    """Pass on a program's output until the mark has come in both streams. Returns False if the program ends before."""
+    streams = {name: _Stream(name, mark) for name in ("stdout", "stderr")}
+    while True:
+        state = await process.ask(ProcessRequest(until="output", wait=LOOK, read=True))
+        output = state.output
+        for name, data in (("stdout", output.stdout), ("stderr", output.stderr)):
+            for text in streams[name].feed(data):
+                await emit({"type": name, "text": text, "timestamp": int(time.time() * 1e9)})
+        if all(stream.is_over for stream in streams.values()):
+            return True
+        if not state.running:
+            return False
+
+
+class _Stream:
+    """One stream of a cell, decoded, until its mark."""
+
+    def __init__(self, name: str, mark: bytes) -> None:
+        self.name, self.is_over = name, False
+        self._mark, self._held = mark, b""
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def feed(self, data: bytes) -> Sequence[str]:
+        if self.is_over:
+            return []
+        data = self._held + data
+        at = data.find(self._mark)
+        self.is_over = at >= 0
+        if self.is_over:
+            keep = at
+        else:
+            starts = (len(data) - n for n in range(min(len(self._mark) - 1, len(data)), 0, -1))
+            keep = next((start for start in starts if self._mark.startswith(data[start:])), len(data))
+        self._held = data[keep:]
+        text = self._decoder.decode(data[:keep], self.is_over)
+        return [text[start : start + _CHUNK] for start in range(0, len(text), _CHUNK)]
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "'\\''") + "'"
+
+
+def _sources() -> bytes:
+    """Return the modules of `_MODULES` as JSON, in base64 and on one line."""
+    root = importlib.resources.files(_CHILD)
+    modules = {
+        f"{_CHILD}.{room}.{name}": root.joinpath(room, f"{name}.py").read_text(encoding="utf-8")
+        for room, names in _MODULES.items()
+        for name in names
+    }
+    return base64.b64encode(json.dumps(modules).encode())
+
+
+def _cell_result(data: bytes) -> CellResult:
+    """Return the result that a kernel wrote. The program may have written it, so each part is checked."""
+    try:
+        answer = json.loads(data)
+        error, display, result = answer["error"], answer["display"], answer["result"]
+        shown = tuple(form for form in display if isinstance(form, dict))
+        failure = None
+        if error is not None:
+            failure = CellError(str(error["name"]), str(error["value"]), tuple(map(str, error["traceback"])))
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise SandboxError("what the interpreter of this context says about its cell makes no sense") from None
+    status = ExecutionStatus.OK if failure is None else ExecutionStatus.ERROR
+    return CellResult(status, result=result if isinstance(result, str) else None, display=shown, error=failure)
+
+
+def _lines_of(result: CellResult) -> Sequence[Mapping[str, Any]]:
+    """Return the lines of a cell's end: what it showed, its value, and why it failed."""
+    if result.status is ExecutionStatus.SANDBOX_ERROR:
+        raise CutError(result.message)
+    lines: list[Mapping[str, Any]] = []
+    main = None
+    if result.result is not None:
+        texts = [form.get("text/plain") for form in result.display]
+        main = max((at for at, text in enumerate(texts) if text == result.result), default=None)
+    for at, form in enumerate(result.display):
+        lines.append(_result_line(form, is_main=at == main))
+    if result.result is not None and main is None:
+        lines.append(_result_line({"text/plain": result.result}, is_main=True))
+    error = result.error
+    if error is not None:
+        traceback = "".join(error.traceback) or f"{error.name}: {error.value}"
+        lines.append({"type": "error", "name": error.name, "value": error.value, "traceback": traceback})
+    elif result.status is not ExecutionStatus.OK:
+        why = result.message or f"the cell was ended: {result.status.value.replace('_', ' ')}"
+        lines.append({"type": "error", "name": "CellEnded", "value": why, "traceback": why})
+    return lines
+
+
+def _result_line(form: Mapping[str, Any], *, is_main: bool) -> Mapping[str, Any]:
+    line: dict[str, Any] = {"type": "result", "is_main_result": is_main}
+    extra = {mime: data for mime, data in form.items() if mime not in _FORMS}
+    line |= {name: form[mime] for mime, name in _FORMS.items() if mime in form}
+    text = line.get("text")
+    if isinstance(text, str) and len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
+        line["text"] = text[1:-1]
+    return line | ({"extra": extra} if extra else {})
