@@ -12,6 +12,7 @@ from tests.house.test_layout import LAYERS, ROOT, import_name, imported, sources
 
 RIM = [
     "toolgym.tools.integrations",
+    "toolgym.tools.sandbox.e2b",
     "toolgym.envs.families",
     "toolgym.envs.foreign",
     "toolgym.envs.served",

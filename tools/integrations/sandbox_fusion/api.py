@@ -35,6 +35,7 @@ from toolgym.tools.integrations.sandbox_fusion.messages import (
     SubmitRequest,
 )
 from toolgym.tools.sandbox.base import ExecutionResult, Sandbox
+from toolgym.tools.sandbox.e2b.service import e2b_routes
 from toolgym.tools.sandbox.options import RunRequest
 from toolgym.tools.sandbox.server import worker
 from toolgym.tools.sandbox.server.app import SandboxApp
@@ -220,7 +221,8 @@ async def open_app(
 ) -> AsyncIterator[tuple[SandboxApp, str]]:
     async with worker.open_app(config, number, folder) as (app, about):
         app.add_routes(EvaluationApi(app, config).routes())
-        yield app, about
+        async with e2b_routes(app, config):
+            yield app, about
 
 
 if __name__ == "__main__":

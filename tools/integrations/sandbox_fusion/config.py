@@ -5,19 +5,19 @@ from pathlib import Path
 
 import pydantic
 
-from toolgym.tools.sandbox.server.config import ServerConfig
+from toolgym.tools.sandbox.e2b.config import E2bServerConfig
 from toolgym.tools.serving.config import flag
 
 
-class EvaluatingServerConfig(ServerConfig):
-    """Settings of the sandbox server, and of the evaluation endpoints beside it.
+class EvaluatingServerConfig(E2bServerConfig):
+    """Settings of the sandbox server, of E2B's API, and of the evaluation endpoints beside it.
 
     Attributes:
         datasets: a folder with data sets for SandboxFusion's evaluation endpoints, a file `NAME.jsonl` each; None: only
             those that requests bring.
     """
 
-    spec = replace(ServerConfig.spec, worker="toolgym.tools.integrations.sandbox_fusion.api")
+    spec = replace(E2bServerConfig.spec, worker="toolgym.tools.integrations.sandbox_fusion.api")
 
     datasets: str | None = flag(None)
 

@@ -1,0 +1,291 @@
+"""E2B's control plane: sandboxes and snapshots of the owner of an API key."""
+
+from __future__ import annotations
+
+import hmac
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import parse_qsl, unquote
+
+from aiohttp import web
+
+from toolgym.tools.sandbox.e2b.config import E2bServerConfig
+from toolgym.tools.sandbox.e2b.connect import E2bRefusedError, answered, gone, read_json
+from toolgym.tools.sandbox.e2b.sandboxes import E2bSandbox, Sandboxes, SandboxState, stamp
+from toolgym.tools.sandbox.local.host.resources import available_processors
+from toolgym.tools.serving.routes import Call, Operation, Route
+from toolgym.tools.serving.transport import answer
+
+ENVD_VERSION = "0.6.4"
+"""The version whose features are all served: SDKs use a feature from a version on."""
+
+DEFAULT_SECONDS = 15.0
+"""Seconds that a sandbox lives if its client names none, as E2B's control plane has it."""
+
+PAGE = 100
+MOST_FORKS = 1000
+
+_UNSUPPORTED = {
+    "network": "rules for the network",
+    "volumeMounts": "volumes",
+    "mcp": "MCP servers",
+    "iam": "identities",
+}
+"""Parts of a request to create a sandbox that cannot be served, unless they are empty."""
+
+
+class ControlPlane:
+    """Answers the paths of the control plane. `keys` are the API keys that are let in; None: all."""
+
+    def __init__(self, boxes: Sandboxes, config: E2bServerConfig) -> None:
+        self._boxes, self._config, self._keys = boxes, config, config.api_keys()
+
+    def routes(self) -> list[Route]:
+        def route(path: str, runs: bool = False, **methods: Any) -> Route:
+            operations = {method: Operation(answered(handler)) for method, handler in methods.items()}
+            return Route(path, operations, public=True, runs=runs)
+
+        box = "/sandboxes/{id}"
+        return [
+            route("/sandboxes", POST=self.create, GET=self.all_running),
+            route("/v2/sandboxes", POST=self.create, GET=self.list),
+            route(box, GET=self.info, DELETE=self.kill),
+            *(route(f"{prefix}{box}/connect", POST=self.connect) for prefix in ("", "/v2")),
+            route(f"{box}/resume", POST=self.connect),
+            route(f"{box}/timeout", POST=self.set_timeout),
+            route(f"{box}/refreshes", POST=self.refresh),
+            route(f"{box}/pause", POST=self.pause),
+            route(f"{box}/fork", POST=self.fork),
+            route(f"{box}/snapshots", POST=self.snapshot),
+            route(f"{box}/metrics", GET=self.metrics),
+            *(route(f"{prefix}{box}/logs", GET=self.logs) for prefix in ("", "/v2")),
+            route("/snapshots", GET=self.snapshots),
+            route("/templates/{id}", DELETE=self.delete_snapshot),
+        ]
+
+    def owner(self, call: Call) -> bytes:
+        """Return the key that a client shows. Raises E2bRefusedError (401); takes the same time for every wrong key."""
+        key = call.request.headers.get("X-API-KEY", "").encode("utf-8", "surrogateescape")
+        if not key:
+            raise E2bRefusedError("unauthenticated", "no API key: set E2B_API_KEY, which is sent as X-API-KEY")
+        if self._keys is not None and not any([hmac.compare_digest(key, each) for each in self._keys]):  # noqa: C419
+            raise E2bRefusedError("unauthenticated", "the API key is not one of this server's")
+        return key
+
+    # ------------------------------------------------------------------ handlers
+
+    async def create(self, call: Call) -> web.Response:
+        owner, asked = self.owner(call), read_json(call.body)
+        for name, what in _UNSUPPORTED.items():
+            if asked.get(name):
+                raise E2bRefusedError("unimplemented", f"{name}: sandboxes of this server have no {what}")
+        for name in ("metadata", "envVars"):
+            if not _are_texts(asked.get(name) or {}):
+                raise E2bRefusedError("invalid_argument", f"{name} should be an object of texts")
+        about = {
+            "templateID": asked.get("templateID") or "base",
+            "metadata": asked.get("metadata") or {},
+            "envVars": asked.get("envVars") or {},
+            "secure": asked.get("secure", True) is not False,
+            "autoPause": bool(asked.get("autoPause")),
+            "autoResume": bool((asked.get("autoResume") or {}).get("enabled")),
+        }
+        box = await self._boxes.create(owner, about, self._seconds(asked, DEFAULT_SECONDS))
+        return answer(_short(box), 201)
+
+    async def all_running(self, call: Call) -> web.Response:
+        boxes = [box for box in self._boxes.of(self.owner(call)) if box.state is SandboxState.RUNNING]
+        return answer(_rows([self._full(box) for box in boxes]))
+
+    async def list(self, call: Call) -> web.Response:
+        query = call.request.query
+        states = {state for text in query.getall("state", []) for state in text.split(",") if state}
+        wanted = dict(parse_qsl(query.get("metadata", "")))
+        boxes = [
+            box
+            for box in self._boxes.of(self.owner(call))
+            if (not states or box.state.value in states) and wanted.items() <= box.about["metadata"].items()
+        ]
+        if query.get("order") == "asc":
+            boxes.reverse()
+        return _page([self._full(box) for box in boxes], query)
+
+    async def info(self, call: Call) -> web.Response:
+        return answer(self._full(self._box(call)))
+
+    async def kill(self, call: Call) -> web.Response:
+        await self._boxes.kill(self._box(call))
+        return web.Response(status=204)
+
+    async def connect(self, call: Call) -> web.Response:
+        """Resume a paused sandbox. One that runs may live longer by it, and never shorter."""
+        box, asked = self._box(call), read_json(call.body)
+        was_paused = box.state is SandboxState.PAUSED
+        if was_paused:
+            await box.resume()
+        box.prolong(self._seconds(asked, DEFAULT_SECONDS), shorten=was_paused)
+        return answer(_short(box), 201 if was_paused else 200)
+
+    async def set_timeout(self, call: Call) -> web.Response:
+        box, asked = self._box(call), read_json(call.body)
+        box.prolong(self._seconds(asked, None), shorten=True)
+        return web.Response(status=204)
+
+    async def refresh(self, call: Call) -> web.Response:
+        box, asked = self._box(call), read_json(call.body)
+        box.prolong(self._seconds({"timeout": asked.get("duration")}, DEFAULT_SECONDS))
+        return web.Response(status=204)
+
+    async def pause(self, call: Call) -> web.Response:
+        box = self._box(call)
+        if read_json(call.body).get("memory") is False:
+            raise E2bRefusedError("unimplemented", "memory: a sandbox is paused with its memory here, or not at all")
+        if box.state is SandboxState.PAUSED:
+            raise E2bRefusedError("aborted", f"sandbox {box.name} is paused already")
+        await box.pause()
+        return web.Response(status=204)
+
+    async def fork(self, call: Call) -> web.Response:
+        box, asked = self._box(call), read_json(call.body)
+        count = asked.get("count") or 1
+        if type(count) is not int or not 1 <= count <= MOST_FORKS:
+            raise E2bRefusedError("invalid_argument", f"count should be 1 to {MOST_FORKS}, got {count!r}")
+        self._check_running(box)
+        forks = await self._boxes.fork(box, count, self._seconds(asked, DEFAULT_SECONDS))
+        return answer(_rows([{"sandbox": _short(fork)} for fork in forks]), 201)
+
+    async def snapshot(self, call: Call) -> web.Response:
+        box, asked = self._box(call), read_json(call.body)
+        name = asked.get("name")
+        names = [name if ":" in name else f"{name}:default"] if isinstance(name, str) and name else []
+        self._check_running(box)
+        kept = await self._boxes.snapshot(box, names)
+        return answer({"snapshotID": kept.name, "names": kept.names}, 201)
+
+    async def snapshots(self, call: Call) -> web.Response:
+        query, owner = call.request.query, self.owner(call)
+        name = query.get("name")
+        rows = [
+            {"snapshotID": kept.name, "names": kept.names}
+            for kept in self._boxes.snapshots_of(owner)
+            if query.get("sandboxID") in (None, "", kept.origin)
+            and (not name or any(name in (each, each.partition(":")[0]) for each in kept.names))
+        ]
+        return _page(rows, query)
+
+    async def delete_snapshot(self, call: Call) -> web.Response:
+        await self._boxes.delete_snapshot(self.owner(call), unquote(call.params["id"]))
+        return web.Response(status=204)
+
+    async def metrics(self, call: Call) -> web.Response:
+        """Measure now, and return the points of the time that is asked for: those that were measured when asked."""
+        box, query = self._box(call), call.request.query
+        if box.state is SandboxState.RUNNING:
+            box.points.append(await self._measured(box))
+        start, end = (_number(query.get(name)) for name in ("start", "end"))
+        points = [
+            {name: value for name, value in point.items() if name != "seconds"}
+            for point in box.points
+            if (start is None or point["timestampUnix"] >= start) and (end is None or point["timestampUnix"] <= end)
+        ]
+        return answer(_rows(points))
+
+    async def logs(self, call: Call) -> web.Response:
+        self._box(call)
+        return answer({"logs": [], "logEntries": []})
+
+    # ------------------------------------------------------------------ parts of answers
+
+    def _box(self, call: Call) -> E2bSandbox:
+        return self._boxes.get(self.owner(call), call.params["id"])
+
+    def _check_running(self, box: E2bSandbox) -> None:
+        if box.state is SandboxState.PAUSED:
+            raise E2bRefusedError("aborted", f"sandbox {box.name} is paused; connect to it first")
+        if not box.session.alive:
+            raise gone(box.name)
+
+    def _seconds(self, asked: Mapping[str, Any], default: float | None) -> float:
+        seconds = asked.get("timeout")
+        seconds = default if seconds is None else seconds
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds <= 1e9:
+            raise E2bRefusedError("invalid_argument", f"timeout should be seconds, 0 or more, got {seconds!r}")
+        if seconds > self._boxes.max_seconds:
+            most = f"timeout is at most {self._boxes.max_seconds:g} s here (setting max_timeout), got {seconds:g}"
+            raise E2bRefusedError("invalid_argument", most)
+        return float(seconds)
+
+    def _full(self, box: E2bSandbox) -> dict[str, Any]:
+        limits, about = self._config.limits, box.about
+        return _short(box) | {
+            "startedAt": stamp(box.started),
+            "endAt": stamp(box.ends),
+            "state": box.state.value,
+            "cpuCount": _processors(limits.cores),
+            "memoryMB": limits.memory_mb,
+            "diskSizeMB": limits.disk_mb,
+            "metadata": about["metadata"],
+            "allowInternetAccess": self._config.network == "host",
+            "lifecycle": {
+                "autoResume": about["autoResume"],
+                "onTimeout": "pause" if about["autoPause"] else "kill",
+            },
+        }
+
+    async def _measured(self, box: E2bSandbox) -> dict[str, Any]:
+        usage, _ = await box.files.ask("usage")
+        now, limits = time.time(), self._config.limits
+        numbers = {name: float(usage.get(name, 0)) for name in ("memory", "seconds", "used", "total")}
+        before = box.points[-1] if box.points else {"at": box.started, "seconds": 0.0}
+        share = max(0.0, numbers["seconds"] - before["seconds"]) / max(0.001, now - before.get("at", box.started))
+        return {
+            "timestamp": stamp(now),
+            "timestampUnix": int(now),
+            "at": now,
+            "seconds": numbers["seconds"],
+            "cpuCount": _processors(limits.cores),
+            "cpuUsedPct": round(100 * share / _processors(limits.cores), 2),
+            "memUsed": int(numbers["memory"]),
+            "memTotal": limits.memory_mb << 20,
+            "memCache": 0,
+            "diskUsed": int(numbers["used"]),
+            "diskTotal": int(numbers["total"]),
+        }
+
+
+def _processors(cores: float | None) -> int:
+    return available_processors() if cores is None else max(1, round(cores))
+
+
+def _short(box: E2bSandbox) -> dict[str, Any]:
+    token = {} if box.token is None else {"envdAccessToken": box.token}
+    about = {"templateID": box.about["templateID"], "sandboxID": box.name, "clientID": "toolgym"}
+    return about | token | {"envdVersion": ENVD_VERSION, "alias": box.about["templateID"]}
+
+
+def _are_texts(value: object) -> bool:
+    return isinstance(value, dict) and all(isinstance(text, str) for text in value.values())
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        return None if not text else float(text)
+    except ValueError:
+        raise E2bRefusedError("invalid_argument", f"a time should be seconds since 1970, got {text!r}") from None
+
+
+def _page(rows: Sequence[Mapping[str, Any]], query: Mapping[str, str]) -> web.Response:
+    """Answer with a page of rows; the header of one that has a next names its place."""
+    try:
+        limit, at = int(query.get("limit") or PAGE), int(query.get("nextToken") or 0)
+    except ValueError:
+        raise E2bRefusedError("invalid_argument", "limit and nextToken should be whole numbers") from None
+    if limit < 1 or at < 0:
+        raise E2bRefusedError("invalid_argument", "limit should be at least 1 and nextToken a token of an answer")
+    further = {"x-next-token": str(at + limit)} if at + limit < len(rows) else None
+    return answer(_rows(rows[at : at + limit]), headers=further)
+
+
+def _rows(rows: Sequence[Mapping[str, Any]]) -> Any:
+    return [*rows]

@@ -1,0 +1,282 @@
+"""The E2B sandboxes of a server: sessions with programs, files and code contexts, each of one client and for a time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+import enum
+import hmac
+import logging
+import secrets
+import signal
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
+
+from toolgym.tools.errors import SandboxError
+from toolgym.tools.sandbox.base import Sandbox, Session
+from toolgym.tools.sandbox.e2b.connect import E2bRefusedError, gone
+from toolgym.tools.sandbox.e2b.contexts import CodeContext
+from toolgym.tools.sandbox.e2b.file_agent import HOME, FileAgent
+from toolgym.tools.sandbox.e2b.programs import E2bProgram
+from toolgym.tools.sandbox.server.execute import FILE_DEADLINE
+from toolgym.tools.serving.admission import Gate
+from toolgym.tools.serving.session_table import SessionTable, TableSession
+
+CLOSE_DEADLINE = 10.0
+SWEEP = 0.2
+"""Seconds between two looks for sandboxes whose time is over."""
+
+ENDED_KEPT = 32
+"""Programs that have ended and can still be asked for their end."""
+
+POINTS_KEPT = 720
+"""Measurements of one sandbox that are kept."""
+
+_log = logging.getLogger("toolgym.tools.sandbox.e2b")
+
+
+class SandboxState(enum.Enum):
+    RUNNING = "running"
+    PAUSED = "paused"
+
+
+class E2bSandbox(TableSession):
+    """A sandbox of the owner of an API key, until `ends` (seconds since 1970). Its name is no secret, its token is."""
+
+    idle_timeout = float("inf")
+
+    def __init__(
+        self, owner: bytes, session: Session, about: Mapping[str, Any], seconds: float, *, forked: bool = False
+    ) -> None:
+        name = f"i{secrets.token_hex(12)}"
+        super().__init__(name, patience=FILE_DEADLINE, max_waiting=64)
+        self.owner, self.session, self.about = owner, session, dict(about)
+        self.token = f"{name}-{secrets.token_hex(20)}" if about.get("secure", True) else None
+        self.state = SandboxState.RUNNING
+        self.forked = forked
+        self.started = time.time()
+        self.ends = self.started + seconds
+        self.files = FileAgent(session)
+        self.programs: dict[int, E2bProgram] = {}
+        self.contexts: dict[str, CodeContext] = {}
+        self.watches: dict[str, int] = {}
+        self.points: deque[dict[str, Any]] = deque(maxlen=POINTS_KEPT)
+        self.interrupted = asyncio.Event()
+        """Set when it is paused or ends: answers under way are cut."""
+
+    @property
+    def env(self) -> Mapping[str, str]:
+        """Variables of each of its programs."""
+        known = {"E2B_SANDBOX": "true", "E2B_SANDBOX_ID": self.name, "E2B_TEMPLATE_ID": str(self.about["templateID"])}
+        return {"HOME": HOME, "USER": "user", "LOGNAME": "user", **known, **(self.about.get("envVars") or {})}
+
+    @property
+    def over(self) -> bool:
+        return not self.session.alive
+
+    def prolong(self, seconds: float, *, shorten: bool = False) -> None:
+        ends = time.time() + seconds
+        self.ends = ends if shorten else max(ends, self.ends)
+
+    def check_running(self) -> None:
+        """Raise E2bRefusedError (502) unless it runs."""
+        if self.closed or self.state is not SandboxState.RUNNING or not self.session.alive:
+            raise gone(self.name)
+
+    def add(self, program: E2bProgram) -> None:
+        """Keep a program by its id; those that ended first are forgotten."""
+        self.programs[program.pid] = program
+        ended = [pid for pid, each in self.programs.items() if each.end is not None]
+        for pid in ended[: max(0, len(ended) - ENDED_KEPT)]:
+            del self.programs[pid]
+
+    @property
+    def running(self) -> list[E2bProgram]:
+        return [program for program in self.programs.values() if program.end is None]
+
+    async def pause(self) -> None:
+        """Stop its programs and refuse calls; memory and files stay as they are."""
+        self.state = SandboxState.PAUSED
+        self._interrupt()
+        await self._signal_all(signal.SIGSTOP)
+
+    async def resume(self) -> None:
+        await self._signal_all(signal.SIGCONT)
+        self.state = SandboxState.RUNNING
+
+    async def close(self) -> None:
+        self._interrupt()
+        programs, self.programs = self.programs, {}
+        try:
+            async with asyncio.timeout(CLOSE_DEADLINE):
+                await asyncio.gather(*(program.close() for program in programs.values()))
+                for context in [*self.contexts.values()]:
+                    await context.close()
+                await self.session.close()
+        except TimeoutError:
+            raise SandboxError(f"it did not close within {CLOSE_DEADLINE:g} s") from None
+
+    def _interrupt(self) -> None:
+        self.interrupted.set()
+        self.interrupted = asyncio.Event()
+
+    async def _signal_all(self, number: int) -> None:
+        for program in self.running:
+            with contextlib.suppress(SandboxError, E2bRefusedError):
+                await program.signal(number)
+
+
+class Snapshot(TableSession):
+    """A fork that stands still, from which sandboxes are made; it outlives the one that it was made from."""
+
+    idle_timeout = float("inf")
+
+    def __init__(self, origin: E2bSandbox, session: Session, names: list[str]) -> None:
+        super().__init__(f"snap{secrets.token_hex(12)}", patience=FILE_DEADLINE, max_waiting=64)
+        self.owner, self.origin, self.session, self.names = origin.owner, origin.name, session, names
+        self.about = origin.about
+
+    @property
+    def over(self) -> bool:
+        return not self.session.alive
+
+    async def close(self) -> None:
+        await self.session.close()
+
+
+class Sandboxes:
+    """All sandboxes and snapshots of a server, which take places of one table."""
+
+    def __init__(self, sandbox: Sandbox, gate: Gate, limit: int, max_seconds: float) -> None:
+        self.gate, self.max_seconds = gate, max_seconds
+        self._sandbox = sandbox
+        self._table = SessionTable[E2bSandbox | Snapshot](limit, float("inf"))
+        self._sweeper: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Make a sandbox once, so that the first client does not wait for the libraries, and begin to end old ones."""
+        await (await self._open()).close()
+        self._sweeper = asyncio.create_task(self._sweep())
+
+    async def close(self) -> None:
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            await asyncio.gather(self._sweeper, return_exceptions=True)
+        await self._table.close()
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    # ------------------------------------------------------------------ looking them up
+
+    def of(self, owner: bytes) -> list[E2bSandbox]:
+        """Return the sandboxes of an owner, the newest first."""
+        boxes = [item for item in self._table if isinstance(item, E2bSandbox) and _same(item.owner, owner)]
+        return sorted(boxes, key=lambda box: -box.started)
+
+    def snapshots_of(self, owner: bytes) -> list[Snapshot]:
+        return [item for item in self._table if isinstance(item, Snapshot) and _same(item.owner, owner)]
+
+    def get(self, owner: bytes, name: str) -> E2bSandbox:
+        """Return a sandbox of that owner. Raises E2bRefusedError; another's is as good as none."""
+        box = self.find(name)
+        if box is None or not _same(box.owner, owner):
+            message = f"sandbox \"{name[:100]}\" doesn't exist or you don't have access to it"
+            raise E2bRefusedError("not_found", message)
+        return box
+
+    def find(self, name: str) -> E2bSandbox | None:
+        """Return a sandbox by its name, whoever asks."""
+        item = self._table.find(name) if name in self._table else None
+        return item if isinstance(item, E2bSandbox) else None
+
+    def signed(self, fits: Callable[[str], bool]) -> E2bSandbox | None:
+        """Return the sandbox whose token makes a signature fit."""
+        boxes = (item for item in self._table if isinstance(item, E2bSandbox) and item.token is not None)
+        return next((box for box in boxes if fits(box.token or "")), None)
+
+    # ------------------------------------------------------------------ making and ending them
+
+    async def create(self, owner: bytes, about: Mapping[str, Any], seconds: float) -> E2bSandbox:
+        """Make a sandbox, from a snapshot if the template is one."""
+        template = str(about["templateID"])
+        snapshot = self._snapshot(owner, template)
+        with self._table.room():
+            async with self._opening():
+                if snapshot is not None:
+                    session: Session = await snapshot.session.fork()
+                else:
+                    session = await self._open()
+            return self._add(E2bSandbox(owner, session, about, seconds, forked=snapshot is not None))
+
+    async def fork(self, origin: E2bSandbox, count: int, seconds: float) -> list[E2bSandbox]:
+        """Make sandboxes in the same state: the files, and the default context's variables."""
+        with self._table.room(count):
+            async with self._opening():
+                sessions = await origin.session.fork(n=count)
+            return [
+                self._add(E2bSandbox(origin.owner, session, origin.about, seconds, forked=True)) for session in sessions
+            ]
+
+    async def snapshot(self, origin: E2bSandbox, names: list[str]) -> Snapshot:
+        with self._table.room():
+            async with self._opening():
+                session = await origin.session.fork()
+            kept = Snapshot(origin, session, names)
+            self._table.add(kept)
+            return kept
+
+    async def delete_snapshot(self, owner: bytes, name: str) -> None:
+        snapshot = self._snapshot(owner, name)
+        if snapshot is None:
+            raise E2bRefusedError("not_found", f"there is no snapshot {name[:100]!r}, or it is not yours")
+        await self._table.discard(snapshot.name)
+
+    async def kill(self, box: E2bSandbox) -> None:
+        await self._table.discard(box.name)
+
+    async def _open(self) -> Session:
+        return await self._sandbox.session(folders=(HOME,), env={"HOME": HOME})
+
+    def _add(self, box: E2bSandbox) -> E2bSandbox:
+        self._table.add(box)
+        return box
+
+    def _snapshot(self, owner: bytes, name: str) -> Snapshot | None:
+        name = name.removesuffix(":default")
+        return next((kept for kept in self.snapshots_of(owner) if name in (kept.name, *kept.names)), None)
+
+    @contextlib.asynccontextmanager
+    async def _opening(self) -> AsyncIterator[None]:
+        async with self.gate.slot(), asyncio.timeout(FILE_DEADLINE):
+            yield
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP)
+            now = time.time()
+            await asyncio.gather(*(self._end(item, now) for item in self._table))
+
+    async def _end(self, item: E2bSandbox | Snapshot, now: float) -> None:
+        try:
+            if item.over:
+                await self._table.discard(item.name)
+            elif isinstance(item, E2bSandbox) and item.state is SandboxState.RUNNING and now >= item.ends:
+                if item.about.get("autoPause"):
+                    await item.pause()
+                else:
+                    await self._table.discard(item.name)
+        except Exception:  # noqa: BLE001  the others must be looked at all the same
+            _log.exception("sandbox %s could not be ended", item.name[:8])
+
+
+def _same(mine: bytes, theirs: bytes) -> bool:
+    return hmac.compare_digest(mine, theirs)
+
+
+def stamp(seconds: float) -> str:
+    """Return a time as E2B writes it."""
+    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -1,0 +1,75 @@
+"""E2B's API as a part of the sandbox server: its routes, and the sandboxes that live as long as the server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+from aiohttp import web
+
+from toolgym.tools.sandbox.e2b.api import ControlPlane
+from toolgym.tools.sandbox.e2b.config import E2bServerConfig
+from toolgym.tools.sandbox.e2b.connect import E2bRefusedError, answered
+from toolgym.tools.sandbox.e2b.envd import Envd, Finder
+from toolgym.tools.sandbox.e2b.files_http import FilesOverHttp
+from toolgym.tools.sandbox.e2b.interpreter import Interpreter
+from toolgym.tools.sandbox.e2b.sandboxes import Sandboxes
+from toolgym.tools.sandbox.server.app import SandboxApp
+from toolgym.tools.serving.routes import Call, Handler, Operation, Route
+from toolgym.tools.serving.transport import RequestRefusedError
+from toolgym.tools.serving.worker import START_DEADLINE
+
+_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
+
+
+@contextlib.asynccontextmanager
+async def e2b_routes(app: SandboxApp, config: E2bServerConfig) -> AsyncIterator[None]:
+    """Add E2B's API to an app, if its settings say so; inside of the block it has sandboxes."""
+    if config.e2b == "none":
+        yield
+        return
+    boxes = Sandboxes(app.sandbox, app.gate, config.e2b_sandboxes, config.max_timeout * 24)
+    finder = Finder(boxes)
+    app.metrics.gauge("e2b_sandboxes", "E2B sandboxes and snapshots.", lambda: len(boxes))
+    health = app.health_route().operations["GET"].handler
+    parts = (
+        ControlPlane(boxes, config),
+        Envd(boxes, finder, config),
+        FilesOverHttp(boxes, finder, config),
+        Interpreter(boxes, finder, config),
+    )
+    app.add_routes(
+        [
+            *(route for part in parts for route in part.routes()),
+            Route("/health", {"GET": Operation(_health(finder, health))}, public=True, while_draining=True),
+            Route("/{rest:path}", {method: Operation(answered(_unknown)) for method in _METHODS}, public=True),
+        ]
+    )
+    try:
+        async with asyncio.timeout(START_DEADLINE):
+            await boxes.start()
+        yield
+    finally:
+        await boxes.close()
+
+
+def _health(finder: Finder, of_server: Handler) -> Handler:
+    """Make the handler of the path that envd and the server share: a sandbox that is named answers for itself."""
+
+    async def handler(call: Call) -> web.StreamResponse:
+        if not finder.names_one(call):
+            return await of_server(call)
+        finder.find(call, token=False)
+        return web.Response(status=204)
+
+    return answered(handler)
+
+
+async def _unknown(call: Call) -> web.StreamResponse:
+    """Answer an endpoint that is not served with its name; others' clients get 404 as everywhere."""
+    headers = call.request.headers
+    if not any(name in headers for name in ("X-API-KEY", "E2b-Sandbox-Id", "X-Access-Token")):
+        raise RequestRefusedError(404, "Not Found")
+    name = f"{call.request.method} {call.request.path}"
+    raise E2bRefusedError("unimplemented", f"{name} is not served here; see docs/e2b.md for what is")
