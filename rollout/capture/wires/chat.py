@@ -1,0 +1,130 @@
+"""OpenAI's chat completions: the wire of most agents. Thinking is `reasoning_content`, as SGLang and vLLM have it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from toolgym.rollout.capture.agent_call import AgentCall, AgentMessage, CallRefusedError, Reply, WrittenCall
+from toolgym.rollout.capture.wires import fields
+from toolgym.rollout.capture.wires.events import COMMENT, error_body, event, mark, pieces
+
+_ROLES = ("system", "developer", "user", "assistant", "tool")
+_UNHEARD = ("tool_choice", "parallel_tool_calls", "logprobs", "logit_bias", "presence_penalty", "frequency_penalty")
+
+
+class ChatWire:
+    name = "chat"
+    path = "/chat/completions"
+
+    def read(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> AgentCall:
+        fields.refuse_constraints(body)
+        fields.refuse_format(body.get("response_format"), "response_format")
+        if body.get("functions"):
+            raise fields.unsupported("functions", "this is the old name of `tools`; send those")
+        if body.get("modalities") not in (None, ["text"]):
+            raise fields.unsupported("modalities", "this server answers with text only")
+        messages = tuple(_message(entry, field) for field, entry in fields.objects(body.get("messages"), "messages"))
+        if not messages:
+            raise fields.wrong("messages", "a list of at least one message", body.get("messages"))
+        options = fields.mapping(body.get("stream_options") or {}, "stream_options")
+        return AgentCall(
+            wire=self.name,
+            messages=messages,
+            tools=tuple(_tool(entry, field) for field, entry in fields.objects(body.get("tools"), "tools")),
+            model=fields.text(body.get("model", ""), "model"),
+            max_tokens=fields.tokens(body, "max_completion_tokens", "max_tokens"),
+            sampling=fields.sampling(body),
+            stream=fields.flag(body, "stream"),
+            left_out=fields.unheard(body, *_UNHEARD),
+            extra={"include_usage": fields.flag(options, "include_usage")},
+        )
+
+    def answer(self, call: AgentCall, reply: Reply) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": reply.content, "refusal": None}
+        if reply.reasoning:
+            message["reasoning_content"] = reply.reasoning
+        if reply.calls:
+            message["content"] = reply.content or None
+            message["tool_calls"] = [
+                {"id": entry.id, "type": "function", "function": {"name": entry.name, "arguments": entry.arguments}}
+                for entry in reply.calls
+            ]
+        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": reply.finish}
+        return {**_head(call, reply, "chat.completion"), "choices": [choice], "usage": _usage(reply)}
+
+    def events(self, call: AgentCall, reply: Reply, heartbeats: int = 0) -> Iterator[bytes]:
+        head = _head(call, reply, "chat.completion.chunk")
+
+        def chunk(delta: Mapping[str, Any], finish: str | None = None) -> bytes:
+            choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
+            return event({**head, "choices": [choice]})
+
+        yield chunk({"role": "assistant", "content": ""})
+        for piece in pieces(reply.reasoning or ""):
+            yield chunk({"reasoning_content": piece})
+        for piece in pieces(reply.content):
+            yield chunk({"content": piece})
+        for index, entry in enumerate(reply.calls):
+            function = {"name": entry.name, "arguments": ""}
+            yield chunk({"tool_calls": [{"index": index, "id": entry.id, "type": "function", "function": function}]})
+            for piece in pieces(entry.arguments):
+                yield chunk({"tool_calls": [{"index": index, "function": {"arguments": piece}}]})
+        yield chunk({}, reply.finish)
+        if call.extra.get("include_usage"):
+            yield event({**head, "choices": [], "usage": _usage(reply)})
+        yield b"data: [DONE]\n\n"
+
+    def heartbeat(self, call: AgentCall, sent: int) -> bytes:
+        return COMMENT
+
+    def refusal(self, error: CallRefusedError) -> dict[str, Any]:
+        return error_body(error)
+
+    def failed_event(self, call: AgentCall, error: CallRefusedError) -> bytes:
+        return event(self.refusal(error))
+
+
+def _message(entry: Mapping[str, Any], field: str) -> AgentMessage:
+    role = fields.role(entry, field, *_ROLES)
+    content = fields.joined(entry.get("content"), f"{field}.content")
+    if role == "assistant":
+        calls = tuple(_call(*pair) for pair in fields.objects(entry.get("tool_calls"), f"{field}.tool_calls"))
+        # vLLM has come to call it `reasoning`; some clients send both.
+        thought = entry.get("reasoning_content") or entry.get("reasoning")
+        reasoning = thought if isinstance(thought, str) else None
+        return AgentMessage("assistant", content, reasoning, calls, ids=frozenset(call.id for call in calls))
+    if role == "tool":
+        return AgentMessage("tool", content, call_id=fields.name(entry.get("tool_call_id"), f"{field}.tool_call_id"))
+    return AgentMessage(role, content)
+
+
+def _call(field: str, entry: Mapping[str, Any]) -> WrittenCall:
+    if entry.get("type", "function") != "function":
+        raise fields.unsupported(f"{field}.type", f"this server's calls are of type 'function', got {entry['type']!r}")
+    function = fields.mapping(entry.get("function"), f"{field}.function")
+    return WrittenCall(
+        fields.name(entry.get("id"), f"{field}.id"),
+        fields.text(function.get("name"), f"{field}.function.name"),
+        fields.arguments(function.get("arguments"), f"{field}.function.arguments"),
+    )
+
+
+def _tool(entry: Mapping[str, Any], field: str) -> Mapping[str, Any]:
+    if entry.get("type") != "function":
+        raise fields.unsupported(f"{field}.type", f"this wire has tools of type 'function', got {entry.get('type')!r}")
+    return fields.function(fields.mapping(entry.get("function"), f"{field}.function"), f"{field}.function")
+
+
+def _head(call: AgentCall, reply: Reply, kind: str) -> dict[str, Any]:
+    return {"id": mark("chatcmpl", reply.id), "object": kind, "created": reply.created, "model": call.model}
+
+
+def _usage(reply: Reply) -> dict[str, Any]:
+    return {
+        "prompt_tokens": reply.prompt_tokens,
+        "completion_tokens": reply.completion_tokens,
+        "total_tokens": reply.prompt_tokens + reply.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": reply.cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": reply.reasoning_tokens},
+    }

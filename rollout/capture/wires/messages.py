@@ -1,0 +1,259 @@
+"""Anthropic's Messages. Thinking goes out if the agent asks for it, in a block whose signature is ours."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from itertools import accumulate
+from typing import Any
+
+from toolgym.rollout.capture.agent_call import AgentCall, AgentMessage, CallRefusedError, Reply, WrittenCall
+from toolgym.rollout.capture.wires import fields
+from toolgym.rollout.capture.wires.events import event, mark, marked, pieces
+
+BILLING = "x-anthropic-billing-header:"
+"""Beginning of a system text of Claude Code that says who pays. It differs with each conversation, and the model is
+not to read it."""
+
+MAX_DEPTH = 100
+"""Levels of a call's arguments that all clients read."""
+
+_CLIENT_TOOLS = ("bash_", "text_editor_", "computer_", "memory_")
+"""Beginnings of the types of tools that the agent runs and whose schema only Anthropic's servers know."""
+
+_FINISH = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+
+_ERRORS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
+
+
+class MessagesWire:
+    name = "messages"
+    path = "/messages"
+
+    def read(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> AgentCall:
+        fields.refuse_constraints(body)
+        offered, hosted = _tools(body)
+        output = fields.mapping(body.get("output_config") or {}, "output_config")
+        # Claude Code asks for its title, a side call without tools, in a format; it lives with another one.
+        formats = {"output_format": body.get("output_format"), "output_config.format": output.get("format")}
+        if offered:
+            for field, value in formats.items():
+                fields.refuse_format(value, field)
+        messages = _system(body.get("system"))
+        for field, entry in fields.objects(body.get("messages"), "messages"):
+            messages += _messages(entry, field)
+        if not messages or messages[-1].role == "assistant":
+            raise fields.wrong("messages", "a list whose last message is not the assistant's", "messages")
+        choice = fields.mapping(body.get("tool_choice") or {}, "tool_choice")
+        unheard = [field for field, value in formats.items() if value is not None]
+        unheard += ["tool_choice"] if choice.get("type", "auto") != "auto" else []
+        unheard += ["tool_choice.disable_parallel_tool_use"] if choice.get("disable_parallel_tool_use") else []
+        thinking = fields.mapping(body.get("thinking") or {}, "thinking")
+        return AgentCall(
+            wire=self.name,
+            messages=tuple(messages),
+            tools=offered,
+            model=fields.text(body.get("model", ""), "model"),
+            max_tokens=fields.tokens(body, "max_tokens"),
+            sampling=fields.sampling(body, "stop_sequences"),
+            stream=fields.flag(body, "stream"),
+            left_out=(*unheard, *hosted),
+            extra={"thinking": thinking.get("type") in ("enabled", "adaptive")},
+        )
+
+    def answer(self, call: AgentCall, reply: Reply) -> dict[str, Any]:
+        content = list(_blocks(call, reply))
+        for block in content:
+            if block["type"] == "tool_use":
+                block["input"] = json.loads(block["input"])
+        ended = {"content": content, "stop_reason": _FINISH[reply.finish]}
+        return {**_head(call, reply), **ended, "usage": _usage(reply, reply.completion_tokens)}
+
+    def events(self, call: AgentCall, reply: Reply, heartbeats: int = 0) -> Iterator[bytes]:
+        yield _event("message_start", message={**_head(call, reply), "usage": _usage(reply, 0)})
+        for index, block in enumerate(_blocks(call, reply)):
+            yield from _block_events(index, block)
+        delta = {"stop_reason": _FINISH[reply.finish], "stop_sequence": None}
+        usage = {"output_tokens": reply.completion_tokens, "output_tokens_details": _details(reply)}
+        yield _event("message_delta", delta=delta, usage=usage)
+        yield _event("message_stop")
+
+    def heartbeat(self, call: AgentCall, sent: int) -> bytes:
+        return _event("ping")
+
+    def refusal(self, error: CallRefusedError) -> dict[str, Any]:
+        message = str(error)
+        if error.code == "context_length_exceeded" and "prompt is too long" not in message:
+            message = f"prompt is too long: {message}"  # the words by which agents know that they must compact
+        kind = _ERRORS.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
+        return {"type": "error", "error": {"type": kind, "message": message}}
+
+    def failed_event(self, call: AgentCall, error: CallRefusedError) -> bytes:
+        return event(self.refusal(error), "error")
+
+
+def _system(system: Any) -> list[AgentMessage]:
+    if system is None:
+        return []
+    if isinstance(system, list):
+        system = [part for part in system if not _is_billing(part)]
+        if not system:
+            return []
+    return [AgentMessage("system", fields.joined(system, "system"))]
+
+
+def _is_billing(part: Any) -> bool:
+    return isinstance(part, Mapping) and str(part.get("text", "")).startswith(BILLING)
+
+
+def _messages(entry: Mapping[str, Any], field: str) -> list[AgentMessage]:
+    """The messages of an entry: a tool result is one, and so are the texts between two."""
+    role = fields.role(entry, field, "system", "user", "assistant")
+    content = entry.get("content")
+    if role == "assistant":
+        return [_assistant(content, f"{field}.content")]
+    if not isinstance(content, list):
+        return [AgentMessage(role, fields.joined(content, f"{field}.content"))]
+    messages: list[AgentMessage] = []
+    texts: list[str] = []
+    for name, block in fields.objects(content, f"{field}.content"):
+        if block.get("type") != "tool_result":
+            texts.append(fields.part_text(block, name))
+            continue
+        if texts:
+            messages.append(AgentMessage(role, "\n".join(texts)))
+            texts = []
+        messages.append(_result(block, name))
+    if texts or not messages:
+        messages.append(AgentMessage(role, "\n".join(texts)))
+    return messages
+
+
+def _result(block: Mapping[str, Any], field: str) -> AgentMessage:
+    call_id = fields.name(block.get("tool_use_id"), f"{field}.tool_use_id")
+    content = fields.joined(block.get("content"), f"{field}.content")
+    return AgentMessage("tool", content, call_id=call_id, is_error=fields.flag(block, "is_error"))
+
+
+def _assistant(content: Any, field: str) -> AgentMessage:
+    if not isinstance(content, list):
+        return AgentMessage("assistant", fields.joined(content, field))
+    texts: list[str] = []
+    thoughts: list[str] = []
+    calls: list[WrittenCall] = []
+    ids: frozenset[str] = frozenset()
+    for name, block in fields.objects(content, field):
+        kind = block.get("type")
+        if kind == "thinking":
+            thoughts.append(fields.text(block.get("thinking", ""), f"{name}.thinking"))
+            ids |= marked(block.get("signature"))
+        elif kind == "tool_use":
+            id = fields.name(block.get("id"), f"{name}.id")
+            called = fields.text(block.get("name"), f"{name}.name")
+            calls.append(WrittenCall(id, called, fields.arguments(block.get("input"), f"{name}.input")))
+            ids |= {id}
+        elif kind != "redacted_thinking":  # thinking of another model, which nobody but its maker can read
+            texts.append(fields.part_text(block, name))
+    return AgentMessage("assistant", "\n".join(texts), "\n".join(thoughts) or None, tuple(calls), ids=ids)
+
+
+def _tools(body: Mapping[str, Any]) -> tuple[tuple[Mapping[str, Any], ...], list[str]]:
+    """The tools that the policy is offered, and the names of those that Anthropic's servers would run."""
+    offered: list[Mapping[str, Any]] = []
+    hosted: list[str] = []
+    for field, tool in fields.objects(body.get("tools"), "tools"):
+        kind = tool.get("type") or "custom"
+        if kind == "custom" or "input_schema" in tool:
+            offered.append(fields.function(tool, field, "input_schema"))
+        elif str(kind).startswith(_CLIENT_TOOLS):
+            raise fields.unsupported(field, f"a tool of type {kind!r} brings no schema; send it with `input_schema`")
+        else:
+            hosted.append(f"tools.{kind}")
+    return tuple(offered), hosted
+
+
+def _head(call: AgentCall, reply: Reply) -> dict[str, Any]:
+    head = {"id": mark("msg", reply.id), "type": "message", "role": "assistant", "model": call.model}
+    return {**head, "content": [], "stop_reason": None, "stop_sequence": None}
+
+
+def _blocks(call: AgentCall, reply: Reply) -> Iterator[dict[str, Any]]:
+    """The blocks of an answer; `input` is still a text."""
+    if reply.reasoning and call.extra.get("thinking"):
+        yield {"type": "thinking", "thinking": reply.reasoning, "signature": mark("sig", reply.id)}
+    if reply.content or not reply.calls:
+        yield {"type": "text", "text": reply.content}
+    for entry in reply.calls:
+        yield {"type": "tool_use", "id": entry.id, "name": entry.name, "input": _object_text(entry.arguments)}
+
+
+def _object_text(arguments: str) -> str:
+    """The text of a JSON object: the arguments, or one that holds them. Anthropic's client repairs JSON that ends too
+    early, so that an agent would run what the policy has not written, and raises an error at all other texts."""
+    try:
+        written = json.loads(arguments, parse_constant=_refuse_constant)
+        if isinstance(written, dict) and _depth(arguments) <= MAX_DEPTH:
+            json.dumps(written, ensure_ascii=False).encode()  # fails at half a surrogate pair, as that client does
+            return arguments
+    except (ValueError, RecursionError):
+        pass
+    return json.dumps({fields.WRAPPED: arguments})
+
+
+def _refuse_constant(text: str) -> None:
+    raise ValueError(f"{text} is no JSON")
+
+
+def _depth(arguments: str) -> int:
+    """No fewer levels than the arguments have: brackets in their texts count."""
+    if arguments.count("[") + arguments.count("{") <= MAX_DEPTH:
+        return 0
+    steps = {"[": 1, "{": 1, "]": -1, "}": -1}
+    return max(accumulate(steps.get(character, 0) for character in arguments))
+
+
+def _block_events(index: int, block: Mapping[str, Any]) -> Iterator[bytes]:
+    kind = block["type"]
+    empty: dict[str, Any] = {"thinking": {"thinking": "", "signature": ""}, "text": {"text": ""}}.get(
+        kind, {"input": {}}
+    )
+    yield _event("content_block_start", index=index, content_block={**block, **empty})
+    field, delta = {
+        "thinking": ("thinking", "thinking_delta"),
+        "text": ("text", "text_delta"),
+        "tool_use": ("input", "input_json_delta"),
+    }[kind]
+    name = "partial_json" if kind == "tool_use" else field
+    for piece in pieces(block[field]):
+        yield _event("content_block_delta", index=index, delta={"type": delta, name: piece})
+    if kind == "thinking":
+        signature = {"type": "signature_delta", "signature": block["signature"]}
+        yield _event("content_block_delta", index=index, delta=signature)
+    yield _event("content_block_stop", index=index)
+
+
+def _event(kind: str, **data: Any) -> bytes:
+    return event({"type": kind, **data}, kind)
+
+
+def _usage(reply: Reply, completion: int) -> dict[str, Any]:
+    return {
+        "input_tokens": reply.prompt_tokens - reply.cached_tokens,  # Anthropic counts those of the cache apart
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": reply.cached_tokens,
+        "output_tokens": completion,
+        **({"output_tokens_details": _details(reply)} if completion else {}),
+    }
+
+
+def _details(reply: Reply) -> dict[str, int]:
+    return {"thinking_tokens": reply.reasoning_tokens}

@@ -1,0 +1,270 @@
+"""OpenAI's Responses, without a store: each request brings its whole history. Thinking is a reasoning item."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from toolgym.rollout.capture.agent_call import AgentCall, AgentMessage, CallRefusedError, Reply, ReplyCall
+from toolgym.rollout.capture.wires import fields
+from toolgym.rollout.capture.wires.events import error_body, event, mark, pieces
+from toolgym.rollout.capture.wires.responses_history import ResponsesHistory, qualified
+
+_STORED = ("conversation", "prompt")
+"""Fields that name what a server with a store would have."""
+
+_CLIENT_TOOLS = ("local_shell", "shell", "apply_patch", "computer", "computer_use_preview")
+"""Types of tools that the agent runs and whose schema only OpenAI's servers know."""
+
+
+class ResponsesWire:
+    name = "responses"
+    path = "/responses"
+
+    def read(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> AgentCall:
+        fields.refuse_constraints(body)
+        fields.refuse_format(fields.mapping(body.get("text") or {}, "text").get("format"), "text.format")
+        messages = _messages(body)
+        for field in _STORED:
+            if body.get(field) is not None:
+                raise fields.unsupported(field, "this server keeps none; send the whole history as `input`")
+        if fields.flag(body, "background"):
+            raise fields.unsupported("background", "this server answers at once only")
+        # The history is there if what the assistant said is.
+        if body.get("previous_response_id") and all(message.role != "assistant" for message in messages):
+            raise fields.unsupported("previous_response_id", "this server keeps no responses; send the whole history")
+        offered = _Offered(body)
+        return AgentCall(
+            wire=self.name,
+            messages=tuple(messages),
+            tools=tuple(offered.tools),
+            model=fields.text(body.get("model", ""), "model"),
+            max_tokens=fields.tokens(body, "max_output_tokens"),
+            sampling=fields.sampling(body),
+            stream=fields.flag(body, "stream"),
+            left_out=(*fields.unheard(body, "tool_choice", "parallel_tool_calls"), *offered.left_out),
+            # OpenAI's client wants one id and time from the first event to the last.
+            extra={
+                "response_id": mark("resp", uuid.uuid4().hex),
+                "created_at": int(time.time()),
+                "names": offered.names,
+                "custom": frozenset(offered.custom),
+            },
+        )
+
+    def answer(self, call: AgentCall, reply: Reply) -> dict[str, Any]:
+        # An answer that was cut is a completed response with the status "incomplete": OpenAI's clients, and Codex, take
+        # an event `response.incomplete` for a failure, and ask again.
+        cut = reply.finish == "length"
+        usage = {
+            "input_tokens": reply.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": reply.cached_tokens},
+            "output_tokens": reply.completion_tokens,
+            "output_tokens_details": {"reasoning_tokens": reply.reasoning_tokens},
+            "total_tokens": reply.prompt_tokens + reply.completion_tokens,
+        }
+        return {
+            **_head(call, "incomplete" if cut else "completed"),
+            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+            "output": _items(call, reply),
+            "usage": usage,
+        }
+
+    def events(self, call: AgentCall, reply: Reply, heartbeats: int = 0) -> Iterator[bytes]:
+        number = heartbeats
+        if not heartbeats:
+            yield self.heartbeat(call, 0)
+            yield self.heartbeat(call, 1)
+            number = 2
+        for index, item in enumerate(_items(call, reply)):
+            for data in _item_events(item):
+                yield _event(number, output_index=index, **data)
+                number += 1
+        yield _event(number, type="response.completed", response=self.answer(call, reply))
+
+    def heartbeat(self, call: AgentCall, sent: int) -> bytes:
+        """The event that opens the stream, or that says once more that it is in progress. Codex counts no comments."""
+        kind = "response.in_progress" if sent else "response.created"
+        return _event(sent, type=kind, response=_head(call, "in_progress"))
+
+    def refusal(self, error: CallRefusedError) -> dict[str, Any]:
+        return error_body(error)
+
+    def failed_event(self, call: AgentCall, error: CallRefusedError) -> bytes:
+        # Codex reads the error of the response. OpenAI's client raises the one beside it, and else takes the event for
+        # one of many.
+        failure = {"code": error.code, "message": str(error)}
+        response = {**_head(call, "failed"), "error": failure}
+        return event({"type": "response.failed", "response": response, **self.refusal(error)}, "response.failed")
+
+
+class _Offered:
+    """The tools of a request, as functions.
+
+    Attributes:
+        tools: in the OpenAI shape.
+        names: of those in a namespace: from the name that the policy knows to the namespace and the name in it.
+        custom: names of those whose input is a text, which the policy writes as the argument `input`.
+        left_out: names of the tools that OpenAI's servers would run, and of grammars that hold no policy.
+    """
+
+    def __init__(self, body: Mapping[str, Any]) -> None:
+        self.tools: list[Mapping[str, Any]] = []
+        self.names: dict[str, tuple[str, str]] = {}
+        self.custom: set[str] = set()
+        self.left_out: list[str] = []
+        for field, tool in fields.objects(body.get("tools"), "tools"):
+            if tool.get("type") == "namespace":
+                self._add_namespace(tool, field)
+            else:
+                self._add(tool, field, "", "")
+
+    def _add_namespace(self, tool: Mapping[str, Any], field: str) -> None:
+        """Offer the tools of a namespace. What it says of all of them stands at the first one."""
+        namespace = fields.name(tool.get("name"), f"{field}.name")
+        purpose = fields.text(tool.get("description") or "", f"{field}.description")
+        for index, (name, nested) in enumerate(fields.objects(tool.get("tools"), f"{field}.tools")):
+            self._add(nested, name, namespace, "" if index else purpose)
+
+    def _add(self, tool: Mapping[str, Any], field: str, namespace: str, purpose: str) -> None:
+        kind = tool.get("type")
+        if kind in _CLIENT_TOOLS:
+            raise fields.unsupported(field, f"a tool of type {kind!r} brings no schema; send it as a function")
+        if kind not in ("function", "custom"):
+            self.left_out.append(f"tools.{kind}")
+            return
+        name = fields.name(tool.get("name"), f"{field}.name")
+        known = qualified(namespace, name)
+        described = tool.get("description")
+        offered = {**tool, "name": known, "description": f"{purpose}\n\n{described or ''}" if purpose else described}
+        if namespace:
+            self.names[known] = (namespace, name)
+        if kind == "custom":
+            self.custom.add(known)
+            offered["parameters"] = self._parameters(tool, field, known)
+        self.tools.append(fields.function(offered, field))
+
+    def _parameters(self, tool: Mapping[str, Any], field: str, known: str) -> Mapping[str, Any]:
+        """The parameters of a tool whose input is a text: the policy reads the grammar, and nothing enforces it."""
+        form = fields.mapping(tool.get("format") or {}, f"{field}.format")
+        says = "The whole input of the tool, as plain text."
+        if form.get("type", "text") != "text":
+            self.left_out.append(f"tools.{known}.format")
+            says = f"{says} It must follow this {form.get('syntax', '')} grammar:\n{form.get('definition', '')}"
+        properties = {"input": {"type": "string", "description": says}}
+        return {"type": "object", "properties": properties, "required": ["input"]}
+
+
+def _messages(body: Mapping[str, Any]) -> list[AgentMessage]:
+    history = ResponsesHistory()
+    if body.get("instructions"):
+        history.add({"role": "system", "content": body["instructions"]}, "instructions")
+    sent = body.get("input")
+    if isinstance(sent, str):
+        history.add({"role": "user", "content": sent}, "input")
+    else:
+        for field, item in fields.objects(sent, "input"):
+            history.add(item, field)
+    if not sent:
+        raise fields.wrong("input", "a text or a list of at least one item", sent)
+    return history.messages()
+
+
+def _head(call: AgentCall, status: str) -> dict[str, Any]:
+    """The fields of a response that clients expect, whatever has come of it."""
+    return {
+        "id": call.extra["response_id"],
+        "object": "response",
+        "created_at": call.extra["created_at"],
+        "status": status,
+        "model": call.model,
+        "output": [],
+        "error": None,
+        "incomplete_details": None,
+        "instructions": None,
+        "metadata": {},
+        "parallel_tool_calls": True,
+        "temperature": call.sampling.get("temperature"),
+        "tool_choice": "auto",
+        "tools": [],  # as long as the request, and read by no client
+        "top_p": call.sampling.get("top_p"),
+    }
+
+
+def _items(call: AgentCall, reply: Reply) -> list[dict[str, Any]]:
+    items: list[dict[str, Any]] = []
+    if reply.reasoning:
+        summary = [{"type": "summary_text", "text": reply.reasoning}]
+        secret = mark("enc", reply.id)
+        items.append({"id": mark("rs", reply.id), "type": "reasoning", "summary": summary, "encrypted_content": secret})
+    if reply.content or not (reply.reasoning or reply.calls):
+        part = {"type": "output_text", "text": reply.content, "annotations": [], "logprobs": []}
+        items.append({"id": mark("msg", reply.id), "type": "message", "role": "assistant", "content": [part]})
+    items += [_call_item(call, entry) for entry in reply.calls]
+    for item in items:
+        item["status"] = "completed"
+    if reply.finish == "length":
+        items[-1]["status"] = "incomplete"
+    return items
+
+
+def _call_item(call: AgentCall, entry: ReplyCall) -> dict[str, Any]:
+    namespace, name = call.extra["names"].get(entry.name, ("", entry.name))
+    item = {"call_id": entry.id, "name": name, **({"namespace": namespace} if namespace else {})}
+    if entry.name in call.extra["custom"]:
+        return {"id": mark("ctc", entry.id), "type": "custom_tool_call", **item, "input": _input_of(entry.arguments)}
+    return {"id": mark("fc", entry.id), "type": "function_call", **item, "arguments": entry.arguments}
+
+
+def _input_of(arguments: str) -> str:
+    """The text that a custom tool gets: the argument `input`, or all that the policy wrote if it is not that."""
+    try:
+        written = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return arguments
+    if isinstance(written, dict) and set(written) == {"input"} and isinstance(written["input"], str):
+        return written["input"]
+    return arguments
+
+
+def _item_events(item: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The events of one item, without their numbers."""
+    kind = item["type"]
+    empty: dict[str, dict[str, Any]] = {
+        "reasoning": {"summary": []},
+        "message": {"content": []},
+        "custom_tool_call": {"input": ""},
+    }
+    opened = {**item, **empty.get(kind, {"arguments": ""}), "status": "in_progress"}
+    yield {"type": "response.output_item.added", "item": opened}
+    at = {"item_id": item["id"]}
+    if kind == "reasoning":
+        yield from _part_events("response.reasoning_summary", {**at, "summary_index": 0}, item["summary"][0])
+    elif kind == "message":
+        yield from _part_events("response", {**at, "content_index": 0}, item["content"][0])
+    else:
+        custom = kind == "custom_tool_call"
+        field, name = ("input", "custom_tool_call_input") if custom else ("arguments", "function_call_arguments")
+        for piece in pieces(item[field]):
+            yield {"type": f"response.{name}.delta", **at, "delta": piece}
+        yield {"type": f"response.{name}.done", **at, field: item[field], "name": item["name"]}
+    yield {"type": "response.output_item.done", "item": item}
+
+
+def _part_events(stem: str, at: Mapping[str, Any], part: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The events of the one part of a reasoning item or of a message."""
+    message = stem == "response"
+    added, text = (f"{stem}.content_part", f"{stem}.output_text") if message else (f"{stem}_part", f"{stem}_text")
+    more: dict[str, Any] = {"logprobs": []} if message else {}
+    yield {"type": f"{added}.added", **at, "part": {**part, "text": ""}}
+    for piece in pieces(part["text"]):
+        yield {"type": f"{text}.delta", **at, "delta": piece, **more}
+    yield {"type": f"{text}.done", **at, "text": part["text"], **more}
+    yield {"type": f"{added}.done", **at, "part": part}
+
+
+def _event(number: int, **data: Any) -> bytes:
+    return event({"sequence_number": number, **data}, data["type"])
