@@ -51,13 +51,13 @@ def captured_rows(forest: Forest, untrained: Collection[str], reward: float) -> 
     """The rows of all calls that are trained on; `untrained` names causes of sequences, and states of calls, that are
     not. The last turn of the main conversation has the reward."""
     main = _main(forest.roots)
+    lost = {*_LOST, *untrained}
     left_out: Counter[str] = Counter()
     rows: list[_Row] = []
-    for row in _rows(forest, main):
+    for row in _rows(forest, main, lost):
         kept = []
         for call in row.calls:
-            lost = call.state in _LOST or call.state in untrained
-            reasons = [call.state.value] if lost else [name for name in (row.kind, row.cause) if name in untrained]
+            reasons = [name for name in (call.state, row.kind, row.cause) if name in lost]
             if reasons:
                 left_out[reasons[0]] += 1
                 left_out[f"{reasons[0]}_tokens"] += len(call.token_ids)
@@ -89,24 +89,24 @@ def _main(roots: Sequence[CapturedCall]) -> CapturedCall | None:
     return next((root for root in ours if root.children or root.renderer.tools), ours[0] if ours else None)
 
 
-def _rows(forest: Forest, main: CapturedCall | None) -> list[_Row]:
+def _rows(forest: Forest, main: CapturedCall | None, lost: Collection[str]) -> list[_Row]:
     calls_of: dict[int, list[CapturedCall]] = {}
     row_of: dict[int, int] = {}
     for call in forest:
         if call.state is State.GENERATING:
             continue
         parent, row = call.parent, call.number
-        if parent is not None and _successor(parent) is call:
+        if parent is not None and _successor(parent, lost) is call:
             row = row_of[parent.number]
         row_of[call.number] = row
         calls_of.setdefault(row, []).append(call)
     return [_Row(tuple(calls), _cause(calls[0], main), _kind(calls[0], main)) for calls in calls_of.values()]
 
 
-def _successor(call: CapturedCall) -> CapturedCall | None:
+def _successor(call: CapturedCall, lost: Collection[str]) -> CapturedCall | None:
     """The call that continues the sequence of another one: the first whose answer was used."""
     answered = [child for child in call.children if child.state is not State.GENERATING]
-    return min(answered, key=lambda child: (child.state in _LOST, child.number), default=None)
+    return min(answered, key=lambda child: (child.state in lost, child.number), default=None)
 
 
 def _cause(call: CapturedCall, main: CapturedCall | None) -> str:

@@ -163,6 +163,9 @@ class CaptureSession:
         if turn is None:
             self._counts["aborted"] += 1
             raise CallRefusedError(503, "engine_aborted", "the engine aborted the turn: send the request again")
+        if not turn.generated_tokens:
+            self._counts["empty"] += 1
+            return _empty(prompt_tokens)
         return self._keep(call, conversation, turn, starts_open)
 
     def _sampling(self, request: AgentCall) -> SamplingParams:
@@ -200,7 +203,7 @@ class CaptureSession:
         if self._rules.refuse_long_prompts:
             text = f"prompt is too long: {tokens} tokens leave no room for an answer within the episode's budget"
             raise CallRefusedError(400, "context_length_exceeded", text)
-        return Reply(new_reply_id(), "", finish="length", prompt_tokens=tokens, created=int(time.time()))
+        return _empty(tokens)
 
     # ------------------------------------------------------------------ its tokens before
 
@@ -220,6 +223,8 @@ class CaptureSession:
                     extension = await encoded_apart(extend, observation)
                 except TemplateError:
                     extension = None
+                except TooManyTokensError as error:
+                    raise TooManyTokensError(len(conversation.context) + error.least) from error
                 if extension is not None:
                     conversation.apply(extension, observation)
                     call.observation, call.lead = tuple(observation), tuple(conversation.context[before:])
@@ -371,6 +376,11 @@ class CaptureSession:
         left_out = {f"left_out_{name}": count for name, count in sorted(rows.left_out.items())}
         unanswered = {f"calls_{name}": count for name, count in sorted((self._counts + self._forest.counts).items())}
         return {"calls": self._calls, "sequences": len(rows.sequences), **causes, **left_out, **unanswered}
+
+
+def _empty(prompt_tokens: int) -> Reply:
+    """An answer without a token; nothing goes on from it."""
+    return Reply(new_reply_id(), "", finish="length", prompt_tokens=prompt_tokens, created=int(time.time()))
 
 
 def _thinking_tokens(call: CapturedCall, reasoning: str | None) -> int:
