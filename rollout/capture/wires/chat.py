@@ -18,12 +18,9 @@ class ChatWire:
     path = "/chat/completions"
 
     def read(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> AgentCall:
-        fields.refuse_constraints(body)
-        fields.refuse_format(body.get("response_format"), "response_format")
+        fields.refuse_constraints(body, {"response_format": body.get("response_format")})
         if body.get("functions"):
             raise fields.unsupported("functions", "this is the old name of `tools`; send those")
-        if body.get("modalities") not in (None, ["text"]):
-            raise fields.unsupported("modalities", "this server answers with text only")
         messages = tuple(_message(entry, field) for field, entry in fields.objects(body.get("messages"), "messages"))
         if not messages:
             raise fields.wrong("messages", "a list of at least one message", body.get("messages"))
@@ -92,7 +89,7 @@ def _message(entry: Mapping[str, Any], field: str) -> AgentMessage:
         calls = tuple(_call(*pair) for pair in fields.objects(entry.get("tool_calls"), f"{field}.tool_calls"))
         # vLLM has come to call it `reasoning`; some clients send both.
         thought = entry.get("reasoning_content") or entry.get("reasoning")
-        reasoning = thought if isinstance(thought, str) else None
+        reasoning = thought if isinstance(thought, str) and thought else None
         return AgentMessage("assistant", content, reasoning, calls, ids=frozenset(call.id for call in calls))
     if role == "tool":
         return AgentMessage("tool", content, call_id=fields.name(entry.get("tool_call_id"), f"{field}.tool_call_id"))
@@ -121,10 +118,8 @@ def _head(call: AgentCall, reply: Reply, kind: str) -> dict[str, Any]:
 
 
 def _usage(reply: Reply) -> dict[str, Any]:
-    return {
-        "prompt_tokens": reply.prompt_tokens,
-        "completion_tokens": reply.completion_tokens,
-        "total_tokens": reply.prompt_tokens + reply.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": reply.cached_tokens},
-        "completion_tokens_details": {"reasoning_tokens": reply.reasoning_tokens},
-    }
+    prompt, completion = reply.prompt_tokens, reply.completion_tokens
+    usage = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+    details = {"reasoning_tokens": reply.reasoning_tokens}
+    cached = {"cached_tokens": reply.cached_tokens}
+    return {**usage, "prompt_tokens_details": cached, "completion_tokens_details": details}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import math
 from collections.abc import Mapping
 from typing import Any, get_args
 
@@ -16,10 +16,18 @@ WRAPPED = "INVALID_JSON"
 """Key of the object that stands for arguments that are no JSON object, where a wire or a client must have one. It is
 pydantic-ai's."""
 
-_GRAMMARS = (
-    *("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"),  # vLLM
-    *("json_schema", "regex", "ebnf", "structural_tag"),  # SGLang
-)
+_CUT = "__unparsedToolInput"
+"""The same of Claude Code, of an object with the text and its length; the text may be cut."""
+
+_RANGES: dict[str, tuple[Any, float, float]] = {
+    "temperature": (int | float, 0, 100),
+    "top_p": (int | float, 0, 1),
+    "top_k": (int, -1, 2**31),
+    "seed": (int, -(2**63), 2**64),
+}
+
+_GRAMMARS = ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "json_schema", "regex", "ebnf")
+"""Fields of vLLM and SGLang."""
 
 _ROLES: dict[str, AgentRole] = {role: role for role in get_args(AgentRole)} | {"developer": "system"}
 
@@ -42,13 +50,13 @@ def text(value: Any, field: str) -> str:
 
 
 def name(value: Any, field: str) -> str:
-    if not isinstance(value, str) or not value:
+    if not text(value, field):
         raise wrong(field, "a text that is not empty", value)
-    return value
+    return value  # type: ignore[no-any-return]
 
 
 def mapping(value: Any, field: str) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping):
+    if not isinstance(value, dict):
         raise wrong(field, "an object", value)
     return value
 
@@ -65,7 +73,7 @@ def objects(value: Any, field: str) -> list[tuple[str, Mapping[str, Any]]]:
     """The objects of a list, each with its name for an error. None is an empty list."""
     if not isinstance(value, list | None):
         raise wrong(field, "a list", value)
-    return [(f"{field}[{index}]", mapping(entry, f"{field}[{index}]")) for index, entry in enumerate(value or ())]
+    return [(name := f"{field}[{index}]", mapping(entry, name)) for index, entry in enumerate(value or ())]
 
 
 def flag(body: Mapping[str, Any], field: str) -> bool:
@@ -89,20 +97,12 @@ def tokens(body: Mapping[str, Any], *fields: str) -> int | None:
 def sampling(body: Mapping[str, Any], stop: str = "stop") -> dict[str, Any]:
     """The sampling that a request asks for. `stop` is the name of the wire's field for stop texts."""
     asked: dict[str, Any] = {}
-    for field, least, whole in (
-        ("temperature", 0, False),
-        ("top_p", 0, False),
-        ("top_k", -1, True),
-        ("seed", None, True),
-    ):
+    for field, (kind, low, high) in _RANGES.items():
         value = body.get(field)
-        if value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, int if whole else int | float) or not math.isfinite(value):
-            raise wrong(field, "a whole number" if whole else "a number", value)
-        if least is not None and value < least:
-            raise wrong(field, f"at least {least}", value)
-        asked[field] = value
+        if value is not None:
+            if isinstance(value, bool) or not isinstance(value, kind) or not low <= value <= high:
+                raise wrong(field, f"a {'whole ' if kind is int else ''}number from {low} to {high}", value)
+            asked[field] = value
     if (texts := body.get(stop)) is not None:
         texts = [texts] if isinstance(texts, str) else texts
         if not isinstance(texts, list) or not all(isinstance(entry, str) for entry in texts):
@@ -132,66 +132,50 @@ def part_text(part: Any, field: str) -> str:
         return text(part.get("text"), f"{field}.text")
     if kind == "refusal":
         return text(part.get("refusal"), f"{field}.refusal")
-    raise unsupported(field, f"this server reads texts only, got a part of type {kind!r}")
+    raise unsupported(field, f"this server reads texts only, got a part of type {shorten(repr(kind), 60)}")
 
 
 def arguments(value: Any, field: str) -> str | Mapping[str, Any]:
     """A call's arguments as the agent sends them back. Those that a client has wrapped, because they were no JSON
     object, come as the policy wrote them."""
-    if value is None:
-        return ""
     if isinstance(value, str):
-        if WRAPPED not in value and "__unparsedToolInput" not in value:
-            return value
-        try:
-            raw = _unwrapped(json.loads(value))
-        except ValueError:
-            return value
-        return value if raw is None else raw
-    raw = _unwrapped(mapping(value, field))
-    return value if raw is None else raw
+        parsed = None
+        if WRAPPED in value or _CUT in value:
+            with contextlib.suppress(ValueError, RecursionError):
+                parsed = json.loads(value)
+        return _unwrapped(parsed, value)
+    return "" if value is None else _unwrapped(value, mapping(value, field))
 
 
-def _unwrapped(value: Any) -> str | None:
-    if not isinstance(value, Mapping) or len(value) != 1:
-        return None
-    raw = value.get(WRAPPED)
-    cut = value.get("__unparsedToolInput")  # Claude Code's, with the length because it may have cut the text
-    if isinstance(cut, Mapping) and isinstance(cut.get("raw"), str) and cut.get("len") == len(cut["raw"]):
+def _unwrapped(parsed: Any, sent: str | Mapping[str, Any]) -> str | Mapping[str, Any]:
+    if not isinstance(parsed, dict) or len(parsed) != 1:
+        return sent
+    raw, cut = parsed.get(WRAPPED), parsed.get(_CUT)
+    if isinstance(cut, dict) and isinstance(cut.get("raw"), str) and cut.get("len") == len(cut["raw"]):
         raw = cut["raw"]
-    return raw if isinstance(raw, str) else None
+    return raw if isinstance(raw, str) else sent
 
 
 def function(tool: Mapping[str, Any], field: str, schema: str = "parameters") -> dict[str, Any]:
     """A tool in the OpenAI shape, with only that of it which a model reads. `schema` is the name of its parameters'
     field."""
-    parameters = tool.get(schema)
-    described = tool.get("description")
+    parameters, described = tool.get(schema), tool.get("description")
     offered: dict[str, Any] = {"name": name(tool.get("name"), f"{field}.name")}
     if described is not None:
         offered["description"] = text(described, f"{field}.description")
-    empty: Mapping[str, Any] = {"type": "object", "properties": {}}
+    empty = {"type": "object", "properties": {}}
     offered["parameters"] = empty if parameters is None else mapping(parameters, f"{field}.{schema}")
     return {"type": "function", "function": offered}
 
 
-def refuse_constraints(body: Mapping[str, Any]) -> None:
+def refuse_constraints(body: Mapping[str, Any], formats: Mapping[str, Any]) -> None:
     """Refuse several answers, and a grammar for the answer: sampled under one, a token's log-prob is not the
-    policy's."""
-    for field in ("n", "best_of"):
-        if body.get(field) not in (None, 1):
-            raise unsupported(field, f"this server gives one answer to a request, got {body[field]!r}")
-    for field in _GRAMMARS:
-        if body.get(field) is not None:
+    policy's. `formats` are the values of the wire's fields for the answer's format, which may be plain text."""
+    if body.get("n") not in (None, 1):
+        raise unsupported("n", f"this server gives one answer to a request, got {shorten(repr(body['n']), 60)}")
+    for field, value in {**{field: body.get(field) for field in _GRAMMARS}, **formats}.items():
+        if value is not None and not (isinstance(value, dict) and value.get("type") == "text"):
             raise unsupported(field, "this server samples without a grammar; ask for the format in the prompt")
-
-
-def refuse_format(value: Any, field: str) -> None:
-    """Refuse an answer's format unless it is plain text."""
-    if value is None or (isinstance(value, Mapping) and value.get("type") in (None, "text")):
-        return
-    kind = value.get("type") if isinstance(value, Mapping) else value
-    raise unsupported(field, f"this server samples without a grammar, got {kind!r}; ask for the format in the prompt")
 
 
 def unheard(body: Mapping[str, Any], *fields: str) -> tuple[str, ...]:

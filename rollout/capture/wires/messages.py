@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator, Mapping
-from itertools import accumulate
 from typing import Any
+
+from pydantic_core import from_json
 
 from toolgym.rollout.capture.agent_call import AgentCall, AgentMessage, CallRefusedError, Reply, WrittenCall
 from toolgym.rollout.capture.wires import fields
@@ -15,24 +17,19 @@ BILLING = "x-anthropic-billing-header:"
 """Beginning of a system text of Claude Code that says who pays. It differs with each conversation, and the model is
 not to read it."""
 
-MAX_DEPTH = 100
-"""Levels of a call's arguments that all clients read."""
-
 _CLIENT_TOOLS = ("bash_", "text_editor_", "computer_", "memory_")
 """Beginnings of the types of tools that the agent runs and whose schema only Anthropic's servers know."""
 
 _FINISH = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
-_ERRORS = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-    504: "timeout_error",
-    529: "overloaded_error",
+_DELTAS = {
+    "thinking": ("thinking", "thinking_delta", "thinking"),
+    "text": ("text", "text_delta", "text"),
+    "tool_use": ("input", "input_json_delta", "partial_json"),
 }
+"""For each kind of block its text, and type and field of the events with pieces of it."""
+
+_ERRORS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error", 503: "overloaded_error"}
 
 
 class MessagesWire:
@@ -40,14 +37,11 @@ class MessagesWire:
     path = "/messages"
 
     def read(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> AgentCall:
-        fields.refuse_constraints(body)
         offered, hosted = _tools(body)
         output = fields.mapping(body.get("output_config") or {}, "output_config")
         # Claude Code asks for its title, a side call without tools, in a format; it lives with another one.
         formats = {"output_format": body.get("output_format"), "output_config.format": output.get("format")}
-        if offered:
-            for field, value in formats.items():
-                fields.refuse_format(value, field)
+        fields.refuse_constraints(body, formats if offered else {})
         messages = _system(body.get("system"))
         for field, entry in fields.objects(body.get("messages"), "messages"):
             messages += _messages(entry, field)
@@ -76,15 +70,14 @@ class MessagesWire:
             if block["type"] == "tool_use":
                 block["input"] = json.loads(block["input"])
         ended = {"content": content, "stop_reason": _FINISH[reply.finish]}
-        return {**_head(call, reply), **ended, "usage": _usage(reply, reply.completion_tokens)}
+        return {**_head(call, reply), **ended, "usage": {**_usage(reply), **_sampled(reply)}}
 
     def events(self, call: AgentCall, reply: Reply, heartbeats: int = 0) -> Iterator[bytes]:
-        yield _event("message_start", message={**_head(call, reply), "usage": _usage(reply, 0)})
+        yield _event("message_start", message={**_head(call, reply), "usage": _usage(reply)})
         for index, block in enumerate(_blocks(call, reply)):
             yield from _block_events(index, block)
         delta = {"stop_reason": _FINISH[reply.finish], "stop_sequence": None}
-        usage = {"output_tokens": reply.completion_tokens, "output_tokens_details": _details(reply)}
-        yield _event("message_delta", delta=delta, usage=usage)
+        yield _event("message_delta", delta=delta, usage=_sampled(reply))
         yield _event("message_stop")
 
     def heartbeat(self, call: AgentCall, sent: int) -> bytes:
@@ -102,17 +95,9 @@ class MessagesWire:
 
 
 def _system(system: Any) -> list[AgentMessage]:
-    if system is None:
-        return []
     if isinstance(system, list):
-        system = [part for part in system if not _is_billing(part)]
-        if not system:
-            return []
-    return [AgentMessage("system", fields.joined(system, "system"))]
-
-
-def _is_billing(part: Any) -> bool:
-    return isinstance(part, Mapping) and str(part.get("text", "")).startswith(BILLING)
+        system = [part for part in system if not (isinstance(part, dict) and str(part.get("text")).startswith(BILLING))]
+    return [AgentMessage("system", fields.joined(system, "system"))] if system else []
 
 
 def _messages(entry: Mapping[str, Any], field: str) -> list[AgentMessage]:
@@ -132,16 +117,12 @@ def _messages(entry: Mapping[str, Any], field: str) -> list[AgentMessage]:
         if texts:
             messages.append(AgentMessage(role, "\n".join(texts)))
             texts = []
-        messages.append(_result(block, name))
+        call_id = fields.name(block.get("tool_use_id"), f"{name}.tool_use_id")
+        result = fields.joined(block.get("content"), f"{name}.content")
+        messages.append(AgentMessage("tool", result, call_id=call_id, is_error=fields.flag(block, "is_error")))
     if texts or not messages:
         messages.append(AgentMessage(role, "\n".join(texts)))
     return messages
-
-
-def _result(block: Mapping[str, Any], field: str) -> AgentMessage:
-    call_id = fields.name(block.get("tool_use_id"), f"{field}.tool_use_id")
-    content = fields.joined(block.get("content"), f"{field}.content")
-    return AgentMessage("tool", content, call_id=call_id, is_error=fields.flag(block, "is_error"))
 
 
 def _assistant(content: Any, field: str) -> AgentMessage:
@@ -171,10 +152,10 @@ def _tools(body: Mapping[str, Any]) -> tuple[tuple[Mapping[str, Any], ...], list
     offered: list[Mapping[str, Any]] = []
     hosted: list[str] = []
     for field, tool in fields.objects(body.get("tools"), "tools"):
-        kind = tool.get("type") or "custom"
+        kind = fields.name(tool.get("type") or "custom", f"{field}.type")
         if kind == "custom" or "input_schema" in tool:
             offered.append(fields.function(tool, field, "input_schema"))
-        elif str(kind).startswith(_CLIENT_TOOLS):
+        elif kind.startswith(_CLIENT_TOOLS):
             raise fields.unsupported(field, f"a tool of type {kind!r} brings no schema; send it with `input_schema`")
         else:
             hosted.append(f"tools.{kind}")
@@ -197,47 +178,25 @@ def _blocks(call: AgentCall, reply: Reply) -> Iterator[dict[str, Any]]:
 
 
 def _object_text(arguments: str) -> str:
-    """The text of a JSON object: the arguments, or one that holds them. Anthropic's client repairs JSON that ends too
-    early, so that an agent would run what the policy has not written, and raises an error at all other texts."""
-    try:
-        written = json.loads(arguments, parse_constant=_refuse_constant)
-        if isinstance(written, dict) and _depth(arguments) <= MAX_DEPTH:
-            json.dumps(written, ensure_ascii=False).encode()  # fails at half a surrogate pair, as that client does
+    """The text of a JSON object: the arguments, or one that holds them. Anthropic's client, whose parser this is,
+    repairs JSON that ends too early, so that an agent would run what the policy has not written, and raises an error at
+    all other texts."""
+    with contextlib.suppress(ValueError):
+        if isinstance(from_json(arguments, allow_inf_nan=False), dict):
             return arguments
-    except (ValueError, RecursionError):
-        pass
     return json.dumps({fields.WRAPPED: arguments})
-
-
-def _refuse_constant(text: str) -> None:
-    raise ValueError(f"{text} is no JSON")
-
-
-def _depth(arguments: str) -> int:
-    """No fewer levels than the arguments have: brackets in their texts count."""
-    if arguments.count("[") + arguments.count("{") <= MAX_DEPTH:
-        return 0
-    steps = {"[": 1, "{": 1, "]": -1, "}": -1}
-    return max(accumulate(steps.get(character, 0) for character in arguments))
 
 
 def _block_events(index: int, block: Mapping[str, Any]) -> Iterator[bytes]:
     kind = block["type"]
-    empty: dict[str, Any] = {"thinking": {"thinking": "", "signature": ""}, "text": {"text": ""}}.get(
-        kind, {"input": {}}
-    )
-    yield _event("content_block_start", index=index, content_block={**block, **empty})
-    field, delta = {
-        "thinking": ("thinking", "thinking_delta"),
-        "text": ("text", "text_delta"),
-        "tool_use": ("input", "input_json_delta"),
-    }[kind]
-    name = "partial_json" if kind == "tool_use" else field
+    empty: dict[str, Any] = {"thinking": {"thinking": "", "signature": ""}, "text": {"text": ""}}
+    yield _event("content_block_start", index=index, content_block={**block, **empty.get(kind, {"input": {}})})
+    field, delta, name = _DELTAS[kind]
     for piece in pieces(block[field]):
         yield _event("content_block_delta", index=index, delta={"type": delta, name: piece})
     if kind == "thinking":
-        signature = {"type": "signature_delta", "signature": block["signature"]}
-        yield _event("content_block_delta", index=index, delta=signature)
+        signed = {"type": "signature_delta", "signature": block["signature"]}
+        yield _event("content_block_delta", index=index, delta=signed)
     yield _event("content_block_stop", index=index)
 
 
@@ -245,15 +204,12 @@ def _event(kind: str, **data: Any) -> bytes:
     return event({"type": kind, **data}, kind)
 
 
-def _usage(reply: Reply, completion: int) -> dict[str, Any]:
-    return {
-        "input_tokens": reply.prompt_tokens - reply.cached_tokens,  # Anthropic counts those of the cache apart
-        "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": reply.cached_tokens,
-        "output_tokens": completion,
-        **({"output_tokens_details": _details(reply)} if completion else {}),
-    }
+def _usage(reply: Reply) -> dict[str, Any]:
+    new = reply.prompt_tokens - reply.cached_tokens  # Anthropic counts those of the cache apart
+    cache = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": reply.cached_tokens}
+    return {"input_tokens": new, **cache, "output_tokens": 0}
 
 
-def _details(reply: Reply) -> dict[str, int]:
-    return {"thinking_tokens": reply.reasoning_tokens}
+def _sampled(reply: Reply) -> dict[str, Any]:
+    thinking = {"thinking_tokens": reply.reasoning_tokens}
+    return {"output_tokens": reply.completion_tokens, "output_tokens_details": thinking}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 import uuid
@@ -13,9 +14,6 @@ from toolgym.rollout.capture.wires import fields
 from toolgym.rollout.capture.wires.events import error_body, event, mark, pieces
 from toolgym.rollout.capture.wires.responses_history import ResponsesHistory, qualified
 
-_STORED = ("conversation", "prompt")
-"""Fields that name what a server with a store would have."""
-
 _CLIENT_TOOLS = ("local_shell", "shell", "apply_patch", "computer", "computer_use_preview")
 """Types of tools that the agent runs and whose schema only OpenAI's servers know."""
 
@@ -25,10 +23,10 @@ class ResponsesWire:
     path = "/responses"
 
     def read(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> AgentCall:
-        fields.refuse_constraints(body)
-        fields.refuse_format(fields.mapping(body.get("text") or {}, "text").get("format"), "text.format")
+        form = fields.mapping(body.get("text") or {}, "text").get("format")
+        fields.refuse_constraints(body, {"text.format": form})
         messages = _messages(body)
-        for field in _STORED:
+        for field in ("conversation", "prompt"):
             if body.get(field) is not None:
                 raise fields.unsupported(field, "this server keeps none; send the whole history as `input`")
         if fields.flag(body, "background"):
@@ -59,18 +57,15 @@ class ResponsesWire:
         # An answer that was cut is a completed response with the status "incomplete": OpenAI's clients, and Codex, take
         # an event `response.incomplete` for a failure, and ask again.
         cut = reply.finish == "length"
-        usage = {
-            "input_tokens": reply.prompt_tokens,
-            "input_tokens_details": {"cached_tokens": reply.cached_tokens},
-            "output_tokens": reply.completion_tokens,
-            "output_tokens_details": {"reasoning_tokens": reply.reasoning_tokens},
-            "total_tokens": reply.prompt_tokens + reply.completion_tokens,
-        }
+        prompt, sampled = reply.prompt_tokens, reply.completion_tokens
+        usage = {"input_tokens": prompt, "output_tokens": sampled, "total_tokens": prompt + sampled}
+        details = {"reasoning_tokens": reply.reasoning_tokens}
+        cached = {"cached_tokens": reply.cached_tokens}
         return {
             **_head(call, "incomplete" if cut else "completed"),
             "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
             "output": _items(call, reply),
-            "usage": usage,
+            "usage": {**usage, "input_tokens_details": cached, "output_tokens_details": details},
         }
 
     def events(self, call: AgentCall, reply: Reply, heartbeats: int = 0) -> Iterator[bytes]:
@@ -130,7 +125,7 @@ class _Offered:
             self._add(nested, name, namespace, "" if index else purpose)
 
     def _add(self, tool: Mapping[str, Any], field: str, namespace: str, purpose: str) -> None:
-        kind = tool.get("type")
+        kind = fields.name(tool.get("type"), f"{field}.type")
         if kind in _CLIENT_TOOLS:
             raise fields.unsupported(field, f"a tool of type {kind!r} brings no schema; send it as a function")
         if kind not in ("function", "custom"):
@@ -159,15 +154,12 @@ class _Offered:
 
 
 def _messages(body: Mapping[str, Any]) -> list[AgentMessage]:
+    sent, system = body.get("input"), body.get("instructions")
     history = ResponsesHistory()
-    if body.get("instructions"):
-        history.add({"role": "system", "content": body["instructions"]}, "instructions")
-    sent = body.get("input")
-    if isinstance(sent, str):
-        history.add({"role": "user", "content": sent}, "input")
-    else:
-        for field, item in fields.objects(sent, "input"):
-            history.add(item, field)
+    if system:
+        history.add({"role": "system", "content": system}, "instructions")
+    for field, item in fields.objects([{"role": "user", "content": sent}] if isinstance(sent, str) else sent, "input"):
+        history.add(item, field)
     if not sent:
         raise fields.wrong("input", "a text or a list of at least one item", sent)
     return history.messages()
@@ -184,13 +176,9 @@ def _head(call: AgentCall, status: str) -> dict[str, Any]:
         "output": [],
         "error": None,
         "incomplete_details": None,
-        "instructions": None,
-        "metadata": {},
         "parallel_tool_calls": True,
-        "temperature": call.sampling.get("temperature"),
         "tool_choice": "auto",
         "tools": [],  # as long as the request, and read by no client
-        "top_p": call.sampling.get("top_p"),
     }
 
 
@@ -221,24 +209,18 @@ def _call_item(call: AgentCall, entry: ReplyCall) -> dict[str, Any]:
 
 def _input_of(arguments: str) -> str:
     """The text that a custom tool gets: the argument `input`, or all that the policy wrote if it is not that."""
-    try:
+    with contextlib.suppress(ValueError, RecursionError):
         written = json.loads(arguments)
-    except (ValueError, RecursionError):
-        return arguments
-    if isinstance(written, dict) and set(written) == {"input"} and isinstance(written["input"], str):
-        return written["input"]
+        if isinstance(written, dict) and list(written) == ["input"] and isinstance(written["input"], str):
+            return written["input"]
     return arguments
 
 
 def _item_events(item: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """The events of one item, without their numbers."""
     kind = item["type"]
-    empty: dict[str, dict[str, Any]] = {
-        "reasoning": {"summary": []},
-        "message": {"content": []},
-        "custom_tool_call": {"input": ""},
-    }
-    opened = {**item, **empty.get(kind, {"arguments": ""}), "status": "in_progress"}
+    field = {"reasoning": "summary", "message": "content", "custom_tool_call": "input"}.get(kind, "arguments")
+    opened = {**item, field: item[field][:0], "status": "in_progress"}
     yield {"type": "response.output_item.added", "item": opened}
     at = {"item_id": item["id"]}
     if kind == "reasoning":
@@ -246,8 +228,7 @@ def _item_events(item: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     elif kind == "message":
         yield from _part_events("response", {**at, "content_index": 0}, item["content"][0])
     else:
-        custom = kind == "custom_tool_call"
-        field, name = ("input", "custom_tool_call_input") if custom else ("arguments", "function_call_arguments")
+        name = f"{kind}_{field}"
         for piece in pieces(item[field]):
             yield {"type": f"response.{name}.delta", **at, "delta": piece}
         yield {"type": f"response.{name}.done", **at, field: item[field], "name": item["name"]}

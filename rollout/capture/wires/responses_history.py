@@ -63,42 +63,30 @@ class ResponsesHistory:
     def _add_message(self, item: Mapping[str, Any], name: str) -> None:
         role = fields.role(item, name, "system", "developer", "user", "assistant")
         content = fields.joined(item.get("content"), f"{name}.content")
-        if role == "assistant":
-            thought = None if item.get("id") else _THOUGHT.fullmatch(content)
-            if thought:
-                self._think(thought[1], frozenset())
-                return
+        if role != "assistant":
+            self._end_turn()
+            self._messages.append(AgentMessage(role, content))
+        elif not item.get("id") and (thought := _THOUGHT.fullmatch(content)):
+            self._think(thought[1], frozenset())
+        else:
             if self._turn is not None and (self._turn.content is not None or self._turn.calls):
                 self._end_turn()
-            turn = self._open_turn()
-            turn.content = content
-            turn.ids |= marked(item.get("id"))
-            return
-        self._end_turn()
-        self._messages.append(AgentMessage(role, content))
+            self._turn = self._turn or _Turn()
+            self._turn.content = content
+            self._turn.ids |= marked(item.get("id"))
 
     def _think(self, reasoning: str, ids: frozenset[str]) -> None:
         """Begin a turn with its thinking."""
         self._end_turn()
-        turn = self._open_turn()
-        turn.reasoning = reasoning or None
-        turn.ids |= ids
+        self._turn = _Turn(reasoning or None, ids=set(ids))
 
     def _add_call(self, item: Mapping[str, Any], name: str, custom: bool) -> None:
-        turn = self._open_turn()
         id = fields.name(item.get("call_id"), f"{name}.call_id")
         called = qualified(item.get("namespace"), fields.text(item.get("name"), f"{name}.name"))
-        if custom:
-            arguments = fields.arguments({"input": fields.text(item.get("input"), f"{name}.input")}, name)
-        else:
-            arguments = fields.arguments(item.get("arguments"), f"{name}.arguments")
-        turn.calls.append(WrittenCall(id, called, arguments))
-        turn.ids.add(id)
-
-    def _open_turn(self) -> _Turn:
-        if self._turn is None:
-            self._turn = _Turn()
-        return self._turn
+        written = {"input": fields.text(item.get("input"), f"{name}.input")} if custom else item.get("arguments")
+        self._turn = self._turn or _Turn()
+        self._turn.calls.append(WrittenCall(id, called, fields.arguments(written, f"{name}.arguments")))
+        self._turn.ids.add(id)
 
     def _end_turn(self) -> None:
         turn, self._turn = self._turn, None
@@ -109,6 +97,5 @@ class ResponsesHistory:
 
 def _thought_of(item: Mapping[str, Any], name: str) -> str:
     """The text of a reasoning item: its summary, where we put the thinking, or else its content."""
-    return fields.joined(item.get("summary"), f"{name}.summary") or fields.joined(
-        item.get("content"), f"{name}.content"
-    )
+    summary = fields.joined(item.get("summary"), f"{name}.summary")
+    return summary or fields.joined(item.get("content"), f"{name}.content")
