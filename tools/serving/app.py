@@ -89,7 +89,7 @@ class HttpApp:
             always("/readyz", {"GET": ready}),
             Route("/metrics", {"GET": figures}, while_draining=True),
             always(WORKER_METRICS, {"GET": Operation(self._worker_metrics)}),
-            always("/", {"GET": Operation(self._index)}),
+            always("/", {"GET": Operation(self._index), "HEAD": Operation(self._index)}),
             always("/docs", {"GET": Operation(self._docs)}),
             Route("/openapi.json", {"GET": Operation(self._openapi)}, while_draining=True),
         ]
