@@ -30,7 +30,7 @@ COMMANDS = {
     "doctor": "Say what this machine offers: isolation, languages, libraries.",
     "bench": "Measure this machine: sandbox, vector env, and the runner's turns.",
     "export": "Write a run in a format of another tool or trainer.",
-    "serve": "Serve the sandbox, envs, sessions, or a search over HTTP.",
+    "serve": "Serve the sandbox, envs, sessions, a search, or a gateway for agents over HTTP.",
 }
 """Each command and what it does. Its module, loaded when it is used, holds a `command`, or a group `app`."""
 

@@ -23,7 +23,7 @@ from toolgym.tools.errors import ConfigError
 if TYPE_CHECKING:
     from toolgym.tools.serving.config import ServingConfig
 
-HELP = "Serve the sandbox, envs, sessions, or a search over HTTP."
+HELP = "Serve the sandbox, envs, sessions, a search, or a gateway for agents over HTTP."
 
 STOPS = "Stops on SIGTERM or Ctrl-C after what runs has finished."
 
@@ -109,6 +109,11 @@ SERVERS = {
         "toolgym.tools.search.server.config:SearchServerConfig",
         "Serve passages of a file: Search-R1's `/retrieve`, and the older `/observation_kilt/`.",
         _make_index,
+    ),
+    "capture": _Server(
+        "toolgym.rollout.capture.gateway.config:CaptureConfig",
+        "Serve a gateway for agents: OpenAI's and Anthropic's APIs over an engine, which keeps exact tokens.",
+        lambda config: typer.echo(f"starting engine {config.engine}", err=True),
     ),
 }
 """The servers by the names of their commands."""

@@ -17,6 +17,7 @@ RIM = [
     "toolgym.envs.foreign",
     "toolgym.envs.served",
     "toolgym.rollout.adapters",
+    "toolgym.rollout.capture",
 ]
 TABLES = {"envs/__init__.py", "envs/ids.py", "front/cli/serve.py"}
 """The files of the core that list public names, ids and servers."""

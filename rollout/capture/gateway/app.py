@@ -1,0 +1,262 @@
+"""The gateway's service: agents' requests at the paths of each wire, and the control API; and its worker process."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import logging
+import os
+import uuid
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pydantic_core
+from aiohttp import web
+
+from toolgym.rollout.capture.agent_call import AgentCall, CallRefusedError, Wire
+from toolgym.rollout.capture.gateway import agent_headers
+from toolgym.rollout.capture.gateway.captured_run import CapturedRun, captured_run
+from toolgym.rollout.capture.gateway.config import CaptureConfig
+from toolgym.rollout.capture.gateway.control import FINAL, Control, NewSession
+from toolgym.rollout.capture.gateway.hosting import Answering, Begin, Episodes, HostedEpisode
+from toolgym.rollout.capture.prompts import Renderers
+from toolgym.rollout.capture.rules import CaptureRules
+from toolgym.rollout.capture.session import CaptureSession
+from toolgym.rollout.capture.wires import WIRES
+from toolgym.rollout.engines.base import Engine, require_tokenizer
+from toolgym.rollout.engines.open import open_engine
+from toolgym.rollout.episode.config import EpisodeConfig
+from toolgym.rollout.job import Job
+from toolgym.rollout.recording.secrets import scrub
+from toolgym.rollout.runner.config import RunConfig
+from toolgym.tools.errors import ConfigError, NoSessionError
+from toolgym.tools.serving.admission import BusyError, Gate
+from toolgym.tools.serving.app import HttpApp
+from toolgym.tools.serving.metrics import ServerMetrics
+from toolgym.tools.serving.routes import Call, Operation, Route
+from toolgym.tools.serving.transport import answer, within
+from toolgym.tools.serving.worker import run_worker
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+METRICS_PREFIX = "toolgym_capture"
+
+REPEATED = (408, 409, 429)
+"""Statuses below 500 of which clients send the request again, so an answer that is final has none of them."""
+
+_UNDELIVERED: web.ResponseKey[functools.partial[None]] = web.ResponseKey("undelivered", functools.partial)
+
+_log = logging.getLogger("toolgym.rollout.capture")
+
+
+class CaptureApp(HttpApp):
+    """The service over what `begin` makes for each session."""
+
+    title = "toolgym capture"
+    summary = "A gateway for agents, which keeps the exact tokens of their episodes."
+
+    def __init__(self, config: CaptureConfig, run: CapturedRun, begin: Begin, wires: Sequence[Wire]) -> None:
+        gate = Gate(config.max_concurrency, config.max_queue, config.queue_timeout)
+        metrics = ServerMetrics(METRICS_PREFIX)
+        super().__init__(config, gate, metrics)
+        self.settings, self.run = config, run
+        limit, idle, keep = config.max_sessions, config.session_idle_timeout, config.keep_ended
+        self.episodes = Episodes(run, begin, limit=limit, idle_timeout=idle, keep=keep)
+        metrics.gauge("sessions", "Open sessions.", lambda: len(self.episodes.table))
+        control = Control(self.episodes, run, config, self._token.check)
+        self.add_routes([*self._agents_routes(wires), *control.routes(), self.health_route()])
+
+    async def start(self) -> None:
+        self.episodes.table.start()
+
+    async def close(self) -> None:
+        self.drain()
+        await self.episodes.table.close()
+        await super().close()
+
+    def error_answer(self, error: Exception) -> web.Response | None:
+        if isinstance(error, NoSessionError):
+            return answer({"detail": "there is no such session", "reason": "no_session"}, 404)
+        return None
+
+    async def undelivered(self, request: web.BaseRequest, response: web.StreamResponse) -> None:
+        """Tell the episode that its client left before it got the answer."""
+        if (lost := response.get(_UNDELIVERED)) is not None:
+            lost()
+
+    def about(self) -> Mapping[str, Any]:
+        return {"sessions": len(self.episodes.table)}
+
+    # ------------------------------------------------------------------ agents
+
+    def _agents_routes(self, wires: Sequence[Wire]) -> list[Route]:
+        routes = []
+        for prefix in ("/sessions/{session}/v1", "/v1"):
+            for wire in wires:
+                handler = functools.partial(self._answer_agent, wire)
+                summary = f"Answer an agent: {wire.name}"
+                operation = Operation(handler, summary, "application/json", "application/json")
+                routes.append(Route(prefix + wire.path, {"POST": operation}, public=True, runs=True))
+            models = Operation(self._models, "List the policy's model", None, "application/json")
+            routes.append(Route(f"{prefix}/models", {"GET": models}, public=True))
+        return routes
+
+    async def _models(self, call: Call) -> web.Response:
+        model = {"id": "policy", "object": "model", "type": "model", "created": 0, "owned_by": "toolgym"}
+        return answer({"object": "list", "data": [model], "has_more": False})
+
+    async def _answer_agent(self, wire: Wire, call: Call) -> web.StreamResponse:
+        try:
+            episode = self._episode_of(call)
+            agent_call = self._read(wire, call, episode)
+            async with (
+                self.episodes.table.use_beside(episode.name),
+                self.gate.slot(),
+                episode.answering(agent_call) as answering,
+            ):
+                if agent_call.stream:
+                    return await self._stream(wire, call, agent_call, answering)
+                reply = await answering.reply()
+                assert reply is not None
+                response: web.StreamResponse = answer(wire.answer(agent_call, reply))
+                answering.delivered = True  # if it is not, `undelivered` hears of it
+                response[_UNDELIVERED] = functools.partial(episode.capture.undelivered, reply.id)
+                return response
+        except BusyError as error:
+            refusal = CallRefusedError(429, "rate_limit_exceeded", str(error))
+            return answer(wire.refusal(refusal), 429, {"Retry-After": str(error.retry_after)})
+        except NoSessionError:
+            return _refused(wire, CallRefusedError(410, "episode_ended", "the episode has ended"))
+        except CallRefusedError as error:
+            return _refused(wire, error)
+
+    def _read(self, wire: Wire, call: Call, episode: HostedEpisode) -> AgentCall:
+        headers, body = call.request.headers, _json_object(call.body)
+        agent_call = wire.read(body, headers)
+        return replace(
+            agent_call,
+            agent=episode.sub_agents.name(headers, body),
+            compacts=agent_call.compacts or agent_headers.compacts(headers),
+        )
+
+    async def _stream(self, wire: Wire, call: Call, agent_call: AgentCall, answering: Answering) -> web.StreamResponse:
+        """Send events. Nothing is sent before the policy spoke for a heartbeat's time: so a call that is refused at
+        once is answered with its status."""
+        stream = _Stream(call.request, self.settings.write_timeout)
+        try:
+            while (reply := await answering.reply(self.settings.heartbeat)) is None:
+                await stream.write(wire.heartbeat(agent_call, stream.writes))
+            events = b"".join(wire.events(agent_call, reply, stream.writes))
+        except (CallRefusedError, ConnectionError) as error:
+            if not stream.writes or isinstance(error, ConnectionError):
+                raise
+            return await stream.end(wire.failed_event(agent_call, error))
+        except Exception:
+            if not stream.writes:
+                raise
+            mark = uuid.uuid4().hex[:12]
+            _log.exception("error %s in a stream of %s", mark, wire.name)
+            text = f"internal error {mark}; see the server's log"
+            return await stream.end(wire.failed_event(agent_call, CallRefusedError(500, "internal_error", text)))
+        response = await stream.end(events)
+        answering.delivered = True
+        return response
+
+    # ------------------------------------------------------------------ identity
+
+    def _episode_of(self, call: Call) -> HostedEpisode:
+        """Find the episode by path, key or header, the first that is there. Raises CallRefusedError."""
+        headers = call.request.headers
+        keys = agent_headers.shown_keys(headers)
+        trusted = agent_headers.shows(keys, self.settings.secret)
+        name = call.params.get("session") or self.episodes.name_of(keys) or headers.get(agent_headers.EPISODE)
+        episode = None if name is None else self.episodes.find(name, keys, trusted=trusted)
+        if episode is None and self.settings.open_by == "agents":
+            episode = self._opened_by_agent(name, keys, trusted)
+        if episode is not None:
+            return episode
+        if name is None:
+            text = "this key belongs to no session: name one by the base URL, /sessions/ID/v1, or its key"
+            raise CallRefusedError(401, "invalid_api_key", text)
+        raise CallRefusedError(404, "session_not_found", f"there is no session {name!r}, or this is not its key")
+
+    def _opened_by_agent(self, name: str | None, keys: Sequence[str], trusted: bool) -> HostedEpisode | None:
+        """Open an episode for an agent's first request; None if it shows no key that allows it."""
+        guarded = self.settings.secret is not None
+        if not keys or (guarded and not (trusted and name)) or (name is not None and self.episodes.exists(name)):
+            return None
+        try:
+            return NewSession.of(id=name).open(self.episodes, self.run, self.settings, keys[0])
+        except ConfigError as error:
+            raise CallRefusedError(400, "invalid_session", str(error)) from error
+
+
+class _Stream:
+    """A stream of events to an agent; what it does not read in time ends the connection. Raises ConnectionError."""
+
+    def __init__(self, request: web.BaseRequest, timeout: float) -> None:
+        self._request, self._timeout = request, timeout
+        self._response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+        self.writes = 0
+
+    async def write(self, events: bytes) -> None:
+        if not self.writes:
+            await within(self._timeout, self._response.prepare(self._request))
+        self.writes += 1
+        await within(self._timeout, self._response.write(events))
+
+    async def end(self, events: bytes) -> web.StreamResponse:
+        await self.write(events)
+        await within(self._timeout, self._response.write_eof())
+        transport = self._request.transport
+        if transport is None or transport.is_closing():
+            raise ConnectionResetError("the agent left before it had the whole answer")
+        return self._response
+
+
+def _json_object(body: bytes) -> dict[str, Any]:
+    try:
+        value = pydantic_core.from_json(body)
+    except ValueError:
+        try:
+            value = json.loads(body)  # it takes lone surrogates, too
+        except (ValueError, RecursionError) as error:
+            raise CallRefusedError(400, "invalid_json", f"the body is no JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise CallRefusedError(400, "invalid_json", f"the body must be a JSON object, got {type(value).__name__}")
+    return value
+
+
+def _refused(wire: Wire, error: CallRefusedError) -> web.Response:
+    final = error.status < 500 and error.status not in REPEATED
+    return answer(wire.refusal(error), error.status, FINAL if final else None)
+
+
+def sessions_of(engine: Engine, tokenizer: PreTrainedTokenizerBase | None, config: CaptureConfig) -> Begin:
+    """The captures of a gateway over one engine; they share their renderers."""
+    renderers = Renderers(require_tokenizer(tokenizer, engine), RunConfig(parser=config.parser))
+
+    def begin(job: Job, episode: EpisodeConfig, rules: CaptureRules) -> CaptureSession:
+        return CaptureSession(engine, renderers, job, episode, rules=rules)
+
+    return begin
+
+
+@contextlib.asynccontextmanager
+async def open_app(config: CaptureConfig, number: int, folder: Path | None) -> AsyncIterator[tuple[HttpApp, str]]:
+    api_key = os.environ.get("TOOLGYM_API_KEY")
+    async with open_engine(config.engine, tokenizer=config.tokenizer, api_key=api_key) as engine:
+        tokenizer = require_tokenizer(None, engine)
+        with captured_run(
+            config.out, tokenizer, engine=config.engine, tokenizer_name=config.tokenizer, seed=config.seed
+        ) as run:
+            app = CaptureApp(config, run, sessions_of(engine, tokenizer, config), WIRES)
+            yield app, f"engine {scrub(config.engine)}, trajectories in {config.out}"
+
+
+if __name__ == "__main__":
+    run_worker(CaptureConfig, open_app)

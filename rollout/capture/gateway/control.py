@@ -1,0 +1,201 @@
+"""The API that opens sessions and ends them: for trainers and harnesses, with the server's token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from typing import Any, Self, TypeVar
+
+import pydantic
+from aiohttp import web
+from pydantic import BaseModel, ConfigDict, Field
+
+from toolgym.envs.tasks.task import Task
+from toolgym.rollout.capture.gateway.captured_run import CapturedRun
+from toolgym.rollout.capture.gateway.config import CaptureConfig
+from toolgym.rollout.capture.gateway.hosting import Ending, Episodes, HostedEpisode, figures_of
+from toolgym.rollout.capture.rules import CaptureRules
+from toolgym.rollout.engines.base import SamplingParams
+from toolgym.rollout.episode.config import EpisodeConfig
+from toolgym.rollout.limits import EpisodeLimits
+from toolgym.tools.concurrency.blocking import in_thread
+from toolgym.tools.errors import ConfigError, shorten
+from toolgym.tools.serving.json_bodies import encode, parse
+from toolgym.tools.serving.routes import Call, Operation, Route
+from toolgym.tools.serving.transport import RequestRefusedError, answer
+
+T = TypeVar("T")
+
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
+
+NO_PROMPT = [{"role": "user", "content": ""}]
+"""Prompt of a task whose agent brings its own."""
+
+FINAL = {"x-should-retry": "false"}
+"""Header of an answer that the official SDKs do not ask for again."""
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class NewSession(_Body):
+    """A session to open.
+
+    Attributes:
+        task: a row in verl's shape, which needs no prompt, or the task's id.
+        group: name of its group: sessions of one task, whose rewards are compared. None: that of the task's id.
+        sample: its number in the group. None: the next.
+        limits: fields of `EpisodeLimits`.
+        sampling: fields of `SamplingParams`.
+        rules: fields of `CaptureRules`.
+        training_step: recorded in its trajectory.
+        id: its name; None: a new one.
+    """
+
+    task: dict[str, Any] | str = ""
+    group: str | None = Field(None, min_length=1)
+    sample: int | None = Field(None, ge=0)
+    limits: dict[str, Any] = Field(default_factory=dict)
+    sampling: dict[str, Any] = Field(default_factory=dict)
+    rules: dict[str, Any] = Field(default_factory=dict)
+    training_step: int = Field(0, ge=0)
+    id: str | None = Field(None, pattern=NAME)
+
+    @classmethod
+    def of(cls, **values: Any) -> Self:
+        """A session of these fields. Raises ConfigError if one is not usable."""
+        try:
+            return cls(**values)
+        except pydantic.ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            name, value = ".".join(map(str, first["loc"])), shorten(repr(first["input"]))
+            raise ConfigError(f"{name}: {first['msg']} (got {value})") from None
+
+    def open(
+        self, episodes: Episodes, run: CapturedRun, defaults: CaptureConfig, key: str | None = None
+    ) -> HostedEpisode:
+        """Open it; the agent's `key` is a new one if it is None. Raises ConfigError if a field is not usable, and
+        BusyError."""
+        config = EpisodeConfig(
+            sampling=_filled(SamplingParams, defaults, self.sampling),
+            limits=_filled(EpisodeLimits, defaults, self.limits),
+            training_step=self.training_step,
+        )
+        rules = _filled(CaptureRules, defaults, self.rules)
+        row = {"id": self.task} if isinstance(self.task, str) else self.task
+        task = Task.from_row({"prompt": NO_PROMPT, **row}, id=str(row.get("id") or ""))
+        return episodes.open(run.place(task, self.group, self.sample), config, rules, name=self.id, key=key)
+
+
+def _filled(kind: type[T], defaults: CaptureConfig, values: Mapping[str, Any]) -> T:
+    """Settings of this kind from the values, or else from those of the server that have the same names."""
+    names = {field.name for field in fields(kind)} - {"seed"}  # type: ignore[arg-type]
+    usual = {name: value for name, value in defaults if name in names}
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    return kind(**{**usual, **values})
+
+
+class OpenedSession(_Body):
+    """An open session: the agent gets one of the addresses, as its base URL, and the key."""
+
+    id: str
+    key: str
+    openai_url: str
+    anthropic_url: str
+    group_id: str
+    task_index: int
+    sample_index: int
+
+
+class SessionEnd(_Body):
+    """The end of a session. With an `error`, it failed: the agent or its machine broke, and the reward says nothing."""
+
+    reward: pydantic.FiniteFloat = 0.0
+    metrics: dict[str, Any] = Field(default_factory=dict)
+    error: str | None = None
+
+
+class Control:
+    """The operations on sessions. `check` raises for a client without the server's token."""
+
+    def __init__(
+        self, episodes: Episodes, run: CapturedRun, config: CaptureConfig, check: Callable[[web.BaseRequest], None]
+    ) -> None:
+        self._episodes, self._run, self._config, self._check = episodes, run, config, check
+
+    def routes(self) -> list[Route]:
+        opening = Operation(self._open, "Open a session for an agent", NewSession, OpenedSession)
+        listing = Operation(self._list, "List the open sessions", None, "application/json")
+        finishing = Operation(self._finish, "End a session, and get its figures", SessionEnd, "application/json")
+        alive = Operation(self._alive)  # agents ask for it before their first request
+        showing = Operation(self._show, "Show a session's figures", None, "application/json")
+        dropping = Operation(self._drop, "Drop a session with all that was captured", None, "application/json")
+        session = "/sessions/{session}"
+        return [
+            Route("/sessions", {"POST": opening, "GET": listing}),
+            Route(f"{session}/finish", {"POST": finishing}, while_draining=True),
+            Route(session, {"HEAD": alive, "GET": showing, "DELETE": dropping}, public=True, while_draining=True),
+            Route(f"{session}/v1", {"HEAD": alive, "GET": alive}, public=True),
+            Route("/v1", {"HEAD": alive, "GET": alive}, public=True),
+        ]
+
+    async def _open(self, call: Call) -> web.Response:
+        request = parse(NewSession, call.body or b"{}")
+        try:
+            episode = request.open(self._episodes, self._run, self._config)
+        except ConfigError as error:
+            taken = request.id is not None and self._episodes.exists(request.id)
+            raise RequestRefusedError(409 if taken else 400, str(error)) from error
+        base = self._config.public_url or f"{call.request.scheme}://{call.request.host}"
+        return answer(opened(episode, base))
+
+    async def _list(self, call: Call) -> web.Response:
+        return answer({"sessions": [episode.place() for episode in self._episodes.table]})
+
+    async def _show(self, call: Call) -> web.Response:
+        self._check(call.request)
+        episode = self._episodes.table.find(call.params["session"])
+        return answer({**episode.place(), **episode.capture.figures()})
+
+    async def _drop(self, call: Call) -> web.Response:
+        self._check(call.request)
+        past = await self._episodes.end(call.params["session"], Ending(dropped=True))
+        if past.summary is not None:
+            raise RequestRefusedError(409, "the session has finished: its trajectory is written", reason="finished")
+        return answer({"dropped": True})
+
+    async def _finish(self, call: Call) -> web.Response:
+        request = parse(SessionEnd, call.body or b"{}")
+        try:
+            past = await self._episodes.end(
+                call.params["session"], Ending.told(request.reward, request.metrics, request.error)
+            )
+        except ConfigError as error:
+            raise RequestRefusedError(500, str(error), reason="not_written") from error
+        if past.summary is None:
+            raise RequestRefusedError(410, "the session was dropped", FINAL, reason="dropped")
+        if call.request.query.get("full") not in ("1", "true"):
+            return answer(past.summary)
+        if past.trajectory is None:
+            raise RequestRefusedError(410, "the trajectory is in the run's file alone", FINAL, reason="in_file")
+        whole = past.trajectory
+        body = await in_thread(lambda: encode({**figures_of(whole), "trajectory": whole.to_json()}))
+        return web.Response(body=body, content_type="application/json")
+
+    async def _alive(self, call: Call) -> web.Response:
+        return answer({"service": "toolgym capture"})
+
+
+def opened(episode: HostedEpisode, base: str) -> OpenedSession:
+    """An episode for its agent, at a server's address."""
+    url = f"{base.rstrip('/')}/sessions/{episode.name}"
+    return OpenedSession(
+        id=episode.name,
+        key=episode.key,
+        openai_url=f"{url}/v1",
+        anthropic_url=url,
+        group_id=episode.job.group_id,
+        task_index=episode.job.key.task_index,
+        sample_index=episode.job.key.sample_index,
+    )

@@ -1,0 +1,155 @@
+"""`CaptureServer`: the gateway in a program of its own user, such as a training script."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from aiohttp import web
+
+from toolgym.envs.tasks.task import Task
+from toolgym.rollout.capture.gateway.app import CaptureApp, sessions_of
+from toolgym.rollout.capture.gateway.captured_run import CapturedRun, captured_run
+from toolgym.rollout.capture.gateway.config import CaptureConfig
+from toolgym.rollout.capture.gateway.control import NewSession, OpenedSession, opened
+from toolgym.rollout.capture.gateway.hosting import Ended, Ending
+from toolgym.rollout.capture.wires import WIRES
+from toolgym.rollout.engines.base import Engine, require_tokenizer
+from toolgym.rollout.runner.base import Sink
+from toolgym.rollout.trajectory.trajectory import Trajectory
+from toolgym.tools.errors import ConfigError, EpisodeError
+from toolgym.tools.keywords import named_keywords
+from toolgym.tools.serving.worker import CUT
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class CaptureServer:
+    """A gateway over an engine, on this event loop, from `async with` to its end.
+
+    Example:
+        >>> import asyncio
+        >>> from toolgym.rollout import open_engine
+        >>> from toolgym.rollout.endpoint import run
+        >>> async def main():
+        ...     async with open_engine("tiny") as engine, CaptureServer(engine) as server:
+        ...         session = await server.open("6 * 7")
+        ...         task = {"prompt": [{"role": "user", "content": "6 * 7?"}]}
+        ...         reward = await run(task, base_url=session.openai_url, api_key=session.key, env="SingleTurn-v0")
+        ...         return await server.finish(session, reward)
+        >>> asyncio.run(main()).stop_reason
+        <StopReason.ANSWERED: 'answered'>
+
+    Args:
+        engine: started; it stays the caller's to close.
+        out: a folder, with the files that `toolgym serve capture` writes, or a sink; None: `finish` alone gives the
+            trajectories.
+        tokenizer: of the model that the engine serves; None: the engine's.
+        config: further settings; its `engine`, `tokenizer` and `out` are not used. Its port is any free one by default.
+    """
+
+    @named_keywords
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        out: str | Path | Sink | None = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        config: CaptureConfig | None = None,
+    ) -> None:
+        self._engine, self._out, self._tokenizer = engine, out, tokenizer
+        self.config = CaptureConfig.load(flags={"port": 0} if config is None else dict(config))
+        self._app: CaptureApp | None = None
+        self._stack = contextlib.AsyncExitStack()
+        self.url = ""
+
+    async def __aenter__(self) -> Self:
+        async with contextlib.AsyncExitStack() as stack:
+            begin = sessions_of(self._engine, self._tokenizer, self.config)
+            app = CaptureApp(self.config, self._run(stack), begin, WIRES)
+            self.url = await stack.enter_async_context(listening(app))
+            self._app, self._stack = app, stack.pop_all()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Stop serving; sessions that are open are written as aborted."""
+        await self._stack.aclose()
+        self._app = None
+
+    async def open(self, task: Task | dict[str, Any] | str = "", **options: Any) -> OpenedSession:
+        """Open a session for one episode of an agent; the options are the fields of `NewSession`. Raises
+        ConfigError if one is not usable, and BusyError if too many sessions are open."""
+        app = self._serving()
+        row = task.to_row() if isinstance(task, Task) else task
+        episode = NewSession.of(task=row, **options).open(app.episodes, app.run, self.config)
+        return opened(episode, self.config.public_url or self.url)
+
+    @named_keywords
+    async def finish(
+        self,
+        session: OpenedSession | str,
+        reward: float = 0.0,
+        *,
+        metrics: Mapping[str, Any] | None = None,
+        error: str | None = None,
+    ) -> Trajectory:
+        """End an episode with its reward; or with an `error`, if the agent or its machine broke: then it has none.
+        Asked again, it returns the same trajectory. Raises NoSessionError, and ConfigError if it could not be
+        written."""
+        past = await self._end(session, Ending.told(reward, metrics, error))
+        if past.trajectory is None:
+            raise EpisodeError("the session was dropped, or ended so long ago that its trajectory is in the file alone")
+        return past.trajectory
+
+    async def drop(self, session: OpenedSession | str) -> None:
+        """End an episode and keep nothing of it. Raises NoSessionError."""
+        await self._end(session, Ending(dropped=True))
+
+    async def _end(self, session: OpenedSession | str, ending: Ending) -> Ended:
+        return await self._serving().episodes.end(_name(session), ending)
+
+    def _serving(self) -> CaptureApp:
+        if self._app is None:
+            raise ConfigError("the gateway serves inside of `async with CaptureServer(...)` only")
+        return self._app
+
+    def _run(self, stack: contextlib.AsyncExitStack) -> CapturedRun:
+        out = self._out
+        if out is None:
+            return CapturedRun(_Nowhere(), seed=self.config.seed)
+        if not isinstance(out, str | Path):
+            return CapturedRun(out, seed=self.config.seed)
+        tokenizer = require_tokenizer(self._tokenizer, self._engine)
+        name = str(tokenizer.name_or_path)
+        return stack.enter_context(
+            captured_run(Path(out), tokenizer, engine=name, tokenizer_name=name, seed=self.config.seed)
+        )
+
+
+@contextlib.asynccontextmanager
+async def listening(app: CaptureApp) -> AsyncIterator[str]:
+    """Serve on this event loop, and give the address. At the end what is open is written as aborted."""
+    await app.start()
+    runner = web.ServerRunner(app.listener(), shutdown_timeout=CUT, handle_signals=False)
+    try:
+        await runner.setup()
+        await web.TCPSite(runner, app.settings.host, app.settings.port).start()
+        host, port = runner.addresses[0][:2]
+        yield f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    finally:
+        await runner.cleanup()
+        await app.close()
+
+
+class _Nowhere:
+    """A sink for callers that keep what `finish` returns."""
+
+    def write(self, trajectory: Trajectory) -> None:
+        pass
+
+
+def _name(session: OpenedSession | str) -> str:
+    return session if isinstance(session, str) else session.id
