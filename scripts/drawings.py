@@ -1,4 +1,4 @@
-"""Draw the pictures of docs/concepts.md into docs/drawings, from a trajectory of the demo run.
+"""Draw the pictures of docs/concepts.md and docs/capture.md into docs/drawings, from a trajectory of the demo run.
 
     python scripts/drawings.py
 
@@ -234,8 +234,44 @@ def draw_group() -> None:
     drawing.write("group.svg", 34 + 34 * len(group))
 
 
+def draw_forest() -> None:
+    """Draw the sequences of an agent's episode: which calls each has, and where a fork left another."""
+    rows: list[tuple[str, str, list[tuple[str, str, int]]]] = [
+        ("side_call", "a title; not trained", [("prompt", "", 90), ("prompt", "1", 60)]),
+        ("start", "the agent's main work",
+         [("prompt", "", 150), ("policy", "2", 90), ("env", "", 80), ("policy", "3", 70), ("env", "", 100),
+          ("policy", "7", 100)]),
+        ("sub_agent", "its own prompt and tools",
+         [("prompt", "", 120), ("policy", "4", 70), ("env", "", 60), ("policy", "5", 90)]),
+        ("fork", "a tool result that the agent edited",
+         [("prompt", "", 240), ("env", "", 80), ("policy", "6", 100)]),
+        ("compaction", "the agent goes on from a summary",
+         [("prompt", "", 210), ("policy", "8", 80), ("env", "", 50), ("policy", "9", 70)]),
+    ]  # fmt: skip
+    drawing = Drawing()
+    for place, (kind, words) in enumerate(
+        [("prompt", "rendered, or trained elsewhere"), ("policy", "sampled: call 2, 3, …"), ("env", "new messages")]
+    ):
+        left = 8 + [0, 290, 520][place]
+        drawing.box(left, 10, 16, 16, kind)
+        drawing.text(left + 23, 23, words, 13)
+    start, height = 250.0, 52
+    for number, (cause, words, parts) in enumerate(rows):
+        x, y = start, 44.0 + height * number
+        drawing.text(8, y + 14, cause, 12.5, "")
+        drawing.text(8, y + 30, words, 11.5, "words soft")
+        for kind, call, width in parts:
+            drawing.box(x, y, width, 30, kind)
+            drawing.text(x + width / 2, y + 20, call, 12.5, "", "middle")
+            x += width
+    trunk, fork = 44.0 + height, 44.0 + 3 * height
+    drawing.arrow([(start + 240, trunk + 30), (start + 240, fork)])
+    drawing.write("forest.svg", 44 + height * len(rows))
+
+
 def main() -> None:
     draw_tokens()
+    draw_forest()
     draw_group()
     draw_loop()
     draw_drift()

@@ -1,0 +1,133 @@
+"""The processor time that a call through the capture gateway costs, above its engine, and many sessions at once.
+
+    python benchmarks/capture.py [--sessions 1000] [--calls 8]
+
+The engine's answers are ready beforehand, so the server does nothing but its own work: HTTP, the wire, finding the
+place of the request, rendering what is new, keeping tokens. Agents are another process. Each sends its whole history
+with each call, as agents do: a system prompt of 3 kB, tools, and per call an answer that calls a tool and a result. The
+target is at most 0.5 ms a call. Beside it: how many sessions were open at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import time
+from typing import Any
+
+import aiohttp
+
+from toolgym.rollout.capture import CaptureConfig, CaptureServer
+from toolgym.rollout.engines.base import FinishReason, Generation, GenerationRequest
+from toolgym.rollout.engines.callable import CallableEngine
+from toolgym.rollout.models.tiny import tiny_policy_path
+from toolgym.rollout.models.tokenizer import load_tokenizer
+
+SYSTEM = "You are an agent that repairs programs in a folder. Say what you do, then do it. " * 36
+RESULT = "total 12\n" + "-rw-r--r-- 1 user user 1824 main.py\n" * 6
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": f"Run {name} in the folder and return what it prints. " * 4,
+            "parameters": {
+                "type": "object",
+                "properties": {"command": {"type": "string", "description": "what to run"}},
+                "required": ["command"],
+            },
+        },
+    }
+    for name in ("bash", "editor", "search", "plan")
+]
+TURN = '<tool_call>\n{"name": "bash", "arguments": {"command": "ls -l"}}\n</tool_call>'
+
+
+async def agents(url: str, sessions: int, calls: int, at_once: int) -> None:
+    """Play the agents of all sessions: they open all, call, and finish; print the seconds of the calls as JSON."""
+    places = asyncio.Semaphore(at_once)
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(600)) as http:
+
+        async def post(path: str, body: Any, key: str = "") -> Any:
+            headers = {"Authorization": f"Bearer {key}"}
+            async with places, http.post(path, json=body, headers=headers) as response:
+                answered = await response.json()
+                assert response.status == 200, answered
+                return answered
+
+        async def play(session: dict[str, Any]) -> None:
+            messages: list[Any] = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "Repair it."}]
+            for _ in range(calls):
+                body = {"model": "policy", "messages": messages, "tools": TOOLS, "temperature": 1.0}
+                answered = await post(f"{session['openai_url']}/chat/completions", body, session["key"])
+                message = answered["choices"][0]["message"]
+                results = [
+                    {"role": "tool", "tool_call_id": call["id"], "content": RESULT} for call in message["tool_calls"]
+                ]
+                assert results, message
+                messages += [message, *results]
+
+        opened = await asyncio.gather(*(post(f"{url}/sessions", {"group": "g"}) for _ in range(sessions)))
+        await play(await post(f"{url}/sessions", {}))  # it makes the renderer
+        print("opened", flush=True)
+        sys.stdin.readline()
+        started = time.monotonic()
+        await asyncio.gather(*map(play, opened))
+        print(json.dumps(time.monotonic() - started), flush=True)
+        sys.stdin.readline()
+        ends = (post(f"{url}/sessions/{each['id']}/finish", {"reward": 1.0}) for each in opened)
+        finished = await asyncio.gather(*ends)
+        assert {each["turns"] for each in finished} == {calls}, "each call is a turn of its session"
+        assert {len(each["sequences"]) for each in finished} == {1}
+
+
+async def measure(sessions: int, calls: int, at_once: int) -> tuple[float, float]:
+    """Milliseconds of processor time a call, and calls a second."""
+    tokenizer = load_tokenizer(tiny_policy_path())
+    ids = (*tokenizer.encode(TURN, add_special_tokens=False), tokenizer.eos_token_id)
+    turn = Generation(ids, (-0.5,) * len(ids), FinishReason.STOP, ("0",) * len(ids))
+
+    async def generate(request: GenerationRequest) -> Generation:
+        return turn
+
+    engine = CallableEngine(generate, tokenizer=tokenizer, context_length=1 << 20)
+    settings = CaptureConfig(port=0, max_sessions=sessions + 1)
+    async with CaptureServer(engine, config=settings) as server:
+        command = [__file__, "--agents", server.url, "--sessions", str(sessions), "--calls", str(calls)]
+        pipe = asyncio.subprocess.PIPE
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, *command, "--at-once", str(at_once), stdin=pipe, stdout=pipe
+        )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        await process.stdout.readline()
+        before = time.process_time()
+        process.stdin.write(b"\n")
+        seconds = float(await process.stdout.readline())
+        spent = time.process_time() - before
+        process.stdin.write(b"\n")
+        if await process.wait() != 0:
+            raise SystemExit("the agents did not get what they should")
+    return 1000 * spent / (sessions * calls), sessions * calls / seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sessions", type=int, default=1000)
+    parser.add_argument("--calls", type=int, default=8)
+    parser.add_argument("--at-once", type=int, default=1000)
+    parser.add_argument("--agents", metavar="URL", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.agents:
+        asyncio.run(agents(options.agents, options.sessions, options.calls, options.at_once))
+        return
+    cost, rate = asyncio.run(measure(options.sessions, options.calls, options.at_once))
+    print(f"{options.sessions} sessions at once, {options.calls} calls each")
+    print(f"{cost:.2f} ms of processor time a call, {rate:.0f} calls a second")
+
+
+if __name__ == "__main__":
+    main()
