@@ -22,6 +22,9 @@ from toolgym.tools.message import Message
 GOES_ON = "goes_on"
 """The cause of a call that is the first to go on from its parent: it begins no sequence."""
 
+ASIDE = ("sub_agent", "side_call")
+"""Causes of conversations beside the main one."""
+
 _LATELY, _QUOTED = 8, 24
 """The newest replies that are looked for in the text of a new prompt, and the characters that such a reply has."""
 
@@ -43,8 +46,8 @@ class State(enum.StrEnum):
 class CapturedCall:
     """A call. `messages` are those of its request behind the parent's answer, all of them at a root; `observation` the
     same as the chat template gets them. `lead` are the ids between the parent's last one and the first sampled one; at
-    a root the whole prompt. `cause` says why it does not go on its parent's sequence, `kind` what began the
-    conversation that it belongs to: the cause of its root, or of the first root that asked for the same."""
+    a root the whole prompt. `cause` says why it does not go on its parent's sequence, and `origin` is the root of its
+    conversation: of several roots that asked for the same, the first."""
 
     number: int
     agent: str
@@ -52,7 +55,6 @@ class CapturedCall:
     messages: tuple[AgentMessage, ...]
     parent: CapturedCall | None
     cause: str
-    kind: str
     state: State = State.GENERATING
     children: list[CapturedCall] = field(default_factory=list)
     observation: tuple[Message, ...] = ()
@@ -67,6 +69,9 @@ class CapturedCall:
     sent: AgentMessage | None = None
     seen: AgentMessage | None = None
     conversation: Conversation | None = None
+
+    def __post_init__(self) -> None:
+        self.origin = self
 
     @property
     def path(self) -> list[CapturedCall]:
@@ -119,15 +124,15 @@ class Forest:
         elif cause is None:
             cause = "fork" if siblings else GOES_ON
         origin = parent or beside
-        kind = cause if origin is None else origin.kind
-        call = CapturedCall(number, request.agent, renderer, messages, parent, cause, kind)
+        call = CapturedCall(number, request.agent, renderer, messages, parent, cause)
+        call.origin = call if origin is None else origin.origin
         (self.roots if parent is None else parent.children).append(call)
         return call
 
     def uproot(self, call: CapturedCall, request: AgentCall) -> None:
         """Make a call a root, since the chat template cannot go on with its messages."""
         self.drop(call)
-        call.parent, call.messages, call.cause, call.kind = None, request.messages, "rewrite", "rewrite"
+        call.parent, call.messages, call.cause, call.origin = None, request.messages, "rewrite", call
         self.roots.append(call)
 
     def drop(self, call: CapturedCall) -> None:
@@ -251,8 +256,9 @@ class Forest:
         if not request.tools and any(root.renderer.tools for root in self.roots):
             return "side_call"
         alike = [root for root in self.roots if _systems(root.messages) == systems]
-        if any(root.renderer is renderer for root in alike):
-            return "rewrite"
+        causes = [root.origin.cause for root in alike if root.renderer is renderer]
+        if causes:
+            return causes[-1] if causes[-1] in ASIDE else "rewrite"
         opening = [message.content.strip() for message in request.messages[: len(systems) + 1]]
         if any([message.content.strip() for message in root.messages[: len(opening)]] == opening for root in alike):
             return "tools"

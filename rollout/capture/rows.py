@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from toolgym.rollout.capture.forest import GOES_ON, CapturedCall, Forest, State
+from toolgym.rollout.capture.forest import ASIDE, GOES_ON, CapturedCall, Forest, State
 from toolgym.rollout.replace_fields import replace_fields
 from toolgym.rollout.trajectory.token_sequence import Segment, TokenSequence
 from toolgym.rollout.trajectory.trajectory import Turn
@@ -49,7 +49,8 @@ class _Row:
 
 def captured_rows(forest: Forest, untrained: Collection[str], reward: float) -> CapturedRows:
     """The rows of all calls that are trained on; `untrained` names causes of sequences, and states of calls, that are
-    not. The last turn of the main conversation has the reward."""
+    not. The last turn that is none
+    of a sub-agent or a side call has the reward."""
     main = _main(forest.roots)
     lost = {*_LOST, *untrained}
     left_out: Counter[str] = Counter()
@@ -66,7 +67,7 @@ def captured_rows(forest: Forest, untrained: Collection[str], reward: float) -> 
         if kept:
             rows.append(_Row(tuple(kept), row.cause, row.kind))
     rows.sort(key=lambda row: (row.kind != "start", row.first.number))
-    last = max((row.calls[-1].number for row in rows if row.kind == "start"), default=None)
+    last = max((row.calls[-1].number for row in rows if row.kind not in ASIDE), default=None)
     turns: list[Turn] = []
     messages: list[Message] = []
     for number, row in enumerate(rows):
@@ -119,11 +120,12 @@ def _cause(call: CapturedCall, main: CapturedCall | None) -> str:
 
 def _kind(call: CapturedCall, main: CapturedCall | None) -> str:
     """The kind of conversation that a call belongs to, now that the main one is known. Others began before it."""
-    if main is None or call.kind == main.kind:
+    origin = call.origin
+    if main is not None and origin is main.origin:
         return "start"
-    if call.kind != "start":
-        return call.kind
-    return "sub_agent" if call.root.children or call.renderer.tools else "side_call"
+    if origin.cause != "start":
+        return origin.cause
+    return "sub_agent" if origin.children or origin.renderer.tools else "side_call"
 
 
 def _sequence(row: _Row) -> TokenSequence:

@@ -171,7 +171,7 @@ class CaptureSession:
     def _sampling(self, request: AgentCall) -> SamplingParams:
         sampling = self._config.sampling_in_use
         wishes = {name: value for name, value in request.sampling.items() if value is not None}
-        for name in wishes.keys() - set(self._rules.agents_sampling):
+        for name in {*request.left_out, *wishes} - set(self._rules.agents_sampling):
             self._counts[f"ignored_{name}"] += 1
         wishes = {name: value for name, value in wishes.items() if name in self._rules.agents_sampling}
         try:

@@ -92,6 +92,7 @@ async def test_case_55_a_parser_that_fails(play, tokenizer):
 async def test_case_56_the_end_while_a_call_is_answered(play):
     agent = play(LS, 30.0)
     first = await agent.ask(*START)
+    agent.engine.abort = _cannot  # so the request is cancelled at once
     call = asyncio.create_task(agent.ask(*START, back(first), result(first, "a")))
     await asyncio.sleep(0.05)
     assert agent.finish() == [("start", [0])]
@@ -101,6 +102,10 @@ async def test_case_56_the_end_while_a_call_is_answered(play):
         assert (refused.value.status, refused.value.code) == (410, "episode_ended")
     agent.session.undelivered(first.id)
     assert agent.session.finish(0.0) is agent.trajectory
+
+
+async def _cannot(request_id):
+    raise EngineError("it cannot abort")
 
 
 async def test_case_57_an_end_without_a_call(play):

@@ -277,6 +277,20 @@ async def test_case_47_and_48_sub_agents_by_header(play):
     assert agent.finish() == [("start", [0, 5]), ("sub_agent", [1, 4]), ("sub_agent", [2, 3])]
 
 
+async def test_sub_agents_of_one_kind_without_a_header(play):
+    """Two, one after the other, with the system prompt and the tools of sub-agents; a title before it all."""
+    agent = play("Files", LS, LS, "One.", "Two.", "Main.")
+    await agent.ask(system("Write a title."), USER, tools=())
+    first = await agent.ask(*START)
+    helper = (system("You help."), user("Look there."))
+    second = await agent.ask(*helper, tools=TOOLS[:1])
+    await agent.ask(*helper, back(second), result(second, "a"), tools=TOOLS[:1])
+    await agent.ask(system("You help."), user("And here."), tools=TOOLS[:1])
+    await agent.ask(*START, back(first), result(first, "One. Two."))
+    assert agent.finish() == [("start", [1, 5]), ("sub_agent", [2, 3]), ("sub_agent", [4])]
+    assert [turn.reward for turn in agent.trajectory.turns] == [None, 1.0, None, None, None]
+
+
 async def test_case_65_each_row_has_the_reward_of_the_episode(play):
     from toolgym.rollout.batch import make_batch
 
