@@ -113,18 +113,20 @@ class Forest:
         """Put a request into its place, as a call that is generating. One that brings turns which are none of the
         parent's descendants is a root, for a template cannot go on with turns that were not sampled there."""
         parent, at = self._find(request, renderer)
-        foreign = any(message.role == "assistant" for message in request.messages[at:]) and parent is not None
-        if foreign:
+        origin = parent
+        if parent is not None and any(message.role == "assistant" for message in request.messages[at:]):
             parent, at = None, 0
         messages = request.messages[at:]
         siblings = self._roots_beside(request.agent, renderer) if parent is None else parent.children
         cause, beside = self._cause_beside(siblings, messages, request)
-        if cause is None and parent is None:
-            cause = "rewrite" if foreign else self._cause_of_root(request, renderer)
-        elif cause is None:
+        if cause is None and parent is not None:
             cause = "fork" if siblings else GOES_ON
-        origin = parent or beside
+        elif cause is None and origin is not None:
+            cause = "rewrite"
+        elif cause is None:
+            cause, origin = self._cause_of_root(request, renderer)
         call = CapturedCall(number, request.agent, renderer, messages, parent, cause)
+        origin = origin or beside
         call.origin = call if origin is None else origin.origin
         (self.roots if parent is None else parent.children).append(call)
         return call
@@ -132,7 +134,7 @@ class Forest:
     def uproot(self, call: CapturedCall, request: AgentCall) -> None:
         """Make a call a root, since the chat template cannot go on with its messages."""
         self.drop(call)
-        call.parent, call.messages, call.cause, call.origin = None, request.messages, "rewrite", call
+        call.parent, call.messages, call.cause = None, request.messages, "rewrite"
         self.roots.append(call)
 
     def drop(self, call: CapturedCall) -> None:
@@ -156,7 +158,7 @@ class Forest:
         return max(calls, key=lambda call: call.number, default=None)
 
     def _roots_beside(self, agent: str, renderer: ChatRenderer) -> list[CapturedCall]:
-        return [root for root in self.roots if root.agent == agent and root.renderer is renderer]
+        return [root for root in self.roots if root.agent == agent and _same_tools(root, renderer)]
 
     # ------------------------------------------------------------------ the place of a request
 
@@ -235,40 +237,42 @@ class Forest:
                 call.state = State.RETRIED
         return cause, beside
 
-    def _cause_of_root(self, request: AgentCall, renderer: ChatRenderer) -> str:
+    def _cause_of_root(self, request: AgentCall, renderer: ChatRenderer) -> tuple[str, CapturedCall | None]:
+        """The cause of a call that nothing stands before, and a call of the conversation that it belongs to."""
         if not self.roots:
-            return "start"
-        if request.compacts:
-            return "compaction"
+            return "start", None
         if request.agent and not any(root.agent == request.agent for root in self.roots):
-            return "sub_agent"
-        calls = [call for message in reversed(request.messages) if (call := self.call_of(message)) is not None][:1]
+            return "sub_agent", None
         systems = _systems(request.messages)
-        if calls:
-            known = calls[0].root
-            if systems == _systems(known.messages):
-                if known.renderer is renderer:
-                    return "rewrite"
-                return "tools" if request.tools else "compaction"
-            return "sub_agent" if request.tools else "compaction"
+        known = next((call for each in reversed(request.messages) if (call := self.call_of(each)) is not None), None)
+        if request.compacts or (known is not None and not request.tools and known.renderer.tools):
+            return "compaction", None
+        if known is not None:
+            if systems != _systems(known.root.messages):
+                return "sub_agent", None
+            return "rewrite" if _same_tools(known, renderer) else "tools", known
+        alike = [root for root in self.roots if root.agent == request.agent and _systems(root.messages) == systems]
+        same_tools = [root for root in alike if _same_tools(root, renderer)]
         if self._quotes(request.messages):
-            return "compaction"
+            return ("compacted", same_tools[-1]) if same_tools else ("compaction", None)
+        if same_tools:
+            cause = same_tools[-1].origin.cause
+            return (cause, None) if cause in ASIDE else ("rewrite", same_tools[-1])
         if not request.tools and any(root.renderer.tools for root in self.roots):
-            return "side_call"
-        alike = [root for root in self.roots if _systems(root.messages) == systems]
-        causes = [root.origin.cause for root in alike if root.renderer is renderer]
-        if causes:
-            return causes[-1] if causes[-1] in ASIDE else "rewrite"
-        opening = [message.content.strip() for message in request.messages[: len(systems) + 1]]
-        if any([message.content.strip() for message in root.messages[: len(opening)]] == opening for root in alike):
-            return "tools"
-        return "sub_agent"
+            return "side_call", None
+        opening = request.messages[: len(systems) + 1]
+        other_tools = next((root for root in alike if begins_with(root.messages, 0, opening)), None)
+        return ("sub_agent" if other_tools is None else "tools"), other_tools
 
     def _quotes(self, messages: tuple[AgentMessage, ...]) -> bool:
         """Whether what a late reply says stands in a text that is none of the policy's."""
         texts = [call.reply.content.strip() for call in self._newest if call.reply is not None]
         texts = [text for text in texts if len(text) >= _QUOTED]
         return any(text in message.content for message in messages for text in texts)
+
+
+def _same_tools(call: CapturedCall, renderer: ChatRenderer) -> bool:
+    return call.renderer is renderer or call.renderer.tools == renderer.tools
 
 
 def _systems(messages: tuple[AgentMessage, ...]) -> list[str]:

@@ -40,7 +40,7 @@ from toolgym.tools.errors import ConfigError, TemplateError
 from toolgym.tools.message import assistant
 from toolgym.tools.parsers import ParsedTurn
 
-_CONVERSATIONS = 4
+_CONVERSATIONS = 16
 """Calls whose conversations are kept as they stand. That of another call is put together again from its tokens."""
 
 
@@ -277,6 +277,8 @@ class CaptureSession:
 
     def _remember(self, call: CapturedCall, conversation: Conversation) -> None:
         call.conversation = conversation
+        if call.parent is not None and call.parent.parent is not None:
+            call.parent.parent.conversation = None  # agents seldom go back by two turns
         self._recent.append(call)
         if len(self._recent) > _CONVERSATIONS:
             self._recent.popleft().conversation = None
@@ -320,6 +322,7 @@ class CaptureSession:
             int(time.time()),
         )
         call.turn, call.message = turn, conversation.messages[-1]
+        self._reason = None
         self._forest.keep(call, reply)
         self._remember(call, conversation)
         return reply
@@ -375,7 +378,8 @@ class CaptureSession:
         causes = Counter(f"sequences_{sequence.start_reason}" for sequence in rows.sequences)
         left_out = {f"left_out_{name}": count for name, count in sorted(rows.left_out.items())}
         unanswered = {f"calls_{name}": count for name, count in sorted((self._counts + self._forest.counts).items())}
-        return {"calls": self._calls, "sequences": len(rows.sequences), **causes, **left_out, **unanswered}
+        running = {"calls_unfinished": len(self._running)} if self._running else {}
+        return {"calls": self._calls, "sequences": len(rows.sequences), **causes, **left_out, **unanswered, **running}
 
 
 def _empty(prompt_tokens: int) -> Reply:

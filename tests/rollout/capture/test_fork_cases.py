@@ -30,6 +30,7 @@ async def test_case_25_another_system_prompt(play):
     await agent.ask(system("You are a helper."), USER)
     await agent.ask(*START, back(first), result(first, "a"))
     assert agent.finish() == [("start", [0, 2]), ("sub_agent", [1])]
+    assert [turn.reward for turn in agent.trajectory.turns] == [None, 1.0, None]
 
 
 async def test_case_26_two_users_behind_one_system(play):
@@ -203,7 +204,8 @@ async def test_case_42_a_new_short_history(play):
     messages = (*START, back(first), result(first, "a"))
     second = await agent.ask(*messages)
     await agent.ask(*START, user("So far: " + second.content))
-    assert agent.finish() == [("start", [0, 1]), ("compaction", [2])]
+    assert agent.finish() == [("start", [0, 1]), ("compacted", [2])]
+    assert [turn.reward for turn in agent.trajectory.turns] == [None, None, 1.0]
 
 
 async def test_case_43_a_summary_behind_the_old_history(play):
