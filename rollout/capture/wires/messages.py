@@ -70,14 +70,14 @@ class MessagesWire:
             if block["type"] == "tool_use":
                 block["input"] = json.loads(block["input"])
         ended = {"content": content, "stop_reason": _FINISH[reply.finish]}
-        return {**_head(call, reply), **ended, "usage": {**_usage(reply), **_sampled(reply)}}
+        return {**_head(call, reply), **ended, "usage": _usage(reply, reply.completion_tokens)}
 
     def events(self, call: AgentCall, reply: Reply, heartbeats: int = 0) -> Iterator[bytes]:
-        yield _event("message_start", message={**_head(call, reply), "usage": _usage(reply)})
+        yield _event("message_start", message={**_head(call, reply), "usage": _usage(reply, 0)})
         for index, block in enumerate(_blocks(call, reply)):
             yield from _block_events(index, block)
         delta = {"stop_reason": _FINISH[reply.finish], "stop_sequence": None}
-        yield _event("message_delta", delta=delta, usage=_sampled(reply))
+        yield _event("message_delta", delta=delta, usage=_usage(reply, reply.completion_tokens))
         yield _event("message_stop")
 
     def heartbeat(self, call: AgentCall, sent: int) -> bytes:
@@ -204,12 +204,10 @@ def _event(kind: str, **data: Any) -> bytes:
     return event({"type": kind, **data}, kind)
 
 
-def _usage(reply: Reply) -> dict[str, Any]:
+def _usage(reply: Reply, sampled: int) -> dict[str, Any]:
+    """Counts of tokens, all of them in each event that has any: clients take some from the first, others from the
+    last."""
     new = reply.prompt_tokens - reply.cached_tokens  # Anthropic counts those of the cache apart
     cache = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": reply.cached_tokens}
-    return {"input_tokens": new, **cache, "output_tokens": 0}
-
-
-def _sampled(reply: Reply) -> dict[str, Any]:
-    thinking = {"thinking_tokens": reply.reasoning_tokens}
-    return {"output_tokens": reply.completion_tokens, "output_tokens_details": thinking}
+    thinking = {"thinking_tokens": reply.reasoning_tokens if sampled else 0}
+    return {"input_tokens": new, **cache, "output_tokens": sampled, "output_tokens_details": thinking}

@@ -148,6 +148,9 @@ async def test_a_streamed_message_is_the_same_in_pieces(heartbeats):
     assert (done.stop_reason, done.usage.input_tokens, done.usage.output_tokens) == ("tool_use", 20, 30)
     assert done.usage.output_tokens_details.thinking_tokens == 12
     assert len([event for event in events if event.type == "input_json"]) > 4
+    # langchain takes all counts from this event, and others those of the prompt from the first.
+    (last,) = [event for event in events if event.type == "message_delta"]
+    assert (last.usage.input_tokens, last.usage.cache_read_input_tokens, last.usage.output_tokens) == (20, 100, 30)
 
 
 async def test_thinking_is_a_block_only_if_the_agent_asks_for_it():
