@@ -120,12 +120,11 @@ class SessionContext(CodeContext):
         except BaseException:
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)
-            await shielded(self._settle(mark, env))
-            await shielded(self._drain(relay, mark))
+            await shielded(self._calm(relay, mark, env))
             raise
-        if result.alive:
-            await self._settle(mark, env)
         try:
+            if result.alive:
+                await self._settle(mark, env)
             async with asyncio.timeout(SETUP):
                 await reading
         except (TimeoutError, SandboxError):
@@ -138,8 +137,8 @@ class SessionContext(CodeContext):
 
     async def restart(self) -> None:
         async with self._lock:
-            names = "[g.pop(n) for n in [*g] if not n.startswith('__') and n != 'display'] and None"
-            await self._hidden(f"(lambda g: {names})(globals()); o.chdir({self.cwd!r})")
+            forget = "[names.pop(n) for n in [*names] if not n.startswith('__') and n != 'display']"
+            await self._hidden(f"{forget}; o.chdir({self.cwd!r})")
             self._count = 0
 
     async def close(self) -> None:
@@ -158,30 +157,36 @@ class SessionContext(CodeContext):
         await self._end_relay()
         await self._hidden(f"o.environ.update({dict(self._env)!r})")
         pipes = [f"/tmp/.{secrets.token_hex(8)}" for _ in range(2)]
-        await self._hidden(f"[o.mkfifo(n) for n in {pipes!r}] and None")
+        await self._hidden(f"[o.mkfifo(n) for n in {pipes!r}]")
         relay = self._relay = await self._session.start(["/bin/sh", "-c", _RELAY, "sh", *pipes])
         parts = [f"f = o.open({name!r}, o.O_WRONLY); o.dup2(f, {fd}); o.close(f)" for fd, name in enumerate(pipes, 1)]
-        await self._hidden("; ".join([*parts, f"[o.unlink(n) for n in {pipes!r}] and None"]))
+        parts += [f"[o.unlink(n) for n in {pipes!r}]", "s.stdout.reconfigure(line_buffering=True)"]
+        await self._hidden("; ".join(parts))
         return relay
 
     async def _settle(self, mark: bytes, env: Mapping[str, str]) -> None:
         """Put the variables of one cell back, and mark the end of its output."""
-        steps = ["s.stdout.flush(); s.stderr.flush()", f"[o.write(fd, {mark!r}) for fd in (1, 2)] and None"]
+        steps = ["s.stdout.flush(); s.stderr.flush()", f"[o.write(fd, {mark!r}) for fd in (1, 2)]"]
         if env:
             steps.append("o.environ.clear(); o.environ.update(s.e2b_saved)")
         await self._hidden("; ".join(steps))
 
-    async def _drain(self, relay: Process, mark: bytes) -> None:
+    async def _calm(self, relay: Process, mark: bytes, env: Mapping[str, str]) -> None:
+        """Drop the rest of an interrupted cell's output."""
         try:
+            await self._settle(mark, env)
             async with asyncio.timeout(INTERRUPTED):
                 await _read_until(relay, mark, _drop)
         except (TimeoutError, SandboxError):
             await self._end_relay()
 
     async def _hidden(self, code: str) -> None:
-        """Run code that leaves no trace in the variables. `o` and `s` are the modules os and sys."""
-        program = f"exec({code!r}, {{'o': __import__('os'), 's': __import__('sys'), 'globals': globals}})"
-        await self._session.run_cell(program, timeout=SETUP)
+        """Run code that leaves no trace in the variables (`names`). `o` and `s` are the modules os and sys."""
+        program = f"exec({code!r}, {{'o': __import__('os'), 's': __import__('sys'), 'names': globals()}})"
+        result = await self._session.run_cell(program, timeout=SETUP)
+        if result.status is not ExecutionStatus.OK:
+            why = result.error.value if result.error is not None else result.message or result.status.value
+            raise SandboxError(f"the interpreter cannot be got ready for a cell: {why}")
 
     async def _end_relay(self) -> None:
         relay, self._relay = self._relay, None
@@ -247,7 +252,7 @@ class ProgramContext(CodeContext):
         if self.language == "bash":
             argv = ["/bin/bash", "--norc", "--noprofile", "-c", _BASH]
         else:
-            argv = ["python3", "-u", "-c", source_of("kernel.py")]
+            argv = ["python3", "-c", source_of("kernel.py")]
         try:
             process = await self._session.start(argv, cwd=self.cwd, env=self._env)
         except FileNotFoundError:

@@ -10,6 +10,7 @@ import base64
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import io
 import json
 import os
 import sys
@@ -44,6 +45,8 @@ def main() -> None:
     names = types.ModuleType("__main__")
     sys.modules["__main__"] = names
     sys.argv = [""]
+    assert isinstance(sys.stdout, io.TextIOWrapper)
+    sys.stdout.reconfigure(line_buffering=True)  # clients see a line when it is printed
     cells = notebook.Notebook(names)
     program.ignore_interrupts()
     for line in requests:
