@@ -8,8 +8,13 @@ from typing import Literal, Self
 import pydantic
 
 from toolgym.tools.errors import ConfigError
+from toolgym.tools.sandbox.local import LocalSandbox
 from toolgym.tools.sandbox.server.config import ServerConfig
 from toolgym.tools.serving.config import flag
+
+
+OUTPUT_KEPT = 64 * 1024 * 1024
+"""Bytes of a program's output that wait to be read; the middle of more is dropped, with a note."""
 
 
 class E2bServerConfig(ServerConfig):
@@ -31,6 +36,12 @@ class E2bServerConfig(ServerConfig):
         if self.e2b == "served" and self.workers != 1:
             raise ValueError(f"e2b: served needs workers: 1, got {self.workers}: a sandbox lives in one process")
         return self
+
+    def e2b_sandbox(self) -> LocalSandbox:
+        """Make the sandbox whose sessions are E2B's: of a program's output, more is kept until it is read."""
+        kept = max(self.limits.output_bytes, OUTPUT_KEPT)
+        limits = self.limits.model_copy(update={"output_bytes": kept})
+        return self.model_copy(update={"limits": limits}).sandbox()
 
     def api_keys(self) -> list[bytes] | None:
         """Return the keys that are let in; None for all. Raises ConfigError for a file without keys."""

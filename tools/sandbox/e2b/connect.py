@@ -193,7 +193,7 @@ async def stream(
         await within(write_timeout, response.write_eof())
     except CutError:
         if call.request.transport is not None:
-            call.request.transport.abort()
+            call.request.transport.close()
         raise
     return response
 

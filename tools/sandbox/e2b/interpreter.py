@@ -63,7 +63,7 @@ class Interpreter:
             await within(self._config.write_timeout, response.write_eof())
         except CutError:
             if call.request.transport is not None:
-                call.request.transport.abort()
+                call.request.transport.close()
             raise
         return response
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import posixpath
+import re
 import signal
 from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any
@@ -50,12 +52,12 @@ class E2bProgram:
             raise E2bRefusedError("invalid_argument", "process.cmd should be the program to start")
         size = (message.get("pty") or {}).get("size") or {}
         pty = (int(size.get("rows") or 24), int(size.get("cols") or 80)) if "pty" in message else None
-        cwd = config.get("cwd") or HOME
+        cwd = posixpath.join(HOME, re.sub(r"^~(?=/|$)", HOME, str(config.get("cwd") or HOME)))
         argv = [config["cmd"], *map(str, config.get("args") or ())]
         try:
             process = await session.start(argv, cwd=cwd, env={**env, **(config.get("envs") or {})}, pty=pty)
         except SandboxFileError as error:
-            raise E2bRefusedError("invalid_argument", _why(error, cwd)) from None
+            raise E2bRefusedError("invalid_argument", _why(error, cwd, config.get("cwd"))) from None
         stdin = message.get("stdin", True) is not False
         if pty is None and not stdin:
             await process.close_stdin()
@@ -187,5 +189,5 @@ def _end(code: int | None) -> Event:
     return {"exitCode": number, "exited": True, "status": status} | ({"error": status} if number else {})
 
 
-def _why(error: SandboxFileError, cwd: str) -> str:
-    return f"cwd '{cwd}' does not exist" if f"{cwd}: " in str(error) else str(error)
+def _why(error: SandboxFileError, cwd: str, asked: object) -> str:
+    return f"cwd '{asked}' does not exist" if f"{cwd}: " in str(error) else str(error)

@@ -16,6 +16,7 @@ from toolgym.tools.sandbox.e2b.files_http import FilesOverHttp
 from toolgym.tools.sandbox.e2b.interpreter import Interpreter
 from toolgym.tools.sandbox.e2b.sandboxes import Sandboxes
 from toolgym.tools.sandbox.server.app import SandboxApp
+from toolgym.tools.serving.admission import Gate
 from toolgym.tools.serving.routes import Call, Handler, Operation, Route
 from toolgym.tools.serving.transport import RequestRefusedError
 from toolgym.tools.serving.worker import START_DEADLINE
@@ -29,7 +30,9 @@ async def e2b_routes(app: SandboxApp, config: E2bServerConfig) -> AsyncIterator[
     if config.e2b == "none":
         yield
         return
-    boxes = Sandboxes(app.sandbox, app.gate, config.e2b_sandboxes, config.max_timeout * 24)
+    sandbox = config.e2b_sandbox()
+    gate = Gate(config.max_concurrency, config.max_queue, config.queue_timeout, sandbox.cpu_slots)
+    boxes = Sandboxes(sandbox, gate, config.e2b_sandboxes, config.max_timeout * 24)
     finder = Finder(boxes)
     app.metrics.gauge("e2b_sandboxes", "E2B sandboxes and snapshots.", lambda: len(boxes))
     health = app.health_route().operations["GET"].handler
@@ -52,6 +55,7 @@ async def e2b_routes(app: SandboxApp, config: E2bServerConfig) -> AsyncIterator[
         yield
     finally:
         await boxes.close()
+        await sandbox.close()
 
 
 def _health(finder: Finder, of_server: Handler) -> Handler:

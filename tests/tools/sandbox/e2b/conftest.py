@@ -23,8 +23,8 @@ FRAME = struct.Struct(">BI")
 @contextlib.asynccontextmanager
 async def e2b_serving(**settings):
     async with (
-        LocalSandbox(preload=[], warm=0, templates=1, max_running="unlimited") as sandbox,
-        serving(sandbox, config_class=E2bServerConfig, e2b="served", **settings) as service,
+        LocalSandbox(preload=[], warm=0, templates=1) as sandbox,
+        serving(sandbox, config_class=E2bServerConfig, e2b="served", preload=(), **settings) as service,
         e2b_routes(service.app, service.app._config),
     ):
         yield service.url

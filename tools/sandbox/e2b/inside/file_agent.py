@@ -6,16 +6,18 @@ An answer that is longer than a part is asked for part by part (`more`).
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
+import select
 import shutil
 import stat
 import struct
 import sys
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, BinaryIO
 
 HOME = os.environ.get("HOME", "/")
 XATTR = "user.e2b."
@@ -32,6 +34,7 @@ KINDS = (
     (MOVED_FROM | MOVE_SELF, "EVENT_TYPE_RENAME"),
     (ATTRIB, "EVENT_TYPE_CHMOD"),
 )
+MOST_EVENTS = 10_000
 CODES = {
     "not_found": ("ENOENT",),
     "already_exists": ("EEXIST",),
@@ -203,6 +206,7 @@ class Watch:
         self.libc, self.errno = ctypes.CDLL(None, use_errno=True), ctypes.get_errno
         self.root, self.recursive = root, recursive
         self.places: dict[int, str] = {}
+        self.rows: list[dict[str, Any]] = []
         self.fd: int = self.libc.inotify_init1(NONBLOCK)
         if self.fd < 0 or not self.add(""):
             raise OSError(self.errno(), "the folder cannot be watched", root)
@@ -219,22 +223,19 @@ class Watch:
                     self.add(os.path.join(below, item.name))
         return True
 
-    def events(self) -> list[dict[str, Any]]:
-        rows: list[dict[str, Any]] = []
-        while True:
-            try:
-                data = os.read(self.fd, 65536)
-            except BlockingIOError:
-                return rows
-            at = 0
-            while at < len(data):
-                number, mask, _, size = EVENT.unpack_from(data, at)
-                name = os.fsdecode(data[at + EVENT.size : at + EVENT.size + size].rstrip(b"\0"))
-                at += EVENT.size + size
-                if mask & OVERFLOW:
-                    rows.append({"name": "", "type": "EVENT_TYPE_UNSPECIFIED"})
-                if number in self.places and (name or not self.places[number]):
-                    rows += self.shown(os.path.join(self.places[number], name), mask)
+    def look(self) -> None:
+        """Take what the kernel has to say; new folders are watched from then on."""
+        with contextlib.suppress(BlockingIOError):
+            while data := os.read(self.fd, 65536):
+                at = 0
+                while at < len(data):
+                    number, mask, _, size = EVENT.unpack_from(data, at)
+                    name = os.fsdecode(data[at + EVENT.size : at + EVENT.size + size].rstrip(b"\0"))
+                    at += EVENT.size + size
+                    if mask & OVERFLOW or len(self.rows) >= MOST_EVENTS:
+                        self.rows = [{"name": "", "type": "EVENT_TYPE_UNSPECIFIED"}]  # some were lost
+                    elif number in self.places and (name or not self.places[number]):
+                        self.rows += self.shown(os.path.join(self.places[number], name), mask)
 
     def shown(self, name: str, mask: int) -> list[dict[str, Any]]:
         if self.recursive and mask & IS_FOLDER and mask & (CREATE | MOVED_TO):
@@ -252,7 +253,7 @@ def do_watch(request: Mapping[str, Any], _: bytes) -> Answer:
 
 def do_events(request: Mapping[str, Any], _: bytes) -> Answer:
     watch = WATCHES[request["id"]]
-    rows = watch.events()
+    rows, watch.rows = watch.rows, []
     for row in rows if request["entries"] else ():
         try:
             row["entry"] = entry(os.path.join(watch.root, row["name"]))
@@ -305,11 +306,28 @@ def carry_out(request: Mapping[str, Any], data: bytes) -> Answer:
         return {"code": "invalid_argument", "message": f"{type(error).__name__}: {error}"[:1000]}, b""
 
 
+def arrived(source: BinaryIO, size: int) -> bytes:
+    """Return so many bytes of the input, or none at its end, and look at watched folders while they do not come."""
+    data = b""
+    while len(data) < size:
+        places = {watch.fd: watch for watch in WATCHES.values()}
+        ready, _, _ = select.select([source, *places], [], [])
+        for fd in ready:
+            if fd in places:
+                places[fd].look()
+        if source in ready:
+            part = source.read(size - len(data))
+            if not part:
+                return b""
+            data += part
+    return data
+
+
 def main() -> None:
-    source, target, part, rest = sys.stdin.buffer, sys.stdout.buffer, int(sys.argv[1]), b""
-    while len(head := source.read(HEAD.size)) == HEAD.size:
+    source, target, part, rest = open(0, "rb", buffering=0), sys.stdout.buffer, int(sys.argv[1]), b""
+    while head := arrived(source, HEAD.size):
         length, size = HEAD.unpack(head)
-        request, data = json.loads(source.read(length)), source.read(size)
+        request, data = json.loads(arrived(source, length)), arrived(source, size)
         meta, data = ({}, rest) if request["op"] == "more" else carry_out(request, data)
         data, rest = data[:part], data[part:]
         shown = json.dumps({**meta, "rest": len(rest)}).encode()
