@@ -77,17 +77,22 @@ class ControlPlane:
 
     async def create(self, call: Call) -> web.Response:
         owner, asked = self.owner(call), read_json(call.body)
+        rules = asked.get("network") or {}
+        if isinstance(rules, dict):  # nothing of a sandbox is public here
+            asked["network"] = {name: rule for name, rule in rules.items() if rule and name != "allowPublicTraffic"}
         for name, what in _UNSUPPORTED.items():
             if asked.get(name):
                 raise E2bRefusedError("unimplemented", f"{name}: sandboxes of this server have no {what}")
         for name in ("metadata", "envVars"):
             if not _are_texts(asked.get(name) or {}):
                 raise E2bRefusedError("invalid_argument", f"{name} should be an object of texts")
+        is_closed = asked.get("allow_internet_access") is False and self._config.network == "host"
         about = {
             "templateID": asked.get("templateID") or "base",
             "metadata": asked.get("metadata") or {},
             "envVars": asked.get("envVars") or {},
             "secure": asked.get("secure", True) is not False,
+            "network": "off" if is_closed else self._config.network,
             "autoPause": bool(asked.get("autoPause")),
             "autoResume": bool((asked.get("autoResume") or {}).get("enabled")),
         }
@@ -226,7 +231,7 @@ class ControlPlane:
             "memoryMB": limits.memory_mb,
             "diskSizeMB": limits.disk_mb,
             "metadata": about["metadata"],
-            "allowInternetAccess": self._config.network == "host",
+            "allowInternetAccess": about["network"] == "host",
             "lifecycle": {
                 "autoResume": about["autoResume"],
                 "onTimeout": "pause" if about["autoPause"] else "kill",

@@ -12,7 +12,6 @@ from toolgym.tools.sandbox.local import LocalSandbox
 from toolgym.tools.sandbox.server.config import ServerConfig
 from toolgym.tools.serving.config import flag
 
-
 OUTPUT_KEPT = 64 * 1024 * 1024
 """Bytes of a program's output that wait to be read; the middle of more is dropped, with a note."""
 

@@ -117,7 +117,7 @@ class Interpreter:
     async def list(self, call: Call) -> web.Response:
         box = self._finder.find(call, token=False)
         await self._default(box, "python")
-        rows: Any = [_about(context) for context in box.contexts.values()]
+        rows: Any = [_about(context) for context in sorted(box.contexts.values(), key=lambda each: not each.is_default)]
         return answer(rows)
 
     async def remove(self, call: Call) -> web.Response:

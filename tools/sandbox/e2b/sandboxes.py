@@ -21,6 +21,7 @@ from toolgym.tools.sandbox.e2b.connect import E2bRefusedError, gone
 from toolgym.tools.sandbox.e2b.contexts import CodeContext
 from toolgym.tools.sandbox.e2b.file_agent import HOME, FileAgent
 from toolgym.tools.sandbox.e2b.programs import E2bProgram
+from toolgym.tools.sandbox.options import Network
 from toolgym.tools.sandbox.server.execute import FILE_DEADLINE
 from toolgym.tools.serving.admission import Gate
 from toolgym.tools.serving.session_table import SessionTable, TableSession
@@ -209,7 +210,7 @@ class Sandboxes:
                 if snapshot is not None:
                     session: Session = await snapshot.session.fork()
                 else:
-                    session = await self._open()
+                    session = await self._open(about["network"])
             return self._add(E2bSandbox(owner, session, about, seconds, forked=snapshot is not None))
 
     async def fork(self, origin: E2bSandbox, count: int, seconds: float) -> list[E2bSandbox]:
@@ -238,8 +239,8 @@ class Sandboxes:
     async def kill(self, box: E2bSandbox) -> None:
         await self._table.discard(box.name)
 
-    async def _open(self) -> Session:
-        return await self._sandbox.session(folders=(HOME,), env={"HOME": HOME})
+    async def _open(self, network: Network | None = None) -> Session:
+        return await self._sandbox.session(folders=(HOME,), env={"HOME": HOME}, network=network)
 
     def _add(self, box: E2bSandbox) -> E2bSandbox:
         self._table.add(box)

@@ -17,7 +17,7 @@ import struct
 import sys
 import time
 from collections.abc import Mapping
-from typing import Any, BinaryIO
+from typing import Any
 
 HOME = os.environ.get("HOME", "/")
 XATTR = "user.e2b."
@@ -306,17 +306,17 @@ def carry_out(request: Mapping[str, Any], data: bytes) -> Answer:
         return {"code": "invalid_argument", "message": f"{type(error).__name__}: {error}"[:1000]}, b""
 
 
-def arrived(source: BinaryIO, size: int) -> bytes:
+def arrived(size: int) -> bytes:
     """Return so many bytes of the input, or none at its end, and look at watched folders while they do not come."""
     data = b""
     while len(data) < size:
         places = {watch.fd: watch for watch in WATCHES.values()}
-        ready, _, _ = select.select([source, *places], [], [])
+        ready, _, _ = select.select([0, *places], [], [])
         for fd in ready:
             if fd in places:
                 places[fd].look()
-        if source in ready:
-            part = source.read(size - len(data))
+        if 0 in ready:
+            part = os.read(0, size - len(data))
             if not part:
                 return b""
             data += part
@@ -324,10 +324,10 @@ def arrived(source: BinaryIO, size: int) -> bytes:
 
 
 def main() -> None:
-    source, target, part, rest = open(0, "rb", buffering=0), sys.stdout.buffer, int(sys.argv[1]), b""
-    while head := arrived(source, HEAD.size):
+    target, part, rest = sys.stdout.buffer, int(sys.argv[1]), b""
+    while head := arrived(HEAD.size):
         length, size = HEAD.unpack(head)
-        request, data = json.loads(arrived(source, length)), arrived(source, size)
+        request, data = json.loads(arrived(length)), arrived(size)
         meta, data = ({}, rest) if request["op"] == "more" else carry_out(request, data)
         data, rest = data[:part], data[part:]
         shown = json.dumps({**meta, "rest": len(rest)}).encode()
