@@ -15,7 +15,7 @@ PIECE = 256
 COMMENT = b": alive\n\n"
 """An event of no kind, which clients do not see."""
 
-_MARK = re.compile(r"(?:msg|rs|fc|ctc|enc|sig)_(.+)", re.DOTALL)
+_MARK = re.compile(r"(?:msg|rs|enc|sig)_(.+)", re.DOTALL)
 
 
 def mark(kind: str, id: str) -> str:

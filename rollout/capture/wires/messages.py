@@ -46,7 +46,7 @@ class MessagesWire:
         for field, entry in fields.objects(body.get("messages"), "messages"):
             messages += _messages(entry, field)
         if not messages or messages[-1].role == "assistant":
-            raise fields.wrong("messages", "a list whose last message is not the assistant's", "messages")
+            raise fields.wrong("messages", "a list whose last message is not the assistant's", body.get("messages"))
         choice = fields.mapping(body.get("tool_choice") or {}, "tool_choice")
         unheard = [field for field, value in formats.items() if value is not None]
         unheard += ["tool_choice"] if choice.get("type", "auto") != "auto" else []

@@ -12,7 +12,7 @@ from typing import Any
 from toolgym.rollout.capture.agent_call import AgentCall, AgentMessage, CallRefusedError, Reply, ReplyCall
 from toolgym.rollout.capture.wires import fields
 from toolgym.rollout.capture.wires.events import error_body, event, mark, pieces
-from toolgym.rollout.capture.wires.responses_history import ResponsesHistory, qualified
+from toolgym.rollout.capture.wires.responses_history import WHOLE, ResponsesHistory, qualified
 
 _CLIENT_TOOLS = ("local_shell", "shell", "apply_patch", "computer", "computer_use_preview")
 """Types of tools that the agent runs and whose schema only OpenAI's servers know."""
@@ -202,18 +202,20 @@ def _items(call: AgentCall, reply: Reply) -> list[dict[str, Any]]:
 def _call_item(call: AgentCall, entry: ReplyCall) -> dict[str, Any]:
     namespace, name = call.extra["names"].get(entry.name, ("", entry.name))
     item = {"call_id": entry.id, "name": name, **({"namespace": namespace} if namespace else {})}
-    if entry.name in call.extra["custom"]:
-        return {"id": mark("ctc", entry.id), "type": "custom_tool_call", **item, "input": _input_of(entry.arguments)}
-    return {"id": mark("fc", entry.id), "type": "function_call", **item, "arguments": entry.arguments}
+    if entry.name not in call.extra["custom"]:
+        return {"id": mark("fc", entry.id), "type": "function_call", **item, "arguments": entry.arguments}
+    text = _input_of(entry.arguments)
+    id = mark(WHOLE, entry.id) if text is None else mark("ctc", entry.id)
+    return {"id": id, "type": "custom_tool_call", **item, "input": entry.arguments if text is None else text}
 
 
-def _input_of(arguments: str) -> str:
-    """The text that a custom tool gets: the argument `input`, or all that the policy wrote if it is not that."""
+def _input_of(arguments: str) -> str | None:
+    """The argument `input`, which is the text that a custom tool gets. None if the policy wrote something else."""
     with contextlib.suppress(ValueError, RecursionError):
         written = json.loads(arguments)
         if isinstance(written, dict) and list(written) == ["input"] and isinstance(written["input"], str):
             return written["input"]
-    return arguments
+    return None
 
 
 def _item_events(item: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

@@ -11,6 +11,9 @@ from toolgym.rollout.capture.agent_call import AgentMessage, WrittenCall
 from toolgym.rollout.capture.wires import fields
 from toolgym.rollout.capture.wires.events import marked
 
+WHOLE = "ctw"
+"""Kind of mark of a custom tool's call whose input is all that the policy wrote, since that is not the argument."""
+
 _THOUGHT = re.compile(r"<think>\n?(.*?)\n?</think>", re.DOTALL)
 """A message of pydantic-ai that stands for the reasoning item before it."""
 
@@ -83,7 +86,10 @@ class ResponsesHistory:
     def _add_call(self, item: Mapping[str, Any], name: str, custom: bool) -> None:
         id = fields.name(item.get("call_id"), f"{name}.call_id")
         called = qualified(item.get("namespace"), fields.text(item.get("name"), f"{name}.name"))
-        written = {"input": fields.text(item.get("input"), f"{name}.input")} if custom else item.get("arguments")
+        written = item.get("arguments")
+        if custom:
+            text = fields.text(item.get("input"), f"{name}.input")
+            written = text if str(item.get("id")).startswith(f"{WHOLE}_") else {"input": text}
         self._turn = self._turn or _Turn()
         self._turn.calls.append(WrittenCall(id, called, fields.arguments(written, f"{name}.arguments")))
         self._turn.ids.add(id)
