@@ -67,6 +67,8 @@ class CapturedCall:
     """Of each call of a tool its id for the agent, its id for the chat template, and the tool's name."""
     reply: Reply | None = None
     sent: AgentMessage | None = None
+    prompt: tuple[AgentMessage, ...] | None = None
+    """All messages of its request, as long as the next call is likely to go on from it."""
     seen: AgentMessage | None = None
     conversation: Conversation | None = None
 
@@ -79,13 +81,6 @@ class CapturedCall:
         while (parent := calls[-1].parent) is not None:
             calls.append(parent)
         return calls[::-1]
-
-    @property
-    def root(self) -> CapturedCall:
-        call = self
-        while call.parent is not None:
-            call = call.parent
-        return call
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -165,6 +160,10 @@ class Forest:
     def _find(self, request: AgentCall, renderer: ChatRenderer) -> tuple[CapturedCall | None, int]:
         """The call with the most messages whose answer, and all before it, the request holds, and their number."""
         messages = request.messages
+        newest = self._newest_in(request, renderer)
+        if newest is not None:
+            self._note(*newest, messages)
+            return newest
         waiting = [(root, 0) for root in self._roots_beside(request.agent, renderer)]
         best: list[CapturedCall] = []
         most = 0
@@ -187,6 +186,16 @@ class Forest:
         parent = max(best, key=lambda call: call.number)
         self._note(parent, most, messages)
         return parent, most
+
+    def _newest_in(self, request: AgentCall, renderer: ChatRenderer) -> tuple[CapturedCall, int] | None:
+        """The call whose answer is the last one in the request by its id, if all before it looks as it did; and the
+        number of messages. So a conversation that goes on costs little, however long it is."""
+        messages = request.messages
+        at = next((at for at in reversed(range(len(messages))) if messages[at].role == "assistant"), 0)
+        call = self.call_of(messages[at]) if at else None
+        if call is None or call.prompt != messages[:at] or call.agent != request.agent:
+            return None
+        return (call, at + 1) if _same_tools(call, renderer) and self._is_answer_of(call, messages[at]) else None
 
     def _is_answer_of(self, call: CapturedCall, message: AgentMessage) -> bool:
         if message is call.seen or message == call.seen:
@@ -248,7 +257,7 @@ class Forest:
         if request.compacts or (known is not None and not request.tools and known.renderer.tools):
             return "compaction", None
         if known is not None:
-            if systems != _systems(known.root.messages):
+            if systems != _systems(known.origin.messages):
                 return "sub_agent", None
             return "rewrite" if _same_tools(known, renderer) else "tools", known
         alike = [root for root in self.roots if root.agent == request.agent and _systems(root.messages) == systems]

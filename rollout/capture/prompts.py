@@ -66,12 +66,14 @@ class Renderers:
 
 
 class CallIds:
-    """Ids and names of tool calls for chat templates, by the ids that the agent knows them under. `waiting` are calls
-    whose results have not come."""
+    """Ids and names of tool calls for chat templates, by the ids that the agent has for them: at first those of a turn
+    that was sampled, by the ids that it was sent with and those that it came back with."""
 
-    def __init__(self, known: Iterable[tuple[str, str, str]] = ()) -> None:
-        self._known = {id: (template_id, name) for id, template_id, name in known}
-        self._waiting = [*self._known]
+    def __init__(self, sent: Iterable[tuple[str, str, str]] = (), seen: AgentMessage | None = None) -> None:
+        self._known = {id: (template_id, name) for id, template_id, name in sent}
+        self._waiting = [*self._known]  # the results of these have not come
+        for id, call in zip(self._waiting, seen.calls if seen is not None else (), strict=False):
+            self._known.setdefault(call.id, self._known[id])
         self._count = 0
 
     def add(self, calls: Sequence[WrittenCall]) -> list[str]:
@@ -82,11 +84,6 @@ class CallIds:
         self._count += len(calls)
         self._known.update({call.id: (id, call.name) for call, id in zip(calls, ids, strict=True)})
         return ids
-
-    def rename(self, calls: Sequence[WrittenCall]) -> None:
-        """Note the ids that an agent gave the calls of the turn before."""
-        for call, id in zip(calls, [*self._waiting], strict=False):
-            self._known.setdefault(call.id, self._known[id])
 
     def of_result(self, id: str) -> tuple[str, str]:
         """Id and name of the call that a result answers; by its place among the results if the id is unknown."""

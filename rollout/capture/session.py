@@ -7,6 +7,7 @@ as it was sampled.
 from __future__ import annotations
 
 import asyncio
+import bisect
 import json
 import time
 import uuid
@@ -166,6 +167,7 @@ class CaptureSession:
         if not turn.generated_tokens:
             self._counts["empty"] += 1
             return _empty(prompt_tokens)
+        call.prompt = request.messages
         return self._keep(call, conversation, turn, starts_open)
 
     def _sampling(self, request: AgentCall) -> SamplingParams:
@@ -214,8 +216,7 @@ class CaptureSession:
             before = len(conversation.context)
             if not call.renderer.ends_turn(conversation.turn_ids):
                 conversation.add_env_tokens(conversation.missing_end())
-            ids = CallIds(call.parent.requests)
-            ids.rename(call.parent.seen.calls if call.parent.seen is not None else ())
+            ids = CallIds(call.parent.requests, call.parent.seen)
             observation = delta_form(to_messages(call.messages, ids), call.renderer)
             if observation is not None:
                 extend = partial(conversation.extended_with, observation, most=self._budget.longest(conversation) - 1)
@@ -277,8 +278,8 @@ class CaptureSession:
 
     def _remember(self, call: CapturedCall, conversation: Conversation) -> None:
         call.conversation = conversation
-        if call.parent is not None and call.parent.parent is not None:
-            call.parent.parent.conversation = None  # agents seldom go back by two turns
+        if call.parent is not None and (earlier := call.parent.parent) is not None:
+            earlier.conversation = earlier.prompt = None  # agents seldom go back by two turns
         self._recent.append(call)
         if len(self._recent) > _CONVERSATIONS:
             self._recent.popleft().conversation = None
@@ -388,15 +389,8 @@ def _empty(prompt_tokens: int) -> Reply:
 
 
 def _thinking_tokens(call: CapturedCall, reasoning: str | None) -> int:
-    """The tokens up to the end of thinking, found by halving."""
+    """The tokens up to the end of thinking."""
+    ids, decode = call.token_ids, call.renderer.decode
     if not reasoning:
         return 0
-    ids, decode = call.token_ids, call.renderer.decode
-    low, high = 0, len(ids)
-    while low < high:
-        middle = (low + high) // 2
-        if "</think>" in decode(ids[:middle]):
-            high = middle
-        else:
-            low = middle + 1
-    return low
+    return bisect.bisect_left(range(len(ids)), True, key=lambda count: "</think>" in decode(ids[:count]))
