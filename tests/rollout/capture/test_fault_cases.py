@@ -132,6 +132,16 @@ async def test_case_59_a_prompt_over_the_budget(play, refuses):
     assert agent.trajectory.stop_reason is StopReason.BUDGET
 
 
+async def test_case_59_an_agent_that_goes_on_with_less(play):
+    """The episode did not end on its budget."""
+    agent = play(LS, "Done.", limits=EpisodeLimits(max_response_tokens=100))
+    first = await agent.ask(*START)
+    assert (await agent.ask(*START, back(first), result(first, "word " * 500))).finish == "length"
+    await agent.ask(*START, back(first), result(first, "words"))
+    assert agent.finish() == [("start", [0, 2])]
+    assert agent.trajectory.stop_reason is StopReason.ANSWERED
+
+
 async def test_case_59_a_first_prompt_over_the_budget(play):
     agent = play(limits=EpisodeLimits(max_prompt_tokens=50))
     reply = await agent.ask(*START, user("word " * 100))

@@ -81,6 +81,15 @@ async def test_case_28_and_29_equal_siblings_by_id(play, continued):
     assert [calls for _, calls in rows] == [[number, 3] if number == continued else [number] for number in range(3)]
 
 
+@pytest.mark.parametrize("continued", [0, 1])
+async def test_case_29_equal_siblings_by_id_where_a_blank_has_changed(play, continued):
+    agent = play(LS, LS, "Done.")
+    replies = [await agent.ask(*START) for _ in range(2)]
+    messages = (replace(SYSTEM, content=SYSTEM.content + " "), USER, back(replies[continued]))
+    await agent.ask(*messages, result(replies[continued], "a"))
+    assert [calls for _, calls in agent.finish()] == ([[0, 2], [1]] if continued == 0 else [[0], [1, 2]])
+
+
 async def test_case_28_siblings_that_say_the_same_without_an_id(play, tokenizer):
     """The latest is taken. If they were sampled as other tokens, that is counted."""
     agent = play("Hello", "Hello ", "Bye.")
@@ -277,6 +286,16 @@ async def test_case_47_and_48_sub_agents_by_header(play):
         reply = replies[name]
         await agent.ask(*START, back(reply), result(reply, "a"), agent=name)
     assert agent.finish() == [("start", [0, 5]), ("sub_agent", [1, 4]), ("sub_agent", [2, 3])]
+
+
+async def test_case_48_a_sub_agent_that_begins_with_the_main_history(play):
+    """It leaves the leaf to the main agent, and reads the shared turns as context."""
+    agent = play(LS, "Sub.", "Main.")
+    first = await agent.ask(*START)
+    messages = (*START, back(first), result(first, "a"))
+    await agent.ask(*messages, user("Your task."), agent="one")
+    await agent.ask(*messages)
+    assert agent.finish() == [("start", [0, 2]), ("sub_agent", [1])]
 
 
 async def test_sub_agents_of_one_kind_without_a_header(play):

@@ -82,6 +82,20 @@ async def test_case_15_a_result_with_a_fresh_id(play):
     assert [message.get("name") for message in agent.trajectory.messages[3:5]] == ["read", "bash"]
 
 
+async def test_case_14_renamed_ids_of_results_in_another_order(play):
+    agent = play(written_call("ls") + "\n" + written_call("x", "read"), "Done.")
+    first = await agent.ask(*START)
+    turn = back(first, ids=frozenset())
+    turn = replace(turn, calls=tuple(replace(call, id=f"toolu_{number}") for number, call in enumerate(turn.calls)))
+    results = [AgentMessage("tool", text, call_id=f"toolu_{number}") for number, text in ((1, "text"), (0, "files"))]
+    await agent.ask(*START, turn, *results)
+    assert agent.finish() == [("start", [0, 1])]
+    assert [(message["content"], message["name"]) for message in agent.trajectory.messages[3:5]] == [
+        ("text", "read"),
+        ("files", "bash"),
+    ]
+
+
 async def test_case_19_an_empty_text_beside_a_call(play):
     agent = play(written_call("ls"), "Done.")
     first = await agent.ask(*START)
