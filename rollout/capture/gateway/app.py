@@ -63,11 +63,11 @@ class CaptureApp(HttpApp):
         gate = Gate(config.max_concurrency, config.max_queue, config.queue_timeout)
         metrics = ServerMetrics(METRICS_PREFIX)
         super().__init__(config, gate, metrics)
-        self.settings, self.run = config, run
+        self.settings = config
         limit, idle, keep = config.max_sessions, config.session_idle_timeout, config.keep_ended
         self.episodes = Episodes(run, begin, limit=limit, idle_timeout=idle, keep=keep)
         metrics.gauge("sessions", "Open sessions.", lambda: len(self.episodes.table))
-        control = Control(self.episodes, run, config, self._token.check)
+        control = Control(self.episodes, config, self._token.check)
         self.add_routes([*self._agents_routes(wires), *control.routes(), self.health_route()])
 
     async def start(self) -> None:
@@ -187,10 +187,10 @@ class CaptureApp(HttpApp):
     def _opened_by_agent(self, name: str | None, keys: Sequence[str], trusted: bool) -> HostedEpisode | None:
         """Open an episode for an agent's first request; None if it shows no key that allows it."""
         guarded = self.settings.secret is not None
-        if not keys or (guarded and not (trusted and name)) or (name is not None and self.episodes.exists(name)):
+        if not keys or (guarded and not (trusted and name)) or (name and self.episodes.known(name)):
             return None
         try:
-            return NewSession.of(id=name).open(self.episodes, self.run, self.settings, keys[0])
+            return NewSession.of(id=name).open(self.episodes, self.settings, keys[0])
         except ConfigError as error:
             raise CallRefusedError(400, "invalid_session", str(error)) from error
 

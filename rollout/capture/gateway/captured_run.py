@@ -61,14 +61,13 @@ class CapturedRun:
         """Free the place of a session that was dropped."""
         self._taken.discard(job.key)
 
-    def placed(self, trajectory: Trajectory) -> Trajectory:
-        """The trajectory with the name of its group."""
-        name = self._group_names[trajectory.task_index]
-        return replace_fields(trajectory, settings={**trajectory.settings, GROUP: name})
-
-    def write(self, trajectory: Trajectory) -> None:
-        """Hand a trajectory to the sink. Raises ConfigError if the disk is full."""
+    def write(self, trajectory: Trajectory, session: str) -> Trajectory:
+        """Hand a trajectory to the sink, and return it, with the names of its group and session in its settings. Raises
+        ConfigError if the disk is full."""
+        names = {GROUP: self._group_names[trajectory.task_index], "session": session}
+        trajectory = replace_fields(trajectory, settings={**trajectory.settings, **names})
         self.sink.write(trajectory)
+        return trajectory
 
     def remember(self, trajectory: Trajectory) -> None:
         """Take the place of an earlier trajectory of this run."""

@@ -32,7 +32,7 @@ class CaptureConfig(ServingConfig):
             written.
         heartbeat: seconds between two signs of life in a stream while the policy speaks.
         keep_ended: ended sessions that are remembered: their agents get 410, and who asks again for their end gets the
-            same answer. Later ones are unknown (404).
+            same answer. Earlier ones are unknown (404).
         max_new_tokens: most tokens of one turn, if the session does not say; agents may ask for fewer.
         temperature: of sampling, if the session does not say.
         max_calls: most calls of an episode, if the session does not say; None: any number. The next one gets 410.
@@ -63,7 +63,7 @@ class CaptureConfig(ServingConfig):
     max_sessions: int = flag(4096, ge=1)
     session_idle_timeout: pydantic.FiniteFloat = flag(3600.0, gt=0)
     heartbeat: pydantic.FiniteFloat = Field(10.0, gt=0)
-    keep_ended: int = Field(4096, ge=1)
+    keep_ended: int = Field(256, ge=1)
     max_new_tokens: int = flag(4096, ge=1)
     temperature: pydantic.FiniteFloat = flag(1.0, ge=0)
     max_calls: int | None = flag(None, ge=1)

@@ -11,13 +11,13 @@ from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field
 
 from toolgym.envs.tasks.task import Task
-from toolgym.rollout.capture.gateway.captured_run import CapturedRun
 from toolgym.rollout.capture.gateway.config import CaptureConfig
-from toolgym.rollout.capture.gateway.hosting import Ending, Episodes, HostedEpisode, figures_of
+from toolgym.rollout.capture.gateway.hosting import Episodes, HostedEpisode
 from toolgym.rollout.capture.rules import CaptureRules
 from toolgym.rollout.engines.base import SamplingParams
 from toolgym.rollout.episode.config import EpisodeConfig
 from toolgym.rollout.limits import EpisodeLimits
+from toolgym.rollout.trajectory.trajectory import Trajectory, plain
 from toolgym.tools.concurrency.blocking import in_thread
 from toolgym.tools.errors import ConfigError, shorten
 from toolgym.tools.serving.json_bodies import encode, parse
@@ -72,9 +72,7 @@ class NewSession(_Body):
             name, value = ".".join(map(str, first["loc"])), shorten(repr(first["input"]))
             raise ConfigError(f"{name}: {first['msg']} (got {value})") from None
 
-    def open(
-        self, episodes: Episodes, run: CapturedRun, defaults: CaptureConfig, key: str | None = None
-    ) -> HostedEpisode:
+    def open(self, episodes: Episodes, defaults: CaptureConfig, key: str | None = None) -> HostedEpisode:
         """Open it; the agent's `key` is a new one if it is None. Raises ConfigError if a field is not usable, and
         BusyError."""
         config = EpisodeConfig(
@@ -85,7 +83,8 @@ class NewSession(_Body):
         rules = _filled(CaptureRules, defaults, self.rules)
         row = {"id": self.task} if isinstance(self.task, str) else self.task
         task = Task.from_row({"prompt": NO_PROMPT, **row}, id=str(row.get("id") or ""))
-        return episodes.open(run.place(task, self.group, self.sample), config, rules, name=self.id, key=key)
+        job = episodes.run.place(task, self.group, self.sample)
+        return episodes.open(job, config, rules, name=self.id, key=key)
 
 
 def _filled(kind: type[T], defaults: CaptureConfig, values: Mapping[str, Any]) -> T:
@@ -107,6 +106,12 @@ class OpenedSession(_Body):
     task_index: int
     sample_index: int
 
+    @classmethod
+    def at(cls, episode: HostedEpisode, base: str) -> Self:
+        """An episode at a server's address."""
+        url = f"{base.rstrip('/')}/sessions/{episode.name}"
+        return cls(id=episode.name, key=episode.key, openai_url=f"{url}/v1", anthropic_url=url, **episode.place())
+
 
 class SessionEnd(_Body):
     """The end of a session. With an `error`, it failed: the agent or its machine broke, and the reward says nothing."""
@@ -119,10 +124,8 @@ class SessionEnd(_Body):
 class Control:
     """The operations on sessions. `check` raises for a client without the server's token."""
 
-    def __init__(
-        self, episodes: Episodes, run: CapturedRun, config: CaptureConfig, check: Callable[[web.BaseRequest], None]
-    ) -> None:
-        self._episodes, self._run, self._config, self._check = episodes, run, config, check
+    def __init__(self, episodes: Episodes, config: CaptureConfig, check: Callable[[web.BaseRequest], None]) -> None:
+        self._episodes, self._config, self._check = episodes, config, check
 
     def routes(self) -> list[Route]:
         opening = Operation(self._open, "Open a session for an agent", NewSession, OpenedSession)
@@ -143,59 +146,52 @@ class Control:
     async def _open(self, call: Call) -> web.Response:
         request = parse(NewSession, call.body or b"{}")
         try:
-            episode = request.open(self._episodes, self._run, self._config)
+            episode = request.open(self._episodes, self._config)
         except ConfigError as error:
-            taken = request.id is not None and self._episodes.exists(request.id)
+            taken = request.id is not None and self._episodes.known(request.id) is not None
             raise RequestRefusedError(409 if taken else 400, str(error)) from error
         base = self._config.public_url or f"{call.request.scheme}://{call.request.host}"
-        return answer(opened(episode, base))
+        return answer(OpenedSession.at(episode, base))
 
     async def _list(self, call: Call) -> web.Response:
-        return answer({"sessions": [episode.place() for episode in self._episodes.table]})
+        return answer({"sessions": [episode.state() for episode in self._episodes.table]})
 
     async def _show(self, call: Call) -> web.Response:
         self._check(call.request)
         episode = self._episodes.table.find(call.params["session"])
-        return answer({**episode.place(), **episode.capture.figures()})
+        return answer({**episode.capture.figures(), **episode.state()})
 
     async def _drop(self, call: Call) -> web.Response:
         self._check(call.request)
-        past = await self._episodes.end(call.params["session"], Ending(dropped=True))
-        if past.summary is not None:
+        episode = await self._episodes.end(call.params["session"], drop=True)
+        if episode.trajectory is not None:
             raise RequestRefusedError(409, "the session has finished: its trajectory is written", reason="finished")
         return answer({"dropped": True})
 
     async def _finish(self, call: Call) -> web.Response:
-        request = parse(SessionEnd, call.body or b"{}")
+        end = parse(SessionEnd, call.body or b"{}")
         try:
-            past = await self._episodes.end(
-                call.params["session"], Ending.told(request.reward, request.metrics, request.error)
-            )
+            episode = await self._episodes.end(call.params["session"], end.reward, end.metrics, error=end.error)
         except ConfigError as error:
             raise RequestRefusedError(500, str(error), reason="not_written") from error
-        if past.summary is None:
+        if (trajectory := episode.trajectory) is None:
             raise RequestRefusedError(410, "the session was dropped", FINAL, reason="dropped")
         if call.request.query.get("full") not in ("1", "true"):
-            return answer(past.summary)
-        if past.trajectory is None:
-            raise RequestRefusedError(410, "the trajectory is in the run's file alone", FINAL, reason="in_file")
-        whole = past.trajectory
-        body = await in_thread(lambda: encode({**figures_of(whole), "trajectory": whole.to_json()}))
+            return answer(_summary(trajectory))
+        body = await in_thread(lambda: encode({**_summary(trajectory), "trajectory": trajectory.to_json()}))
         return web.Response(body=body, content_type="application/json")
 
     async def _alive(self, call: Call) -> web.Response:
         return answer({"service": "toolgym capture"})
 
 
-def opened(episode: HostedEpisode, base: str) -> OpenedSession:
-    """An episode for its agent, at a server's address."""
-    url = f"{base.rstrip('/')}/sessions/{episode.name}"
-    return OpenedSession(
-        id=episode.name,
-        key=episode.key,
-        openai_url=f"{url}/v1",
-        anthropic_url=url,
-        group_id=episode.job.group_id,
-        task_index=episode.job.key.task_index,
-        sample_index=episode.job.key.sample_index,
-    )
+def _summary(trajectory: Trajectory) -> dict[str, Any]:
+    names = ("id", "group_id", "task_index", "sample_index", "reward", "trainable", "policy_tokens")
+    return {
+        **{name: getattr(trajectory, name) for name in names},
+        "stop_reason": trajectory.stop_reason.value,
+        "error": None if trajectory.error is None else trajectory.error.message,
+        "turns": len(trajectory.turns),
+        "sequences": [sequence.start_reason for sequence in trajectory.sequences],
+        "metrics": plain(trajectory.metrics),
+    }

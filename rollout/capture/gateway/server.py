@@ -13,8 +13,7 @@ from toolgym.envs.tasks.task import Task
 from toolgym.rollout.capture.gateway.app import CaptureApp, sessions_of
 from toolgym.rollout.capture.gateway.captured_run import CapturedRun, captured_run
 from toolgym.rollout.capture.gateway.config import CaptureConfig
-from toolgym.rollout.capture.gateway.control import NewSession, OpenedSession, opened
-from toolgym.rollout.capture.gateway.hosting import Ended, Ending
+from toolgym.rollout.capture.gateway.control import NewSession, OpenedSession
 from toolgym.rollout.capture.wires import WIRES
 from toolgym.rollout.engines.base import Engine, require_tokenizer
 from toolgym.rollout.runner.base import Sink
@@ -29,19 +28,6 @@ if TYPE_CHECKING:
 
 class CaptureServer:
     """A gateway over an engine, on this event loop, from `async with` to its end.
-
-    Example:
-        >>> import asyncio
-        >>> from toolgym.rollout import open_engine
-        >>> from toolgym.rollout.endpoint import run
-        >>> async def main():
-        ...     async with open_engine("tiny") as engine, CaptureServer(engine) as server:
-        ...         session = await server.open("6 * 7")
-        ...         task = {"prompt": [{"role": "user", "content": "6 * 7?"}]}
-        ...         reward = await run(task, base_url=session.openai_url, api_key=session.key, env="SingleTurn-v0")
-        ...         return await server.finish(session, reward)
-        >>> asyncio.run(main()).stop_reason
-        <StopReason.ANSWERED: 'answered'>
 
     Args:
         engine: started; it stays the caller's to close.
@@ -80,12 +66,11 @@ class CaptureServer:
         self._app = None
 
     async def open(self, task: Task | dict[str, Any] | str = "", **options: Any) -> OpenedSession:
-        """Open a session for one episode of an agent; the options are the fields of `NewSession`. Raises
-        ConfigError if one is not usable, and BusyError if too many sessions are open."""
-        app = self._serving()
+        """Open a session for one episode of an agent; the options are the fields of `NewSession`. Raises ConfigError if
+        one is not usable, and BusyError if too many sessions are open."""
         row = task.to_row() if isinstance(task, Task) else task
-        episode = NewSession.of(task=row, **options).open(app.episodes, app.run, self.config)
-        return opened(episode, self.config.public_url or self.url)
+        episode = NewSession.of(task=row, **options).open(self._serving().episodes, self.config)
+        return OpenedSession.at(episode, self.config.public_url or self.url)
 
     @named_keywords
     async def finish(
@@ -97,19 +82,16 @@ class CaptureServer:
         error: str | None = None,
     ) -> Trajectory:
         """End an episode with its reward; or with an `error`, if the agent or its machine broke: then it has none.
-        Asked again, it returns the same trajectory. Raises NoSessionError, and ConfigError if it could not be
-        written."""
-        past = await self._end(session, Ending.told(reward, metrics, error))
-        if past.trajectory is None:
-            raise EpisodeError("the session was dropped, or ended so long ago that its trajectory is in the file alone")
-        return past.trajectory
+        Asked again, it returns the same trajectory. Raises NoSessionError, EpisodeError if it was dropped, and
+        ConfigError if it could not be written."""
+        episode = await self._serving().episodes.end(_name(session), reward, metrics, error=error)
+        if episode.trajectory is None:
+            raise EpisodeError("the session was dropped, so it has no trajectory")
+        return episode.trajectory
 
     async def drop(self, session: OpenedSession | str) -> None:
         """End an episode and keep nothing of it. Raises NoSessionError."""
-        await self._end(session, Ending(dropped=True))
-
-    async def _end(self, session: OpenedSession | str, ending: Ending) -> Ended:
-        return await self._serving().episodes.end(_name(session), ending)
+        await self._serving().episodes.end(_name(session), drop=True)
 
     def _serving(self) -> CaptureApp:
         if self._app is None:
