@@ -343,7 +343,8 @@ async def test_more_sessions_than_allowed_are_refused():
     async with gateway(max_sessions=1) as server:
         await server.open()
         assert (await server.control("POST", "/sessions", {"group": "g", "sample": 0}))[0] == 429
-        assert server.app.episodes.run.place(server.episodes[0].job.task, "g", 0).key.sample_index == 0, "the place is free"
+        run = server.app.episodes.run
+        assert run.place(server.episodes[0].job.task, "g", 0).key.sample_index == 0, "the place is free"
 
 
 async def test_agents_may_open_sessions_by_their_first_request():
