@@ -12,12 +12,16 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/e2b.md"
 PLACE = ROOT / ".trainers/e2b"
 BEGIN, END = "<!-- matrix: scripts/e2b/matrix.py --write -->\n", "<!-- end of the matrix -->"
+SHARED = 4
+"""Operations with the same error that are counted and not named."""
+
 BIN = Path(sys.executable).parent
 
 
@@ -75,7 +79,10 @@ def main() -> int:
                     if row["outcome"] != "ok":
                         bad[row["name"]] = row["detail"]
                         print(f"{sdk} {kind}: {row['name']} {row['outcome']}: {row['detail']}")
-            names = ", ".join(f"`{name}`" for name in bad)
+            shared = Counter(bad.values())
+            names = ", ".join(f"`{name}`" for name, detail in bad.items() if shared[detail] < SHARED)
+            names += "".join(f", {n} with `{detail}`" for detail, n in shared.items() if n >= SHARED)
+            names = names.removeprefix(", ")
             row = f"| {sdk} | {interpreter}{' (forced)' if forced else ''} | {' | '.join(cells)} | {names or '–'} |"
             table.append(row)
             print(row, flush=True)
