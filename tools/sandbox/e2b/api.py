@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl, unquote
 from aiohttp import web
 
 from toolgym.tools.sandbox.e2b.config import E2bServerConfig
-from toolgym.tools.sandbox.e2b.connect import E2bRefusedError, answered, gone, read_json
+from toolgym.tools.sandbox.e2b.connect import E2bRefusedError, answered, gone, read_json, section
 from toolgym.tools.sandbox.e2b.sandboxes import E2bSandbox, Sandboxes, SandboxState, stamp
 from toolgym.tools.sandbox.local.host.resources import available_processors
 from toolgym.tools.serving.routes import Call, Operation, Route
@@ -48,18 +48,15 @@ class ControlPlane:
 
         box = "/sandboxes/{id}"
         return [
-            route("/sandboxes", POST=self.create, GET=self.all_running),
+            route("/sandboxes", POST=self.create),
             route("/v2/sandboxes", POST=self.create, GET=self.list),
             route(box, GET=self.info, DELETE=self.kill),
             *(route(f"{prefix}{box}/connect", POST=self.connect) for prefix in ("", "/v2")),
-            route(f"{box}/resume", POST=self.connect),
             route(f"{box}/timeout", POST=self.set_timeout),
-            route(f"{box}/refreshes", POST=self.refresh),
             route(f"{box}/pause", POST=self.pause),
             route(f"{box}/fork", POST=self.fork),
             route(f"{box}/snapshots", POST=self.snapshot),
             route(f"{box}/metrics", GET=self.metrics),
-            *(route(f"{prefix}{box}/logs", GET=self.logs) for prefix in ("", "/v2")),
             route("/snapshots", GET=self.snapshots),
             route("/templates/{id}", DELETE=self.delete_snapshot),
         ]
@@ -77,14 +74,13 @@ class ControlPlane:
 
     async def create(self, call: Call) -> web.Response:
         owner, asked = self.owner(call), read_json(call.body)
-        rules = asked.get("network") or {}
-        if isinstance(rules, dict):  # nothing of a sandbox is public here
-            asked["network"] = {name: rule for name, rule in rules.items() if rule and name != "allowPublicTraffic"}
+        rules = section(asked, "network")  # nothing of a sandbox is public here
+        asked["network"] = {name: rule for name, rule in rules.items() if rule and name != "allowPublicTraffic"}
         for name, what in _UNSUPPORTED.items():
             if asked.get(name):
                 raise E2bRefusedError("unimplemented", f"{name}: sandboxes of this server have no {what}")
         for name in ("metadata", "envVars"):
-            if not _are_texts(asked.get(name) or {}):
+            if not all(isinstance(text, str) for text in section(asked, name).values()):
                 raise E2bRefusedError("invalid_argument", f"{name} should be an object of texts")
         is_closed = asked.get("allow_internet_access") is False and self._config.network == "host"
         about = {
@@ -94,14 +90,10 @@ class ControlPlane:
             "secure": asked.get("secure", True) is not False,
             "network": "off" if is_closed else self._config.network,
             "autoPause": bool(asked.get("autoPause")),
-            "autoResume": bool((asked.get("autoResume") or {}).get("enabled")),
+            "autoResume": bool(section(asked, "autoResume").get("enabled")),
         }
         box = await self._boxes.create(owner, about, self._seconds(asked, DEFAULT_SECONDS))
         return answer(_short(box), 201)
-
-    async def all_running(self, call: Call) -> web.Response:
-        boxes = [box for box in self._boxes.of(self.owner(call)) if box.state is SandboxState.RUNNING]
-        return answer(_rows([self._full(box) for box in boxes]))
 
     async def list(self, call: Call) -> web.Response:
         query = call.request.query
@@ -135,11 +127,6 @@ class ControlPlane:
     async def set_timeout(self, call: Call) -> web.Response:
         box, asked = self._box(call), read_json(call.body)
         box.prolong(self._seconds(asked, None), shorten=True)
-        return web.Response(status=204)
-
-    async def refresh(self, call: Call) -> web.Response:
-        box, asked = self._box(call), read_json(call.body)
-        box.prolong(self._seconds({"timeout": asked.get("duration")}, DEFAULT_SECONDS))
         return web.Response(status=204)
 
     async def pause(self, call: Call) -> web.Response:
@@ -190,15 +177,11 @@ class ControlPlane:
             box.points.append(await self._measured(box))
         start, end = (_number(query.get(name)) for name in ("start", "end"))
         points = [
-            {name: value for name, value in point.items() if name != "seconds"}
+            point
             for point in box.points
             if (start is None or point["timestampUnix"] >= start) and (end is None or point["timestampUnix"] <= end)
         ]
         return answer(_rows(points))
-
-    async def logs(self, call: Call) -> web.Response:
-        self._box(call)
-        return answer({"logs": [], "logEntries": []})
 
     # ------------------------------------------------------------------ parts of answers
 
@@ -241,21 +224,20 @@ class ControlPlane:
     async def _measured(self, box: E2bSandbox) -> dict[str, Any]:
         usage, _ = await box.files.ask("usage")
         now, limits = time.time(), self._config.limits
-        numbers = {name: float(usage.get(name, 0)) for name in ("memory", "seconds", "used", "total")}
-        before = box.points[-1] if box.points else {"at": box.started, "seconds": 0.0}
-        share = max(0.0, numbers["seconds"] - before["seconds"]) / max(0.001, now - before.get("at", box.started))
+        numbers = box.files.numbers(usage, "memory", "ms", "used", "total")
+        ms, at = box.measured
+        box.measured = (numbers["ms"], now)
+        share = max(0, numbers["ms"] - ms) / 1e3 / max(0.001, now - at)
         return {
             "timestamp": stamp(now),
             "timestampUnix": int(now),
-            "at": now,
-            "seconds": numbers["seconds"],
             "cpuCount": _processors(limits.cores),
             "cpuUsedPct": round(100 * share / _processors(limits.cores), 2),
-            "memUsed": int(numbers["memory"]),
+            "memUsed": numbers["memory"],
             "memTotal": limits.memory_mb << 20,
             "memCache": 0,
-            "diskUsed": int(numbers["used"]),
-            "diskTotal": int(numbers["total"]),
+            "diskUsed": numbers["used"],
+            "diskTotal": numbers["total"],
         }
 
 
@@ -267,10 +249,6 @@ def _short(box: E2bSandbox) -> dict[str, Any]:
     token = {} if box.token is None else {"envdAccessToken": box.token}
     about = {"templateID": box.about["templateID"], "sandboxID": box.name, "clientID": "toolgym"}
     return about | token | {"envdVersion": ENVD_VERSION, "alias": box.about["templateID"]}
-
-
-def _are_texts(value: object) -> bool:
-    return isinstance(value, dict) and all(isinstance(text, str) for text in value.values())
 
 
 def _number(text: str | None) -> float | None:

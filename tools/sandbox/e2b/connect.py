@@ -109,15 +109,17 @@ def answered(handler: Handler, *, rpc: bool = False) -> Handler:
         except ConnectionError:
             raise
         except Exception as error:  # noqa: BLE001  clients read JSON, also where the server is to blame
-            refused = refusal_of(error)
-            if refused is None:
-                _log.error("error while answering %s %s", call.request.method, call.request.path, exc_info=error)
-                refused = E2bRefusedError("internal", "internal error; see the server's log")
+            refused = refusal_of(error) or _internal(call, error)
             code = refused.code if rpc and refused.status != 502 else refused.status
             headers = {"Retry-After": "1"} if refused.status == 429 else None
             return answer({"code": code, "message": str(refused)} | refused.body, refused.status, headers)
 
     return answering
+
+
+def _internal(call: Call, error: Exception) -> E2bRefusedError:
+    _log.error("error while answering %s %s", call.request.method, call.request.path, exc_info=error)
+    return E2bRefusedError("internal", "internal error; see the server's log")
 
 
 def read_json(body: bytes) -> dict[str, Any]:
@@ -139,6 +141,14 @@ def read_frame(body: bytes) -> dict[str, Any]:
     if flag != 0 or size != len(body) - _HEAD.size:
         raise E2bRefusedError("invalid_argument", f"the body should be one frame, not compressed, got flag {flag}")
     return read_json(body[_HEAD.size :])
+
+
+def section(message: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return the object that a message has by a name; an empty one if it has none. Raises E2bRefusedError."""
+    value = message.get(name)
+    if not isinstance(value, dict | None):
+        raise E2bRefusedError("invalid_argument", f"{name} should be an object, got {type(value).__name__}")
+    return value or {}
 
 
 async def read_frames(request: web.BaseRequest, most: int, patience: float) -> AsyncIterator[dict[str, Any]]:
@@ -186,8 +196,10 @@ async def stream(
                     await within(write_timeout, response.write(frame(message)))
         except TimeoutError:
             end = {"error": {"code": "deadline_exceeded", "message": "the request's deadline has passed"}}
-        except ToolgymError as error:
-            refused = refusal_of(error) or E2bRefusedError("internal", str(error))
+        except ConnectionError:
+            raise
+        except Exception as error:  # noqa: BLE001  the answer has begun, so its end says it
+            refused = refusal_of(error) or _internal(call, error)
             end = {"error": {"code": refused.code, "message": str(refused)}}
         await within(write_timeout, response.write(frame(end, END)))
         await within(write_timeout, response.write_eof())

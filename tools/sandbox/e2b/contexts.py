@@ -127,11 +127,11 @@ class SessionContext(CodeContext):
                 await self._settle(mark, env)
             async with asyncio.timeout(SETUP):
                 await reading
-        except (TimeoutError, SandboxError):
-            await self._end_relay()
-        finally:
+        except BaseException as error:
             reading.cancel()
-            await asyncio.gather(reading, return_exceptions=True)
+            await shielded(self._end_relay())  # the rest of this output is not the next cell's
+            if not isinstance(error, TimeoutError | SandboxError):
+                raise
         for line in _lines_of(result):
             await emit(line)
 

@@ -28,10 +28,11 @@ from toolgym.tools.sandbox.e2b.connect import (
     read_frame,
     read_frames,
     read_json,
+    section,
     stream,
 )
-from toolgym.tools.sandbox.e2b.programs import E2bProgram
-from toolgym.tools.sandbox.e2b.sandboxes import E2bSandbox, Sandboxes
+from toolgym.tools.sandbox.e2b.programs import E2bProgram, size_of
+from toolgym.tools.sandbox.e2b.sandboxes import E2bSandbox, Sandboxes, SandboxState
 from toolgym.tools.sandbox.processes import MAX_INPUT
 from toolgym.tools.serving.routes import Call, Handler, Operation, Route
 from toolgym.tools.serving.transport import answer
@@ -57,8 +58,9 @@ class Finder:
         """Return whether a request names a sandbox, and so is one for envd."""
         return bool(self._name(call.request))
 
-    def find(self, call: Call, *, token: bool = True) -> E2bSandbox:
-        """Return the sandbox, running. With `token`, its token must be shown, else it may be left out.
+    async def find(self, call: Call, *, token: bool = True, wake: bool = True) -> E2bSandbox:
+        """Return the sandbox, running. With `token`, its token must be shown, else it may be left out; with
+        `wake`, a sandbox that resumes by itself does.
 
         Raises E2bRefusedError: 502 if it does not run, 401 for a wrong token. The time does not tell tokens apart.
         """
@@ -66,10 +68,12 @@ class Finder:
         box = self._boxes.find(name)
         if box is None:
             raise gone(name)
-        box.check_running()
         shown = call.request.headers.get("X-Access-Token")
         if box.token is not None and (token or shown is not None) and not _same(shown or "", box.token):
             raise E2bRefusedError("unauthenticated", "unauthorized access, please provide a valid access token")
+        if wake and box.state is SandboxState.PAUSED and box.about["autoResume"]:
+            await box.resume()
+        box.check_running()
         return box
 
     @staticmethod
@@ -141,8 +145,8 @@ class Envd:
         input_stream = Operation(answered(self.stream_input, rpc=True))
         return [*routes, Route("/process.Process/StreamInput", {"POST": input_stream}, public=True, streamed=True)]
 
-    def _box(self, call: Call) -> E2bSandbox:
-        box = self._finder.find(call)
+    async def _box(self, call: Call) -> E2bSandbox:
+        box = await self._finder.find(call)
         check_user(user_of(call.request))
         return box
 
@@ -150,7 +154,7 @@ class Envd:
 
     async def start(self, call: Call) -> web.StreamResponse:
         """Start a program and stream its events. The client's deadline kills it, a client that goes does not."""
-        box, message = self._box(call), read_frame(call.body)
+        box, message = await self._box(call), read_frame(call.body)
 
         async def events() -> AsyncGenerator[Mapping[str, Any], None]:
             async with self._boxes.gate.slot():
@@ -164,7 +168,7 @@ class Envd:
         return await stream(call, events(), self._config.write_timeout)
 
     async def follow(self, call: Call) -> web.StreamResponse:
-        box, message = self._box(call), read_frame(call.body)
+        box, message = await self._box(call), read_frame(call.body)
 
         async def events() -> AsyncGenerator[Mapping[str, Any], None]:
             async with contextlib.aclosing(_selected(box, message).follow(ping_interval(call))) as following:
@@ -176,27 +180,27 @@ class Envd:
     async def list_programs(self, call: Call) -> web.Response:
         rows = [
             {"config": dict(program.config), "pid": program.pid} | ({"tag": program.tag} if program.tag else {})
-            for program in self._box(call).running
+            for program in (await self._box(call)).running
         ]
         return answer({"processes": rows})
 
     async def send_input(self, call: Call) -> web.Response:
         message = read_json(call.body)
-        await self._put(_selected(self._box(call), message), message.get("input"))
+        await self._put(_selected(await self._box(call), message), message.get("input"))
         return answer({})
 
     async def stream_input(self, call: Call) -> web.StreamResponse:
-        box = self._box(call)
+        box = await self._box(call)
         program: E2bProgram | None = None
         end: dict[str, Any] = {}
         try:
             async for message in read_frames(call.request, 2 * MAX_INPUT, INPUT_PATIENCE):
                 if "start" in message:
-                    program = _selected(box, message["start"])
+                    program = _selected(box, section(message, "start"))
                 if "data" in message:
                     if program is None:
                         raise E2bRefusedError("invalid_argument", "the first message should name the process")
-                    await self._put(program, message["data"].get("input"))
+                    await self._put(program, section(message, "data").get("input"))
         except E2bRefusedError as error:
             end = {"error": {"code": error.code, "message": str(error)}}
         parts = [] if end else [frame({})]
@@ -204,14 +208,13 @@ class Envd:
         return web.Response(body=b"".join([*parts, frame(end, 2)]), headers=headers)
 
     async def close_stdin(self, call: Call) -> web.Response:
-        await _selected(self._box(call), read_json(call.body)).close_stdin()
+        await _selected(await self._box(call), read_json(call.body)).close_stdin()
         return answer({})
 
     async def update(self, call: Call) -> web.Response:
         message = read_json(call.body)
-        size = (message.get("pty") or {}).get("size") or {}
-        program = _selected(self._box(call), message)
-        await program.resize(int(size.get("rows") or 24), int(size.get("cols") or 80))
+        program = _selected(await self._box(call), message)
+        await program.resize(*size_of(message))
         return answer({})
 
     async def send_signal(self, call: Call) -> web.Response:
@@ -220,7 +223,7 @@ class Envd:
         if number is None:
             known = ", ".join(_SIGNALS)
             raise E2bRefusedError("invalid_argument", f"signal should be {known}, got {message.get('signal')!r}")
-        await _selected(self._box(call), message).signal(number, wait=number == signal.SIGKILL)
+        await _selected(await self._box(call), message).signal(number, wait=number == signal.SIGKILL)
         return answer({})
 
     async def _put(self, program: E2bProgram, data: Any) -> None:
@@ -240,21 +243,21 @@ class Envd:
         """Make the handler of a call that the sandbox's file agent answers as it is."""
 
         async def handler(call: Call) -> web.Response:
-            box, message = self._box(call), read_json(call.body)
+            box, message = await self._box(call), read_json(call.body)
             meta, _ = await box.files.ask(op, b"", **{name: _path(message, name) for name in names})
             return answer({"entry": meta["entry"]} if "entry" in meta else {})
 
         return handler
 
     async def list_folder(self, call: Call) -> web.Response:
-        box, message = self._box(call), read_json(call.body)
+        box, message = await self._box(call), read_json(call.body)
         depth = message.get("depth") or 1
         if type(depth) is not int or depth < 1:
             raise E2bRefusedError("invalid_argument", f"depth should be at least 1, got {depth!r}")
         return answer({"entries": await box.files.entries("list", path=_path(message), depth=depth)})
 
     async def watch(self, call: Call) -> web.StreamResponse:
-        box, message = self._box(call), read_frame(call.body)
+        box, message = await self._box(call), read_frame(call.body)
         loop, ping = asyncio.get_running_loop(), ping_interval(call)
 
         async def events() -> AsyncGenerator[Mapping[str, Any], None]:
@@ -279,17 +282,17 @@ class Envd:
         return await stream(call, events(), self._config.write_timeout)
 
     async def create_watcher(self, call: Call) -> web.Response:
-        box, message = self._box(call), read_json(call.body)
+        box, message = await self._box(call), read_json(call.body)
         name = await _watch(box, message)
         box.watches[name] = bool(message.get("includeEntry"))
         return answer({"watcherId": name})
 
     async def events(self, call: Call) -> web.Response:
-        box, name = self._box(call), str(read_json(call.body).get("watcherId"))
+        box, name = await self._box(call), str(read_json(call.body).get("watcherId"))
         return answer({"events": await _events(box, name, {"includeEntry": box.watches.get(name)})})
 
     async def remove_watcher(self, call: Call) -> web.Response:
-        box, name = self._box(call), str(read_json(call.body).get("watcherId"))
+        box, name = await self._box(call), str(read_json(call.body).get("watcherId"))
         if name not in box.watches:
             raise _no_watcher(name)
         await _unwatch(box, name)
@@ -298,7 +301,7 @@ class Envd:
 
 def _selected(box: E2bSandbox, message: Mapping[str, Any]) -> E2bProgram:
     """Return the program that a message names by its id or its tag. Raises E2bRefusedError."""
-    selector = message.get("process") or {}
+    selector = section(message, "process")
     pid, tag = selector.get("pid"), selector.get("tag")
     program = box.programs.get(pid) if type(pid) is int else None
     if program is None and tag:

@@ -52,7 +52,16 @@ class FileAgent:
         return await shielded(self._ask(op, data, fields))  # cut short, the next answer would be this one's
 
     async def read(self, path: str, at: int, most: int) -> tuple[dict[str, Any], bytes]:
-        return await self.ask("read", path=path, at=at, most=most)
+        meta, data = await self.ask("read", path=path, at=at, most=most)
+        return meta | self.numbers(meta, "size"), data
+
+    @staticmethod
+    def numbers(meta: Mapping[str, Any], *names: str) -> dict[str, int]:
+        """Return numbers of an answer, which programs of the sandbox may have made up."""
+        values = {name: meta.get(name) for name in names}
+        if not all(isinstance(value, int | float) and 0 <= value < 2**63 for value in values.values()):
+            raise SandboxError("what the sandbox says about its files makes no sense")
+        return {name: int(value or 0) for name, value in values.items()}
 
     async def write(self, path: str, data: bytes, metadata: Mapping[str, str]) -> dict[str, Any]:
         """Write a whole file, and make the folders that it lies in."""

@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 from aiohttp import web
 
+from toolgym.tools.errors import SandboxError
 from toolgym.tools.sandbox.e2b.config import E2bServerConfig
 from toolgym.tools.sandbox.e2b.connect import E2bRefusedError, answered
 from toolgym.tools.sandbox.e2b.envd import Finder, check_user, user_of
@@ -38,7 +39,7 @@ class FilesOverHttp:
 
     async def read(self, call: Call) -> web.StreamResponse:
         """Send a file, or the part of it that the header `Range` names, a piece at a time."""
-        request, box = call.request, self._box(call, "read")
+        request, box = call.request, await self._box(call, "read")
         path = request.query.get("path", "")
         meta, data = await self._part(box, path, 0, PART)
         size = int(meta["size"])
@@ -64,7 +65,10 @@ class FilesOverHttp:
             await within(self._config.write_timeout, response.write(data[: end - start]))
             start += len(data)
             if start < end:
-                _, data = await self._part(box, path, start, PART)
+                try:
+                    _, data = await self._part(box, path, start, PART)
+                except (E2bRefusedError, SandboxError) as error:  # the answer has begun: it can only be cut
+                    raise ConnectionResetError(str(error)) from None
         if start < end:
             raise ConnectionResetError("the file became shorter while it was sent")
         await response.write_eof()
@@ -72,7 +76,7 @@ class FilesOverHttp:
 
     async def write(self, call: Call) -> web.Response:
         """Write the file of a body, or the files of a form, and make the folders that they lie in."""
-        request, box = call.request, self._box(call, "write")
+        request, box = call.request, await self._box(call, "write")
         path, metadata = request.query.get("path", ""), _metadata(request)
         if request.content_type == "multipart/form-data":
             files = [(path or name, data) for name, data in _form(request, call.body)]
@@ -107,21 +111,21 @@ class FilesOverHttp:
                 raise E2bRefusedError("not_found", f"path '{path}' does not exist") from None
             raise
 
-    def _box(self, call: Call, operation: str) -> E2bSandbox:
+    async def _box(self, call: Call, operation: str) -> E2bSandbox:
         """Return the sandbox: that of the token, or that whose token makes the signature."""
         request = call.request
         shown, expires = request.query.get("signature"), request.query.get("signature_expiration")
         user = request.query.get("username", "")
         check_user(user or user_of(request))
         if shown is None:
-            return self._finder.find(call)
+            return await self._finder.find(call)
         path = request.query.get("path", "")
 
         def fits(token: str) -> bool:
             return hmac.compare_digest(signature(path, operation, user, token, expires).encode(), shown.encode())
 
         if self._finder.names_one(call):
-            box: E2bSandbox | None = self._finder.find(call, token=False)
+            box: E2bSandbox | None = await self._finder.find(call, token=False)
             if box is not None and (box.token is None or not fits(box.token)):
                 box = None
         else:

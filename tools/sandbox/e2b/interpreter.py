@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from typing import Any
 
 from aiohttp import web
 
+from toolgym.tools.errors import ToolgymError
 from toolgym.tools.sandbox.e2b.config import E2bServerConfig
-from toolgym.tools.sandbox.e2b.connect import CutError, E2bRefusedError, answered, read_json
-from toolgym.tools.sandbox.e2b.contexts import CodeContext, ProgramContext, SessionContext
+from toolgym.tools.sandbox.e2b.connect import CutError, E2bRefusedError, answered, read_json, section
+from toolgym.tools.sandbox.e2b.contexts import CodeContext, Emit, ProgramContext, SessionContext
 from toolgym.tools.sandbox.e2b.envd import Finder
 from toolgym.tools.sandbox.e2b.file_agent import HOME
 from toolgym.tools.sandbox.e2b.sandboxes import E2bSandbox, Sandboxes
@@ -48,63 +48,54 @@ class Interpreter:
 
     async def execute(self, call: Call) -> web.StreamResponse:
         """Run a cell. A client that goes away interrupts it; its context lives on."""
-        box, asked = self._finder.find(call), read_json(call.body)
+        box, asked = await self._finder.find(call), read_json(call.body)
         code, name, language = asked.get("code"), asked.get("context_id"), asked.get("language")
         if not isinstance(code, str):
             raise E2bRefusedError("invalid_argument", f"code should be a text, got {type(code).__name__}")
         if name and language:
             raise E2bRefusedError("invalid_argument", "give context_id or language, not both")
-        context = self._context(box, name) if name else await self._default(box, language or "python")
-        env = {str(key): str(value) for key, value in (asked.get("env_vars") or {}).items()}
-        response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
-        try:
+        context = self._context(box, name) if name else self._default(box, language or "python")
+        env = {str(key): str(value) for key, value in section(asked, "env_vars").items()}
+        async with self._boxes.gate.slot():
+            response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
             await response.prepare(call.request)
-            await self._run(box, context, code, env, response)
-            await within(self._config.write_timeout, response.write_eof())
-        except CutError:
-            if call.request.transport is not None:
-                call.request.transport.close()
-            raise
+            lock = asyncio.Lock()
+
+            async def emit(line: Mapping[str, Any]) -> None:
+                async with lock:
+                    await within(self._config.write_timeout, response.write(encode(line) + b"\n"))
+
+            try:
+                await self._run(box, context.run(code, env, self._config.max_timeout, emit), emit)
+                await within(self._config.write_timeout, response.write_eof())
+            except CutError:
+                if call.request.transport is not None:
+                    call.request.transport.close()
+                raise
         return response
 
-    async def _run(
-        self, box: E2bSandbox, context: CodeContext, code: str, env: Mapping[str, str], response: web.StreamResponse
-    ) -> None:
-        lines: asyncio.Queue[Mapping[str, Any] | None] = asyncio.Queue(256)
-
-        async def run() -> None:
-            try:
-                async with self._boxes.gate.slot():
-                    await context.run(code, env, self._config.max_timeout, lines.put)
-            finally:
-                with contextlib.suppress(asyncio.QueueFull):
-                    lines.put_nowait(None)
-
-        cut = asyncio.create_task(box.interrupted.wait())
-        running = asyncio.create_task(run())
-        getting: asyncio.Task[Mapping[str, Any] | None] | None = None
+    async def _run(self, box: E2bSandbox, cell: Coroutine[Any, Any, None], emit: Emit) -> None:
+        """Await a cell, with signs of life, unless its sandbox is paused or ends."""
+        running, cut = asyncio.create_task(cell), asyncio.create_task(box.interrupted.wait())
         try:
-            while True:
-                getting = getting or asyncio.create_task(lines.get())
-                done, _ = await asyncio.wait({getting, cut}, timeout=PING, return_when=asyncio.FIRST_COMPLETED)
+            while not running.done():
+                done, _ = await asyncio.wait({running, cut}, timeout=PING, return_when=asyncio.FIRST_COMPLETED)
                 if cut in done:
                     raise CutError("the sandbox was paused or ended")
-                line: Mapping[str, Any] | None = {"type": "keepalive"}
-                if getting in done:
-                    line, getting = getting.result(), None
-                if line is None:
-                    break
-                await within(self._config.write_timeout, response.write(encode(line) + b"\n"))
+                if not done:
+                    await emit({"type": "keepalive"})
             await running
+        except (ToolgymError, TimeoutError) as error:  # the answer has begun, so a line of it says why
+            text = str(error) or type(error).__name__
+            await emit({"type": "error", "name": type(error).__name__, "value": text, "traceback": text})
         finally:
-            tasks = [task for task in (running, cut, getting) if task is not None]
-            for task in tasks:
+            for task in (running, cut):
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-        await within(self._config.write_timeout, response.write(encode({"type": "end_of_execution"}) + b"\n"))
+            await asyncio.gather(running, cut, return_exceptions=True)
+        await emit({"type": "end_of_execution"})
 
     async def create(self, call: Call) -> web.Response:
-        box, asked = self._finder.find(call, token=False), read_json(call.body)
+        box, asked = await self._finder.find(call, token=False), read_json(call.body)
         language, cwd = _language(asked.get("language") or "python"), asked.get("cwd") or HOME
         if len(box.contexts) >= MOST_CONTEXTS:
             raise E2bRefusedError("resource_exhausted", f"a sandbox has at most {MOST_CONTEXTS} contexts")
@@ -115,20 +106,20 @@ class Interpreter:
         return answer(_about(context))
 
     async def list(self, call: Call) -> web.Response:
-        box = self._finder.find(call, token=False)
-        await self._default(box, "python")
+        box = await self._finder.find(call, token=False)
+        self._default(box, "python")
         rows: Any = [_about(context) for context in sorted(box.contexts.values(), key=lambda each: not each.is_default)]
         return answer(rows)
 
     async def remove(self, call: Call) -> web.Response:
-        box = self._finder.find(call, token=False)
+        box = await self._finder.find(call, token=False)
         context = self._context(box, call.params["id"])
         del box.contexts[context.name]
         await context.close()
         return web.Response(status=204)
 
     async def restart(self, call: Call) -> web.Response:
-        box = self._finder.find(call, token=False)
+        box = await self._finder.find(call, token=False)
         await self._context(box, call.params["id"]).restart()
         return web.Response(status=204)
 
@@ -140,7 +131,7 @@ class Interpreter:
         return context
 
     @staticmethod
-    async def _default(box: E2bSandbox, name: str) -> CodeContext:
+    def _default(box: E2bSandbox, name: str) -> CodeContext:
         """Return the default context of a language, which is made when it is needed."""
         language = _language(name)
         known = (each for each in box.contexts.values() if each.is_default and each.language == language)

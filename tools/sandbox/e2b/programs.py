@@ -11,11 +11,11 @@ import signal
 from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any
 
-from toolgym.tools.errors import SandboxError, SandboxFileError, SessionLostError
+from toolgym.tools.errors import SandboxError, SandboxFileError
 from toolgym.tools.sandbox.base import Session
-from toolgym.tools.sandbox.e2b.connect import CutError, E2bRefusedError
+from toolgym.tools.sandbox.e2b.connect import CutError, E2bRefusedError, section
 from toolgym.tools.sandbox.e2b.file_agent import HOME
-from toolgym.tools.sandbox.processes import Process, ProcessRequest, ProcessState
+from toolgym.tools.sandbox.processes import Process, ProcessRequest, ProcessState, check_size
 
 CHUNK = 32 * 1024
 BEHIND = 256
@@ -43,19 +43,19 @@ class E2bProgram:
         self._pump: asyncio.Task[None] | None = None
         self._ended = asyncio.Event()
         self._until = float("inf")
+        self._gone = False
 
     @classmethod
     async def start(cls, session: Session, message: Mapping[str, Any], env: Mapping[str, str]) -> E2bProgram:
         """Start what a request says. Raises E2bRefusedError, and else as `Session.start`."""
-        config = message.get("process")
-        if not isinstance(config, dict) or not isinstance(config.get("cmd"), str):
+        config = section(message, "process")
+        if not isinstance(config.get("cmd"), str):
             raise E2bRefusedError("invalid_argument", "process.cmd should be the program to start")
-        size = (message.get("pty") or {}).get("size") or {}
-        pty = (int(size.get("rows") or 24), int(size.get("cols") or 80)) if "pty" in message else None
+        pty = size_of(message) if "pty" in message else None
         cwd = posixpath.join(HOME, re.sub(r"^~(?=/|$)", HOME, str(config.get("cwd") or HOME)))
         argv = [config["cmd"], *map(str, config.get("args") or ())]
         try:
-            process = await session.start(argv, cwd=cwd, env={**env, **(config.get("envs") or {})}, pty=pty)
+            process = await session.start(argv, cwd=cwd, env={**env, **section(config, "envs")}, pty=pty)
         except SandboxFileError as error:
             raise E2bRefusedError("invalid_argument", _why(error, cwd, config.get("cwd"))) from None
         stdin = message.get("stdin", True) is not False
@@ -81,20 +81,19 @@ class E2bProgram:
         try:
             yield {"event": {"start": {"pid": self.pid}}}
             while True:
-                if self.end is not None and queue.empty():
+                if queue.empty() and self.end is not None:
                     yield {"event": self.end}
                     return
+                if queue.empty() and self._gone:
+                    raise CutError("the sandbox ended")
                 try:
                     async with asyncio.timeout(ping):
                         event = await queue.get()
                 except TimeoutError:
                     yield {"event": {"keepalive": {}}}
                     continue
-                if event is None:
-                    if self.end is None:
-                        raise CutError("the sandbox ended")
-                    continue
-                yield {"event": event}
+                if event is not None:
+                    yield {"event": event}
         finally:
             self._queues.remove(queue)
             while not queue.empty():  # the reader may wait for a place in it
@@ -134,6 +133,7 @@ class E2bProgram:
             await asyncio.gather(self._pump, return_exceptions=True)
         with contextlib.suppress(SandboxError):
             await self._process.close()
+        self._gone = True
         await self._tell(None, wait=False)
 
     def _check_running(self) -> None:
@@ -152,7 +152,8 @@ class E2bProgram:
                 await self._pass_on(state)
                 if not state.running:
                     break
-        except (SessionLostError, SandboxError):
+        except SandboxError:
+            self._gone = True
             await self._tell(None, wait=False)
             return
         self.end = {"end": _end(state.code)}
@@ -177,6 +178,12 @@ class E2bProgram:
             else:
                 with contextlib.suppress(asyncio.QueueFull):  # then it is read before the end is looked at
                     queue.put_nowait(event)
+
+
+def size_of(message: Mapping[str, Any]) -> tuple[int, int]:
+    """Return rows and columns of the terminal of a message. Raises OptionError if they cannot be."""
+    size = section(section(message, "pty"), "size")
+    return check_size((size.get("rows", 24), size.get("cols", 80)))
 
 
 def _end(code: int | None) -> Event:

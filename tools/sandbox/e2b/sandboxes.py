@@ -8,6 +8,7 @@ import datetime
 import enum
 import hmac
 import logging
+import re
 import secrets
 import signal
 import time
@@ -36,6 +37,7 @@ ENDED_KEPT = 32
 POINTS_KEPT = 720
 """Measurements of one sandbox that are kept."""
 
+_SNAPSHOT = re.compile(r"snap[0-9a-f]{24}(:default)?\Z")
 _log = logging.getLogger("toolgym.tools.sandbox.e2b")
 
 
@@ -45,7 +47,7 @@ class SandboxState(enum.Enum):
 
 
 class E2bSandbox(TableSession):
-    """A sandbox of the owner of an API key, until `ends` (seconds since 1970). Its name is no secret, its token is."""
+    """A sandbox of the owner of an API key, until `ends` (seconds since 1970). `token` lets a client use it."""
 
     idle_timeout = float("inf")
 
@@ -59,11 +61,13 @@ class E2bSandbox(TableSession):
         self.state = SandboxState.RUNNING
         self.forked = forked
         self.started = time.time()
-        self.ends = self.started + seconds
+        self.seconds, self.ends = seconds, self.started + seconds
         self.files = FileAgent(session)
         self.programs: dict[int, E2bProgram] = {}
         self.contexts: dict[str, CodeContext] = {}
         self.watches: dict[str, int] = {}
+        self.measured = (0, self.started)
+        """Milliseconds that its programs had computed, and when that was."""
         self.points: deque[dict[str, Any]] = deque(maxlen=POINTS_KEPT)
         self.interrupted = asyncio.Event()
         """Set when it is paused or ends: answers under way are cut."""
@@ -105,8 +109,10 @@ class E2bSandbox(TableSession):
         await self._signal_all(signal.SIGSTOP)
 
     async def resume(self) -> None:
+        """Let its programs go on, for as long as it was to live at first."""
         await self._signal_all(signal.SIGCONT)
         self.state = SandboxState.RUNNING
+        self.prolong(self.seconds, shorten=True)
 
     async def close(self) -> None:
         self._interrupt()
@@ -205,6 +211,8 @@ class Sandboxes:
         """Make a sandbox, from a snapshot if the template is one."""
         template = str(about["templateID"])
         snapshot = self._snapshot(owner, template)
+        if snapshot is None and _SNAPSHOT.match(template):
+            raise E2bRefusedError("not_found", f"there is no snapshot {template[:100]!r}, or it is not yours")
         with self._table.room():
             async with self._opening():
                 if snapshot is not None:
@@ -247,8 +255,9 @@ class Sandboxes:
         return box
 
     def _snapshot(self, owner: bytes, name: str) -> Snapshot | None:
-        name = name.removesuffix(":default")
-        return next((kept for kept in self.snapshots_of(owner) if name in (kept.name, *kept.names)), None)
+        wanted = {name, f"{name}:default"}
+        kept = (kept for kept in self.snapshots_of(owner) if wanted & {kept.name, f"{kept.name}:default", *kept.names})
+        return next(kept, None)
 
     @contextlib.asynccontextmanager
     async def _opening(self) -> AsyncIterator[None]:

@@ -64,7 +64,7 @@ def _health(finder: Finder, of_server: Handler) -> Handler:
     async def handler(call: Call) -> web.StreamResponse:
         if not finder.names_one(call):
             return await of_server(call)
-        finder.find(call, token=False)
+        await finder.find(call, token=False, wake=False)
         return web.Response(status=204)
 
     return answered(handler)

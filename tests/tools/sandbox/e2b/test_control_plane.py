@@ -178,3 +178,43 @@ async def test_what_is_not_served_answers_with_its_name(client, box):
     await client.api("POST", "/sandboxes", {"timeout": -1}, expect=400)
     assert await client.ask("GET", "/nothing", 404) == {"code": 404, "message": "Not Found"}
     assert (await client.ask("GET", "/health"))["status"] == "ok"  # the server's own
+
+
+async def test_a_sandbox_that_resumes_by_itself_is_woken_by_a_call_and_not_by_a_look(client):
+    box = await client.create(autoPause=True, autoResume={"enabled": True})
+    await client.api("POST", f"/sandboxes/{box.name}/pause", expect=204)
+    await client.ask("GET", "/health", 502, headers=box.headers)
+    assert (await box.run("echo awake"))[0] == "awake\n"
+    assert (await client.api("GET", f"/sandboxes/{box.name}"))["state"] == "running"
+    await client.api("DELETE", f"/sandboxes/{box.name}", expect=204)
+
+
+async def test_a_snapshot_is_known_by_its_name_and_missed_when_it_is_gone(client, box):
+    await box.write("kept", b"1")
+    made = await client.api("POST", f"/sandboxes/{box.name}/snapshots", {"name": "named"}, expect=201)
+    for template in ("named", "named:default", f"{made['snapshotID']}:default"):
+        again = await client.create(templateID=template)
+        assert await again.read("kept") == b"1"
+        await client.api("DELETE", f"/sandboxes/{again.name}", expect=204)
+    await client.api("DELETE", f"/templates/{made['snapshotID']}", expect=204)
+    await client.api("POST", "/sandboxes", {"templateID": made["snapshotID"]}, expect=404)
+
+
+async def test_a_body_that_makes_no_sense_is_refused(client, box):
+    for body in ({"metadata": [1]}, {"envVars": {"A": 1}}, {"network": 1}, {"timeout": "1"}, {"autoResume": True}):
+        refused = await client.api("POST", "/sandboxes", body, expect=400)
+        assert set(refused) == {"code", "message"}
+    refused = await client.ask("POST", "/sandboxes", 400, data=b"[", headers={"X-API-KEY": client.key})
+    assert "JSON" in refused["message"]
+    for method, message in [
+        ("SendInput", {"process": 1}),
+        ("Update", {"process": {"pid": 1}, "pty": []}),
+        ("SendSignal", {"process": {"pid": "1"}, "signal": "SIGNAL_SIGKILL"}),
+        ("ListDir", {"path": ".", "depth": "1"}),
+        ("Stat", {"path": 1}),
+    ]:
+        assert (await box.rpc(method, 404 if method in ("Update", "SendSignal") else 400, **message))["code"]
+    rows = await box.events("Start", process={"cmd": "true"}, pty={"size": {"rows": "x"}})
+    assert rows[-1][1]["error"]["code"] == "invalid_argument"
+    rows = await box.events("Start", process={"cmd": "true", "envs": []})
+    assert rows[-1][1]["error"]["code"] == "invalid_argument"

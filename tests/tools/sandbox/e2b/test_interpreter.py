@@ -140,3 +140,13 @@ async def test_the_end_of_a_sandbox_cuts_a_cell(client):
     await client.api("DELETE", f"/sandboxes/{box.name}", expect=204)
     with pytest.raises(Exception, match="payload|disconnected|closed"):
         await asyncio.wait_for(running, 10)
+
+
+async def test_a_client_that_reads_late_gets_all_lines(box, where):
+    code = "import sys\nfor n in range(3000): print('x' * 5000)\nlen('end')"
+    body = {"code": code} | where
+    async with box.client.http.post(f"{box.client.url}/execute", json=body, headers=box.headers) as response:
+        await asyncio.sleep(1.5)
+        lines = [json.loads(line) for line in (await response.read()).splitlines()]
+    assert printed(lines) == ("x" * 5000 + "\n") * 3000
+    assert [line["type"] for line in lines[-3:]] == ["result", "number_of_executions", "end_of_execution"]

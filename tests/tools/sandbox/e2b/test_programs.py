@@ -161,3 +161,19 @@ async def test_there_is_one_user(box):
 async def test_a_garbled_frame_is_refused(box, body):
     refused = await box.client.ask("POST", "/process.Process/Start", 400, data=body, headers=box.headers)
     assert refused["code"] == "invalid_argument"
+
+
+async def test_a_follower_that_is_slow_gets_all_and_the_end_of_its_sandbox(client):
+    box = await client.create()
+    command = {"cmd": "bash", "args": ["-c", "head -c 20000000 /dev/zero; sleep 60"]}
+    async with box.streaming("Start", process=command, stdin=False) as stream:
+        await started(stream)
+        await asyncio.sleep(1)  # it is far behind by now
+        size = 0
+        async for _, message in stream:
+            size += len(base64.b64decode(message["event"]["data"]["stdout"]))
+            if size == 20_000_000:
+                break
+        await client.api("DELETE", f"/sandboxes/{box.name}", expect=204)
+        with pytest.raises(aiohttp.ClientPayloadError):
+            await anext(stream)

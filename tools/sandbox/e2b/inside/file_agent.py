@@ -282,10 +282,10 @@ def do_usage(_: Mapping[str, Any], __: bytes) -> Answer:
         ticks += int(fields[11]) + int(fields[12])
     disk = os.statvfs(HOME)
     total, free = disk.f_blocks * disk.f_frsize, disk.f_bfree * disk.f_frsize
-    seconds = ticks / os.sysconf("SC_CLK_TCK")
+    ms = 1000 * ticks // os.sysconf("SC_CLK_TCK")
     return {
         "memory": memory * os.sysconf("SC_PAGE_SIZE"),
-        "seconds": seconds,
+        "ms": ms,
         "used": total - free,
         "total": total,
     }, b""
@@ -335,4 +335,5 @@ def main() -> None:
         target.flush()
 
 
-main()
+if __name__ == "__main__":
+    main()

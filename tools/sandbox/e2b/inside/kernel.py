@@ -64,4 +64,5 @@ def main() -> None:
             os.write(fd, request["mark"].encode())
 
 
-main()
+if __name__ == "__main__":
+    main()
