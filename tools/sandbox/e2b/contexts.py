@@ -8,53 +8,34 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import codecs
 import contextlib
 import importlib.resources
 import json
 import secrets
+import shlex
 import signal
-import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
 from toolgym.tools.concurrency.deadline import shielded
 from toolgym.tools.errors import SandboxError
-from toolgym.tools.sandbox.base import CellError, CellResult, ExecutionStatus, Session
-from toolgym.tools.sandbox.e2b.connect import CutError, E2bRefusedError
+from toolgym.tools.sandbox.base import CellResult, ExecutionStatus, Session
+from toolgym.tools.sandbox.e2b.cell_output import Emit, cell_result, drop, lines_of, new_mark, read_until
+from toolgym.tools.sandbox.e2b.connect import E2bRefusedError
 from toolgym.tools.sandbox.e2b.file_agent import PART, FileAgent, source_of
-from toolgym.tools.sandbox.processes import Process, ProcessRequest
-
-Emit = Callable[[Mapping[str, Any]], Awaitable[None]]
-"""Passes on one line of a cell's answer."""
+from toolgym.tools.sandbox.processes import Process
 
 SETUP = 20.0
 """Seconds for each step around a cell."""
 
-LOOK = 20.0
 INTERRUPTED = 5.0
 """Seconds that an interrupted cell of a program has to end, before the program is killed."""
 
-_CHUNK = 64 * 1024
-
-_FORMS = {
-    "text/plain": "text",
-    "text/html": "html",
-    "text/markdown": "markdown",
-    "image/svg+xml": "svg",
-    "image/png": "png",
-    "image/jpeg": "jpeg",
-    "application/pdf": "pdf",
-    "text/latex": "latex",
-    "application/json": "json",
-    "application/javascript": "javascript",
-}
-"""The names of a result's forms by their MIME types; others are below `extra`."""
 
 _RELAY = 'cat "$1" & cat "$2" >&2 & wait'
 
 _BASH = """
+trap : INT
 while IFS= read -r -d '' __mark && IFS= read -r -d '' __code; do
   eval "$__code" < /dev/null
   printf '%s' "$__mark"
@@ -113,8 +94,8 @@ class SessionContext(CodeContext):
         relay = await self._prepared()
         if env:
             await self._hidden(f"s.e2b_saved = dict(o.environ); o.environ.update({dict(env)!r})")
-        mark = _new_mark()
-        reading = asyncio.create_task(_read_until(relay, mark, emit))
+        mark = new_mark()
+        reading = asyncio.create_task(read_until(relay, mark, emit))
         try:
             result = await self._session.run_cell(code, timeout=timeout)
         except BaseException:
@@ -132,7 +113,7 @@ class SessionContext(CodeContext):
             await shielded(self._end_relay())  # the rest of this output is not the next cell's
             if not isinstance(error, TimeoutError | SandboxError):
                 raise
-        for line in _lines_of(result):
+        for line in lines_of(result):
             await emit(line)
 
     async def restart(self) -> None:
@@ -160,29 +141,32 @@ class SessionContext(CodeContext):
         await self._hidden(f"[o.mkfifo(n) for n in {pipes!r}]")
         relay = self._relay = await self._session.start(["/bin/sh", "-c", _RELAY, "sh", *pipes])
         parts = [f"f = o.open({name!r}, o.O_WRONLY); o.dup2(f, {fd}); o.close(f)" for fd, name in enumerate(pipes, 1)]
-        parts += [f"[o.unlink(n) for n in {pipes!r}]", "s.stdout.reconfigure(line_buffering=True)"]
-        await self._hidden("; ".join(parts))
+        lines = "with c.suppress(Exception):\n    s.stdout.reconfigure(line_buffering=True)"
+        await self._hidden("\n".join([*parts, f"[o.unlink(n) for n in {pipes!r}]", lines]))
         return relay
 
     async def _settle(self, mark: bytes, env: Mapping[str, str]) -> None:
         """Put the variables of one cell back, and mark the end of its output."""
-        steps = ["s.stdout.flush(); s.stderr.flush()", f"[o.write(fd, {mark!r}) for fd in (1, 2)]"]
+        flush = "with c.suppress(Exception):\n    s.stdout.flush(); s.stderr.flush()"
+        steps = [flush, f"[o.write(fd, {mark!r}) for fd in (1, 2)]"]
         if env:
             steps.append("o.environ.clear(); o.environ.update(s.e2b_saved)")
-        await self._hidden("; ".join(steps))
+        await self._hidden("\n".join(steps))
 
     async def _calm(self, relay: Process, mark: bytes, env: Mapping[str, str]) -> None:
         """Drop the rest of an interrupted cell's output."""
         try:
             await self._settle(mark, env)
             async with asyncio.timeout(INTERRUPTED):
-                await _read_until(relay, mark, _drop)
+                await read_until(relay, mark, drop)
         except (TimeoutError, SandboxError):
             await self._end_relay()
 
     async def _hidden(self, code: str) -> None:
-        """Run code that leaves no trace in the variables (`names`). `o` and `s` are the modules os and sys."""
-        program = f"exec({code!r}, {{'o': __import__('os'), 's': __import__('sys'), 'names': globals()}})"
+        """Run code that leaves no trace in the variables (`names`). `o`, `s` and `c` are modules."""
+        modules = "'o': __import__('os'), 's': __import__('sys'), 'c': __import__('contextlib')"
+        python = "__import__('builtins')"  # the cells may have variables that are called exec or globals
+        program = f"{python}.exec({code!r}, {{{modules}, 'names': {python}.globals()}})"
         result = await self._session.run_cell(program, timeout=SETUP)
         if result.status is not ExecutionStatus.OK:
             why = result.error.value if result.error is not None else result.message or result.status.value
@@ -214,7 +198,7 @@ class ProgramContext(CodeContext):
 
     async def _run(self, code: str, env: Mapping[str, str], timeout: float, emit: Emit) -> None:
         process = await self._running()
-        mark, place = _new_mark(), f"/tmp/.{secrets.token_hex(8)}"
+        mark, place = new_mark(), f"/tmp/.{secrets.token_hex(8)}"
         if self.language == "bash":
             request = mark + b"\0" + self._bash_code(code, env).encode() + b"\0"
         else:
@@ -223,7 +207,7 @@ class ProgramContext(CodeContext):
         await process.write_stdin(request, timeout=SETUP)
         try:
             async with asyncio.timeout(timeout):
-                is_over = await _read_until(process, mark, emit)
+                is_over = await read_until(process, mark, emit)
         except BaseException:
             await shielded(self._interrupt(process, mark))
             raise
@@ -232,7 +216,7 @@ class ProgramContext(CodeContext):
             what = "the interpreter of this context ended; its variables are lost"
             await emit({"type": "error", "name": "ContextEnded", "value": what, "traceback": what})
         elif self.language == "python":
-            for line in _lines_of(await self._result(place)):
+            for line in lines_of(await self._result(place)):
                 await emit(line)
 
     async def restart(self) -> None:
@@ -266,7 +250,7 @@ class ProgramContext(CodeContext):
         try:
             await process.kill(signal.SIGINT)
             async with asyncio.timeout(INTERRUPTED):
-                if await _read_until(process, mark, _drop):
+                if await read_until(process, mark, drop):
                     return
         except (TimeoutError, SandboxError):
             pass
@@ -286,66 +270,16 @@ class ProgramContext(CodeContext):
                 break
             size, data = int(meta["size"]), data + part
         await self._files.ask("remove", path=place)
-        return _cell_result(data)
+        return cell_result(data)
 
     def _bash_code(self, code: str, env: Mapping[str, str]) -> str:
         if "\0" in code:
             raise E2bRefusedError("invalid_argument", "code of bash cannot hold a NUL character")
-        before = [f"export {name}={_quoted(value)}" for name, value in env.items()]
-        after = [f"export {name}={_quoted(self._env[name])}" if name in self._env else f"unset {name}" for name in env]
+        before = [f"export {name}={shlex.quote(value)}" for name, value in env.items()]
+        after = [
+            f"export {name}={shlex.quote(self._env[name])}" if name in self._env else f"unset {name}" for name in env
+        ]
         return "\n".join([*before, code, *after])
-
-
-async def _drop(_: Mapping[str, Any]) -> None:
-    return
-
-
-def _new_mark() -> bytes:
-    """Make a text that ends a cell's output: nothing that was printed before can hold it."""
-    return f"\x1e{secrets.token_hex(16)}\x1e".encode()
-
-
-async def _read_until(process: Process, mark: bytes, emit: Emit) -> bool:
-    """Pass on a program's output until the mark has come in both streams. Returns False if the program ends before."""
-    streams = {name: _Stream(name, mark) for name in ("stdout", "stderr")}
-    while True:
-        state = await process.ask(ProcessRequest(until="output", wait=LOOK, read=True))
-        output = state.output
-        for name, data in (("stdout", output.stdout), ("stderr", output.stderr)):
-            for text in streams[name].feed(data):
-                await emit({"type": name, "text": text, "timestamp": int(time.time() * 1e9)})
-        if all(stream.is_over for stream in streams.values()):
-            return True
-        if not state.running:
-            return False
-
-
-class _Stream:
-    """One stream of a cell, decoded, until its mark."""
-
-    def __init__(self, name: str, mark: bytes) -> None:
-        self.name, self.is_over = name, False
-        self._mark, self._held = mark, b""
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-
-    def feed(self, data: bytes) -> Sequence[str]:
-        if self.is_over:
-            return []
-        data = self._held + data
-        at = data.find(self._mark)
-        self.is_over = at >= 0
-        if self.is_over:
-            keep = at
-        else:
-            starts = (len(data) - n for n in range(min(len(self._mark) - 1, len(data)), 0, -1))
-            keep = next((start for start in starts if self._mark.startswith(data[start:])), len(data))
-        self._held = data[keep:]
-        text = self._decoder.decode(data[:keep], self.is_over)
-        return [text[start : start + _CHUNK] for start in range(0, len(text), _CHUNK)]
-
-
-def _quoted(text: str) -> str:
-    return "'" + text.replace("'", "'\\''") + "'"
 
 
 def _sources() -> bytes:
@@ -357,51 +291,3 @@ def _sources() -> bytes:
         for name in names
     }
     return base64.b64encode(json.dumps(modules).encode())
-
-
-def _cell_result(data: bytes) -> CellResult:
-    """Return the result that a kernel wrote. The program may have written it, so each part is checked."""
-    try:
-        answer = json.loads(data)
-        error, display, result = answer["error"], answer["display"], answer["result"]
-        shown = tuple(form for form in display if isinstance(form, dict))
-        failure = None
-        if error is not None:
-            failure = CellError(str(error["name"]), str(error["value"]), tuple(map(str, error["traceback"])))
-    except (ValueError, KeyError, TypeError, RecursionError):
-        raise SandboxError("what the interpreter of this context says about its cell makes no sense") from None
-    status = ExecutionStatus.OK if failure is None else ExecutionStatus.ERROR
-    return CellResult(status, result=result if isinstance(result, str) else None, display=shown, error=failure)
-
-
-def _lines_of(result: CellResult) -> Sequence[Mapping[str, Any]]:
-    """Return the lines of a cell's end: what it showed, its value, and why it failed."""
-    if result.status is ExecutionStatus.SANDBOX_ERROR:
-        raise CutError(result.message)
-    lines: list[Mapping[str, Any]] = []
-    main = None
-    if result.result is not None:
-        texts = [form.get("text/plain") for form in result.display]
-        main = max((at for at, text in enumerate(texts) if text == result.result), default=None)
-    for at, form in enumerate(result.display):
-        lines.append(_result_line(form, is_main=at == main))
-    if result.result is not None and main is None:
-        lines.append(_result_line({"text/plain": result.result}, is_main=True))
-    error = result.error
-    if error is not None:
-        traceback = "".join(error.traceback) or f"{error.name}: {error.value}"
-        lines.append({"type": "error", "name": error.name, "value": error.value, "traceback": traceback})
-    elif result.status is not ExecutionStatus.OK:
-        why = result.message or f"the cell was ended: {result.status.value.replace('_', ' ')}"
-        lines.append({"type": "error", "name": "CellEnded", "value": why, "traceback": why})
-    return lines
-
-
-def _result_line(form: Mapping[str, Any], *, is_main: bool) -> Mapping[str, Any]:
-    line: dict[str, Any] = {"type": "result", "is_main_result": is_main}
-    extra = {mime: data for mime, data in form.items() if mime not in _FORMS}
-    line |= {name: form[mime] for mime, name in _FORMS.items() if mime in form}
-    text = line.get("text")
-    if isinstance(text, str) and len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
-        line["text"] = text[1:-1]
-    return line | ({"extra": extra} if extra else {})

@@ -9,9 +9,10 @@ from typing import Any
 from aiohttp import web
 
 from toolgym.tools.errors import ToolgymError
+from toolgym.tools.sandbox.e2b.cell_output import Emit
 from toolgym.tools.sandbox.e2b.config import E2bServerConfig
 from toolgym.tools.sandbox.e2b.connect import CutError, E2bRefusedError, answered, read_json, section
-from toolgym.tools.sandbox.e2b.contexts import CodeContext, Emit, ProgramContext, SessionContext
+from toolgym.tools.sandbox.e2b.contexts import CodeContext, ProgramContext, SessionContext
 from toolgym.tools.sandbox.e2b.envd import Finder
 from toolgym.tools.sandbox.e2b.file_agent import HOME
 from toolgym.tools.sandbox.e2b.sandboxes import E2bSandbox, Sandboxes

@@ -189,8 +189,7 @@ def size_of(message: Mapping[str, Any]) -> tuple[int, int]:
 def _end(code: int | None) -> Event:
     number = -9 if code is None else code
     if number < 0:
-        names = {9: "killed", 15: "terminated", 2: "interrupt", 11: "segmentation fault", 6: "aborted"}
-        status = f"signal: {names.get(-number, -number)}"
+        status = f"signal: {(signal.strsignal(-number) or str(-number)).lower()}"
         return {"exitCode": -1, "exited": False, "status": status, "error": status}
     status = f"exit status {number}"
     return {"exitCode": number, "exited": True, "status": status} | ({"error": status} if number else {})

@@ -150,3 +150,18 @@ async def test_a_client_that_reads_late_gets_all_lines(box, where):
         lines = [json.loads(line) for line in (await response.read()).splitlines()]
     assert printed(lines) == ("x" * 5000 + "\n") * 3000
     assert [line["type"] for line in lines[-3:]] == ["result", "number_of_executions", "end_of_execution"]
+
+
+async def test_cells_may_take_any_name_and_any_output_for_themselves(box, where):
+    await box.cell("exec = globals = open = 1\nimport sys, io\nkept, sys.stdout = sys.stdout, io.StringIO()", **where)
+    assert await box.cell("print('to nobody')", **where) == []
+    lines = await box.cell("sys.stdout = kept\nprint('back')\nexec", env_vars={"A": "1"}, **where)
+    assert (printed(lines), lines[-1]["text"]) == ("back\n", "1")
+
+
+async def test_bash_outlives_an_interrupted_cell(box):
+    await box.cell("A=1", language="bash")
+    body = {"code": "echo begun; sleep 60", "language": "bash"}
+    async with box.client.http.post(f"{box.client.url}/execute", json=body, headers=box.headers) as response:
+        assert json.loads(await response.content.readline())["text"] == "begun\n"
+    assert printed(await box.cell("echo $A", language="bash")) == "1\n"
