@@ -1,11 +1,33 @@
-"""The chat message, in the OpenAI shape: the `messages` array of the Chat Completions API, restricted to text."""
+"""The chat message, in the OpenAI shape: the `messages` array of the Chat Completions API, restricted to text and
+images."""
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Sequence
 from typing import Any, Literal, NotRequired, TypedDict
 
 Role = Literal["system", "user", "assistant", "tool"]
+
+
+class TextPart(TypedDict):
+    type: Literal["text"]
+    text: str
+
+
+class ImageUrl(TypedDict):
+    """`url` holds the image itself: `data:image/png;base64,...`."""
+
+    url: str
+
+
+class ImagePart(TypedDict):
+    type: Literal["image_url"]
+    image_url: ImageUrl
+
+
+Content = str | list[TextPart | ImagePart]
+"""A text, or texts and images in order."""
 
 
 class FunctionCall(TypedDict):
@@ -53,3 +75,22 @@ def tool_call(name: str, arguments: dict[str, Any], *, id: str = "call_0") -> Me
 
 def tool(content: str, *, tool_call_id: str, name: str) -> Message:
     return {"role": "tool", "content": content, "tool_call_id": tool_call_id, "name": name}
+
+
+def image(data: bytes, media_type: str = "image/png") -> ImagePart:
+    return {
+        "type": "image_url",
+        "image_url": {"url": f"data:{media_type};base64,{base64.b64encode(data).decode('ascii')}"},
+    }
+
+
+def text_of(content: Content) -> str:
+    """The texts of a content, joined by line ends, without its images."""
+    if isinstance(content, str):
+        return content
+    return "\n".join(part["text"] for part in content if part["type"] == "text")
+
+
+def images_of(content: Content) -> list[str]:
+    """The data URLs of the images of a content, in order."""
+    return [] if isinstance(content, str) else [part["image_url"]["url"] for part in content if "image_url" in part]
