@@ -8,7 +8,7 @@ from typing import Any
 from toolgym.envs.base import Action, BaseEnv, StepResult, require_growing_context
 from toolgym.envs.types import ResetOptions, ResetResult, StopReason
 from toolgym.tools.errors import ConfigError, require_whole_number
-from toolgym.tools.message import Message, assistant, user
+from toolgym.tools.message import Message, assistant, joined, text_of, user
 from toolgym.tools.parsers import split_reasoning
 from toolgym.tools.parsers.base import ParsedTurn
 from toolgym.wrappers.base import Wrapper, with_metrics
@@ -125,14 +125,14 @@ def _followed_by(messages: Sequence[Message], text: str) -> list[Message]:
     copies = [message.copy() for message in messages]
     if not copies or copies[-1]["role"] != "user":
         return [*copies, user(text)]
-    copies[-1]["content"] += f"\n\n{text}"
+    copies[-1]["content"] = joined([copies[-1]["content"], text], "\n\n")
     return copies
 
 
 def _content(action: Action) -> str:
     if isinstance(action, str):
         return action
-    return action.text or action.content if isinstance(action, ParsedTurn) else action["content"]
+    return action.text or action.content if isinstance(action, ParsedTurn) else text_of(action["content"])
 
 
 def _summary(action: Action) -> str:

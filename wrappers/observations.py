@@ -10,7 +10,7 @@ from toolgym.envs.base import Action, BaseEnv, StepResult, require_growing_conte
 from toolgym.envs.result_text import Side, check_cut, cut, cut_tokens
 from toolgym.envs.types import ResetOptions, ResetResult
 from toolgym.tools.errors import ConfigError
-from toolgym.tools.message import Message
+from toolgym.tools.message import Message, mapped, text_of
 from toolgym.wrappers.base import Wrapper
 from toolgym.wrappers.token_count import apart, token_count
 
@@ -103,10 +103,11 @@ class TruncateResults(Wrapper):
     async def _cut(self, message: Message) -> Message:
         if message["role"] != "tool":
             return message
-        text = message["content"]
+        content = message["content"]
         if self.max_tokens is not None and self._count is not None:
-            shorter = await apart(partial(cut_tokens, text, self.max_tokens, self.side, self._count), [text])
+            cut_text = partial(cut_tokens, max_tokens=self.max_tokens, side=self.side, count=self._count)
+            shorter = await apart(partial(mapped, content, cut_text), [text_of(content)])
         else:
             assert self.max_chars is not None
-            shorter = cut(text, self.max_chars, self.side)
+            shorter = mapped(content, partial(cut, max_chars=self.max_chars, side=self.side))
         return {**message, "content": shorter}

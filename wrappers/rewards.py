@@ -10,7 +10,7 @@ from toolgym.envs.actions import action_message
 from toolgym.envs.base import Action, BaseEnv, StepResult
 from toolgym.envs.types import ResetOptions, ResetResult, StopReason
 from toolgym.tools.errors import ConfigError
-from toolgym.tools.message import Message
+from toolgym.tools.message import Message, text_of
 from toolgym.wrappers.base import Wrapper, with_metrics
 
 
@@ -76,7 +76,7 @@ class FormatPenalty(Wrapper):
                 pattern = re.compile(form, re.DOTALL)
             except re.error as error:
                 raise ConfigError(f"form is no regular expression: {error}: {form!r}") from error
-            self._has_form: Callable[[Message], object] = lambda message: pattern.search(message["content"])
+            self._has_form: Callable[[Message], object] = lambda message: pattern.search(text_of(message["content"]))
         elif callable(form):
             self._has_form = form
         else:

@@ -10,7 +10,7 @@ from toolgym.envs.actions import action_message
 from toolgym.envs.base import Action
 from toolgym.tools.concurrency.blocking import in_thread
 from toolgym.tools.errors import ConfigError
-from toolgym.tools.message import Message
+from toolgym.tools.message import Message, described
 from toolgym.tools.parsers.base import ParsedTurn
 
 T = TypeVar("T")
@@ -42,7 +42,7 @@ def turn_text(action: Action) -> str:
 def message_text(message: Message) -> str:
     """The thinking of a message, its content, and its tool calls as JSON."""
     calls = [json.dumps(call["function"], ensure_ascii=False) for call in message.get("tool_calls", ())]
-    return "\n".join(filter(None, [message.get("reasoning_content", ""), message["content"], *calls]))
+    return "\n".join(filter(None, [message.get("reasoning_content", ""), described(message["content"]), *calls]))
 
 
 async def count_all(count: TokenCount, texts: Sequence[str]) -> int:

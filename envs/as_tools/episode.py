@@ -13,7 +13,7 @@ from toolgym.envs.tasks.row_fields import TASK_COLUMN
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import EpisodeFailedError, StopReason
 from toolgym.tools.errors import EpisodeError, error_text
-from toolgym.tools.message import Message
+from toolgym.tools.message import Message, described
 from toolgym.tools.parsers.base import ParsedTurn
 from toolgym.tools.schema import ToolCall
 
@@ -114,4 +114,4 @@ def _task(row: Mapping[str, Any]) -> Task | None:
 
 
 def _as_text(messages: list[Message]) -> str:
-    return "\n\n".join(message["content"] for message in messages if message.get("content"))
+    return "\n\n".join(described(message["content"]) for message in messages if message.get("content"))

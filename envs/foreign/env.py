@@ -7,6 +7,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar, cast
 
 from toolgym.envs.actions import read_action
@@ -24,7 +25,7 @@ from toolgym.envs.tool_instances import encodable
 from toolgym.envs.types import EpisodeFailedError, ResetInfo, StepInfo, StopReason, ToolCallRecord
 from toolgym.tools.concurrency.deadline import shielded, with_deadline
 from toolgym.tools.errors import ConfigError, EpisodeError, error_text
-from toolgym.tools.message import Message, assistant, tool, user
+from toolgym.tools.message import Content, Message, assistant, described, mapped, tool, user
 from toolgym.tools.parsers import ParsedTurn
 from toolgym.tools.schema import CallProblem, ToolCall, ToolCallError, ToolSchema, check_call
 
@@ -233,7 +234,7 @@ class ForeignEnv(BaseEnv):
         messages = self._cut(stepped.messages)
         answers, others = _answers(requests, messages)
         records = [
-            _record(request, answer["content"], stepped, seconds)
+            _record(request, described(answer["content"]), stepped, seconds)
             for request, answer in zip(requests, answers, strict=True)
         ]
         obs = [*answers, *others] or [user(NO_OBSERVATION)]
@@ -254,7 +255,8 @@ class ForeignEnv(BaseEnv):
         most = self._options.max_obs_chars
         if most is None:
             return list(messages)
-        return [{**message, "content": cut(message["content"], most, "middle")} for message in messages]
+        shorter = partial(cut, max_chars=most, side="middle")
+        return [{**message, "content": mapped(message["content"], shorter)} for message in messages]
 
     # ------------------------------------------------------------------ failures and the end
 
@@ -291,10 +293,10 @@ def _answers(
     results = {message.get("tool_call_id"): message for message in messages if message["role"] == "tool"}
     answers = []
     for request in requests:
-        text = encodable(request.message) if isinstance(request, ToolCallError) else NO_OBSERVATION
+        content: Content = encodable(request.message) if isinstance(request, ToolCallError) else NO_OBSERVATION
         result = results.pop(request.id, None)
-        text = result["content"] if result else text
-        answers.append(tool(text, tool_call_id=request.id, name=encodable(request.name)))
+        content = result["content"] if result else content
+        answers.append(tool(content, tool_call_id=request.id, name=encodable(request.name)))
     others = [m for m in messages if m["role"] != "tool" or m.get("tool_call_id") in results]
     return answers, others
 

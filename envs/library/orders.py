@@ -13,7 +13,7 @@ from toolgym.envs.tasks.sources import TaskSource
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.users.base import UserReply
 from toolgym.tools.function import tool
-from toolgym.tools.message import Message, assistant, system, tool_call
+from toolgym.tools.message import Message, assistant, system, text_of, tool_call
 
 ITEMS = ("raincoat", "pullover", "bicycle bag", "wool scarf", "tent", "sleeping bag", "pair of gloves", "backpack")
 SIZES = ("small", "medium", "large")
@@ -70,11 +70,11 @@ def order_user(messages: Sequence[Message], task: Task) -> UserReply:
     wanted, last = task.ground_truth, messages[-1]
     if last["role"] != "assistant":
         return UserReply(f"Hello, I would like to order a {wanted['item']}.")
-    if any(m["role"] == "tool" and m["content"].startswith("Order placed: ") for m in messages):
+    if any(m["role"] == "tool" and text_of(m["content"]).startswith("Order placed: ") for m in messages):
         return UserReply("Thank you, goodbye.", done=True)
-    if not last["content"].strip():
+    if not text_of(last["content"]).strip():
         return UserReply(None, done=True)
-    asked = [name for name, pattern in _ASKED.items() if pattern.search(last["content"])]
+    asked = [name for name, pattern in _ASKED.items() if pattern.search(text_of(last["content"]))]
     if not asked:
         return UserReply(f"I said that I would like a {wanted['item']}. What else do you need to know?")
     return UserReply(" ".join(_answer(name, wanted[name]) for name in asked))

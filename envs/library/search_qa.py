@@ -17,7 +17,7 @@ from toolgym.envs.tasks.sources import TaskList, TaskSource
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.tool_env import ToolEnv
 from toolgym.tools.errors import ConfigError
-from toolgym.tools.message import Message, assistant, tool_call, user
+from toolgym.tools.message import Message, assistant, text_of, tool_call, user
 from toolgym.tools.schema import ToolSchema
 from toolgym.tools.search.retriever import Retriever
 from toolgym.tools.search.tool import SearchTool
@@ -115,7 +115,7 @@ def load_questions(source: str | Path | Iterable[Mapping[str, Any]], *, conventi
     tasks = []
     for task in map(loaded.task, range(loaded.size)):
         gold_answers(task)
-        tasks.append(replace(task, messages=(_asked(task.messages[0]["content"], convention),)))
+        tasks.append(replace(task, messages=(_asked(text_of(task.messages[0]["content"]), convention),)))
     return TaskList(tasks)
 
 

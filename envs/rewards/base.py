@@ -13,7 +13,7 @@ from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import StopReason, ToolCallRecord
 from toolgym.tools.concurrency.deadline import together
 from toolgym.tools.errors import ConfigError
-from toolgym.tools.message import Message
+from toolgym.tools.message import Message, text_of
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,9 @@ class Outcome:
     def turn_texts(self) -> list[str]:
         """The texts of the policy's turns, without calls; thinking stands before each as `<think>...</think>`."""
         return [
-            f"<think>{message['reasoning_content']}</think>{message['content']}"
+            f"<think>{message['reasoning_content']}</think>{text_of(message['content'])}"
             if "reasoning_content" in message
-            else message["content"]
+            else text_of(message["content"])
             for message in self._turns
         ]
 

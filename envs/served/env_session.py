@@ -15,7 +15,7 @@ from toolgym.envs.served.session import DetachableSession
 from toolgym.envs.types import EpisodeFailedError, ResetInfo, StopReason
 from toolgym.tools.concurrency.deadline import shielded, with_deadline
 from toolgym.tools.errors import ConfigError, EpisodeError
-from toolgym.tools.message import Message
+from toolgym.tools.message import Message, described
 from toolgym.tools.parsers.base import ParsedTurn
 from toolgym.tools.schema import ToolCall, ToolSchema
 from toolgym.tools.serving.admission import Gate
@@ -268,7 +268,7 @@ class EnvSessions(SessionTable[EnvSession]):
 
 def _tool_turn(result: StepResult) -> ToolTurn:
     records = result.info.get("tool_calls") or ()
-    text = "\n".join(message["content"] for message in result.obs)
+    text = "\n".join(described(message["content"]) for message in result.obs)
     if not text and result.done:
         text = f"The episode is over: {result.stop_reason}."
     return ToolTurn(text, any(record.status != "ok" for record in records), result)

@@ -11,6 +11,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from toolgym.tools.message import described
 from toolgym.tools.views.conversation import call_text
 from toolgym.tools.views.html import without_controls
 
@@ -75,7 +76,7 @@ def message_text(message: Message) -> Text:
     role = message["role"]
     text = Text()
     text.append(f"{role}\n", style=f"bold {_COLOURS[role]}")
-    text.append(without_controls(message["content"]), style=_COLOURS[role])
+    text.append(without_controls(described(message["content"])), style=_COLOURS[role])
     for call in message.get("tool_calls", ()):
         separator = "\n" if message["content"] else ""
         text.append(f"{separator}→ {call_text(call['function'])}", style="bold magenta")

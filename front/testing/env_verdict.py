@@ -24,7 +24,7 @@ from toolgym.testing.env_attacks import (
 from toolgym.testing.env_checks import SEEDS, EnvSubject, check_result
 from toolgym.testing.errors import expect
 from toolgym.tools.errors import shorten
-from toolgym.tools.message import assistant
+from toolgym.tools.message import assistant, described
 from toolgym.tools.schema import ToolSchema
 
 LONG = 24
@@ -133,7 +133,7 @@ async def _total(subject: EnvSubject, actions: Sequence[Action]) -> float:
 async def _observed(subject: EnvSubject, action: Action) -> str:
     await subject.env.reset(seed=0)
     result = await subject.env.step(action)
-    return "\n".join(message["content"] for message in result.obs)
+    return "\n".join(described(message["content"]) for message in result.obs)
 
 
 def _hidden_lines(subject: EnvSubject) -> list[str]:

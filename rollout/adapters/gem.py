@@ -17,7 +17,7 @@ from toolgym.envs.registry import make, registered
 from toolgym.rollout.adapters.versions import needs
 from toolgym.tools.concurrency.event_loop_thread import EventLoopThread
 from toolgym.tools.errors import ConfigError
-from toolgym.tools.message import Message
+from toolgym.tools.message import Message, described
 from toolgym.tools.schema import ToolSchema
 
 with needs("gem-llm", "An env for GEM"):
@@ -116,7 +116,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _text(messages: Iterable[Message]) -> str:
-    return "\n\n".join(message["content"] for message in messages)
+    return "\n\n".join(described(message["content"]) for message in messages)
 
 
 register_all()

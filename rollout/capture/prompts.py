@@ -17,7 +17,7 @@ from toolgym.rollout.tokens.template_analysis import delta_kind
 from toolgym.tools.concurrency.blocking import in_thread
 from toolgym.tools.concurrency.deadline import with_deadline
 from toolgym.tools.errors import ConfigError, TemplateError
-from toolgym.tools.message import Message, assistant, system, tool, tool_call, user
+from toolgym.tools.message import Message, assistant, joined, system, tool, tool_call, user
 from toolgym.tools.schema import ToolSchema
 
 if TYPE_CHECKING:
@@ -150,11 +150,11 @@ def _as_users(messages: Iterable[Message]) -> list[Message]:
 
 def _joined(messages: Iterable[Message]) -> list[Message]:
     """Messages with neighbouring ones of the user, or of the system, as one."""
-    joined: list[Message] = []
+    merged: list[Message] = []
     for message in messages:
-        last = joined[-1] if joined else None
+        last = merged[-1] if merged else None
         if last is not None and last["role"] == message["role"] and message["role"] in ("system", "user"):
-            joined[-1] = {**last, "content": last["content"] + "\n\n" + message["content"]}
+            merged[-1] = {**last, "content": joined([last["content"], message["content"]], "\n\n")}
         else:
-            joined.append(message)
-    return joined
+            merged.append(message)
+    return merged

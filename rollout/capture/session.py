@@ -38,7 +38,7 @@ from toolgym.rollout.tokens.conversation import Conversation, Extension, part_re
 from toolgym.rollout.tokens.token_bounds import TooManyTokensError
 from toolgym.rollout.trajectory.trajectory import Failure, Trajectory, Turn
 from toolgym.tools.errors import ConfigError, TemplateError
-from toolgym.tools.message import assistant
+from toolgym.tools.message import assistant, text_of
 from toolgym.tools.parsers import ParsedTurn
 
 _CONVERSATIONS = 16
@@ -312,7 +312,7 @@ class CaptureSession:
         reasoning = reading.get("reasoning_content")
         reply = Reply(
             reply_id,
-            reading["content"],
+            text_of(reading["content"]),
             reasoning,
             calls,
             "length" if turn.truncated else "tool_calls" if calls else "stop",

@@ -25,7 +25,7 @@ from toolgym.rollout.models.token_ids import TokenIds
 from toolgym.rollout.tokens.renderer import ChatRenderer
 from toolgym.rollout.trajectory.token_sequence import Segment, TokenSequence, version_runs
 from toolgym.tools.errors import TemplateError
-from toolgym.tools.message import Message, assistant, user
+from toolgym.tools.message import Message, assistant, text_of, user
 from toolgym.tools.parsers import ParsedTurn, split_reasoning
 
 
@@ -218,7 +218,7 @@ def part_reasoning(message: Message, *, starts_open: bool) -> Message:
     """Move the thinking of an assistant message from its content to `reasoning_content`, as inference servers do."""
     if "reasoning_content" in message:
         return message
-    reasoning, content = split_reasoning(message["content"], starts_open=starts_open)
+    reasoning, content = split_reasoning(text_of(message["content"]), starts_open=starts_open)
     if reasoning is None:
         return message
     return {**message, "content": content.strip(), "reasoning_content": reasoning.strip()}

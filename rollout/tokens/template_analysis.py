@@ -22,7 +22,7 @@ from toolgym.rollout.tokens.chat_template import ChatTemplate
 from toolgym.rollout.tokens.end_of_turn import PROBE_IDS, EndOfTurn, called, find_end_of_turn, shared_beginning
 from toolgym.rollout.tokens.safe_encoder import SafeEncoder
 from toolgym.tools.errors import TemplateError
-from toolgym.tools.message import Message, assistant, system, tool, user
+from toolgym.tools.message import Message, assistant, system, text_of, tool, user
 
 DeltaKind = Literal["one result", "several results", "user", "system", "results and user", "results and system"]
 
@@ -276,7 +276,7 @@ class _Analyzer:
         self, head: Sequence[Message], turn: Message, new: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None
     ) -> tuple[str, str]:
         text = self.template.render([*head, turn, *new], tools=tools)
-        if turn["content"].removesuffix(self.mark).strip() not in text[: text.rfind(self.mark)]:
+        if text_of(turn["content"]).removesuffix(self.mark).strip() not in text[: text.rfind(self.mark)]:
             # Gemma 4 does. Such a turn is kept as text, because that is how the policy wrote it.
             raise TemplateError("the chat template shows the text of a turn after the calls that the turn ends with")
         return self.ends.cut(self.encoder, text, self.mark, turn)
@@ -288,7 +288,7 @@ class _Analyzer:
 
     def _check_complete(self, kind: DeltaKind, new: Sequence[Message], delta: str) -> None:
         """Refuse a template that shows a new message elsewhere, or not at all."""
-        missing = [message for message in new if message["content"].strip().split("\n")[0] not in delta]
+        missing = [message for message in new if text_of(message["content"]).strip().split("\n")[0] not in delta]
         if missing:
             raise TemplateError(
                 f"the chat template does not write a new {missing[0]['role']} message ({kind}) after the turn: "

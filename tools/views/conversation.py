@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from toolgym.tools.message import Message
+from toolgym.tools.message import Message, described
 from toolgym.tools.views.html import MAX_CHARS, block, escaped, fold, note, without_controls
 
 ROOM, MOST, MOST_CALLS = 60_000, 200, 16
@@ -32,7 +32,7 @@ def conversation_html(
 
 
 def _message(message: Message, room: int, remarks: Mapping[str, str]) -> str:
-    role, content, parts = message["role"], message["content"] or "", []
+    role, content, parts = message["role"], described(message["content"]), []
     thinking, calls = message.get("reasoning_content"), message.get("tool_calls") or []
     if thinking:
         parts.append(fold(f"(thinking) {len(thinking):,} characters", block(thinking, room)))
@@ -78,7 +78,7 @@ def conversation_text(messages: Iterable[Message]) -> str:
 def _text_of(message: Message) -> str:
     name = message.get("name")
     lines = [f"[{message['role']} {name}]" if name else f"[{message['role']}]"]
-    lines += [message["content"]] if message["content"] else []
+    lines += filter(None, [described(message["content"])])
     for call in message.get("tool_calls", []):
         function = call["function"]
         lines.append(f"-> {function['name']} {json.dumps(function['arguments'], ensure_ascii=False)}")

@@ -23,7 +23,7 @@ from toolgym.envs.foreign.values import messages_of, number_of, opened, text_of
 from toolgym.envs.types import EpisodeFailedError, StopReason
 from toolgym.tools.errors import ConfigError, shorten
 from toolgym.tools.function import without_titles
-from toolgym.tools.message import Message, tool
+from toolgym.tools.message import Message, described, tool
 from toolgym.tools.parsers import ParsedTurn
 from toolgym.tools.schema import ToolCall, ToolSchema
 
@@ -142,7 +142,7 @@ class OpenEnvAdapter(Adapter):
 
     def _answer(self, observation: Any) -> str:
         if self.options.to_text is not None:
-            return "\n".join(message["content"] for message in self.read(observation))
+            return "\n".join(described(message["content"]) for message in self.read(observation))
         error = getattr(observation, "error", None)
         if error is not None:
             return str(getattr(error, "message", error))

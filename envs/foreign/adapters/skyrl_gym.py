@@ -16,7 +16,7 @@ from toolgym.envs.foreign.base import Adapter, Begun, Start, Stepped, WrapOption
 from toolgym.envs.foreign.threads import EnvThreads
 from toolgym.tools.errors import ConfigError
 from toolgym.tools.function import tool as make_tool
-from toolgym.tools.message import tool
+from toolgym.tools.message import joined, tool
 from toolgym.tools.parsers import ParsedTurn
 from toolgym.tools.schema import ToolSchema
 
@@ -56,8 +56,8 @@ class SkyRLGymAdapter(Adapter):
         output = await self.threads.run(self.env.step, action)
         messages = self.read(output["observations"])
         if call is not None:
-            text = "\n".join(message["content"] for message in messages)
-            messages = [tool(text, tool_call_id=call.id, name=call.name)] if messages else []
+            content = joined((message["content"] for message in messages), "\n")
+            messages = [tool(content, tool_call_id=call.id, name=call.name)] if messages else []
         info = dict(output.get("metadata") or {})
         if output.get("postprocessed_action") is not None:  # training on it would not be on what was sampled
             info["postprocessed_action"] = output["postprocessed_action"]

@@ -27,7 +27,7 @@ from toolgym.envs.served.environments.face import JSON, SESSION_HEADER, Face, se
 from toolgym.envs.types import EpisodeFailedError
 from toolgym.tools.concurrency.blocking import in_thread
 from toolgym.tools.errors import EpisodeError
-from toolgym.tools.message import Message
+from toolgym.tools.message import Content, Message, image_data, joined
 from toolgym.tools.schema import ToolSchema
 from toolgym.tools.serving.json_bodies import parse
 from toolgym.tools.serving.routes import Call, Operation, Route
@@ -198,8 +198,8 @@ class OrsFace(Face):
 
     async def prompt(self, call: Call) -> web.Response:
         """Give the messages that the episode begins with, as one block: clients differ in how they join several."""
-        texts = [message["content"] for message in self._begun(call) if message["content"]]
-        return answer([_block("text", text="\n\n".join(texts))])
+        contents = [message["content"] for message in self._begun(call) if message["content"]]
+        return answer(_blocks(joined(contents, "\n\n")) or [_block("text", text="")])
 
     async def messages(self, call: Call) -> web.Response:
         return answer([_message(message) for message in self._begun(call)])
@@ -289,13 +289,25 @@ def _block(kind: str, **fields: Any) -> dict[str, Any]:
     return {"type": kind, **fields, "detail": None}
 
 
+def _blocks(content: Content) -> list[dict[str, Any]]:
+    if isinstance(content, str):
+        return [_block("text", text=content)] if content else []
+    blocks = []
+    for part in content:
+        if part["type"] == "text":
+            blocks.append(_block("text", text=part["text"]))
+        else:
+            media_type, data = image_data(part["image_url"]["url"])
+            blocks.append(_block("image", data=data, mimeType=media_type))
+    return blocks
+
+
 def _message(message: Message) -> dict[str, Any]:
     """Return a message with the standard's blocks, in which results of tools stand in the user's turns."""
-    blocks = [_block("text", text=message["content"])] if message["content"] else []
+    blocks = _blocks(message["content"])
     if message["role"] == "tool":
-        texts = [_block("text", text=message["content"])]
-        call_id = message.get("tool_call_id", "")
-        blocks = [_block("tool_result", tool_call_id=call_id, blocks=texts, is_error=False)]
+        shown = blocks or [_block("text", text="")]
+        blocks = [_block("tool_result", tool_call_id=message.get("tool_call_id", ""), blocks=shown, is_error=False)]
         return {"role": "user", "blocks": blocks, "detail": None}
     if "reasoning_content" in message:
         blocks = [_block("reasoning", text=message["reasoning_content"], signature=None), *blocks]

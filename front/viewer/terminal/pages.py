@@ -14,7 +14,7 @@ from rich.segment import Segment
 from toolgym.envs.types import ToolCallRecord
 from toolgym.rollout.trajectory.summary import succeeded
 from toolgym.rollout.trajectory.trajectory import Trajectory, Turn, plain
-from toolgym.tools.message import Message
+from toolgym.tools.message import Message, described
 from toolgym.tools.views.conversation import arguments_text
 from toolgym.viewer.run_index import Row, RunIndex
 from toolgym.viewer.terminal.run_list import number, outcome
@@ -41,7 +41,7 @@ def conversation(trajectory: Trajectory) -> list[Block]:
     blocks: list[Block] = []
     records: dict[str, ToolCallRecord] = {}
     for place, message in enumerate(trajectory.messages):
-        role, text, thinking = message["role"], message["content"], message.get("reasoning_content", "")
+        role, text, thinking = message["role"], described(message["content"]), message.get("reasoning_content", "")
         title = [piece(role, ROLES.get(role, "bold"))]
         if place in turns:
             at, turn = turns[place]
@@ -76,7 +76,7 @@ def message_text(message: Message) -> str:
     """All that a message says as one text: reasoning, content and calls."""
     calls = (call["function"] for call in message.get("tool_calls", ()))
     texts = [f"→ {call['name']}\n{arguments_text(call['arguments'])}" for call in calls]
-    return "\n".join(text for text in [message.get("reasoning_content", ""), message["content"], *texts] if text)
+    return "\n".join(filter(None, [message.get("reasoning_content"), described(message["content"]), *texts]))
 
 
 def laid_out(text: str) -> str:

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -22,7 +23,7 @@ from toolgym.rollout.models.tokenizer import load_tokenizer
 from toolgym.rollout.tokens.renderer import ChatRenderer
 from toolgym.tools.errors import ConfigError
 from toolgym.tools.keywords import named_fields
-from toolgym.tools.message import Message, user
+from toolgym.tools.message import Message, mapped, user
 from toolgym.tools.parsers.base import ParsedTurn
 from toolgym.tools.schema import ToolCall, ToolSchema
 
@@ -205,8 +206,11 @@ def _over(reason: Any) -> str:
 
 
 def _harmless(message: Message, renderer: ChatRenderer) -> Message:
-    text = message["content"]
+    return {**message, "content": mapped(message["content"], partial(_without_tokens, renderer=renderer))}
+
+
+def _without_tokens(text: str, renderer: ChatRenderer) -> str:
     for token in renderer.tokenizer.convert_ids_to_tokens(sorted(renderer.added_ids)):
         if len(token) > 1:
             text = text.replace(token, token[0] + INVISIBLE + token[1:])
-    return message if text == message["content"] else {**message, "content": text}
+    return text

@@ -17,7 +17,7 @@ from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import StopReason
 from toolgym.tools.concurrency.deadline import shielded
 from toolgym.tools.errors import ConfigError, EpisodeError, UnknownNameError
-from toolgym.tools.message import Message
+from toolgym.tools.message import Message, described
 
 
 class DivergedError(EpisodeError):
@@ -114,7 +114,7 @@ class _Episode(Instance):
 
 
 def _text(messages: Sequence[Message]) -> str:
-    return "\n".join(message["content"] for message in messages)
+    return "\n".join(described(message["content"]) for message in messages)
 
 
 def _digest(text: str) -> str:
