@@ -5,9 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from toolgym.tools.errors import ToolgymError
+
+if TYPE_CHECKING:
+    from toolgym.rollout.capture.wires.memory import RequestMemory
 
 AgentRole = Literal["system", "user", "assistant", "tool"]
 
@@ -30,7 +33,6 @@ class AgentMessage:
     assistant's message, None where the agent left it out. `call_id` is of the call that a tool's message answers.
     `ids` are those of the `Reply` and its calls that an assistant's message names, by the ids of the message and its
     items, its calls, its thinking's signature, without the prefixes of the wire; foreign ones are among them.
-    `is_error` says that a tool's message is a failure, where the wire can say so.
     """
 
     role: AgentRole
@@ -39,7 +41,6 @@ class AgentMessage:
     calls: tuple[WrittenCall, ...] = ()
     call_id: str = ""
     ids: frozenset[str] = frozenset()
-    is_error: bool = False
 
 
 @dataclass(frozen=True)
@@ -121,9 +122,9 @@ class Wire(Protocol):
     name: str
     path: str
 
-    def read(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> AgentCall:
-        """Read a request. Unknown fields are left out. Raises CallRefusedError (400) for one that cannot be answered as
-        it asks, by the name of its field: several choices, or a shape that the wire does not have."""
+    def read(self, body: Mapping[str, Any], memory: RequestMemory) -> AgentCall:
+        """Read a request; `memory` is of its session. Raises CallRefusedError (400) for a request that cannot be
+        answered as it asks, by the name of its field: several choices, or a shape that the wire does not have."""
         ...
 
     def answer(self, call: AgentCall, reply: Reply) -> dict[str, Any]:

@@ -136,7 +136,7 @@ class CaptureApp(HttpApp):
 
     def _read(self, wire: Wire, call: Call, episode: HostedEpisode) -> AgentCall:
         headers, body = call.request.headers, _json_object(call.body)
-        agent_call = wire.read(body, headers)
+        agent_call = wire.read(body, episode.memory)
         return replace(
             agent_call,
             agent=episode.sub_agents.name(headers, body),

@@ -17,6 +17,7 @@ from toolgym.rollout.capture.gateway.agent_headers import SubAgents, shows
 from toolgym.rollout.capture.gateway.captured_run import CapturedRun
 from toolgym.rollout.capture.rules import CaptureRules
 from toolgym.rollout.capture.session import CaptureSession
+from toolgym.rollout.capture.wires.memory import RequestMemory
 from toolgym.rollout.episode.config import EpisodeConfig
 from toolgym.rollout.job import Job
 from toolgym.rollout.trajectory.trajectory import Failure, Trajectory
@@ -56,7 +57,7 @@ class HostedEpisode(TableSession):
     def __init__(self, name: str, key: str, capture: CaptureSession, job: Job, episodes: Episodes) -> None:
         super().__init__(name, patience=1.0, max_waiting=0)
         self.key, self.capture, self.job = key, capture, job
-        self.sub_agents = SubAgents()
+        self.sub_agents, self.memory = SubAgents(), RequestMemory()
         self._episodes = episodes
         self._calls = self._answering = 0
         self.is_over = False

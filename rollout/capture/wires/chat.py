@@ -3,37 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from toolgym.rollout.capture.agent_call import AgentCall, AgentMessage, CallRefusedError, Reply, WrittenCall
 from toolgym.rollout.capture.wires import fields
 from toolgym.rollout.capture.wires.events import COMMENT, error_body, event, mark, pieces
+from toolgym.rollout.capture.wires.memory import RequestMemory
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
-_UNHEARD = ("tool_choice", "parallel_tool_calls", "logprobs", "logit_bias", "presence_penalty", "frequency_penalty")
+_UNHEARD = (
+    *("tool_choice", "parallel_tool_calls", "logprobs", "top_logprobs", "logit_bias", "presence_penalty"),
+    *("frequency_penalty", "repetition_penalty", "min_p", "min_tokens", "ignore_eos", "reasoning_effort"),
+    *("chat_template_kwargs", "continue_final_message", "web_search_options", "prediction", "verbosity"),
+)
 
 
 class ChatWire:
     name = "chat"
     path = "/chat/completions"
 
-    def read(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> AgentCall:
+    def read(self, body: Mapping[str, Any], memory: RequestMemory) -> AgentCall:
         fields.refuse_constraints(body, {"response_format": body.get("response_format")})
         if body.get("functions"):
             raise fields.unsupported("functions", "this is the old name of `tools`; send those")
-        messages = tuple(_message(entry, field) for field, entry in fields.objects(body.get("messages"), "messages"))
+        if "audio" in fields.entries(body.get("modalities"), "modalities"):
+            raise fields.unsupported("modalities", "this server answers with texts only")
+        left_out = [*fields.unheard(body, *_UNHEARD)]
+        add = partial(_add_message, left_out)
+        messages = tuple(memory.history(self.name, body.get("messages"), "messages", add))
         if not messages:
             raise fields.wrong("messages", "a list of at least one message", body.get("messages"))
         options = fields.mapping(body.get("stream_options") or {}, "stream_options")
+        tools, more = memory.value("chat tools", body.get("tools"), _tools)
         return AgentCall(
             wire=self.name,
             messages=messages,
-            tools=tuple(_tool(entry, field) for field, entry in fields.objects(body.get("tools"), "tools")),
+            tools=tools,
             model=fields.text(body.get("model", ""), "model"),
             max_tokens=fields.tokens(body, "max_completion_tokens", "max_tokens"),
             sampling=fields.sampling(body),
             stream=fields.flag(body, "stream"),
-            left_out=fields.unheard(body, *_UNHEARD),
+            left_out=(*left_out, *more),
             extra={"include_usage": fields.flag(options, "include_usage")},
         )
 
@@ -82,18 +93,23 @@ class ChatWire:
         return event(self.refusal(error))
 
 
-def _message(entry: Mapping[str, Any], field: str) -> AgentMessage:
+def _add_message(left_out: list[str], messages: list[AgentMessage], entry: Mapping[str, Any], field: str) -> None:
     role = fields.role(entry, field, *_ROLES)
     content = fields.joined(entry.get("content"), f"{field}.content")
     if role == "assistant":
+        left_out += [f"messages.{name}" for name in fields.unheard(entry, "function_call", "audio")]
+        content = content or fields.joined(entry.get("refusal"), f"{field}.refusal")
         calls = tuple(_call(*pair) for pair in fields.objects(entry.get("tool_calls"), f"{field}.tool_calls"))
         # vLLM has come to call it `reasoning`; some clients send both.
         thought = entry.get("reasoning_content") or entry.get("reasoning")
         reasoning = thought if isinstance(thought, str) and thought else None
-        return AgentMessage("assistant", content, reasoning, calls, ids=frozenset(call.id for call in calls))
-    if role == "tool":
-        return AgentMessage("tool", content, call_id=fields.name(entry.get("tool_call_id"), f"{field}.tool_call_id"))
-    return AgentMessage(role, content)
+        ids = frozenset(call.id for call in calls)
+        messages.append(AgentMessage("assistant", content, reasoning, calls, ids=ids))
+        return
+    call_id = fields.name(entry.get("tool_call_id"), f"{field}.tool_call_id") if role == "tool" else ""
+    if role != "tool":
+        left_out += [f"messages.{name}" for name in fields.unheard(entry, "name")]
+    messages.append(AgentMessage(role, content, call_id=call_id))
 
 
 def _call(field: str, entry: Mapping[str, Any]) -> WrittenCall:
@@ -107,10 +123,18 @@ def _call(field: str, entry: Mapping[str, Any]) -> WrittenCall:
     )
 
 
-def _tool(entry: Mapping[str, Any], field: str) -> Mapping[str, Any]:
-    if entry.get("type") != "function":
-        raise fields.unsupported(f"{field}.type", f"this wire has tools of type 'function', got {entry.get('type')!r}")
-    return fields.function(fields.mapping(entry.get("function"), f"{field}.function"), f"{field}.function")
+def _tools(raw: Any) -> tuple[tuple[Mapping[str, Any], ...], set[str]]:
+    """The tools, and the names of what they ask for beside."""
+    tools = []
+    left_out: set[str] = set()
+    for field, entry in fields.objects(raw, "tools"):
+        if entry.get("type") != "function":
+            kind = entry.get("type")
+            raise fields.unsupported(f"{field}.type", f"this wire has tools of type 'function', got {kind!r}")
+        function = fields.mapping(entry.get("function"), f"{field}.function")
+        tools.append(fields.function(function, f"{field}.function"))
+        left_out |= {f"tools.{name}" for name in fields.unheard(function, "strict")}
+    return tuple(tools), left_out
 
 
 def _head(call: AgentCall, reply: Reply, kind: str) -> dict[str, Any]:

@@ -69,11 +69,17 @@ def role(entry: Mapping[str, Any], field: str, *known: str) -> AgentRole:
     return _ROLES[value]
 
 
-def objects(value: Any, field: str) -> list[tuple[str, Mapping[str, Any]]]:
-    """The objects of a list, each with its name for an error. None is an empty list."""
+def entries(value: Any, field: str) -> list[Any]:
+    """A list; None is an empty one."""
     if not isinstance(value, list | None):
         raise wrong(field, "a list", value)
-    return [(name := f"{field}[{index}]", mapping(entry, name)) for index, entry in enumerate(value or ())]
+    return value or []
+
+
+def objects(value: Any, field: str) -> list[tuple[str, Mapping[str, Any]]]:
+    """The objects of a list, each with its name for an error. None is an empty list."""
+    listed = enumerate(entries(value, field))
+    return [(name := f"{field}[{index}]", mapping(entry, name)) for index, entry in listed]
 
 
 def flag(body: Mapping[str, Any], field: str) -> bool:
@@ -125,6 +131,7 @@ def joined(content: Any, field: str) -> str:
 
 
 def part_text(part: Any, field: str) -> str:
+    """The text of a part of a content."""
     if isinstance(part, str):
         return part
     kind = mapping(part, field).get("type", "text")
@@ -178,13 +185,17 @@ def refuse_constraints(body: Mapping[str, Any], formats: Mapping[str, Any]) -> N
             raise unsupported(field, "this server samples without a grammar; ask for the format in the prompt")
 
 
-def unheard(body: Mapping[str, Any], *fields: str) -> tuple[str, ...]:
-    """Those of the fields that ask for something: of a tool call whether and which, of calls one only, of all others
-    anything that is true."""
+def unheard(body: Mapping[str, Any], *names: str) -> tuple[str, ...]:
+    """Those of the fields, `outer.inner` too, that ask for something: of a tool call whether and which, of calls no
+    more than a single one, of all others anything that is true."""
 
-    def asks(field: str, value: Any) -> bool:
-        if field == "tool_choice":
-            return bool(value != "auto")
-        return value is False if field == "parallel_tool_calls" else bool(value)
+    def asks(name: str) -> bool:
+        outer, _, inner = name.partition(".")
+        value = body.get(outer)
+        if inner:
+            value = value.get(inner) if isinstance(value, dict) else None
+        if name == "tool_choice":
+            return value not in (None, "auto")
+        return value is False if name == "parallel_tool_calls" else bool(value)
 
-    return tuple(field for field in fields if body.get(field) is not None and asks(field, body[field]))
+    return tuple(name for name in names if asks(name))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from pydantic_core import from_json
@@ -12,6 +13,7 @@ from pydantic_core import from_json
 from toolgym.rollout.capture.agent_call import AgentCall, AgentMessage, CallRefusedError, Reply, WrittenCall
 from toolgym.rollout.capture.wires import fields
 from toolgym.rollout.capture.wires.events import event, mark, marked, pieces
+from toolgym.rollout.capture.wires.memory import RequestMemory
 
 BILLING = "x-anthropic-billing-header:"
 """Beginning of a system text of Claude Code that says who pays. It differs with each conversation, and the model is
@@ -29,6 +31,11 @@ _DELTAS = {
 }
 """For each kind of block its text, and type and field of the events with pieces of it."""
 
+_UNHEARD = (
+    *("tool_choice.disable_parallel_tool_use", "output_format", "output_config.format", "output_config.effort"),
+    *("context_management.edits", "mcp_servers", "container"),
+)
+
 _ERRORS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error", 503: "overloaded_error"}
 
 
@@ -36,31 +43,29 @@ class MessagesWire:
     name = "messages"
     path = "/messages"
 
-    def read(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> AgentCall:
-        offered, hosted = _tools(body)
+    def read(self, body: Mapping[str, Any], memory: RequestMemory) -> AgentCall:
+        offered, left_out = memory.value("messages tools", body.get("tools"), _tools)
         output = fields.mapping(body.get("output_config") or {}, "output_config")
         # Claude Code asks for its title, a side call without tools, in a format; it lives with another one.
         formats = {"output_format": body.get("output_format"), "output_config.format": output.get("format")}
         fields.refuse_constraints(body, formats if offered else {})
-        messages = _system(body.get("system"))
-        for field, entry in fields.objects(body.get("messages"), "messages"):
-            messages += _messages(entry, field)
+        choice = fields.mapping(body.get("tool_choice") or {}, "tool_choice")
+        unheard = ["tool_choice"] if choice.get("type", "auto") != "auto" else []
+        unheard += [*fields.unheard(body, *_UNHEARD), *left_out]
+        system = _system(body.get("system"))
+        messages = memory.history(self.name, body.get("messages"), "messages", partial(_add_messages, unheard))
         if not messages or messages[-1].role == "assistant":
             raise fields.wrong("messages", "a list whose last message is not the assistant's", body.get("messages"))
-        choice = fields.mapping(body.get("tool_choice") or {}, "tool_choice")
-        unheard = [field for field, value in formats.items() if value is not None]
-        unheard += ["tool_choice"] if choice.get("type", "auto") != "auto" else []
-        unheard += ["tool_choice.disable_parallel_tool_use"] if choice.get("disable_parallel_tool_use") else []
         thinking = fields.mapping(body.get("thinking") or {}, "thinking")
         return AgentCall(
             wire=self.name,
-            messages=tuple(messages),
+            messages=(*system, *messages),
             tools=offered,
             model=fields.text(body.get("model", ""), "model"),
             max_tokens=fields.tokens(body, "max_tokens"),
             sampling=fields.sampling(body, "stop_sequences"),
             stream=fields.flag(body, "stream"),
-            left_out=(*unheard, *hosted),
+            left_out=tuple(unheard),
             extra={"thinking": thinking.get("type") in ("enabled", "adaptive")},
         )
 
@@ -100,32 +105,31 @@ def _system(system: Any) -> list[AgentMessage]:
     return [AgentMessage("system", fields.joined(system, "system"))] if system else []
 
 
-def _messages(entry: Mapping[str, Any], field: str) -> list[AgentMessage]:
-    """The messages of an entry: a tool result is one, and so are the texts between two."""
+def _add_messages(left_out: list[str], messages: list[AgentMessage], entry: Mapping[str, Any], field: str) -> None:
+    """Add the messages of an entry: a tool result is a message, and so are the texts between two."""
     role = fields.role(entry, field, "system", "user", "assistant")
-    content = entry.get("content")
+    content, field = entry.get("content"), f"{field}.content"
     if role == "assistant":
-        return [_assistant(content, f"{field}.content")]
+        messages.append(_assistant(content, field, left_out))
+        return
     if not isinstance(content, list):
-        return [AgentMessage(role, fields.joined(content, f"{field}.content"))]
-    messages: list[AgentMessage] = []
-    texts: list[str] = []
-    for name, block in fields.objects(content, f"{field}.content"):
+        content = [{"text": fields.joined(content, field)}]
+    texts: list[str] | None = None if content else []
+    for name, block in fields.objects(content, field):
         if block.get("type") != "tool_result":
-            texts.append(fields.part_text(block, name))
+            texts = [*(texts or ()), fields.part_text(block, name)]
             continue
-        if texts:
+        if texts is not None:
             messages.append(AgentMessage(role, "\n".join(texts)))
-            texts = []
+        texts = None
         call_id = fields.name(block.get("tool_use_id"), f"{name}.tool_use_id")
-        result = fields.joined(block.get("content"), f"{name}.content")
-        messages.append(AgentMessage("tool", result, call_id=call_id, is_error=fields.flag(block, "is_error")))
-    if texts or not messages:
+        messages.append(AgentMessage("tool", fields.joined(block.get("content"), f"{name}.content"), call_id=call_id))
+        left_out += ["tool_result.is_error"] if fields.flag(block, "is_error") else []
+    if texts is not None:
         messages.append(AgentMessage(role, "\n".join(texts)))
-    return messages
 
 
-def _assistant(content: Any, field: str) -> AgentMessage:
+def _assistant(content: Any, field: str, left_out: list[str]) -> AgentMessage:
     if not isinstance(content, list):
         return AgentMessage("assistant", fields.joined(content, field))
     texts: list[str] = []
@@ -142,24 +146,27 @@ def _assistant(content: Any, field: str) -> AgentMessage:
             called = fields.text(block.get("name"), f"{name}.name")
             calls.append(WrittenCall(id, called, fields.arguments(block.get("input"), f"{name}.input")))
             ids |= {id}
-        elif kind != "redacted_thinking":  # thinking of another model, which nobody but its maker can read
+        elif kind == "redacted_thinking":  # of another model, and nobody but its maker can read it
+            left_out.append("redacted_thinking")
+        else:
             texts.append(fields.part_text(block, name))
     return AgentMessage("assistant", "\n".join(texts), "\n".join(thoughts) or None, tuple(calls), ids=ids)
 
 
-def _tools(body: Mapping[str, Any]) -> tuple[tuple[Mapping[str, Any], ...], list[str]]:
+def _tools(raw: Any) -> tuple[tuple[Mapping[str, Any], ...], list[str]]:
     """The tools that the policy is offered, and the names of those that Anthropic's servers would run."""
     offered: list[Mapping[str, Any]] = []
-    hosted: list[str] = []
-    for field, tool in fields.objects(body.get("tools"), "tools"):
+    left_out: list[str] = []
+    for field, tool in fields.objects(raw, "tools"):
         kind = fields.name(tool.get("type") or "custom", f"{field}.type")
         if kind == "custom" or "input_schema" in tool:
             offered.append(fields.function(tool, field, "input_schema"))
+            left_out += [f"tools.{name}" for name in fields.unheard(tool, "strict")]
         elif kind.startswith(_CLIENT_TOOLS):
             raise fields.unsupported(field, f"a tool of type {kind!r} brings no schema; send it with `input_schema`")
         else:
-            hosted.append(f"tools.{kind}")
-    return tuple(offered), hosted
+            left_out.append(f"tools.{kind}")
+    return tuple(offered), left_out
 
 
 def _head(call: AgentCall, reply: Reply) -> dict[str, Any]:

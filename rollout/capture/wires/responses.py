@@ -7,49 +7,62 @@ import json
 import time
 import uuid
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from toolgym.rollout.capture.agent_call import AgentCall, AgentMessage, CallRefusedError, Reply, ReplyCall
 from toolgym.rollout.capture.wires import fields
 from toolgym.rollout.capture.wires.events import error_body, event, mark, pieces
-from toolgym.rollout.capture.wires.responses_history import WHOLE, ResponsesHistory, qualified
+from toolgym.rollout.capture.wires.memory import RequestMemory
+from toolgym.rollout.capture.wires.responses_history import WHOLE, add_item, qualified
 
 _CLIENT_TOOLS = ("local_shell", "shell", "apply_patch", "computer", "computer_use_preview")
 """Types of tools that the agent runs and whose schema only OpenAI's servers know."""
+
+_UNHEARD = (
+    "tool_choice",
+    "parallel_tool_calls",
+    "top_logprobs",
+    "max_tool_calls",
+    "reasoning.effort",
+    "text.verbosity",
+)
 
 
 class ResponsesWire:
     name = "responses"
     path = "/responses"
 
-    def read(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> AgentCall:
+    def read(self, body: Mapping[str, Any], memory: RequestMemory) -> AgentCall:
         form = fields.mapping(body.get("text") or {}, "text").get("format")
         fields.refuse_constraints(body, {"text.format": form})
-        messages = _messages(body)
         for field in ("conversation", "prompt"):
             if body.get(field) is not None:
                 raise fields.unsupported(field, "this server keeps none; send the whole history as `input`")
         if fields.flag(body, "background"):
             raise fields.unsupported("background", "this server answers at once only")
+        left_out = [*fields.unheard(body, *_UNHEARD)]
+        left_out += ["truncation"] if body.get("truncation") not in (None, "disabled") else []
+        messages = _messages(body, left_out, memory)
         # The history is there if what the assistant said is.
         if body.get("previous_response_id") and all(message.role != "assistant" for message in messages):
             raise fields.unsupported("previous_response_id", "this server keeps no responses; send the whole history")
-        offered = _Offered(body)
+        offered = memory.value("responses tools", body.get("tools"), _Offered)
         return AgentCall(
             wire=self.name,
-            messages=tuple(messages),
+            messages=messages,
             tools=tuple(offered.tools),
             model=fields.text(body.get("model", ""), "model"),
             max_tokens=fields.tokens(body, "max_output_tokens"),
             sampling=fields.sampling(body),
             stream=fields.flag(body, "stream"),
-            left_out=(*fields.unheard(body, "tool_choice", "parallel_tool_calls"), *offered.left_out),
+            left_out=(*left_out, *offered.left_out),
             # OpenAI's client wants one id and time from the first event to the last.
             extra={
                 "response_id": mark("resp", uuid.uuid4().hex),
                 "created_at": int(time.time()),
                 "names": offered.names,
-                "custom": frozenset(offered.custom),
+                "custom": offered.custom,
             },
         )
 
@@ -106,12 +119,12 @@ class _Offered:
         left_out: names of the tools that OpenAI's servers would run, and of grammars that hold no policy.
     """
 
-    def __init__(self, body: Mapping[str, Any]) -> None:
+    def __init__(self, raw: Any) -> None:
         self.tools: list[Mapping[str, Any]] = []
         self.names: dict[str, tuple[str, str]] = {}
         self.custom: set[str] = set()
         self.left_out: list[str] = []
-        for field, tool in fields.objects(body.get("tools"), "tools"):
+        for field, tool in fields.objects(raw, "tools"):
             if tool.get("type") == "namespace":
                 self._add_namespace(tool, field)
             else:
@@ -153,16 +166,13 @@ class _Offered:
         return {"type": "object", "properties": properties, "required": ["input"]}
 
 
-def _messages(body: Mapping[str, Any]) -> list[AgentMessage]:
+def _messages(body: Mapping[str, Any], left_out: list[str], memory: RequestMemory) -> tuple[AgentMessage, ...]:
     sent, system = body.get("input"), body.get("instructions")
-    history = ResponsesHistory()
-    if system:
-        history.add({"role": "system", "content": system}, "instructions")
-    for field, item in fields.objects([{"role": "user", "content": sent}] if isinstance(sent, str) else sent, "input"):
-        history.add(item, field)
+    items = [{"role": "user", "content": sent}] if isinstance(sent, str) else sent
+    messages = memory.history("responses", items, "input", partial(add_item, left_out))
     if not sent:
         raise fields.wrong("input", "a text or a list of at least one item", sent)
-    return history.messages()
+    return (*([AgentMessage("system", fields.joined(system, "instructions"))] if system else []), *messages)
 
 
 def _head(call: AgentCall, status: str) -> dict[str, Any]:

@@ -25,7 +25,7 @@ class LineWire:
 
     name, path = "lines", "/lines"
 
-    def read(self, body, headers):
+    def read(self, body, memory):
         if "text" not in body:
             raise CallRefusedError(400, "no_text", "a text is missing")
         return AgentCall("lines", (AgentMessage("user", body["text"]),), stream=bool(body.get("stream")))

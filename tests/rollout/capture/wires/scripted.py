@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 
 from aiohttp import web
 
 from tests.rollout.engines.http_server import serving
 from toolgym.rollout.capture.agent_call import AgentCall, AgentMessage, CallRefusedError, Reply, ReplyCall, WrittenCall
 from toolgym.rollout.capture.wires import WIRES
+from toolgym.rollout.capture.wires.memory import RequestMemory
 
 ODD = '{"city":  "Zürich" , "days": [1,  2] }'
 """Arguments with blanks that no client writes."""
@@ -53,7 +54,7 @@ class Scripted:
         wire = next(wire for wire in WIRES if request.path.endswith(wire.path))
         self.requests += 1
         try:
-            call = wire.read(await request.json(), request.headers)
+            call = wire.read(await request.json(), RequestMemory())
             self.calls.append(call)
             outcome = self.script.pop(0)
             if isinstance(outcome, CallRefusedError) and not (call.stream and self.heartbeats):
@@ -84,5 +85,5 @@ def scripted(*script: Reply | CallRefusedError, heartbeats: int = 0) -> Scripted
     return Scripted(list(script), heartbeats)
 
 
-def read(wire: str, body: dict, headers: Sequence[tuple[str, str]] = ()) -> AgentCall:
-    return BY_NAME[wire].read(body, dict(headers))
+def read(wire: str, body: dict) -> AgentCall:
+    return BY_NAME[wire].read(body, RequestMemory())

@@ -10,11 +10,15 @@ from hypothesis import strategies as st
 
 from tests.rollout.capture.wires.scripted import BY_NAME, read
 from toolgym.rollout.capture.agent_call import AgentMessage, CallRefusedError
+from toolgym.rollout.capture.wires.memory import RequestMemory
 
 USER = {"role": "user", "content": "hi"}
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
 SCHEMA = {"type": "object", "properties": {"command": {"type": "string"}}}
 OFFERED = {"type": "function", "function": {"name": "bash", "description": "Run it.", "parameters": SCHEMA}}
+
+NAMED = ("messages.name", "messages.audio")
+FAILED = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": "x", "is_error": True}]}
 
 
 def bodies():
@@ -80,19 +84,19 @@ def test_sampling_is_read_under_every_wires_names(wire, body, tokens):
 @pytest.mark.parametrize(
     ("wire", "body"),
     [
-        ("chat", {"store": False, "reasoning_effort": "high", "prompt_cache_key": "k", "what": {"ever": 1}, "n": 1}),
+        ("chat", {"store": False, "prompt_cache_key": "k", "what": {"ever": 1}, "n": 1}),
         ("chat", {"response_format": {"type": "text"}, "tool_choice": "auto", "parallel_tool_calls": True}),
         ("chat", {"presence_penalty": 0, "frequency_penalty": 0.0, "logprobs": False, "logit_bias": {}}),
         ("responses", {"store": True, "include": ["reasoning.encrypted_content"], "client_metadata": {"a": "b"}}),
-        ("responses", {"text": {"format": {"type": "text"}, "verbosity": "low"}, "reasoning": {"summary": "auto"}}),
+        ("responses", {"text": {"format": {"type": "text"}}, "reasoning": {"summary": "auto"}}),
         (
             "messages",
             {"metadata": {"user_id": "u"}, "context_management": {"edits": []}, "thinking": {"type": "adaptive"}},
         ),
-        ("messages", {"output_config": {"effort": "high"}, "tool_choice": {"type": "auto"}}),
+        ("messages", {"output_config": {}, "tool_choice": {"type": "auto"}, "mcp_servers": []}),
     ],
 )
-def test_fields_that_change_no_token_are_overlooked(wire, body):
+def test_fields_that_ask_for_nothing_are_overlooked(wire, body):
     assert read(wire, {**bodies()[wire], **body}).left_out == ()
 
 
@@ -102,6 +106,15 @@ def test_fields_that_change_no_token_are_overlooked(wire, body):
         ("chat", {"tool_choice": "required", "tools": [OFFERED]}, ("tool_choice",)),  # smolagents, always
         ("chat", {"tool_choice": "none", "parallel_tool_calls": False}, ("tool_choice", "parallel_tool_calls")),
         ("chat", {"presence_penalty": 1.0, "logprobs": True}, ("logprobs", "presence_penalty")),
+        ("chat", {"reasoning_effort": "high", "min_p": 0.1}, ("min_p", "reasoning_effort")),
+        ("chat", {"messages": [{**USER, "name": "Ann"}, {"role": "assistant", "audio": {"id": "a"}}]}, NAMED),
+        ("chat", {"tools": [{**OFFERED, "function": {"name": "f", "strict": True}}]}, ("tools.strict",)),
+        ("responses", {"truncation": "auto", "text": {"verbosity": "low"}}, ("text.verbosity", "truncation")),
+        ("responses", {"input": [USER, {"type": "reasoning", "encrypted_content": "gAAA"}]}, ("encrypted_content",)),
+        ("messages", {"mcp_servers": [{"url": "https://x"}], "container": "c"}, ("mcp_servers", "container")),
+        ("messages", {"context_management": {"edits": [{}]}}, ("context_management.edits",)),
+        ("messages", {"output_config": {"effort": "high"}}, ("output_config.effort",)),
+        ("messages", {"messages": [FAILED]}, ("tool_result.is_error",)),
         (
             "responses",
             {"tool_choice": "required", "parallel_tool_calls": False},
@@ -141,6 +154,7 @@ def test_fields_that_ask_for_more_than_a_turn_gets_are_named(wire, body, names):
         ),
         ("chat", {"response_format": {"type": "json_object"}}, "response_format"),
         ("chat", {"guided_regex": "a+"}, "guided_regex: this server samples without a grammar"),
+        ("chat", {"modalities": ["text", "audio"]}, "modalities: this server answers with texts only"),
         ("chat", {"functions": [{"name": "f"}]}, "functions: this is the old name of `tools`"),
         ("chat", {"messages": []}, "messages must be a list of at least one message"),
         ("chat", {"messages": None}, "messages must be a list of at least one message, got nothing"),
@@ -282,7 +296,7 @@ def test_tool_results_and_the_texts_between_them_keep_their_order():
     messages = [USER, {"role": "assistant", "content": calls}, {"role": "user", "content": results}]
     assert read("messages", {"messages": messages}).messages[2:] == (
         AgentMessage("tool", "second", call_id="b"),
-        AgentMessage("tool", "first", call_id="a", is_error=True),
+        AgentMessage("tool", "first", call_id="a"),
         AgentMessage("user", "Go on.\nPlease."),
     )
 
@@ -304,6 +318,18 @@ def test_thinking_of_another_model_is_left_out_of_a_turn():
     blocks = [{"type": "redacted_thinking", "data": "xx"}, {"type": "text", "text": "ho"}]
     messages = [USER, {"role": "assistant", "content": blocks}, USER]
     assert read("messages", {"messages": messages}).messages[1] == AgentMessage("assistant", "ho")
+
+
+def test_what_an_agent_cannot_say_again_is_named_where_it_is_new():
+    memory, blocks = RequestMemory(), [{"type": "redacted_thinking", "data": "xx"}, {"type": "text", "text": "ho"}]
+    messages = [USER, {"role": "assistant", "content": blocks}, USER]
+    assert BY_NAME["messages"].read({"messages": messages}, memory).left_out == ("redacted_thinking",)
+    assert BY_NAME["messages"].read({"messages": [*messages, USER]}, memory).left_out == ()
+
+
+def test_a_refusal_is_the_text_of_its_turn():
+    turn = {"role": "assistant", "content": None, "refusal": "No."}
+    assert read("chat", {"messages": [turn, USER]}).messages[0] == AgentMessage("assistant", "No.")
 
 
 def test_a_client_that_hides_an_image_in_a_tools_result_is_told():
