@@ -117,10 +117,12 @@ class CallRefusedError(ToolgymError):
 
 
 class Wire(Protocol):
-    """One API. `path` is that of its requests behind an episode's base address, such as `/chat/completions`."""
+    """One API. `path` is that of its requests behind an episode's base address, such as `/chat/completions`, and
+    `counting_path` that of requests for the number of a prompt's tokens."""
 
     name: str
     path: str
+    counting_path: str | None
 
     def read(self, body: Mapping[str, Any], memory: RequestMemory) -> AgentCall:
         """Read a request; `memory` is of its session. Raises CallRefusedError (400) for a request that cannot be

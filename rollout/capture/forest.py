@@ -104,14 +104,19 @@ class Forest:
             yield call
             waiting.extend(reversed(call.children))
 
-    def attach(self, number: int, request: AgentCall, renderer: ChatRenderer) -> CapturedCall:
-        """Put a request into its place, as a call that is generating. One that brings turns which are none of the
-        parent's descendants is a root, for a template cannot go on with turns that were not sampled there."""
+    def attach(
+        self, number: int, request: AgentCall, renderer: ChatRenderer, *, counting: bool = False
+    ) -> CapturedCall:
+        """Put a request into its place, as a call that is generating; or only find the place, for `counting`. One that
+        brings turns which are none of the parent's descendants is a root, for a template cannot go on with turns that
+        were not sampled there."""
         parent, at = self._find(request, renderer)
         origin = parent
         if parent is not None and any(message.role == "assistant" for message in request.messages[at:]):
             parent, at = None, 0
         messages = request.messages[at:]
+        if counting:
+            return CapturedCall(number, request.agent, renderer, messages, parent, GOES_ON)
         siblings = self._roots_beside(request.agent, renderer) if parent is None else parent.children
         cause, beside = self._cause_beside(siblings, messages, request)
         if cause is None and parent is not None:
@@ -128,13 +133,16 @@ class Forest:
 
     def uproot(self, call: CapturedCall, request: AgentCall) -> None:
         """Make a call a root, since the chat template cannot go on with its messages."""
-        self.drop(call)
+        if self.drop(call):
+            self.roots.append(call)
         call.parent, call.messages, call.cause = None, request.messages, "rewrite"
-        self.roots.append(call)
 
-    def drop(self, call: CapturedCall) -> None:
-        """Take a call without an answer out."""
-        (self.roots if call.parent is None else call.parent.children).remove(call)
+    def drop(self, call: CapturedCall) -> bool:
+        """Take a call without an answer out; False if it was only counted."""
+        siblings = self.roots if call.parent is None else call.parent.children
+        if is_in := call in siblings:
+            siblings.remove(call)
+        return is_in
 
     def keep(self, call: CapturedCall, reply: Reply) -> None:
         call.reply, call.sent, call.state = reply, written(reply), State.KEPT

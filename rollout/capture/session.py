@@ -131,6 +131,16 @@ class CaptureSession:
             if not kept and self._trajectory is None:
                 self._forest.drop(call)
 
+    async def count_tokens(self, request: AgentCall) -> int:
+        """The tokens of the prompt that a call with this request would have. Raises CallRefusedError as `answer`."""
+        self._require_open()
+        renderer = await self._renderers.of(request.tools)
+        call = self._forest.attach(self._calls, request, renderer, counting=True)
+        try:
+            return len((await self._conversation(request, call, bounded=False)).context)
+        except TemplateError as error:
+            raise CallRefusedError(400, "invalid_messages", str(error)) from error
+
     def undelivered(self, reply_id: str) -> None:
         """Note that an answer did not reach the agent."""
         if self._trajectory is None:
@@ -209,8 +219,8 @@ class CaptureSession:
 
     # ------------------------------------------------------------------ its tokens before
 
-    async def _conversation(self, request: AgentCall, call: CapturedCall) -> Conversation:
-        """The conversation up to where the policy speaks."""
+    async def _conversation(self, request: AgentCall, call: CapturedCall, *, bounded: bool = True) -> Conversation:
+        """The conversation up to where the policy speaks. Raises TooManyTokensError if it is `bounded`."""
         if call.parent is not None:
             conversation = self._conversation_of(call.parent).fork()
             before = len(conversation.context)
@@ -219,7 +229,8 @@ class CaptureSession:
             ids = CallIds(call.parent.requests, call.parent.seen)
             observation = delta_form(to_messages(call.messages, ids), call.renderer)
             if observation is not None:
-                extend = partial(conversation.extended_with, observation, most=self._budget.longest(conversation) - 1)
+                most = self._budget.longest(conversation) - 1 if bounded else None
+                extend = partial(conversation.extended_with, observation, most=most)
                 try:
                     extension = await encoded_apart(extend, observation)
                 except TemplateError:
@@ -231,12 +242,11 @@ class CaptureSession:
                     call.observation, call.lead = tuple(observation), tuple(conversation.context[before:])
                     return conversation
             self._forest.uproot(call, request)
-        return await self._begun(call)
+        return await self._begun(call, self._budget.prompt if bounded else None)
 
-    async def _begun(self, call: CapturedCall) -> Conversation:
+    async def _begun(self, call: CapturedCall, most: int | None) -> Conversation:
         messages = to_messages(call.messages, CallIds())
         refusal: TemplateError | None = None
-        most = self._budget.prompt
         for form in prompt_forms(messages, call.renderer):
             begin = partial(Conversation, call.renderer, HistoryMode.APPEND, form, most=most)
             try:
@@ -244,7 +254,7 @@ class CaptureSession:
             except TemplateError as error:
                 refusal = refusal or error
                 continue
-            if len(conversation.context) > most:
+            if most is not None and len(conversation.context) > most:
                 raise TooManyTokensError(len(conversation.context))
             call.observation, call.lead = tuple(form), conversation.context.as_tuple()
             return conversation

@@ -45,6 +45,12 @@ def compacts(headers: Mapping[str, str]) -> bool:
     return kind == "compaction" or headers.get("x-openai-subagent") == COMPACT
 
 
+def retries(headers: Mapping[str, str]) -> int:
+    """How often the client sent the request before, as the official SDKs say it."""
+    count = headers.get("x-stainless-retry-count", "")
+    return int(count) if count.isascii() and count.isdigit() and len(count) < 9 else 0
+
+
 class SubAgents:
     """Names of the sub-agents of one episode. Clients that name each conversation, and of none say whose it is, begin
     with the main one."""

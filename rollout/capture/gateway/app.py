@@ -8,7 +8,7 @@ import json
 import logging
 import os
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,6 +47,8 @@ METRICS_PREFIX = "toolgym_capture"
 
 REPEATED = (408, 409, 429)
 """Statuses below 500 of which clients send the request again, so an answer that is final has none of them."""
+
+Handle = Callable[[Wire, Call, HostedEpisode, AgentCall], Awaitable[web.StreamResponse]]
 
 _UNDELIVERED: web.ResponseKey[functools.partial[None]] = web.ResponseKey("undelivered", functools.partial)
 
@@ -94,38 +96,37 @@ class CaptureApp(HttpApp):
     # ------------------------------------------------------------------ agents
 
     def _agents_routes(self, wires: Sequence[Wire]) -> list[Route]:
+        models = Operation(self._models, "List the policy's model", None, "application/json")
         routes = []
         for prefix in ("/sessions/{session}/v1", "/v1"):
-            for wire in wires:
-                handler = functools.partial(self._answer_agent, wire)
-                summary = f"Answer an agent: {wire.name}"
-                operation = Operation(handler, summary, "application/json", "application/json")
-                routes.append(Route(prefix + wire.path, {"POST": operation}, public=True, runs=True))
-            models = Operation(self._models, "List the policy's model", None, "application/json")
             routes.append(Route(f"{prefix}/models", {"GET": models}, public=True))
+            for wire in wires:
+                for path, handle in ((wire.path, self._turn), (wire.counting_path, self._count)):
+                    handler = functools.partial(self._of_agent, wire, handle)
+                    summary = f"{'Answer an agent' if path == wire.path else 'Count tokens'}: {wire.name}"
+                    operation = Operation(handler, summary, "application/json", "application/json")
+                    if path is not None:
+                        routes.append(Route(prefix + path, {"POST": operation}, public=True, runs=path == wire.path))
         return routes
 
     async def _models(self, call: Call) -> web.Response:
         model = {"id": "policy", "object": "model", "type": "model", "created": 0, "owned_by": "toolgym"}
         return answer({"object": "list", "data": [model], "has_more": False})
 
-    async def _answer_agent(self, wire: Wire, call: Call) -> web.StreamResponse:
+    async def _of_agent(self, wire: Wire, handle: Handle, call: Call) -> web.StreamResponse:
+        """Handle a request of an agent; errors are told in the words of its wire."""
         try:
             episode = self._episode_of(call)
-            agent_call = self._read(wire, call, episode)
-            async with (
-                self.episodes.table.use_beside(episode.name),
-                self.gate.slot(),
-                episode.answering(agent_call) as answering,
-            ):
-                if agent_call.stream:
-                    return await self._stream(wire, call, agent_call, answering)
-                reply = await answering.reply()
-                assert reply is not None
-                response: web.StreamResponse = answer(wire.answer(agent_call, reply))
-                answering.delivered = True  # if it is not, `undelivered` hears of it
-                response[_UNDELIVERED] = functools.partial(episode.capture.undelivered, reply.id)
-                return response
+            headers, body = call.request.headers, _json_object(call.body)
+            agent_call = wire.read(body, episode.memory)
+            agent_call = replace(
+                agent_call,
+                agent=episode.sub_agents.name(headers, body),
+                compacts=agent_headers.compacts(headers),
+                retries=agent_headers.retries(headers),
+            )
+            async with self.episodes.table.use_beside(episode.name):
+                return await handle(wire, call, episode, agent_call)
         except BusyError as error:
             refusal = CallRefusedError(429, "rate_limit_exceeded", str(error))
             return answer(wire.refusal(refusal), 429, {"Retry-After": str(error.retry_after)})
@@ -134,14 +135,20 @@ class CaptureApp(HttpApp):
         except CallRefusedError as error:
             return _refused(wire, error)
 
-    def _read(self, wire: Wire, call: Call, episode: HostedEpisode) -> AgentCall:
-        headers, body = call.request.headers, _json_object(call.body)
-        agent_call = wire.read(body, episode.memory)
-        return replace(
-            agent_call,
-            agent=episode.sub_agents.name(headers, body),
-            compacts=agent_call.compacts or agent_headers.compacts(headers),
-        )
+    async def _count(self, _: Wire, __: Call, episode: HostedEpisode, agent_call: AgentCall) -> web.StreamResponse:
+        tokens = await episode.capture.count_tokens(agent_call)
+        return answer({"object": "response.input_tokens", "input_tokens": tokens})
+
+    async def _turn(self, wire: Wire, call: Call, episode: HostedEpisode, agent_call: AgentCall) -> web.StreamResponse:
+        async with self.gate.slot(), episode.answering(agent_call) as answering:
+            if agent_call.stream:
+                return await self._stream(wire, call, agent_call, answering)
+            reply = await answering.reply()
+            assert reply is not None
+            response: web.StreamResponse = answer(wire.answer(agent_call, reply))
+            answering.delivered = True  # if it is not, `undelivered` hears of it
+            response[_UNDELIVERED] = functools.partial(episode.capture.undelivered, reply.id)
+            return response
 
     async def _stream(self, wire: Wire, call: Call, agent_call: AgentCall, answering: Answering) -> web.StreamResponse:
         """Send events. Nothing is sent before the policy spoke for a heartbeat's time: so a call that is refused at

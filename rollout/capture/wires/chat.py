@@ -21,7 +21,7 @@ _UNHEARD = (
 
 class ChatWire:
     name = "chat"
-    path = "/chat/completions"
+    path, counting_path = "/chat/completions", None
 
     def read(self, body: Mapping[str, Any], memory: RequestMemory) -> AgentCall:
         fields.refuse_constraints(body, {"response_format": body.get("response_format")})

@@ -20,18 +20,13 @@ _CLIENT_TOOLS = ("local_shell", "shell", "apply_patch", "computer", "computer_us
 """Types of tools that the agent runs and whose schema only OpenAI's servers know."""
 
 _UNHEARD = (
-    "tool_choice",
-    "parallel_tool_calls",
-    "top_logprobs",
-    "max_tool_calls",
-    "reasoning.effort",
-    "text.verbosity",
+    *("tool_choice", "parallel_tool_calls", "max_tool_calls", "top_logprobs", "reasoning.effort", "text.verbosity"),
 )
 
 
 class ResponsesWire:
     name = "responses"
-    path = "/responses"
+    path, counting_path = "/responses", "/responses/input_tokens"
 
     def read(self, body: Mapping[str, Any], memory: RequestMemory) -> AgentCall:
         form = fields.mapping(body.get("text") or {}, "text").get("format")

@@ -23,7 +23,7 @@ class Kept:
 class LineWire:
     """A wire of one message a request."""
 
-    name, path = "lines", "/lines"
+    name, path, counting_path = "lines", "/lines", "/lines/count"
 
     def read(self, body, memory):
         if "text" not in body:
@@ -56,6 +56,9 @@ class Episode:
         self.calls, self.lost, self.cancelled, self.trajectory = [], [], 0, None
         self.wait = {}
         self._numbers = itertools.count()
+
+    async def count_tokens(self, call):
+        return len(call.messages[0].content)
 
     async def answer(self, call):
         text = call.messages[-1].content

@@ -6,7 +6,9 @@ import asyncio
 import json
 
 import aiohttp
+import anthropic
 import numpy as np
+import openai
 import pytest
 
 from tests.rollout.capture.gateway.stand_ins import Kept
@@ -157,3 +159,27 @@ async def test_a_stream_has_the_text_of_its_turn(engine):
         assert "".join(block.get("text", "") for block in blocks) == text
         trajectory = await server.finish(session, 1.0)
     assert len(trajectory.turns) == 3
+
+
+async def test_tokens_are_counted_as_a_call_has_them_and_counting_is_no_call(engine):
+    async with CaptureServer(engine, config=config()) as server:
+        session = await server.open("t1")
+        async with (
+            anthropic.AsyncAnthropic(base_url=session.anthropic_url, api_key=session.key) as claude,
+            openai.AsyncOpenAI(base_url=session.openai_url, api_key=session.key) as codex,
+        ):
+            asked = {"model": "m", "messages": [*QUESTION]}
+            for _ in range(2):
+                count = await claude.messages.count_tokens(**asked)
+                message = await claude.messages.create(max_tokens=64, **asked)
+                assert count.input_tokens == message.usage.input_tokens + (message.usage.cache_read_input_tokens or 0)
+                answered = [block.model_dump() for block in message.content]
+                asked["messages"] += [{"role": "assistant", "content": answered}, {"role": "user", "content": "Sure?"}]
+            counted = await codex.responses.input_tokens.count(model="m", input="6*7?")
+            response = await codex.responses.create(model="m", input="6*7?")
+            assert counted.input_tokens == response.usage.input_tokens
+            with pytest.raises(anthropic.BadRequestError, match="messages"):
+                await claude.messages.count_tokens(model="m", messages=[{"role": "robot", "content": "x"}])
+        trajectory = await server.finish(session)
+    assert trajectory.metrics["calls"] == len(trajectory.turns) == 3
+    assert len(trajectory.sequences) == 2, "the second question of the first conversation goes on from its answer"
