@@ -46,7 +46,7 @@ def compacts(headers: Mapping[str, str]) -> bool:
 
 
 def retries(headers: Mapping[str, str]) -> int:
-    """How often the client sent the request before, as the official SDKs say it."""
+    """The times that the client sent the request before, as the official SDKs say it."""
     count = headers.get("x-stainless-retry-count", "")
     return int(count) if count.isascii() and count.isdigit() and len(count) < 9 else 0
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pydantic_core
 from aiohttp import web
 
-from toolgym.rollout.capture.agent_call import AgentCall, CallRefusedError, Wire
+from toolgym.rollout.capture.agent_call import AgentCall, CallRefusedError
 from toolgym.rollout.capture.gateway import agent_headers
 from toolgym.rollout.capture.gateway.captured_run import CapturedRun, captured_run
 from toolgym.rollout.capture.gateway.config import CaptureConfig
@@ -26,6 +26,7 @@ from toolgym.rollout.capture.prompts import Renderers
 from toolgym.rollout.capture.rules import CaptureRules
 from toolgym.rollout.capture.session import CaptureSession
 from toolgym.rollout.capture.wires import WIRES
+from toolgym.rollout.capture.wires.base import Wire
 from toolgym.rollout.engines.base import Engine, require_tokenizer
 from toolgym.rollout.engines.open import open_engine
 from toolgym.rollout.episode.config import EpisodeConfig

@@ -21,7 +21,8 @@ _UNHEARD = (
 
 class ChatWire:
     name = "chat"
-    path, counting_path = "/chat/completions", None
+    path = "/chat/completions"
+    counting_path: str | None = None
 
     def read(self, body: Mapping[str, Any], memory: RequestMemory) -> AgentCall:
         fields.refuse_constraints(body, {"response_format": body.get("response_format")})

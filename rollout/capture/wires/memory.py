@@ -22,7 +22,7 @@ class _History(NamedTuple):
     messages: list[AgentMessage]
 
     def shared(self, entries: list[Any]) -> int:
-        """How many entries are the same, from the first one on."""
+        """The number of entries that are the same, from the first one on."""
         if entries[: len(self.entries)] == self.entries:
             return len(self.entries)
         pairs = zip(entries, self.entries, strict=False)

@@ -41,7 +41,8 @@ _ERRORS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit
 
 class MessagesWire:
     name = "messages"
-    path, counting_path = "/messages", "/messages/count_tokens"
+    path = "/messages"
+    counting_path: str | None = "/messages/count_tokens"
 
     def read(self, body: Mapping[str, Any], memory: RequestMemory) -> AgentCall:
         offered, left_out = memory.value("messages tools", body.get("tools"), _tools)

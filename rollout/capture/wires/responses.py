@@ -26,7 +26,8 @@ _UNHEARD = (
 
 class ResponsesWire:
     name = "responses"
-    path, counting_path = "/responses", "/responses/input_tokens"
+    path = "/responses"
+    counting_path: str | None = "/responses/input_tokens"
 
     def read(self, body: Mapping[str, Any], memory: RequestMemory) -> AgentCall:
         form = fields.mapping(body.get("text") or {}, "text").get("format")
