@@ -18,7 +18,7 @@ from toolgym.rollout.runner.admission import Admission
 from toolgym.rollout.runner.base import RunnerProtocol, Sink, checked_sinks, write_to_all
 from toolgym.rollout.runner.branching import Brancher
 from toolgym.rollout.runner.config import RunConfig
-from toolgym.rollout.runner.envs.env_factory import EnvFactory
+from toolgym.rollout.runner.envs.env_factory import EnvFactory, JobEpisode, MakeEpisode
 from toolgym.rollout.runner.envs.env_pool import EnvPool, Suspended, SuspendedEpisodes
 from toolgym.rollout.runner.metrics.spans import spans_of_run
 from toolgym.rollout.runner.run_episode import policy_renderer
@@ -161,6 +161,8 @@ class Runner(RunnerProtocol):
             stack.enter_context(freeze_heap())
             stack.enter_context(observed_run(run.observed_by))
             await run.prepare()
+            if (episodes := self.env.episodes) is not None:
+                run.make_episode = await stack.enter_async_context(episodes(self.engine, self.tokenizer, self.config))
             with run.admission.applied():
                 playing = asyncio.create_task(run.play(ready, first))
             try:
@@ -215,7 +217,8 @@ class _Run:
         self._between_turns = brancher.between_turns if brancher is not None else None
         self._renderers: dict[tuple[str, ...], ChatRenderer] = {}
         self._settings: Mapping[str, str] = {}
-        self._episodes: dict[tuple[str, int], Episode] = {}
+        self.make_episode: MakeEpisode = Episode
+        self._episodes: dict[tuple[str, int], JobEpisode] = {}
         self._early_cuts: dict[tuple[str, int], Cut] = {}
         self._tasks: asyncio.TaskGroup | None = None
         self._playing = self._without_env = 0  # episodes that run, and those of them that take an env yet
@@ -311,11 +314,11 @@ class _Run:
         """Play an episode, or go on with one that stands still, and hand on what the scheduler makes of it."""
         try:
             episode = await self._episode(job)
-            if isinstance(episode, Episode):
+            if isinstance(episode, Trajectory):
+                trajectory: Trajectory | None = episode
+            else:
                 trajectory = await episode.run(between_turns=self._between_turns)
                 await self._leave_env(episode, trajectory)
-            else:
-                trajectory = episode
             ready: Sequence[Trajectory] = ()
             if trajectory is None:
                 self._scheduler.suspended(job)
@@ -329,7 +332,7 @@ class _Run:
         finally:
             self._end_episode(lease)
 
-    async def _episode(self, job: Job) -> Episode | Trajectory:
+    async def _episode(self, job: Job) -> JobEpisode | Trajectory:
         """Return the episode of a job; its trajectory if no env can be made for it."""
         if job.member in self.suspended:
             episode, env = self.suspended.pop(job.member)
@@ -345,7 +348,7 @@ class _Run:
                 for observer in self._observers:
                     observer.ended(job, lost)
                 return lost
-            episode = Episode(
+            episode = self.make_episode(
                 job,
                 self.config,
                 env,
@@ -360,7 +363,7 @@ class _Run:
             _end(episode, self._early_cuts.pop(job.member))
         return episode
 
-    async def _leave_env(self, episode: Episode, trajectory: Trajectory | None) -> None:
+    async def _leave_env(self, episode: JobEpisode, trajectory: Trajectory | None) -> None:
         if trajectory is None:
             self.envs.release(episode.env)
             self.suspended[episode.job.member] = Suspended(episode, episode.env)
@@ -379,7 +382,7 @@ class _Run:
                 _end(episode, cut)
 
 
-def _end(episode: Episode, cut: Cut) -> None:
+def _end(episode: JobEpisode, cut: Cut) -> None:
     if cut.how is Stragglers.CARRY:
         episode.suspend()
     else:

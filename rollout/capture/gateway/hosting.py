@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import hashlib
 import secrets
 import time
@@ -32,8 +33,8 @@ Begin = Callable[[Job, EpisodeConfig, CaptureRules], CaptureSession]
 class Answering:
     """An answer on its way. An agent that did not get it has not seen it: then it is not `delivered`."""
 
-    def __init__(self, answer: Coroutine[Any, Any, Reply]) -> None:
-        self._task = asyncio.create_task(answer)
+    def __init__(self, answer: Coroutine[Any, Any, Reply], context: contextvars.Context | None) -> None:
+        self._task = asyncio.create_task(answer, context=None if context is None else context.copy())
         self.delivered = False
 
     async def reply(self, seconds: float | None = None) -> Reply | None:
@@ -52,7 +53,9 @@ class Answering:
 
 class HostedEpisode(TableSession):
     """An episode that is open for its agent, who shows its `key`. It has its `trajectory` once it ended, unless it was
-    dropped."""
+    dropped. Its calls are answered in a `context`."""
+
+    context: contextvars.Context | None = None
 
     def __init__(self, name: str, key: str, capture: CaptureSession, job: Job, episodes: Episodes) -> None:
         super().__init__(name, patience=1.0, max_waiting=0)
@@ -66,7 +69,7 @@ class HostedEpisode(TableSession):
     @contextlib.asynccontextmanager
     async def answering(self, call: AgentCall) -> AsyncIterator[Answering]:
         """Answer a call, beside others. At the end of the block it is aborted if it is not answered."""
-        answering = Answering(self.capture.answer(call))
+        answering = Answering(self.capture.answer(call), self.context)
         self._calls += 1
         self._answering += 1
         try:
@@ -145,6 +148,15 @@ class Episodes:
             raise
         if named_by_key:
             self._names[_digest(key)] = name
+        return self.table.add(episode)
+
+    def host(self, capture: CaptureSession) -> HostedEpisode:
+        """Let an agent speak to an episode that its caller ends. Its calls are the caller's: the limits of a run, for
+        example, hold for them."""
+        with self.table.room():
+            episode = HostedEpisode(new_name(), f"sk-{secrets.token_urlsafe(24)}", capture, capture.job, self)
+        episode.context = contextvars.copy_context()
+        self._names[_digest(episode.key)] = episode.name
         return self.table.add(episode)
 
     def known(self, name: str) -> HostedEpisode | None:

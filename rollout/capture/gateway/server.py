@@ -14,6 +14,7 @@ from toolgym.rollout.capture.gateway.app import CaptureApp, sessions_of
 from toolgym.rollout.capture.gateway.captured_run import CapturedRun, captured_run
 from toolgym.rollout.capture.gateway.config import CaptureConfig
 from toolgym.rollout.capture.gateway.control import NewSession, OpenedSession
+from toolgym.rollout.capture.session import CaptureSession
 from toolgym.rollout.capture.wires import WIRES
 from toolgym.rollout.engines.base import Engine, require_tokenizer
 from toolgym.rollout.runner.base import Sink
@@ -71,6 +72,10 @@ class CaptureServer:
         row = task.to_row() if isinstance(task, Task) else task
         episode = NewSession.of(task=row, **options).open(self._serving().episodes, self.config)
         return OpenedSession.at(episode, self.config.public_url or self.url)
+
+    def host(self, capture: CaptureSession) -> OpenedSession:
+        """Open a session for an episode of a run of its own; `drop` ends it."""
+        return OpenedSession.at(self._serving().episodes.host(capture), self.config.public_url or self.url)
 
     @named_keywords
     async def finish(

@@ -2,14 +2,36 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from toolgym.envs.base import BaseEnv
 from toolgym.envs.registry import make, spec
 from toolgym.envs.tasks.sources import TaskSource
 from toolgym.rollout.episode.env_lifecycle import close_env
 from toolgym.tools.errors import ConfigError
+
+if TYPE_CHECKING:
+    from toolgym.rollout.job import Job
+    from toolgym.rollout.trajectory.trajectory import Trajectory
+
+
+class JobEpisode(Protocol):
+    """Plays one job with an env, as `Episode` does; `run` returns None only if it was asked to stand still."""
+
+    job: Job
+    env: BaseEnv
+
+    async def run(self, *, between_turns: Any = None) -> Trajectory | None: ...
+
+    def cut(self) -> None: ...
+
+    def suspend(self) -> None: ...
+
+
+MakeEpisode = Callable[..., JobEpisode]
+"""Takes what `Episode` takes."""
 
 
 @dataclass(frozen=True)
@@ -20,11 +42,13 @@ class EnvFactory:
         env_id: the env's name in trajectories: its id, or a name of your choice.
         make: makes one env.
         kwargs: the arguments of `toolgym.make(env_id, ...)` for such an env; None if only `make` can make it.
+        episodes: opens, for one run with an engine, tokenizer and config, what plays its episodes; None: `Episode`.
     """
 
     env_id: str
     make: Callable[[], BaseEnv]
     kwargs: Mapping[str, Any] | None = None
+    episodes: Callable[..., AbstractAsyncContextManager[MakeEpisode]] | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.env_id, str) or not callable(self.make):

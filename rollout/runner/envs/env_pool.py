@@ -10,19 +10,17 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from toolgym.envs.base import BaseEnv
 from toolgym.rollout.episode.env_lifecycle import CLOSE_TIMEOUT, close_env, close_env_once
 from toolgym.rollout.job import Job
+from toolgym.rollout.runner.envs.env_factory import JobEpisode
 from toolgym.tools.concurrency import deadline
 from toolgym.tools.concurrency.blocking import contained
 from toolgym.tools.concurrency.deadline import DeadlineError, shielded, together, with_deadline
 from toolgym.tools.concurrency.execution_pool import ExecutionPool
 from toolgym.tools.errors import EpisodeError
-
-if TYPE_CHECKING:
-    from toolgym.rollout.episode.episode import Episode
 
 BATCH_SECONDS = 0.02
 """Seconds after which no further env is made before those that are ready are handed over."""
@@ -209,7 +207,7 @@ async def close_all(envs: Sequence[BaseEnv]) -> None:
 class Suspended(NamedTuple):
     """An episode that stands still, and its env."""
 
-    episode: Episode
+    episode: JobEpisode
     env: BaseEnv
 
 
