@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,7 +10,7 @@ from urllib.parse import parse_qsl, unquote
 from aiohttp import web
 
 from toolgym.tools.sandbox.e2b.config import E2bServerConfig
-from toolgym.tools.sandbox.e2b.connect import E2bRefusedError, answered, gone, read_json, section
+from toolgym.tools.sandbox.e2b.connect import E2bRefusedError, answered, gone, read_json, same, section
 from toolgym.tools.sandbox.e2b.sandboxes import E2bSandbox, Sandboxes, SandboxState, stamp
 from toolgym.tools.sandbox.local.host.resources import available_processors
 from toolgym.tools.serving.routes import Call, Operation, Route
@@ -61,12 +60,12 @@ class ControlPlane:
             route("/templates/{id}", DELETE=self.delete_snapshot),
         ]
 
-    def owner(self, call: Call) -> bytes:
+    def owner(self, call: Call) -> str:
         """Return the key that a client shows. Raises E2bRefusedError (401); takes the same time for every wrong key."""
-        key = call.request.headers.get("X-API-KEY", "").encode("utf-8", "surrogateescape")
+        key = call.request.headers.get("X-API-KEY", "")
         if not key:
             raise E2bRefusedError("unauthenticated", "no API key: set E2B_API_KEY, which is sent as X-API-KEY")
-        if self._keys is not None and not any([hmac.compare_digest(key, each) for each in self._keys]):  # noqa: C419
+        if self._keys is not None and not any([same(key, each) for each in self._keys]):  # noqa: C419
             raise E2bRefusedError("unauthenticated", "the API key is not one of this server's")
         return key
 

@@ -6,16 +6,13 @@ import codecs
 import json
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from toolgym.tools.errors import SandboxError
 from toolgym.tools.sandbox.base import CellError, CellResult, ExecutionStatus
-from toolgym.tools.sandbox.e2b.connect import CutError
+from toolgym.tools.sandbox.e2b.connect import CutError, Emit
 from toolgym.tools.sandbox.processes import Process, ProcessRequest
-
-Emit = Callable[[Mapping[str, Any]], Awaitable[None]]
-"""Passes on one line of a cell's answer."""
 
 LOOK = 20.0
 """Seconds that one question for output waits."""

@@ -42,14 +42,15 @@ class E2bServerConfig(ServerConfig):
         limits = self.limits.model_copy(update={"output_bytes": kept})
         return self.model_copy(update={"limits": limits}).sandbox()
 
-    def api_keys(self) -> list[bytes] | None:
+    def api_keys(self) -> list[str] | None:
         """Return the keys that are let in; None for all. Raises ConfigError for a file without keys."""
         if self.e2b_keys is None:
-            return None if self.secret is None else [self.secret.encode()]
+            return None if self.secret is None else [self.secret]
         try:
-            keys = [line.strip() for line in self.e2b_keys.read_bytes().splitlines() if line.strip()]
+            text = self.e2b_keys.read_text(encoding="utf-8", errors="surrogateescape")
         except OSError as error:
             raise ConfigError(f"e2b_keys: cannot read {str(self.e2b_keys)!r}: {error}") from None
+        keys = text.split()
         if not keys:
             raise ConfigError(f"e2b_keys: {str(self.e2b_keys)!r} has no key; write one a line")
         return keys

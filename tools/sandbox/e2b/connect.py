@@ -7,12 +7,13 @@ A frame is a flag byte, the length in four bytes (big endian) and JSON. The last
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import hmac
 import json
 import logging
 import struct
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from typing import Any
+from asyncio import FIRST_COMPLETED
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any, NamedTuple
 
 from aiohttp import web
 
@@ -122,6 +123,11 @@ def _internal(call: Call, error: Exception) -> E2bRefusedError:
     return E2bRefusedError("internal", "internal error; see the server's log")
 
 
+def same(shown: str, secret: str) -> bool:
+    """Whether a client shows a secret; a wrong one takes the same time wherever it differs."""
+    return hmac.compare_digest(shown.encode("utf-8", "surrogateescape"), secret.encode("utf-8", "surrogateescape"))
+
+
 def read_json(body: bytes) -> dict[str, Any]:
     """Return the object of a body; an empty one is an empty object. Raises E2bRefusedError."""
     try:
@@ -178,45 +184,85 @@ class CutError(ConnectionError):
     """The connection is to be cut without an end: the sandbox of a stream is gone."""
 
 
-async def stream(
-    call: Call, messages: AsyncGenerator[Mapping[str, Any], None], write_timeout: float
-) -> web.StreamResponse:
-    """Answer with a stream of messages, until the client's deadline.
+Emit = Callable[[Mapping[str, Any]], Awaitable[None]]
+"""Passes on one message of a stream."""
 
-    Errors stand in the last frame. Raises ConnectionError if the client is gone, or if its sandbox is: then the
-    connection is cut, by which the SDKs know it.
+
+class Form(NamedTuple):
+    """The form of a stream: `sign` says that it lives, and `end` makes the last bytes, for an error or none."""
+
+    content_type: str
+    pack: Callable[[Mapping[str, Any]], bytes]
+    sign: Mapping[str, Any] | None
+    end: Callable[[E2bRefusedError | None], bytes]
+
+
+def _end(refused: E2bRefusedError | None) -> bytes:
+    return frame({} if refused is None else {"error": {"code": refused.code, "message": str(refused)}}, END)
+
+
+PROGRAM = Form("application/connect+json", frame, {"event": {"keepalive": {}}}, _end)
+WATCH = PROGRAM._replace(sign={"keepalive": {}})
+SILENT = PROGRAM._replace(sign=None)
+
+
+async def stream(
+    call: Call,
+    form: Form,
+    produce: Callable[[Emit], Awaitable[None]],
+    cut: asyncio.Event,
+    write_timeout: float,
+    *,
+    ping: float | None = None,
+) -> web.StreamResponse:
+    """Answer with the messages that `produce` emits, and every `ping` seconds a sign of life.
+
+    The client's deadline ends it, and `cut` cuts the connection, by which the SDKs know that a sandbox is gone. An
+    error is told at the end. Raises ConnectionError if the client is gone, or if its sandbox is.
     """
-    response = web.StreamResponse(headers={"Content-Type": "application/connect+json"})
-    end: dict[str, Any] = {}
+    response = web.StreamResponse(headers={"Content-Type": form.content_type})
+    lock, refused = asyncio.Lock(), None
+
+    async def emit(message: Mapping[str, Any]) -> None:
+        async with lock:
+            await within(write_timeout, response.write(form.pack(message)))
+
+    await response.prepare(call.request)
+    running, cutting = asyncio.ensure_future(produce(emit)), asyncio.create_task(cut.wait())
     try:
-        await response.prepare(call.request)
-        try:
-            async with asyncio.timeout(deadline_of(call)), contextlib.aclosing(messages):
-                async for message in messages:
-                    await within(write_timeout, response.write(frame(message)))
-        except TimeoutError:
-            end = {"error": {"code": "deadline_exceeded", "message": "the request's deadline has passed"}}
-        except ConnectionError:
-            raise
-        except Exception as error:  # noqa: BLE001  the answer has begun, so its end says it
-            refused = refusal_of(error) or _internal(call, error)
-            end = {"error": {"code": refused.code, "message": str(refused)}}
-        await within(write_timeout, response.write(frame(end, END)))
-        await within(write_timeout, response.write_eof())
+        async with asyncio.timeout(deadline_of(call)):
+            while not running.done():
+                silence = ping or _seconds(call, "Keepalive-Ping-Interval", 1.0) or 90.0
+                done, _ = await asyncio.wait({running, cutting}, timeout=silence, return_when=FIRST_COMPLETED)
+                if done == {cutting}:
+                    raise CutError("the sandbox was paused or ended")
+                if not done and form.sign is not None:
+                    await emit(form.sign)
+        await running
     except CutError:
         if call.request.transport is not None:
             call.request.transport.close()
         raise
+    except ConnectionError:
+        raise
+    except TimeoutError:
+        refused = E2bRefusedError("deadline_exceeded", "the request's deadline has passed")
+    except Exception as error:  # noqa: BLE001  the answer has begun, so its end says it
+        refused = refusal_of(error) or _internal(call, error)
+    finally:
+        for task in (running, cutting):
+            task.cancel()
+        await asyncio.gather(running, cutting, return_exceptions=True)
+    await within(write_timeout, response.write(form.end(refused)))
+    await within(write_timeout, response.write_eof())
     return response
 
 
 def deadline_of(call: Call) -> float | None:
     """Return the seconds that a client allows a call, if it says so."""
-    text = call.request.headers.get("connect-timeout-ms", "")
-    return int(text) / 1000 if text.isascii() and text.isdigit() and int(text) > 0 else None
+    return _seconds(call, "connect-timeout-ms", 1e-3)
 
 
-def ping_interval(call: Call) -> float:
-    """Return the seconds of silence after which a stream says that it lives."""
-    text = call.request.headers.get("Keepalive-Ping-Interval", "")
-    return float(text) if text.isascii() and text.isdigit() and int(text) > 0 else 90.0
+def _seconds(call: Call, header: str, unit: float) -> float | None:
+    text = call.request.headers.get(header, "")
+    return int(text) * unit if text.isascii() and text.isdigit() and int(text) > 0 else None

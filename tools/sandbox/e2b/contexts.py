@@ -20,8 +20,8 @@ from collections.abc import Mapping
 from toolgym.tools.concurrency.deadline import shielded
 from toolgym.tools.errors import SandboxError
 from toolgym.tools.sandbox.base import CellResult, ExecutionStatus, Session
-from toolgym.tools.sandbox.e2b.cell_output import Emit, cell_result, drop, lines_of, new_mark, read_until
-from toolgym.tools.sandbox.e2b.connect import E2bRefusedError
+from toolgym.tools.sandbox.e2b.cell_output import cell_result, drop, lines_of, new_mark, read_until
+from toolgym.tools.sandbox.e2b.connect import E2bRefusedError, Emit
 from toolgym.tools.sandbox.e2b.file_agent import PART, FileAgent, source_of
 from toolgym.tools.sandbox.processes import Process
 

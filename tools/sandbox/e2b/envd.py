@@ -6,28 +6,29 @@ import asyncio
 import base64
 import binascii
 import contextlib
-import hmac
 import re
 import secrets
 import signal
-from collections.abc import AsyncGenerator, Mapping
-from functools import partial
+from collections.abc import Mapping
 from typing import Any
 
 from aiohttp import web
 
+from toolgym.tools.errors import SandboxError
 from toolgym.tools.sandbox.e2b.config import E2bServerConfig
 from toolgym.tools.sandbox.e2b.connect import (
-    CutError,
+    PROGRAM,
+    SILENT,
+    WATCH,
     E2bRefusedError,
+    Emit,
     answered,
     deadline_of,
-    frame,
     gone,
-    ping_interval,
     read_frame,
     read_frames,
     read_json,
+    same,
     section,
     stream,
 )
@@ -69,7 +70,7 @@ class Finder:
         if box is None:
             raise gone(name)
         shown = call.request.headers.get("X-Access-Token")
-        if box.token is not None and (token or shown is not None) and not _same(shown or "", box.token):
+        if box.token is not None and (token or shown is not None) and not same(shown or "", box.token):
             raise E2bRefusedError("unauthenticated", "unauthorized access, please provide a valid access token")
         if wake and box.state is SandboxState.PAUSED and box.about["autoResume"]:
             await box.resume()
@@ -103,10 +104,6 @@ def check_user(name: str) -> None:
         raise E2bRefusedError(
             "unimplemented", f"programs and files are those of 'user' here; there is no user {name!r}"
         )
-
-
-def _same(shown: str, token: str) -> bool:
-    return hmac.compare_digest(shown.encode("utf-8", "surrogateescape"), token.encode())
 
 
 class Envd:
@@ -156,26 +153,21 @@ class Envd:
         """Start a program and stream its events. The client's deadline kills it, a client that goes does not."""
         box, message = await self._box(call), read_frame(call.body)
 
-        async def events() -> AsyncGenerator[Mapping[str, Any], None]:
+        async def events(emit: Emit) -> None:
             async with self._boxes.gate.slot():
                 program = await E2bProgram.start(box.session, message, box.env)
             box.add(program)
-            begin = partial(program.begin, deadline_of(call))
-            async with contextlib.aclosing(program.follow(ping_interval(call), begin)) as following:
-                async for event in following:
-                    yield event
+            await program.follow(emit, begins=True, seconds=deadline_of(call))
 
-        return await stream(call, events(), self._config.write_timeout)
+        return await stream(call, PROGRAM, events, box.ended, self._config.write_timeout)
 
     async def follow(self, call: Call) -> web.StreamResponse:
         box, message = await self._box(call), read_frame(call.body)
 
-        async def events() -> AsyncGenerator[Mapping[str, Any], None]:
-            async with contextlib.aclosing(_selected(box, message).follow(ping_interval(call))) as following:
-                async for event in following:
-                    yield event
+        async def events(emit: Emit) -> None:
+            await _selected(box, message).follow(emit)
 
-        return await stream(call, events(), self._config.write_timeout)
+        return await stream(call, PROGRAM, events, box.ended, self._config.write_timeout)
 
     async def list_programs(self, call: Call) -> web.Response:
         rows = [
@@ -191,9 +183,9 @@ class Envd:
 
     async def stream_input(self, call: Call) -> web.StreamResponse:
         box = await self._box(call)
-        program: E2bProgram | None = None
-        end: dict[str, Any] = {}
-        try:
+
+        async def taken(emit: Emit) -> None:
+            program: E2bProgram | None = None
             async for message in read_frames(call.request, 2 * MAX_INPUT, INPUT_PATIENCE):
                 if "start" in message:
                     program = _selected(box, section(message, "start"))
@@ -201,11 +193,9 @@ class Envd:
                     if program is None:
                         raise E2bRefusedError("invalid_argument", "the first message should name the process")
                     await self._put(program, section(message, "data").get("input"))
-        except E2bRefusedError as error:
-            end = {"error": {"code": error.code, "message": str(error)}}
-        parts = [] if end else [frame({})]
-        headers = {"Content-Type": "application/connect+json"}
-        return web.Response(body=b"".join([*parts, frame(end, 2)]), headers=headers)
+            await emit({})
+
+        return await stream(call, SILENT, taken, box.ended, self._config.write_timeout)
 
     async def close_stdin(self, call: Call) -> web.Response:
         await _selected(await self._box(call), read_json(call.body)).close_stdin()
@@ -258,44 +248,32 @@ class Envd:
 
     async def watch(self, call: Call) -> web.StreamResponse:
         box, message = await self._box(call), read_frame(call.body)
-        loop, ping = asyncio.get_running_loop(), ping_interval(call)
 
-        async def events() -> AsyncGenerator[Mapping[str, Any], None]:
+        async def events(emit: Emit) -> None:
             name = await _watch(box, message)
             try:
-                yield {"start": {}}
-                silent = loop.time()
+                await emit({"start": {}})
                 while True:
                     await asyncio.sleep(POLL)
-                    if box.closed:
-                        raise CutError("the sandbox ended")
                     box.check_running()
-                    for event in await _events(box, name, message):
-                        silent = loop.time()
-                        yield {"filesystem": event}
-                    if loop.time() - silent > ping:
-                        silent = loop.time()
-                        yield {"keepalive": {}}
+                    for event in await _events(box, name):
+                        await emit({"filesystem": event})
             finally:
                 await _unwatch(box, name)
 
-        return await stream(call, events(), self._config.write_timeout)
+        return await stream(call, WATCH, events, box.ended, self._config.write_timeout)
 
     async def create_watcher(self, call: Call) -> web.Response:
         box, message = await self._box(call), read_json(call.body)
-        name = await _watch(box, message)
-        box.watches[name] = bool(message.get("includeEntry"))
-        return answer({"watcherId": name})
+        return answer({"watcherId": await _watch(box, message)})
 
     async def events(self, call: Call) -> web.Response:
-        box, name = await self._box(call), str(read_json(call.body).get("watcherId"))
-        return answer({"events": await _events(box, name, {"includeEntry": box.watches.get(name)})})
+        box, message = await self._box(call), read_json(call.body)
+        return answer({"events": await _events(box, str(message.get("watcherId")))})
 
     async def remove_watcher(self, call: Call) -> web.Response:
-        box, name = await self._box(call), str(read_json(call.body).get("watcherId"))
-        if name not in box.watches:
-            raise _no_watcher(name)
-        await _unwatch(box, name)
+        box, message = await self._box(call), read_json(call.body)
+        await _unwatch(box, str(message.get("watcherId")), strict=True)
         return answer({})
 
 
@@ -329,17 +307,20 @@ async def _watch(box: E2bSandbox, message: Mapping[str, Any]) -> str:
         raise E2bRefusedError("resource_exhausted", f"a sandbox has at most {MOST_WATCHES} watches at once")
     name = f"w{secrets.token_hex(8)}"
     await box.files.ask("watch", id=name, path=_path(message), recursive=bool(message.get("recursive")))
-    box.watches[name] = False
+    box.watches[name] = bool(message.get("includeEntry"))
     return name
 
 
-async def _events(box: E2bSandbox, name: str, message: Mapping[str, Any]) -> list[dict[str, Any]]:
+async def _events(box: E2bSandbox, name: str) -> list[dict[str, Any]]:
     if name not in box.watches:
         raise _no_watcher(name)
-    return await box.files.entries("events", id=name, entries=bool(message.get("includeEntry")))
+    return await box.files.entries("events", id=name, entries=box.watches[name])
 
 
-async def _unwatch(box: E2bSandbox, name: str) -> None:
-    if box.watches.pop(name, None) is not None and not box.closed:
-        with contextlib.suppress(E2bRefusedError):
+async def _unwatch(box: E2bSandbox, name: str, *, strict: bool = False) -> None:
+    if box.watches.pop(name, None) is None:
+        if strict:
+            raise _no_watcher(name)
+    elif not box.ended.is_set():
+        with contextlib.suppress(E2bRefusedError, SandboxError):
             await box.files.ask("unwatch", id=name)

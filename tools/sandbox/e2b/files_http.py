@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import hmac
 import re
 import time
 from collections.abc import Iterator, Mapping
@@ -16,7 +15,7 @@ from aiohttp import web
 
 from toolgym.tools.errors import SandboxError
 from toolgym.tools.sandbox.e2b.config import E2bServerConfig
-from toolgym.tools.sandbox.e2b.connect import E2bRefusedError, answered
+from toolgym.tools.sandbox.e2b.connect import E2bRefusedError, answered, same
 from toolgym.tools.sandbox.e2b.envd import Finder, check_user, user_of
 from toolgym.tools.sandbox.e2b.file_agent import PART
 from toolgym.tools.sandbox.e2b.sandboxes import E2bSandbox, Sandboxes
@@ -122,7 +121,7 @@ class FilesOverHttp:
         path = request.query.get("path", "")
 
         def fits(token: str) -> bool:
-            return hmac.compare_digest(signature(path, operation, user, token, expires).encode(), shown.encode())
+            return same(shown, signature(path, operation, user, token, expires))
 
         if self._finder.names_one(call):
             box: E2bSandbox | None = await self._finder.find(call, token=False)

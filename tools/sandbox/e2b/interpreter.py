@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Coroutine, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from aiohttp import web
 
-from toolgym.tools.errors import ToolgymError
-from toolgym.tools.sandbox.e2b.cell_output import Emit
 from toolgym.tools.sandbox.e2b.config import E2bServerConfig
-from toolgym.tools.sandbox.e2b.connect import CutError, E2bRefusedError, answered, read_json, section
+from toolgym.tools.sandbox.e2b.connect import E2bRefusedError, Emit, Form, answered, read_json, section, stream
 from toolgym.tools.sandbox.e2b.contexts import CodeContext, ProgramContext, SessionContext
 from toolgym.tools.sandbox.e2b.envd import Finder
 from toolgym.tools.sandbox.e2b.file_agent import HOME
 from toolgym.tools.sandbox.e2b.sandboxes import E2bSandbox, Sandboxes
 from toolgym.tools.serving.json_bodies import encode
 from toolgym.tools.serving.routes import Call, Operation, Route
-from toolgym.tools.serving.transport import answer, within
+from toolgym.tools.serving.transport import answer
 
 PING = 30.0
 """Seconds of silence after which a cell's answer says that it lives."""
@@ -27,6 +24,21 @@ MOST_CONTEXTS = 32
 
 LANGUAGES = {"python": "python", "py": "python", "python3": "python", "bash": "bash", "sh": "bash", "shell": "bash"}
 """The languages that are served, by the names that clients use."""
+
+
+def _line(message: Mapping[str, Any]) -> bytes:
+    return encode(message) + b"\n"
+
+
+def _last_lines(refused: E2bRefusedError | None) -> bytes:
+    last = _line({"type": "end_of_execution"})
+    if refused is None:
+        return last
+    text = str(refused)
+    return _line({"type": "error", "name": "SandboxError", "value": text, "traceback": text}) + last
+
+
+_LINES = Form("application/x-ndjson", _line, {"type": "keepalive"}, _last_lines)
 
 
 class Interpreter:
@@ -57,43 +69,12 @@ class Interpreter:
             raise E2bRefusedError("invalid_argument", "give context_id or language, not both")
         context = self._context(box, name) if name else self._default(box, language or "python")
         env = {str(key): str(value) for key, value in section(asked, "env_vars").items()}
+
+        async def lines(emit: Emit) -> None:
+            await context.run(code, env, self._config.max_timeout, emit)
+
         async with self._boxes.gate.slot():
-            response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
-            await response.prepare(call.request)
-            lock = asyncio.Lock()
-
-            async def emit(line: Mapping[str, Any]) -> None:
-                async with lock:
-                    await within(self._config.write_timeout, response.write(encode(line) + b"\n"))
-
-            try:
-                await self._run(box, context.run(code, env, self._config.max_timeout, emit), emit)
-                await within(self._config.write_timeout, response.write_eof())
-            except CutError:
-                if call.request.transport is not None:
-                    call.request.transport.close()
-                raise
-        return response
-
-    async def _run(self, box: E2bSandbox, cell: Coroutine[Any, Any, None], emit: Emit) -> None:
-        """Await a cell, with signs of life, unless its sandbox is paused or ends."""
-        running, cut = asyncio.create_task(cell), asyncio.create_task(box.interrupted.wait())
-        try:
-            while not running.done():
-                done, _ = await asyncio.wait({running, cut}, timeout=PING, return_when=asyncio.FIRST_COMPLETED)
-                if cut in done:
-                    raise CutError("the sandbox was paused or ended")
-                if not done:
-                    await emit({"type": "keepalive"})
-            await running
-        except (ToolgymError, TimeoutError) as error:  # the answer has begun, so a line of it says why
-            text = str(error) or type(error).__name__
-            await emit({"type": "error", "name": type(error).__name__, "value": text, "traceback": text})
-        finally:
-            for task in (running, cut):
-                task.cancel()
-            await asyncio.gather(running, cut, return_exceptions=True)
-        await emit({"type": "end_of_execution"})
+            return await stream(call, _LINES, lines, box.interrupted, self._config.write_timeout, ping=PING)
 
     async def create(self, call: Call) -> web.Response:
         box, asked = await self._finder.find(call, token=False), read_json(call.body)

@@ -8,12 +8,12 @@ import contextlib
 import posixpath
 import re
 import signal
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from toolgym.tools.errors import SandboxError, SandboxFileError
 from toolgym.tools.sandbox.base import Session
-from toolgym.tools.sandbox.e2b.connect import CutError, E2bRefusedError, section
+from toolgym.tools.sandbox.e2b.connect import CutError, E2bRefusedError, Emit, section
 from toolgym.tools.sandbox.e2b.file_agent import HOME
 from toolgym.tools.sandbox.processes import Process, ProcessRequest, ProcessState, check_size
 
@@ -41,9 +41,6 @@ class E2bProgram:
         self._process, self._pty, self._stdin = process, pty, stdin
         self._queues: list[asyncio.Queue[Event | None]] = []
         self._pump: asyncio.Task[None] | None = None
-        self._ended = asyncio.Event()
-        self._until = float("inf")
-        self._gone = False
 
     @classmethod
     async def start(cls, session: Session, message: Mapping[str, Any], env: Mapping[str, str]) -> E2bProgram:
@@ -63,41 +60,27 @@ class E2bProgram:
             await process.close_stdin()
         return cls(process, config, message.get("tag"), pty=pty is not None, stdin=stdin)
 
-    def begin(self, seconds: float | None) -> None:
-        """Start to read its output, once its first follower is there, and kill it after so many seconds."""
-        if seconds is not None:
-            self._until = asyncio.get_running_loop().time() + seconds
-        self._pump = asyncio.create_task(self._read())
+    async def follow(self, emit: Emit, *, begins: bool = False, seconds: float | None = None) -> None:
+        """Emit the events from now on: its start, its output and its end.
 
-    async def follow(self, ping: float, begin: Callable[[], None] | None = None) -> AsyncGenerator[Event, None]:
-        """Give the events from now on: its start, its output and its end, and a sign of life in silence.
-
-        `begin` is called once nothing can be missed. Raises CutError if the sandbox ends.
+        The first follower `begins` to read its output, and has it killed after so many seconds. Raises CutError if the
+        sandbox ends.
         """
         queue: asyncio.Queue[Event | None] = asyncio.Queue(BEHIND)
         self._queues.append(queue)
-        if begin is not None:
-            begin()
+        if begins:
+            self._pump = asyncio.create_task(self._read(seconds))
         try:
-            yield {"event": {"start": {"pid": self.pid}}}
-            while True:
-                if queue.empty() and self.end is not None:
-                    yield {"event": self.end}
-                    return
-                if queue.empty() and self._gone:
-                    raise CutError("the sandbox ended")
-                try:
-                    async with asyncio.timeout(ping):
-                        event = await queue.get()
-                except TimeoutError:
-                    yield {"event": {"keepalive": {}}}
-                    continue
-                if event is not None:
-                    yield {"event": event}
+            await emit({"event": {"start": {"pid": self.pid}}})
+            while (self.end is None or not queue.empty()) and (event := await queue.get()) is not None:
+                await emit({"event": event})
         finally:
             self._queues.remove(queue)
             while not queue.empty():  # the reader may wait for a place in it
                 queue.get_nowait()
+        if self.end is None:
+            raise CutError("the sandbox ended")
+        await emit({"event": self.end})
 
     async def write(self, data: bytes, *, pty: bool, timeout: float) -> None:
         self._check_running()
@@ -121,45 +104,43 @@ class E2bProgram:
         """Send a signal to it and its group; with `wait`, return when it has ended."""
         self._check_running()
         await self._process.kill(number)
-        if wait:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(SIGNALLED):
-                    await self._ended.wait()
+        if wait and self._pump is not None:
+            await asyncio.wait({self._pump}, timeout=SIGNALLED)
 
     async def close(self) -> None:
-        """End it. Followers see that the sandbox is gone, unless it had ended before."""
+        """End it. Its followers' connections are cut by the sandbox."""
         if self._pump is not None:
             self._pump.cancel()
             await asyncio.gather(self._pump, return_exceptions=True)
         with contextlib.suppress(SandboxError):
             await self._process.close()
-        self._gone = True
-        await self._tell(None, wait=False)
 
     def _check_running(self) -> None:
         if self.end is not None:
             raise E2bRefusedError("not_found", f"process with pid {self.pid} not found")
 
-    async def _read(self) -> None:
+    async def _read(self, seconds: float | None) -> None:
+        loop = asyncio.get_running_loop()
+        until = float("inf") if seconds is None else loop.time() + seconds
         try:
-            while True:
-                left = self._until - asyncio.get_running_loop().time()
+            running = True
+            while running:
+                left = until - loop.time()
                 if left <= 0:
-                    self._until = float("inf")
+                    until = float("inf")
                     await self._process.kill(signal.SIGKILL)
                     continue
                 state = await self._process.ask(ProcessRequest(until="output", wait=min(LOOK, left), read=True))
                 await self._pass_on(state)
-                if not state.running:
-                    break
+                running = state.running
+            self.end = {"end": _end(state.code)}
+            await self._process.close()
         except SandboxError:
-            self._gone = True
-            await self._tell(None, wait=False)
-            return
-        self.end = {"end": _end(state.code)}
-        self._ended.set()
-        await self._tell(None, wait=False)
-        await self._process.close()
+            pass
+        finally:
+            for queue in self._queues:
+                with contextlib.suppress(asyncio.QueueFull):  # then it is read before the end is looked at
+                    queue.put_nowait(None)
 
     async def _pass_on(self, state: ProcessState) -> None:
         output = state.output
@@ -169,15 +150,8 @@ class E2bProgram:
         for name, data in parts:
             for at in range(0, len(data), CHUNK):
                 text = base64.b64encode(data[at : at + CHUNK]).decode()
-                await self._tell({"data": {name: text}})
-
-    async def _tell(self, event: Event | None, *, wait: bool = True) -> None:
-        for queue in list(self._queues):
-            if wait:
-                await queue.put(event)
-            else:
-                with contextlib.suppress(asyncio.QueueFull):  # then it is read before the end is looked at
-                    queue.put_nowait(event)
+                for queue in list(self._queues):
+                    await queue.put({"data": {name: text}})
 
 
 def size_of(message: Mapping[str, Any]) -> tuple[int, int]:

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import datetime
 import enum
-import hmac
 import logging
 import re
 import secrets
@@ -18,7 +17,7 @@ from typing import Any
 
 from toolgym.tools.errors import SandboxError
 from toolgym.tools.sandbox.base import Sandbox, Session
-from toolgym.tools.sandbox.e2b.connect import E2bRefusedError, gone
+from toolgym.tools.sandbox.e2b.connect import E2bRefusedError, gone, same
 from toolgym.tools.sandbox.e2b.contexts import CodeContext
 from toolgym.tools.sandbox.e2b.file_agent import HOME, FileAgent
 from toolgym.tools.sandbox.e2b.programs import E2bProgram
@@ -52,7 +51,7 @@ class E2bSandbox(TableSession):
     idle_timeout = float("inf")
 
     def __init__(
-        self, owner: bytes, session: Session, about: Mapping[str, Any], seconds: float, *, forked: bool = False
+        self, owner: str, session: Session, about: Mapping[str, Any], seconds: float, *, forked: bool = False
     ) -> None:
         name = f"i{secrets.token_hex(12)}"
         super().__init__(name, patience=FILE_DEADLINE, max_waiting=64)
@@ -65,12 +64,14 @@ class E2bSandbox(TableSession):
         self.files = FileAgent(session)
         self.programs: dict[int, E2bProgram] = {}
         self.contexts: dict[str, CodeContext] = {}
-        self.watches: dict[str, int] = {}
+        self.watches: dict[str, bool] = {}
+        """By name, whether events have entries."""
         self.measured = (0, self.started)
         """Milliseconds that its programs had computed, and when that was."""
         self.points: deque[dict[str, Any]] = deque(maxlen=POINTS_KEPT)
         self.interrupted = asyncio.Event()
-        """Set when it is paused or ends: answers under way are cut."""
+        """Set when it is paused or ends: cells under way are cut, and other streams when it has `ended`."""
+        self.ended = asyncio.Event()
 
     @property
     def env(self) -> Mapping[str, str]:
@@ -115,6 +116,7 @@ class E2bSandbox(TableSession):
         self.prolong(self.seconds, shorten=True)
 
     async def close(self) -> None:
+        self.ended.set()
         self._interrupt()
         programs, self.programs = self.programs, {}
         try:
@@ -179,24 +181,24 @@ class Sandboxes:
 
     # ------------------------------------------------------------------ looking them up
 
-    def of(self, owner: bytes) -> list[E2bSandbox]:
+    def of(self, owner: str) -> list[E2bSandbox]:
         """Return the sandboxes of an owner, the newest first."""
-        boxes = [item for item in self._table if isinstance(item, E2bSandbox) and _same(item.owner, owner)]
+        boxes = [item for item in self._table if isinstance(item, E2bSandbox) and same(item.owner, owner)]
         return sorted(boxes, key=lambda box: -box.started)
 
-    def snapshots_of(self, owner: bytes) -> list[Snapshot]:
-        return [item for item in self._table if isinstance(item, Snapshot) and _same(item.owner, owner)]
+    def snapshots_of(self, owner: str) -> list[Snapshot]:
+        return [item for item in self._table if isinstance(item, Snapshot) and same(item.owner, owner)]
 
-    def get(self, owner: bytes, name: str) -> E2bSandbox:
+    def get(self, owner: str, name: str) -> E2bSandbox:
         """Return a sandbox of that owner. Raises E2bRefusedError; another's is as good as none."""
         box = self.find(name)
-        if box is None or not _same(box.owner, owner):
+        if box is None or not same(box.owner, owner):
             message = f"sandbox \"{name[:100]}\" doesn't exist or you don't have access to it"
             raise E2bRefusedError("not_found", message)
         return box
 
     def find(self, name: str) -> E2bSandbox | None:
-        """Return a sandbox by its name, whoever asks."""
+        """Return a sandbox by its name, its client."""
         item = self._table.find(name) if name in self._table else None
         return item if isinstance(item, E2bSandbox) else None
 
@@ -207,7 +209,7 @@ class Sandboxes:
 
     # ------------------------------------------------------------------ making and ending them
 
-    async def create(self, owner: bytes, about: Mapping[str, Any], seconds: float) -> E2bSandbox:
+    async def create(self, owner: str, about: Mapping[str, Any], seconds: float) -> E2bSandbox:
         """Make a sandbox, from a snapshot if the template is one."""
         template = str(about["templateID"])
         snapshot = self._snapshot(owner, template)
@@ -238,7 +240,7 @@ class Sandboxes:
             self._table.add(kept)
             return kept
 
-    async def delete_snapshot(self, owner: bytes, name: str) -> None:
+    async def delete_snapshot(self, owner: str, name: str) -> None:
         snapshot = self._snapshot(owner, name)
         if snapshot is None:
             raise E2bRefusedError("not_found", f"there is no snapshot {name[:100]!r}, or it is not yours")
@@ -254,7 +256,7 @@ class Sandboxes:
         self._table.add(box)
         return box
 
-    def _snapshot(self, owner: bytes, name: str) -> Snapshot | None:
+    def _snapshot(self, owner: str, name: str) -> Snapshot | None:
         wanted = {name, f"{name}:default"}
         kept = (kept for kept in self.snapshots_of(owner) if wanted & {kept.name, f"{kept.name}:default", *kept.names})
         return next(kept, None)
@@ -281,10 +283,6 @@ class Sandboxes:
                     await self._table.discard(item.name)
         except Exception:  # noqa: BLE001  the others must be looked at all the same
             _log.exception("sandbox %s could not be ended", item.name[:8])
-
-
-def _same(mine: bytes, theirs: bytes) -> bool:
-    return hmac.compare_digest(mine, theirs)
 
 
 def stamp(seconds: float) -> str:
