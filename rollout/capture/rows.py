@@ -1,7 +1,7 @@
 """`captured_rows`: the sequences of an episode, and what a trajectory says of them.
 
 The first call that goes on from another one continues its sequence. Each further one begins a sequence, whose prompt
-has all that stands before it, so a sampled token is trained on in one sequence only. An answer that nobody got, and a
+has all that stands before it, so a sampled token is trained on in one sequence only. An answer that no agent got, and a
 sequence of a kind that is not trained on, are left out and counted by name: a row in which nothing is trained on says
 nothing to a trainer.
 """

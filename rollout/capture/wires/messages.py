@@ -147,7 +147,7 @@ def _assistant(content: Any, field: str, left_out: list[str]) -> AgentMessage:
             called = fields.text(block.get("name"), f"{name}.name")
             calls.append(WrittenCall(id, called, fields.arguments(block.get("input"), f"{name}.input")))
             ids |= {id}
-        elif kind == "redacted_thinking":  # of another model, and nobody but its maker can read it
+        elif kind == "redacted_thinking":  # of another model, and only its maker can read it
             left_out.append("redacted_thinking")
         else:
             texts.append(fields.part_text(block, name))

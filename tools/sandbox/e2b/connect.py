@@ -80,7 +80,7 @@ def gone(name: str) -> E2bRefusedError:
 
 
 def refusal_of(error: Exception) -> E2bRefusedError | None:
-    """Return the answer for an error of the sandbox or of a request; None for one that nobody expected."""
+    """Return the answer for an error of the sandbox or of a request; None for one that is not expected."""
     text = str(error) or type(error).__name__
     if isinstance(error, E2bRefusedError):
         return error

@@ -198,7 +198,7 @@ class Sandboxes:
         return box
 
     def find(self, name: str) -> E2bSandbox | None:
-        """Return a sandbox by its name, its client."""
+        """Return the sandbox of a name, of any client."""
         item = self._table.find(name) if name in self._table else None
         return item if isinstance(item, E2bSandbox) else None
 
