@@ -15,7 +15,7 @@ from toolgym.envs.failure import failing
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import EpisodeFailedError, StopReason
 from toolgym.rollout.engines.openai.chat import ChatClient, ChatTurn, ContextFullError
-from toolgym.rollout.episode.env_lifecycle import episode_deadline
+from toolgym.rollout.episode.env_lifecycle import episode_deadline, too_late
 from toolgym.rollout.limits import EpisodeLimits
 from toolgym.rollout.runner.envs.env_factory import EnvFactory
 from toolgym.rollout.runner.envs.env_pool import EnvPool
@@ -104,9 +104,7 @@ async def run(
             async with episode_deadline(limits):
                 return await episode.play(task, seed)
         except TimeoutError as error:
-            raise EpisodeFailedError(
-                StopReason.EPISODE_TIMEOUT, f"the episode did not finish within {limits.episode_timeout:g} seconds"
-            ) from error
+            raise too_late(limits) from error
         finally:
             await envs.close()
     finally:

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from toolgym.envs.base import BaseEnv
+from toolgym.envs.types import EpisodeFailedError, StopReason
 from toolgym.rollout.limits import EpisodeLimits
 from toolgym.tools.concurrency.deadline import shielded, watch_own_deadline, with_deadline
 
@@ -76,3 +77,9 @@ async def episode_deadline(limits: EpisodeLimits, spent: float = 0.0) -> AsyncIt
                 yield end
             finally:
                 timer.cancel()
+
+
+def too_late(limits: EpisodeLimits) -> EpisodeFailedError:
+    """Return the error of an episode that met its deadline."""
+    text = f"the episode did not finish within {limits.episode_timeout:g} seconds"
+    return EpisodeFailedError(StopReason.EPISODE_TIMEOUT, text)

@@ -19,7 +19,7 @@ from toolgym.envs.types import EpisodeFailedError, StopReason
 from toolgym.rollout.engines.base import Engine, FinishReason
 from toolgym.rollout.episode.config import EpisodeConfig
 from toolgym.rollout.episode.context import EpisodeBudget, EpisodeContext, encoded_apart, long_prompt_error
-from toolgym.rollout.episode.env_lifecycle import close_env, episode_deadline, fork_env
+from toolgym.rollout.episode.env_lifecycle import close_env, episode_deadline, fork_env, too_late
 from toolgym.rollout.episode.observer import EpisodeObserver, Phase
 from toolgym.rollout.episode.record import EpisodeRecord
 from toolgym.rollout.episode.turn_sampling import OpenTurn, TurnSampler
@@ -269,8 +269,7 @@ class Episode:
                                 break
         except TimeoutError:  # the whole episode's; the others arrive as an `EpisodeFailedError`
             if self._asked is not Asked.CUT:
-                message = f"the episode did not finish within {self._limits.episode_timeout:g} seconds"
-                return StopReason.EPISODE_TIMEOUT, Failure(message, self._number)
+                return StopReason.EPISODE_TIMEOUT, Failure(str(too_late(self._limits)), self._number)
         except EpisodeFailedError as failed:
             cause = failed if failed.cause is None else failed.cause
             return failed.stop_reason, Failure(error_text(cause), self._number)

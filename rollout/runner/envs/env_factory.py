@@ -20,8 +20,11 @@ if TYPE_CHECKING:
 class JobEpisode(Protocol):
     """Plays one job with an env, as `Episode` does; `run` returns None only if it was asked to stand still."""
 
-    job: Job
-    env: BaseEnv
+    @property
+    def job(self) -> Job: ...
+
+    @property
+    def env(self) -> BaseEnv: ...
 
     async def run(self, *, between_turns: Any = None) -> Trajectory | None: ...
 
