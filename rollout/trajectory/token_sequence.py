@@ -284,7 +284,8 @@ class TokenSequence:
         segments: the tokens behind the prompt, in order.
         start_reason: why it began: `start` (the episode's first), `template` (the chat template renders the
             conversation otherwise than what was there), `env` (the env began the context anew, see `StepInfo.context`),
-            or the name of the context policy that changed the messages.
+            or the name of the context policy that changed the messages. For agents behind the gateway the causes of
+            docs/capture.md.
     """
 
     prompt_ids: Ids

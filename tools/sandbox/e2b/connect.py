@@ -223,11 +223,15 @@ async def stream(
     response = web.StreamResponse(headers={"Content-Type": form.content_type})
     lock, refused = asyncio.Lock(), None
 
-    async def emit(message: Mapping[str, Any]) -> None:
+    async def send(data: bytes) -> None:
         async with lock:
-            await within(write_timeout, response.write(form.pack(message)))
+            if not response.prepared:  # not before: clients may leave off the rest of a request that is answered
+                await response.prepare(call.request)
+            await within(write_timeout, response.write(data))
 
-    await response.prepare(call.request)
+    async def emit(message: Mapping[str, Any]) -> None:
+        await send(form.pack(message))
+
     running, cutting = asyncio.ensure_future(produce(emit)), asyncio.create_task(cut.wait())
     try:
         async with asyncio.timeout(deadline_of(call)):
@@ -253,7 +257,7 @@ async def stream(
         for task in (running, cutting):
             task.cancel()
         await asyncio.gather(running, cutting, return_exceptions=True)
-    await within(write_timeout, response.write(form.end(refused)))
+    await send(form.end(refused))
     await within(write_timeout, response.write_eof())
     return response
 
