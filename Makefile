@@ -17,7 +17,7 @@ export TOKENIZERS_PARALLELISM ?= false
 # Thousands of processes import the library, and each would compile it anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-rest test-further test-ray test-sglang test-trainers test-mcp test-e2b test-lowest test-all lint size walks types docs docs-serve notebooks notebooks-write bench install sglang-cpu clean
+.PHONY: help demo test test-rest test-further test-ray test-sglang test-trainers test-mcp test-e2b test-agents test-lowest test-all lint size walks types docs docs-serve notebooks notebooks-write bench install sglang-cpu clean
 
 help:  ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -71,6 +71,9 @@ test-mcp: $(VENV)/.dev  ## Install the conformance suite of MCP with npm, and ru
 
 test-e2b: $(VENV)/.dev  ## Install E2B's SDKs in five versions, and compare what works with docs/e2b.md.
 	$(BIN)/python scripts/e2b/matrix.py
+
+test-agents: $(VENV)/.dev  ## Install agents with npm and pip, and play them through the capture gateway.
+	$(BIN)/python scripts/agents/matrix.py
 
 # What needs the library and its command alone. Commands that play episodes need the extra `rollout`.
 LOWEST_TESTS := $(addprefix tests/,envs/test_gymnasium_env.py envs/test_vector_env.py envs/test_registry.py \
