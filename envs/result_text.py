@@ -1,12 +1,17 @@
-"""Cutting of the text of a tool's result to a length."""
+"""Cutting of a tool's result: its text to a length, its images to a number and sizes."""
 
 from __future__ import annotations
 
+import base64
 import bisect
-from collections.abc import Callable
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from toolgym.tools.errors import ConfigError, require_whole_number
+from toolgym.tools.lazy import missing_package
+from toolgym.tools.message import ImagePart, image_data
 
 Side = Literal["left", "middle", "right"]
 """What stays of a text that is cut, as in verl: `left` its beginning, `right` its end, `middle` both."""
@@ -39,6 +44,51 @@ def cut_tokens(text: str, max_tokens: int, side: Side, count: Callable[[str], in
     tail_chars = _fitting(len(text) - head_chars, tail, lambda size: count(text[len(text) - size :]))
     left_out = count(text[head_chars : len(text) - tail_chars])
     return _joined(text, head_chars, tail_chars, f"[... {left_out} tokens left out ...]")
+
+
+@dataclass(frozen=True)
+class ImageLimits:
+    """Limits on the images of one tool result: how many, and for each its bytes and its pixels."""
+
+    count: int = 4
+    size: int = 5 * 2**20
+    pixels: int = 4096 * 4096
+
+    def within(self, images: Sequence[ImagePart]) -> tuple[list[ImagePart], list[str]]:
+        """Return the images that remain, and for those left out a note that says why. Pillow reads their headers; a
+        `MissingExtraError` if it is not installed."""
+        kept: list[ImagePart] = []
+        notes = []
+        for number, part in enumerate(images, start=1):
+            if len(kept) == self.count:
+                rest = len(images) - number + 1
+                notes.append(f"[The last {rest} of {len(images)} images left out: at most {self.count} are shown]")
+                break
+            if fault := self._fault(part):
+                notes.append(f"[Image {number} of {len(images)} left out: {fault}]")
+            else:
+                kept.append(part)
+        return kept, notes
+
+    def _fault(self, part: ImagePart) -> str:
+        try:
+            from PIL import Image
+        except ImportError as error:
+            raise missing_package("pillow", "Reading an image of a tool's result", error) from error
+        _, encoded = image_data(part["image_url"]["url"])
+        size = len(encoded.rstrip("=")) * 3 // 4
+        if size > self.size:
+            return f"it has {size} bytes, {self.size} are allowed"
+        try:
+            with Image.open(io.BytesIO(base64.b64decode(encoded, validate=True))) as opened:
+                width, height = opened.size
+                opened.verify()
+        except Image.DecompressionBombError:
+            return f"it has too many pixels, {self.pixels} are allowed"
+        except Exception as error:  # noqa: BLE001  decoders raise anything about bytes that a program wrote
+            return f"it cannot be read ({type(error).__name__})"
+        too_many = width * height > self.pixels
+        return f"it has {width} x {height} pixels, {self.pixels} are allowed" if too_many else ""
 
 
 def _tail(most: int, side: Side) -> int:

@@ -17,20 +17,20 @@ from toolgym.envs.actions import read_action
 from toolgym.envs.bad_calls import BadCallPolicy
 from toolgym.envs.base import Action, BaseEnv, StepResult
 from toolgym.envs.failure import failing
-from toolgym.envs.result_text import check_cut, cut
+from toolgym.envs.result_text import ImageLimits, check_cut, cut
 from toolgym.envs.rewards.base import Outcome, Score, Scorer, outcome_scorer
 from toolgym.envs.tasks.sources import TaskList, TaskSource, require_task, task_of_reset
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.tool_instances import OwnTools, ToolInstances, encodable, tools_by_name
 from toolgym.envs.types import Continue, End, ResetInfo, ResetOptions, ResetResult, StepInfo, StopReason, ToolCallRecord
-from toolgym.tools.base import BaseTool
+from toolgym.tools.base import BaseTool, ToolResult
 from toolgym.tools.closeable import AsyncCloseable
 from toolgym.tools.concurrency.deadline import own_deadline, shielded, together, with_deadline
 from toolgym.tools.concurrency.eager_task import awaited
 from toolgym.tools.errors import ConfigError, EpisodeError, check_seconds, require_whole_number
 from toolgym.tools.function import ToolFunction, as_tool
 from toolgym.tools.keywords import named_keywords
-from toolgym.tools.message import Message, assistant, tool
+from toolgym.tools.message import Message, assistant, tool, with_images
 from toolgym.tools.parsers import ParsedTurn, Parser, get_parser
 from toolgym.tools.schema import CallProblem, ToolCall, ToolCallError, ToolSchema, check_call
 from toolgym.tools.sessions.tool_scope import tool_scope
@@ -67,8 +67,9 @@ class ToolEnv(BaseEnv):
     cost something, `reward/bad_calls` (what they cost so far); at the end also `score`, `score/NAME` for each component
     of the score, and `reward/TOOL`.
 
-    A subclass may override `respond` and `prepare`. `fork` copies its attributes as `copy.copy` does: one that changes
-    some of them in place overrides `fork`, and gives the twin its own.
+    A subclass may override `respond` and `prepare`, and have `image_limits` of its own for the images of tools. `fork`
+    copies its attributes as `copy.copy` does: one that changes some of them in place overrides `fork`, and gives the
+    twin its own.
 
     Raises:
         ConfigError: an argument cannot be used, for example two tools that share a name.
@@ -76,6 +77,7 @@ class ToolEnv(BaseEnv):
     """
 
     keeps_deadlines = True
+    image_limits = ImageLimits()
     _held: AsyncCloseable | None = None  # what a subclass keeps for the episode, closed after the tools
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -231,7 +233,10 @@ class ToolEnv(BaseEnv):
         reward = sum(record.reward for record in records) + cost
         if self.bad_calls.ends(self._bad_calls):
             return await self._end(StopReason.TOO_MANY_BAD_CALLS, message, records, reward=reward)
-        obs = [tool(record.text, tool_call_id=record.id, name=encodable(record.name)) for record in records]
+        obs = [
+            tool(with_images(record.text, record.images), tool_call_id=record.id, name=encodable(record.name))
+            for record in records
+        ]
         self._messages += [message.copy() for message in obs]
         return StepResult(obs, reward, False, self._info(None, message, records, {}))
 
@@ -308,8 +313,10 @@ class ToolEnv(BaseEnv):
         )
         return ToolCallError(CallProblem.TOO_MANY_CALLS, message, "", request.id, request.index, request.name)
 
-    def _cut(self, text: str) -> str:
-        return text if self.max_result_chars is None else cut(text, self.max_result_chars, "middle")
+    def _cut(self, result: ToolResult) -> ToolResult:
+        text = result.text if self.max_result_chars is None else cut(result.text, self.max_result_chars, "middle")
+        images, notes = self.image_limits.within(result.images)
+        return ToolResult("\n".join([*([text] if text else []), *notes]), *result[1:], images=images)
 
     async def _respond(self, turn: ParsedTurn) -> StepResult:
         text, message = turn.content, turn.message

@@ -38,7 +38,7 @@ class ToolInstances:
         self,
         tools: Mapping[str, BaseTool],
         task: Task,
-        cut: Callable[[str], str],
+        cut: Callable[[ToolResult], ToolResult],
         timeout: float,
         queue_timeout: float,
         score_timeout: float,
@@ -107,17 +107,19 @@ class ToolInstances:
                 result = ToolResult(f"[The tool {request.name!r} failed: {text}]")
         if failure:
             _warn(request.name, failure)
+        result = self._cut(result)
         return ToolCallRecord(
             id=request.id,
             name=request.name,
             arguments=request.arguments,
             status=status,
-            text=encodable(self._cut(result.text)),
+            text=encodable(result.text),
             reward=result.reward,
             seconds=time.monotonic() - started,
             infra_failure=bool(failure),
             metrics=result.metrics,
             retries=count.retries,
+            images=result.images,
         )
 
     async def reward(self, name: str) -> float:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from toolgym.tools.library.editor import EditorConfig as EditorConfig
     from toolgym.tools.library.editor import EditorTool as EditorTool
     from toolgym.tools.message import Message as Message
+    from toolgym.tools.message import image as image
+    from toolgym.tools.message import text_part as text_part
     from toolgym.tools.schema import CallProblem as CallProblem
     from toolgym.tools.schema import ToolCall as ToolCall
     from toolgym.tools.schema import ToolCallError as ToolCallError

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple, cast
 
 from toolgym.tools.errors import ConfigError, ForkNotSupportedError, shorten
+from toolgym.tools.message import ImagePart, image_part, images_of, is_parts, require_content, text_of
 from toolgym.tools.schema import ToolSchema
 from toolgym.tools.views.html import drawn_by, facts, page
 
@@ -24,15 +25,23 @@ class ToolResult(_ToolResult):
     Attributes:
         text: what the model reads.
         reward: step reward of this call, added to the reward of the env's step.
+        images: what the model sees beside the text, in order; `toolgym.tools.image` makes such a part of bytes.
         metrics: numbers and strings about the call, kept in the trajectory. `toolgym.envs.ToolEnv` understands `status`
             (a string, `"ok"` when all went well), `infra_failure` (true when the tool's infrastructure failed and the
             model is not to blame) and, beside the latter, `error` (what failed, for the log; the text is for the model
             and names no host and no path of ours).
     """
 
-    __slots__ = ()
+    images: tuple[ImagePart, ...]
 
-    def __new__(cls, text: str, reward: float = 0.0, metrics: Mapping[str, Any] | None = None) -> ToolResult:
+    def __new__(
+        cls,
+        text: str,
+        reward: float = 0.0,
+        metrics: Mapping[str, Any] | None = None,
+        *,
+        images: Iterable[ImagePart] = (),
+    ) -> ToolResult:
         if not isinstance(text, str):
             raise ConfigError(f"the text of a tool's result must be a str, got {shorten(repr(text))}")
         if not isinstance(metrics, Mapping | None):
@@ -41,18 +50,24 @@ class ToolResult(_ToolResult):
             number = float(reward)
         except (TypeError, ValueError) as error:
             raise ConfigError(f"the reward of a tool's result must be a number, got {shorten(repr(reward))}") from error
-        return super().__new__(cls, text, number, dict(metrics or {}))
+        result = super().__new__(cls, text, number, dict(metrics or {}))
+        result.images = tuple(cast(list[ImagePart], require_content([*images])))
+        return result
 
     def _repr_html_(self) -> str:
         return page("tool result", facts([("text", self.text), ("reward", self.reward), *self.metrics.items()]))
 
     @classmethod
     def of(cls, value: Any) -> ToolResult:
-        """Read what a tool returned: a `ToolResult`, a `(text, reward, metrics)` tuple, or just text."""
+        """Read what a tool returned: a `ToolResult`, a `(text, reward, metrics)` tuple, or just text, or texts and
+        images as a message's content has them."""
         if isinstance(value, cls):
             return value
         if isinstance(value, str):
             return cls(value)
+        if is_parts(value):
+            content = require_content(value)
+            return cls(text_of(content), images=map(image_part, images_of(content)))
         if isinstance(value, tuple) and len(value) == 3 and isinstance(value[0], str):
             text, reward, metrics = value
             return cls(text, 0.0 if reward is None else reward, metrics)

@@ -15,6 +15,7 @@ from toolgym.tools.base import BaseTool, ToolResult
 from toolgym.tools.concurrency.blocking import NoThreadError
 from toolgym.tools.concurrency.execution_pool import PoolMode, tool_pool
 from toolgym.tools.errors import ConfigError
+from toolgym.tools.message import is_parts
 from toolgym.tools.schema import ToolSchema, map_subschemas
 
 P = ParamSpec("P")
@@ -192,7 +193,7 @@ def without_titles(schema: Any) -> Any:
 
 
 def _as_result(value: Any) -> ToolResult:
-    if isinstance(value, ToolResult | str):
+    if isinstance(value, ToolResult | str) or is_parts(value):
         return ToolResult.of(value)
     if isinstance(value, pydantic.BaseModel):
         return ToolResult(value.model_dump_json())

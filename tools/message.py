@@ -4,8 +4,10 @@ images."""
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NotRequired, TypedDict
+
+from toolgym.tools.errors import ConfigError, shorten
 
 Role = Literal["system", "user", "assistant", "tool"]
 
@@ -25,6 +27,8 @@ class ImagePart(TypedDict):
     type: Literal["image_url"]
     image_url: ImageUrl
 
+
+_HEADS = {b"\x89PNG\r\n": "png", b"\xff\xd8\xff": "jpeg", b"GIF8": "gif", b"BM": "bmp"}
 
 Content = str | list[TextPart | ImagePart]
 """A text, or texts and images in order."""
@@ -81,11 +85,58 @@ def text_part(text: str) -> TextPart:
     return {"type": "text", "text": text}
 
 
-def image(data: bytes, media_type: str = "image/png") -> ImagePart:
+def image(data: bytes) -> ImagePart:
+    """A part of a content from the bytes of an image file; a `ConfigError` if it is no PNG, JPEG, GIF, WebP or BMP."""
+    webp = data[:4] == b"RIFF" and data[8:12] == b"WEBP"
+    kind = "webp" if webp else next((kind for head, kind in _HEADS.items() if data.startswith(head)), None)
+    if kind is None:
+        raise ConfigError(f"expected a PNG, JPEG, GIF, WebP or BMP image, got bytes that begin with {data[:12]!r}")
     return {
         "type": "image_url",
-        "image_url": {"url": f"data:{media_type};base64,{base64.b64encode(data).decode('ascii')}"},
+        "image_url": {"url": f"data:image/{kind};base64,{base64.b64encode(data).decode('ascii')}"},
     }
+
+
+def image_part(url: object) -> ImagePart:
+    """A part of a content from a data URL. Any other address is a `ConfigError`: nothing is fetched."""
+    if not isinstance(url, str) or not url.startswith("data:image/") or ";base64," not in url[:80]:
+        raise ConfigError(
+            f"expected an image as a data URL, data:image/png;base64,..., got {shorten(repr(url), 60)}: "
+            "images at other addresses are not fetched"
+        )
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def is_parts(value: object) -> bool:
+    """Whether a value is a list of parts with an image."""
+    kinds = [part.get("type") for part in value if isinstance(part, Mapping)] if isinstance(value, list) else []
+    return "image_url" in kinds and len(kinds) == len(value)  # type: ignore[arg-type]
+
+
+def require_content(value: object) -> Content:
+    """A message's content if it is: a text, or a list of texts and images as data URLs. Else a `ConfigError`."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise ConfigError(f"expected a text, or a list of texts and images, got {shorten(repr(value))}")
+    parts: list[TextPart | ImagePart] = []
+    for part in value:
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind == "text" and isinstance(part.get("text"), str):
+            parts.append(text_part(part["text"]))
+        elif kind == "image_url" and isinstance(part.get("image_url"), Mapping):
+            parts.append(image_part(part["image_url"].get("url")))
+        else:
+            raise ConfigError(
+                "a part of a content is {'type': 'text', 'text': ...} or {'type': 'image_url', 'image_url': {'url': "
+                f"'data:image/png;base64,...'}}}}, got {shorten(repr(part))}"
+            )
+    return parts
+
+
+def with_images(text: str, images: Sequence[ImagePart]) -> Content:
+    """A text with images behind it."""
+    return [*([text_part(text)] if text else []), *images] if images else text
 
 
 def text_of(content: Content) -> str:

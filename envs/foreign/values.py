@@ -10,7 +10,7 @@ from typing import Any, cast, get_args
 from toolgym.envs.tool_instances import encodable
 from toolgym.envs.types import EpisodeFailedError, StopReason
 from toolgym.tools.errors import ConfigError, shorten
-from toolgym.tools.message import Message, Role, system, user
+from toolgym.tools.message import Content, Message, Role, image_part, is_parts, joined, system, text_part, user
 
 _ROLES = get_args(Role)
 _NAME_OF_TEXT = ("text", "input_text", "output_text")
@@ -78,15 +78,25 @@ def message_of(value: Mapping[str, Any], what: str) -> Message:
     role = value.get("role")
     if role not in _ROLES:
         raise ConfigError(f"a message of {what} needs a role out of {', '.join(_ROLES)}, got {shorten(repr(value))}")
-    message: dict[str, Any] = {"role": role, "content": text_of(value.get("content"), what)}
+    message: dict[str, Any] = {"role": role, "content": content_of(value.get("content"), what)}
     for name in ("tool_call_id", "name", "tool_calls", "reasoning_content"):
         if value.get(name) is not None:
             message[name] = value[name]
     return cast(Message, message)
 
 
+def content_of(content: Any, what: str) -> Content:
+    """Return the content of a message: as text, or with the images that it holds as data URLs."""
+    if not is_parts(content):
+        return text_of(content, what)
+    return [
+        image_part(part["image_url"].get("url")) if part["type"] == "image_url" else text_part(text_of(part, what))
+        for part in content
+    ]
+
+
 def text_of(content: Any, what: str) -> str:
-    """Return the content of a message as text; the texts of several parts are joined."""
+    """Return a content without images as text; the texts of several parts are joined."""
     if content is None:
         return ""
     if isinstance(content, str):
@@ -99,8 +109,9 @@ def text_of(content: Any, what: str) -> str:
     for part in content:
         if isinstance(part, Mapping) and part.get("type") not in _NAME_OF_TEXT:
             raise ConfigError(
-                f"a message of {what} holds a part of type {part.get('type')!r}; toolgym passes on text alone, so such "
-                "an env cannot be wrapped, unless to_text= makes a text of its observations"
+                f"a message of {what} holds a part of type {part.get('type')!r}; toolgym passes on texts, and "
+                "images as OpenAI's image_url with a data URL, so such an env cannot be wrapped, unless to_text= makes "
+                "a text of its observations"
             )
         texts.append(part if isinstance(part, str) else str(part.get("text", "")))
     return encodable("\n".join(texts))
@@ -114,7 +125,7 @@ def opened(before: Sequence[Message], first: Sequence[Message]) -> list[Message]
     messages = [message.copy() for message in before]
     rest = list(first)
     if messages and rest and messages[-1]["role"] == rest[0]["role"] == "user":
-        messages[-1] = user(f"{messages[-1]['content']}\n\n{rest.pop(0)['content']}")
+        messages[-1] = user(joined([messages[-1]["content"], rest.pop(0)["content"]], "\n\n"))
     return messages + rest
 
 
@@ -123,7 +134,7 @@ def led_by(instruction: str | None, messages: list[Message]) -> list[Message]:
     if instruction is None:
         return messages
     if messages and messages[0]["role"] == "system":
-        return [system(f"{instruction}\n\n{messages[0]['content']}"), *messages[1:]]
+        return [{**messages[0], "content": joined([instruction, messages[0]["content"]], "\n\n")}, *messages[1:]]
     return [system(instruction), *messages]
 
 

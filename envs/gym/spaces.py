@@ -15,7 +15,7 @@ import numpy as np
 from gymnasium.vector.utils import batch_differing_spaces, create_empty_array
 
 from toolgym.tools.errors import ConfigError
-from toolgym.tools.message import Message, MessageToolCall, Role
+from toolgym.tools.message import Message, MessageToolCall, Role, require_content, text_of
 
 MAX_ACTION_LENGTH = 1 << 20
 """Characters that one action may have by default: more than any model writes in a turn."""
@@ -90,8 +90,8 @@ class ChatSpace(gymnasium.Space[tuple[Message, ...]]):
     """All sequences of chat messages, at most `max_messages` of at most `max_length` characters.
 
     A member is a tuple (or a list) of messages in the shape of `toolgym.tools.message.Message`: a dict with `role` and
-    a text `content`; with the role `assistant` maybe `tool_calls` and `reasoning_content`, with the role `tool` maybe
-    `tool_call_id` and `name`; nothing else.
+    a `content`, which is a text or a list of texts and images; with the role `assistant` maybe `tool_calls` and
+    `reasoning_content`, with the role `tool` maybe `tool_call_id` and `name`; nothing else.
 
     Example:
         >>> space = ChatSpace()
@@ -152,9 +152,13 @@ class ChatSpace(gymnasium.Space[tuple[Message, ...]]):
         return all(self._is_message(message) for message in x)
 
     def _is_message(self, message: Any) -> bool:
-        if not isinstance(message, dict) or message.get("role") not in _ROLES or not _is_text(message.get("content")):
+        if (
+            not isinstance(message, dict)
+            or message.get("role") not in _ROLES
+            or not _is_content(message.get("content"))
+        ):
             return False
-        if self.max_length is not None and len(message["content"]) > self.max_length:
+        if self.max_length is not None and len(text_of(message["content"])) > self.max_length:
             return False
         extra = message.keys() - {"role", "content"}
         if message["role"] == "assistant":
@@ -189,6 +193,13 @@ class ChatSpace(gymnasium.Space[tuple[Message, ...]]):
 def _refuse_masks(space: gymnasium.Space[Any], mask: object, probability: object) -> None:
     if mask is not None or probability is not None:
         raise ConfigError(f"{space!r} has no finite set of members to mask; call sample() without arguments")
+
+
+def _is_content(value: object) -> bool:
+    try:
+        return _is_unicode(text_of(require_content(value)))
+    except ConfigError:
+        return False
 
 
 def _is_text(value: object) -> bool:

@@ -35,6 +35,7 @@ class McpEnv(ToolEnv):
             episode; or a function that makes an `mcp.server.MCPServer`. None: the embedded server, a shop's stock.
         tasks: where tasks come from; they go with a server. None: questions about the embedded server's stock.
         headers: sent with each request to a URL.
+        images: whether the policy sees the images that the server sends. It must be able to; else a text names them.
         only: names of the tools that the policy has. None: all.
         tools: further tools, beside the server's. They stay the caller's to close.
         scorer: as for `ToolEnv`. None: the final answer after `####` equals the ground truth.
@@ -48,6 +49,7 @@ class McpEnv(ToolEnv):
         tasks: TaskSource | Sequence[Task] | None = None,
         *,
         headers: Mapping[str, str] | None = None,
+        images: bool = False,
         only: Sequence[str] | None = None,
         tools: Sequence[BaseTool | ToolFunction[..., Any]] | None = None,
         scorer: Scorer | None = None,
@@ -59,7 +61,7 @@ class McpEnv(ToolEnv):
         if isinstance(only, str) or not isinstance(only, Sequence | None):
             raise ConfigError(f"only must be a list of names of tools, got {only!r}")
         check_seconds(connect_timeout=connect_timeout)
-        self.server = McpServer(make_server if server is None else server, headers)
+        self.server = McpServer(make_server if server is None else server, headers, images=images)
         env_kwargs["scorer"] = scorer or final_answer_score
         super().__init__(tools or [], StockTasks() if tasks is None else tasks, **env_kwargs)
         self.only = None if only is None else tuple(only)

@@ -83,7 +83,8 @@ class RecordedTool(BaseTool):
 
 
 def _result_to_json(result: ToolResult) -> dict[str, Any]:
-    return {"text": result.text, "reward": plain(result.reward), "metrics": plain(result.metrics)}
+    images = {"images": list(result.images)} if result.images else {}
+    return {"text": result.text, "reward": plain(result.reward), "metrics": plain(result.metrics), **images}
 
 
 class ReplayedTool(BaseTool):
@@ -101,7 +102,7 @@ class ReplayedTool(BaseTool):
 
     async def execute(self, instance_id: str, parameters: dict[str, Any], **execute_kwargs: Any) -> ToolResult:
         reply = await self._replay("execute", parameters, execute_kwargs)
-        return ToolResult(reply["text"], reply["reward"], reply["metrics"])
+        return ToolResult(reply["text"], reply["reward"], reply["metrics"], images=reply.get("images", ()))
 
     async def calc_reward(self, instance_id: str, **calc_reward_kwargs: Any) -> float:
         reward: float = await self._replay("calc_reward", None, calc_reward_kwargs)

@@ -24,6 +24,7 @@ from toolgym.tools.concurrency.run_limits import LimitScope, hold_permits, named
 from toolgym.tools.errors import ConfigError, SandboxError, SandboxUnsupportedError
 from toolgym.tools.library.outcome import ENDINGS, cut_middle, render_outcome
 from toolgym.tools.library.sandbox_tool import SandboxTool, SandboxToolSession
+from toolgym.tools.message import ImagePart, image_part
 from toolgym.tools.sandbox.base import CellResult, ExecutionResult, ExecutionStatus, Sandbox, Session
 from toolgym.tools.sandbox.open import SandboxOptions
 from toolgym.tools.sandbox.remote.sandbox import RemoteSandbox
@@ -40,6 +41,8 @@ SANDBOX_FAILED = ENDINGS[ExecutionStatus.SANDBOX_ERROR].format(noun="program")
 """The reason, with its hosts and paths, is in the call's metrics."""
 
 ERROR_LINES = 12
+
+IMAGE_TYPES = ("image/png", "image/jpeg")
 
 
 class CodeInterpreterConfig(SandboxOptions):
@@ -59,6 +62,9 @@ class CodeInterpreterConfig(SandboxOptions):
     and the language is Python; the log says once that a server has none. With true, one that has none is refused."""
     max_output_chars: int = pydantic.Field(default=4096, ge=64)
     """Characters of output that the model sees of one execution; the middle of a longer one is cut."""
+    images: bool = False
+    """Whether the model sees the images that a cell shows, such as plots, beside its output. It must be able to: the
+    renderer of one that takes no images refuses them. Only a session shows any."""
     type: str = "native"
     """Kept so that verl's tool files load; only "native" exists."""
 
@@ -75,6 +81,7 @@ class _Interpreter(SandboxToolSession):
         most = options.max_output_chars
         return_code: int | None = None
         failure = ""
+        images: list[ImagePart] = []
         async with hold_permits(self._tool.limiters) as queued:
             try:
                 if await self._tool.has_sessions() and not stdin:
@@ -82,6 +89,7 @@ class _Interpreter(SandboxToolSession):
                     cell = await session.run_cell(parameters["code"], timeout=timeout)
                     status, seconds, text = cell.status, cell.duration, render_cell(cell, timeout, most)
                     failure = cell.message
+                    images = shown_images(cell) if options.images else []
                     if lost:
                         text = f"[The session was lost before; variables and files of earlier calls are gone]\n{text}"
                 else:
@@ -105,7 +113,7 @@ class _Interpreter(SandboxToolSession):
         }
         if status is ExecutionStatus.SANDBOX_ERROR:
             metrics |= {"infra_failure": True, "error": failure}
-        return ToolResult(text, 0.0, metrics)
+        return ToolResult(text, 0.0, metrics, images=images)
 
     async def sandbox_session(self) -> Session:
         if not await self._tool.has_sessions():
@@ -182,6 +190,10 @@ class CodeInterpreterTool(SandboxTool[CodeInterpreterConfig]):
     def _check_options(self) -> None:
         if self.options.stateful and self.options.default_language != "python":
             raise ConfigError("only Python has sessions; set stateful to false, or default_language to python")
+        if self.options.images and (self.options.stateful is False or self.options.default_language != "python"):
+            raise ConfigError(
+                "images needs sessions of Python: set stateful to true or leave it out, or images to false"
+            )
 
     async def has_sessions(self) -> bool:
         """A server is asked until it answers once."""
@@ -216,6 +228,17 @@ def render_cell(result: CellResult, timeout: float, max_chars: int = 4096) -> st
     if not result.alive and result.status is not ExecutionStatus.SANDBOX_ERROR:
         text += "\n[The session ended with it; variables and files are gone]"
     return text
+
+
+def shown_images(result: CellResult) -> list[ImagePart]:
+    """Return the images that a cell showed, in order; of a value that has several forms, one. The data is the
+    program's own: whether it can be read is for the env's `ImageLimits` to say."""
+    images = []
+    for form in result.display:
+        kind = next((kind for kind in IMAGE_TYPES if isinstance(form.get(kind), str)), None)
+        if kind is not None:
+            images.append(image_part(f"data:{kind};base64,{''.join(form[kind].split())}"))
+    return images
 
 
 def _render(status: ExecutionStatus, stdout: str, stderr: str, code: int | None, timeout: float, max_chars: int) -> str:

@@ -13,6 +13,7 @@ from toolgym.tools.base import ToolResult
 from toolgym.tools.closeable import AsyncCloseable
 from toolgym.tools.errors import ConfigError, ToolgymError, error_text, shorten
 from toolgym.tools.mcp.server import McpServer
+from toolgym.tools.message import ImagePart, image_part
 from toolgym.tools.schema import ToolSchema
 
 CLOSE_SECONDS = 10.0
@@ -104,7 +105,7 @@ class McpConnection(AsyncCloseable):
         except Exception as error:  # noqa: BLE001  the SDK lets transports' and validators' errors through
             return _unavailable(error_text(error))
         status = "error" if result.is_error else "ok"
-        return ToolResult(text_of(result), 0.0, {"status": status})
+        return result_of(result, {"status": status}, images=self.server.images)
 
     async def close(self) -> None:
         """End the session, and the server's process if it was started for it. Closing twice is fine."""
@@ -145,16 +146,20 @@ class McpConnection(AsyncCloseable):
         return shorten(end.decode(errors="replace").strip(), 500)
 
 
-def text_of(result: Any) -> str:
-    """Return a tool's result as text: its texts one below the other, and a word about anything else.
+def result_of(result: Any, metrics: dict[str, Any], *, images: bool) -> ToolResult:
+    """Return a tool's result: its texts one below the other, and a word about anything else, but for images if they
+    are wanted.
 
     Source: `CallToolResult` of the Model Context Protocol (https://modelcontextprotocol.io/specification).
     """
     parts = []
+    pictures: list[ImagePart] = []
     for block in result.content:
         kind = block.type
         if kind == "text":
             parts.append(block.text)
+        elif kind == "image" and images and block.mime_type.startswith("image/"):
+            pictures.append(image_part(f"data:{block.mime_type};base64,{block.data}"))
         elif kind in ("image", "audio"):
             parts.append(f"[{kind}, {block.mime_type}, {len(block.data) * 3 // 4} bytes]")
         elif kind == "resource" and hasattr(block.resource, "text"):
@@ -164,9 +169,9 @@ def text_of(result: Any) -> str:
         else:
             parts.append(f"[{kind} {getattr(block, 'uri', '')}]".replace(" ]", "]"))
     structured = getattr(result, "structured_content", None)
-    if not parts and structured is not None:
+    if not parts and not pictures and structured is not None:
         parts.append(json.dumps(structured, ensure_ascii=False))
-    return "\n".join(parts)
+    return ToolResult("\n".join(parts), 0.0, metrics, images=pictures)
 
 
 def _unavailable(error: str) -> ToolResult:

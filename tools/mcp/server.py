@@ -36,10 +36,12 @@ class McpCommand(pydantic.BaseModel):
 
 
 class McpServer:
-    """One MCP server; `headers` are sent with each request to a URL, such as `{"Authorization": "Bearer ..."}`."""
+    """One MCP server; `headers` are sent with each request to a URL, such as `{"Authorization": "Bearer ..."}`. With
+    `images`, a result carries the images that the server sends; without, its text names them."""
 
-    def __init__(self, target: McpTarget, headers: Mapping[str, str] | None = None) -> None:
+    def __init__(self, target: McpTarget, headers: Mapping[str, str] | None = None, *, images: bool = False) -> None:
         self._target = _checked(target)
+        self.images = images
         self._headers = dict(headers or {})
         self.modes: tuple[str, ...] = ("legacy", "auto")
         """How to begin a session, in the order of trying: by the handshake that nearly all servers take, or by asking
