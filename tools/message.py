@@ -82,6 +82,7 @@ def tool(content: Content, *, tool_call_id: str, name: str) -> Message:
 
 
 def text_part(text: str) -> TextPart:
+    """A part of a content, from a text."""
     return {"type": "text", "text": text}
 
 

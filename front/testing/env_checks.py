@@ -24,8 +24,8 @@ from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import StopReason, ToolCallRecord
 from toolgym.testing.env_attacks import SLEEP, program_call, program_tools
 from toolgym.testing.errors import ConformanceError, expect
-from toolgym.tools.errors import EpisodeError, ForkNotSupportedError
-from toolgym.tools.message import Message
+from toolgym.tools.errors import ConfigError, EpisodeError, ForkNotSupportedError
+from toolgym.tools.message import Message, require_content
 from toolgym.tools.parsers import ParsedTurn, get_parser
 from toolgym.tools.schema import ToolSchema
 
@@ -106,7 +106,10 @@ def check_messages(messages: Any, whose: str) -> None:
             f"each message of {whose} has the role system, user, assistant or tool",
             message,
         )
-        expect(isinstance(message.get("content"), str), f"each message of {whose} has content that is text", message)
+        try:
+            require_content(message.get("content"))
+        except ConfigError as error:
+            expect(False, f"each message of {whose} has content that is text, or texts and images: {error}", message)
         if message["role"] == "tool":
             expect(isinstance(message.get("tool_call_id"), str), "a tool's message has the tool_call_id", message)
 
