@@ -21,7 +21,7 @@ from toolgym.envs.result_text import ImageLimits, check_cut, cut
 from toolgym.envs.rewards.base import Outcome, Score, Scorer, outcome_scorer
 from toolgym.envs.tasks.sources import TaskList, TaskSource, require_task, task_of_reset
 from toolgym.envs.tasks.task import Task
-from toolgym.envs.tool_instances import OwnTools, ToolInstances, encodable, tools_by_name
+from toolgym.envs.tool_instances import Answer, OwnTools, ToolInstances, encodable, tools_by_name
 from toolgym.envs.types import Continue, End, ResetInfo, ResetOptions, ResetResult, StepInfo, StopReason, ToolCallRecord
 from toolgym.tools.base import BaseTool, ToolResult
 from toolgym.tools.closeable import AsyncCloseable
@@ -30,7 +30,7 @@ from toolgym.tools.concurrency.eager_task import awaited
 from toolgym.tools.errors import ConfigError, EpisodeError, check_seconds, require_whole_number
 from toolgym.tools.function import ToolFunction, as_tool
 from toolgym.tools.keywords import named_keywords
-from toolgym.tools.message import Message, assistant, tool, with_images
+from toolgym.tools.message import Message, assistant, tool
 from toolgym.tools.parsers import ParsedTurn, Parser, get_parser
 from toolgym.tools.schema import CallProblem, ToolCall, ToolCallError, ToolSchema, check_call
 from toolgym.tools.sessions.tool_scope import tool_scope
@@ -226,23 +226,19 @@ class ToolEnv(BaseEnv):
         if self._turn >= self.max_turns:
             return await self._end(StopReason.MAX_TURNS, message, [], reward=cost)
         if len(requests) == 1:  # needs no task of its own
-            records = [await self._instances.answer(requests[0])]
+            answers = [await self._instances.answer(requests[0])]
         else:
-            records = await self._answers(self._instances, requests)
+            answers = await self._answers(self._instances, requests)
+        records = [answer.record for answer in answers]
         self._records += records
         reward = sum(record.reward for record in records) + cost
         if self.bad_calls.ends(self._bad_calls):
             return await self._end(StopReason.TOO_MANY_BAD_CALLS, message, records, reward=reward)
-        obs = [
-            tool(with_images(record.text, record.images), tool_call_id=record.id, name=encodable(record.name))
-            for record in records
-        ]
+        obs = [tool(content, tool_call_id=record.id, name=encodable(record.name)) for record, content in answers]
         self._messages += [message.copy() for message in obs]
         return StepResult(obs, reward, False, self._info(None, message, records, {}))
 
-    async def _answers(
-        self, instances: ToolInstances, requests: Sequence[ToolCall | ToolCallError]
-    ) -> list[ToolCallRecord]:
+    async def _answers(self, instances: ToolInstances, requests: Sequence[ToolCall | ToolCallError]) -> list[Answer]:
         return await together(map(instances.answer, requests))
 
     def respond(self, turn: ParsedTurn) -> list[Message] | Continue | End | Awaitable[list[Message] | Continue | End]:

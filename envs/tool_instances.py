@@ -8,7 +8,7 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import ToolCallRecord
@@ -22,6 +22,7 @@ from toolgym.tools.concurrency.run_limits import TOOL_CALLS
 from toolgym.tools.errors import ConfigError, error_text, is_infrastructure, shorten
 from toolgym.tools.function import ToolFunction, as_tool
 from toolgym.tools.http.retries import counted_retries
+from toolgym.tools.message import Content, with_images
 from toolgym.tools.schema import ToolCall, ToolCallError
 from toolgym.tools.sessions.tool_scope import tool_scope
 
@@ -29,6 +30,13 @@ T = TypeVar("T")
 
 _log = logging.getLogger("toolgym.envs")
 _warnings = LogThrottle(60.0)
+
+
+class Answer(NamedTuple):
+    """The record of a call, and the content of the message that the policy reads: the record's text and the images."""
+
+    record: ToolCallRecord
+    content: Content
 
 
 class ToolInstances:
@@ -75,11 +83,11 @@ class ToolInstances:
             await self.release()
             raise
 
-    async def answer(self, request: ToolCall | ToolCallError) -> ToolCallRecord:
+    async def answer(self, request: ToolCall | ToolCallError) -> Answer:
         """Run a call that was checked, or say what was wrong with it. The record holds what a tool raises."""
         if isinstance(request, ToolCallError):
             text = encodable(request.message)
-            return ToolCallRecord(request.id, request.name, None, request.problem.value, text)
+            return Answer(ToolCallRecord(request.id, request.name, None, request.problem.value, text), text)
         called, instance = self._tools[request.name], self._ids[request.name]
         kwargs = self._kwargs(request.name, "execute_kwargs")
         started = time.monotonic()
@@ -108,7 +116,7 @@ class ToolInstances:
         if failure:
             _warn(request.name, failure)
         result = self._cut(result)
-        return ToolCallRecord(
+        record = ToolCallRecord(
             id=request.id,
             name=request.name,
             arguments=request.arguments,
@@ -119,8 +127,8 @@ class ToolInstances:
             infra_failure=bool(failure),
             metrics=result.metrics,
             retries=count.retries,
-            images=result.images,
         )
+        return Answer(record, with_images(record.text, result.images))
 
     async def reward(self, name: str) -> float:
         """A tool's addition to the episode's reward; what its `calc_reward` raises passes through."""

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeAlias, TypedDict
 
 from toolgym.envs.tasks.task import Task
 from toolgym.tools.errors import ToolgymError
-from toolgym.tools.message import ImagePart, Message
+from toolgym.tools.message import Message
 
 
 class Blame(enum.StrEnum):
@@ -141,7 +141,6 @@ class ToolCallRecord:
         status: `ok`; the `status` in the tool's metrics; `timeout` or `error` if the tool overran its deadline or
             raised; or the `CallProblem` of a call that was not run.
         text: what the model read.
-        images: what it saw beside the text. A file of trajectories has them in its messages alone.
         reward: the tool's step reward.
         seconds: wall seconds that the call took.
         infra_failure: the tool's infrastructure failed; the model is not to blame.
@@ -159,7 +158,6 @@ class ToolCallRecord:
     infra_failure: bool = False
     metrics: dict[str, Any] = field(default_factory=dict)
     retries: int = 0
-    images: tuple[ImagePart, ...] = field(default=(), compare=False, repr=False)
 
 
 class ResetInfo(TypedDict, total=False):

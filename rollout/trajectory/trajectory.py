@@ -385,7 +385,6 @@ def _with_calls(message: Any, change: Callable[[Any], Any]) -> Any:
 def _turn_to_json(turn: Turn) -> dict[str, Any]:
     value: dict[str, Any] = plain(turn)
     for record in value["tool_calls"]:
-        del record["images"]  # the messages have them
         record["arguments"] = None if record["arguments"] is None else _text_of(record["arguments"])
         record["metrics"] = _text_of(record["metrics"])
     return value
