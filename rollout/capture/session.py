@@ -196,7 +196,9 @@ class CaptureSession:
     ) -> Turn | None:
         """Sample a turn into the conversation; None if the engine, or the end of the episode, cut it off."""
         parts = _Parts()
-        config = replace_fields(self._config, sampling=sampling, validation_sampling=None)
+        config = self._config
+        if sampling is not config.sampling_in_use:
+            config = replace_fields(config, sampling=sampling, validation_sampling=None)
         sampler = TurnSampler(self._engine, config, self.job, self._seed, episode_id=self.id, observers=(parts,))
         open_turn = sampler.open(call.number, most, len(conversation.context))
         self._running.add(sampler)

@@ -9,7 +9,6 @@ import logging
 import os
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +31,9 @@ from toolgym.rollout.engines.open import open_engine
 from toolgym.rollout.episode.config import EpisodeConfig
 from toolgym.rollout.job import Job
 from toolgym.rollout.recording.secrets import scrub
+from toolgym.rollout.replace_fields import replace_fields
 from toolgym.rollout.runner.config import RunConfig
+from toolgym.tools.concurrency.gc_freeze import freeze_heap
 from toolgym.tools.errors import ConfigError, NoSessionError
 from toolgym.tools.serving.admission import BusyError, Gate
 from toolgym.tools.serving.app import HttpApp
@@ -66,7 +67,7 @@ class CaptureApp(HttpApp):
         gate = Gate(config.max_concurrency, config.max_queue, config.queue_timeout)
         metrics = ServerMetrics(METRICS_PREFIX)
         super().__init__(config, gate, metrics)
-        self.settings = config
+        self.settings, self._heap = config, contextlib.ExitStack()
         limit, idle, keep = config.max_sessions, config.session_idle_timeout, config.keep_ended
         self.episodes = Episodes(run, begin, limit=limit, idle_timeout=idle, keep=keep)
         metrics.gauge("sessions", "Open sessions.", lambda: len(self.episodes.table))
@@ -74,9 +75,11 @@ class CaptureApp(HttpApp):
         self.add_routes([*self._agents_routes(wires), *control.routes(), self.health_route()])
 
     async def start(self) -> None:
+        self._heap.enter_context(freeze_heap())
         self.episodes.table.start()
 
     async def close(self) -> None:
+        self._heap.close()
         self.drain()
         await self.episodes.table.close()
         await super().close()
@@ -119,9 +122,8 @@ class CaptureApp(HttpApp):
         try:
             episode = self._episode_of(call)
             headers, body = call.request.headers, _json_object(call.body)
-            agent_call = wire.read(body, episode.memory)
-            agent_call = replace(
-                agent_call,
+            agent_call = replace_fields(
+                wire.read(body, episode.memory),
                 agent=episode.sub_agents.name(headers, body),
                 compacts=agent_headers.compacts(headers),
                 retries=agent_headers.retries(headers),

@@ -39,14 +39,15 @@ class Answering:
 
     async def reply(self, seconds: float | None = None) -> Reply | None:
         """Wait for the answer; None if it is not there after so many seconds. Raises CallRefusedError."""
-        await asyncio.wait({self._task}, timeout=seconds)
+        if not self._task.done():
+            await asyncio.wait({self._task}, timeout=seconds)
         return self._task.result() if self._task.done() else None
 
     async def end(self) -> Reply | None:
         """Abort the call if it is not answered. Returns an answer that was not delivered."""
         if not self._task.done():
             self._task.cancel()
-            await asyncio.wait({self._task})
+            await shielded(asyncio.wait({self._task}))
         lost = not self.delivered and not self._task.cancelled() and self._task.exception() is None
         return self._task.result() if lost else None
 
@@ -76,8 +77,7 @@ class HostedEpisode(TableSession):
             yield answering
         finally:
             self._answering -= 1
-            lost = await shielded(answering.end())
-            if lost is not None:
+            if (lost := await answering.end()) is not None:
                 self.capture.undelivered(lost.id)
 
     def place(self) -> dict[str, Any]:

@@ -198,4 +198,4 @@ def unheard(body: Mapping[str, Any], *names: str) -> tuple[str, ...]:
             return value not in (None, "auto")
         return value is False if name == "parallel_tool_calls" else bool(value)
 
-    return tuple(name for name in names if asks(name))
+    return tuple(name for name in names if name.partition(".")[0] in body and asks(name))
