@@ -57,6 +57,8 @@ class SessionOptions(TypedDict, total=False):
         network: `off`, `loopback` (its own), or `host`, if the sandbox's owner allows it. Default: as the sandbox.
         folders: further folders to write to, by absolute names that its world does not have yet: `("/app", "/logs")`.
             They are empty, are forked with it, and count like the others. Needs the level `namespaces`.
+        image: an image as its root: `FILE` or `FILE#NAME`, where FILE is an OCI layout (a folder, or an archive of one)
+            or what `docker save` wrote. See `docs/images.md`. A `LocalSandbox` at the level `namespaces` takes it.
         hint: all code that will run in it, if known. A sandbox may use it to open the session sooner.
     """
 
@@ -68,6 +70,7 @@ class SessionOptions(TypedDict, total=False):
     inodes: int | None
     network: Network | None
     folders: Sequence[str] | None
+    image: str | None
     hint: str | None
 
 
@@ -119,6 +122,7 @@ class SessionRequest:
     inodes: int | None = None
     network: Network | None = None
     folders: Sequence[str] = field(default_factory=tuple)
+    image: str | None = None
     hint: str | None = None
 
     def __post_init__(self) -> None:
@@ -131,6 +135,8 @@ class SessionRequest:
             known = ", ".join(map(repr, get_args(Network)))
             raise OptionError(f"network must be one of {known}, got {self.network!r}", "network")
         check_folders(self.folders)
+        if self.image is not None and (not isinstance(self.image, str) or not self.image):
+            raise OptionError(f"image must be FILE or FILE#NAME, got {self.image!r}", "image")
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> SessionRequest:

@@ -163,6 +163,8 @@ class RemoteSandbox(Sandbox):
                 f"{', '.join(self.urls)}: SandboxFusion's API has no sessions; use `toolgym serve sandbox`, or run "
                 "each program by itself (stateful: false)"
             )
+        if request.image is not None:
+            raise SandboxUnsupportedError("sessions on a server have no images: open it on a LocalSandbox")
         body = {
             "memory_limit_MB": self._memory_limit(request.memory_mb),
             "files": _encode(request.files),

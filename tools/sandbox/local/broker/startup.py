@@ -98,6 +98,7 @@ def _enter_jail(config: Mapping[str, Any], host: socket.socket) -> jail.Jailed:
         folders=config["folders"],
         hidden=config["hidden"],
         first_uid=config["first_uid"],
+        image=config["image"],
     )
     if jailed.pid:
         host.close()
@@ -284,6 +285,7 @@ def _hardening(config: Mapping[str, Any], jailed: jail.Jailed) -> Hardening:
         terminals=namespaces and _may_mount("devpts", TERMINALS),
         below_tmp=tuple(path for path in jail.outermost(config["read_only"]) if path.startswith("/tmp/")),
         folders=tuple(config["folders"]),
+        image=bool(config["image"]),
     )
 
 

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
-from toolgym.tools.sandbox.local.child import fork_renewal, launcher, notebook, program, session_files
+from toolgym.tools.sandbox.local.child import fork_renewal, image_root, launcher, notebook, program, session_files
 from toolgym.tools.sandbox.local.kernel import harden
 from toolgym.tools.sandbox.local.protocol import answer_codec, frames
 
@@ -19,6 +19,8 @@ MAX_REASON = 1000
 def serve(request: Mapping[str, Any], writable: tuple[str, ...]) -> NoReturn:
     """Become a session: prepare its folder and environment, then answer requests until the broker closes the socket.
     `writable` are the folders that it can write to, all of which a fork copies."""
+    if request.get("image"):
+        image_root.enter(request["image"])
     if request.get("env"):
         os.environ.update(request["env"])
     if request.get("files"):

@@ -36,6 +36,8 @@ from toolgym.tools.sandbox.local.host.template_pool import (
     world,
 )
 from toolgym.tools.sandbox.local.host.template_process import GRACE, TemplateLostError, runtime_paths
+from toolgym.tools.sandbox.local.images.archive import ImageInfo
+from toolgym.tools.sandbox.local.images.cache import Images
 from toolgym.tools.sandbox.local.kernel import jail
 from toolgym.tools.sandbox.local.protocol import messages
 from toolgym.tools.sandbox.names import OptionError, check_folders, fetchable, not_fetched, unused_stem
@@ -64,6 +66,7 @@ class _Kind(NamedTuple):
     limits: Limits
     network: Network
     folders: tuple[str, ...]
+    image: str = ""
 
 
 _NO_LOOPBACK = "network='loopback' needs the level 'namespaces', and this is {!r}"
@@ -141,6 +144,7 @@ class LocalSandbox(Sandbox):
         )
         self._templates = self._make_pool(network=network, limits=self.limits, folders=())
         self._others: dict[_Kind, TemplatePool] = {}
+        self._images = Images()
         self._apart = self._make_pool(network=network, limits=self.limits, folders=(), count=1, warm=0)
         self._apart_lock = asyncio.Lock()
         computing = COMPUTING_EACH * cores if max_computing is None else max_computing
@@ -244,6 +248,11 @@ class LocalSandbox(Sandbox):
             "timeout": START_SESSION,
         }
         kind = _Kind(limits, request.network or self._network, check_folders(request.folders))
+        if request.image is not None:
+            image = await self._image(request.image)
+            about = {"env": dict(image.env), "workdir": image.workdir, "folders": [*kind.folders]}
+            message["image"] = about
+            kind = kind._replace(folders=(), image=image.root)
         await self._check_kind(kind)
         why = ""
         for _ in range(TRIES):
@@ -258,15 +267,23 @@ class LocalSandbox(Sandbox):
                 template.send(messages.CloseMessage(op="close", session=name))  # it may have been open already
                 raise
             if answer["status"] == "ok":
-                return LocalSession(self._sessions, template, name, limits, user)
+                return LocalSession(self._sessions, template, name, limits, user, in_image=bool(kind.image))
             why = answer.get("message") or answer["status"]
         raise SandboxUnavailableError(f"a session cannot be opened: {why}")
+
+    async def _image(self, reference: str) -> ImageInfo:
+        if self.level is not Level.NAMESPACES:
+            raise SandboxUnsupportedError(
+                f"an image as a session's root needs the level 'namespaces', and this is {self.level.value!r}"
+            )
+        return await in_thread(self._images.open, reference)
 
     async def close(self) -> None:
         self._sessions.clear()
         await self.cpu_slots.close()
         # Half closed, it would leave processes unreaped and folders behind.
         await shielded(asyncio.gather(*(pool.close() for pool in self._pools)))
+        self._images.close()
 
     @property
     def _pools(self) -> list[TemplatePool]:

@@ -88,11 +88,18 @@ class LocalSession(Session):
     """A session of a `LocalSandbox`, for callers on any event loop. It ends with its user, if it has one."""
 
     def __init__(
-        self, opened: OpenSessions, template: TemplateProcess, name: str, limits: Limits, user: SessionUser | None
+        self,
+        opened: OpenSessions,
+        template: TemplateProcess,
+        name: str,
+        limits: Limits,
+        user: SessionUser | None,
+        *,
+        in_image: bool = False,
     ) -> None:
         self._opened, self._template, self.id, self._limits, self._user = opened, template, name, limits, user
         self._closed = False
-        self._has_launcher = False
+        self._has_launcher, self._in_image = False, in_image
         self._lock = _OneAtATime()
         self._programs = Programs(self, opened.level, bool(template.layers.get("terminals")), opened.cpu_slots)
         self._checkpoints: dict[str, LocalSession] = {}
@@ -261,6 +268,8 @@ class LocalSession(Session):
                 f"a session at the level {self._opened.level.value!r} cannot be forked: sessions fork only at the "
                 "level 'namespaces'; elsewhere both would have the same user and folder"
             )
+        if self._in_image:
+            raise SessionForkError("a session in an image cannot be forked: open another one, which takes milliseconds")
         forks: list[Session] = []
         try:
             async with origin._lock:  # throughout, so that all forks have the same state

@@ -64,6 +64,7 @@ class TemplatePool:
     preload: tuple[str, ...]
     packages: str | None
     folders: tuple[str, ...]
+    image: str = ""
     count: int
     warm: int
 
@@ -200,12 +201,15 @@ class TemplatePool:
             self._work = _work_folder()
         preload = list(self._installed) if kind == "full" else []
         another = self.level is Level.NAMESPACES and jail.becomes_another()
+        # The files of an image have one user, who must be the children's.
+        own_users = self.level is Level.UID or (another and not self.image and users.pool())
         config = {
             "level": self.level.value,
             "network": self.network,
             "limits": asdict(self.limits),
             "read_only": world(self._paths, self.packages),
             "folders": list(self.folders),
+            "image": self.image,
             "hidden": [OWN_TASKS],
             "variables": packages.variables(self.packages),
             "preload": preload,
@@ -214,7 +218,7 @@ class TemplatePool:
             "processors": reported_processors(self.limits),
             "warm": self.warm,
             "work": tempfile.mkdtemp(dir=self._work) if self._work else "",
-            "first_uid": users.take() if self.level is Level.UID or (another and users.pool()) else 0,
+            "first_uid": users.take() if own_users else 0,
         }
         if config["work"]:
             os.chmod(str(config["work"]), 0o711)

@@ -11,11 +11,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from toolgym.tools.sandbox.local.kernel import seccomp, syscalls
+from toolgym.tools.sandbox.local.kernel import jail, seccomp, syscalls
 from toolgym.tools.sandbox.local.kernel.landlock import Ruleset
 from toolgym.tools.sandbox.local.kernel.syscall_batch import ANY, AT_FDCWD, IGNORE_ERRORS, SyscallBatch
 
 TERMINALS = "newinstance,ptmxmode=666,mode=620,max=64"
+
+OVERLAY = f"lowerdir={jail.IMAGE_BELOW},upperdir=/w/upper,workdir=/w/work,userxattr"
 
 CONTROL_FD = 3
 
@@ -53,6 +55,7 @@ class Hardening:
         data_pages: pages of private memory that the zygote has; children's limits come on top.
         below_tmp: folders below /tmp that the interpreter needs.
         folders: further folders that a child can write to, which its root has already.
+        image: whether a child gets a file system on top of an image's, as its later root.
         proc: high descriptor of a /proc that shows this process, for writing its user ids; -1: none is needed.
     """
 
@@ -75,6 +78,7 @@ class Hardening:
     terminals: bool = False
     below_tmp: tuple[str, ...] = ()
     folders: tuple[str, ...] = ()
+    image: bool = False
 
     def batches(self, slot: int, folder: str) -> list[SyscallBatch]:
         """The calls that harden a child for good, prepared before the fork; to be made in this order. The process that
@@ -166,7 +170,7 @@ class Hardening:
 
     @property
     def _writable(self) -> list[str]:
-        return [target for _, target in self.mounts]
+        return [*(target for _, target in self.mounts), *([jail.IMAGE_ROOT] if self.image else ())]
 
     @property
     def above_runtime(self) -> list[str]:
@@ -195,12 +199,19 @@ class Hardening:
                 for path in self.below_tmp:  # the child's own /tmp must not hide a runtime below /tmp
                     batch.add("mount", path, f"/w{path}", None, bind, None, about=path)
             batch.add("mount", f"/w/{name}", target, None, bind, None, about=target)
+        if self.image:
+            for name in ("upper", "work"):
+                _make_folder(batch, f"/w/{name}", 0o755)
+            batch.add("mount", "overlay", jail.IMAGE_ROOT, "overlay", safe, OVERLAY, about=jail.IMAGE_ROOT)
         batch.add("umount2", "/w", syscalls.MNT_DETACH, about="/w")
         if self.terminals:
             options = syscalls.MS_NOSUID | syscalls.MS_NOEXEC
             batch.add("mount", "devpts", "/dev/pts", "devpts", options, TERMINALS, about="/dev/pts")
         if self.fresh_proc:
             batch.add("mount", "proc", "/proc", "proc", safe | syscalls.MS_NOEXEC, self.proc_options, about="/proc")
+        if self.image:
+            for source, target in (("/dev", "/dev"), ("/proc", "/proc"), ("/tmp", "/tmp"), ("/", jail.HOST_PYTHON)):
+                batch.add("mount", source, jail.IMAGE_ROOT + target, None, bind, None, about=jail.IMAGE_ROOT + target)
         if self.loopback:
             request = struct.pack("16sH14x", b"lo", syscalls.IFF_UP | syscalls.IFF_RUNNING)
             batch.add("socket", socket.AF_INET, socket.SOCK_DGRAM, 0, expect=_FREE)

@@ -40,6 +40,12 @@ _ETC = {
 }
 _OWN_FOLDERS = ("/dev/shm", "/dev/pts", "/tmp", "/w/new", "/proc", "/etc")
 
+IMAGE_BELOW, IMAGE_ROOT = "/image/below", "/image/root"
+"""An image's files, read-only; and where each child mounts a file system on top of them, its later root."""
+
+HOST_PYTHON = "/.toolgym"
+"""Where a child with an image finds the rest of this root, and so its interpreter's modules."""
+
 _READ_ONLY = syscalls.MS_RDONLY | syscalls.MS_NOSUID | syscalls.MS_NODEV
 
 _MOUNT_POINTS = ("/mnt", "/media", "/srv", "/run", "/tmp")
@@ -70,6 +76,7 @@ def enter(
     folders: Iterable[str] = (),
     hidden: Iterable[str] = (),
     first_uid: int = 0,
+    image: str = "",
 ) -> Jailed:
     """Fork a process into new namespaces with a private root; for a process with one thread.
 
@@ -81,9 +88,12 @@ def enter(
         hidden: folders below those of `read_only` that are empty inside.
         first_uid: first of `users.SPAN` user ids outside that are `users.FIRST_INSIDE` and following in the jail, where
             root starts it; 0: the jail knows only one user.
+        image: folder with the files of an image, for `IMAGE_BELOW`; empty: there is none.
     """
     paths = outermost(read_only)
-    root = _mount_point(paths)
+    binds = {path: path for path in paths} | ({image: IMAGE_BELOW} if image else {})
+    folders = [*folders, *([IMAGE_ROOT] if image else ())]
+    root = _mount_point(binds)
     flags = (
         syscalls.CLONE_NEWUSER
         | syscalls.CLONE_NEWNS
@@ -99,14 +109,14 @@ def enter(
     if built:
         # Bound while root can still traverse every folder; afterwards only what is bound exists.
         syscalls.mount("none", "/", None, syscalls.MS_REC | syscalls.MS_PRIVATE)
-        _build(root, _opened(paths), folders, hidden)
+        _build(root, _opened(binds), folders, hidden)
     if is_root:
-        handles = _enter_as_another(flags, () if built else paths, first_uid)
+        handles = _enter_as_another(flags, {} if built else binds, first_uid)
     else:
         uid, gid = os.geteuid(), os.getegid()
         syscalls.unshare(flags)
         _write_ids("self", f"0 {uid} 1", f"0 {gid} 1")
-        handles = _opened(paths)
+        handles = _opened(binds)
     ready, done = os.pipe()
     pid = os.fork()
     if pid:
@@ -167,7 +177,7 @@ def _may_mount() -> bool:
     return True
 
 
-def _enter_as_another(flags: int, paths: Iterable[str], first_uid: int) -> dict[str, int]:
+def _enter_as_another(flags: int, binds: Mapping[str, str], first_uid: int) -> dict[str, int]:
     """Enter new namespaces as root, and become `SANDBOX_UID` in them. Returns handles of the paths. In between, this
     process still owns root's folders, but the map of ids is already the other user's, written by a helper that stays
     outside."""
@@ -196,7 +206,7 @@ def _enter_as_another(flags: int, paths: Iterable[str], first_uid: int) -> dict[
         _, status = os.waitpid(helper, 0)
     if status:
         raise PermissionError(errno.EPERM, "root may not become another user here")
-    handles = _opened(paths)
+    handles = _opened(binds)
     os.setresuid(0, 0, 0)  # of the new namespace: `SANDBOX_UID` outside
     syscalls.prctl(syscalls.PR_SET_DUMPABLE, 1)  # or /proc/self would belong to root
     return handles
@@ -209,9 +219,9 @@ def _write_ids(process: str, uids: str, gids: str) -> None:
             file.write(text)
 
 
-def _opened(paths: Iterable[str]) -> dict[str, int]:
-    """Handles of paths, in the mount namespace of this process."""
-    return {path: os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC) for path in paths}
+def _opened(binds: Mapping[str, str]) -> dict[str, int]:
+    """Handles of paths, in the mount namespace of this process, by their names inside."""
+    return {inside: os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC) for path, inside in binds.items()}
 
 
 def _build(root: str, handles: Mapping[str, int], folders: Iterable[str], hidden: Iterable[str]) -> None:

@@ -114,6 +114,8 @@ class OpenMessage(TypedDict):
     memory_mb: int
     files: NotRequired[dict[str, bytes]]
     env: NotRequired[dict[str, str]]
+    image: NotRequired[dict[str, Any]]
+    """`env`, `workdir` and further `folders` of a session in an image."""
     tries: NotRequired[int]
 
 
