@@ -5,6 +5,7 @@ Sources: https://github.com/opencontainers/image-spec, and Docker's image spec v
 
 from __future__ import annotations
 
+import errno
 import gzip
 import hashlib
 import json
@@ -21,6 +22,7 @@ from toolgym.tools.errors import ConfigError, MissingExtraError, ToolgymError
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 _NAMES = ("org.opencontainers.image.ref.name", "io.containerd.image.name")
 _MOST_JSON = 16 << 20
+_OF_LAYERS = (None, errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG)
 _ZSTD = b"\x28\xb5\x2f\xfd"
 
 
@@ -67,7 +69,7 @@ class ImageArchive:
         try:
             yield
         except Exception as error:  # of any reader: bytes of an archive may be anything
-            if isinstance(error, ToolgymError) or (isinstance(error, OSError) and error.errno):
+            if isinstance(error, ToolgymError) or (isinstance(error, OSError) and error.errno not in _OF_LAYERS):
                 raise
             why = f"it is damaged, or no image ({type(error).__name__}: {error})"
             raise self.error(f"{why}; write it again with `docker save NAME -o FILE`") from error
