@@ -24,10 +24,10 @@ def enter(image: Mapping[str, Any]) -> None:
     for folder in image["folders"]:
         os.makedirs(folder, exist_ok=True)
     for name, line, mark in _LINES:  # of files that the image may have without them
-        with contextlib.suppress(OSError), open(f"/etc/{name}", "a+") as file:
-            file.seek(0)
-            if mark not in file.read():
-                file.write(line)
+        with contextlib.suppress(OSError), open(f"/etc/{name}", "a+") as about:
+            about.seek(0)
+            if mark not in about.read():
+                about.write(line)
     home = image["workdir"] or "/tmp"
     os.makedirs(home, exist_ok=True)
     os.chdir(home)

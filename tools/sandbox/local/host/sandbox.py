@@ -320,7 +320,7 @@ class LocalSandbox(Sandbox):
 
     async def _pool(self, kind: _Kind) -> TemplatePool:
         """Return the templates of a kind of sessions. Raises SandboxBusyError if there are too many other kinds."""
-        if kind == (self.limits, self._network, ()):
+        if kind == _Kind(self.limits, self._network, ()):
             return self._templates
         pool = self._others.get(kind)
         if pool is None:
