@@ -245,7 +245,8 @@ def test_a_process_of_the_sandbox_imports_only_its_room_and_lower_ones(room):
 
 
 def test_the_host_never_imports_what_runs_in_a_template_process():
-    assert not wrong_imports("host", {"host", "kernel", "protocol"})
+    assert not wrong_imports("host", {"host", "images", "kernel", "protocol"})
+    assert not wrong_imports("images", {"images", "kernel"})
 
 
 @pytest.mark.parametrize("room", PROCESSES)
