@@ -53,12 +53,21 @@ class SegmentRow(_Row):
     aligned: list[PayloadRow] = _about("further values of each token; empty for the env's")
 
 
+class ImageRow(_Row):
+    """An image among the ids."""
+
+    sha256: str = _about("SHA-256 of its data URL, which is in a message")
+    start: int = _about("place of its first id, the prompt's ids counted too", minimum=0)
+    tokens: int = _about("how many ids stand for it", minimum=1)
+
+
 class SequenceRow(_Row):
     """A context from its prompt to its end: what an engine was sent and sampled, and a row of a batch."""
 
     prompt_ids: list[TokenId] = _about("the ids before the first one that was sampled")
     segments: list[SegmentRow] = _about("the tokens behind the prompt, in order")
     start_reason: str = _about("why it began: `start`, `template`, `env`, or the name of a context policy")
+    images: list[ImageRow] = Field([], description="the images among the ids; left out if there are none")
 
 
 class FunctionRow(_Row):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias, final
 import numpy as np
 
 from toolgym.rollout.engines.tokenizer_probe import probe_ids, require_same_text
+from toolgym.rollout.models.images import PlacedImage
 from toolgym.rollout.models.token_ids import TokenIds
 from toolgym.tools.errors import ConfigError, EngineError, require_whole_number
 from toolgym.tools.keywords import named_fields
@@ -116,6 +117,7 @@ class GenerationRequest:
     params: SamplingParams
     request_id: str
     affinity: str | None = None
+    images: tuple[PlacedImage, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -231,6 +233,11 @@ class Engine(ABC):
         """Most tokens of prompt and generation together."""
 
     @property
+    def takes_images(self) -> bool:
+        """Whether it computes on the images of a request too; one that does not refuses them."""
+        return False
+
+    @property
     def weight_version(self) -> str:
         """Version of the weights that the next token will be sampled with; "0" if they never change."""
         return "0"
@@ -288,6 +295,7 @@ class Engine(ABC):
         *,
         request_id: str,
         affinity: str | None = None,
+        images: Sequence[PlacedImage] = (),
     ) -> Generation:
         """Generate one turn, and check it. Cancelling the call aborts the request.
 
@@ -296,15 +304,18 @@ class Engine(ABC):
             params: how to sample.
             request_id: unique among running requests.
             affinity: see `GenerationRequest`.
+            images: the images whose ids are in the prompt, in order.
 
         Raises:
             ConfigError: an id is outside the vocabulary, the prompt is empty, prompt and `max_new_tokens` do not fit
-                `context_length`, or a request with this id is running.
+                `context_length`, a request with this id is running, or the engine takes no images.
             EngineError: the engine failed, was not started, was closed, or answered with garbage.
         """
         ids = prompt_ids if isinstance(prompt_ids, TokenIds) else TokenIds(prompt_ids)
         self._check_request(ids, params)
-        request = GenerationRequest(ids.as_tuple(), params, request_id, affinity)
+        if images and not self.takes_images:
+            raise ConfigError(f"{type(self).__name__} takes no images, and the context has {len(images)}")
+        request = GenerationRequest(ids.as_tuple(), params, request_id, affinity, tuple(images))
         generation = await self._generate(request)
         self._check_generation(generation, request)
         return generation

@@ -38,6 +38,7 @@ class CallableEngine(Engine):
         context_length: most tokens of prompt and generation together; None: the tokenizer's `model_max_length`.
         vocab_size: number of token ids; None: the tokenizer's. A model with padding rows in its embedding has more.
         weight_version: version of the weights, for answers that do not say theirs.
+        takes_images: whether `generate` computes on the `images` of a request too.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class CallableEngine(Engine):
         context_length: int | None = None,
         vocab_size: int | None = None,
         weight_version: str | int = "0",
+        takes_images: bool = False,
     ) -> None:
         if not callable(generate):
             raise ConfigError(f"generate must be an async function of a GenerationRequest, got {generate!r}")
@@ -64,6 +66,7 @@ class CallableEngine(Engine):
         self._vocab_size = len(tokenizer) if vocab_size is None else vocab_size
         require_whole_number("vocab_size", self._vocab_size, at_least=1)
         self._weight_version = str(weight_version)
+        self._takes_images = takes_images
         self.tokenizer = tokenizer
 
     @property
@@ -73,6 +76,10 @@ class CallableEngine(Engine):
     @property
     def context_length(self) -> int:
         return self._context_length
+
+    @property
+    def takes_images(self) -> bool:
+        return self._takes_images
 
     @property
     def weight_version(self) -> str:

@@ -25,6 +25,10 @@ class EngineWrapper(Engine):
         return self.engine.context_length
 
     @property
+    def takes_images(self) -> bool:
+        return self.engine.takes_images
+
+    @property
     def weight_version(self) -> str:
         return self.engine.weight_version
 

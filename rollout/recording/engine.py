@@ -61,6 +61,10 @@ class RecordingEngine(EngineWrapper):
                 self._cassette.close(ended=False)
             raise
 
+    @property
+    def takes_images(self) -> bool:
+        return False  # a line of a cassette is found by its ids alone
+
     def describe(self) -> None:
         if self._described:
             return
@@ -226,6 +230,10 @@ class JournaledEngine(EngineWrapper):
         self._answers: dict[str, list[Generation]] = {}
         self._unasked: Counter[EpisodeKey] = Counter()
         self._cassette = CassetteWriter(self.path, kept=self._kept(finished))
+
+    @property
+    def takes_images(self) -> bool:
+        return False  # a line of a journal is found by its ids alone
 
     def _kept(self, finished: Collection[EpisodeKey]) -> Iterator[Line]:
         try:

@@ -54,7 +54,8 @@ async def run_episode(
             episode another one after a failed episode.
         task: the task, or a row in verl's shape (see `Task.from_row`).
         generate: an async function from a `GenerationRequest` to `(token_ids, logprobs)`, or to what else `read_answer`
-            in `toolgym.rollout.engines.callable` takes. Or an engine that was started.
+            in `toolgym.rollout.engines.callable` takes; one that computes on the request's images has an attribute
+            `takes_images`. Or an engine that was started.
         tokenizer: of the model, a fast tokenizer with a chat template; None: the engine's.
         renderer: makes the renderer of an env's tools, to share one among episodes, or to have one of your own.
         config: how to play it; of a `RunConfig`, what concerns a whole run is not used.
@@ -118,7 +119,13 @@ def _engine(
     if tokenizer is None:
         raise ConfigError("a function that generates needs the model's tokenizer: tokenizer=load_tokenizer(...)")
     vocab_size = read_model_config(getattr(tokenizer, "name_or_path", None)).vocab_size  # with its padding rows
-    return CallableEngine(generate, tokenizer=tokenizer, context_length=context_length, vocab_size=vocab_size)
+    return CallableEngine(
+        generate,
+        tokenizer=tokenizer,
+        context_length=context_length,
+        vocab_size=vocab_size,
+        takes_images=getattr(generate, "takes_images", False),
+    )
 
 
 def policy_renderer(tokenizer: PreTrainedTokenizerBase, config: RunConfig, tools: Sequence[ToolSchema]) -> ChatRenderer:

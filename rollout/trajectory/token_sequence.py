@@ -12,11 +12,12 @@ import itertools
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from toolgym.rollout.models.images import PlacedImage
 from toolgym.tools.errors import ConfigError
 
 Ids = NDArray[np.int32]
@@ -60,10 +61,19 @@ class SegmentJson(TypedDict):
     aligned: list[PayloadJson]
 
 
+class ImageJson(TypedDict):
+    """A place of an image; `sha256` is that of its data URL, which is among the trajectory's messages."""
+
+    sha256: str
+    start: int
+    tokens: int
+
+
 class SequenceJson(TypedDict):
     prompt_ids: list[int]
     segments: list[SegmentJson]
     start_reason: str
+    images: NotRequired[list[ImageJson]]
 
 
 _VERSION = operator.itemgetter(0)
@@ -286,11 +296,13 @@ class TokenSequence:
             conversation otherwise than what was there), `env` (the env began the context anew, see `StepInfo.context`),
             or the name of the context policy that changed the messages. For agents behind the gateway the causes of
             docs/capture.md.
+        images: those in the prompt and in the env's segments, in the order of their places.
     """
 
     prompt_ids: Ids
     segments: tuple[Segment, ...]
     start_reason: str = "start"
+    images: tuple[PlacedImage, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "prompt_ids", _ids(self.prompt_ids))
@@ -302,6 +314,7 @@ class TokenSequence:
             np.array_equal(self.prompt_ids, other.prompt_ids)
             and self.segments == other.segments
             and self.start_reason == other.start_reason
+            and self.images == other.images
         )
 
     def __hash__(self) -> int:
@@ -346,13 +359,19 @@ class TokenSequence:
         return sum(map(len, self.policy_segments))
 
     def to_json(self) -> SequenceJson:
-        return {
+        value: SequenceJson = {
             "prompt_ids": self.prompt_ids.tolist(),
             "segments": [segment.to_json() for segment in self.segments],
             "start_reason": self.start_reason,
         }
+        if self.images:
+            value["images"] = [{"sha256": i.sha256, "start": i.start, "tokens": i.tokens} for i in self.images]
+        return value
 
     @classmethod
-    def from_json(cls, value: SequenceJson) -> TokenSequence:
+    def from_json(cls, value: SequenceJson, urls: Mapping[str, str] | None = None) -> TokenSequence:
+        """Read what `to_json` made. `urls` are the data URLs of images by their SHA-256. Raises KeyError, TypeError or
+        ValueError for something else, or without the URL of an image."""
         segments = tuple(Segment.from_json(segment) for segment in value["segments"])
-        return cls(np.asarray(value["prompt_ids"]), segments, value["start_reason"])
+        images = tuple(PlacedImage((urls or {})[i["sha256"]], i["start"], i["tokens"]) for i in value.get("images", ()))
+        return cls(np.asarray(value["prompt_ids"]), segments, value["start_reason"], images)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 from toolgym.envs.types import StopReason, ToolCallRecord
 from toolgym.rollout.trajectory.token_sequence import Ids, LogProbs, Segment, TokenSequence
 from toolgym.tools.errors import ConfigError, shorten
-from toolgym.tools.message import Message
+from toolgym.tools.message import Message, images_of
 from toolgym.tools.views.html import drawn_by
 
 FORMAT_VERSION = 4
@@ -317,7 +318,12 @@ class Trajectory:
                 data[name] = data.pop(key)
             data["messages"] = tuple(_with_calls(message, json.loads) for message in data["messages"])
             data["tools"] = tuple(json.loads(tool) for tool in data["tools"])
-            data["sequences"] = tuple(TokenSequence.from_json(sequence) for sequence in data["sequences"])
+            urls = {
+                hashlib.sha256(url.encode()).hexdigest(): url
+                for message in data["messages"]
+                for url in images_of(message["content"])
+            }
+            data["sequences"] = tuple(TokenSequence.from_json(sequence, urls) for sequence in data["sequences"])
             data["turns"] = tuple(_turn_from_json(turn) for turn in data["turns"])
             data["error"] = Failure(**data["error"]) if data["error"] is not None else None
             data["peers"] = tuple(Peer(**peer) for peer in data.get("peers", ()))
