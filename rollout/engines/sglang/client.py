@@ -104,6 +104,10 @@ class SGLangClient(Engine):
         return version_of(self._state.label)
 
     @property
+    def takes_images(self) -> bool:
+        return True
+
+    @property
     def paused(self) -> PauseMode | None:
         return self._state.pause_mode
 
@@ -145,11 +149,13 @@ class SGLangClient(Engine):
         check_params(self._aligned, params)
         seed = seed_of(params, self._random, deterministic=self.info.deterministic)
         body = messages.request_body(request.prompt_ids, params, seed, mask=SAMPLING_MASK in self._aligned)
-        body |= payload_fields(self._aligned, len(request.prompt_ids))
+        body |= payload_fields(self._aligned, len(request.prompt_ids)) | messages.image_fields(request)
         answer = await self._in_flight.run(request, body)
         if answer is None:
             return Generation((), (), FinishReason.ABORT, ())
         generation = messages.read_generation(answer, params)
+        if request.images and generation.token_ids:
+            messages.check_prompt(answer, request)
         if not self._aligned:
             return generation
         payloads = read_payloads(self._aligned, answer["meta_info"], generation.token_ids, request, self.info)

@@ -4,15 +4,17 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import logging
 import math
 import re
 import uuid
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from toolgym.rollout.engines.base import EngineLoad, FinishReason, Generation, SamplingParams
+from toolgym.rollout.engines.base import EngineLoad, FinishReason, Generation, GenerationRequest, SamplingParams
 from toolgym.rollout.engines.http import sampling_fields
 from toolgym.rollout.engines.model_config import read_model_config
 from toolgym.tools.concurrency.log_throttle import LogThrottle
@@ -156,6 +158,55 @@ def request_body(
         "return_text_in_logprobs": False,
         "stream": False,
     }
+
+
+def image_fields(request: GenerationRequest) -> dict[str, Any]:
+    """Return the fields of a request with images; none without."""
+    if not request.images:
+        return {}
+    urls = [image.url for image in request.images]
+    return {"input_ids": one_id_each(request), "image_data": urls, "return_prompt_token_ids": True}
+
+
+def one_id_each(request: GenerationRequest) -> list[int]:
+    """Return the request's ids with one for each image instead of all.
+
+    SGLang puts an image's ids where it finds one of them, and keeps all other ids (0.5.23, `_expand_input_ids` in
+    `srt/multimodal/processors/base_processor.py`); if it finds them all, it never answers. Raises EngineError if an
+    image is no run of one id, or that id stands where no image is.
+    """
+    if not request.images:
+        return list(request.prompt_ids)
+    ids, sent, end = list(request.prompt_ids), [], 0
+    spans = [ids[image.start : image.start + image.tokens] for image in request.images]
+    [(part, placed)] = Counter(itertools.chain(*spans)).most_common(1)
+    for image, span in zip(request.images, spans, strict=True):
+        first, count = span.index(part) if part in span else 0, span.count(part)
+        if not count or span[first : first + count] != [part] * count:
+            raise EngineError(
+                f"an image is sent as one run of one id, and that at token {image.start} is none: images of this model "
+                "family cannot be sent as ids"
+            )
+        sent += [*ids[end : image.start], *span[: first + 1], *span[first + count :]]
+        end = image.start + image.tokens
+    if ids.count(part) != placed:
+        raise EngineError(
+            f"the context has {ids.count(part)} ids {part}, and its images are {placed} of them: the policy sampled a "
+            "token that stands for parts of images"
+        )
+    return sent + ids[end:]
+
+
+def check_prompt(answer: Mapping[str, Any], request: GenerationRequest) -> None:
+    """Raise EngineError if SGLang computed on other ids than the request's; older ones tell their number only."""
+    ids = answer.get("prompt_token_ids")
+    count = answer["meta_info"].get("prompt_tokens") if ids is None else len(ids)
+    if count != len(request.prompt_ids) or (ids is not None and tuple(ids) != tuple(request.prompt_ids)):
+        raise EngineError(
+            f"SGLang computed on {count} ids that are not the {len(request.prompt_ids)} of the request with "
+            f"{len(request.images)} images: its processor must be that of the rollout, with its settings, and its "
+            "model one that takes images"
+        )
 
 
 def read_generation(answer: Any, params: SamplingParams) -> Generation:

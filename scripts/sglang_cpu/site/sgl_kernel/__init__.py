@@ -55,6 +55,14 @@ def murmur_hash32_cpu(seed, positions, col_indices):
 _library = torch.library.Library("sgl_kernel", "FRAGMENT")
 _library.define("murmur_hash32_cpu(Tensor seed, Tensor positions, Tensor col_indices) -> Tensor")
 _library.impl("murmur_hash32_cpu", murmur_hash32_cpu, "CPU")
+# The processor of Qwen-VL's images imports all models of its family, which look for these, and call none for images.
+for _name in (
+    "fused_sigmoid_mul_cpu",
+    "fused_qk_gemma_rmsnorm_cpu",
+    "fused_qk_gemma_rmsnorm_with_gate_cpu",
+    "fused_qkvzba_split_reshape_cat_contiguous_cpu",
+):
+    _library.define(f"{_name}() -> ()")
 
 
 def __getattr__(name):
