@@ -1,7 +1,8 @@
 """Batches as rows of a data set: for the library `datasets`, and as Parquet files.
 
 One row for each row of the batch, without padding. `FIELDS` names the columns, beside `id`, `group_id` and the payloads
-as `aligned.NAME`; lists have one value for each token of the response.
+as `aligned.NAME`; lists have one value for each token of the response. The tensors of a row's images are in `images`,
+each with its name, dtype, shape and bytes.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from torch import Tensor
 from toolgym.rollout.batch.batch import Batch
 from toolgym.rollout.batch.check import check_batch
 from toolgym.rollout.batch.fields import FIELDS, aligned_field, payload_padding
-from toolgym.rollout.batch.io import PREFIX, batch_of, metadata_of
+from toolgym.rollout.batch.io import IMAGES, PREFIX, batch_of, metadata_of
+from toolgym.rollout.batch.row import RowImages
 from toolgym.rollout.trajectory.trajectory import Trajectory, plain
 from toolgym.tools.errors import ConfigError, missing_file
 from toolgym.tools.lazy import missing_package
@@ -118,10 +120,20 @@ def _table(batch: Batch, trajectories: Sequence[Trajectory] | None) -> pyarrow.T
                     f"{item.name} has no values, {list(value.shape)}; make the batch without it (aligned=)"
                 )
             columns[item.column] = pyarrow.array(value) if item.place == "row" else _lists(value, mask)
+    if batch.images:
+        columns["images"] = pyarrow.array([_images_column(row) for row in batch.images])
     if trajectories is not None:
         owners = [trajectories[index] for index in batch.owners(trajectories)]
         columns |= {name: pyarrow.array(map(of, owners)) for name, of in TRAJECTORY_COLUMNS.items()}
     return pyarrow.table(columns)
+
+
+def _images_column(images: RowImages) -> list[dict[str, Any]]:
+    arrays = {name: value.numpy() for name, value in images.inputs.items()}
+    return [
+        {"name": name, "dtype": array.dtype.name, "shape": list(array.shape), "data": array.tobytes()}
+        for name, array in arrays.items()
+    ]
 
 
 def _lists(values: NDArray[Any], mask: NDArray[np.bool_]) -> Any:
@@ -154,6 +166,10 @@ def _tensors(table: pyarrow.Table, whole: Mapping[str, Any]) -> dict[str, Tensor
         if name.startswith(PREFIX):
             values = _flat(table[name])
             tensors[name] = _padded(values, answered, payload_padding(torch.from_numpy(values).dtype))
+    for row, parts in enumerate(table["images"].to_pylist() if "images" in table.column_names else ()):
+        for part in parts:
+            array = np.frombuffer(part["data"], dtype=part["dtype"]).reshape(part["shape"])
+            tensors[f"{IMAGES}{row}.{part['name']}"] = array.copy()
     tokens = np.hstack([attended, answered]).astype(np.int64)
     tensors["attention_mask"] = tokens
     tensors["position_ids"] = (tokens.cumsum(axis=1) - 1) * tokens

@@ -20,7 +20,8 @@ from torch import Tensor
 from toolgym.rollout.advantages.reward_placement import RewardPlacement
 from toolgym.rollout.batch.fields import FIELDS, payload_padding
 from toolgym.rollout.batch.micro_batches import COUNTS, Count, packed_parts, padded_parts, tree_parts
-from toolgym.rollout.batch.prefixes import prefix_keys
+from toolgym.rollout.batch.prefixes import prefix_keys, require_no_images
+from toolgym.rollout.batch.row import RowImages, joined_inputs
 from toolgym.rollout.trajectory.trajectory import Trajectory
 from toolgym.tools.errors import BatchError, ConfigError, require_whole_number
 from toolgym.tools.views.html import drawn_by
@@ -50,6 +51,8 @@ class Batch:
         aligned: payloads of the policy's tokens by name, `[rows, response, ...]` in the dtype in which they came.
             Elsewhere they hold -1 if the dtype has a sign and is an integer, else 0 or False.
         reward_placement: which tokens have `token_rewards`: `turns` or `outcome`.
+        images: what a vision-language model gets beside the ids, one for each row; empty if no row has images.
+        image_token_id: the id that stands for a part of an image, and nowhere else; None without images.
     """
 
     prompts: Tensor
@@ -71,6 +74,8 @@ class Batch:
     version_numbers: Mapping[str, int] = field(default_factory=dict)
     aligned: Mapping[str, Tensor] = field(default_factory=dict)
     reward_placement: RewardPlacement = "turns"
+    images: tuple[RowImages, ...] = ()
+    image_token_id: int | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -92,6 +97,13 @@ class Batch:
         """All tensors by name; those of `aligned` as `aligned.NAME`."""
         fields = {item.name: getattr(self, item.name) for item in FIELDS}
         return fields | {f"aligned.{name}": value for name, value in self.aligned.items()}
+
+    @property
+    def pixel_inputs(self) -> dict[str, Tensor]:
+        """The arguments of a model for the images of all rows, in their order, such as `pixel_values` and
+        `image_grid_thw`; empty without images. They go beside `input_ids` and `attention_mask`: a model with positions
+        of its own for images, as Qwen-VL, computes them itself."""
+        return joined_inputs(self.images)
 
     def to(self, device: torch.device | str) -> Batch:
         return moved(self, device)
@@ -122,6 +134,7 @@ class Batch:
             **fields,
             ids=tuple(self.ids[row] for row in at.tolist()),
             aligned={name: value[at, :right] for name, value in self.aligned.items()},
+            images=tuple(self.images[row] for row in at.tolist()) if self.images else (),
         )
 
     def flattener(self) -> Callable[[Tensor, int], Tensor]:
@@ -178,6 +191,7 @@ class Batch:
         elif count == "packed":
             parts = packed_parts(lengths, max_tokens, min_parts)
         else:
+            require_no_images(self.images)
             parts = tree_parts(self._prefix_keys(lengths), max_tokens, min_parts)
         rows = [torch.tensor(sorted(part), device=self.prompts.device) for part in parts]
         return [MicroBatch(places, self.select(places)) for places in rows]
@@ -252,6 +266,8 @@ def moved(value: T, device: torch.device | str) -> T:
         copy = value.to(device)
     elif isinstance(value, Mapping):
         copy = {name: moved(part, device) for name, part in value.items()}
+    elif type(copy) is tuple:
+        copy = tuple(moved(part, device) for part in copy)
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {item.name: moved(getattr(value, item.name), device) for item in dataclasses.fields(value)}
         copy = dataclasses.replace(value, **fields)

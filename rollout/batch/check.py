@@ -141,6 +141,7 @@ def check_rows(batch: Batch, rows: Sequence[RowSource] | None) -> None:
     ]
     _check_shapes(batch, fields)
     _check_names(batch)
+    _check_images(batch)
     blocks = _blocks(batch)
     for item in fields:
         parts = [(0, batch)] if item.place == "row" else blocks
@@ -207,6 +208,22 @@ def _check_names(batch: Batch) -> None:
         raise BatchError(f"version_numbers must be different numbers from 0 on, got {dict(batch.version_numbers)!r}")
 
 
+def _check_images(batch: Batch) -> None:
+    rows = len(batch.prompts)
+    if (len(batch.images), batch.image_token_id is None) not in ((0, True), (rows, False)):
+        raise BatchError(
+            f"{rows} rows have as many images and an image_token_id, or none of both; got {len(batch.images)} and "
+            f"{batch.image_token_id}"
+        )
+    for row, images in enumerate(batch.images):
+        count = int(((batch.input_ids[row] == batch.image_token_id) & (batch.attention_mask[row] == 1)).sum())
+        if images.tokens != count:
+            raise BatchError(
+                f"row {batch.ids[row]} has {count} ids for parts of images ({batch.image_token_id}), and its "
+                f"pixel inputs need {images.tokens}"
+            )
+
+
 def _hold(what: str, condition: Tensor, start: int) -> None:
     if condition.numpy().all():  # a tenth of the time that torch takes
         return
@@ -232,6 +249,9 @@ def _check_way_back(batch: Batch, fields: Sequence[Field], rows: Sequence[RowSou
     def differing(first: int, last: int, fields: Sequence[Field]) -> list[str]:
         here, sources = slice(first, last), rows[first:last]
         wrong = [] if list(batch.ids[here]) == [row.id for row in sources] else ["ids"]
+        token_id = batch.image_token_id
+        needed = [len(row.sequence.images) if token_id is None else row.image_tokens(token_id) for row in sources]
+        wrong += [] if needed == ([row.tokens for row in batch.images[here]] or [0] * len(sources)) else ["images"]
         for item in fields:
             mask = masks.get(item.place)
             if not _equal(arrays[item.name][here], None if mask is None else mask[here], item, sources):

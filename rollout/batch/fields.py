@@ -95,7 +95,7 @@ FIELDS: tuple[Field, ...] = (
         "tokens",
         "pad_token_id",
         "prompts and responses side by side",
-        lambda row: np.concatenate([row.sequence.prompt_ids, row.response_ids]),
+        lambda row: row.token_ids,
     ),
     Field(
         "position_ids",

@@ -14,6 +14,7 @@ from toolgym.rollout.advantages.reward_placement import PLACEMENTS
 from toolgym.rollout.batch.batch import Batch, Dropped
 from toolgym.rollout.batch.check import check_batch
 from toolgym.rollout.batch.fields import FIELDS
+from toolgym.rollout.batch.row import RowImages
 from toolgym.tools.errors import ConfigError, missing_file, shorten
 
 FORMAT_VERSION = 3
@@ -21,6 +22,9 @@ FORMAT_VERSION = 3
 
 PREFIX = "aligned."
 """Begins the names of the tensors of payloads."""
+
+IMAGES = "images."
+"""Begins the names of the tensors of images; the number of a row and the name of the model's argument follow."""
 
 
 def save_batch(batch: Batch, path: str | Path) -> None:
@@ -31,7 +35,10 @@ def save_batch(batch: Batch, path: str | Path) -> None:
     """
     if not isinstance(batch, Batch):
         raise ConfigError(f"expected a Batch, as `make_batch` returns it, got {shorten(repr(batch))}")
-    tensors = {name: value.contiguous() for name, value in batch.tensors().items()}
+    tensors = batch.tensors()
+    for row in {row for row, _ in metadata_of(batch)["images"]}:
+        tensors |= {f"{IMAGES}{row}.{name}": value for name, value in batch.images[row].inputs.items()}
+    tensors = {name: value.contiguous() for name, value in tensors.items()}
     try:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         save_file(tensors, str(path), {name: json.dumps(value) for name, value in metadata_of(batch).items()})
@@ -40,6 +47,9 @@ def save_batch(batch: Batch, path: str | Path) -> None:
 
 
 def metadata_of(batch: Batch) -> dict[str, Any]:
+    """All of a batch but its tensors. `images` has for each row the first one with the same pixel inputs, as the rows
+    of a group have, and the number of its image tokens."""
+    first: dict[int, int] = {}
     return {
         "format_version": FORMAT_VERSION,
         "pad_token_id": batch.pad_token_id,
@@ -48,6 +58,8 @@ def metadata_of(batch: Batch) -> dict[str, Any]:
         "dropped": [[entry.id, entry.reason] for entry in batch.dropped],
         "version_numbers": dict(batch.version_numbers),
         "reward_placement": batch.reward_placement,
+        "images": [[first.setdefault(id(row.inputs), at), row.tokens] for at, row in enumerate(batch.images)],
+        "image_token_id": batch.image_token_id,
     }
 
 
@@ -81,7 +93,12 @@ def batch_of(metadata: dict[str, Any], tensors: dict[str, Tensor]) -> Batch:
         raise ValueError(f"expected format version {FORMAT_VERSION}, got {version!r}")
     fields = {item.name: tensors.pop(item.name) for item in FIELDS}
     aligned = {name.removeprefix(PREFIX): value for name, value in tensors.items() if name.startswith(PREFIX)}
-    unknown = [name for name in tensors if not name.startswith(PREFIX)]
+    inputs: dict[int, dict[str, Tensor]] = {}
+    for name, value in tensors.items():
+        if name.startswith(IMAGES):
+            row, _, argument = name.removeprefix(IMAGES).partition(".")
+            inputs.setdefault(int(row), {})[argument] = value
+    unknown = [name for name in tensors if not name.startswith((PREFIX, IMAGES))]
     if unknown:
         raise ValueError(f"unknown tensors {', '.join(unknown)}")
     if metadata["reward_placement"] not in PLACEMENTS:
@@ -95,4 +112,6 @@ def batch_of(metadata: dict[str, Any], tensors: dict[str, Tensor]) -> Batch:
         version_numbers={str(name): int(number) for name, number in metadata["version_numbers"].items()},
         aligned=aligned,
         reward_placement=metadata["reward_placement"],
+        images=tuple(RowImages(inputs.setdefault(row, {}), tokens) for row, tokens in metadata.get("images", ())),
+        image_token_id=metadata.get("image_token_id"),
     )

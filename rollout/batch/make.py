@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,8 @@ from toolgym.rollout.advantages.reward_placement import RewardPlacement
 from toolgym.rollout.batch.batch import Batch, Dropped
 from toolgym.rollout.batch.check import check_rows
 from toolgym.rollout.batch.fields import FIELDS, Field, aligned_field
-from toolgym.rollout.batch.row import RowSource, rows_of
+from toolgym.rollout.batch.row import RowImages, RowSource, rows_of
+from toolgym.rollout.models.images import ImageProcessor
 from toolgym.rollout.trajectory.failures import log
 from toolgym.rollout.trajectory.token_sequence import filled_up
 from toolgym.rollout.trajectory.trajectory import Trajectory, require_trajectories
@@ -31,6 +32,7 @@ def make_batch(
     max_response_length: int | None = None,
     aligned: Sequence[str] | None = None,
     reward_placement: RewardPlacement = "turns",
+    processor: ImageProcessor | None = None,
 ) -> Batch:
     """Make a batch, and check it. See `toolgym.rollout.batch.batch` for what becomes a row.
 
@@ -46,17 +48,20 @@ def make_batch(
         reward_placement: which tokens have `token_rewards`, see `toolgym.rollout.advantages.reward_placement`. `turns`:
             the last one of each turn has the turn's reward, and the trajectory's last one what the whole was given
             beyond that. `outcome`: the trajectory's last one has all of it.
+        processor: that of the rollout, for trajectories with images: it makes `Batch.images`. A trajectory whose policy
+            sampled the token that stands for parts of images is left out, since no image belongs to it.
 
     Raises:
         ConfigError: `trajectories` holds something else, or `reward_placement` is unknown.
         BatchError: no trajectory is left, one does not fit the widths (nothing is ever cut), a payload is missing or
             has another dtype or shape somewhere (nothing is ever filled in), turns tell of other tokens than there are,
-            or an invariant broke.
+            there are images and no processor, or the ids of an image are not those that it gives, or an invariant
+            broke.
     """
     kept: list[Trajectory] = []
     dropped: list[Dropped] = []
     for trajectory in require_trajectories(trajectories):
-        reason = _reason_to_drop(trajectory)
+        reason = _reason_to_drop(trajectory, processor)
         if reason is None:
             kept.append(trajectory)
         else:
@@ -77,6 +82,7 @@ def make_batch(
         _width("prompt", rows, [len(row.sequence.prompt_ids) for row in rows], max_prompt_length),
         _width("response", rows, [len(row.response_ids) for row in rows], max_response_length),
     )
+    images = row_images(rows, processor)
     batch = Batch(
         **{item.name: padded(item, rows, widths, pad_token_id) for item in FIELDS},
         pad_token_id=pad_token_id,
@@ -86,16 +92,54 @@ def make_batch(
         version_numbers=numbers,
         aligned={name: padded(item, rows, widths, 0) for name, item in _payloads(rows, aligned).items()},
         reward_placement=reward_placement,
+        images=images,
+        image_token_id=processor.image_token_id if processor is not None and images else None,
     )
     check_rows(batch, rows)
     return batch
 
 
-def _reason_to_drop(trajectory: Trajectory) -> str | None:
+def row_images(rows: Sequence[RowSource], processor: ImageProcessor | None) -> tuple[RowImages, ...]:
+    """The pixel inputs of each row's images; empty if no row has any. Raises BatchError as `make_batch` does."""
+    shown = [row for row in rows if row.sequence.images]
+    if not shown:
+        return ()
+    if processor is None:
+        raise BatchError(
+            f"trajectory {shown[0].id} has {len(shown[0].sequence.images)} images: give the processor that the "
+            "rollout had, make_batch(..., processor=...)"
+        )
+    inputs: dict[tuple[str, ...], Mapping[str, Tensor]] = {(): {}}
+    images = []
+    for row in rows:
+        for number, image in enumerate(row.sequence.images):
+            wanted = processor.expansion(image.url)
+            here = row.token_ids[image.start : image.start + image.tokens]
+            if not np.array_equal(here, wanted):
+                raise BatchError(
+                    f"image {number} of trajectory {row.id} stands there as {len(here)} ids, and this processor gives "
+                    f"{len(wanted)} ids that differ: give make_batch the processor of the rollout, with its settings"
+                )
+        urls = tuple(image.url for image in row.sequence.images)
+        if urls not in inputs:
+            inputs[urls] = {name: torch.as_tensor(value) for name, value in processor.pixel_inputs(urls).items()}
+        images.append(RowImages(inputs[urls], row.image_tokens(processor.image_token_id)))
+    return tuple(images)
+
+
+def sampled_image_token(trajectory: Trajectory, processor: ImageProcessor) -> bool:
+    """Whether the policy sampled the token that stands for parts of images: no model can be given what it shows."""
+    segments = (segment for sequence in trajectory.sequences for segment in sequence.policy_segments)
+    return any(bool((segment.token_ids == processor.image_token_id).any()) for segment in segments)
+
+
+def _reason_to_drop(trajectory: Trajectory, processor: ImageProcessor | None) -> str | None:
     if trajectory.error is not None:
         return f"{trajectory.stop_reason}: {trajectory.error.message}"
     if trajectory.trainable:
-        return None
+        if processor is None or not sampled_image_token(trajectory, processor):
+            return None
+        return "the policy sampled the token that stands for parts of images"
     problem = "not trainable" if trajectory.policy_tokens else "no policy tokens"
     return f"{problem} (stop reason {trajectory.stop_reason.value})"
 

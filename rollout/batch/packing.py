@@ -14,6 +14,7 @@ from torch import Tensor
 
 from toolgym.rollout.batch.batch import Batch, moved
 from toolgym.rollout.batch.fields import FIELDS, Field, payload_padding
+from toolgym.rollout.batch.row import RowImages, joined_inputs
 from toolgym.tools.errors import ConfigError
 
 PACKED: tuple[Field, ...] = tuple(
@@ -39,6 +40,7 @@ class Packed:
         widths: of prompt and response in the batch, in tokens.
         advantages: float32 `[tokens]`, on the policy's tokens; 0 elsewhere. None if none were given.
         aligned: payloads by name, `[tokens, ...]`.
+        images: those of each row, as in `Batch`.
     """
 
     input_ids: Tensor
@@ -53,9 +55,15 @@ class Packed:
     widths: tuple[int, int]
     advantages: Tensor | None = None
     aligned: Mapping[str, Tensor] = field(default_factory=dict)
+    images: tuple[RowImages, ...] = ()
 
     def __len__(self) -> int:
         return len(self.input_ids)
+
+    @property
+    def pixel_inputs(self) -> dict[str, Tensor]:
+        """As `Batch.pixel_inputs`."""
+        return joined_inputs(self.images)
 
     @property
     def max_seqlen(self) -> int:
@@ -123,6 +131,7 @@ def pack(batch: Batch, advantages: Tensor | None = None) -> Packed:
         widths=(width, batch.responses.shape[1]),
         advantages=of_tokens,
         aligned={name: flat(value, payload_padding(value.dtype)) for name, value in batch.aligned.items()},
+        images=batch.images,
     )
 
 

@@ -15,6 +15,15 @@ READ_BY_MODELS = ("routed_experts",)
 """Payloads that a model may be given back: if they differ, it computes something else from the same ids."""
 
 
+def require_no_images(images: Sequence[object]) -> None:
+    """Raise ConfigError if there are images: equal ids stand for different ones."""
+    if images:
+        raise ConfigError(
+            "a tree shares tokens with equal ids, and the batch has images, which differ behind equal ids: use "
+            "pack(batch) and count='packed'"
+        )
+
+
 def shared_prefixes(rows: Sequence[NDArray[np.int64]]) -> tuple[list[int], list[int]]:
     """The order in which rows with equal beginnings follow each other, and how much each shares with the one before
     it. The rows are int64 `[tokens]`, none below 0."""

@@ -1,4 +1,4 @@
-"""`RowSource`: what one row of a batch is made from."""
+"""`RowSource`: what one row of a batch is made from, and `RowImages`: what a model gets of its images."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from toolgym.rollout.advantages.reward_placement import RewardPlacement, token_rewards
 from toolgym.rollout.trajectory.token_sequence import TokenSequence
@@ -47,6 +49,44 @@ class RowSource:
     def weight_versions(self) -> NDArray[np.int64]:
         runs = [run for segment in self.sequence.policy_segments for run in segment.version_runs]
         return np.repeat([self.version_numbers.get(version, -1) for version, _ in runs], [count for _, count in runs])
+
+    @functools.cached_property
+    def token_ids(self) -> NDArray[np.int32]:
+        return np.concatenate([self.sequence.prompt_ids, self.response_ids])
+
+    def image_tokens(self, image_token_id: int) -> int:
+        """The number of ids where images stand that are this one."""
+        spans = (self.token_ids[image.start : image.start + image.tokens] for image in self.sequence.images)
+        return sum(int((span == image_token_id).sum()) for span in spans)
+
+
+@dataclass(frozen=True)
+class RowImages:
+    """The images of one row.
+
+    Attributes:
+        inputs: tensors by the names of the model's arguments, such as `pixel_values`: those of all images, in order.
+        tokens: how many of the row's ids must be `Batch.image_token_id` for them.
+    """
+
+    inputs: Mapping[str, Tensor]
+    tokens: int
+
+
+def joined_inputs(images: Sequence[RowImages]) -> dict[str, Tensor]:
+    """The inputs of several rows for one call of the model: one behind the other, filled up with zeros to one shape, as
+    processors do it where images have different numbers of tiles."""
+    joined = {}
+    for name in dict.fromkeys(name for row in images for name in row.inputs):
+        values = [row.inputs[name] for row in images if name in row.inputs]
+        shape = [max(sizes) for sizes in zip(*(value.shape[1:] for value in values), strict=True)]
+        filled = []
+        for value in values:
+            room = value.new_zeros((len(value), *shape))
+            room[tuple(slice(size) for size in value.shape)] = value
+            filled.append(room)
+        joined[name] = torch.cat(filled)
+    return joined
 
 
 def rows_of(

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from toolgym.rollout.batch.batch import Batch, moved
 from toolgym.rollout.batch.packing import Packed, log_probs_at, pack, reaches
-from toolgym.rollout.batch.prefixes import prefix_keys, shared_prefixes
+from toolgym.rollout.batch.prefixes import prefix_keys, require_no_images, shared_prefixes
 
 
 @dataclass(frozen=True)
@@ -87,8 +87,9 @@ def pack_tree(batch: Batch, advantages: Tensor | None = None, *, split_by: Seque
 
     `split_by` are payloads in which tokens must be equal, too, to be shared: those that the model is given back. None
     is `routed_experts` if the batch has it. `advantages` are as in `pack`. Raises ConfigError as `pack` does, or if the
-    batch has no such payload.
+    batch has no such payload, or has images.
     """
+    require_no_images(batch.images)
     device = batch.prompts.device
     packed = pack(batch.to("cpu"), None if advantages is None else advantages.to("cpu"))
     aligned = {name: value.numpy() for name, value in packed.aligned.items()}
