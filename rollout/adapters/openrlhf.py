@@ -22,6 +22,7 @@ from toolgym.rollout.adapters.trainer_row import TrainerRow
 from toolgym.rollout.adapters.versions import needs
 from toolgym.rollout.engines.base import GenerationRequest
 from toolgym.rollout.episode.config import require_one_sequence
+from toolgym.rollout.models.images import ImageProcessor
 from toolgym.rollout.runner.envs.env_factory import EnvFactory
 from toolgym.rollout.runner.run_episode import run_episode
 from toolgym.rollout.trajectory.failures import not_trainable_error
@@ -118,14 +119,22 @@ def _json(text: str) -> Any:
 
 
 @named_keywords
-def to_response(trajectory: Trajectory, *, prompt: Any = "", label: Any = "", logprobs: bool = True) -> dict[str, Any]:
+def to_response(
+    trajectory: Trajectory,
+    *,
+    prompt: Any = "",
+    label: Any = "",
+    logprobs: bool = True,
+    processor: ImageProcessor | None = None,
+) -> dict[str, Any]:
     """Return what `execute` returns for a trajectory, with `prompt` and `label` handed back.
 
     `observation_tokens` are the ids of prompt and response; `action_ranges` beginning and end in them of each span that
-    the policy sampled; `rollout_log_probs` has one for each id, 0 for the env's, None without `logprobs`. Raises
-    BatchError if the trajectory is not usable, or has several token sequences.
+    the policy sampled; `rollout_log_probs` has one for each id, 0 for the env's, None without `logprobs`;
+    `mm_train_inputs` the tensors that the rollout's `processor` makes of the images. Raises BatchError if the
+    trajectory is not usable, has several token sequences, or has images and there is no processor.
     """
-    rows = TrainerRow.all_of(trajectory, "OpenRLHF", several=False)
+    rows = TrainerRow.all_of(trajectory, "OpenRLHF", several=False, processor=processor)
     if not rows:
         raise BatchError(
             f"trajectory {trajectory.id} ({trajectory.stop_reason.value}) cannot be trained on, and OpenRLHF takes "
@@ -142,7 +151,7 @@ def to_response(trajectory: Trajectory, *, prompt: Any = "", label: Any = "", lo
         "prompt": prompt,
         "label": label,
         "images": None,
-        "mm_train_inputs": None,
+        "mm_train_inputs": row.pixel_inputs(processor) or None,
         "observation_tokens": row.token_ids.tolist(),
         "action_ranges": ranges,
         "rollout_log_probs": row.behind_prompt(sequence.logprobs).tolist() if logprobs else None,

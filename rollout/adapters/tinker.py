@@ -16,6 +16,7 @@ from toolgym.envs.base import Action, BaseEnv, StepResult
 from toolgym.envs.tasks.sources import TaskList
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import StopReason
+from toolgym.rollout.adapters.trainer_row import require_no_images
 from toolgym.rollout.adapters.versions import needs
 from toolgym.rollout.advantages.advantages import grouped
 from toolgym.rollout.engines.base import GenerationRequest, SamplingParams
@@ -341,6 +342,8 @@ def to_groups(trajectories: Iterable[Trajectory]) -> list[types.TrajectoryGroup]
 
 def _group(members: list[Trajectory]) -> types.TrajectoryGroup:
     usable = [member for member in members if member.usable]
+    for member in usable:
+        require_no_images(member, "tinker-cookbook")
     return types.TrajectoryGroup(
         trajectories_G=[_trajectory(member) for member in usable],
         final_rewards_G=[float(member.reward) for member in usable],

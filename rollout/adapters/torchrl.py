@@ -29,6 +29,8 @@ def to_tensordict(batch: Batch, advantages: torch.Tensor) -> TensorDict:
     """
     if not isinstance(batch, Batch):
         raise ConfigError(f"expected a toolgym Batch, as make_batch(trajectories, ...) makes it, got {batch!r:.200}")
+    if batch.images:
+        raise BatchError("the batch has images, and TorchRL's GRPOLoss takes tokens alone: see docs/images.md")
     shapes = [(len(batch),), tuple(batch.responses.shape)]
     if not isinstance(advantages, torch.Tensor) or tuple(advantages.shape) not in shapes:
         raise BatchError(f"advantages must be a tensor {shapes[0]} or {shapes[1]}, got {advantages!r:.200}")

@@ -6,14 +6,18 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from toolgym.rollout.models.images import ImageProcessor
 from toolgym.rollout.trajectory.token_sequence import Segment, TokenSequence
 from toolgym.rollout.trajectory.trajectory import Trajectory, require_trajectories
 from toolgym.tools.errors import BatchError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 NO_VERSION = -1
 """The weight version of a token that the policy did not sample."""
@@ -27,14 +31,29 @@ class TrainerRow:
     sequence: TokenSequence
 
     @classmethod
-    def all_of(cls, trajectory: Trajectory, trainer: str, *, several: bool, advice: str = "") -> list[TrainerRow]:
+    def all_of(
+        cls,
+        trajectory: Trajectory,
+        trainer: str,
+        *,
+        several: bool,
+        advice: str = "",
+        processor: ImageProcessor | None = None,
+    ) -> list[TrainerRow]:
         """Return a row for each sequence in which the policy sampled; none of a trajectory that is not usable.
 
-        Raises BatchError, which ends with the `advice`, if there are several and the trainer takes one.
+        Raises BatchError, which ends with the `advice`, if there are several and the trainer takes one, or if there are
+        images and no processor makes pixel inputs of them.
         """
         [trajectory] = require_trajectories([trajectory])
         if not trajectory.usable:
             return []
+        require_no_images(trajectory, trainer, processor)
+        if processor is not None:
+            from toolgym.rollout.batch.make import sampled_image_token  # needs torch
+
+            if sampled_image_token(trajectory, processor):
+                return []
         rows = [cls(trajectory, sequence) for sequence in trajectory.sequences if sequence.policy_tokens]
         if len(rows) > 1 and not several:
             raise BatchError(
@@ -48,7 +67,7 @@ class TrainerRow:
         """Return a row that keeps a place and trains nothing, of fillers or of the tokens of the last sequence."""
         filler = np.array([filler_id], np.int32)
         prompt, response = filler, filler
-        if keep_tokens and trajectory.sequences:
+        if keep_tokens and trajectory.sequences and not any(sequence.images for sequence in trajectory.sequences):
             last = trajectory.sequences[-1]
             prompt = last.prompt_ids if len(last.prompt_ids) else filler
             response = last.response_ids if last.response_tokens else filler
@@ -58,7 +77,9 @@ class TrainerRow:
         """Return the row without what the env put behind the last sampled token, where nothing is learned."""
         segments = self.sequence.segments
         last = max(number for number, part in enumerate(segments) if part.is_policy and len(part))
-        return replace(self, sequence=replace(self.sequence, segments=segments[: last + 1]))
+        kept = replace(self.sequence, segments=segments[: last + 1])
+        end = len(kept.prompt_ids) + kept.response_tokens
+        return replace(self, sequence=replace(kept, images=tuple(i for i in kept.images if i.start < end)))
 
     @property
     def reward(self) -> float:
@@ -73,6 +94,14 @@ class TrainerRow:
     def behind_prompt(self, values: NDArray[Any], filler: int = 0) -> NDArray[Any]:
         """Return values `[response]` as `[prompt + response]`, with the filler at the prompt."""
         return np.concatenate([np.full(len(self.sequence.prompt_ids), filler, values.dtype), values])
+
+    def pixel_inputs(self, processor: ImageProcessor | None) -> dict[str, Tensor]:
+        """Return what a model gets of the row's images, such as `pixel_values`; empty without images."""
+        from toolgym.rollout.batch.make import row_images
+        from toolgym.rollout.batch.row import RowSource
+
+        row = RowSource(self.trajectory, self.sequence, self.trajectory.id, 0, 0, {}, np.zeros(0))
+        return {name: value for images in row_images([row], processor) for name, value in images.inputs.items()}
 
     @cached_property
     def versions(self) -> NDArray[np.int64]:
@@ -92,6 +121,15 @@ class TrainerRow:
     @property
     def oldest_version(self) -> int:
         return int(self.versions[self.sequence.response_mask.astype(bool)].min(initial=2**62))
+
+
+def require_no_images(trajectory: Trajectory, trainer: str, processor: ImageProcessor | None = None) -> None:
+    """Raise BatchError if there are images, and no processor that makes the trainer's pixel inputs of them."""
+    if processor is None and any(sequence.images for sequence in trajectory.sequences):
+        raise BatchError(
+            f"trajectory {trajectory.id} has images, and without the processor of the rollout {trainer} gets none of "
+            "them: give processor=... where this adapter has it, or train with another (docs/images.md)"
+        )
 
 
 def check_values(row: int, ids: str, mask: tuple[str, Sequence[int]], logprobs: tuple[str, Sequence[float]]) -> None:

@@ -17,6 +17,7 @@ from toolgym.rollout.adapters.trainer_row import TrainerRow
 from toolgym.rollout.adapters.versions import needs
 from toolgym.rollout.advantages.reward_placement import token_rewards
 from toolgym.rollout.engines.sglang.aligned import ROUTED_EXPERTS, SAMPLING_MASK
+from toolgym.rollout.models.images import ImageProcessor
 from toolgym.rollout.trajectory.context_routing import ContextRouting
 from toolgym.rollout.trajectory.token_sequence import joined_payload
 from toolgym.rollout.trajectory.trajectory import Trajectory, require_trajectories
@@ -48,8 +49,9 @@ def to_generator_output(
     step_wise: bool = False,
     trajectory_ids: Sequence[TrajectoryID] | None = None,
     routing: Sequence[ContextRouting] | None = None,
+    processor: ImageProcessor | None = None,
 ) -> GeneratorOutput:
-    """Return what a generator returns for these trajectories, in their order: all fields but the images'.
+    """Return what a generator returns for these trajectories, in their order.
 
     One that is not usable is a masked row of the token `filler_id` with the reward 0 and the `stop_reason` "abort" (see
     `CountedEpisodes`). `rollout_sample_support` holds the payload `sampling_mask` if turns have it. Raises BatchError,
@@ -61,6 +63,7 @@ def to_generator_output(
             the turn's reward.
         trajectory_ids: SkyRL's, one for each; None: made of `group_id` and `sample_index`.
         routing: the routed experts of whole contexts, one for each; None: they are not replayed.
+        processor: that of the rollout, for images: it must make `pixel_values` and `image_grid_thw`.
     """
     episodes = require_trajectories(trajectories)
     with needs("skyrl", "A generator's output for SkyRL"):
@@ -72,7 +75,7 @@ def to_generator_output(
     rows = [
         row
         for trajectory, name, its_routing in zip(episodes, ids, routings, strict=True)
-        for row in _rows(trajectory, name, its_routing, step_wise, filler_id)
+        for row in _rows(trajectory, name, its_routing, step_wise, filler_id, processor)
     ]
     sequences = [row.row.sequence for row in rows]
     episodes = [row.row.trajectory for row in rows]
@@ -94,6 +97,7 @@ def to_generator_output(
         "rollout_sample_support": _sample_support([row.row for row in rows]),
         "is_last_step": [row.is_last for row in rows] if step_wise else None,
         "env_metrics": [_metrics(trajectory) for trajectory in episodes],
+        **_pixels([row.row for row in rows], processor),
     }
 
 
@@ -105,10 +109,15 @@ def stop_reason(trajectory: Trajectory) -> str:
 
 
 def _rows(
-    trajectory: Trajectory, name: TrajectoryID, routing: ContextRouting | None, step_wise: bool, filler_id: int
+    trajectory: Trajectory,
+    name: TrajectoryID,
+    routing: ContextRouting | None,
+    step_wise: bool,
+    filler_id: int,
+    processor: ImageProcessor | None,
 ) -> list[_OutputRow]:
     advice = ", or set generator.step_wise_trajectories=true"
-    rows = TrainerRow.all_of(trajectory, "SkyRL", several=step_wise, advice=advice)
+    rows = TrainerRow.all_of(trajectory, "SkyRL", several=step_wise, advice=advice, processor=processor)
     if not rows:
         return [_OutputRow(TrainerRow.masked(trajectory, filler_id), name, True, np.zeros(1), None)]
     placed = token_rewards(trajectory, "outcome" if step_wise else "turns")
@@ -167,6 +176,17 @@ def _sample_support(rows: Sequence[TrainerRow]) -> list[NDArray[np.int32]] | Non
             support[mask] = joined_payload(SAMPLING_MASK, row.sequence.policy_segments, width)
         supports.append(support)
     return supports
+
+
+def _pixels(rows: Sequence[TrainerRow], processor: ImageProcessor | None) -> dict[str, Any]:
+    """Return the two fields of images, if any row has some; SkyRL wants a tensor in each row."""
+    pixels = [row.pixel_inputs(processor) for row in rows]
+    first = next(filter(None, pixels), None)
+    if first is None:
+        return {}
+    if first.keys() != {"pixel_values", "image_grid_thw"}:
+        raise BatchError(f"SkyRL takes pixel_values and image_grid_thw of images, and got {', '.join(sorted(first))}")
+    return {name: [of_row.get(name, value[:0]) for of_row in pixels] for name, value in first.items()}
 
 
 def _metrics(trajectory: Trajectory) -> dict[str, Any]:

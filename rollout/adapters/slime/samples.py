@@ -20,6 +20,7 @@ from toolgym.rollout.adapters.trainer_row import TrainerRow, check_values
 from toolgym.rollout.adapters.versions import needs_sources
 from toolgym.rollout.engines.base import Generation
 from toolgym.rollout.engines.sglang.aligned import ROUTED_EXPERTS, SAMPLING_MASK
+from toolgym.rollout.models.images import ImageProcessor
 from toolgym.rollout.trajectory.context_routing import ContextRouting
 from toolgym.rollout.trajectory.token_sequence import Segment, TokenSequence
 from toolgym.rollout.trajectory.trajectory import Trajectory, require_trajectories
@@ -42,13 +43,15 @@ def to_samples(
     tokenizer: PreTrainedTokenizerBase,
     first_group: int = 0,
     first_index: int = 0,
+    processor: ImageProcessor | None = None,
 ) -> list[list[list[Sample]]]:
     """Return the samples of whole groups, a list for each, as slime's `RolloutFnTrainOutput.samples` has them.
 
     Each trajectory is a list, of one sample or of several with one `rollout_id`: slime looks at the first element to
     see what the others are. One that is not usable keeps its place as a masked sample (`remove_sample`, status
     `ABORTED`, reward 0, which `post_process_rewards` keeps out of its group). Groups and trajectories are numbered from
-    `first_group` and `first_index`. Raises BatchError if a trajectory has routed experts, which are those of sampled
+    `first_group` and `first_index`. The rollout's `processor` makes `multimodal_train_inputs` of images. Raises
+    BatchError if there are images and no processor, or if a trajectory has routed experts, which are those of sampled
     tokens: slime replays the routing of every token, which only `generate` can ask for.
     """
     with needs_sources("slime", ADDRESS, "a sample of slime's"):
@@ -65,15 +68,19 @@ def to_samples(
             prompt=_prompt(trajectory, tokenizer),
             label=trajectory.ground_truth,
         )
-        group.append(fill(base, trajectory, tokenizer))
+        group.append(fill(base, trajectory, tokenizer, processor=processor))
     return list(groups.values())
 
 
 def fill(
-    base: Sample, trajectory: Trajectory, tokenizer: PreTrainedTokenizerBase, payloads: Payloads | None = None
+    base: Sample,
+    trajectory: Trajectory,
+    tokenizer: PreTrainedTokenizerBase,
+    payloads: Payloads | None = None,
+    processor: ImageProcessor | None = None,
 ) -> list[Sample]:
     """Fill a sample with a trajectory: itself with the first sequence, copies of it with the others."""
-    rows = TrainerRow.all_of(trajectory, "slime", several=True)
+    rows = TrainerRow.all_of(trajectory, "slime", several=True, processor=processor)
     samples = [base, *(copy.deepcopy(base) for _ in rows[1:])]
     for sample in samples:
         sample.metadata = {**(sample.metadata or {}), METADATA: _about(trajectory)}
@@ -81,13 +88,19 @@ def fill(
         if len(samples) > 1 and sample.rollout_id is None:
             sample.rollout_id = sample.index
     for sample, row in zip(samples, rows or [TrainerRow.masked(trajectory, tokenizer.eos_token_id or 0)], strict=True):
-        _fill_one(sample, row, tokenizer, payloads)
+        _fill_one(sample, row, tokenizer, payloads, processor)
     base.non_generation_time = trajectory.env_seconds
     check_samples(samples, siblings=True)
     return samples
 
 
-def _fill_one(sample: Sample, row: TrainerRow, tokenizer: PreTrainedTokenizerBase, payloads: Payloads | None) -> None:
+def _fill_one(
+    sample: Sample,
+    row: TrainerRow,
+    tokenizer: PreTrainedTokenizerBase,
+    payloads: Payloads | None,
+    processor: ImageProcessor | None,
+) -> None:
     import torch
 
     trajectory, masked = row.trajectory, sample.remove_sample
@@ -102,6 +115,7 @@ def _fill_one(sample: Sample, row: TrainerRow, tokenizer: PreTrainedTokenizerBas
     sequence = row.sequence
     response = sequence.response_ids.tolist()
     sample.tokens = row.token_ids.tolist()
+    sample.multimodal_train_inputs = row.pixel_inputs(processor) or None
     sample.response = "" if masked else str(tokenizer.decode(response, skip_special_tokens=False))
     sample.response_length = len(response)
     sample.loss_mask = sequence.response_mask.tolist()

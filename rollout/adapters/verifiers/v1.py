@@ -23,6 +23,7 @@ from toolgym.envs.tasks.loading import load_tasks
 from toolgym.envs.tasks.sources import TaskSource
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import StopReason
+from toolgym.rollout.adapters.trainer_row import require_no_images
 from toolgym.rollout.adapters.versions import needs
 from toolgym.rollout.endpoint import run
 from toolgym.rollout.engines.sglang.aligned import SAMPLING_MASK
@@ -272,6 +273,7 @@ def _task(trajectory: Trajectory) -> vf.TraceTask:
 
 
 def _add_branches(trace: vf.Trace, trajectory: Trajectory) -> None:
+    require_no_images(trajectory, "verifiers")
     messages, places = trajectory.messages, trajectory.turn_places
     seen = 0
     for number, sequence in enumerate(trajectory.sequences):

@@ -14,6 +14,7 @@ from toolgym.rollout.adapters.verl.options import LoopOptions
 from toolgym.rollout.adapters.verl.plugin import ADVANTAGE_NAME
 from toolgym.rollout.adapters.verl.rows import VerlRow, metrics, rows_of
 from toolgym.rollout.adapters.versions import needs
+from toolgym.rollout.models.images import ImageProcessor, picture
 from toolgym.rollout.runner.run_episode import run_episode
 from toolgym.rollout.trajectory.trajectory import Trajectory
 from toolgym.tools.errors import ConfigError
@@ -46,6 +47,8 @@ class ToolgymAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl has no type
         self.rollout_config = self.config.actor_rollout_ref.rollout
         self.server_manager = server_manager
         self.tokenizer = tokenizer
+        theirs = options.get("processor")  # verl has one of sounds, too
+        self.processor = ImageProcessor(theirs) if getattr(theirs, "image_processor", None) is not None else None
         pad = tokenizer.pad_token_id
         self.pad_token_id: int = tokenizer.eos_token_id if pad is None else pad
         data = data_config.config if data_config is not None else {}
@@ -122,6 +125,7 @@ class ToolgymAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl has no type
             response_length=rollout.response_length,
             pad_token_id=self.pad_token_id,
             global_steps=generate.steps(columns.get("global_steps")),
+            processor=self.processor,
         )
         loop_metrics = AgentLoopMetrics(**metrics(trajectory, generate.num_preempted))
         experts = generate.routed_experts if len(rows) == 1 else None
@@ -146,6 +150,7 @@ def to_output(
         response_mask=sequence.response_mask.tolist(),
         response_logprobs=sequence.logprobs.tolist() if logprobs else None,
         routed_experts=None if experts is None else experts[:tokens],
+        multi_modal_data={"images": [picture(i.url) for i in sequence.images]} if sequence.images else None,
         reward_score=row.reward,
         num_turns=row.num_turns,
         metrics=metrics or AgentLoopMetrics(),

@@ -14,6 +14,7 @@ from toolgym.rollout.adapters.versions import needs
 from toolgym.rollout.batch.fields import FIELDS
 from toolgym.rollout.batch.make import padded
 from toolgym.rollout.batch.row import RowSource
+from toolgym.rollout.models.images import ImageProcessor
 from toolgym.rollout.trajectory.trajectory import Trajectory
 from toolgym.tools.errors import ConfigError, require_whole_number
 
@@ -33,12 +34,15 @@ def to_data_proto(
     response_length: int,
     pad_token_id: int,
     logprobs: bool = True,
+    processor: ImageProcessor | None = None,
 ) -> DataProto:
     """Return a batch for verl's V0 trainer, recipes and losses, in order; its tensors equal verl's own to the bit.
 
     Failed episodes are rows whose mask is 0; give `algorithm.adv_estimator=toolgym_grpo` to leave them out of their
     group's statistics. `uid` is the trajectory's `group_id`. Prompts are padded on the left, responses on the right,
-    and cut. Raises ConfigError if a prompt is too long, or a trajectory has several sequences.
+    and cut. Raises ConfigError if a prompt is too long, or a trajectory has several sequences. With the rollout's
+    `processor` of images there are `multi_modal_inputs`, and `position_ids` are `[batch, 4, prompt_length +
+    response_length]` if verl bound `get_rope_index` to it.
 
     Returns:
         int64 `prompts` `[batch, prompt_length]`, `responses` and `response_mask` `[batch, response_length]`,
@@ -55,7 +59,11 @@ def to_data_proto(
     rows = []
     for trajectory in trajectories:
         parts = rows_of(
-            trajectory, prompt_length=prompt_length, response_length=response_length, pad_token_id=pad_token_id
+            trajectory,
+            prompt_length=prompt_length,
+            response_length=response_length,
+            pad_token_id=pad_token_id,
+            processor=processor,
         )
         if len(parts) > 1:
             raise ConfigError(
@@ -70,7 +78,8 @@ def to_data_proto(
     widths = (prompt_length, response_length)
     names = _TENSORS if logprobs else _TENSORS[:-1]
     tensors = {field.name: padded(field, batch_rows, widths, pad_token_id) for field in FIELDS if field.name in names}
-    tensors["position_ids"] = (tensors["attention_mask"].cumsum(dim=1) - 1).clamp(min=0)  # verl's go on in the padding
+    masked = zip(rows, tensors["input_ids"], tensors["attention_mask"], strict=True)
+    tensors["position_ids"] = torch.stack([row.position_ids(ids, mask, processor) for row, ids, mask in masked])
     scores = torch.zeros((len(rows), response_length))
     for number, row in enumerate(rows):
         scores[number, row.sequence.response_tokens - 1] = row.reward
@@ -88,7 +97,7 @@ def _non_tensors(rows: Sequence[VerlRow], group_ids: Sequence[str]) -> dict[str,
     fields: dict[str, NDArray[Any]] = {
         "__num_turns__": np.array([row.num_turns for row in rows], np.int32),
         "uid": _objects(group_ids),
-        "multi_modal_inputs": _objects([{} for _ in rows]),
+        "multi_modal_inputs": _objects([row.multi_modal_inputs() for row in rows]),
     }
     infos = [row.extra_fields["reward_extra_info"] for row in rows]
     fields |= {name: np.array([info[name] for info in infos]) for name in infos[0]}

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from toolgym.rollout.engines.base import FinishReason, GenerationRequest
+from toolgym.rollout.engines.sglang.messages import one_id_each
+from toolgym.rollout.models.images import picture
 from toolgym.tools.errors import EngineError
 
 _REASONS = {
@@ -25,6 +27,8 @@ class VerlGenerate:
     are those of the last turn, which are of all tokens up to it; None if the server does not say.
     """
 
+    takes_images = True
+
     def __init__(
         self, client: Any, sampling: Mapping[str, Any], request_id: str, further: Mapping[str, Any] | None = None
     ) -> None:
@@ -36,15 +40,24 @@ class VerlGenerate:
         self.routed_experts: Any = None
 
     async def __call__(self, request: GenerationRequest) -> Mapping[str, Any]:
-        """Generate one turn. Without verl's `calculate_log_probs` no log-probs come back, and each stands as 0."""
+        """Generate one turn. Without verl's `calculate_log_probs` no log-probs come back, and each stands as 0.
+
+        Of an image's ids one is sent: verl's vLLM server leaves the others out itself, and SGLang waits for ever if it
+        gets all.
+        """
         params = request.params
+        images = {"image_data": [picture(image.url) for image in request.images]} if request.images else {}
         sampling = {
             **self._sampling,
             "max_tokens": params.max_new_tokens,
             "stop_token_ids": list(params.stop_token_ids),
         }
         output = await self._client.generate(
-            self._request_id, prompt_ids=list(request.prompt_ids), sampling_params=sampling, **self._further
+            self._request_id,
+            prompt_ids=one_id_each(request),
+            sampling_params=sampling,
+            **images,
+            **self._further,
         )
         ids, logprobs = list(output.token_ids), output.log_probs
         reason = _REASONS.get(output.stop_reason or "")

@@ -132,6 +132,7 @@ class ManagerWorker:
             num_preempted=generate.num_preempted,
             routed_experts=generate.routed_experts,
             logprobs=bool(self._rollout.calculate_log_probs),
+            processor=loop.processor,
         )
         await group.put(rows)
 
@@ -152,6 +153,7 @@ class ManagerWorker:
                 trainer_config=DictConfigWrap(self._verl.config),
                 server_manager=self._verl.llm_client,
                 tokenizer=self._verl.tokenizer,
+                processor=self._verl.processor,
                 data_config=DictConfigWrap(self._verl.config.data),
             )
         return self._loops[name]

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from toolgym.rollout.adapters.trainer_row import TrainerRow
+from toolgym.rollout.models.images import ImageProcessor
 from toolgym.rollout.trajectory.token_sequence import TokenSequence
 from toolgym.rollout.trajectory.trajectory import Trajectory
 from toolgym.tools.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _OF_REWARD = ("acc", "reward", "score")
 
@@ -23,6 +28,36 @@ class VerlRow:
     reward: float
     num_turns: int
     extra_fields: dict[str, Any]
+    pixel_inputs: Mapping[str, Tensor]
+
+    def position_ids(self, input_ids: Tensor, attention_mask: Tensor, processor: ImageProcessor | None) -> Tensor:
+        """Return the positions of ids `[tokens]` as verl's loops do it: int64 `[tokens]`, or `[4, tokens]`, of the text
+        and of images by time, height and width, if verl has bound the model's `get_rope_index` to its processor."""
+        positions = (attention_mask.cumsum(dim=0) - 1).clamp(min=0)  # verl's go on in the padding
+        if processor is None or not hasattr(processor.processor, "get_rope_index"):
+            return positions
+        theirs = processor.processor
+        options = {"mm_token_type_ids": (input_ids == processor.image_token_id).long()[None]}
+        if "mm_token_type_ids" not in inspect.signature(theirs.get_rope_index).parameters:
+            options = {}
+        rotary, _ = theirs.get_rope_index(
+            input_ids=input_ids[None],
+            attention_mask=attention_mask[None],
+            image_grid_thw=self.pixel_inputs.get("image_grid_thw"),
+            video_grid_thw=None,
+            **options,
+        )
+        import torch
+
+        return torch.cat([positions.where(attention_mask == 1, 1)[None], rotary[:, 0]])
+
+    def multi_modal_inputs(self) -> dict[str, Tensor]:
+        """Return what verl hands to the model, and the number of patches of each image, which verl counts."""
+        inputs = dict(self.pixel_inputs)
+        if "image_grid_thw" in inputs:
+            frames, height, width = inputs["image_grid_thw"].T
+            inputs["images_seqlens"] = (height * width).repeat_interleave(frames)
+        return inputs
 
 
 def rows_of(
@@ -32,16 +67,18 @@ def rows_of(
     pad_token_id: int,
     prompt_length: int | None = None,
     global_steps: tuple[int | None, int | None] | None = None,
+    processor: ImageProcessor | None = None,
 ) -> list[VerlRow]:
     """Return a row for each sequence with tokens of the policy; for an episode that is not usable one whose mask is 0.
 
-    A response keeps `response_length` tokens; the runner's own limits allow no more. A prompt above `prompt_length`
-    raises ConfigError. `global_steps` are the first and last version of the weights; None: see `versions_of`.
+    A response keeps `response_length` tokens; the runner's own limits allow no more. A prompt above `prompt_length`,
+    or an image that would be cut, raises ConfigError. `global_steps` are the first and last version of the weights;
+    None: see `versions_of`. `processor` makes pixel inputs of images.
     """
-    rows = TrainerRow.all_of(trajectory, "verl", several=True)
+    rows = TrainerRow.all_of(trajectory, "verl", several=True, processor=processor)
     masked = not rows
     verl_rows = []
-    for row in rows or [TrainerRow.masked(trajectory, pad_token_id, keep_tokens=True)]:
+    for row in rows or [TrainerRow.masked(trajectory, pad_token_id, keep_tokens=processor is None)]:
         prompt = row.sequence.prompt_ids
         if prompt_length is not None and len(prompt) > prompt_length:
             if not masked:
@@ -54,12 +91,19 @@ def rows_of(
         for segment in row.sequence.segments:
             segments.append(segment[:left])
             left -= len(segments[-1])
+        images = row.sequence.images
+        if images and images[-1].start + images[-1].tokens > len(prompt) + response_length:
+            raise ConfigError(
+                f"trajectory {trajectory.id} (task {trajectory.task_id!r}): response_length={response_length} would "
+                "cut an image: raise it, or limit the rollout"
+            )
         verl_rows.append(
             VerlRow(
-                sequence=TokenSequence(prompt, tuple(segments)),
+                sequence=TokenSequence(prompt, tuple(segments), images=images),
                 reward=row.reward,
                 num_turns=max(2 * len(trajectory.turns), 1),
                 extra_fields=extra_fields(trajectory, global_steps),
+                pixel_inputs=row.pixel_inputs(processor),
             )
         )
     return verl_rows

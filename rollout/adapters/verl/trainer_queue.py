@@ -9,6 +9,7 @@ import torch
 
 from toolgym.rollout.adapters.transfer_queue import QueueRow
 from toolgym.rollout.adapters.verl.rows import VerlRow, metrics, rows_of, versions_of
+from toolgym.rollout.models.images import ImageProcessor
 from toolgym.rollout.trajectory.trajectory import Trajectory
 
 
@@ -23,6 +24,7 @@ def queue_rows(
     num_preempted: int = -1,
     routed_experts: Any = None,
     logprobs: bool = True,
+    processor: ImageProcessor | None = None,
 ) -> list[QueueRow]:
     """Return the rows of a trajectory, with the fields, keys and tags that verl's own worker gives them.
 
@@ -36,6 +38,8 @@ def queue_rows(
         num_preempted: how often the server put requests off; -1: not known.
         routed_experts: `[tokens, layers, experts]` of a trajectory of one sequence; None: not kept.
         logprobs: whether to give `rollout_log_probs`. verl wants them in all rows, or in none.
+        processor: that of the rollout, for a model that takes images: it makes `multi_modal_inputs`, and
+            `position_ids` `[4, prompt + response]` if verl bound `get_rope_index` to it.
 
     Returns:
         For each sequence a row: int64 `prompts` `[prompt]`, `responses`, `response_mask` and `loss_mask` `[response]`,
@@ -52,10 +56,11 @@ def queue_rows(
         response_length=response_length,
         pad_token_id=pad_token_id,
         global_steps=(global_steps if first is None else first, global_steps if last is None else last),
+        processor=processor,
     )
     queued = []
     for number, row in enumerate(rows):
-        fields = _fields(row, logprobs)
+        fields = _fields(row, logprobs, processor)
         if routed_experts is not None and len(rows) == 1:
             fields["routed_experts"] = _of_all_tokens(routed_experts, len(fields["input_ids"]))
         fields["metrics"] = metrics(trajectory, num_preempted)
@@ -72,7 +77,7 @@ def queue_rows(
     return queued
 
 
-def _fields(row: VerlRow, logprobs: bool) -> dict[str, Any]:
+def _fields(row: VerlRow, logprobs: bool, processor: ImageProcessor | None) -> dict[str, Any]:
     sequence = row.sequence
     prompts, responses, response_mask = (
         torch.tensor(values, dtype=torch.int64)
@@ -80,17 +85,18 @@ def _fields(row: VerlRow, logprobs: bool) -> dict[str, Any]:
     )
     rm_scores = torch.zeros(len(responses), dtype=torch.float32)
     rm_scores[-1] = row.reward
+    input_ids = torch.cat([prompts, responses])
     fields = {
         "prompts": prompts,
         "responses": responses,
         "response_mask": response_mask,
         "loss_mask": response_mask,
-        "input_ids": torch.cat([prompts, responses]),
-        "position_ids": torch.arange(len(prompts) + len(responses)),
+        "input_ids": input_ids,
+        "position_ids": row.position_ids(input_ids, torch.ones_like(input_ids), processor),
         "rm_scores": rm_scores,
         "num_turns": row.num_turns,
         "extra_fields": row.extra_fields,
-        "multi_modal_inputs": {},
+        "multi_modal_inputs": row.multi_modal_inputs(),
     }
     if logprobs:
         fields["rollout_log_probs"] = torch.tensor(sequence.logprobs, dtype=torch.float32)

@@ -9,6 +9,7 @@ import pytest
 
 from tests.rollout.adapters import sums  # noqa: F401  which registers tests/Sums-v0
 from tests.rollout.adapters.slime_router_stand_in import call_then_answer
+from tests.rollout.pictures import pictured, url
 from toolgym.envs.types import StopReason
 from toolgym.rollout import SamplingParams, Trajectory, Turn, run_episode
 from toolgym.rollout.episode.config import EpisodeConfig
@@ -145,3 +146,8 @@ def test_turns_that_tell_of_other_tokens_are_refused():
         to_trace(replace(played(policy(10, 11)), turns=(Turn("", "stop", 0, 1),)))
     with pytest.raises(ConfigError):
         to_trace("t")
+
+
+def test_images_are_refused_by_name():
+    with pytest.raises(BatchError, match="trajectory p has images, and without the processor .* verifiers gets none"):
+        to_trace(pictured(seen=[url(1, 2)]))
