@@ -21,7 +21,7 @@ from toolgym.envs.result_text import ImageLimits, check_cut, cut
 from toolgym.envs.rewards.base import Outcome, Score, Scorer, outcome_scorer
 from toolgym.envs.tasks.sources import TaskList, TaskSource, require_task, task_of_reset
 from toolgym.envs.tasks.task import Task
-from toolgym.envs.tool_instances import Answer, OwnTools, ToolInstances, encodable, tools_by_name
+from toolgym.envs.tool_instances import AnsweredCall, OwnTools, ToolInstances, encodable, tools_by_name
 from toolgym.envs.types import Continue, End, ResetInfo, ResetOptions, ResetResult, StepInfo, StopReason, ToolCallRecord
 from toolgym.tools.base import BaseTool, ToolResult
 from toolgym.tools.closeable import AsyncCloseable
@@ -238,7 +238,9 @@ class ToolEnv(BaseEnv):
         self._messages += [message.copy() for message in obs]
         return StepResult(obs, reward, False, self._info(None, message, records, {}))
 
-    async def _answers(self, instances: ToolInstances, requests: Sequence[ToolCall | ToolCallError]) -> list[Answer]:
+    async def _answers(
+        self, instances: ToolInstances, requests: Sequence[ToolCall | ToolCallError]
+    ) -> list[AnsweredCall]:
         return await together(map(instances.answer, requests))
 
     def respond(self, turn: ParsedTurn) -> list[Message] | Continue | End | Awaitable[list[Message] | Continue | End]:

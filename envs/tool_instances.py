@@ -32,7 +32,7 @@ _log = logging.getLogger("toolgym.envs")
 _warnings = LogThrottle(60.0)
 
 
-class Answer(NamedTuple):
+class AnsweredCall(NamedTuple):
     """The record of a call, and the content of the message that the policy reads: the record's text and the images."""
 
     record: ToolCallRecord
@@ -83,11 +83,11 @@ class ToolInstances:
             await self.release()
             raise
 
-    async def answer(self, request: ToolCall | ToolCallError) -> Answer:
+    async def answer(self, request: ToolCall | ToolCallError) -> AnsweredCall:
         """Run a call that was checked, or say what was wrong with it. The record holds what a tool raises."""
         if isinstance(request, ToolCallError):
             text = encodable(request.message)
-            return Answer(ToolCallRecord(request.id, request.name, None, request.problem.value, text), text)
+            return AnsweredCall(ToolCallRecord(request.id, request.name, None, request.problem.value, text), text)
         called, instance = self._tools[request.name], self._ids[request.name]
         kwargs = self._kwargs(request.name, "execute_kwargs")
         started = time.monotonic()
@@ -128,7 +128,7 @@ class ToolInstances:
             metrics=result.metrics,
             retries=count.retries,
         )
-        return Answer(record, with_images(record.text, result.images))
+        return AnsweredCall(record, with_images(record.text, result.images))
 
     async def reward(self, name: str) -> float:
         """A tool's addition to the episode's reward; what its `calc_reward` raises passes through."""

@@ -56,8 +56,9 @@ def load_tasks(
     if path is None:
         _check_rows(source)
     from_arrow = hasattr(source, "column_names")  # of the library `datasets`
+    folder = "" if path is None else str(path if path.is_dir() else path.parent)
     tasks = [
-        read_task(row, columns, where=where, id=str(number), from_arrow=from_arrow)
+        read_task(row, columns, where=where, id=str(number), from_arrow=from_arrow, folder=folder)
         for where, number, row in records(source)
     ]
     if not tasks:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from toolgym.envs.tasks.images import COLUMN
 from toolgym.envs.tasks.row_fields import verl_row
 from toolgym.envs.tasks.row_files import CACHE_BYTES, DatasetRows, JsonLinesRows, ParquetRows, Rows
 from toolgym.envs.tasks.sources import CountedTasks
@@ -53,7 +54,8 @@ class StoredTasks(CountedTasks):
 
     def _read(self, part: Rows, place: int, row: object) -> Task:
         id = str(part.number(place))
-        return read_task(row, self._columns, where=part.where(place), id=id, from_arrow=part.from_arrow)
+        folder = str(Path(part.name).parent) if part.name else ""
+        return read_task(row, self._columns, where=part.where(place), id=id, from_arrow=part.from_arrow, folder=folder)
 
 
 class TaskSubset(CountedTasks):
@@ -133,12 +135,15 @@ def check_columns(columns: Mapping[str, str] | None) -> None:
         raise ConfigError(f"columns must say which one holds the prompt: {{'prompt': ...}}, got {dict(columns)!r}")
 
 
-def read_task(row: object, columns: Mapping[str, str] | None, *, where: str, id: str, from_arrow: bool) -> Task:
+def read_task(
+    row: object, columns: Mapping[str, str] | None, *, where: str, id: str, from_arrow: bool, folder: str = ""
+) -> Task:
     """Return the task of a row; see `load_tasks` for `columns` and errors, which name its place, `where`."""
     try:
         if not isinstance(row, Mapping):
             raise ConfigError(f"expected a JSON object, got {shorten(repr(row), 60)}")
-        return Task.from_row(row if columns is None else _verl_row(row, columns), id=id, from_arrow=from_arrow)
+        fields = row if columns is None else _verl_row(row, columns)
+        return Task.from_row(fields, id=id, from_arrow=from_arrow, folder=folder)
     except ConfigError as error:
         raise type(error)(f"{where}: {error}{_hint(row) if columns is None else ''}") from error
 
@@ -155,7 +160,8 @@ def _verl_row(row: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, A
     if parts.get("id") is not None:
         extra["index"] = parts["id"]
     messages = [user(prompt)] if isinstance(prompt, str) else prompt
-    return verl_row(parts.get("source") or "", messages, parts.get("ground_truth"), extra)
+    images = {COLUMN: extra.pop(COLUMN)} if COLUMN in extra else {}
+    return verl_row(parts.get("source") or "", messages, parts.get("ground_truth"), extra, **images)
 
 
 def _hint(row: object) -> str:

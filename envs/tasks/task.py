@@ -5,11 +5,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
+from toolgym.envs.tasks.images import COLUMN, with_images
 from toolgym.envs.tasks.row_fields import mapping, tools_kwargs, whole_row
 from toolgym.tools.errors import ConfigError, shorten
-from toolgym.tools.message import Message
+from toolgym.tools.message import Message, require_content
 
 _ROLES = ("system", "user", "assistant", "tool")
 _KWARGS = ("create_kwargs", "execute_kwargs", "calc_reward_kwargs", "release_kwargs")
@@ -27,6 +28,7 @@ class Task:
         source: where the row comes from (verl's `data_source`).
         id: unique in its source.
         row: the whole row that the task was read from; empty for a task that was not. Not compared.
+        folder: the folder that paths of images in the row are relative to. Not compared.
     """
 
     messages: tuple[Message, ...]
@@ -35,6 +37,7 @@ class Task:
     source: str = ""
     id: str = ""
     row: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    folder: str = field(default="", compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if not self.messages:
@@ -49,11 +52,12 @@ class Task:
         if not isinstance(self.tools_kwargs, Mapping):
             raise ConfigError(f"a task's tools_kwargs must map names of tools to arguments, got {self.tools_kwargs!r}")
         for place, message in enumerate(self.messages):
-            if message.get("role") not in _ROLES or not isinstance(message.get("content"), str):
+            if message.get("role") not in _ROLES or not isinstance(message.get("content"), str | list):
                 raise ConfigError(
                     f"prompt[{place}], a task's message, needs a role out of {', '.join(_ROLES)} and a text content, "
                     f"got {shorten(repr(message))}"
                 )
+            require_content(message["content"])
             if not _are_calls(message.get("tool_calls", [])):
                 raise ConfigError(
                     f"prompt[{place}].tool_calls must be a list of {{'id', 'type': 'function', 'function': {{'name', "
@@ -74,19 +78,20 @@ class Task:
         return mapping("extra_info", self.row.get("extra_info"))
 
     @classmethod
-    def from_row(cls, row: Mapping[str, Any], *, id: str = "", from_arrow: bool = False) -> Task:
+    def from_row(cls, row: Mapping[str, Any], *, id: str = "", from_arrow: bool = False, folder: str = "") -> Task:
         """Read a row in verl's shape.
 
         `prompt` (a list of messages) is required; `reward_model.ground_truth`, `data_source`, `extra_info.tools_kwargs`
         and `extra_info.index` are used if they are there. Everything else stays in `row`. `reward_model`, `extra_info`
         and `tools_kwargs` may be JSON texts. Of a row with a column `toolgym_task`, only that is read: a whole row as
-        JSON.
+        JSON. Images stand in the messages' contents, or in a column `images`, as `with_images` says.
 
         Args:
             row: the row; it is kept, so do not change it afterwards.
             id: the task's id if the row has no `extra_info.index`.
             from_arrow: the row is one of an Arrow table (Parquet, `datasets`), in which None stands for what the row
                 has not: arguments of tools that are None are left out of `tools_kwargs`.
+            folder: the folder that paths of images are relative to.
 
         Raises:
             ConfigError: the row does not have that shape; names the field.
@@ -102,17 +107,16 @@ class Task:
             raise ConfigError(f"'prompt' must be a list of messages {{'role', 'content'}}; got {prompt!r}")
         extra = mapping("extra_info", row.get("extra_info"))
         index = extra.get("index")
+        # None is what Arrow gives a message for a key of another one.
+        messages = [{name: value for name, value in message.items() if value is not None} for message in prompt]
         return cls(
-            # None is what Arrow gives a message for a key of another one.
-            messages=tuple(
-                cast(Message, {name: value for name, value in message.items() if value is not None})
-                for message in prompt
-            ),
+            messages=with_images(messages, row.get(COLUMN), folder),
             ground_truth=mapping("reward_model", row.get("reward_model")).get("ground_truth"),
             tools_kwargs=tools_kwargs(extra.get("tools_kwargs"), from_arrow=from_arrow),
             source=str(row.get("data_source") or ""),
             id=id if index is None else str(index),
             row=row,
+            folder=folder,
         )
 
     def to_row(self) -> dict[str, Any]:
@@ -121,12 +125,13 @@ class Task:
         A task that was read from a row gives an equal row, with all keys and types, apart from what was changed since,
         as by `dataclasses.replace`. A row that has no `tools_kwargs` stands for a task without.
         """
-        before = Task.from_row(self.row, id=self.id) if self.row else None
+        before = Task.from_row(self.row, id=self.id, folder=self.folder) if self.row else None
         row = copy.deepcopy(dict(self.row))
         if before is None:
             row["reward_model"] = {"style": "rule"}
         if before is None or self.messages != before.messages:
             row["prompt"] = [dict(message) for message in self.messages]
+            row.pop(COLUMN, None)  # the messages have them
         if before is None or not _same(self.ground_truth, before.ground_truth):
             model = mapping("reward_model", row.get("reward_model"))
             row["reward_model"] = {**model, "ground_truth": copy.deepcopy(self.ground_truth)}

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from toolgym.envs.tasks.arrow_shape import Shape
+from toolgym.envs.tasks.images import COLUMN
 from toolgym.envs.tasks.row_fields import TASK_COLUMN
 from toolgym.envs.tasks.task import Task
 from toolgym.tools.errors import ConfigError, shorten
@@ -28,7 +29,7 @@ def write_tasks(path: str | Path, tasks: Iterable[Task]) -> int:
     JSON Lines holds a row as it is. Parquet has one type for a field of all rows (see `Shape`), so that rows that
     differ in their keys or types would come back changed: then the file has a further column, `toolgym_task`, with the
     whole row as JSON, which `Task.from_row` reads and trainers ignore. No more than a row group is in memory at a time.
-    The file appears when it is whole.
+    The file appears when it is whole. Images of a column `images` become parts of the messages.
 
     Args:
         path: `.jsonl` or `.parquet`; a file that is there is replaced.
@@ -130,6 +131,9 @@ def _rows(tasks: Iterable[Task]) -> Iterator[dict[str, Any]]:
         if not isinstance(task, Task):
             raise ConfigError(f"row {number}: expected a toolgym Task, got {shorten(repr(task))}")
         row = task.to_row()
+        if row.get(COLUMN):  # in the messages, as JSON has no bytes, and a path would be relative to another folder
+            row["prompt"] = [dict(message) for message in task.messages]
+            del row[COLUMN]
         if wrong := _no_json("", row):
             raise ConfigError(f"row {number} (task {task.id!r}): {wrong}: write JSON values only")
         yield row

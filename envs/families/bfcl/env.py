@@ -20,7 +20,7 @@ from toolgym.envs.tasks.row_fields import verl_row
 from toolgym.envs.tasks.sources import TaskSource
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.tool_env import ToolEnv
-from toolgym.envs.tool_instances import Answer, ToolInstances
+from toolgym.envs.tool_instances import AnsweredCall, ToolInstances
 from toolgym.envs.types import End, StopReason
 from toolgym.tools.base import BaseTool, ToolResult
 from toolgym.tools.closeable import closed_on_error
@@ -237,8 +237,10 @@ class BFCLEnv(ToolEnv):
         checked = [check_call(call, known) if isinstance(call, ToolCall) else call for call in turn.requests]
         return turn, [self._limit(call) for call in checked]
 
-    async def _answers(self, instances: ToolInstances, requests: Sequence[ToolCall | ToolCallError]) -> list[Answer]:
-        """Answer the requests one after another: each works on the state that the one before left."""
+    async def _answers(
+        self, instances: ToolInstances, requests: Sequence[ToolCall | ToolCallError]
+    ) -> list[AnsweredCall]:
+        """AnsweredCall the requests one after another: each works on the state that the one before left."""
         return [await instances.answer(request) for request in requests]
 
     def _gold_call(self, text: str, id: str) -> MessageToolCall:
