@@ -111,6 +111,14 @@ async def test_case_30_a_reply_that_was_never_served(play):
     assert agent.finish() == [("start", [0]), ("retry", [1]), ("rewrite", [2, 3])]
 
 
+async def test_ids_of_another_session_find_nothing(play):
+    other, agent = play(LS), play("Done.")
+    reply = await other.ask(*START)
+    await agent.ask(*START, back(reply), result(reply, "a"))
+    assert agent.finish() == other.finish() == [("start", [0])]
+    assert agent.trajectory.policy_tokens == len(agent.sampled(0))
+
+
 async def test_case_31_an_edited_history_goes_on(play):
     agent = play(LS, "One.", "Two.", "Three.")
     first = await agent.ask(*START)

@@ -117,11 +117,14 @@ async def test_a_tenant_sees_no_session_of_another():
             refused = await server.ask("/sessions/other/v1/lines", "x", headers)
             assert refused[0] == 404
             assert refused[1]["text"].replace("other", "nobodys") == unknown[1]["text"]
+            assert (await server.ask("/sessions/other/v1/lines/count", "x", headers))[0] == 404
             assert (await server.control("GET", "/sessions/other", headers=headers))[0] == 401
             assert (await server.control("DELETE", "/sessions/other", headers=headers))[0] == 401
             assert (await server.control("POST", "/sessions/other/finish", {"reward": 1}, headers=headers))[0] == 401
             assert (await server.control("POST", "/sessions", {}, headers=headers))[0] == 401
             assert (await server.control("GET", "/sessions", headers=headers))[0] == 401
+        for method, path in (("GET", ""), ("DELETE", ""), ("POST", "/finish")):  # of its own session neither
+            assert (await server.control(method, f"/sessions/{mine['id']}{path}", headers=key_of(mine)))[0] == 401
         await server.control("POST", "/sessions/other/finish", {"reward": 1})
         assert (await server.ask("/sessions/other/v1/lines", "x", key_of(mine)))[0] == 404
         assert (await server.ask("/sessions/other/v1/lines", "x", key_of(other)))[0] == 410
