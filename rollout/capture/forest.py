@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from toolgym.rollout.capture.agent_call import AgentCall, AgentMessage, Reply
 from toolgym.rollout.capture.canonical import Likeness, begins_with, likeness, marks_of, same, written
 from toolgym.rollout.engines.base import Generation
+from toolgym.rollout.models.images import PlacedImage
 from toolgym.rollout.tokens.conversation import Conversation
 from toolgym.rollout.tokens.renderer import ChatRenderer
 from toolgym.rollout.trajectory.trajectory import Turn
@@ -59,6 +60,8 @@ class CapturedCall:
     children: list[CapturedCall] = field(default_factory=list)
     observation: tuple[Message, ...] = ()
     lead: tuple[int, ...] = ()
+    images: tuple[PlacedImage, ...] = ()
+    """Those in its whole context."""
     parts: tuple[Generation, ...] = ()
     turn: Turn | None = None
     message: Message | None = None

@@ -140,7 +140,7 @@ def _sequence(row: _Row) -> TokenSequence:
             for part in call.parts
             if part.token_ids
         ]
-    return TokenSequence(prompt, tuple(segments), row.cause)
+    return TokenSequence(prompt, tuple(segments), row.cause, row.calls[-1].images)
 
 
 def _turn(row: _Row, place: int, sequence: int, reward: float | None) -> Turn:

@@ -242,6 +242,7 @@ class CaptureSession:
                 if extension is not None:
                     conversation.apply(extension, observation)
                     call.observation, call.lead = tuple(observation), tuple(conversation.context[before:])
+                    call.images = conversation.images
                     return conversation
             self._forest.uproot(call, request)
         return await self._begun(call, self._budget.prompt if bounded else None)
@@ -259,6 +260,7 @@ class CaptureSession:
             if most is not None and len(conversation.context) > most:
                 raise TooManyTokensError(len(conversation.context))
             call.observation, call.lead = tuple(form), conversation.context.as_tuple()
+            call.images = conversation.images
             return conversation
         assert refusal is not None
         raise refusal
@@ -277,8 +279,8 @@ class CaptureSession:
                 conversation = Conversation(each.renderer, HistoryMode.APPEND, messages)
             else:
                 added = [*each.lead]
-                view = [*conversation.view, *messages]
-                conversation.apply(Extension(view, added, None, "", len(conversation.context) + len(added)), messages)
+                view, tokens = [*conversation.view, *messages], len(conversation.context) + len(added)
+                conversation.apply(Extension(view, added, None, "", tokens, each.images), messages)
             for generation in each.parts:
                 conversation.add_generation(generation)
             conversation.add_turn()

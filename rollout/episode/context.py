@@ -106,9 +106,9 @@ class EpisodeContext:
 
 
 async def encoded_apart(encode: Callable[[], T], messages: Sequence[Message]) -> T:
-    """Call what encodes messages; in a thread if they are long, so that other episodes go on."""
-    contents = (message.get("content") for message in messages)
-    if sum(len(content) for content in contents if isinstance(content, str)) < LONG:
+    """Call what encodes messages; in a thread if they are long or have images, so that other episodes go on."""
+    contents = [message.get("content") or "" for message in messages]
+    if all(isinstance(content, str) for content in contents) and sum(map(len, contents)) < LONG:
         return encode()
     return await in_thread(encode)
 

@@ -179,7 +179,11 @@ class TurnSampler:
         try:
             with failing(StopReason.ENGINE_FAILED, StopReason.ENGINE_TIMEOUT):
                 call = self._engine.generate(
-                    conversation.context, params, request_id=request_id, affinity=self.affinity
+                    conversation.context,
+                    params,
+                    request_id=request_id,
+                    affinity=self.affinity,
+                    images=conversation.images,
                 )
                 return await with_deadline(call, self._limits.engine_timeout)
         finally:

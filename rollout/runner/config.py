@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from toolgym.rollout.episode.config import EpisodeConfig
+from toolgym.rollout.models.images import ImageProcessor
 from toolgym.rollout.runner.adaptive import Adaptive
 from toolgym.rollout.runner.branching import Branching
 from toolgym.tools.errors import ConfigError, require_whole_number
@@ -36,6 +37,7 @@ class RunConfig(EpisodeConfig):
         template_kwargs: further variables for the chat template.
         parser: how the model writes tool calls, by name (see `toolgym.tools.parsers.get_parser`) or as a function; None
             for what the chat template shows. `open_thinking:hermes` runs calls in thinking that never closes.
+        processor: of images, for a vision-language model (`load_processor`); None: that beside the tokenizer.
 
     Raises:
         ConfigError: an argument is of the wrong kind or out of range, or a name is unknown.
@@ -51,6 +53,7 @@ class RunConfig(EpisodeConfig):
     seed: int | None = None
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     parser: str | Parser | None = None
+    processor: ImageProcessor | None = None
 
     def seeded(self) -> Self:
         """Return this config with a seed: if it has none, with one that is drawn now."""
@@ -84,3 +87,5 @@ class RunConfig(EpisodeConfig):
             get_parser(self.parser)
         elif self.parser is not None and not callable(self.parser):
             raise ConfigError(f"parser must be a parser's name or a function, got {self.parser!r}")
+        if not isinstance(self.processor, ImageProcessor | None):
+            raise ConfigError(f"processor must be an ImageProcessor, as load_processor gives, got {self.processor!r}")

@@ -117,6 +117,7 @@ def _of_tokens(trajectory: Trajectory, runner: Runner) -> _Facts:
         [ToolSchema.from_openai(tool) for tool in trajectory.tools],
         runner.config.template_kwargs,
         parser=runner.config.parser,
+        processor=runner.config.processor,
         now=began,
     )
     there, now = trajectory.prompt_ids.tolist(), list[int]()

@@ -130,6 +130,6 @@ def _engine(
 
 def policy_renderer(tokenizer: PreTrainedTokenizerBase, config: RunConfig, tools: Sequence[ToolSchema]) -> ChatRenderer:
     """A renderer that can read calls of the tools. Raises `TemplateError` if it cannot."""
-    renderer = ChatRenderer(tokenizer, tools, config.template_kwargs, parser=config.parser)
+    renderer = ChatRenderer(tokenizer, tools, config.template_kwargs, parser=config.parser, processor=config.processor)
     renderer.require_parser()
     return renderer

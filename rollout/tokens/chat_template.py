@@ -168,12 +168,22 @@ def check_message(message: Message) -> None:
         raise TemplateError(f"a message's role is one of {', '.join(ROLES)}, got {role!r}")
     if isinstance(content, str) or (content is None and role == "assistant"):
         return
+    if isinstance(content, list) and role != "assistant" and all(map(_is_part, content)):
+        return
     if isinstance(content, list):
         kinds = sorted(
             {str(part.get("type")) if isinstance(part, Mapping) else type(part).__name__ for part in content}
         )
         raise TemplateError(
-            f"the content of a message is text, got a list with parts of type {', '.join(kinds) or 'none'} in a {role} "
-            "message. Images, audio and video are not supported; join parts of text into one string"
+            "the content of a message is text, or, unless it is the assistant's, parts of type text and image_url "
+            f"(a data URL); got a list with parts of type {', '.join(kinds) or 'none'} in a {role} message"
         )
     raise TemplateError(f"the content of a message is text, got {type(content).__name__} in a {role} message")
+
+
+def _is_part(part: Any) -> bool:
+    if not isinstance(part, Mapping):
+        return False
+    url = part["image_url"].get("url") if isinstance(part.get("image_url"), Mapping) else None
+    is_image = part.get("type") == "image_url" and isinstance(url, str) and url.startswith("data:")
+    return is_image or (part.get("type") == "text" and isinstance(part.get("text"), str))

@@ -21,7 +21,9 @@ from typing import NamedTuple
 
 from toolgym.rollout.engines.base import Generation
 from toolgym.rollout.limits import HistoryMode
+from toolgym.rollout.models.images import PlacedImage
 from toolgym.rollout.models.token_ids import TokenIds
+from toolgym.rollout.tokens.placed_ids import images_in, moved
 from toolgym.rollout.tokens.renderer import ChatRenderer
 from toolgym.rollout.trajectory.token_sequence import Segment, TokenSequence, version_runs
 from toolgym.tools.errors import TemplateError
@@ -33,13 +35,14 @@ from toolgym.tools.parsers import ParsedTurn, split_reasoning
 class Extension:
     """Possible continuation of a conversation: messages as the policy is to see them, and the tokens that they lead
     to. Either `added` ids go behind the present sequence, or a new one begins with `prompt`, for `start_reason`.
-    `tokens` counts the whole context."""
+    `tokens` counts the whole context, and `images` are all that are in it."""
 
     messages: list[Message]
     added: list[int] | None
     prompt: list[int] | None
     start_reason: str
     tokens: int
+    images: tuple[PlacedImage, ...] = ()
 
     @property
     def begins_sequence(self) -> bool:
@@ -49,7 +52,8 @@ class Extension:
 class Conversation:
     """Messages and tokens of one episode. One turn goes through `add_generation` (once for each part), `add_turn`,
     perhaps `add_env_tokens`, `parse_turn` and `set_message`; then `apply` puts the observation behind it. `view` are
-    the messages as the policy sees them, `context` are the ids of the present sequence, prompt included."""
+    the messages as the policy sees them, `context` are the ids of the present sequence, prompt included, and `images`
+    those in it."""
 
     def __init__(
         self, renderer: ChatRenderer, history: HistoryMode, messages: Sequence[Message], *, most: int | None = None
@@ -57,7 +61,8 @@ class Conversation:
         self._renderer, self._history = renderer, history
         self.messages = list(messages)
         self.view = list(messages)
-        self._prompt = self.context = renderer.prompt_ids(messages, most=most)
+        ids, self.images = renderer.begin(messages, most=most)
+        self._prompt = self.context = ids
         self._done: list[TokenSequence] = []
         self._segments: list[Segment] = []
         self._start_reason = "start"
@@ -89,7 +94,8 @@ class Conversation:
 
     @property
     def sequences(self) -> tuple[TokenSequence, ...]:
-        return (*self._done, TokenSequence(self._prompt.array, tuple(self._segments), self._start_reason))
+        last = TokenSequence(self._prompt.array, tuple(self._segments), self._start_reason, self.images)
+        return (*self._done, last)
 
     def add_generation(self, generation: Generation) -> None:
         if generation.token_ids:
@@ -153,7 +159,8 @@ class Conversation:
                 return self.rewritten(view, "template", most=most)
         room = None if most is None else most - len(self.context)
         added = self._renderer.extend(observation, self.turn_ids, earlier=self.view[:-1], most=room)
-        return Extension(view, added, None, "", len(self.context) + len(added))
+        images = (*self.images, *moved(images_in(added), len(self.context)))
+        return Extension(view, added, None, "", len(self.context) + len(added), images)
 
     def rewritten(self, view: list[Message], start_reason: str, *, most: int | None = None) -> Extension:
         """Continue the conversation with messages of which any may have changed. Nothing changes before `apply`.
@@ -163,9 +170,10 @@ class Conversation:
             ids = self._renderer.prompt(view, most=most)
         except TemplateError:
             ids = self._renderer.prompt(self._structured(view), most=most)
-        if tuple(ids[: len(self.context)]) == self.context:
-            return Extension(view, ids[len(self.context) :], None, "", len(ids))
-        return Extension(view, None, ids, start_reason, len(ids))
+        images = images_in(ids)
+        if tuple(ids[: len(self.context)]) == self.context and images[: len(self.images)] == self.images:
+            return Extension(view, ids[len(self.context) :], None, "", len(ids), images)
+        return Extension(view, None, ids, start_reason, len(ids), images)
 
     def _structured(self, view: Sequence[Message]) -> list[Message]:
         """The messages, with its own reading in the place of each turn that is kept as text. Turns come in the order
@@ -198,6 +206,7 @@ class Conversation:
             self._done = list(self.sequences)
             self._segments, self._start_reason = [], extension.start_reason
             self._prompt = self.context = TokenIds(extension.prompt)
+        self.images = extension.images
         self._turn_start = len(self.context)
         self._starts_open = self._renderer.leaves_thinking_open(self.context)
 

@@ -15,14 +15,16 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, cast
 
+from toolgym.rollout.models.images import ImageProcessor, PlacedImage
 from toolgym.rollout.models.token_ids import TokenIds
 from toolgym.rollout.models.tokenizer import end_token_ids
 from toolgym.rollout.tokens.chat_template import ChatTemplate, check_message
+from toolgym.rollout.tokens.placed_ids import PlacedIds, images_in, placed
 from toolgym.rollout.tokens.safe_encoder import SafeEncoder
-from toolgym.rollout.tokens.template_analysis import TemplateFacts, analyze, delta_kind, probe_conversation
+from toolgym.rollout.tokens.template_analysis import Plan, TemplateFacts, analyze, delta_kind, probe_conversation
 from toolgym.tools.errors import TemplateError
 from toolgym.tools.lazy import missing_extra
-from toolgym.tools.message import Message, assistant, user
+from toolgym.tools.message import Content, Message, assistant, images_of, text_of, user
 from toolgym.tools.parsers import ParsedTurn, Parser, get_parser, parser_for_template, parser_names
 from toolgym.tools.schema import ToolSchema
 
@@ -67,6 +69,8 @@ class ChatRenderer:
         parser: how the model writes tool calls, by name (see `toolgym.tools.parsers.get_parser`) or as a function;
             default: as the chat template shows it.
         now: the date for templates that write one; default: the present one. It stays the same for this object.
+        processor: of images, for a vision-language model; default: that beside the tokenizer, in its folder or on the
+            hub.
 
     Attributes:
         parser: reads turns. None if there are tools and the chat template does not show how to call them. Without
@@ -89,12 +93,13 @@ class ChatRenderer:
         *,
         parser: str | Parser | None = None,
         now: datetime | None = None,
+        processor: ImageProcessor | None = None,
     ) -> None:
         if not getattr(tokenizer, "is_fast", False):
             raise TemplateError(
                 f"a fast tokenizer is needed (one with a tokenizer.json), got {type(tokenizer).__name__}"
             )
-        self.tokenizer = tokenizer
+        self.tokenizer, self._processor = tokenizer, processor
         # What transformers wraps around it, for nothing, is half of the time.
         replaced = type(tokenizer).decode is not PreTrainedTokenizerBase.decode
         replaced = replaced or type(tokenizer)._decode is not PreTrainedTokenizerFast._decode
@@ -138,15 +143,17 @@ class ChatRenderer:
         """Token ids of a conversation up to the point where the policy speaks.
 
         Contents of assistant messages are the policy's own writing and may contain control tokens; nothing else may.
+        With images it is a `PlacedIds`.
 
         Raises:
-            TemplateError: a message holds something else than text, the template refuses the conversation, or it leaves
-                out its tool results.
+            TemplateError: a message holds something else than text and images, the template refuses the conversation,
+                or it leaves out its tool results or an image, or an image cannot be read.
             TooManyTokensError: there are surely more than `most`.
         """
         if not self.facts.results_rendered and any(message.get("role") == "tool" for message in messages):
             raise TemplateError("the chat template leaves out tool results, so the policy would never read them")
-        return self._encoder.encode(self._template.render(self._safe(messages)), most=most, shares_beginning=True)
+        ids = self._encoder.encode(self._template.render(self._safe(messages)), most=most, shares_beginning=True)
+        return self._with_images(ids, messages, most)
 
     def prompt_ids(self, messages: Sequence[Message], *, most: int | None = None) -> TokenIds:
         """As `prompt`. The episodes of a group begin with the same messages, and share the ids."""
@@ -155,6 +162,15 @@ class ChatRenderer:
             return self._kept_prompt(key, most)
         # Of other values, equal ones may render differently, as 1 and True.
         return TokenIds(self.prompt(messages, most=most))
+
+    def begin(
+        self, messages: Sequence[Message], *, most: int | None = None
+    ) -> tuple[TokenIds, tuple[PlacedImage, ...]]:
+        """As `prompt_ids`, and the images among them."""
+        if not any(images_of(message.get("content") or "") for message in messages):
+            return self.prompt_ids(messages, most=most), ()
+        ids = self.prompt(messages, most=most)
+        return TokenIds(ids), images_in(ids)
 
     def extend(
         self,
@@ -176,9 +192,11 @@ class ChatRenderer:
                 messages' roles and ids (`facts.plans[kind].earlier`).
             most: tokens that are of use; see `SafeEncoder.encode`.
 
+        With images it gives a `PlacedIds`.
+
         Raises:
-            TemplateError: a message holds something else than text, the template cannot go on with such messages, or
-                `earlier` is needed and not given.
+            TemplateError: a message holds something else than text and images, the template cannot go on with such
+                messages or leaves out an image, an image cannot be read, or `earlier` is needed and not given.
             TooManyTokensError: there are surely more than `most`.
         """
         if any(message.get("role") == "assistant" for message in messages):
@@ -187,11 +205,34 @@ class ChatRenderer:
         end_id = self._encoder.id_of(end)
         # Encoded after the turn's end, for an end that swallows the white space after it.
         ids = self._encoder.encode(end + rest, most=None if most is None else most + 1)[1:]
+        ids = self._with_images(ids, messages, most)
         if turn is None:  # no policy ends its turn with a marker that it never samples, such as the system's
-            return ids if end_id in self._end_ids else [end_id, *ids]
-        if turn and turn[-1] == end_id:
+            before = [] if end_id in self._end_ids else [end_id]
+        elif turn and turn[-1] == end_id:
+            before = []
+        else:
+            before = self._missing(turn) if end_id in self._answer_ends else [end_id]
+        return ids.behind(before) if isinstance(ids, PlacedIds) else before + ids
+
+    def _with_images(self, ids: list[int], messages: Sequence[Message], most: int | None) -> list[int]:
+        urls = [url for message in messages for url in images_of(message.get("content") or "")]
+        if not urls:
             return ids
-        return (self._missing(turn) if end_id in self._answer_ends else [end_id]) + ids
+        processor = self._require_processor()
+        if processor.image_token not in self._encoder.contents:
+            raise TemplateError(f"the tokenizer has no token {processor.image_token!r}, which its processor names")
+        return placed(ids, self._encoder.id_of(processor.image_token), urls, processor, most)
+
+    def _require_processor(self) -> ImageProcessor:
+        from toolgym.rollout.models.processor import processor_of  # takes a second to import
+
+        self._processor = self._processor or processor_of(self.tokenizer)
+        if self._processor is None:
+            raise TemplateError(
+                "the messages have images, and there is no processor of images beside the tokenizer: its model takes "
+                "none, or give one with RunConfig(processor=load_processor(...))"
+            )
+        return self._processor
 
     def close_turn(self, token_ids: Sequence[int], *, starts_open: bool | None = None) -> list[int]:
         """The ids that close a turn which stopped without its end, because of a limit or an abort.
@@ -297,8 +338,16 @@ class ChatRenderer:
         conversation = probe_conversation(
             messages, self._mark, plan, self._safe(earlier) if plan.earlier and earlier is not None else ()
         )
+        delta = self._cut(conversation, plan, len(messages))
+        if any(map(_has_image, messages)):  # the probe has none before them, and some templates number images
+            first: Any = {**conversation[0], "content": [{"type": "image"}, {"type": "text", "text": "x"}]}
+            if first["role"] == "user" and self._cut([first, *conversation[1:]], plan, len(messages)) != delta:
+                raise TemplateError("what the chat template writes for an image depends on the images before it")
+        return delta
+
+    def _cut(self, conversation: list[Message], plan: Plan, new: int) -> tuple[str, str]:
         text = self._template.render(conversation, tools=None if plan.tools else ())
-        return self._ends.cut(self._encoder, text, self._mark, conversation[-len(messages) - 1])
+        return self._ends.cut(self._encoder, text, self._mark, conversation[-new - 1])
 
     def _safe(self, messages: Sequence[Message]) -> list[Message]:
         """Messages as the template may see them: nothing but the policy's own writing holds control tokens."""
@@ -316,6 +365,8 @@ class ChatRenderer:
                 safe[key] = value
             elif isinstance(value, str):
                 safe[key] = protect(value)
+            elif key == "content" and isinstance(value, list):
+                safe[key] = _safe_parts(value, protect)
             elif key == "tool_calls" and value:
                 safe[key] = [_safe_call(call, protect) for call in value]
             elif value is not None:
@@ -331,6 +382,21 @@ def _read_as_content(
     text: str, *, first_id: int = 0, schemas: Mapping[str, ToolSchema] | None = None, starts_open: bool = False
 ) -> ParsedTurn:
     return ParsedTurn(text, text, [], [])
+
+
+def _safe_parts(content: Content, protect: Callable[[str], str]) -> Any:
+    """A content as chat templates take it: parts if it has images, which stand for themselves."""
+    if isinstance(content, str) or not images_of(content):
+        return protect(text_of(content))
+    return [
+        {"type": "text", "text": protect(part["text"])} if part["type"] == "text" else {"type": "image"}
+        for part in content
+    ]
+
+
+def _has_image(message: Mapping[str, Any]) -> bool:
+    content = message.get("content")
+    return isinstance(content, list) and any(part["type"] == "image" for part in content)
 
 
 def _safe_call(call: Mapping[str, Any], protect: Callable[[str], str]) -> dict[str, Any]:
