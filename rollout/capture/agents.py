@@ -39,8 +39,6 @@ from toolgym.tools.message import text_of
 from toolgym.tools.sandbox.base import ExecutionResult, ExecutionStatus, Sandbox
 from toolgym.tools.sandbox.process import ProcessSandbox
 
-_ENGINE = (StopReason.ENGINE_FAILED, StopReason.ENGINE_TIMEOUT)
-
 _AT_LIMIT = (StopReason.MAX_TURNS, StopReason.BUDGET)
 """Ends of an episode upon which the gateway refuses further calls, so that many agents break off."""
 
@@ -243,8 +241,8 @@ class AgentEpisode:
         if self.is_cut:
             return replace_fields(trajectory, stop_reason=StopReason.STRAGGLER)
         reason = failure.stop_reason
-        if reason is StopReason.ENV_FAILED:  # an agent breaks where its calls do
-            reason = next((each for each in _ENGINE if f"calls_{each.value}" in trajectory.metrics), reason)
+        if reason is StopReason.ENV_FAILED and self.capture.broken is not None:  # an agent breaks where its calls do
+            reason = self.capture.broken
         error = Failure(str(failure), max(0, len(trajectory.turns) - 1))
         return replace_fields(trajectory, stop_reason=reason, error=error)
 

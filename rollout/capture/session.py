@@ -92,6 +92,8 @@ class CaptureSession:
         self._counts: Counter[str] = Counter()
         self._calls = 0
         self._reason: StopReason | None = None  # why the episode is over, if a limit ended it
+        self.broken: StopReason | None = None
+        """The failure of the engine that the newest call met; None if it was answered."""
         self._running: set[TurnSampler] = set()
         self._recent: deque[CapturedCall] = deque()
         self._trajectory: Trajectory | None = None
@@ -122,6 +124,7 @@ class CaptureSession:
             raise
         except EpisodeFailedError as error:
             self._counts[error.stop_reason.value] += 1
+            self.broken = error.stop_reason
             late = error.stop_reason is StopReason.ENGINE_TIMEOUT
             raise CallRefusedError(504 if late else 502, error.stop_reason.value, str(error)) from error
         except TemplateError as error:
@@ -337,7 +340,7 @@ class CaptureSession:
             int(time.time()),
         )
         call.turn, call.message = turn, conversation.messages[-1]
-        self._reason = None
+        self._reason = self.broken = None
         self._forest.keep(call, reply)
         self._remember(call, conversation)
         return reply

@@ -215,14 +215,20 @@ async def test_an_agent_that_breaks_off_at_its_limit_is_scored(engine):
     assert (trajectory.stop_reason, trajectory.error, trajectory.reward) == (StopReason.MAX_TURNS, None, 2.0)
 
 
-async def test_an_engine_that_breaks_is_to_blame(scripted):
+@pytest.mark.parametrize("asks_again", [False, True])
+async def test_an_engine_that_breaks_is_to_blame_unless_the_agent_went_on(scripted, asks_again):
     async def agent(task, *, base_url, api_key):
         status, answer = await ask(base_url, api_key, *task.messages)
+        if asks_again:
+            assert status == 502
+            status, answer = await ask(base_url, api_key, *task.messages)
+            raise RuntimeError(f"no tool named {answer['choices'][0]['message']['content']}")
         assert status == 200, answer
 
-    broken = scripted(lambda text, request_id: EngineError("out of memory"))
-    [trajectory] = await Runner(agent_env(agent), broken, config=config()).run(TASKS[:1])
-    assert trajectory.stop_reason is StopReason.ENGINE_FAILED
+    turns = iter([EngineError("out of memory"), "run"])
+    [trajectory] = await Runner(agent_env(agent), scripted(lambda *_: next(turns)), config=config()).run(TASKS[:1])
+    assert trajectory.stop_reason is (StopReason.ENV_FAILED if asks_again else StopReason.ENGINE_FAILED)
+    assert len(trajectory.turns) == asks_again
 
 
 async def test_a_run_goes_on_where_it_ended(engine, tmp_path):
