@@ -14,7 +14,9 @@ import pytest
 
 from tests.ray_cluster import cluster, until
 from tests.rollout.ray.parts import Instant, Slow, make_coding_env, make_env, task
-from toolgym.rollout import EpisodeLimits, GroupPlan, RunConfig, Runner
+from toolgym.rollout import EpisodeLimits, GroupPlan, RunConfig, Runner, open_engine
+from toolgym.rollout.capture import agent_env
+from toolgym.rollout.endpoint import make_run
 from toolgym.rollout.engines.base import EngineLoad, PauseMode, SamplingParams
 from toolgym.rollout.episode.observer import EpisodeObserver
 from toolgym.rollout.runner.branching import Branching, at_turns
@@ -428,3 +430,20 @@ def test_a_node_that_dies_takes_no_episode_with_it(nodes, tmp_path):
     assert sorted(places(made)) == [(at, 0) for at in drawn]
     assert {one.stop_reason.value for one in made} == {"answered"}
     assert len(set(lines(note))) == 2
+
+
+async def test_agents_in_workers_get_the_tokens_that_they_get_here(nodes):
+    from toolgym.rollout import RayRunner
+
+    env, tasks = agent_env(make_run("CodeInterpreter-v0")), [task(0), task(1)]
+    config = RunConfig(seed=7, group_size=2, sampling=SamplingParams(max_new_tokens=32))
+    async with RayRunner(env, "tiny", num_workers=1, ray_options=ANY_NODE, config=config) as runner:
+        played = await runner.run(tasks)
+    async with open_engine("tiny") as engine:
+        expected = await Runner(env, engine, config=config).run(tasks)
+    rows = [
+        sorted((*place, each.response_ids.tolist()) for each, place in zip(run, places(run), strict=True))
+        for run in (played, expected)
+    ]
+    assert rows[0] == rows[1]
+    assert all(each.policy_tokens and not each.stop_reason.failed for each in played)
