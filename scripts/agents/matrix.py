@@ -27,7 +27,7 @@ from toolgym.rollout.models.tiny import tiny_policy_path
 from toolgym.rollout.models.tokenizer import load_tokenizer
 
 sys.path.insert(0, str(Path(__file__).parent))
-from policy import LONG, MAIN, ScriptedPolicy
+from policy import LONG, MAIN, TROUBLE, ScriptedPolicy
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -37,6 +37,7 @@ BEGIN, END = "<!-- agents: scripts/agents/matrix.py --write -->\n", "<!-- end of
 
 NODE, PYTHON = PLACE / "node/node_modules/.bin", PLACE / "py/bin/python"
 PROMPT = f"{MAIN}: say hello with the shell."
+PROMPTS = {"": PROMPT, ", in trouble": f"{PROMPT} Expect {TROUBLE}."}
 GATEWAY = '{name="gw",base_url="{base_url}",env_key="OPENAI_API_KEY",wire_api="responses"}'
 CODEX = ["codex", "exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox",
          "-c", "model_provider=gw", "-c", "model=policy", "-c", f"model_providers.gw={GATEWAY}"]  # fmt: skip
@@ -135,6 +136,8 @@ def faults(trajectory: Trajectory, seen: dict[str, tuple[tuple[int, ...], Genera
     """Where the rows are not what the policy saw and wrote."""
     left, wrong = {name: each for name, each in seen.items() if name.startswith(trajectory.id)}, []
     for number, sequence in enumerate(trajectory.sequences):
+        if (sequence.start_reason == "start") != (number == 0):
+            wrong.append(f"row {number} began for {sequence.start_reason!r}")
         context = tuple(sequence.prompt_ids.tolist())
         for segment in sequence.segments:
             ids = tuple(segment.token_ids.tolist())
@@ -152,35 +155,39 @@ def faults(trajectory: Trajectory, seen: dict[str, tuple[tuple[int, ...], Genera
     return [*wrong, f"{len(left)} turns are lost"] if left else wrong
 
 
-async def play(name: str, package: str, command: AgentCommand) -> tuple[str, list[str]]:
+async def play(name: str, package: str, command: AgentCommand, prompt: str) -> tuple[str, list[str]]:
     """The row of an agent, and what is wrong with it."""
     policy = ScriptedPolicy(load_tokenizer(tiny_policy_path()))
     config = RunConfig(sampling=SamplingParams(max_new_tokens=2048), limits=EpisodeLimits(episode_timeout=300.0))
-    task = Task(({"role": "user", "content": PROMPT},), id=name)
+    task = Task(({"role": "user", "content": prompt},), id=name)
     env = agent_env(command, name=name, rules=CaptureRules(untrained=()))
     [trajectory] = await Runner(env, policy, config=config).run([task])
     wrong = faults(trajectory, policy.seen)
-    if trajectory.error is not None:
-        wrong.append(trajectory.error.message)
-    causes = Counter(sequence.start_reason or "start" for sequence in trajectory.sequences)
+    if TROUBLE in prompt and policy.troubles:
+        wrong.append(f"it ended before {', '.join(policy.troubles)}")
+    causes = Counter(sequence.start_reason for sequence in trajectory.sequences)
     if len(policy.seen) != len(trajectory.turns):
         wrong.append(f"{len(policy.seen)} calls, {len(trajectory.turns)} turns")
     rows = ", ".join(f"{count} {cause}" for cause, count in sorted(causes.items()))
-    return f"| {name} | {version_of(package)} | {rows} | {'no' if wrong else 'yes'} |", wrong
+    cells = (name, version_of(package), rows, trajectory.stop_reason.value, "no" if wrong else "yes")
+    return f"| {' | '.join(cells)} |", wrong
 
 
 async def main(wanted: Iterable[str]) -> int:
     install()
     names = [argument for argument in wanted if not argument.startswith("-")]
-    table = ["| agent | version | rows by cause | exact |", f"|{' --- |' * 4}"]
+    table = ["| agent | version | rows by cause | end | exact |", f"|{' --- |' * 5}"]
     is_wrong = False
     for name, (package, command) in commands().items():
         if names and not any(name.startswith(each) for each in names):
             continue
-        row, wrong = await play(name, package, command)
-        table.append(row)
-        is_wrong |= bool(wrong)
-        print(row, *wrong, sep="\n  ", flush=True)
+        for kind, prompt in PROMPTS.items():
+            if kind and name.endswith(("compacting", "stream")):
+                continue
+            row, wrong = await play(name + kind, package, command, prompt)
+            table.append(row)
+            is_wrong |= bool(wrong)
+            print(row, *wrong, sep="\n  ", flush=True)
     if names or is_wrong:
         return int(is_wrong)
     page = PAGE.read_text(encoding="utf-8")

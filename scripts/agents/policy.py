@@ -10,12 +10,20 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from toolgym.rollout.engines.base import Engine, FinishReason, Generation, GenerationRequest
+from toolgym.tools.errors import EngineError
 
 MAIN = "MAIN-WORK"
 """Stands in the task, so the prompt of a sub-agent is known by its lack."""
 
 LONG = "much output"
 """Stands in the task of an agent that is to compact its context."""
+
+NO_ENGINE, NO_TOOL = "no_engine", "no_such_tool"
+
+TROUBLE = "some trouble"
+"""Stands in the task of an agent whose policy has each of `TROUBLES` once, behind its first step."""
+
+TROUBLES = (NO_ENGINE, "lacks_arguments", NO_TOOL)
 
 STEP = "I take step"
 SHELLS = ("bash", "Bash", "exec_command", "run_shell_command")
@@ -25,11 +33,12 @@ MINI = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 
 class ScriptedPolicy(Engine):
     """Answers with what `turn_of` says for the prompt, in tokens of a tokenizer. `seen` has each request's prompt and
-    its generation, by request id."""
+    its generation, by request id; `troubles` are those to come."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self.tokenizer = tokenizer
         self.seen: dict[str, tuple[tuple[int, ...], Generation]] = {}
+        self.troubles = [*TROUBLES]
 
     @property
     def vocab_size(self) -> int:
@@ -45,16 +54,28 @@ class ScriptedPolicy(Engine):
 
     async def _generate(self, request: GenerationRequest) -> Generation:
         prompt = tuple(request.prompt_ids)
-        text = turn_of(self.tokenizer.decode(prompt))
+        text = self._turn(self.tokenizer.decode(prompt))
         ids = (*self.tokenizer.encode(text, add_special_tokens=False), self.tokenizer.eos_token_id)
         logprobs = tuple(-0.001 * (len(self.seen) + 1) - 1e-6 * place for place in range(len(ids)))
         generation = Generation(ids, logprobs, FinishReason.STOP, ("0",) * len(ids))
         self.seen[request.request_id] = (prompt, generation)
         return generation
 
+    def _turn(self, prompt: str) -> str:
+        tools = {tool["name"]: tool["parameters"] for tool in _tools(prompt)}
+        is_main = TROUBLE in prompt and MAIN in prompt and f"{STEP} 1." in prompt and bool(tools)
+        if not is_main or not self.troubles:
+            text = turn_of(prompt, tools)
+            return f'{text} <tool_call>\n{{"name": ' if is_main and "<tool_call>" not in text else text
+        trouble = self.troubles.pop(0)
+        if trouble == NO_ENGINE:
+            raise EngineError("it is out of memory, for once")
+        name = NO_TOOL if trouble == NO_TOOL else next((name for name in SHELLS if name in tools), next(iter(tools)))
+        call = f'<tool_call>\n{{"name": "{name}", "arguments": {{}}}}\n</tool_call>'
+        return f"<think>\n Hm. \n</think>\n\n Now {trouble}. \n{call}"
 
-def turn_of(prompt: str) -> str:
-    tools = {tool["name"]: tool["parameters"] for tool in _tools(prompt)}
+
+def turn_of(prompt: str, tools: dict[str, Any]) -> str:
     shell = next((name for name in SHELLS if name in tools), next(iter(tools), None))
     done = re.findall(rf"{STEP} \d\.", prompt)
     steps = len(set(done))

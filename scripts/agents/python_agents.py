@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
+from pathlib import Path
 
 OPENAI, ANTHROPIC, KEY = (os.environ[name] for name in ("OPENAI_BASE_URL", "ANTHROPIC_BASE_URL", "OPENAI_API_KEY"))
-TASK = "MAIN-WORK: say hello to the cities."
+TASK = json.loads(Path("task.json").read_text())["prompt"][-1]["content"]
 THINKING = {"type": "enabled", "budget_tokens": 1024}
 
 
