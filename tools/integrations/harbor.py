@@ -3,11 +3,12 @@
     harbor run -p tasks/hello -a oracle -e toolgym.tools.integrations.harbor:ToolgymEnvironment
         --ek public_network=loopback --ek 'url=["http://sandbox:8080"]'
 
-There are no images. Programs see the machine's own system, read-only, and write to /tmp and to the folders of
+With `images`, a folder, a trial runs in the task's `docker_image`, or in the image that its Dockerfile begins with.
+Without, programs see the machine's own system, read-only, and write to /tmp and to the folders of
 `HarborSettings.folders`, at their absolute names. Of a Dockerfile the session takes ENV, WORKDIR and COPY, see
 `toolgym.tools.integrations.dockerfile`; a task whose image would have more is refused, unless `without_image` says that
-the machine has it. They run as the session's only user, root's commands included, which therefore install nothing. A
-session reaches no network but its own, or the machine's if `public_network` is `host`.
+programs find it anyway. They run as the session's only user, root's commands included, which therefore install nothing.
+A session reaches no network but its own, or the machine's if `public_network` is `host`.
 
 Source: `harbor.environments.base.BaseEnvironment` and `harbor.trial`, of Harbor 0.25.0.
 """
@@ -33,6 +34,7 @@ from toolgym.tools.errors import (
     nearest,
 )
 from toolgym.tools.integrations.dockerfile import Dockerfile, read_dockerfile
+from toolgym.tools.integrations.image_files import image_file
 from toolgym.tools.integrations.session_settings import SessionSettings
 from toolgym.tools.lazy import missing_extra
 from toolgym.tools.sandbox import base
@@ -67,12 +69,14 @@ class HarborSettings(SessionSettings, frozen=True):
     Attributes:
         public_network: what a task reaches that asks for a public network: the machine's (`host`, which a server's
             owner must have allowed), or only its own (`loopback`). None: such tasks are refused.
+        images: a folder with images, in which each is looked for by its name; see `docs/images.md`.
         without_image: tasks run whose image would have more than the machine itself.
         folders: folders that programs can write to, beside those that the task names.
         command_timeout: seconds that a command may take for which Harbor gives no time; servers allow 3600 by default.
     """
 
     public_network: Literal["loopback", "host"] | None = None
+    images: str | None = None
     without_image: bool = False
     folders: tuple[str, ...] = FOLDERS
     command_timeout: float = pydantic.Field(3600.0, gt=0, allow_inf_nan=False)
@@ -96,7 +100,7 @@ class ToolgymEnvironment(BaseEnvironment):
             raise ConfigError(f"the environment toolgym: {error}") from None
         self._session: Session | None = None
         self._resources = contextlib.AsyncExitStack()
-        self._dockerfile = Dockerfile()
+        self._dockerfile, self._home = Dockerfile(), "/app"
         super().__init__(*args, **kwargs)
         self._network = self._session_network()
         if self._host_mounts:
@@ -122,20 +126,31 @@ class ToolgymEnvironment(BaseEnvironment):
 
     @property
     def workdir(self) -> str:
-        return self.task_env_config.workdir or self._dockerfile.workdir or "/app"
+        return self.task_env_config.workdir or self._dockerfile.workdir or self._home
+
+    @property
+    def _image(self) -> str | None:
+        """The `image` option of the session."""
+        name = self.task_env_config.docker_image or self._dockerfile.image
+        return image_file(self.settings.images, name) if self.settings.images and name not in ("", "scratch") else None
 
     def _validate_definition(self) -> None:
+        if self.settings.images is not None and self.settings.url is not None:
+            raise ConfigError("sessions on a server have no images: leave out --ek images or --ek url")
         image = self.task_env_config.docker_image
         require_agent_environment_definition(self.environment_dir, docker_image=image)
         if (self.environment_dir / COMPOSE_FILE_NAME).exists():
             raise ConfigError(f"{self.environment_dir / COMPOSE_FILE_NAME}: a session cannot be several containers")
         left_out = [f"docker_image = {image!r}"]
+        if image and self._image is not None:  # it was built of the Dockerfile, which so has nothing to add
+            return
         if (self.environment_dir / DOCKERFILE_NAME).exists():
             self._dockerfile = read_dockerfile(self.environment_dir / DOCKERFILE_NAME)
             left_out = self._dockerfile.left_out
         if left_out and not self.settings.without_image:
             raise ConfigError(
-                f"the task needs an image, and sessions have none ({self.environment_dir}: {'; '.join(left_out[:3])}). "
+                f"the task needs an image, and sessions have none, or what its Dockerfile begins with, if --ek "
+                f"images=FOLDER has that ({self.environment_dir}: {'; '.join(left_out[:3])}). "
                 "Where programs find all that it would have on the machine itself, say --ek without_image=true"
             )
 
@@ -153,9 +168,12 @@ class ToolgymEnvironment(BaseEnvironment):
     async def start(self, force_build: bool) -> None:
         """Open the session of the task; waits at most `build_timeout_sec` for other trials to make room."""
         image = self.task_env_config.docker_image or self._dockerfile.image
-        self.logger.info(f"Programs see the system of the sandbox's machine, and not the image {image!r}")
+        if self._image is None:
+            self.logger.info(f"Programs see the system of the sandbox's machine, and not the image {image!r}")
         try:
             await self._open()
+            if self._image is not None:
+                self._home = (await self.session.exec("pwd", timeout=60)).stdout.removesuffix("\n")
             paths = EnvironmentPaths.for_os(self.os)
             folders = (self.workdir, *map(str, (paths.agent_dir, paths.verifier_dir, paths.artifacts_dir)))
             for folder in (*folders, *self._mount_targets(writable_only=True)):
@@ -171,7 +189,8 @@ class ToolgymEnvironment(BaseEnvironment):
     async def _open(self) -> None:
         disk_mb = self._effective_storage_mb or self.settings.disk_mb
         may_use_host = self.settings.public_network == "host"
-        folders = [*self.settings.folders, self.workdir, *self._mount_targets()]
+        folders = [] if self._image is not None else [*self.settings.folders, self.workdir]
+        folders += self._mount_targets()
         folders += [copy.folder for copy in self._dockerfile.copies]
         if self.task_env_config.skills_dir:
             folders.append(self.task_env_config.skills_dir)
@@ -192,6 +211,7 @@ class ToolgymEnvironment(BaseEnvironment):
             inodes=self.settings.inodes,
             network=self._network,
             folders=_outermost(folders),
+            image=await in_thread(lambda: self._image),
             hint="",
         )
         self._resources.push_async_callback(self.session.close)

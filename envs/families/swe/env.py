@@ -22,6 +22,7 @@ from toolgym.tools.closeable import closed_on_error
 from toolgym.tools.concurrency.deadline import DeadlineError, shielded
 from toolgym.tools.errors import ConfigError, EpisodeError, SandboxError, check_seconds, error_text
 from toolgym.tools.function import ToolFunction, as_tool
+from toolgym.tools.integrations.image_files import image_file
 from toolgym.tools.library.bash import BashTool
 from toolgym.tools.library.editor import EditorTool
 from toolgym.tools.message import assistant, tool_call
@@ -50,6 +51,7 @@ class SWEDevEnv(ToolEnv):
         test_timeout: wall seconds for the hidden tests. Those that run on have failed.
         session_options: further options of the sessions, such as `disk_mb` and `inodes` for large repositories; see
             `toolgym.tools.sandbox.SessionOptions`.
+        images: a folder with the images that tasks name, see `docs/images.md`.
         env_kwargs: the other arguments of `ToolEnv`, such as `max_turns`.
 
     Raises ConfigError if an option or a task cannot be used, SandboxUnsupportedError if the sandbox has no sessions.
@@ -67,6 +69,7 @@ class SWEDevEnv(ToolEnv):
         strict: bool = False,
         test_timeout: float = TEST_TIMEOUT,
         session_options: Mapping[str, Any] | None = None,
+        images: str | Path | None = None,
         **env_kwargs: Any,
     ) -> None:
         if sandbox is not None and tool_config is not None:
@@ -78,7 +81,7 @@ class SWEDevEnv(ToolEnv):
         editor = EditorTool({**where, **(editor_config or {})}, sandbox=shared)
         self._workspace = bash.sandbox
         self._strict, self._test_timeout = strict, test_timeout
-        self._session_options = dict(session_options or {})
+        self._session_options, self._images = dict(session_options or {}), images
         self._repository: RepositoryWorkspace | None = None
         self._own_scorer = "scorer" not in env_kwargs
         env_kwargs.setdefault("scorer", self._judge)
@@ -92,10 +95,10 @@ class SWEDevEnv(ToolEnv):
         assert self._instances is not None
         assert self.task is not None
         try:
+            task = RepositoryTask.from_task(self.task)
+            options = {**self._session_options, **self._image_option(task)}
             with tool_scope(self._instances.scope):
-                self._repository = await RepositoryWorkspace.open(
-                    RepositoryTask.from_task(self.task), self._workspace, session_options=self._session_options
-                )
+                self._repository = await RepositoryWorkspace.open(task, self._workspace, session_options=options)
         except BaseException as error:  # cancelled or not, the tools are freed
             self._over = True
             await self._release()
@@ -104,6 +107,16 @@ class SWEDevEnv(ToolEnv):
                 raise EpisodeFailedError(StopReason.SANDBOX_FAILED, text) from error
             raise
         return messages, info
+
+    def _image_option(self, task: RepositoryTask) -> dict[str, str]:
+        if not task.image or "image" in self._session_options:
+            return {}
+        if self._images is None:
+            raise ConfigError(
+                f"the task {task.instance_id!r} names the image {task.image!r}: say images=FOLDER, where that lies; or "
+                "take the name out of the row, and its tests run with what this machine has"
+            )
+        return {"image": image_file(self._images, task.image)}
 
     async def fork(self) -> Self:
         if self._repository is None:

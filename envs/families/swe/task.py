@@ -24,6 +24,7 @@ EMBEDDED = Path(__file__).with_name("data") / "swe.jsonl"
 
 SOURCE = "toolgym/swe"
 ROW_KEY = "repository_task"
+IMAGE_KEYS = ("image", "docker_image", "image_name")
 
 TEST_FILES = ("test_*.py", "*_test.py", "conftest.py")
 """Names of files that belong to the tests in any folder."""
@@ -53,6 +54,8 @@ class RepositoryTask:
         gold_patch: the known solution, a unified diff; empty: none is known.
         executable: names of the files that are programs.
         links: symbolic links of the repository, from name to target.
+        image: name of the image that its programs and tests run in; empty: the machine's own system. Rows call it
+            `image`, `docker_image` or `image_name`.
 
     Raises ConfigError, which names the value, if one cannot be used.
     """
@@ -67,6 +70,7 @@ class RepositoryTask:
     gold_patch: str = ""
     executable: frozenset[str] = frozenset()
     links: Mapping[str, str] = field(default_factory=dict)
+    image: str = ""
 
     def __post_init__(self) -> None:
         for name in ("instance_id", "problem_statement", "test_command"):
@@ -174,6 +178,7 @@ class RepositoryTask:
             gold_patch=row.get("gold_patch") or row.get("patch") or "",
             executable=programs,
             links=links,
+            image=next((str(row[key]) for key in IMAGE_KEYS if row.get(key)), ""),
         )
 
     def to_row(self) -> dict[str, Any]:
@@ -191,6 +196,8 @@ class RepositoryTask:
             row["executable"] = sorted(self.executable)
         if self.links:
             row["links"] = dict(self.links)
+        if self.image:
+            row["image"] = self.image
         return row
 
     def to_task(self, folder: str = "repo") -> Task:

@@ -18,10 +18,12 @@ from harbor.models.trial.config import EnvironmentConfig as TrialEnvironmentConf
 from harbor.models.trial.paths import TrialPaths
 from harbor.trial.trial import Trial
 
+from tests.tools.sandbox.image_maker import docker_save, shell_layer
 from tests.tools.sandbox.served import serving
 from toolgym.tools.errors import ConfigError, SandboxBusyError, SandboxError, SandboxUnsupportedError, UnknownNameError
 from toolgym.tools.sandbox.local import LocalSandbox, probe
 from toolgym.tools.sandbox.local.host import sandbox as local_sandbox
+from toolgym.tools.sandbox.local.images import cache
 
 pytestmark = pytest.mark.skipif("namespaces" not in probe()["levels"], reason="needs the level namespaces")
 
@@ -248,6 +250,23 @@ async def test_network(task):
             done = await made.exec(reach)
             assert done.return_code == 0, done.stderr
             assert (done.stdout == f"{host}\n") is (wanted == "host")
+
+
+async def test_a_task_runs_in_its_image(task, tmp_path, monkeypatch):
+    monkeypatch.setenv(cache.FOLDER_VARIABLE, str(tmp_path / "cache"))
+    docker_save(tmp_path / "swe_1.tar", [shell_layer()])
+    options = {"config": {"docker_image": "swe:1"}, "kwargs": {"images": str(tmp_path)}}
+    async with started(task, **options) as made:
+        done = await made.exec("cat /etc/marker; pwd; echo $GREETING; echo x > /usr/bin/new && cat /usr/bin/new")
+        assert done.stdout == "from the image\n/project\nhello\nx\n", done.stderr
+        await made.upload_file(task / "instruction.md", "/tests/deep/instruction.md")
+    (task / "environment/Dockerfile").write_text("FROM swe:1\nENV WORD=seven\nCOPY run.sh /opt/\n")
+    async with started(task, kwargs={"images": str(tmp_path)}) as made:
+        assert (
+            await made.exec("cat /etc/marker; bash /opt/run.sh; echo $WORD")
+        ).stdout == "from the image\nran\nseven\n"
+    with pytest.raises(ConfigError, match=r"docker save other:2 -o .*/other_2\.tar"):
+        make(task, config={"docker_image": "other:2"}, kwargs={"images": str(tmp_path)})
 
 
 # ------------------------------------------------------------------ what is refused

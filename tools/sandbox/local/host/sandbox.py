@@ -56,8 +56,9 @@ TOGETHER = 2
 """Tries beside other programs, which may have caused the loss. The others are in a template process without another
 program: a run that is lost there too ended it itself."""
 
-MOST_POOLS = 8
-"""Sets of template processes for sessions with other limits, networks or folders; an idle one makes room for more."""
+MOST_POOLS, MOST_IMAGES = 8, 64
+"""Sets of template processes for sessions with other limits, networks or folders; and with images, whose templates
+load no libraries. An idle one makes room for more."""
 
 
 class _Kind(NamedTuple):
@@ -257,7 +258,7 @@ class LocalSandbox(Sandbox):
         why = ""
         for _ in range(TRIES):
             pool = await self._pool(kind)
-            template = await pool.for_code(request.hint)
+            template = await pool.for_code("" if kind.image else request.hint)  # its cells are few
             try:
                 answer = await template.request(message, patience=START_SESSION + GRACE)
             except TemplateLostError:
@@ -324,7 +325,7 @@ class LocalSandbox(Sandbox):
             return self._templates
         pool = self._others.get(kind)
         if pool is None:
-            if len(self._others) >= MOST_POOLS:
+            if len(self._others) >= (MOST_IMAGES if kind.image else MOST_POOLS):
                 await self._drop_idle_pool()
             if self._templates.closed:
                 raise SandboxClosedError("the sandbox is closed")
@@ -338,7 +339,7 @@ class LocalSandbox(Sandbox):
                 await shielded(pool.close())
                 return
         raise SandboxBusyError(
-            f"{MOST_POOLS} kinds of sessions, with limits, networks or folders of their own, are open already"
+            f"{len(self._others)} kinds of sessions, with limits, networks, folders or images of their own, are open"
         )
 
     def _has_network(self, network: Network) -> bool:
