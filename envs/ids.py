@@ -41,6 +41,10 @@ OWN_ENVS: dict[str, OwnEnv] = {
         "toolgym.envs.library.math_env:MathEnv",
         "Solve a problem of mathematics, and answer with `\\boxed{answer}`; compared by math-verify.",
     ),
+    "PlotReader-v0": OwnEnv(
+        "toolgym.envs.library.plot_reader:PlotReaderEnv",
+        "Read a number off a plot, which a tool draws and shows as an image.",
+    ),
     "SingleTurn-v0": OwnEnv(
         "toolgym.envs.library.single_turn:SingleTurnEnv",
         "One question, one answer, no tool.",

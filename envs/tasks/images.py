@@ -40,9 +40,9 @@ def with_images(prompt: Sequence[Mapping[str, Any]], column: Any, folder: str) -
                     if text or len(texts) == 1:
                         yield text_part(text)
             elif kind in ("image", "image_url"):
-                own = next((part[name] for name in _OWN if part.get(name)), None)
-                places += own is None
-                yield _image(next(rest, None) if own is None else own, folder)
+                url = next((part[name] for name in _OWN if part.get(name)), None)
+                places += url is None
+                yield _image(next(rest, None) if url is None else url, folder)
             else:
                 raise ConfigError(f"expected a part with a text or an image in a message, got {shorten(repr(part))}")
 
