@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import io
 import logging
 from collections.abc import Coroutine, Mapping
 from typing import Any
@@ -13,7 +15,8 @@ from toolgym.envs.tasks.row_fields import TASK_COLUMN
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import EpisodeFailedError, StopReason
 from toolgym.tools.errors import EpisodeError, error_text
-from toolgym.tools.message import Message, described
+from toolgym.tools.lazy import missing_package
+from toolgym.tools.message import Message, described, image_data, images_of, joined
 from toolgym.tools.parsers.base import ParsedTurn
 from toolgym.tools.schema import ToolCall
 
@@ -43,8 +46,9 @@ class ToolEpisode:
                 return None
         return _as_text(messages)
 
-    async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """Call a tool and return what the policy reads. Whatever goes wrong is said in that text."""
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> str | list[dict[str, Any]]:
+        """Call a tool and return what the policy reads, in parts if it sees images, too. Whatever goes wrong is said in
+        that text."""
         async with self._one_at_a_time:
             if self.over:
                 return f"[The call was not run: the episode is over, {self._end}]"
@@ -53,6 +57,8 @@ class ToolEpisode:
             result = await self._try(self._episode.step(ParsedTurn("", "", [call], [])))
             if result is None:
                 return f"[The tool {name!r} is not available now; your call is not to blame]"
+            if any(images_of(message["content"]) for message in result.obs):
+                return _as_parts(result.obs)
             text = _as_text(result.obs)
             return text if text or not result.done else f"[The call was not run: the episode is over, {self._end}]"
 
@@ -115,3 +121,22 @@ def _task(row: Mapping[str, Any]) -> Task | None:
 
 def _as_text(messages: list[Message]) -> str:
     return "\n\n".join(described(message["content"]) for message in messages if message.get("content"))
+
+
+def _as_parts(messages: list[Message]) -> list[dict[str, Any]]:
+    """Texts and images as TRL's loop takes them of a tool: an image is Pillow's."""
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise missing_package("pillow", "An image for the trainer", error) from error
+
+    content = joined([message["content"] for message in messages if message.get("content")], "\n\n")
+    assert not isinstance(content, str)  # there are images
+    parts: list[dict[str, Any]] = []
+    for part in content:
+        if part["type"] == "text":
+            parts.append({"type": "text", "text": part["text"]})
+        else:
+            data = base64.b64decode(image_data(part["image_url"]["url"])[1])
+            parts.append({"type": "image", "image": Image.open(io.BytesIO(data)).convert("RGB")})
+    return parts

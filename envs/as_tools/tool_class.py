@@ -198,10 +198,10 @@ def _add(members: dict[str, Any], name: str, method: Callable[..., str]) -> None
     members[name] = method
 
 
-def _calling(name: str, method: Signature) -> Callable[..., str]:
+def _calling(name: str, method: Signature) -> Callable[..., Any]:
     names = list(method.signature.parameters)[1:]
 
-    def call(self: ToolEnvironment, *args: Any, **arguments: Any) -> str:
+    def call(self: ToolEnvironment, *args: Any, **arguments: Any) -> str | list[dict[str, Any]]:
         if len(args) > len(names):
             raise TypeError(f"{name}() takes {len(names)} arguments, got {len(args)}")
         named = {**dict(zip(names, args, strict=False)), **arguments}

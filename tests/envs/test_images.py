@@ -7,7 +7,7 @@ import gymnasium
 import pytest
 from PIL import Image
 
-from toolgym.envs import ToolEnv
+from toolgym.envs import ToolEnv, tool_class
 from toolgym.envs.gym.spaces import ChatSpace
 from toolgym.envs.result_text import ImageLimits
 from toolgym.envs.tasks.task import Task
@@ -99,3 +99,14 @@ async def test_a_space_of_chats_has_messages_with_images():
     assert ({"role": "tool", "content": [text_part("a"), image(png())]},) in space
     assert ({"role": "tool", "content": [{"type": "video"}]},) not in space
     assert (await as_tool(parts).execute("", {})).images
+
+
+def test_a_class_of_tools_gives_a_trainer_pillow_s_images():
+    played = tool_class(lambda: ToolEnv([look, parts], [Task((user("go"),), id="go")]))()
+    played.reset(prompt=[user("go")])
+    seen = played.parts()
+    assert [part["type"] for part in seen] == ["text", "image"]
+    assert seen[0]["text"] == "before\nafter"
+    assert (seen[1]["image"].size, seen[1]["image"].getpixel((0, 0))) == ((4, 3), (255, 0, 0))
+    assert played.look(count=0) == "see"
+    played.close()
