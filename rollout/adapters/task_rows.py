@@ -11,7 +11,7 @@ from toolgym.envs.served.catalog import load_env
 from toolgym.envs.tasks.row_fields import TASK_COLUMN, mapping
 from toolgym.envs.tasks.task import Task
 from toolgym.tools.concurrency.event_loop_thread import EventLoopThread
-from toolgym.tools.errors import ConfigError, shorten
+from toolgym.tools.errors import ConfigError
 from toolgym.tools.schema import ToolSchema
 
 
@@ -31,16 +31,9 @@ def task_of_row(row: Mapping[str, Any]) -> Task:
         )
     extra = dict(mapping("extra_info", row.get("extra_info")))
     extra["tools_kwargs"] = row.get("tools_kwargs") or extra.get("tools_kwargs")
-    prompt = row["raw_prompt"]
-    for message in prompt:
-        if isinstance(message, Mapping) and isinstance(message.get("content"), list):
-            raise ConfigError(
-                "a message of 'raw_prompt' has a list as its content, as for images: toolgym's envs play texts only; "
-                f"got {shorten(repr(message))}"
-            )
     return Task.from_row(
         {
-            "prompt": list(prompt),
+            "prompt": list(row["raw_prompt"]),
             "data_source": row.get("data_source"),
             "reward_model": row.get("reward_model") or row.get("reward_spec"),
             "extra_info": extra,

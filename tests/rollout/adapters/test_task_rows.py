@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
+from PIL import Image
 
 from tests.rollout.adapters.verl.fakes import ROW
 from toolgym.rollout.adapters.task_rows import task_of_row
+from toolgym.rollout.models.images import picture
 from toolgym.tools.errors import ConfigError
+from toolgym.tools.message import images_of
 
 KWARGS = {"code_interpreter": {"create_kwargs": {"packages": ["a"], "limit": 3}}}
 FORMS = {
@@ -64,13 +67,22 @@ def test_a_table_of_arrow_with_rows_of_several_tools_arrives_whole():
         ({"tools_kwargs": {"search": [1]}}, r"tools_kwargs\['search'\] must be an object"),
         ({"tools_kwargs": {"search": {"create_kwargs": "7"}}}, r"\['create_kwargs'\] must be an object"),
         ({"reward_model": 5}, "reward_model must be an object"),
-        ({"raw_prompt": [{"role": "user", "content": [{"type": "image"}]}]}, "play texts only"),
+        ({"raw_prompt": [{"role": "user", "content": [{"type": "image"}]}]}, "expected an image for each place"),
+        ({"raw_prompt": [{"role": "user", "content": [{"type": "video"}]}]}, "a text or an image in a message"),
         ({"raw_prompt": []}, "'prompt', a list of messages"),
     ],
 )
 def test_a_row_of_another_shape_is_refused_by_the_name_of_its_field(change, message):
     with pytest.raises(ConfigError, match=message):
         task_of_row({**ROW, **change})
+
+
+def test_pictures_of_verl_s_rows_become_images_of_the_task():
+    parts = [{"type": "image", "image": Image.new("RGB", (3, 2), "red")}, {"type": "text", "text": "What is it?"}]
+    [message] = task_of_row({**ROW, "raw_prompt": [{"role": "user", "content": parts}]}).messages
+    assert [part["type"] for part in message["content"]] == ["image_url", "text"]
+    [url] = images_of(message["content"])
+    assert picture(url).size == (3, 2)
 
 
 def test_a_row_without_a_prompt_says_what_it_has():
