@@ -119,6 +119,10 @@ class GenerationRequest:
     affinity: str | None = None
     images: tuple[PlacedImage, ...] = ()
 
+    @property
+    def image_hashes(self) -> list[str]:
+        return [image.sha256 for image in self.images]
+
 
 @dataclass(frozen=True)
 class Generation:

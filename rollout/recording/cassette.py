@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from toolgym.rollout.engines.base import Generation, SamplingParams
+from toolgym.rollout.engines.base import Generation, GenerationRequest
 from toolgym.rollout.job import EpisodeKey, current_episode
 from toolgym.rollout.recording.lines import (
     FORMAT,
@@ -91,11 +91,12 @@ class CassetteWriter:
         except OSError as error:
             raise ConfigError(f"cannot record to {str(self.path)!r}: {error}") from error
 
-    def generate(self, prompt_ids: Sequence[int], params: SamplingParams, number: int, **outcome: Any) -> None:
+    def generate(self, request: GenerationRequest, number: int, **outcome: Any) -> None:
         episode = current_episode()
-        shared, rest = self._prompts.shortened(episode, prompt_ids)
-        request = {"episode": episode, "number": number, "shared": shared, "prompt": rest, "params": asdict(params)}
-        self.write("generate", **request, **outcome)
+        shared, rest = self._prompts.shortened(episode, request.prompt_ids)
+        images = {"images": request.image_hashes} if request.images else {}
+        asked = {"episode": episode, "number": number, "shared": shared, "prompt": rest, **images}
+        self.write("generate", **asked, params=asdict(request.params), **outcome)
 
     def trajectory(self, trajectory: Trajectory) -> None:
         self.write("trajectory", trajectory=scrubbed(trajectory.to_json()))

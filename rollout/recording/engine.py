@@ -61,10 +61,6 @@ class RecordingEngine(EngineWrapper):
                 self._cassette.close(ended=False)
             raise
 
-    @property
-    def takes_images(self) -> bool:
-        return False  # a line of a cassette is found by its ids alone
-
     def describe(self) -> None:
         if self._described:
             return
@@ -73,14 +69,20 @@ class RecordingEngine(EngineWrapper):
         self._cassette.write("engine", name=type(self.engine).__name__, **facts)
 
     async def _generate(self, request: GenerationRequest) -> Generation:
-        asked, params = request.prompt_ids, request.params
-        number = self._cassette.count(generate_key(current_episode(), asked, params))
-        call = self.engine.generate(asked, params, request_id=request.request_id, affinity=request.affinity)
+        key = generate_key(current_episode(), request.prompt_ids, request.params, request.image_hashes)
+        number = self._cassette.count(key)
+        call = self.engine.generate(
+            request.prompt_ids,
+            request.params,
+            request_id=request.request_id,
+            affinity=request.affinity,
+            images=request.images,
+        )
 
         def record(**outcome: Any) -> None:
             with contextlib.suppress(EngineError):  # it was not started, which its own error says
                 self.describe()
-            self._cassette.generate(asked, params, number, **outcome)
+            self._cassette.generate(request, number, **outcome)
 
         return await record_outcome(call, self._deadline, generation_to_json, record)
 
@@ -127,6 +129,10 @@ class CassetteEngine(Engine):
     def weight_version(self) -> str:
         return self._weight_version
 
+    @property
+    def takes_images(self) -> bool:
+        return True
+
     def _fact(self, name: str) -> Any:
         if name not in self.cassette.engine:
             raise EngineError(f"{self.cassette.path} says nothing of an engine: it ends before the engine was asked")
@@ -139,7 +145,7 @@ class CassetteEngine(Engine):
             raise EngineError("the engine was closed")
         await asyncio.sleep(0)  # a real one gives way to others, too
         episode = current_episode()
-        key = generate_key(episode, prompt_ids, params)
+        key = generate_key(episode, prompt_ids, params, request.image_hashes)
         recorded = self.cassette.find(key)
         if recorded is None:
             raise self.cassette.miss(self._explain(episode, list(prompt_ids), params, key))
@@ -231,10 +237,6 @@ class JournaledEngine(EngineWrapper):
         self._unasked: Counter[EpisodeKey] = Counter()
         self._cassette = CassetteWriter(self.path, kept=self._kept(finished))
 
-    @property
-    def takes_images(self) -> bool:
-        return False  # a line of a journal is found by its ids alone
-
     def _kept(self, finished: Collection[EpisodeKey]) -> Iterator[Line]:
         try:
             for episode, key, generation, line in generations_of(self.path):
@@ -252,7 +254,7 @@ class JournaledEngine(EngineWrapper):
         episode = current_episode()
         if episode is None:
             return await super()._generate(request)
-        key = generate_key(episode, request.prompt_ids, request.params)
+        key = generate_key(episode, request.prompt_ids, request.params, request.image_hashes)
         if answers := self._answers.get(key):
             self.answered += 1
             self._unasked[episode] -= 1
@@ -274,7 +276,7 @@ class JournaledEngine(EngineWrapper):
     def _keep(self, key: str, request: GenerationRequest, generation: Generation) -> None:
         try:
             number = self._cassette.count(key)
-            self._cassette.generate(request.prompt_ids, request.params, number, reply=generation_to_json(generation))
+            self._cassette.generate(request, number, reply=generation_to_json(generation))
         except ConfigError as error:
             self._cassette.abandon()  # whatever follows half a line could not be read
             _log.warning("%s; an interrupted episode will begin anew", error)

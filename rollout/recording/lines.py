@@ -82,7 +82,7 @@ def read_request(line: Line, prompts: LastPrompts) -> RecordedRequest:
     episode = episode_of(line)
     prompt = prompts.whole(episode, line["shared"], line["prompt"])
     params = SamplingParams(**{**line["params"], "stop_token_ids": tuple(line["params"]["stop_token_ids"])})
-    return RecordedRequest(generate_key(episode, prompt, params), prompt, params)
+    return RecordedRequest(generate_key(episode, prompt, params, line.get("images", ())), prompt, params)
 
 
 def episode_of(line: Line) -> EpisodeKey | None:
@@ -162,9 +162,12 @@ def described(episode: EpisodeKey | None) -> str:
     return "outside of any episode" if episode is None else str(episode)
 
 
-def generate_key(episode: EpisodeKey | None, prompt_ids: Sequence[int], params: SamplingParams) -> str:
+def generate_key(
+    episode: EpisodeKey | None, prompt_ids: Sequence[int], params: SamplingParams, images: Sequence[str] = ()
+) -> str:
+    """The key of a request; `images` are the SHA-256 of those in its context."""
     sampling = asdict(params) | {"stop_token_ids": sorted(params.stop_token_ids)}
-    return _key(["generate", episode, sampling], array("q", prompt_ids).tobytes())
+    return _key(["generate", episode, sampling, *images], array("q", prompt_ids).tobytes())
 
 
 class RecordedCall(TypedDict):

@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 import torch
 
+from tests.rollout import test_images, tiny_vlm
 from tests.rollout.pictures import PART, Patches, pictured, policy, url
 from tests.rollout.trajectories import played
 from toolgym.rollout.batch.arrow import from_parquet, to_dataset, to_parquet
@@ -16,6 +17,9 @@ from toolgym.rollout.batch.make import make_batch
 from toolgym.rollout.batch.packing import pack
 from toolgym.rollout.batch.row import RowImages, joined_inputs
 from toolgym.rollout.batch.tree import pack_tree
+from toolgym.rollout.engines import SamplingParams
+from toolgym.rollout.models.images import PlacedImage
+from toolgym.rollout.recording import CassetteEngine, RecordingEngine
 from toolgym.tools.errors import BatchError, ConfigError
 
 TASK, PLOT, OTHER = url(2, 3, 1), url(1, 2, 2), url(1, 2, 3)
@@ -183,3 +187,34 @@ def test_a_data_set_has_the_images_of_each_row():
         ["pixel_values", "image_grid_thw"],
     ]
     assert rows[3][0]["shape"] == [2, 4]
+
+
+async def test_the_inputs_of_a_batch_give_the_log_probabilities_of_the_rollout():
+    processor = test_images.PROCESSOR
+    engine = tiny_vlm.TinyVlm(processor, [test_images.CALL, test_images.CALL, "It is blue."])
+    batch = make_batch([await test_images.play(engine)], pad_token_id=0, processor=processor)
+    rows = {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask}
+    parts = (batch.input_ids == batch.image_token_id).long()
+    with torch.no_grad():
+        logits = tiny_vlm.model()(**rows, mm_token_type_ids=parts, **batch.pixel_inputs).logits
+    width = batch.prompts.shape[1]
+    scored = logits[:, width - 1 : -1].log_softmax(-1).gather(2, batch.responses[:, :, None])[:, :, 0]
+    assert torch.allclose(scored * batch.response_mask, batch.rollout_log_probs, atol=1e-3)
+
+
+async def test_a_recording_knows_images_apart(tmp_path):
+    ids, (red, blue) = [1, 2], [PlacedImage(url(1, 1, color), 0, 1) for color in (1, 2)]
+    engine = tiny_vlm.TinyVlm(test_images.PROCESSOR, [])
+    answers = iter([[3], [4]])
+
+    async def generate(request):
+        return next(answers), [-0.5], "length"
+
+    engine._generate_turn = generate
+    sampling = SamplingParams(max_new_tokens=1)
+    async with RecordingEngine(engine, tmp_path / "log") as recorded:
+        for image in (red, blue):
+            await recorded.generate(ids, sampling, request_id="a", images=[image])
+    replayed = CassetteEngine(tmp_path / "log")
+    seen = [(await replayed.generate(ids, sampling, request_id="a", images=[image])).token_ids for image in (blue, red)]
+    assert seen == [(4,), (3,)]
