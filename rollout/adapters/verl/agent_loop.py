@@ -102,6 +102,7 @@ class ToolgymAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl has no type
                 limits={"max_prompt_tokens": rollout.prompt_length},
                 template_kwargs=self._template_kwargs,
                 training_step=_count(row.get("global_steps")),
+                processor=self.processor,
             ),
             env_kwargs=options.env_kwargs,
             context_length=rollout.get("max_model_len") or rollout.prompt_length + rollout.response_length,
