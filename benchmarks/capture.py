@@ -6,6 +6,11 @@ The engine's answers are ready beforehand, so the server does nothing but its ow
 place of the request, rendering what is new, keeping tokens. Agents are another process. Each sends its whole history
 with each call, as agents do: a system prompt of 3 kB, tools, and per call an answer that calls a tool and a result. The
 target is at most 0.5 ms a call. Beside it: how many sessions were open at once.
+
+It is not met: 0.80 ms on 2 shared virtual processors, where it was 0.89 to 1.03. Of them 0.28 are HTTP and the wire (a
+request whose turn is given at once), 0.1 the tokenizer's for the 188 ids of a result, and 0.4 the forest, the template,
+the sampler and the reading of the turn. Remembering what a request had before was predicted to make long histories
+cheap: to read 2,001 messages again takes a fortieth of the time, the comparison alone.
 """
 
 from __future__ import annotations

@@ -66,7 +66,10 @@ class SequenceRow(_Row):
 
     prompt_ids: list[TokenId] = _about("the ids before the first one that was sampled")
     segments: list[SegmentRow] = _about("the tokens behind the prompt, in order")
-    start_reason: str = _about("why it began: `start`, `template`, `env`, or the name of a context policy")
+    start_reason: str = _about(
+        "why it began: `start`, `template`, `env`, the name of a context policy, or a cause of the capture gateway "
+        "(`sub_agent`, `compaction`, `fork`, ...)"
+    )
     images: list[ImageRow] = Field([], description="the images among the ids; left out if there are none")
 
 

@@ -114,6 +114,7 @@ class CaptureSession:
             raise CallRefusedError(410, "max_turns", f"the episode has had its {self._rules.max_calls} calls")
         call = self._forest.attach(self._calls, request, renderer)
         self._calls += 1
+        self._counts.update(f"ignored_{name}" for name in {*request.left_out})  # the next request has it no more
         kept = False
         try:
             reply = await self._reply(request, call)
@@ -186,7 +187,7 @@ class CaptureSession:
     def _sampling(self, request: AgentCall) -> SamplingParams:
         sampling = self._config.sampling_in_use
         wishes = {name: value for name, value in request.sampling.items() if value is not None}
-        for name in {*request.left_out, *wishes} - set(self._rules.agents_sampling):
+        for name in set(wishes) - set(self._rules.agents_sampling):
             self._counts[f"ignored_{name}"] += 1
         wishes = {name: value for name, value in wishes.items() if name in self._rules.agents_sampling}
         try:

@@ -26,6 +26,7 @@ from toolgym.rollout.capture.rules import CaptureRules
 from toolgym.rollout.capture.session import CaptureSession
 from toolgym.rollout.capture.wires import WIRES
 from toolgym.rollout.capture.wires.base import Wire
+from toolgym.rollout.capture.wires.memory import RequestMemory
 from toolgym.rollout.engines.base import Engine, require_tokenizer
 from toolgym.rollout.engines.open import open_engine
 from toolgym.rollout.episode.config import EpisodeConfig
@@ -122,8 +123,10 @@ class CaptureApp(HttpApp):
         try:
             episode = self._episode_of(call)
             headers, body = call.request.headers, _json_object(call.body)
+            # What a request asks for in vain is named where it is read first, and a count is no call.
+            memory = episode.memory if handle == self._turn else RequestMemory()
             agent_call = replace_fields(
-                wire.read(body, episode.memory),
+                wire.read(body, memory),
                 agent=episode.sub_agents.name(headers, body),
                 compacts=agent_headers.compacts(headers),
                 retries=agent_headers.retries(headers),

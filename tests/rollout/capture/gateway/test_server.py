@@ -183,3 +183,16 @@ async def test_tokens_are_counted_as_a_call_has_them_and_counting_is_no_call(eng
         trajectory = await server.finish(session)
     assert trajectory.metrics["calls"] == len(trajectory.turns) == 3
     assert len(trajectory.sequences) == 2, "the second question of the first conversation goes on from its answer"
+
+
+async def test_what_a_call_does_not_get_is_counted_though_its_tokens_were_counted_before(engine):
+    result = {"type": "tool_result", "tool_use_id": "t1", "content": "no such file", "is_error": True}
+    asked = [{"type": "tool_use", "id": "t1", "name": "bash", "input": {"command": "ls"}}]
+    messages = [*QUESTION, {"role": "assistant", "content": asked}, {"role": "user", "content": [result]}]
+    async with CaptureServer(engine, config=config()) as server:
+        session = await server.open("t1")
+        async with anthropic.AsyncAnthropic(base_url=session.anthropic_url, api_key=session.key) as claude:
+            await claude.messages.count_tokens(model="m", messages=messages)
+            await claude.messages.create(model="m", max_tokens=64, messages=messages)
+        trajectory = await server.finish(session)
+    assert trajectory.metrics["calls_ignored_tool_result.is_error"] == 1
