@@ -69,7 +69,7 @@ class HarborSettings(SessionSettings, frozen=True):
     Attributes:
         public_network: what a task reaches that asks for a public network: the machine's (`host`, which a server's
             owner must have allowed), or only its own (`loopback`). None: such tasks are refused.
-        images: a folder with images, in which each is looked for by its name; see `docs/images.md`.
+        images: a folder with images, in which each is looked for by its name; see `docs/task_images.md`.
         without_image: tasks run whose image would have more than the machine itself.
         folders: folders that programs can write to, beside those that the task names.
         command_timeout: seconds that a command may take for which Harbor gives no time; servers allow 3600 by default.

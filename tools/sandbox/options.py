@@ -58,7 +58,7 @@ class SessionOptions(TypedDict, total=False):
         folders: further folders to write to, by absolute names that its world does not have yet: `("/app", "/logs")`.
             They are empty, are forked with it, and count like the others. Needs the level `namespaces`.
         image: an image as its root: `FILE` or `FILE#NAME`, where FILE is an OCI layout (a folder, or an archive of one)
-            or what `docker save` wrote. See `docs/images.md`. A `LocalSandbox` at the level `namespaces` takes it.
+            or what `docker save` wrote. See `docs/task_images.md`. A `LocalSandbox` at the level `namespaces` takes it.
         hint: all code that will run in it, if known. A sandbox may use it to open the session sooner.
     """
 

@@ -51,7 +51,7 @@ class SWEDevEnv(ToolEnv):
         test_timeout: wall seconds for the hidden tests. Those that run on have failed.
         session_options: further options of the sessions, such as `disk_mb` and `inodes` for large repositories; see
             `toolgym.tools.sandbox.SessionOptions`.
-        images: a folder with the images that tasks name, see `docs/images.md`.
+        images: a folder with the images that tasks name, see `docs/task_images.md`.
         env_kwargs: the other arguments of `ToolEnv`, such as `max_turns`.
 
     Raises ConfigError if an option or a task cannot be used, SandboxUnsupportedError if the sandbox has no sessions.

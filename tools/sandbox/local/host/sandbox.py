@@ -258,7 +258,7 @@ class LocalSandbox(Sandbox):
         why = ""
         for _ in range(TRIES):
             pool = await self._pool(kind)
-            template = await pool.for_code("" if kind.image else request.hint)  # its cells are few
+            template = await pool.for_code(request.hint or "" if kind.image else request.hint)
             try:
                 answer = await template.request(message, patience=START_SESSION + GRACE)
             except TemplateLostError:
