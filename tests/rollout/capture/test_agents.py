@@ -275,10 +275,14 @@ async def test_a_queue_gives_batches_of_groups(engine):
 
 
 async def test_a_straggler_is_cut_and_keeps_its_tokens(engine):
+    answered = asyncio.Event()
+
     async def agent(task, *, base_url, api_key):
         await asks_once(task, base_url=base_url, api_key=api_key)
         if task.id == "t2":
+            answered.set()
             await asyncio.sleep(60)
+        await answered.wait()
         return 1.0
 
     started = time.monotonic()
