@@ -7,15 +7,16 @@ text that some templates want.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
-from toolgym.tools.errors import TemplateError
+from toolgym.tools.errors import ConfigError, TemplateError
 from toolgym.tools.lazy import missing_extra
-from toolgym.tools.message import Message
+from toolgym.tools.message import Message, require_content
 
 try:
     from jinja2 import Environment, Template
@@ -168,9 +169,11 @@ def check_message(message: Message) -> None:
         raise TemplateError(f"a message's role is one of {', '.join(ROLES)}, got {role!r}")
     if isinstance(content, str) or (content is None and role == "assistant"):
         return
-    if isinstance(content, list) and role != "assistant" and all(map(_is_part, content)):
-        return
     if isinstance(content, list):
+        if content and role != "assistant":
+            with contextlib.suppress(ConfigError):
+                require_content(content)
+                return
         kinds = sorted(
             {str(part.get("type")) if isinstance(part, Mapping) else type(part).__name__ for part in content}
         )
@@ -179,11 +182,3 @@ def check_message(message: Message) -> None:
             f"(a data URL); got a list with parts of type {', '.join(kinds) or 'none'} in a {role} message"
         )
     raise TemplateError(f"the content of a message is text, got {type(content).__name__} in a {role} message")
-
-
-def _is_part(part: Any) -> bool:
-    if not isinstance(part, Mapping):
-        return False
-    url = part["image_url"].get("url") if isinstance(part.get("image_url"), Mapping) else None
-    is_image = part.get("type") == "image_url" and isinstance(url, str) and url.startswith("data:")
-    return is_image or (part.get("type") == "text" and isinstance(part.get("text"), str))

@@ -400,7 +400,11 @@ def test_calls_are_stored_as_calls_where_the_template_gives_them_back():
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ([{"type": "text", "text": "a"}, {"type": "image"}], "parts of type image, text in a user message. Images"),
+        ([{"type": "text", "text": "a"}, {"type": "image"}], "got a list with parts of type image, text in a user"),
+        (
+            [{"type": "image_url", "image_url": {"url": "https://x.org/a.png"}}],
+            r"\(a data URL\); got a list",
+        ),
         ([], "parts of type none"),
         (None, "got NoneType in a user message"),
         (7, "got int in a user message"),
