@@ -49,8 +49,7 @@ class _Row:
 
 def captured_rows(forest: Forest, untrained: Collection[str], reward: float) -> CapturedRows:
     """The rows of all calls that are trained on; `untrained` names causes of sequences, and states of calls, that are
-    not. The last turn that is none
-    of a sub-agent or a side call has the reward."""
+    not. The last turn that is none of a sub-agent or a side call has the reward."""
     main = _main(forest.roots)
     lost = {*_LOST, *untrained}
     left_out: Counter[str] = Counter()

@@ -19,7 +19,8 @@ from toolgym.rollout.episode.config import EpisodeConfig
 from toolgym.rollout.limits import EpisodeLimits
 from toolgym.rollout.trajectory.trajectory import Trajectory, plain
 from toolgym.tools.concurrency.blocking import in_thread
-from toolgym.tools.errors import ConfigError, shorten
+from toolgym.tools.config import read_options
+from toolgym.tools.errors import ConfigError
 from toolgym.tools.serving.json_bodies import encode, parse
 from toolgym.tools.serving.routes import Call, Operation, Route
 from toolgym.tools.serving.transport import RequestRefusedError, answer
@@ -65,12 +66,7 @@ class NewSession(_Body):
     @classmethod
     def of(cls, **values: Any) -> Self:
         """A session of these fields. Raises ConfigError if one is not usable."""
-        try:
-            return cls(**values)
-        except pydantic.ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            name, value = ".".join(map(str, first["loc"])), shorten(repr(first["input"]))
-            raise ConfigError(f"{name}: {first['msg']} (got {value})") from None
+        return read_options(cls, values, "a session")
 
     def open(self, episodes: Episodes, defaults: CaptureConfig, key: str | None = None) -> HostedEpisode:
         """Open it; the agent's `key` is a new one if it is None. Raises ConfigError if a field is not usable, and

@@ -8,7 +8,7 @@ from typing import Any
 
 from toolgym.rollout.capture.agent_call import AgentCall, AgentMessage, CallRefusedError, Reply, WrittenCall
 from toolgym.rollout.capture.wires import fields
-from toolgym.rollout.capture.wires.events import COMMENT, error_body, event, mark, pieces
+from toolgym.rollout.capture.wires.events import COMMENT, error_body, event, pieces
 from toolgym.rollout.capture.wires.memory import RequestMemory
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -139,7 +139,7 @@ def _tools(raw: Any) -> tuple[tuple[Mapping[str, Any], ...], set[str]]:
 
 
 def _head(call: AgentCall, reply: Reply, kind: str) -> dict[str, Any]:
-    return {"id": mark("chatcmpl", reply.id), "object": kind, "created": reply.created, "model": call.model}
+    return {"id": f"chatcmpl_{reply.id}", "object": kind, "created": reply.created, "model": call.model}
 
 
 def _usage(reply: Reply) -> dict[str, Any]:

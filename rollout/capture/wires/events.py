@@ -18,13 +18,8 @@ COMMENT = b": alive\n\n"
 _MARK = re.compile(r"(?:msg|rs|enc|sig)_(.+)", re.DOTALL)
 
 
-def mark(kind: str, id: str) -> str:
-    """The id of a part of an answer: `kind` is that of the part, `id` that of the reply or the call."""
-    return f"{kind}_{id}"
-
-
 def marked(value: Any) -> frozenset[str]:
-    """The id that a mark was made from, as a set. Empty for no text."""
+    """The id of a reply in the id of a part of it, which is `KIND_ID`, as a set. Empty for no text."""
     if not isinstance(value, str) or not value:
         return frozenset()
     match = _MARK.fullmatch(value)

@@ -12,7 +12,7 @@ from pydantic_core import from_json
 
 from toolgym.rollout.capture.agent_call import AgentCall, AgentMessage, CallRefusedError, Reply, WrittenCall
 from toolgym.rollout.capture.wires import fields
-from toolgym.rollout.capture.wires.events import event, mark, marked, pieces
+from toolgym.rollout.capture.wires.events import event, marked, pieces
 from toolgym.rollout.capture.wires.memory import RequestMemory
 
 BILLING = "x-anthropic-billing-header:"
@@ -171,14 +171,14 @@ def _tools(raw: Any) -> tuple[tuple[Mapping[str, Any], ...], list[str]]:
 
 
 def _head(call: AgentCall, reply: Reply) -> dict[str, Any]:
-    head = {"id": mark("msg", reply.id), "type": "message", "role": "assistant", "model": call.model}
+    head = {"id": f"msg_{reply.id}", "type": "message", "role": "assistant", "model": call.model}
     return {**head, "content": [], "stop_reason": None, "stop_sequence": None}
 
 
 def _blocks(call: AgentCall, reply: Reply) -> Iterator[dict[str, Any]]:
     """The blocks of an answer; `input` is still a text."""
     if reply.reasoning and call.extra.get("thinking"):
-        yield {"type": "thinking", "thinking": reply.reasoning, "signature": mark("sig", reply.id)}
+        yield {"type": "thinking", "thinking": reply.reasoning, "signature": f"sig_{reply.id}"}
     if reply.content or not reply.calls:
         yield {"type": "text", "text": reply.content}
     for entry in reply.calls:

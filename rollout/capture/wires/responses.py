@@ -12,7 +12,7 @@ from typing import Any
 
 from toolgym.rollout.capture.agent_call import AgentCall, AgentMessage, CallRefusedError, Reply, ReplyCall
 from toolgym.rollout.capture.wires import fields
-from toolgym.rollout.capture.wires.events import error_body, event, mark, pieces
+from toolgym.rollout.capture.wires.events import error_body, event, pieces
 from toolgym.rollout.capture.wires.memory import RequestMemory
 from toolgym.rollout.capture.wires.responses_history import WHOLE, add_item, qualified
 
@@ -55,7 +55,7 @@ class ResponsesWire:
             left_out=(*left_out, *offered.left_out),
             # OpenAI's client wants one id and time from the first event to the last.
             extra={
-                "response_id": mark("resp", uuid.uuid4().hex),
+                "response_id": f"resp_{uuid.uuid4().hex}",
                 "created_at": int(time.time()),
                 "names": offered.names,
                 "custom": offered.custom,
@@ -192,11 +192,11 @@ def _items(call: AgentCall, reply: Reply) -> list[dict[str, Any]]:
     items: list[dict[str, Any]] = []
     if reply.reasoning:
         summary = [{"type": "summary_text", "text": reply.reasoning}]
-        secret = mark("enc", reply.id)
-        items.append({"id": mark("rs", reply.id), "type": "reasoning", "summary": summary, "encrypted_content": secret})
+        secret = f"enc_{reply.id}"
+        items.append({"id": f"rs_{reply.id}", "type": "reasoning", "summary": summary, "encrypted_content": secret})
     if reply.content or not (reply.reasoning or reply.calls):
         part = {"type": "output_text", "text": reply.content, "annotations": [], "logprobs": []}
-        items.append({"id": mark("msg", reply.id), "type": "message", "role": "assistant", "content": [part]})
+        items.append({"id": f"msg_{reply.id}", "type": "message", "role": "assistant", "content": [part]})
     items += [_call_item(call, entry) for entry in reply.calls]
     for item in items:
         item["status"] = "completed"
@@ -209,9 +209,9 @@ def _call_item(call: AgentCall, entry: ReplyCall) -> dict[str, Any]:
     namespace, name = call.extra["names"].get(entry.name, ("", entry.name))
     item = {"call_id": entry.id, "name": name, **({"namespace": namespace} if namespace else {})}
     if entry.name not in call.extra["custom"]:
-        return {"id": mark("fc", entry.id), "type": "function_call", **item, "arguments": entry.arguments}
+        return {"id": f"fc_{entry.id}", "type": "function_call", **item, "arguments": entry.arguments}
     text = _input_of(entry.arguments)
-    id = mark(WHOLE, entry.id) if text is None else mark("ctc", entry.id)
+    id = f"{WHOLE}_{entry.id}" if text is None else f"ctc_{entry.id}"
     return {"id": id, "type": "custom_tool_call", **item, "input": entry.arguments if text is None else text}
 
 
