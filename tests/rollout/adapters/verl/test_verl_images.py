@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.rollout.adapters.verl.fakes import ROW, ServerAnswer
+from tests.rollout import tiny_vlm
+from tests.rollout.adapters.verl.fakes import ROW, SUMS, FakeServers, ServerAnswer
 from tests.rollout.pictures import policy
 from tests.rollout.qwen_processor import QwenProcessor
 from tests.rollout.trajectories import played
@@ -21,10 +22,14 @@ from toolgym.rollout.trajectory.token_sequence import Segment, TokenSequence
 
 pytest.importorskip("verl")
 
+import hydra
 import torch
+from omegaconf import OmegaConf
 from transformers import Qwen2VLConfig
 from transformers.models.qwen2_vl import Qwen2VLModel
+from verl.experimental.agent_loop.agent_loop import DictConfigWrap, _agent_loop_registry
 from verl.trainer.ppo.v1 import agent_loop_tq
+from verl.utils.dataset.rl_dataset import RLHFDataset
 
 from toolgym.rollout.adapters.verl import to_data_proto
 from toolgym.rollout.adapters.verl.agent_loop import to_output
@@ -158,3 +163,27 @@ async def test_verl_s_servers_get_pictures_and_one_id_for_each(ours):
     assert sent["prompt_ids"].count(ours.image_token_id) == 2
     await VerlGenerate(Servers(), {"logprobs": True}, "r")(dataclasses.replace(request, images=(), prompt_ids=(1, 2)))
     assert "image_data" not in asked[1]
+
+
+async def test_the_loop_plays_a_row_with_a_picture(verl_config):
+    seeing = tiny_vlm.processor().processor
+    seeing.tokenizer.name_or_path = "tests/none"  # it has more tokens than the tiny policy, whose folder it names
+    servers = FakeServers(seeing.tokenizer)
+    loop = hydra.utils.instantiate(
+        config=OmegaConf.create({**_agent_loop_registry["toolgym_agent"], "env": SUMS}),
+        trainer_config=DictConfigWrap(config=verl_config()),
+        server_manager=servers,
+        tokenizer=seeing.tokenizer,
+        processor=seeing,
+        hf_model_type="qwen2_vl",
+        dataset_cls=RLHFDataset,
+        data_config=DictConfigWrap(verl_config().data),
+    )
+    parts = [{"type": "image", "image": Image.new("RGB", (84, 56), "red")}, {"type": "text", "text": "What is 2*3?"}]
+    sampling = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "logprobs": True}
+    output = await loop.run(sampling, **{**ROW, "raw_prompt": [{"role": "user", "content": parts}]})
+    assert output.reward_score == 1.0
+    assert [picture.size for picture in output.multi_modal_data["images"]] == [(84, 56)]
+    assert output.prompt_ids.count(seeing.image_token_id) == 6
+    for _, prompt, _, further in servers.requests:
+        assert prompt.count(seeing.image_token_id) == len(further["image_data"]) == 1
