@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import json
 
@@ -16,8 +17,11 @@ from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import EpisodeFailedError, StopReason
 from toolgym.rollout import EpisodeLimits
 from toolgym.rollout.endpoint import make_run, run
-from toolgym.tools import tool
+from toolgym.tools import image, text_part, tool
 from toolgym.tools.errors import ConfigError, SandboxUnavailableError, UnknownArgumentError, UnknownNameError
+
+PNG = base64.b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGP4z8AAAAMBAQDJ/pLvAAAAAElFTkSuQmCC")
+"""One red pixel."""
 
 ROW = {"prompt": [{"role": "user", "content": "6*7?"}], "reward_model": {"ground_truth": "42"}}
 
@@ -81,6 +85,24 @@ async def test_a_task_is_solved_and_the_messages_are_the_servers_own():
     del echoed["refusal"]
     assert second["messages"][1:] == [echoed, {"role": "tool", "content": "42", "tool_call_id": "c0"}]
     assert {headers["Authorization"] for headers in server.headers} == {"Bearer k"}
+
+
+async def test_images_of_a_task_and_of_a_tool_go_to_the_server_as_they_are():
+    @tool
+    def draw() -> list:
+        """Draw."""
+        return [text_part("drawn"), image(PNG)]
+
+    def script(messages):
+        return "42" if messages[-1]["role"] == "tool" else calls(("draw", "{}"))
+
+    row = {**ROW, "prompt": [{"role": "user", "content": [text_part("What is it?"), image(PNG)]}]}
+    async with gateway(script) as server:
+        env = lambda: ToolEnv([draw], [Task(({"role": "user", "content": "q"},))])  # noqa: E731
+        await run(row, base_url=server.url, env=env)
+    messages = server.bodies[-1]["messages"]
+    assert messages[0]["content"] == [text_part("What is it?"), image(PNG)]
+    assert messages[-1]["content"] == [text_part("drawn"), image(PNG)]
 
 
 async def test_a_run_for_one_env_takes_rows_in_either_way():
