@@ -14,7 +14,7 @@ from toolgym.exports.writing import FACTS, UNPARSED, Options, Tally, time_text
 from toolgym.rollout.trajectory.trajectory import Trajectory, plain
 from toolgym.tools.errors import ToolgymError
 from toolgym.tools.lazy import missing_extra
-from toolgym.tools.message import Message
+from toolgym.tools.message import Content, Message, image_data
 from toolgym.version import __version__
 from toolgym.viewer.turns import PlayedTurn, played_turns
 
@@ -89,8 +89,19 @@ def as_atif(trajectory: Trajectory, model: str, tally: Tally) -> dict[str, Any]:
 def _entry(message: Message, time: float, *, copied: bool = False) -> dict[str, Any]:
     """A message that is no turn. An assistant's is of the task: the policy did not say it in this episode."""
     source = _SOURCES[message["role"]]
-    entry = {"source": source, "message": message["content"] or "", "timestamp": time_text(time)}
+    entry = {"source": source, "message": _content(message["content"]), "timestamp": time_text(time)}
     return {**entry, "is_copied_context": True} if copied and source == "agent" else entry
+
+
+def _content(content: Content | None) -> Any:
+    """A text, or ATIF's `ContentPart`s; the path of an image is its data URL."""
+    if not isinstance(content, list):
+        return content or ""
+    return [
+        {"type": "image", "source": {"media_type": image_data(url)[0], "path": url}} if url is not None else part
+        for part in content
+        for url in [part["image_url"]["url"] if part["type"] == "image_url" else None]
+    ]
 
 
 def _turn_entry(step: PlayedTurn, tally: Tally, *, copied: bool) -> dict[str, Any]:
@@ -112,7 +123,11 @@ def _turn_entry(step: PlayedTurn, tally: Tally, *, copied: bool) -> dict[str, An
         tally.lose("token ids of turns that count others than their sequence", turn.generated_tokens > 0)
     names = ("reward", "finish_reason", "truncated", "sequence", "seed", "engine_seconds", "env_seconds")
     extra = {name: getattr(turn, name) for name in names} | {"begins_context": step.begins_context or None}
-    results = [{"source_call_id": record.id, "content": record.text} for record in turn.tool_calls]
+    shown = {message.get("tool_call_id"): message["content"] for message in step.behind}
+    results = [
+        {"source_call_id": record.id, "content": _content(shown.get(record.id, record.text))}
+        for record in turn.tool_calls
+    ]
     entry = {
         "source": "agent", "message": message["content"] or "", "timestamp": time_text(step.answered_at),
         "llm_call_count": 1 + turn.resumes, "metrics": metrics, "is_copied_context": copied or None,

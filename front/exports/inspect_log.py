@@ -14,7 +14,7 @@ from toolgym.exports.writing import FACTS, UNPARSED, Options, Tally, encodable, 
 from toolgym.rollout.trajectory.summary import succeeded
 from toolgym.rollout.trajectory.trajectory import Trajectory, plain
 from toolgym.tools.lazy import missing_extra
-from toolgym.tools.message import Message
+from toolgym.tools.message import Message, described
 from toolgym.viewer.tokens import TokenTexts
 from toolgym.viewer.turns import PlayedTurn, played_turns
 
@@ -92,7 +92,7 @@ class _Sample:
         self._add("span_begin", began, name=trajectory.env_id or "verl", type="solver", **span)
         outputs = [self._turn(step, span["span_id"]) for step in steps]
         self._add("span_end", ended, **span)
-        answer = trajectory.messages[-1]["content"] if trajectory.messages else ""
+        answer = described(trajectory.messages[-1]["content"]) if trajectory.messages else ""
         score = {"value": trajectory.reward, "answer": answer or "", "explanation": str(trajectory.stop_reason),
                  "metadata": plain(trajectory.metrics)}  # fmt: skip
         self._add("score", ended, score=score, target=truth, scorer="reward")
@@ -142,6 +142,11 @@ class _Sample:
     def _converted(self, messages: Sequence[Message]) -> Iterator[dict[str, Any]]:
         for number, message in enumerate(messages, start=len(self._messages)):
             content: Any = message["content"] or ""
+            if isinstance(content, list):  # as Inspect's `ContentText` and `ContentImage`
+                content = [
+                    {"type": "image", "image": part["image_url"]["url"]} if part["type"] == "image_url" else part
+                    for part in content
+                ]
             if message.get("reasoning_content"):
                 thought = {"type": "reasoning", "reasoning": message["reasoning_content"]}
                 content = [thought, {"type": "text", "text": content}]

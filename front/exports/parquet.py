@@ -73,6 +73,9 @@ def _row(trajectory: Trajectory, tally: Tally) -> dict[str, Any]:
     tally.lose("payloads of tokens", any(part.aligned for part in parts))
     known = set(MessageRow.model_fields)
     tally.lose("further keys of messages", any(set(message) - known for message in row["messages"]))
+    for message in row["messages"]:
+        if isinstance(message["content"], list):  # with images: a column has one type
+            message["content"] = json.dumps(message["content"])
     texts = {name: json.dumps(row[name], ensure_ascii=False) for name in _ANYTHING}
     derived = {"success": succeeded(trajectory), "policy_tokens": trajectory.policy_tokens}
     return {"peers": [], **row, **texts, **derived, "sequences": [*map(_context, trajectory.sequences)]}

@@ -97,7 +97,10 @@ class MessageRow(_Row):
     model_config = ConfigDict(extra="allow")
 
     role: Literal["system", "user", "assistant", "tool"] = _about("who speaks")
-    content: str | None = _about("the text, without the tool calls that could be read; null only as a task may have it")
+    content: str | list[dict[str, Any]] | None = _about(
+        "the text, without the tool calls that could be read, or a list of texts and images, as OpenAI's parts with "
+        "data URLs; null only as a task may have it"
+    )
     reasoning_content: str | None = Field(None, description="of an assistant message: thinking, apart from the content")
     tool_calls: list[MessageCallRow] | None = Field(None, description="of an assistant message: its calls")
     tool_call_id: str | None = Field(None, description="of a tool message: id of the call that it answers")

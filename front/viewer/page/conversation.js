@@ -54,6 +54,14 @@ function factsOf({ value, row, detail }) {
   ]));
 }
 
+// A text, or texts and images: data URLs, which are all that the page's policy lets through.
+function contentOf(content) {
+  if (!Array.isArray(content)) return longText(content);
+  return content.map((part) => (part.image_url?.url?.startsWith("data:image/")
+    ? el("img", { src: part.image_url.url, alt: "image", loading: "lazy" })
+    : longText(part.text ?? JSON.stringify(part))));
+}
+
 function messageCard(message, turn, record) {
   const name = turn === undefined ? message.role : `${message.role} · turn ${turn}`;
   const marks = record && [badge(plural(record.generated_tokens, "token")), badge(seconds(record.engine_seconds)),
@@ -64,7 +72,7 @@ function messageCard(message, turn, record) {
   const thought = message.reasoning_content
     ? el("details", { class: "thought", open: message.reasoning_content.length < 600 },
     el("summary", {}, "Reasoning"), longText(message.reasoning_content)) : null;
-  const content = absent(message.content) ? null : longText(message.content);
+  const content = absent(message.content) ? null : contentOf(message.content);
   const raw = !content && !calls.length && record?.text ? longText(record.text) : null; // a call that could not be read
   return el("article", { class: `message ${["user", "assistant"].includes(message.role) ? message.role : ""}`,
     "aria-label": name },
@@ -97,7 +105,7 @@ function resultCard(record, message) {
       record.reward ? badge(`reward ${signed(record.reward)}`) : null,
       record.infra_failure && badge("infrastructure", "bad"),
       record.retries > 0 && badge(`${record.retries} retries`, "warn")] : null),
-    longText(text), record?.metrics && record.metrics !== "{}"
+    contentOf(text), record?.metrics && record.metrics !== "{}"
       ? el("details", { class: "thought" }, el("summary", {}, "Metrics"), longText(prettyJson(record.metrics))) : null);
 }
 

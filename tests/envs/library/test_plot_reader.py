@@ -8,6 +8,9 @@ from PIL import Image
 
 import toolgym
 from toolgym.envs.library.plot_reader import plot_tasks
+from toolgym.rollout import RunConfig, open_engine, rollout
+from toolgym.rollout.engines.callable import CallableEngine
+from toolgym.rollout.trajectory.failures import RunFailedError
 from toolgym.tools.message import assistant, images_of, tool_call
 
 
@@ -39,3 +42,17 @@ def test_the_tasks_are_the_same_each_time_and_apart():
     assert len(set(values)) == 320
     with pytest.raises(toolgym.ToolgymError, match="'train' or 'test'"):
         plot_tasks("dev")
+
+
+async def test_a_policy_of_texts_alone_is_refused_by_name():
+    async with open_engine("tiny") as tiny:
+        tokenizer = tiny.tokenizer
+    turn = '<tool_call>\n{"name": "show_plot", "arguments": {}}\n</tool_call>'
+    ids = [*tokenizer.encode(turn, add_special_tokens=False), tokenizer.eos_token_id]
+
+    async def generate(request):
+        return {"token_ids": ids, "logprobs": [-1.0] * len(ids), "finish_reason": "stop"}
+
+    async with CallableEngine(generate, tokenizer=tokenizer, context_length=8192) as engine:
+        with pytest.raises(RunFailedError, match="the messages have images, and there is no processor"):
+            await rollout("PlotReader-v0", engine, num_tasks=1, config=RunConfig(seed=0, parser="hermes"))
