@@ -28,7 +28,7 @@ def seen(demo):
 def exported(export, seen, path, *arguments):
     with TrajectoryWriter(path / "run.jsonl") as writer:
         writer.write(seen)
-    assert list(read_trajectories(path / "run.jsonl"))[0].messages == seen.messages
+    assert next(read_trajectories(path / "run.jsonl")).messages == seen.messages
     code, out, _ = export(path / "run.jsonl", *arguments)
     assert code == 0, out
 

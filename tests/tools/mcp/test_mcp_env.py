@@ -19,7 +19,7 @@ from toolgym.envs.as_tools.tool_class import tool_class
 from toolgym.testing import check_env
 from toolgym.tools.errors import ConfigError, ForkNotSupportedError, UnknownNameError
 from toolgym.tools.mcp.connection import McpError
-from toolgym.tools.message import assistant, tool_call
+from toolgym.tools.message import assistant, images_of, tool_call
 
 SERVER = Path(__file__).with_name("own_server.py")
 STDIO = [sys.executable, str(SERVER)]
@@ -57,6 +57,15 @@ def url():
 
 async def test_it_keeps_the_contract():
     await check_env("MCP-v0", forks=False)
+
+
+async def test_images_come_through_where_they_are_wanted():
+    async with made(images=True) as env:
+        await env.reset()
+        text = (await env.step(call("picture"))).obs[0]["content"]
+        assert text == "look\n[Image 1 of 1 left out: it cannot be read (UnidentifiedImageError)]"
+        result = await env.call("picture", {})
+        assert (result.text, images_of([*result.images])) == ("look", ["data:image/png;base64,AAAA"])
 
 
 @pytest.mark.parametrize(
