@@ -50,7 +50,7 @@ class E2bServerConfig(ServerConfig):
             text = self.e2b_keys.read_text(encoding="utf-8", errors="surrogateescape")
         except OSError as error:
             raise ConfigError(f"e2b_keys: cannot read {str(self.e2b_keys)!r}: {error}") from None
-        keys = text.split()
+        keys = [line.strip() for line in text.splitlines() if line.strip()]
         if not keys:
             raise ConfigError(f"e2b_keys: {str(self.e2b_keys)!r} has no key; write one a line")
         return keys

@@ -72,7 +72,7 @@ class E2bProgram:
             self._pump = asyncio.create_task(self._read(seconds))
         try:
             await emit({"event": {"start": {"pid": self.pid}}})
-            while (self.end is None or not queue.empty()) and (event := await queue.get()) is not None:
+            while (self._reads or not queue.empty()) and (event := await queue.get()) is not None:
                 await emit({"event": event})
         finally:
             self._queues.remove(queue)
@@ -114,6 +114,10 @@ class E2bProgram:
             await asyncio.gather(self._pump, return_exceptions=True)
         with contextlib.suppress(SandboxError):
             await self._process.close()
+
+    @property
+    def _reads(self) -> bool:
+        return self._pump is not None and not self._pump.done()
 
     def _check_running(self) -> None:
         if self.end is not None:

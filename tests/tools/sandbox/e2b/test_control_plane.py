@@ -126,13 +126,15 @@ async def test_metrics_are_measured_when_asked_for(client, box):
 async def test_a_key_sees_its_own_sandboxes_alone(http, e2b_url, client, box):
     other = Client(http, e2b_url, "e2b_ff")
     assert box.name not in [row["sandboxID"] for row in await other.api("GET", "/v2/sandboxes")]
-    for method, path in [("GET", ""), ("DELETE", ""), ("POST", "/connect"), ("POST", "/fork"), ("POST", "/pause")]:
+    calls = [("GET", ""), ("DELETE", ""), ("GET", "/metrics"), ("POST", "/timeout"), ("POST", "/snapshots")]
+    for method, path in [*calls, *(("POST", f"/{name}") for name in ("connect", "fork", "pause"))]:
         refused = await other.api(method, f"/sandboxes/{box.name}{path}", expect=404)
         assert refused["code"] == 404
         assert box.name in refused["message"]
     snapshot = await client.api("POST", f"/sandboxes/{box.name}/snapshots", {}, expect=201)
     await other.api("DELETE", f"/templates/{snapshot['snapshotID']}", expect=404)
     assert await other.api("GET", "/snapshots") == []
+    await other.api("POST", "/sandboxes", {"templateID": snapshot["snapshotID"], "timeout": 60}, expect=404)
     await client.api("DELETE", f"/templates/{snapshot['snapshotID']}", expect=204)
     refused = await client.ask("GET", "/v2/sandboxes", 401)
     assert "E2B_API_KEY" in refused["message"]
@@ -142,22 +144,25 @@ async def test_a_token_opens_its_own_sandbox_alone(client, box):
     other = await client.create()
     for token in (other.headers["X-Access-Token"], "", "é", None):
         headers = {"E2b-Sandbox-Id": box.name} | ({} if token is None else {"X-Access-Token": token})
-        for path in ("/process.Process/List", "/execute"):
-            await client.ask("POST", path, 401, json={"code": "1"}, headers=headers)
+        calls = [f"process.Process/{name}" for name in ("List", "Start", "Connect", "SendInput", "StreamInput")]
+        calls += [f"filesystem.Filesystem/{name}" for name in ("Stat", "Remove", "WatchDir", "CreateWatcher")]
+        for path in (*calls, "execute"):
+            await client.ask("POST", f"/{path}", 401, json={"code": "1"}, headers=headers)
+        await client.ask("POST", "/files", 401, params={"path": "a"}, data=b"theirs", headers=headers)
         await client.ask("GET", "/files", 401, params={"path": "a"}, headers=headers)
     await client.api("DELETE", f"/sandboxes/{other.name}", expect=204)
 
 
 def test_only_the_keys_of_the_file_are_let_in(tmp_path):
     keys = tmp_path / "keys"
-    keys.write_text("e2b_aa\n\ne2b_bb\n")
+    keys.write_text("e2b_aa\n\n# of the e2b_cc team\ne2b_bb\n")
 
     async def ask(url):
         import aiohttp
 
         async with aiohttp.ClientSession() as http:
             box = await Client(http, url, "e2b_bb").create()
-            for key in ("e2b_00", "e2b_a", "e2b_aaa"):
+            for key in ("e2b_00", "e2b_a", "e2b_aaa", "e2b_cc", "#"):
                 refused = await Client(http, url, key).api("GET", "/v2/sandboxes", expect=401)
                 assert refused["code"] == 401
             await Client(http, url, "e2b_bb").api("POST", "/sandboxes", {"timeout": 5}, expect=429)
