@@ -29,6 +29,7 @@ import os
 import sys
 from dataclasses import dataclass
 
+from sandbox_measures.forks import FORK_MEASURES
 from sandbox_measures.in_process import LOCAL_MEASURES
 from sandbox_measures.over_http import measure_http, own_server
 from sandbox_measures.samples import STACK, Sample, Scale, show
@@ -99,6 +100,17 @@ LOCAL_ROWS = (
     Row("session-cell", "cell in an open session", "p50", "ms", 0.2, "ipykernel 3.2"),
     Row("session-memory", "idle session, proportional memory (needs root)", "amount", "MB", 2.5, "ipykernel 36"),
     Row("session-fork", "fork of a session that holds 100 MB of numpy", "p50", "ms", 8.0, "AgentENV claims < 100"),
+    Row("plain-forks", "plain `os.fork` of a process with numpy: 1,000 copies (the bound)", "rate", "/s", None),
+    Row("plain-forks-memory", "the same, proportional memory of each (needs root)", "amount", "MB", None),
+    Row(
+        "session-forks",
+        "`fork(n=1000)` of a session with numpy, each answering",
+        "rate",
+        "/s",
+        1000,
+        bound="plain-forks",
+    ),
+    Row("session-forks-memory", "the same, proportional memory of each", "amount", "MB", 1, bound="plain-forks-memory"),
     Row(
         "session-2000",
         "2,000 open sessions, each answering: proportional memory of all (needs root)",
@@ -179,7 +191,7 @@ async def run(options: argparse.Namespace) -> bool:
         show(["---"] * len(HEAD))
         for row in LOCAL_ROWS:
             if row.name in needed:
-                seen[row.name] = await (LOCAL_MEASURES | TRANSFER_MEASURES)[row.name](scale)
+                seen[row.name] = await (LOCAL_MEASURES | FORK_MEASURES | TRANSFER_MEASURES)[row.name](scale)
                 show(cells(row, seen[row.name], seen.get(row.bound)))
                 good = good and row.met(seen[row.name]) is not False
     if any(wanted(row) for row in HTTP_ROWS):
