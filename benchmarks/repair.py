@@ -24,6 +24,8 @@ from collections.abc import Awaitable, Callable
 from toolgym.tools.sandbox import LocalSandbox
 
 TARGET = 3.0
+PLAIN = os.environ | {"PATH": f"{os.path.dirname(os.path.realpath(sys.executable))}:{os.environ['PATH']}"}
+"""The environment of plain commands: `python3` is this one, and not a script that looks for it."""
 MODULES = [f"part{number}" for number in range(10)]
 TEST = "python3 -B -m unittest -q"
 """Without files of bytecode: an edit within the same second, of the same length, would not count."""
@@ -68,7 +70,7 @@ async def plainly() -> bool:
 
         async def shell(command: str) -> int:
             process = await asyncio.create_subprocess_exec(
-                "bash", "-c", command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+                "bash", "-c", command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=PLAIN
             )
             await process.communicate()
             return await process.wait()
