@@ -292,6 +292,9 @@ class Trajectory:
             "score": self.reward,
             "step": self.training_step,
         }
+        there = {url for message in self.messages for url in images_of(message["content"])}
+        shown = (image.url for sequence in self.sequences for image in sequence.images)
+        elsewhere = [url for url in dict.fromkeys(shown) if url not in there]  # an env or a context policy wrote them
         left_out = (*_VERLS, "sequences", "turns", *([] if self.peers else ["peers"]))
         names = [item.name for item in dataclasses.fields(self) if item.name not in left_out]
         return {
@@ -300,6 +303,7 @@ class Trajectory:
             **{name: plain(getattr(self, name)) for name in names},
             "messages": [plain(_with_calls(message, _text_of)) for message in self.messages],
             "tools": [_text_of(schema) for schema in self.tools],
+            **({"images": elsewhere} if elsewhere else {}),
             "sequences": [sequence.to_json() for sequence in self.sequences],
             "turns": [_turn_to_json(turn) for turn in self.turns],
         }
@@ -318,11 +322,8 @@ class Trajectory:
                 data[name] = data.pop(key)
             data["messages"] = tuple(_with_calls(message, json.loads) for message in data["messages"])
             data["tools"] = tuple(json.loads(tool) for tool in data["tools"])
-            urls = {
-                hashlib.sha256(url.encode()).hexdigest(): url
-                for message in data["messages"]
-                for url in images_of(message["content"])
-            }
+            shown = (url for message in data["messages"] for url in images_of(message["content"]))
+            urls = {hashlib.sha256(url.encode()).hexdigest(): url for url in (*shown, *data.pop("images", ()))}
             data["sequences"] = tuple(TokenSequence.from_json(sequence, urls) for sequence in data["sequences"])
             data["turns"] = tuple(_turn_from_json(turn) for turn in data["turns"])
             data["error"] = Failure(**data["error"]) if data["error"] is not None else None

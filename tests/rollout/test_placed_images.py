@@ -113,3 +113,12 @@ async def test_an_engine_that_takes_no_images_refuses_them(tokenizer):
     seeing = EngineWrapper(CallableEngine(generate, tokenizer=tokenizer, context_length=64, takes_images=True))
     await seeing.generate([1, 2], SamplingParams(max_new_tokens=4), request_id="a", images=placed)
     assert asked[0].images == placed
+
+
+def test_a_file_keeps_images_that_are_in_no_message():
+    # As an env that begins the context anew, or a context policy, may show them.
+    trajectory = pictured(["data:image/png;base64,2x3x1"], ["data:image/png;base64,1x2x2"])
+    elsewhere = dataclasses.replace(trajectory, messages=(user("Look."),))
+    stored = json.loads(json.dumps(elsewhere.to_json()))
+    assert stored["images"] == ["data:image/png;base64,2x3x1", "data:image/png;base64,1x2x2"]
+    assert Trajectory.from_json(stored).sequences == trajectory.sequences
