@@ -9,6 +9,9 @@ from typing import Any, Literal
 
 from toolgym.tools.errors import ToolgymError
 
+IMAGE = "\ufdd0"
+"""Stands for an image in a text: a code point that no text has."""
+
 AgentRole = Literal["system", "user", "assistant", "tool"]
 
 
@@ -26,7 +29,8 @@ class WrittenCall:
 class AgentMessage:
     """One message of a request.
 
-    `content` is its text; parts are joined by line ends, and None is an empty one. `reasoning` is the thinking of an
+    `content` is its text; parts are joined by line ends, and None is an empty one. `images` are data URLs, in the order
+    in which `IMAGE` stands for them in the text of a user or tool. `reasoning` is the thinking of an
     assistant's message, None where the agent left it out. `call_id` is of the call that a tool's message answers.
     `ids` are those of the `Reply` and its calls that an assistant's message names, by the ids of the message and its
     items, its calls, its thinking's signature, without the prefixes of the wire; foreign ones are among them.
@@ -38,6 +42,7 @@ class AgentMessage:
     calls: tuple[WrittenCall, ...] = ()
     call_id: str = ""
     ids: frozenset[str] = frozenset()
+    images: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

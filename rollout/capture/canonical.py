@@ -70,7 +70,7 @@ def same(message: AgentMessage, other: AgentMessage) -> bool:
     """Whether two messages of a request, replies or not, say the same."""
     if message is other or message == other:
         return True
-    if message.role != other.role or message.content.strip() != other.content.strip():
+    if message.role != other.role or message.content.strip() != other.content.strip() or message.images != other.images:
         return False
     return _same_thinking(message.reasoning, other.reasoning) and _same_calls(message.calls, other.calls)
 

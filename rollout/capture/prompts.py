@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from toolgym.rollout.capture.agent_call import AgentMessage, CallRefusedError, WrittenCall
+from toolgym.rollout.capture.agent_call import IMAGE, AgentMessage, CallRefusedError, WrittenCall
 from toolgym.rollout.capture.canonical import arguments_of
 from toolgym.rollout.runner.config import RunConfig
 from toolgym.rollout.runner.run_episode import policy_renderer
@@ -17,7 +17,18 @@ from toolgym.rollout.tokens.template_analysis import delta_kind
 from toolgym.tools.concurrency.blocking import in_thread
 from toolgym.tools.concurrency.deadline import with_deadline
 from toolgym.tools.errors import ConfigError, TemplateError
-from toolgym.tools.message import Message, assistant, joined, system, tool, tool_call, user
+from toolgym.tools.message import (
+    Content,
+    Message,
+    assistant,
+    image_part,
+    joined,
+    system,
+    text_part,
+    tool,
+    tool_call,
+    user,
+)
 from toolgym.tools.schema import ToolSchema
 
 if TYPE_CHECKING:
@@ -102,10 +113,10 @@ def _to_message(message: AgentMessage, ids: CallIds) -> Message:
     if message.role == "system":
         return system(message.content)
     if message.role == "user":
-        return user(message.content)
+        return user(_content(message))
     if message.role == "tool":
         id, name = ids.of_result(message.call_id)
-        return tool(message.content, tool_call_id=id, name=name)
+        return tool(_content(message), tool_call_id=id, name=name)
     calls = [
         tool_call(call.name, _object(call), id=id)
         for call, id in zip(message.calls, ids.add(message.calls), strict=True)
@@ -114,6 +125,15 @@ def _to_message(message: AgentMessage, ids: CallIds) -> Message:
     if message.reasoning:
         turn["reasoning_content"] = message.reasoning
     return turn
+
+
+def _content(message: AgentMessage) -> Content:
+    if not message.images:
+        return message.content
+    first, *texts = map(text_part, message.content.split(IMAGE))
+    images = map(image_part, message.images)
+    parts = [first, *(part for pair in zip(images, texts, strict=True) for part in pair)]
+    return [part for part in parts if part["type"] == "image_url" or part["text"]]
 
 
 def _object(call: WrittenCall) -> dict[str, Any]:

@@ -96,7 +96,8 @@ class ChatWire:
 
 def _add_message(left_out: list[str], messages: list[AgentMessage], entry: Mapping[str, Any], field: str) -> None:
     role = fields.role(entry, field, *_ROLES)
-    content = fields.joined(entry.get("content"), f"{field}.content")
+    images: list[str] | None = [] if role in ("user", "tool") else None
+    content = fields.joined(entry.get("content"), f"{field}.content", images)
     if role == "assistant":
         left_out += [f"messages.{name}" for name in fields.unheard(entry, "function_call", "audio")]
         content = content or fields.joined(entry.get("refusal"), f"{field}.refusal")
@@ -110,7 +111,7 @@ def _add_message(left_out: list[str], messages: list[AgentMessage], entry: Mappi
     call_id = fields.name(entry.get("tool_call_id"), f"{field}.tool_call_id") if role == "tool" else ""
     if role != "tool":
         left_out += [f"messages.{name}" for name in fields.unheard(entry, "name")]
-    messages.append(AgentMessage(role, content, call_id=call_id))
+    messages.append(AgentMessage(role, content, call_id=call_id, images=tuple(images or ())))
 
 
 def _call(field: str, entry: Mapping[str, Any]) -> WrittenCall:

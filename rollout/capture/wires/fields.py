@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
-from toolgym.rollout.capture.agent_call import AgentRole, CallRefusedError
-from toolgym.tools.errors import shorten
+from toolgym.rollout.capture.agent_call import IMAGE, AgentRole, CallRefusedError
+from toolgym.tools.errors import ConfigError, shorten
+from toolgym.tools.message import image_part
 
 TEXT_PARTS = frozenset({"text", "input_text", "output_text", "summary_text", "reasoning_text"})
 
@@ -118,28 +119,62 @@ def sampling(body: Mapping[str, Any], stop: str = "stop") -> dict[str, Any]:
     return asked
 
 
-def joined(content: Any, field: str) -> str:
-    """The text of a content: a string, None, or parts, which line ends join. Raises CallRefusedError for a part that is
-    no text, so that no image is dropped."""
+def joined(content: Any, field: str, images: list[str] | None = None) -> str:
+    """The text of a content: a string, None, or parts, which line ends join. The data URLs of images are added to
+    `images`, and `IMAGE` stands for each. Raises CallRefusedError for a part that is neither, and for an image without
+    such a list, so that none is dropped."""
     if content is None:
         return ""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
+    if not isinstance(content, str | list):
         raise wrong(field, "a text or a list of parts", content)
-    return "\n".join(part_text(part, f"{field}[{index}]") for index, part in enumerate(content))
+    if isinstance(content, str):
+        return _of_text(content, field)
+    return lines([part_text(part, f"{field}[{index}]", images) for index, part in enumerate(content)])
 
 
-def part_text(part: Any, field: str) -> str:
-    """The text of a part of a content."""
+def lines(texts: Sequence[str]) -> str:
+    """Texts joined by line ends, but for those beside an image."""
+    whole = ""
+    for number, text in enumerate(texts):
+        whole += ("\n" if number and text != IMAGE and texts[number - 1] != IMAGE else "") + text
+    return whole
+
+
+def part_text(part: Any, field: str, images: list[str] | None = None) -> str:
+    """The text of a part of a content, or `IMAGE`."""
     if isinstance(part, str):
-        return part
+        return _of_text(part, field)
     kind = mapping(part, field).get("type", "text")
     if isinstance(kind, str) and kind in TEXT_PARTS:
-        return text(part.get("text"), f"{field}.text")
+        return _of_text(text(part.get("text"), f"{field}.text"), field)
     if kind == "refusal":
         return text(part.get("refusal"), f"{field}.refusal")
-    raise unsupported(field, f"this server reads texts only, got a part of type {shorten(repr(kind), 60)}")
+    if images is not None and kind in ("image_url", "input_image", "image"):
+        images.append(_image_url(part, field))
+        return IMAGE
+    known = "texts only" if images is None else "texts and images only"
+    raise unsupported(field, f"this server reads {known} here, got a part of type {shorten(repr(kind), 60)}")
+
+
+def _of_text(value: str, field: str) -> str:
+    if IMAGE in value:
+        raise unsupported(field, f"a text has the code point U+{ord(IMAGE):X}, which stands for no character")
+    return value
+
+
+def _image_url(part: Mapping[str, Any], field: str) -> str:
+    """The data URL of an image, as the three wires write one."""
+    url, source = part.get("image_url"), part.get("source")
+    if isinstance(url, Mapping):
+        url = url.get("url")
+    elif isinstance(source, Mapping) and source.get("type") == "base64":
+        url = f"data:{source.get('media_type')};base64,{source.get('data')}"
+    elif isinstance(source, Mapping):
+        url = source.get("url")
+    try:
+        return image_part(url)["image_url"]["url"]
+    except ConfigError as error:
+        raise unsupported(field, str(error)) from error
 
 
 def arguments(value: Any, field: str) -> str | Mapping[str, Any]:

@@ -116,18 +116,21 @@ def _add_messages(left_out: list[str], messages: list[AgentMessage], entry: Mapp
     if not isinstance(content, list):
         content = [{"text": fields.joined(content, field)}]
     texts: list[str] | None = None if content else []
+    images: list[str] = []
     for name, block in fields.objects(content, field):
         if block.get("type") != "tool_result":
-            texts = [*(texts or ()), fields.part_text(block, name)]
+            texts = [*(texts or ()), fields.part_text(block, name, images if role == "user" else None)]
             continue
         if texts is not None:
-            messages.append(AgentMessage(role, "\n".join(texts)))
+            messages.append(AgentMessage(role, fields.lines(texts), images=tuple(images)))
         texts = None
+        result = fields.joined(block.get("content"), f"{name}.content", images := [])
         call_id = fields.name(block.get("tool_use_id"), f"{name}.tool_use_id")
-        messages.append(AgentMessage("tool", fields.joined(block.get("content"), f"{name}.content"), call_id=call_id))
+        messages.append(AgentMessage("tool", result, call_id=call_id, images=tuple(images)))
+        images = []
         left_out += ["tool_result.is_error"] if fields.flag(block, "is_error") else []
     if texts is not None:
-        messages.append(AgentMessage(role, "\n".join(texts)))
+        messages.append(AgentMessage(role, fields.lines(texts), images=tuple(images)))
 
 
 def _assistant(content: Any, field: str, left_out: list[str]) -> AgentMessage:

@@ -43,9 +43,10 @@ def add_item(left_out: list[str], messages: list[AgentMessage], item: Mapping[st
         turn = messages.pop() if messages and messages[-1].role == "assistant" else _TURN
         messages.append(replace(turn, calls=(*turn.calls, call), ids=turn.ids | {call.id}))
     elif kind in ("function_call_output", "custom_tool_call_output"):
-        output = fields.joined(item.get("output"), f"{field}.output")
+        images: list[str] = []
+        output = fields.joined(item.get("output"), f"{field}.output", images)
         call_id = fields.name(item.get("call_id"), f"{field}.call_id")
-        messages.append(AgentMessage("tool", output, call_id=call_id))
+        messages.append(AgentMessage("tool", output, call_id=call_id, images=tuple(images)))
     elif kind == "item_reference":
         raise fields.unsupported(field, "this server keeps no items; send the item itself (`store` is false)")
     else:
@@ -54,9 +55,10 @@ def add_item(left_out: list[str], messages: list[AgentMessage], item: Mapping[st
 
 def _add_message(messages: list[AgentMessage], item: Mapping[str, Any], field: str) -> None:
     role = fields.role(item, field, "system", "developer", "user", "assistant")
-    content = fields.joined(item.get("content"), f"{field}.content")
+    shown: list[str] | None = [] if role == "user" else None
+    content = fields.joined(item.get("content"), f"{field}.content", shown)
     if role != "assistant":
-        messages.append(AgentMessage(role, content))
+        messages.append(AgentMessage(role, content, images=tuple(shown or ())))
     elif not item.get("id") and (thought := _THOUGHT.fullmatch(content)):
         messages.append(replace(_TURN, reasoning=thought[1] or None))
     else:
