@@ -164,7 +164,7 @@ def test_fields_that_ask_for_more_than_a_turn_gets_are_named(wire, body, names):
         ("chat", {"messages": [{"role": ["user"]}]}, r"messages\[0\].role must be system"),
         ("chat", {"messages": [{"role": "user", "content": 5}]}, r"messages\[0\].content must be a text or a list"),
         ("chat", {"messages": [{"role": "tool", "content": "x"}]}, r"messages\[0\].tool_call_id must be a text"),
-        ("chat", {"messages": [{"role": "user", "content": [IMAGE]}]}, r"content\[0\]: .* texts only, .* 'image_url'"),
+        ("chat", {"messages": [{"role": "system", "content": [IMAGE]}]}, r"content\[0\]: .* texts only .* 'image_url'"),
         ("chat", {"tools": [{"type": "custom", "custom": {"name": "x"}}]}, r"tools\[0\].type"),
         ("chat", {"tools": [{"type": "function", "function": {"name": ""}}]}, r"tools\[0\].function.name must be"),
         ("chat", {"max_tokens": 0}, "max_tokens must be a number of tokens, at least 1, got 0"),
@@ -183,7 +183,7 @@ def test_fields_that_ask_for_more_than_a_turn_gets_are_named(wire, body, names):
         (
             "responses",
             {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
-            "got a part of type 'input_image'",
+            r"content\[0\]: expected an image as a data URL",
         ),
         (
             "responses",
@@ -204,7 +204,11 @@ def test_fields_that_ask_for_more_than_a_turn_gets_are_named(wire, body, names):
             {"messages": [USER, {"role": "assistant", "content": "{"}]},
             "last message is not the assistant's",
         ),
-        ("messages", {"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "got a part of type 'image'"),
+        (
+            "messages",
+            {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
+            "expected an image as a data URL",
+        ),
         (
             "messages",
             {"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]},
@@ -332,11 +336,14 @@ def test_a_refusal_is_the_text_of_its_turn():
     assert read("chat", {"messages": [turn, USER]}).messages[0] == AgentMessage("assistant", "No.")
 
 
-def test_a_client_that_hides_an_image_in_a_tools_result_is_told():
+def test_an_image_in_a_tools_result_is_kept_or_told():
     # Codex's view_image
     output = {"type": "function_call_output", "call_id": "a", "output": [{"type": "input_image", "image_url": "data:"}]}
-    with pytest.raises(CallRefusedError, match=r"input\[0\].output\[0\]: this server reads texts only"):
+    with pytest.raises(CallRefusedError, match=r"input\[0\].output\[0\]: expected an image as a data URL"):
         read("responses", {"input": [output]})
+    output["output"][0]["image_url"] = IMAGE["image_url"]["url"]
+    [message] = read("responses", {"input": [output]}).messages
+    assert message.images == (IMAGE["image_url"]["url"],)
 
 
 # ---------------------------------------------------------------------------- anything at all
