@@ -46,7 +46,7 @@ done
 _CHILD = "toolgym.tools.sandbox.local"
 _MODULES = {
     "child": ("cells", "display", "notebook", "program", "recursion_depth"),
-    "kernel": ("harden", "landlock", "seccomp", "syscall_batch", "syscalls"),
+    "kernel": ("harden", "jail", "landlock", "seccomp", "syscall_batch", "syscalls", "users"),
     "protocol": ("answer_codec", "frames"),
 }
 """The modules that run the cells of a session, by their rooms: a further context runs its cells with the same ones."""
