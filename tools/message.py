@@ -149,7 +149,7 @@ def text_of(content: Content) -> str:
 
 def images_of(content: Content) -> list[str]:
     """The data URLs of the images of a content, in order."""
-    return [] if isinstance(content, str) else [part["image_url"]["url"] for part in _images(content)]
+    return [part["image_url"]["url"] for part in _images(content)] if isinstance(content, list) else []
 
 
 def image_data(url: str) -> tuple[str, str]:

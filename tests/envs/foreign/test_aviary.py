@@ -105,7 +105,7 @@ async def test_aviary_gets_calls_and_answers_them_in_order(aviary):
         result = await env.step(call("stop"))
         assert (result.reward, result.stop_reason) == (0.5, StopReason.ANSWERED)
         await env.reset(seed=0)
-        with pytest.raises(ConfigError, match="image_url"):
+        with pytest.raises(ConfigError, match="expected an image as a data URL"):
             await env.step(call("code_interpreter", code="picture"))
     assert made.closed == 1
 

@@ -252,11 +252,11 @@ async def test_what_an_env_raises_is_its_failure():
     assert failed.value.stop_reason is StopReason.ENV_CREATE_FAILED
 
 
-async def test_an_image_is_refused():
+async def test_an_image_that_is_none_is_refused():
     picture = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}
     async with wrap(Broken(giving(obs=[picture]))) as env:
         await env.reset(seed=0)
-        with pytest.raises(ConfigError, match="type 'image_url'"):
+        with pytest.raises(ConfigError, match="expected an image as a data URL"):
             await env.step("1")
     async with wrap(Broken(giving(obs=np.zeros(2)))) as env:
         await env.reset(seed=0)

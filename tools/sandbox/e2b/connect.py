@@ -180,7 +180,7 @@ def frame(message: Mapping[str, Any], flag: int = 0) -> bytes:
     return _HEAD.pack(flag, len(data)) + data
 
 
-class CutError(ConnectionError):
+class CutError(ToolgymError, ConnectionError):
     """The connection is to be cut without an end: the sandbox of a stream is gone."""
 
 

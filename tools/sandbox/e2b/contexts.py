@@ -247,13 +247,19 @@ class ProgramContext(CodeContext):
         return process
 
     async def _interrupt(self, process: Process, mark: bytes) -> None:
+        reading = asyncio.create_task(read_until(process, mark, drop))
         try:
-            await process.kill(signal.SIGINT)
             async with asyncio.timeout(INTERRUPTED):
-                if await read_until(process, mark, drop):
+                while not reading.done():  # bash overlooks a signal that comes between two commands
+                    await process.kill(signal.SIGINT)
+                    await asyncio.wait({reading}, timeout=INTERRUPTED / 10)
+                if reading.result():
                     return
         except (TimeoutError, SandboxError):
             pass
+        finally:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
         await self._end()
 
     async def _end(self) -> None:

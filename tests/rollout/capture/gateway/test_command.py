@@ -20,6 +20,7 @@ def ask(url, body=None, *, key=None, method="POST"):
         return json.load(response)
 
 
+@pytest.mark.long
 def test_a_session_over_the_tiny_policy_is_written_and_what_is_open_too(tmp_path):
     out = tmp_path / "run"
     with running("capture", "--out", str(out), "--max-new-tokens", "64", TOOLGYM_CAPTURE_TOKEN="t") as server:
@@ -41,6 +42,7 @@ def test_a_session_over_the_tiny_policy_is_written_and_what_is_open_too(tmp_path
     assert (left.task_id, left.reward, str(left.stop_reason)) == ("b", 0.0, "aborted")
 
 
+@pytest.mark.long
 def test_an_engine_that_is_not_there_is_told(tmp_path):
     told, server = "an engine is named by 'tiny'", running("capture", "--engine", "tyny", "--out", str(tmp_path))
     with pytest.raises(AssertionError, match=told), server:

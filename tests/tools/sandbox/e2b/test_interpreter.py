@@ -142,6 +142,7 @@ async def test_the_end_of_a_sandbox_cuts_a_cell(client):
         await asyncio.wait_for(running, 10)
 
 
+@pytest.mark.long
 async def test_a_client_that_reads_late_gets_all_lines(box, where):
     code = "import sys\nfor n in range(3000): print('x' * 5000)\nlen('end')"
     body = {"code": code} | where

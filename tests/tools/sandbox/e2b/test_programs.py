@@ -41,6 +41,7 @@ async def test_output_comes_while_the_command_runs(box):
         assert message == {"event": {"data": {"stdout": b64("second\n")}}}
 
 
+@pytest.mark.long
 async def test_much_output_arrives_whole(box):
     out, err, end = await box.run("seq 1 3000000")  # faster than it is read
     assert err == ""

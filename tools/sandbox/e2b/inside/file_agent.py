@@ -46,7 +46,7 @@ CODES = {
 Answer = tuple[dict[str, Any], bytes]
 
 
-class RefusedError(Exception):
+class _RefusedError(Exception):
     def __init__(self, message: str, code: str = "invalid_argument") -> None:
         super().__init__(message)
         self.code = code
@@ -103,7 +103,7 @@ def metadata_of(path: str) -> dict[str, str]:
 def folder(name: str) -> str:
     path = place(name)
     if not stat.S_ISDIR(os.stat(path).st_mode):
-        raise RefusedError(f"path is not a directory: {path}")
+        raise _RefusedError(f"path is not a directory: {path}")
     return path
 
 
@@ -131,9 +131,9 @@ def do_list(request: Mapping[str, Any], _: bytes) -> Answer:
 def do_mkdir(request: Mapping[str, Any], _: bytes) -> Answer:
     path = place(request["path"])
     if os.path.isdir(path):
-        raise RefusedError(f"directory already exists: {path}", "already_exists")
+        raise _RefusedError(f"directory already exists: {path}", "already_exists")
     if os.path.lexists(path):
-        raise RefusedError(f"path already exists but it is not a directory: {path}")
+        raise _RefusedError(f"path already exists but it is not a directory: {path}")
     os.makedirs(path)
     return {"entry": entry(path)}, b""
 
@@ -193,7 +193,7 @@ def do_write(request: Mapping[str, Any], data: bytes) -> Answer:
 def opened(path: str, flags: int) -> int:
     """Return a descriptor of a file; a pipe would wait for its other end."""
     if os.path.isdir(path):
-        raise RefusedError(f"path '{path}' is a directory")
+        raise _RefusedError(f"path '{path}' is a directory")
     return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
 
 
@@ -295,7 +295,7 @@ def carry_out(request: Mapping[str, Any], data: bytes) -> Answer:
     try:
         answer: Answer = globals()[f"do_{request['op']}"](request, data)
         return answer
-    except RefusedError as error:
+    except _RefusedError as error:
         return {"code": error.code, "message": str(error)}, b""
     except OSError as error:
         name = errno.errorcode.get(error.errno or 0, "")
