@@ -22,7 +22,7 @@ from toolgym.rollout.tokens.chat_template import ChatTemplate, check_message
 from toolgym.rollout.tokens.placed_ids import PlacedIds, images_in, placed
 from toolgym.rollout.tokens.safe_encoder import SafeEncoder
 from toolgym.rollout.tokens.template_analysis import Plan, TemplateFacts, analyze, delta_kind, probe_conversation
-from toolgym.tools.errors import TemplateError
+from toolgym.tools.errors import TemplateError, shorten
 from toolgym.tools.lazy import missing_extra
 from toolgym.tools.message import Content, Message, assistant, images_of, text_of, user
 from toolgym.tools.parsers import ParsedTurn, Parser, get_parser, parser_for_template, parser_names
@@ -152,8 +152,9 @@ class ChatRenderer:
         """
         if not self.facts.results_rendered and any(message.get("role") == "tool" for message in messages):
             raise TemplateError("the chat template leaves out tool results, so the policy would never read them")
-        ids = self._encoder.encode(self._template.render(self._safe(messages)), most=most, shares_beginning=True)
-        return self._with_images(ids, messages, most)
+        text = self._template.render(self._safe(messages))
+        ids = self._encoder.encode(text, most=most, shares_beginning=True)
+        return self._with_images(ids, text, messages, most)
 
     def prompt_ids(self, messages: Sequence[Message], *, most: int | None = None) -> TokenIds:
         """As `prompt`. The episodes of a group begin with the same messages, and share the ids."""
@@ -205,7 +206,7 @@ class ChatRenderer:
         end_id = self._encoder.id_of(end)
         # Encoded after the turn's end, for an end that swallows the white space after it.
         ids = self._encoder.encode(end + rest, most=None if most is None else most + 1)[1:]
-        ids = self._with_images(ids, messages, most)
+        ids = self._with_images(ids, rest, messages, most)
         if turn is None:  # no policy ends its turn with a marker that it never samples, such as the system's
             before = [] if end_id in self._end_ids else [end_id]
         elif turn and turn[-1] == end_id:
@@ -214,14 +215,19 @@ class ChatRenderer:
             before = self._missing(turn) if end_id in self._answer_ends else [end_id]
         return ids.behind(before) if isinstance(ids, PlacedIds) else before + ids
 
-    def _with_images(self, ids: list[int], messages: Sequence[Message], most: int | None) -> list[int]:
-        urls = [url for message in messages for url in images_of(message.get("content") or "")]
-        if not urls:
+    def _with_images(self, ids: list[int], rendered: str, messages: Sequence[Message], most: int | None) -> list[int]:
+        contents = [content for message in messages if images_of(content := message.get("content") or "")]
+        if not contents:
             return ids
+        urls = [url for content in contents for url in images_of(content)]
         processor = self._require_processor()
         if processor.image_token not in self._encoder.contents:
             raise TemplateError(f"the tokenizer has no token {processor.image_token!r}, which its processor names")
-        return placed(ids, self._encoder.id_of(processor.image_token), urls, processor, most)
+        whole = placed(ids, self._encoder.id_of(processor.image_token), urls, processor, most)
+        for text in [part["text"].strip() for content in contents for part in content if "text" in part]:
+            if self._encoder.protect(text).split("\n")[0] not in rendered:
+                raise TemplateError(f"the chat template drops a text beside an image: {shorten(repr(text))}")
+        return whole
 
     def _require_processor(self) -> ImageProcessor:
         from toolgym.rollout.models.processor import processor_of  # takes a second to import

@@ -151,6 +151,16 @@ def test_what_would_lose_an_image_is_refused_by_name(tokenizer):
     dropping.processor.tokenizer.chat_template = plain
     with pytest.raises(TemplateError, match="have 1 images, and the chat template writes 0 times '<|image_pad|>'"):
         ChatRenderer(dropping.processor.tokenizer, [LOOK], processor=dropping).prompt([user([picture()])])
+    textless = tiny_vlm.processor()
+    textless.processor.tokenizer.chat_template = dropping.processor.tokenizer.chat_template.replace(
+        tiny_vlm.PLAIN, tiny_vlm.PARTS.replace("{{ part.text }}", "")
+    )
+    rendering = ChatRenderer(textless.processor.tokenizer, [LOOK], processor=textless)
+    shown = [text_part(" What?\nThis. "), picture()]
+    for use in (rendering.prompt, rendering.extend):
+        assert use([user([picture()])])
+        with pytest.raises(TemplateError, match="drops a text beside an image: 'What"):
+            use([user(shown)])
     with pytest.raises(TemplateError, match="no processor of images beside the tokenizer"):
         ChatRenderer(tokenizer, [LOOK]).prompt([user([picture()])])
     for content in ([{"type": "video"}], [{"type": "image_url", "image_url": {"url": "https://x/y.png"}}]):
