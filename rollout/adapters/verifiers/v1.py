@@ -227,9 +227,10 @@ def to_trace(trajectory: Trajectory) -> vf.Trace:
     that it cannot take apart; sequences that a context policy began start with a turn. The payload `sampling_mask` is
     kept; weight versions, rewards of turns and other payloads have no place in a trace. `ok` is False for a trajectory
     that is not usable, so that prime-rl leaves it out. Raises BatchError if the turns tell of other tokens than the
-    sequences hold.
+    sequences hold, or if there are images.
     """
     [trajectory] = require_trajectories([trajectory])
+    require_no_images(trajectory, "verifiers")
     ok = trajectory.usable
     trace = vf.Trace(
         id=trajectory.id,
@@ -273,7 +274,6 @@ def _task(trajectory: Trajectory) -> vf.TraceTask:
 
 
 def _add_branches(trace: vf.Trace, trajectory: Trajectory) -> None:
-    require_no_images(trajectory, "verifiers")
     messages, places = trajectory.messages, trajectory.turn_places
     seen = 0
     for number, sequence in enumerate(trajectory.sequences):
