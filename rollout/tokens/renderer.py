@@ -216,15 +216,15 @@ class ChatRenderer:
         return ids.behind(before) if isinstance(ids, PlacedIds) else before + ids
 
     def _with_images(self, ids: list[int], rendered: str, messages: Sequence[Message], most: int | None) -> list[int]:
-        contents = [content for message in messages if images_of(content := message.get("content") or "")]
-        if not contents:
-            return ids
+        contents = [content for message in messages if isinstance(content := message.get("content"), list)]
         urls = [url for content in contents for url in images_of(content)]
+        if not urls:
+            return ids
         processor = self._require_processor()
         if processor.image_token not in self._encoder.contents:
             raise TemplateError(f"the tokenizer has no token {processor.image_token!r}, which its processor names")
         whole = placed(ids, self._encoder.id_of(processor.image_token), urls, processor, most)
-        for text in [part["text"].strip() for content in contents for part in content if "text" in part]:
+        for text in [part["text"].strip() for content in contents for part in content if part["type"] == "text"]:
             if self._encoder.protect(text).split("\n")[0] not in rendered:
                 raise TemplateError(f"the chat template drops a text beside an image: {shorten(repr(text))}")
         return whole
