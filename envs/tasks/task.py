@@ -147,6 +147,15 @@ class Task:
                 del row["extra_info"]["tools_kwargs"]  # a struct without fields cannot be written to Parquet
         return row
 
+    def to_json_row(self) -> dict[str, Any]:
+        """As `to_row`, but that images of a column stand in the messages: JSON has no bytes, and a path would be
+        relative to another folder."""
+        row = self.to_row()
+        if row.get(COLUMN):
+            row["prompt"] = [dict(message) for message in self.messages]
+            del row[COLUMN]
+        return row
+
 
 def _read_from_arrow(row: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     return tools_kwargs(mapping("extra_info", row.get("extra_info")).get("tools_kwargs"), from_arrow=True)

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import IO, Any
 
 from toolgym.envs.tasks.arrow_shape import Shape
-from toolgym.envs.tasks.images import COLUMN
 from toolgym.envs.tasks.row_fields import TASK_COLUMN
 from toolgym.envs.tasks.task import Task
 from toolgym.tools.errors import ConfigError, shorten
@@ -130,10 +129,7 @@ def _rows(tasks: Iterable[Task]) -> Iterator[dict[str, Any]]:
     for number, task in enumerate(tasks, start=1):
         if not isinstance(task, Task):
             raise ConfigError(f"row {number}: expected a toolgym Task, got {shorten(repr(task))}")
-        row = task.to_row()
-        if row.get(COLUMN):  # in the messages, as JSON has no bytes, and a path would be relative to another folder
-            row["prompt"] = [dict(message) for message in task.messages]
-            del row[COLUMN]
+        row = task.to_json_row()
         if wrong := _no_json("", row):
             raise ConfigError(f"row {number} (task {task.id!r}): {wrong}: write JSON values only")
         yield row

@@ -62,4 +62,4 @@ def tools_of(env: str, env_kwargs: Mapping[str, Any] | None) -> list[ToolSchema]
 
 def task_column(task: Task) -> dict[str, str]:
     """Return the column `toolgym_task` of a row: the task as JSON, which keeps rows of different shapes apart."""
-    return {TASK_COLUMN: json.dumps(task.to_row())}
+    return {TASK_COLUMN: json.dumps(task.to_json_row())}

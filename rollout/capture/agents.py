@@ -82,7 +82,7 @@ class AgentCommand:
             language="bash",
             timeout=self.timeout,
             env={name: fill(value) for name, value in {**_ENV, **self.env}.items()},
-            files={"task.json": json.dumps(plain(task.to_row())).encode(), **self.files},
+            files={"task.json": json.dumps(plain(task.to_json_row())).encode(), **self.files},
             fetch_files=self.fetch_files,
         )
         if result.status is ExecutionStatus.SANDBOX_ERROR:

@@ -142,7 +142,7 @@ class _ToolRecorder:
 
 
 def _row(task: Task) -> dict[str, Any]:
-    row = task.to_row()
+    row = task.to_json_row()
     row |= {name: redacted(value) for name, value in row.items() if name not in ("prompt", "reward_model")}
     row["extra_info"] = {**(row.get("extra_info") or {}), "index": task.id}  # not every row says it
     return row

@@ -143,7 +143,7 @@ def file_hash(path: Path) -> str:
 def tasks_hash(tasks: Sequence[Task]) -> str:
     digest = hashlib.sha256()
     for task in tasks:
-        row = task.to_row()
+        row = task.to_json_row()
         if not task.row:  # its kwargs were in the rows, and so in the hashes of runs, also where there are none
             row["extra_info"] = {"tools_kwargs": {}, **row["extra_info"]}
         digest.update(json.dumps(plain(row), sort_keys=True).encode() + b"\n")

@@ -150,7 +150,7 @@ class Spec:
             rows.append(
                 {
                     "prompt": [{"toolgym_index": None, **message} for message in prompt],
-                    TASK_COLUMN: json.dumps(task.to_row()),
+                    TASK_COLUMN: json.dumps(task.to_json_row()),
                     "task_id": task.id,
                     "data_source": task.source,
                 }

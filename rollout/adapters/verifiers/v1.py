@@ -73,7 +73,9 @@ class ToolgymData(vf.TaskData):
     @classmethod
     def of(cls, task: Task, env: str, env_kwargs: Mapping[str, Any] | None = None) -> ToolgymData:
         prompt = [typed_message(message) for message in task.messages]
-        return cls(id=task.id or None, prompt=prompt, env=env, env_kwargs=dict(env_kwargs or {}), row=task.to_row())
+        return cls(
+            id=task.id or None, prompt=prompt, env=env, env_kwargs=dict(env_kwargs or {}), row=task.to_json_row()
+        )
 
     def task(self) -> Task:
         messages = list(self.row["prompt"])

@@ -69,7 +69,7 @@ class CaptureServer:
     async def open(self, task: Task | dict[str, Any] | str = "", **options: Any) -> OpenedSession:
         """Open a session for one episode of an agent; the options are the fields of `NewSession`. Raises ConfigError if
         one is not usable, and BusyError if too many sessions are open."""
-        row = task.to_row() if isinstance(task, Task) else task
+        row = task.to_json_row() if isinstance(task, Task) else task
         episode = NewSession.of(task=row, **options).open(self._serving().episodes, self.config)
         return OpenedSession.at(episode, self.config.public_url or self.url)
 

@@ -11,6 +11,7 @@ from toolgym.envs.tasks.loading import load_tasks
 from toolgym.envs.tasks.stored import from_jsonl, from_parquet
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.tasks.writing import write_tasks
+from toolgym.rollout.recording.run_folder import tasks_hash
 from toolgym.tools.errors import ConfigError
 from toolgym.tools.message import images_of, text_of
 
@@ -101,3 +102,23 @@ def test_parquet_with_a_column_of_bytes(tmp_path):
         .messages
         == tasks[0].messages
     )
+
+
+def test_a_row_as_json_has_its_images_in_the_messages():
+    picture = Image.open(io.BytesIO(RED))
+    for brought in (RED, picture):
+        task = Task.from_row(row("<image>What?", brought))
+        written = json.loads(json.dumps(task.to_json_row()))
+        assert "images" not in written
+        assert Task.from_row(written).messages == task.messages
+        assert images_of(task.messages[0]["content"])
+    plain = Task.from_row({"prompt": [{"role": "user", "content": "x"}], "images": []})
+    assert plain.to_json_row() == plain.to_row()
+
+
+def test_a_run_knows_its_tasks_with_pictures_again():
+    def hashed():
+        return tasks_hash([Task.from_row(row("<image>", Image.open(io.BytesIO(RED))))])
+
+    assert hashed() == hashed()
+    assert hashed() != tasks_hash([Task.from_row(row("<image>", BLUE))])
