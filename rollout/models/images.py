@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +22,9 @@ MAX_PIXELS = 2**25
 """Most pixels of an image that is decoded: 100 MB of RGB."""
 
 _KEPT = 4096
+_ONE_AT_A_TIME = threading.Lock()
+"""A fast tokenizer refuses to be changed while another thread uses it. Here, since processors go to other processes."""
+
 _OF_TOKENS = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids", "special_tokens_mask")
 """What processors give for each token. A trainer makes it of whole sequences, if its model wants it."""
 
@@ -61,24 +65,33 @@ class ImageProcessor:
         self._expansions: OrderedDict[bytes, tuple[int, ...]] = OrderedDict()
 
     def expansion(self, url: str) -> tuple[int, ...]:
-        """The ids that stand for an image in a context. Raises TemplateError if it cannot be read."""
+        """The ids that stand for an image in a context. Raises TemplateError if it cannot be read, or the processor
+        refuses it."""
         key = sha256(url.encode()).digest()
-        if key not in self._expansions:
-            self._expansions[key] = tuple(map(int, self._processed([url])["input_ids"][0]))
+        expansion = self._expansions.get(key)
+        if expansion is None:
+            expansion = tuple(map(int, self._processed([url])["input_ids"][0]))
+        with _ONE_AT_A_TIME:
+            self._expansions[key] = expansion
+            self._expansions.move_to_end(key)
             if len(self._expansions) > _KEPT:
                 self._expansions.popitem(last=False)
-        self._expansions.move_to_end(key)
-        return self._expansions[key]
+        return expansion
 
     def pixel_inputs(self, urls: Sequence[str]) -> dict[str, Tensor]:
         """The arguments of a model for these images, in order, such as `pixel_values` and `image_grid_thw`. Raises
-        TemplateError if one cannot be read."""
+        TemplateError if one cannot be read, or the processor refuses it."""
         return {name: value for name, value in self._processed(urls).items() if name not in _OF_TOKENS} if urls else {}
 
     def _processed(self, urls: Sequence[str]) -> Any:
         pictures = [picture(url) for url in urls]
         text = self.image_token * len(pictures)
-        return self.processor(text=[text], images=pictures, add_special_tokens=False, return_tensors="pt")
+        try:
+            with _ONE_AT_A_TIME:
+                return self.processor(text=[text], images=pictures, add_special_tokens=False, return_tensors="pt")
+        except Exception as error:  # each refuses others, such as one that is a hundred times as wide as high
+            sizes = ", ".join(f"{each.width} x {each.height}" for each in pictures)
+            raise TemplateError(f"the processor refuses images of {sizes}: {type(error).__name__}: {error}") from error
 
 
 def picture(url: str) -> Any:
@@ -93,5 +106,7 @@ def picture(url: str) -> Any:
             if width * height <= MAX_PIXELS:
                 return image.convert("RGB")
     except Exception as error:  # decoders raise anything about bytes that a program wrote
-        raise TemplateError(f"{shorten(url)} is no image that can be read: {type(error).__name__}: {error}") from error
+        raise TemplateError(
+            f"{shorten(url, 60)} is no image that can be read: {type(error).__name__}: {error}"
+        ) from error
     raise TemplateError(f"an image has {width} x {height} pixels, and at most {MAX_PIXELS} are read: make it smaller")

@@ -22,7 +22,7 @@ from toolgym.rollout.tokens.chat_template import ChatTemplate, check_message
 from toolgym.rollout.tokens.placed_ids import PlacedIds, images_in, placed
 from toolgym.rollout.tokens.safe_encoder import SafeEncoder
 from toolgym.rollout.tokens.template_analysis import Plan, TemplateFacts, analyze, delta_kind, probe_conversation
-from toolgym.tools.errors import TemplateError, shorten
+from toolgym.tools.errors import ConfigError, TemplateError, shorten
 from toolgym.tools.lazy import missing_extra
 from toolgym.tools.message import Content, Message, assistant, images_of, text_of, user
 from toolgym.tools.parsers import ParsedTurn, Parser, get_parser, parser_for_template, parser_names
@@ -232,7 +232,10 @@ class ChatRenderer:
     def _require_processor(self) -> ImageProcessor:
         from toolgym.rollout.models.processor import processor_of  # takes a second to import
 
-        self._processor = self._processor or processor_of(self.tokenizer)
+        try:
+            self._processor = self._processor or processor_of(self.tokenizer)
+        except ConfigError as error:
+            raise TemplateError(f"the messages have images: {error}") from error
         if self._processor is None:
             raise TemplateError(
                 "the messages have images, and there is no processor of images beside the tokenizer: its model takes "

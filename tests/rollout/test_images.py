@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import pickle
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -14,8 +16,10 @@ from tests.rollout import tiny_vlm
 from toolgym.envs.base import BaseEnv, StepResult
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import StopReason
-from toolgym.rollout import EpisodeLimits, RunConfig, Runner, SamplingParams
+from toolgym.rollout import RunConfig, Runner, SamplingParams
 from toolgym.rollout.models.images import ImageProcessor
+from toolgym.rollout.models.images import picture as read
+from toolgym.rollout.models.processor import load_processor
 from toolgym.rollout.tokens.placed_ids import images_in
 from toolgym.rollout.tokens.renderer import ChatRenderer
 from toolgym.rollout.trajectory.trajectory import Trajectory
@@ -50,8 +54,6 @@ def whole(messages, renderer):
     ]
     text = renderer.render(shown)
     pictures = [url for message in messages for url in images_of(message["content"])]
-    from toolgym.rollout.models.images import picture as read
-
     return PROCESSOR.processor(text=[text], images=[read(url) for url in pictures])["input_ids"][0]
 
 
@@ -189,7 +191,27 @@ def test_a_template_that_numbers_images_is_refused_behind_a_turn():
         rendering.extend([user([picture()])])
 
 
-def test_a_processor_is_read_from_the_folder_of_the_tokenizer(tmp_path):
+def test_a_processor_that_is_none_or_cannot_be_loaded_is_told(tmp_path):
     with pytest.raises(ConfigError, match="expected a processor of texts and images"):
         ImageProcessor(PROCESSOR.processor.tokenizer)
-    assert EpisodeLimits() is not None
+    broken = tiny_vlm.processor().processor.tokenizer
+    broken.name_or_path = str(tmp_path)
+    (tmp_path / "preprocessor_config.json").write_text("{")
+    with pytest.raises(ConfigError, match="cannot load a processor from"):
+        load_processor(tmp_path)
+    with pytest.raises(TemplateError, match="the messages have images: cannot load a processor from"):
+        ChatRenderer(broken, [LOOK]).prompt([user([picture()])])
+
+
+def test_an_image_that_the_processor_refuses_is_told():
+    with pytest.raises(TemplateError, match="the processor refuses images of 1000 x 2: ValueError"):
+        renderer().prompt([user([picture(size=(1000, 2))])])
+
+
+def test_threads_share_a_processor_and_other_processes_get_a_copy():
+    shared = tiny_vlm.processor()
+    urls = [picture(size=(64, 40 + 4 * number))["image_url"]["url"] for number in range(8)]
+    with ThreadPoolExecutor(4) as threads:
+        expansions = list(threads.map(shared.expansion, urls * 4))
+    assert expansions == [PROCESSOR.expansion(url) for url in urls] * 4
+    assert pickle.loads(pickle.dumps(shared)).expansion(urls[0]) == expansions[0]
