@@ -157,6 +157,10 @@ class CaptureSession:
     async def _reply(self, request: AgentCall, call: CapturedCall) -> Reply:
         try:
             conversation = await self._conversation(request, call)
+            if conversation.images and not self._engine.takes_images:
+                raise CallRefusedError(
+                    400, "images_not_taken", "the engine takes no images, and the messages have some"
+                )
             prompt_tokens = len(conversation.context)
             room = self._budget.room(conversation)
         except TooManyTokensError as error:

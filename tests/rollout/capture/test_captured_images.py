@@ -56,11 +56,12 @@ class Agent:
         return response.status, answer
 
 
-async def play(agent, turns, **rules):
+async def play(agent, turns, *, takes_images=True):
     engine = tiny_vlm.TinyVlm(PROCESSOR, turns)
+    engine._takes_images = takes_images
     config = RunConfig(sampling=SamplingParams(max_new_tokens=60), processor=PROCESSOR)
     task = Task(({"role": "user", "content": "q"},))
-    env = agent_env(agent, rules=CaptureRules(untrained=(), **rules))
+    env = agent_env(agent, rules=CaptureRules(untrained=()))
     [trajectory] = await Runner(env, engine, config=config).run([task])
     assert trajectory.error is None, trajectory.error
     return trajectory, engine
@@ -132,3 +133,15 @@ async def test_an_image_elsewhere_is_refused_by_name(wire):
         assert (await agent.ask("x"))[0] == 200
 
     await play(plays, ["Yes."])
+
+
+async def test_an_engine_without_images_is_no_reason_to_ask_again():
+    async def plays(task, *, base_url, api_key):
+        agent = Agent("chat", base_url, api_key)
+        status, answer = await agent.ask(parts("chat", "What is this?", BLUE))
+        assert (status, answer["error"]["code"]) == (400, "images_not_taken")
+        agent.messages = []
+        assert (await agent.ask("x"))[0] == 200
+
+    _, engine = await play(plays, ["Yes."], takes_images=False)
+    assert len(engine.requests) == 1
