@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration
 
+from tests.rollout import tiny_vlm
 from tests.rollout.qwen_processor import QwenProcessor
 from toolgym.envs import ToolEnv
 from toolgym.envs.tasks.task import Task
@@ -63,30 +63,8 @@ def ours(theirs: QwenProcessor) -> ImageProcessor:
 
 
 @pytest.fixture(scope="module")
-def model(theirs: QwenProcessor) -> Any:
-    config = Qwen2VLConfig(
-        text_config={
-            "vocab_size": len(theirs.tokenizer),
-            "hidden_size": 32,
-            "intermediate_size": 32,
-            "num_hidden_layers": 1,
-            "num_attention_heads": 2,
-            "num_key_value_heads": 1,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]},
-        },
-        vision_config={"depth": 1, "embed_dim": 16, "hidden_size": 32, "num_heads": 1, "mlp_ratio": 1},
-        vision_start_token_id=theirs.vision_start_token_id,
-        vision_end_token_id=theirs.vision_end_token_id,
-        image_token_id=theirs.image_token_id,
-        video_token_id=theirs.video_token_id,
-    )
-    torch.manual_seed(0)
-    network = Qwen2VLForConditionalGeneration(config).eval()
-    with torch.no_grad():
-        for parameter in network.parameters():
-            if parameter.dim() == 2:
-                parameter.mul_(8)
-    return network
+def model() -> Any:
+    return tiny_vlm.model()
 
 
 def scores(model: Any, ours: ImageProcessor, ids: Sequence[int], urls: Sequence[str]) -> torch.Tensor:

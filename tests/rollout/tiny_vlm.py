@@ -21,30 +21,30 @@ PARTS = """{%- set content -%}
 
 def processor():
     """Qwen's kind, with a chat template that shows images wherever they are."""
-    made = QwenProcessor()
-    assert PLAIN in made.tokenizer.chat_template
-    made.tokenizer.chat_template = made.tokenizer.chat_template.replace(PLAIN, PARTS)
-    return ImageProcessor(made)
+    qwen = QwenProcessor()
+    assert PLAIN in qwen.tokenizer.chat_template
+    qwen.tokenizer.chat_template = qwen.tokenizer.chat_template.replace(PLAIN, PARTS)
+    return ImageProcessor(qwen)
 
 
 @functools.cache
 def model():
-    made = QwenProcessor()
+    qwen = QwenProcessor()
     text = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
     rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]}
     config = Qwen2VLConfig(
         text_config={
             **text,
-            "vocab_size": len(made.tokenizer),
+            "vocab_size": len(qwen.tokenizer),
             "num_key_value_heads": 2,
             "max_position_embeddings": 4096,
             "rope_parameters": rope,
         },
         vision_config={"depth": 1, "embed_dim": 16, "hidden_size": 32, "num_heads": 2, "mlp_ratio": 2},
-        vision_start_token_id=made.vision_start_token_id,
-        vision_end_token_id=made.vision_end_token_id,
-        image_token_id=made.image_token_id,
-        video_token_id=made.video_token_id,
+        vision_start_token_id=qwen.vision_start_token_id,
+        vision_end_token_id=qwen.vision_end_token_id,
+        image_token_id=qwen.image_token_id,
+        video_token_id=qwen.video_token_id,
     )
     torch.manual_seed(0)
     network = Qwen2VLForConditionalGeneration(config).eval()

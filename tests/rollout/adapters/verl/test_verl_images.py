@@ -92,20 +92,20 @@ def text():
 
 
 def with_verl(worker, theirs, *overrides):
-    made = worker(None, *overrides)
-    made.processor, made.mm_processor_kwargs = theirs, {}
-    return made
+    loop_worker = worker(None, *overrides)
+    loop_worker.processor, loop_worker.mm_processor_kwargs = theirs, {}
+    return loop_worker
 
 
 async def test_a_batch_has_the_positions_and_pixels_of_verl_s_own(worker, theirs, ours):
-    made = with_verl(worker, theirs, "data.max_prompt_length=24", "data.max_response_length=32")
-    pad = made.tokenizer.pad_token_id
+    loop_worker = with_verl(worker, theirs, "data.max_prompt_length=24", "data.max_response_length=32")
+    pad = loop_worker.tokenizer.pad_token_id
     trajectories = [shown(ours), text()]
     padded = []
-    for one in trajectories:
-        [row] = rows_of(one, **SHAPE, pad_token_id=pad, processor=ours)
-        padded.append(await made._agent_loop_postprocess(to_output(row), False, raw_prompt=ROW["raw_prompt"]))
-    expected = made._postprocess(padded)
+    for trajectory in trajectories:
+        [row] = rows_of(trajectory, **SHAPE, pad_token_id=pad, processor=ours)
+        padded.append(await loop_worker._agent_loop_postprocess(to_output(row), False, raw_prompt=ROW["raw_prompt"]))
+    expected = loop_worker._postprocess(padded)
     batch = to_data_proto(trajectories, **SHAPE, pad_token_id=pad, processor=ours)
     assert batch.batch["position_ids"].shape == (2, 4, 56)
     for name in ("position_ids", "input_ids", "responses", "response_mask"):
@@ -127,16 +127,16 @@ async def test_queue_rows_are_those_of_verl_s_own_worker(worker, theirs, ours, m
     trajectory = shown(ours)
     columns = {**ROW, "uid": trajectory.group_id, "session_id": 0, "global_steps": 7}
     rows = rows_of(trajectory, response_length=32, pad_token_id=0, global_steps=(7, 7), processor=ours)
-    given = agent_loop_tq.AgentLoopOutput.model_fields["metrics"].annotation(**metrics(trajectory))
-    outputs = [to_output(row, given) for row in rows]
+    loop_metrics = agent_loop_tq.AgentLoopOutput.model_fields["metrics"].annotation(**metrics(trajectory))
+    outputs = [to_output(row, loop_metrics) for row in rows]
     await KIND._agent_loop_postprocess(with_verl(worker, theirs), outputs, False, **columns)
-    [made] = queue_rows(
+    [queue_row] = queue_rows(
         trajectory, response_length=32, pad_token_id=0, global_steps=7, columns=columns, versions=(7, 7), processor=ours
     )
     fields = calls[0]["fields"]
-    assert torch.equal(made.fields["position_ids"], fields["position_ids"][0])
-    assert_equal(made.fields["multi_modal_inputs"], fields["multi_modal_inputs"][0])
-    assert set(made.fields) == set(fields.keys())
+    assert torch.equal(queue_row.fields["position_ids"], fields["position_ids"][0])
+    assert_equal(queue_row.fields["multi_modal_inputs"], fields["multi_modal_inputs"][0])
+    assert set(queue_row.fields) == set(fields.keys())
 
 
 def assert_equal(row, wanted):
