@@ -119,7 +119,7 @@ class CaptureApp(HttpApp):
         return answer({"object": "list", "data": [model], "has_more": False})
 
     async def _of_agent(self, wire: Wire, handle: Handle, call: Call) -> web.StreamResponse:
-        """Handle a request of an agent; errors are told in the words of its wire."""
+        """Handle a request of an agent, and answer an error in the form of its wire."""
         try:
             episode = self._episode_of(call)
             headers, body = call.request.headers, _json_object(call.body)

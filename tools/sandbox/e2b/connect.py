@@ -217,8 +217,8 @@ async def stream(
 ) -> web.StreamResponse:
     """Answer with the messages that `produce` emits, and every `ping` seconds a sign of life.
 
-    The client's deadline ends it, and `cut` cuts the connection, by which the SDKs know that a sandbox is gone. An
-    error is told at the end. Raises ConnectionError if the client is gone, or if its sandbox is.
+    The client's deadline ends the stream. `cut` cuts the connection: so the SDKs know that a sandbox is gone. The last
+    message says an error. Raises ConnectionError if the client or its sandbox is gone.
     """
     response = web.StreamResponse(headers={"Content-Type": form.content_type})
     lock, refused = asyncio.Lock(), None
