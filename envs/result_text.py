@@ -48,11 +48,13 @@ def cut_tokens(text: str, max_tokens: int, side: Side, count: Callable[[str], in
 
 @dataclass(frozen=True)
 class ImageLimits:
-    """Limits on the images of one tool result: how many, and for each its bytes and its pixels."""
+    """Limits on the images of one tool result: how many, and for each its bytes, its pixels, and its longer side by its
+    shorter one, since processors refuse a strip (Qwen-VL's from 200 on)."""
 
     count: int = 4
     size: int = 5 * 2**20
     pixels: int = 4096 * 4096
+    aspect: int = 100
 
     def within(self, images: Sequence[ImagePart]) -> tuple[list[ImagePart], list[str]]:
         """Return the images that remain, and for those left out a note that says why. Pillow reads their headers; a
@@ -87,8 +89,10 @@ class ImageLimits:
             return f"it has too many pixels, {self.pixels} are allowed"
         except Exception as error:  # noqa: BLE001  decoders raise anything about bytes that a program wrote
             return f"it cannot be read ({type(error).__name__})"
-        too_many = width * height > self.pixels
-        return f"it has {width} x {height} pixels, {self.pixels} are allowed" if too_many else ""
+        if width * height > self.pixels:
+            return f"it has {width} x {height} pixels, {self.pixels} are allowed"
+        is_strip = max(width, height) > self.aspect * min(width, height)
+        return f"it has {width} x {height} pixels, a side may be {self.aspect} times the other" if is_strip else ""
 
 
 def _tail(most: int, side: Side) -> int:

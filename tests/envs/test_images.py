@@ -78,6 +78,10 @@ async def test_what_is_cut_is_named():
     content, record = await observed("broken")
     assert content.count("it cannot be read") == 2
     assert record.status == "ok"
+    for size in ((301, 3), (3, 301)):
+        [note] = ImageLimits().within([image(png(*size))])[1]
+        assert note.endswith(f"it has {size[0]} x {size[1]} pixels, a side may be 100 times the other]")
+    assert ImageLimits().within([image(png(300, 3))])[1] == []
     assert ImageLimits(size=10).within([image(png())])[1] == [
         f"[Image 1 of 1 left out: it has {len(png())} bytes, 10 are allowed]"
     ]
