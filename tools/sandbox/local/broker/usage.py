@@ -51,7 +51,7 @@ def number_here(proc: int, pidfd: int) -> int:
 def child_handle(proc: int, parent: int, claimed: int) -> int:
     """A handle of the child that a process has by the number that it claims, in its own pid namespace; the claim may be
     a lie. `parent` is the process's number in `proc`. Raises `ProcessLookupError` if there is no such child."""
-    for child in _children(proc, parent):
+    for child in reversed(_children(proc, parent)):  # it is nearly always the last one
         # Its numbers from the namespace of that /proc down to its own; the last but one is valid in the broker's.
         words = _read(proc, f"{child}/status").partition("NSpid:")[2].partition("\n")[0].split()
         if len(words) > 1 and int(words[-1]) == claimed:
