@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import mmap
 import os
 import random
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ from tests.tools.sandbox.witness import TELL, allow_few_forks, beside_a_witness,
 from toolgym.tools.errors import SandboxBusyError, SandboxError
 from toolgym.tools.sandbox.base import ExecutionStatus, Limits
 from toolgym.tools.sandbox.local import LocalSandbox, probe
+from toolgym.tools.sandbox.local.child import fork_renewal
 from toolgym.tools.sandbox.local.kernel import landlock
 
 pytestmark = pytest.mark.skipif("namespaces" not in probe()["levels"], reason="no namespaces here")
@@ -81,7 +84,7 @@ async def test_a_fork_that_the_program_spoils_is_the_programs_failure(fault):
         with_session = below(template)
         async with asyncio.timeout(60):
             with pytest.raises(SandboxError, match="cannot be forked: (error|killed)"):
-                await session.fork()
+                await session.fork(n=2)
         if session.alive:
             await nothing_more_than(with_session, template)
             cell = await session.run_cell("x")
@@ -101,12 +104,13 @@ async def test_a_fork_that_is_cancelled_leaves_its_origin_and_nothing_else():
             await session.run_cell(f"{WRAP}\n{way}\nos.fork = fork\nx = 1")
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.3):
-                    await session.fork()
+                    await session.fork(n=3)
             assert (await session.run_cell("x")).result == "1"
             await nothing_more_than(with_session, template)
             assert (await session.run_cell("os.fork = REAL\nx")).result == "1"
-            async with await session.fork() as fork:
+            for fork in await session.fork(n=6):  # more than are under way at a time
                 assert (await fork.run_cell("x")).result == "1"
+                await fork.close()
         await session.close()
 
 
@@ -255,3 +259,14 @@ async def test_many_forks_of_one_session_keep_apart():
         for one in (forks[-1], deeper[0]):
             pids = (await one.exec(argv)).stdout.split()
             assert len(pids) <= 3, "its own interpreter, its launcher, and what that started"
+
+
+def test_a_kernel_that_lists_mappings_says_the_same_as_one_that_is_asked_for_shared_ones(monkeypatch):
+    with tempfile.TemporaryFile() as file, mmap.mmap(-1, 8192) as memory:  # noqa: F841  mapped, and so listed
+        file.truncate(4096)
+        with mmap.mmap(file.fileno(), 0), open("/proc/self/maps", "rb", buffering=0) as maps:
+            asked = [*fork_renewal._shared_mappings(maps)]
+            monkeypatch.setattr(fork_renewal, "_PROCMAP_QUERY", 0)  # an ioctl that this file does not have
+            listed = [*fork_renewal._shared_mappings(maps)]
+    assert asked == listed
+    assert sum(mapping.name.endswith(b"(deleted)") for mapping in asked) >= 2

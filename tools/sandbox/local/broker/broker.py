@@ -164,9 +164,12 @@ class Broker:
 
     def _ask_session(self, request: dict[str, Any]) -> None:
         channel = self._session_of(request)
+        forks = request["op"] == "fork"
+        if channel is not None and forks and channel.copying.fork is not None:
+            channel.copying.waiting.append(request)
+            return
         if channel is None or not self._is_free(channel, request):
             return
-        forks = request["op"] == "fork"
         if forks and self._forks.refuses(channel, request):
             return
         channel.begin(request)
@@ -223,6 +226,9 @@ class Broker:
         if self._processes.cancel(request["of"]):
             return
         for channel in self._sessions.values():
+            for waiting in [fork for fork in channel.copying.waiting if fork["id"] == request["of"]]:
+                channel.copying.waiting.remove(waiting)
+                self._host.refuse(waiting, "the fork was cancelled", status="killed")
             if channel.request is not None and channel.request.get("id") == request["of"]:
                 channel.request["cancelled"] = True
                 if channel.request["op"] == "start":
@@ -364,6 +370,8 @@ class Broker:
             self._ended[channel.session] = status, detail or "the session ended between two calls"
         self._settle(channel, {"status": status, "alive": False, "message": detail})
         self._processes.end(channel, status, detail)
+        for waiting in channel.copying.waiting:
+            self._host.answer(waiting, {"status": status, "alive": False, "message": detail})
         channel.signal(signal.SIGKILL)
         channel.free()
         if not channel.child.channels:

@@ -61,9 +61,11 @@ class CopyState:
         handle: pidfd of the interpreter, if that is a copy; -1: it is the child itself.
         namespace: descriptor of the namespace that holds a copy's mounts; -1: it has none of its own.
         beside: how many other interpreters its limit of processes allows for.
+        waiting: requests for further forks, each of which begins when the session has done its part in the last one.
     """
 
     fork: Fork | None = None
+    waiting: list[dict[str, Any]] = field(default_factory=list)
     pending_ends: list[int] = field(default_factory=list)
     handle: int = -1
     namespace: int = -1

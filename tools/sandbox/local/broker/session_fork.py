@@ -96,6 +96,8 @@ class Forks:
             elif fork.copy is None:
                 self._fail(fork, "error", "no copy came of it")
             self._finish(fork)
+            if channel.copying.waiting:
+                self._host.handle(channel.copying.waiting.pop(0))
         else:
             raise ValueError("a note that belongs to no fork")
 

@@ -38,6 +38,9 @@ CHUNK = 4 * 1024 * 1024
 START_SESSION = 30.0
 """Seconds that opening or forking a session may take, and each of its steps with files."""
 
+FORKS_AT_ONCE = 4
+"""Forks of a session that are under way at a time: it makes the next one while the last ones find their place."""
+
 _NO_PROCESS = "Resource temporarily unavailable"  # EAGAIN, which `fork` gives at the limit of processes
 
 
@@ -271,10 +274,23 @@ class LocalSession(Session):
         if self._in_image:
             raise SessionForkError("a session in an image cannot be forked: open another one, which takes milliseconds")
         forks: list[Session] = []
+        left = n
+
+        async def make() -> None:
+            nonlocal left
+            while left:
+                left -= 1
+                try:
+                    forks.append(await origin._fork_once())
+                except BaseException:
+                    left = 0  # those under way come to their end: to break them off would endanger the session
+                    raise
+
         try:
             async with origin._lock:  # throughout, so that all forks have the same state
-                for _ in range(n):
-                    forks.append(await origin._fork_once())
+                ends = await asyncio.gather(*(make() for _ in range(min(n, FORKS_AT_ONCE))), return_exceptions=True)
+            for failure in filter(None, ends):
+                raise failure
             if self._user is not None:
                 self._user.check_open()  # else it went without seeing the last of them
         except BaseException:
