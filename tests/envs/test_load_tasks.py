@@ -62,11 +62,11 @@ def as_parquet(rows):
         ("a.json", as_json([VERL])),
         ("a.json", b"\xef\xbb\xbf\n" + as_json([VERL])),
         ("a.json", as_jsonl([VERL])),
-        ("a.parquet", as_parquet([VERL])),
+        ("a.parquet", lambda: as_parquet([VERL])),
     ],
 )
 def test_rows_in_verls_shape(tmp_path, name, data):
-    (tmp_path / name).write_bytes(data)
+    (tmp_path / name).write_bytes(data() if callable(data) else data)
     [task] = load_tasks(tmp_path / name).tasks
     assert [message["content"] for message in task.messages] == ["Solve.", "1+1?"]
     assert (task.ground_truth, task.source, task.id) == ("2", "gsm8k", "7")
@@ -81,11 +81,11 @@ def test_rows_in_verls_shape(tmp_path, name, data):
         ("a.csv", as_csv(PLAIN)),
         ("a.csv", b"\xef\xbb\xbf" + as_csv(PLAIN)),
         ("a.tsv", as_csv(PLAIN, "\t")),
-        ("a.parquet", as_parquet(PLAIN)),
+        ("a.parquet", lambda: as_parquet(PLAIN)),
     ],
 )
 def test_plain_rows_by_their_columns(tmp_path, name, data):
-    (tmp_path / name).write_bytes(data)
+    (tmp_path / name).write_bytes(data() if callable(data) else data)
     first, second = load_tasks(str(tmp_path / name), columns=COLUMNS).tasks
     assert first.messages == ({"role": "user", "content": "6 * 7?"},)
     assert (first.ground_truth, first.extra_info["level"]) == ("42", "1")
@@ -133,14 +133,14 @@ def test_a_hugging_face_data_set():
         ("a.csv", as_csv(PLAIN), {"ground_truth": "answer"}, "which one holds the prompt"),
         ("a.csv", as_csv(PLAIN), "question", "columns must map"),
         ("a.jsonl", b"\xff\xfe{", None, "neither text in UTF-8 nor Parquet"),
-        ("a.parquet", as_parquet([VERL])[:-9], None, "cannot read the Parquet file"),
-        ("a.parquet", as_parquet(PLAIN), None, "row 1: a task row needs 'prompt'"),
+        ("a.parquet", lambda: as_parquet([VERL])[:-9], None, "cannot read the Parquet file"),
+        ("a.parquet", lambda: as_parquet(PLAIN), None, "row 1: a task row needs 'prompt'"),
         ("a.jsonl", b"[" * 100_000, None, "expected a JSON list"),
         ("a.jsonl", as_jsonl([{"q": 3}]), {"prompt": "q"}, "line 1: .*list of messages; got 3"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_read_is_said(tmp_path, name, data, columns, said):
-    (tmp_path / name).write_bytes(data)
+    (tmp_path / name).write_bytes(data() if callable(data) else data)
     with pytest.raises(ConfigError, match=said):
         load_tasks(tmp_path / name, columns=columns)
 

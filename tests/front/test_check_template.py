@@ -9,18 +9,16 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
 import pytest
-import trl
 
+from tests.trl_templates import FOLDER as TEMPLATES
 from toolgym.cli.app import main
 from toolgym.rollout.models.tiny import tiny_policy_path
 from toolgym.rollout.tokens.template_check import byte_tokenizer
 
-TEMPLATES = Path(trl.__file__).parent / "chat_templates"
 CASES = {
     "single call",
     "parallel calls",

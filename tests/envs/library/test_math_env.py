@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 
 import pytest
@@ -11,7 +12,7 @@ from toolgym.envs import Task, load_tasks
 from toolgym.envs.library.math_env import math_tasks
 from toolgym.tools.errors import ConfigError
 
-pytest.importorskip("math_verify")
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("math_verify") is None, reason="needs the extra math")
 
 
 def task(truth):

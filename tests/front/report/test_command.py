@@ -14,10 +14,17 @@ from typer.testing import CliRunner
 
 from tests.front.report.run_files import DEMO, LINE, episodes, line, report, write
 from toolgym.cli.app import app
-from toolgym.report.page import report_fragment
-from toolgym.report.plots import ReportPlots
 from toolgym.tools.errors import ConfigError, ToolgymError
 from toolgym.viewer.run_index import RunIndex
+
+
+@pytest.fixture(scope="module", autouse=True)
+def plots():
+    """Imports matplotlib, which takes a second, only where these tests run."""
+    global ReportPlots, report_fragment
+    from toolgym.report.page import report_fragment
+    from toolgym.report.plots import ReportPlots
+
 
 HOSTILE = "<script>alert(1)</script>\ud800 $x_{$ {0}"
 PLOTS = ["reward", "success", "pass", "rewards", "lengths", "turns", "stops", "times", "tools"]

@@ -9,7 +9,6 @@ import types
 
 import pytest
 import torch
-import trl
 
 from toolgym.envs import ArithmeticTasks, ToolEnv
 from toolgym.envs.tasks.task import Task
@@ -65,32 +64,18 @@ def spec(make_env):
 
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch):
-    """No warnings that TRL is experimental, and one thread: two would wait for each other."""
+    """TRL, which takes seconds to import, only where these tests run; no warnings that it is experimental, and one
+    thread: two would wait for each other."""
+    global trl, Probed
+    import trl
+
+    from tests.rollout.adapters.probed_trainer import Probed
+
     monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
-
-
-class Probed(trl.GRPOTrainer):
-    """Keeps what the loss was computed from, and its gradient by token."""
-
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.seen, self.logps = [], None
-
-    def _get_per_token_logps_and_entropies(self, *args, **kwargs):
-        found = super()._get_per_token_logps_and_entropies(*args, **kwargs)
-        if found[0].requires_grad:
-            found[0].retain_grad()
-            self.logps = found[0]
-        return found
-
-    def compute_loss(self, model, inputs, *args, **kwargs):
-        loss = super().compute_loss(model, inputs, *args, **kwargs)
-        self.seen.append((inputs, self.logps, loss.detach()))
-        return loss
 
 
 def arguments(folder, **changes):

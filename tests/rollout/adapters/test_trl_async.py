@@ -17,7 +17,6 @@ from toolgym.tools.errors import SandboxError
 from toolgym.tools.function import tool
 from toolgym.tools.library.final_answer import score_final_answer
 
-worker = pytest.importorskip("trl.experimental.async_grpo.async_rollout_worker")
 pytestmark = pytest.mark.filterwarnings("ignore:.*trl.experimental")
 
 TASK = Task(({"role": "user", "content": "What is 2*3?"},), ground_truth="6")
@@ -51,8 +50,8 @@ def answer_of(sample):
     return calls[-1]["arguments"]["answer"]
 
 
-class Scripted(worker._AsyncRolloutLoop):
-    """Calls the tool, hands in the episode's answer, and ends."""
+class Scripted:
+    """A part of TRL's loop: calls the tool, hands in the episode's answer, and ends."""
 
     answers = itertools.cycle(ANSWERS)
 
@@ -68,6 +67,14 @@ class Scripted(worker._AsyncRolloutLoop):
         return ids, [-0.5] * len(ids)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def loops():
+    """Imports TRL's loop, which takes seconds, only where these tests run."""
+    global worker, ScriptedLoop
+    worker = pytest.importorskip("trl.experimental.async_grpo.async_rollout_worker")
+    ScriptedLoop = type("ScriptedLoop", (Scripted, worker._AsyncRolloutLoop), {})
+
+
 @pytest.fixture
 def spec():
     made = Spec(sums, num_tasks=1, tasks=[TASK], policy="tiny")
@@ -76,7 +83,7 @@ def spec():
 
 
 def rollout_loop(spec, buffer):
-    return Scripted(
+    return ScriptedLoop(
         model_name=spec.policy, dataset=spec.train_dataset, reward_funcs=[], processing_class=spec.tokenizer,
         environment_factory=spec.scored_environment_factory, eos_token_ids=[spec.tokenizer.eos_token_id],
         rollout_buffer=buffer, model_version_value=types.SimpleNamespace(value=4), failed_event=None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.rollout.adapters.test_trl import Probed, arguments, make_env, quiet, spec, trainer_of  # noqa: F401
+from tests.rollout.adapters.test_trl import arguments, make_env, quiet, spec, trainer_of  # noqa: F401
 from tests.rollout.adapters.vllm_stand_in import vllm_in_process, vllm_server
 from toolgym.rollout import tiny_policy_path
 from toolgym.tools.errors import ConfigError

@@ -10,14 +10,13 @@ import json
 import unicodedata
 from datetime import datetime
 from functools import cache
-from pathlib import Path
 
 import pytest
-import trl
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import processors
 
+from tests.trl_templates import FOLDER
 from toolgym.rollout.tokens.renderer import ChatRenderer
 from toolgym.rollout.tokens.template_check import Status, byte_tokenizer, check_template
 from toolgym.tools.errors import TemplateError
@@ -25,7 +24,6 @@ from toolgym.tools.library.code_interpreter import CodeInterpreterTool
 from toolgym.tools.message import assistant, system, tool, user
 from toolgym.tools.schema import ToolSchema
 
-FOLDER = Path(trl.__file__).parent / "chat_templates"
 TOOL = CodeInterpreterTool.default_schema
 MARK = "xyzzy"
 TODAY = datetime(2026, 3, 14)

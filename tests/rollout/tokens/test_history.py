@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from pathlib import Path
 
 import pytest
-import trl
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.actors import echo
+from tests.trl_templates import FOLDER
 from toolgym.envs import ToolEnv
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import StopReason
@@ -97,7 +96,7 @@ async def test_dropped_thinking_begins_a_sequence_for_each_turn_that_thought(scr
 async def test_what_a_policy_writes_and_a_template_refuses_does_not_fail_the_episode(
     scripted_engine, exact, name, said, sequences
 ):
-    tokenizer = byte_tokenizer((Path(trl.__file__).parent / "chat_templates" / f"{name}.jinja").read_text())
+    tokenizer = byte_tokenizer((FOLDER / f"{name}.jinja").read_text())
     end = ChatRenderer(tokenizer, [echo.tool_schema]).end_of_turn_id
     ids = [*tokenizer.encode(said, add_special_tokens=False), end]
 
@@ -118,7 +117,7 @@ async def test_what_a_policy_writes_and_a_template_refuses_does_not_fail_the_epi
     [(call("a"), 3), ("<tool_call>\n{broken\n</tool_call>", 1)],  # the second is no call, and its result has none
 )
 async def test_a_context_policy_goes_on_where_a_template_takes_no_turn_as_text(scripted_engine, exact, said, sequences):
-    tokenizer = byte_tokenizer((Path(trl.__file__).parent / "chat_templates" / "gptoss.jinja").read_text())
+    tokenizer = byte_tokenizer((FOLDER / "gptoss.jinja").read_text())
     end = ChatRenderer(tokenizer, [echo.tool_schema]).end_of_turn_id
     ids = [*tokenizer.encode(said, add_special_tokens=False), end]
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-import trl
 
+from tests.trl_templates import FOLDER
 from toolgym.envs import BaseEnv, StepResult, ToolEnv
 from toolgym.envs.base import StopReason
 from toolgym.envs.tasks.task import Task
@@ -20,7 +18,6 @@ from toolgym.tools.message import user
 from toolgym.tools.parsers import ParsedTurn, get_parser, parse_hermes
 from toolgym.wrappers import Wrapper
 
-FOLDER = Path(trl.__file__).parent / "chat_templates"
 TASK = Task(({"role": "user", "content": "q"},), id="q")
 
 # The shape of Mistral's own template: ids of nine letters or digits, and of Llama 4's: calls as Python writes them.

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import json
 import shutil
-from pathlib import Path
 
 import pytest
-import trl
 
+from tests.trl_templates import FOLDER
 from toolgym.envs import ToolEnv
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import StopReason
@@ -26,7 +25,6 @@ from toolgym.tools.errors import ConfigError, TemplateError
 from toolgym.tools.message import assistant, system, tool, user
 from toolgym.tools.schema import ToolSchema
 
-FOLDER = Path(trl.__file__).parent / "chat_templates"
 INSTALLED = sorted(path.stem for path in FOLDER.glob("*.jinja") if "tool_calls" in path.read_text())
 MARK = "xyzzy"
 TOOLS = [ToolSchema(f"tool_{at}", "Does it.", {"type": "object", "properties": {}}) for at in range(40)]

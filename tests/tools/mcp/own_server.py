@@ -7,11 +7,13 @@ import itertools
 import os
 import sys
 
-from mcp.server import MCPServer
-from mcp_types import ImageContent, TextContent
 
+def own_server():
+    """Returns the server. Imports the SDK, which takes seconds, only where a test asks for one."""
+    global ImageContent, TextContent
+    from mcp.server import MCPServer
+    from mcp_types import ImageContent, TextContent
 
-def own_server() -> MCPServer:
     server = MCPServer("own")
     counter = itertools.count(1)
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import pathlib
 
 import pytest
 
+from tests.trl_templates import FOLDER
 from toolgym.tools.parsers import get_parser, parser_for_template
 from toolgym.tools.schema import ToolSchema
 
 jinja = pytest.importorskip("transformers.utils.chat_template_utils", exc_type=ImportError)
-trl = pytest.importorskip("trl")
-FOLDER = pathlib.Path(trl.__file__).parent / "chat_templates"
 TEMPLATES = sorted(
     path.stem
     for path in FOLDER.glob("*.jinja")

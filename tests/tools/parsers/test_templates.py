@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import pathlib
-
 import pytest
 
+from tests.trl_templates import FOLDER
 from toolgym.tools.parsers import get_parser, parser_for_template
 
 # The lines of each family's templates that render calls, shortened.
@@ -40,9 +39,7 @@ def test_no_marks_or_those_of_two_families_are_no_answer():
 
 
 def test_the_templates_of_many_models():
-    trl = pytest.importorskip("trl")
-    folder = pathlib.Path(trl.__file__).parent / "chat_templates"
-    found = {path.stem: parser_for_template(path.read_text(encoding="utf-8")) for path in folder.glob("*.jinja")}
+    found = {path.stem: parser_for_template(path.read_text(encoding="utf-8")) for path in FOLDER.glob("*.jinja")}
     wanted = {
         "deepseekv3": "deepseekv3",
         "glm4moe": "glm45",

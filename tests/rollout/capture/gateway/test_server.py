@@ -6,9 +6,7 @@ import asyncio
 import json
 
 import aiohttp
-import anthropic
 import numpy as np
-import openai
 import pytest
 
 from tests.rollout.capture.gateway.stand_ins import Kept
@@ -23,6 +21,14 @@ from toolgym.tools.errors import ConfigError, EpisodeError, NoSessionError
 from toolgym.viewer.run_index import RunIndex
 
 ENV = "CodeInterpreter-v0"
+
+
+@pytest.fixture
+def sdks():
+    """Imports the SDKs, which takes seconds, only where they are used."""
+    global anthropic, openai
+    import anthropic
+    import openai
 
 
 @pytest.fixture
@@ -161,7 +167,7 @@ async def test_a_stream_has_the_text_of_its_turn(engine):
     assert len(trajectory.turns) == 3
 
 
-async def test_tokens_are_counted_as_a_call_has_them_and_counting_is_no_call(engine):
+async def test_tokens_are_counted_as_a_call_has_them_and_counting_is_no_call(engine, sdks):
     async with CaptureServer(engine, config=config()) as server:
         session = await server.open("t1")
         async with (
@@ -185,7 +191,7 @@ async def test_tokens_are_counted_as_a_call_has_them_and_counting_is_no_call(eng
     assert len(trajectory.sequences) == 2, "the second question of the first conversation goes on from its answer"
 
 
-async def test_what_a_call_does_not_get_is_counted_though_its_tokens_were_counted_before(engine):
+async def test_what_a_call_does_not_get_is_counted_though_its_tokens_were_counted_before(engine, sdks):
     result = {"type": "tool_result", "tool_use_id": "t1", "content": "no such file", "is_error": True}
     asked = [{"type": "tool_use", "id": "t1", "name": "bash", "input": {"command": "ls"}}]
     messages = [*QUESTION, {"role": "assistant", "content": asked}, {"role": "user", "content": [result]}]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 
-import anthropic
-import openai
 import pytest
 
 from tests.rollout.capture.wires.scripted import ODD, TEXT, THOUGHT, called, reply, scripted
@@ -22,6 +20,14 @@ THINKING = {"type": "enabled", "budget_tokens": 1024}
 
 LONG = json.dumps({"city": "Zürich\u2028", "text": "x" * (3 * PIECE)}, ensure_ascii=False)
 """Arguments of several pieces, with a character that some readers of lines take for a line end."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def sdks():
+    """Imports the SDKs, which takes seconds, only where these tests run."""
+    global anthropic, openai
+    import anthropic
+    import openai
 
 
 @contextlib.asynccontextmanager
