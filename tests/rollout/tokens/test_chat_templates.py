@@ -53,7 +53,7 @@ WAYS = {
         "<｜User｜>{}<｜Assistant｜><think>\n",
         "<｜tool▁outputs▁begin｜><｜tool▁output▁begin｜>42<｜tool▁output▁end｜><｜tool▁outputs▁end｜>",
     ),
-    **dict.fromkeys(["diffusion_gemma", "gemma4", "gemma4_v3", "gemma4_v4", "gemma4_v5"], GEMMA),
+    **dict.fromkeys(["gemma4", "diffusion_gemma", "gemma4_v3", "gemma4_v4", "gemma4_v5"], GEMMA),
     "gemma4_v2": ("<turn|>", "<turn|>", GEMMA[2], "\n<|turn>tool\n42<turn|>\n<|turn>model\n"),
     "glm4moe": ("<|user|>", "<|observation|>", "\n{}<|assistant|>", f"\n{QWEN_RESULT}<|assistant|>"),
     "gptoss": (
@@ -78,9 +78,13 @@ WAYS = {
     **dict.fromkeys(["qwen3_5_think", "qwen3_6", "qwen3_8"], (*CHATML[:2], CHATML[2] + "<think>\n", QWEN_RESULT)),
     "qwen3_5_nothink": (*CHATML[:2], CHATML[2] + "<think>\n\n</think>\n\n", QWEN_RESULT),
 }
-every = pytest.mark.parametrize("name", WAYS)
 NO_SYSTEM_LATER = {"deepseekv3", "gptoss", "qwen3_5_nothink", "qwen3_5_think", "qwen3_6", "qwen3_8", "qwen3_vl"}
 ONE_CALL = {"llama3_1", "llama3_2", "gptoss"}
+ALIKE = {(ways, name in NO_SYSTEM_LATER, name in ONE_CALL): name for name, ways in reversed(WAYS.items())}
+"""The first of the templates that write everything the same way. The others of its family are marked `long`."""
+every = pytest.mark.parametrize(
+    "name", [name if name in ALIKE.values() else pytest.param(name, marks=pytest.mark.long) for name in WAYS]
+)
 
 
 @cache
