@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import threading
@@ -62,6 +63,19 @@ def _no_skip(report):
     if os.environ.get("TOOLGYM_NO_SKIPS") == "1" and report.skipped and not hasattr(report, "wasxfail"):
         report.outcome, report.longrepr = "failed", f"skipped, and no test may be: {report.longrepr[2]}"
     return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Everything that the tests import and the tests themselves stay to the end: some million objects, of which the
+    garbage collector looks at each in a second, while they are loaded and then again and again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.collect()
+        gc.freeze()
 
 
 def pytest_collection_modifyitems(items):

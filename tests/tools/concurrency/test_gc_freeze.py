@@ -18,9 +18,12 @@ class Cycle:
 
 @pytest.fixture(autouse=True)
 def _own_heap():
+    frozen = gc.get_freeze_count()
     gc.unfreeze()
     yield
     gc.unfreeze()
+    if frozen:
+        gc.freeze()
 
 
 def test_only_what_the_block_made_is_collected_in_it_and_the_rest_after_it():
