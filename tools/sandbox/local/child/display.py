@@ -43,13 +43,6 @@ _IPYTHON = ("IPython.core.display_functions", "IPython.core.display", "IPython.d
 _PYPLOT = "matplotlib.pyplot"
 
 
-def forms(value: Any) -> dict[Any, Any]:
-    """The forms of a value by MIME type, always with `text/plain`."""
-    offered = _rich(value)
-    text = offered.pop("text/plain", None)
-    return {"text/plain": text if isinstance(text, str) else repr(value), **offered}
-
-
 def bundle(offered: Mapping[Any, Any]) -> dict[str, Any]:
     """The forms of one value to send, bytes in base64; its text names those that cannot be sent."""
     shown: dict[str, Any] = {}
@@ -80,7 +73,7 @@ def shows_itself(value: Any) -> bool:
     return shower is not None
 
 
-def _rich(value: Any) -> dict[Any, Any]:
+def _rich(value: Any, further: Mapping[str, Callable[[Any], Any]]) -> dict[Any, Any]:
     """The forms that a value's methods offer; its text only if one method offers several forms."""
     if _has_any_name(value):
         return {}
@@ -99,6 +92,7 @@ def _rich(value: Any) -> dict[Any, Any]:
         except Exception as error:  # noqa: BLE001  the other forms are shown
             with contextlib.suppress(Exception):
                 print(f"{method} raised {type(error).__name__}: {error}", file=sys.stderr)
+    shown |= {mime: form for mime, function in further.items() if (form := function(value)) is not None}
     figures = sys.modules.get("matplotlib.figure")
     is_figure = isinstance(value, getattr(figures, "Figure", ()))
     if is_figure and "image/png" not in shown and (value.axes or value.lines):  # else it is empty
@@ -122,15 +116,25 @@ def _method(value: Any, name: str) -> Callable[..., Any] | None:
 
 
 class Display:
-    """Rich output of a cell, in order, and the functions for it. `shown` has data by MIME type for each value."""
+    """Rich output of a cell, in order, and the functions for it. `shown` has data by MIME type for each value.
+
+    `further` are functions for other forms of a value, by MIME type; None stands for no form.
+    """
 
     def __init__(self) -> None:
+        self.further: dict[str, Callable[[Any], Any]] = {}
         self.begin()
 
     def begin(self) -> None:
         self.shown: list[dict[str, Any]] = []
         self._named: dict[str, dict[str, Any]] = {}
         self._clear_first = False
+
+    def forms(self, value: Any) -> dict[Any, Any]:
+        """The forms of a value by MIME type, always with `text/plain`."""
+        offered = _rich(value, self.further)
+        text = offered.pop("text/plain", None)
+        return {"text/plain": text if isinstance(text, str) else repr(value), **offered}
 
     def add(self, offered: Mapping[Any, Any], name: str | None = None, *, update: bool = False) -> None:
         """Show one more value, given its forms; with `update`, in place of the one that the cell showed by `name`."""
@@ -164,7 +168,7 @@ class Display:
         for value in values:
             if not raw and shows_itself(value):
                 continue
-            offered = value if raw else forms(value)
+            offered = value if raw else self.forms(value)
             kept = {mime: form for mime, form in offered.items() if not include or mime in include}
             self.add({mime: form for mime, form in kept.items() if mime not in (exclude or ())}, name, update=update)
         return DisplayHandle(self, name) if name is not None else None
@@ -185,7 +189,7 @@ class Display:
         numbers = pyplot.get_fignums() if hasattr(pyplot, "get_fignums") else ()
         try:
             for number in numbers:
-                self.add(forms(pyplot.figure(number)))
+                self.add(self.forms(pyplot.figure(number)))
         finally:
             if numbers:
                 pyplot.close("all")

@@ -111,7 +111,7 @@ class Notebook:
         self._remember(value)
         if display.shows_itself(value):
             return None
-        forms = display.forms(value)
+        forms = self._display.forms(value)
         if len(forms) > 1:
             self._display.add(forms)
         return answer_codec.cut(forms["text/plain"], MAX_ECHO)
