@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 from urllib.parse import parse_qsl, unquote
 
 from aiohttp import web
 
 from toolgym.tools.sandbox.e2b.config import E2bServerConfig
-from toolgym.tools.sandbox.e2b.connect import E2bRefusedError, answered, gone, read_json, same, section
+from toolgym.tools.sandbox.e2b.connect import E2bRefusedError, gone, read_json, route, same, section
 from toolgym.tools.sandbox.e2b.sandboxes import E2bSandbox, Sandboxes, SandboxState, stamp
 from toolgym.tools.sandbox.local.host.resources import available_processors
-from toolgym.tools.serving.routes import Call, Operation, Route
+from toolgym.tools.serving.routes import Call, Handler, Route
 from toolgym.tools.serving.transport import answer
 
 ENVD_VERSION = "0.6.4"
@@ -34,6 +34,10 @@ _UNSUPPORTED = {
 """Parts of a request to create a sandbox that cannot be served, unless they are empty."""
 
 
+OfBox = Callable[[E2bSandbox, Mapping[str, Any]], Awaitable[web.Response | None]]
+"""Carries out a request about a sandbox, with the parameters of its query and its body; None is answered with 204."""
+
+
 class ControlPlane:
     """Answers the paths of the control plane. `keys` are the API keys that are let in; None: all."""
 
@@ -41,24 +45,31 @@ class ControlPlane:
         self._boxes, self._config, self._keys = boxes, config, config.api_keys()
 
     def routes(self) -> list[Route]:
-        def route(path: str, runs: bool = False, **methods: Any) -> Route:
-            operations = {method: Operation(answered(handler)) for method, handler in methods.items()}
-            return Route(path, operations, public=True, runs=runs)
+        def of_box(path: str, **methods: OfBox) -> Route:
+            return route(path, **{method: self._of_box(work) for method, work in methods.items()})
 
         box = "/sandboxes/{id}"
         return [
             route("/sandboxes", POST=self.create),
             route("/v2/sandboxes", POST=self.create, GET=self.list),
-            route(box, GET=self.info, DELETE=self.kill),
-            *(route(f"{prefix}{box}/connect", POST=self.connect) for prefix in ("", "/v2")),
-            route(f"{box}/timeout", POST=self.set_timeout),
-            route(f"{box}/pause", POST=self.pause),
-            route(f"{box}/fork", POST=self.fork),
-            route(f"{box}/snapshots", POST=self.snapshot),
-            route(f"{box}/metrics", GET=self.metrics),
+            of_box(box, GET=self.info, DELETE=self.kill),
+            *(of_box(f"{prefix}{box}/connect", POST=self.connect) for prefix in ("", "/v2")),
+            of_box(f"{box}/timeout", POST=self.set_timeout),
+            of_box(f"{box}/pause", POST=self.pause),
+            of_box(f"{box}/fork", POST=self.fork),
+            of_box(f"{box}/snapshots", POST=self.snapshot),
+            of_box(f"{box}/metrics", GET=self.metrics),
             route("/snapshots", GET=self.snapshots),
             route("/templates/{id}", DELETE=self.delete_snapshot),
         ]
+
+    def _of_box(self, work: OfBox) -> Handler:
+        async def handler(call: Call) -> web.Response:
+            box = self._boxes.get(self.owner(call), call.params["id"])
+            done = await work(box, {**call.request.query, **read_json(call.body)})
+            return web.Response(status=204) if done is None else done
+
+        return handler
 
     def owner(self, call: Call) -> str:
         """Return the key that a client shows. Raises E2bRefusedError (401); takes the same time for every wrong key."""
@@ -107,47 +118,39 @@ class ControlPlane:
             boxes.reverse()
         return _page([self._full(box) for box in boxes], query)
 
-    async def info(self, call: Call) -> web.Response:
-        return answer(self._full(self._box(call)))
+    async def info(self, box: E2bSandbox, _: Mapping[str, Any]) -> web.Response:
+        return answer(self._full(box))
 
-    async def kill(self, call: Call) -> web.Response:
-        await self._boxes.kill(self._box(call))
-        return web.Response(status=204)
+    async def kill(self, box: E2bSandbox, _: Mapping[str, Any]) -> None:
+        await self._boxes.kill(box)
 
-    async def connect(self, call: Call) -> web.Response:
+    async def connect(self, box: E2bSandbox, asked: Mapping[str, Any]) -> web.Response:
         """Resume a paused sandbox. One that runs may live longer by it, and never shorter."""
-        box, asked = self._box(call), read_json(call.body)
         was_paused = box.state is SandboxState.PAUSED
         if was_paused:
             await box.resume()
         box.prolong(self._seconds(asked, DEFAULT_SECONDS), shorten=was_paused)
         return answer(_short(box), 201 if was_paused else 200)
 
-    async def set_timeout(self, call: Call) -> web.Response:
-        box, asked = self._box(call), read_json(call.body)
+    async def set_timeout(self, box: E2bSandbox, asked: Mapping[str, Any]) -> None:
         box.prolong(self._seconds(asked, None), shorten=True)
-        return web.Response(status=204)
 
-    async def pause(self, call: Call) -> web.Response:
-        box = self._box(call)
-        if read_json(call.body).get("memory") is False:
+    async def pause(self, box: E2bSandbox, asked: Mapping[str, Any]) -> None:
+        if asked.get("memory") is False:
             raise E2bRefusedError("unimplemented", "memory: a sandbox is paused with its memory here, or not at all")
         if box.state is SandboxState.PAUSED:
             raise E2bRefusedError("aborted", f"sandbox {box.name} is paused already")
         await box.pause()
-        return web.Response(status=204)
 
-    async def fork(self, call: Call) -> web.Response:
-        box, asked = self._box(call), read_json(call.body)
+    async def fork(self, box: E2bSandbox, asked: Mapping[str, Any]) -> web.Response:
         count = asked.get("count") or 1
         if type(count) is not int or not 1 <= count <= MOST_FORKS:
             raise E2bRefusedError("invalid_argument", f"count should be 1 to {MOST_FORKS}, got {count!r}")
         self._check_running(box)
         forks = await self._boxes.fork(box, count, self._seconds(asked, DEFAULT_SECONDS))
-        return answer(_rows([{"sandbox": _short(fork)} for fork in forks]), 201)
+        return answer([{"sandbox": _short(fork)} for fork in forks], 201)
 
-    async def snapshot(self, call: Call) -> web.Response:
-        box, asked = self._box(call), read_json(call.body)
+    async def snapshot(self, box: E2bSandbox, asked: Mapping[str, Any]) -> web.Response:
         name = asked.get("name")
         names = [name if ":" in name else f"{name}:default"] if isinstance(name, str) and name else []
         self._check_running(box)
@@ -169,23 +172,19 @@ class ControlPlane:
         await self._boxes.delete_snapshot(self.owner(call), unquote(call.params["id"]))
         return web.Response(status=204)
 
-    async def metrics(self, call: Call) -> web.Response:
+    async def metrics(self, box: E2bSandbox, asked: Mapping[str, Any]) -> web.Response:
         """Measure now, and return the points of the time that is asked for: those that were measured when asked."""
-        box, query = self._box(call), call.request.query
         if box.state is SandboxState.RUNNING:
             box.points.append(await self._measured(box))
-        start, end = (_number(query.get(name)) for name in ("start", "end"))
+        start, end = (_number(asked.get(name)) for name in ("start", "end"))
         points = [
             point
             for point in box.points
             if (start is None or point["timestampUnix"] >= start) and (end is None or point["timestampUnix"] <= end)
         ]
-        return answer(_rows(points))
+        return answer(points)
 
     # ------------------------------------------------------------------ parts of answers
-
-    def _box(self, call: Call) -> E2bSandbox:
-        return self._boxes.get(self.owner(call), call.params["id"])
 
     def _check_running(self, box: E2bSandbox) -> None:
         if box.state is SandboxState.PAUSED:
@@ -221,22 +220,22 @@ class ControlPlane:
         }
 
     async def _measured(self, box: E2bSandbox) -> dict[str, Any]:
-        usage, _ = await box.files.ask("usage")
+        usage = await box.files.ask("usage")
+        memory, ms, used, total = box.files.numbers(usage, "memory", "ms", "used", "total")
         now, limits = time.time(), self._config.limits
-        numbers = box.files.numbers(usage, "memory", "ms", "used", "total")
-        ms, at = box.measured
-        box.measured = (numbers["ms"], now)
-        share = max(0, numbers["ms"] - ms) / 1e3 / max(0.001, now - at)
+        before, at = box.measured
+        box.measured = (ms, now)
+        share = max(0, ms - before) / 1e3 / max(0.001, now - at)
         return {
             "timestamp": stamp(now),
             "timestampUnix": int(now),
             "cpuCount": _processors(limits.cores),
             "cpuUsedPct": round(100 * share / _processors(limits.cores), 2),
-            "memUsed": numbers["memory"],
+            "memUsed": memory,
             "memTotal": limits.memory_mb << 20,
             "memCache": 0,
-            "diskUsed": numbers["used"],
-            "diskTotal": numbers["total"],
+            "diskUsed": used,
+            "diskTotal": total,
         }
 
 
@@ -266,8 +265,4 @@ def _page(rows: Sequence[Mapping[str, Any]], query: Mapping[str, str]) -> web.Re
     if limit < 1 or at < 0:
         raise E2bRefusedError("invalid_argument", "limit should be at least 1 and nextToken a token of an answer")
     further = {"x-next-token": str(at + limit)} if at + limit < len(rows) else None
-    return answer(_rows(rows[at : at + limit]), headers=further)
-
-
-def _rows(rows: Sequence[Mapping[str, Any]]) -> Any:
-    return [*rows]
+    return answer(rows[at : at + limit], headers=further)

@@ -72,13 +72,11 @@ class _Stream:
         data = self._held + data
         at = data.find(self._mark)
         self.is_over = at >= 0
-        if self.is_over:
-            keep = at
-        else:
-            starts = (len(data) - n for n in range(min(len(self._mark) - 1, len(data)), 0, -1))
-            keep = next((start for start in starts if self._mark.startswith(data[start:])), len(data))
-        self._held = data[keep:]
-        text = self._decoder.decode(data[:keep], self.is_over)
+        if not self.is_over:  # it may end with the beginning of the mark
+            starts = range(max(0, len(data) - len(self._mark) + 1), len(data))
+            at = next((start for start in starts if self._mark.startswith(data[start:])), len(data))
+        self._held = data[at:]
+        text = self._decoder.decode(data[:at], self.is_over)
         return [text[start : start + _CHUNK] for start in range(0, len(text), _CHUNK)]
 
 
@@ -101,15 +99,12 @@ def lines_of(result: CellResult) -> Sequence[Mapping[str, Any]]:
     """Return the lines of a cell's end: what it showed, its value, and why it failed."""
     if result.status is ExecutionStatus.SANDBOX_ERROR:
         raise CutError(result.message)
-    lines: list[Mapping[str, Any]] = []
-    main = None
+    shown, main = [*result.display], -1
     if result.result is not None:
-        texts = [form.get("text/plain") for form in result.display]
-        main = max((at for at, text in enumerate(texts) if text == result.result), default=None)
-    for at, form in enumerate(result.display):
-        lines.append(_result_line(form, is_main=at == main))
-    if result.result is not None and main is None:
-        lines.append(_result_line({"text/plain": result.result}, is_main=True))
+        main = max((at for at, form in enumerate(shown) if form.get("text/plain") == result.result), default=len(shown))
+        if main == len(shown):
+            shown.append({"text/plain": result.result})
+    lines = [_result_line(form, is_main=at == main) for at, form in enumerate(shown)]
     error = result.error
     if error is not None:
         traceback = "".join(error.traceback) or f"{error.name}: {error.value}"
@@ -120,7 +115,7 @@ def lines_of(result: CellResult) -> Sequence[Mapping[str, Any]]:
     return lines
 
 
-def _result_line(form: Mapping[str, Any], *, is_main: bool) -> Mapping[str, Any]:
+def _result_line(form: Mapping[str, Any], *, is_main: bool) -> dict[str, Any]:
     line: dict[str, Any] = {"type": "result", "is_main_result": is_main}
     extra = {mime: data for mime, data in form.items() if mime not in _FORMS}
     line |= {name: form[mime] for mime, name in _FORMS.items() if mime in form}

@@ -31,7 +31,7 @@ from toolgym.tools.errors import (
 from toolgym.tools.sandbox.files import reason_of
 from toolgym.tools.serving.admission import BusyError
 from toolgym.tools.serving.json_bodies import InvalidRequestError, encode
-from toolgym.tools.serving.routes import Call, Handler
+from toolgym.tools.serving.routes import Call, Handler, Operation, Route
 from toolgym.tools.serving.transport import RequestRefusedError, answer, within
 
 STATUS: Mapping[str, int] = {
@@ -99,6 +99,13 @@ def refusal_of(error: Exception) -> E2bRefusedError | None:
         (SandboxError, "internal"),
     ]
     return next((E2bRefusedError(code, text) for kind, code in codes if isinstance(error, kind)), None)
+
+
+def route(path: str, **methods: Handler) -> Route:
+    """Make a route whose errors are answers in E2B's form."""
+    is_rpc = "." in path  # such as /process.Process/Start
+    operations = {method: Operation(answered(handler, rpc=is_rpc)) for method, handler in methods.items()}
+    return Route(path, operations, public=True)
 
 
 def answered(handler: Handler, *, rpc: bool = False) -> Handler:

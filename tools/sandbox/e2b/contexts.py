@@ -15,14 +15,16 @@ import secrets
 import shlex
 import signal
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from toolgym.tools.concurrency.deadline import shielded
 from toolgym.tools.errors import SandboxError
-from toolgym.tools.sandbox.base import CellResult, ExecutionStatus, Session
+from toolgym.tools.sandbox.base import ExecutionStatus, Session
 from toolgym.tools.sandbox.e2b.cell_output import cell_result, drop, lines_of, new_mark, read_until
 from toolgym.tools.sandbox.e2b.connect import E2bRefusedError, Emit
-from toolgym.tools.sandbox.e2b.file_agent import PART, FileAgent, source_of
+from toolgym.tools.sandbox.e2b.file_agent import FileAgent, source_of
 from toolgym.tools.sandbox.processes import Process
 
 SETUP = 20.0
@@ -43,223 +45,73 @@ while IFS= read -r -d '' __mark && IFS= read -r -d '' __code; do
 done
 """
 
-_CHILD = "toolgym.tools.sandbox.local"
+_LOCAL = "toolgym.tools.sandbox.local"
 _MODULES = {
-    "child": ("cells", "display", "notebook", "program", "recursion_depth"),
-    "kernel": ("harden", "jail", "landlock", "seccomp", "syscall_batch", "syscalls", "users"),
-    "protocol": ("answer_codec", "frames"),
+    "protocol": ("frames", "answer_codec"),
+    "kernel": ("syscalls", "syscall_batch", "users", "seccomp", "landlock", "jail", "harden"),
+    "child": ("recursion_depth", "program", "display", "cells", "notebook"),
 }
-"""The modules that run the cells of a session, by their rooms: a further context runs its cells with the same ones."""
+"""The modules that run the cells of a session, by their rooms, each behind those that it needs: a further context runs
+its cells with the same ones."""
 
 
+class Cell(NamedTuple):
+    """A cell, the variables that it has for itself, its seconds, and the text that ends its output."""
+
+    code: str
+    env: Mapping[str, str]
+    timeout: float
+    mark: bytes
+
+
+@dataclass(eq=False)
 class CodeContext(ABC):
     """An interpreter with a name of its own. One cell at a time; a second one waits."""
 
-    def __init__(self, language: str, cwd: str, env: Mapping[str, str], *, is_default: bool) -> None:
+    session: Session
+    files: FileAgent
+    language: str
+    cwd: str
+    env: Mapping[str, str]
+    is_default: bool = False
+
+    def __post_init__(self) -> None:
         self.name = secrets.token_hex(16)
-        self.language, self.cwd, self.is_default = language, cwd, is_default
-        self._env = env
         self._count = 0
         self._lock = asyncio.Lock()
+        self._process: Process | None = None
+        """The program that its output comes from."""
 
     async def run(self, code: str, env: Mapping[str, str], timeout: float, emit: Emit) -> None:
         """Run a cell, and pass on its output and its results. Cancelling interrupts the cell; its state lives on."""
         async with self._lock:
             self._count += 1
-            await self._run(code, env, timeout, emit)
-            await emit({"type": "number_of_executions", "execution_count": self._count})
+            process, cell = await self._running(), Cell(code, env, timeout, new_mark())
+            reading = asyncio.create_task(read_until(process, cell.mark, emit))
+            try:
+                lines = await self._run(process, cell, reading)
+            except BaseException:
+                reading.cancel()
+                await asyncio.gather(reading, return_exceptions=True)
+                await shielded(self._calm(process, cell))
+                raise
+            for line in (*lines, {"type": "number_of_executions", "execution_count": self._count}):
+                await emit(line)
 
     @abstractmethod
-    async def _run(self, code: str, env: Mapping[str, str], timeout: float, emit: Emit) -> None: ...
+    async def _run(self, process: Process, cell: Cell, reading: asyncio.Task[bool]) -> Sequence[Mapping[str, Any]]:
+        """Run a cell, write the mark, and return the lines of its end once all of its output is read."""
+
+    @abstractmethod
+    async def _interrupt(self, process: Process, cell: Cell) -> None:
+        """Interrupt a cell that still runs, and read on until its end."""
 
     @abstractmethod
     async def restart(self) -> None:
         """Forget all variables."""
 
-    @abstractmethod
     async def close(self) -> None:
         """End it, or forget its variables if it cannot end alone."""
-
-
-class SessionContext(CodeContext):
-    """The interpreter of the sandbox's session. `forked`: it goes on from another sandbox's, in its folder."""
-
-    def __init__(self, session: Session, cwd: str, env: Mapping[str, str], *, forked: bool) -> None:
-        super().__init__("python", cwd, env, is_default=True)
-        self._session = session
-        self._placed = forked
-        self._relay: Process | None = None
-
-    async def _run(self, code: str, env: Mapping[str, str], timeout: float, emit: Emit) -> None:
-        relay = await self._prepared()
-        if env:
-            await self._hidden(f"s.e2b_saved = dict(o.environ); o.environ.update({dict(env)!r})")
-        mark = new_mark()
-        reading = asyncio.create_task(read_until(relay, mark, emit))
-        try:
-            result = await self._session.run_cell(code, timeout=timeout)
-        except BaseException:
-            reading.cancel()
-            await asyncio.gather(reading, return_exceptions=True)
-            await shielded(self._calm(relay, mark, env))
-            raise
-        try:
-            if result.alive:
-                await self._settle(mark, env)
-            async with asyncio.timeout(SETUP):
-                await reading
-        except BaseException as error:
-            reading.cancel()
-            await shielded(self._end_relay())  # the rest of this output is not the next cell's
-            if not isinstance(error, TimeoutError | SandboxError):
-                raise
-        for line in lines_of(result):
-            await emit(line)
-
-    async def restart(self) -> None:
-        async with self._lock:
-            forget = "[names.pop(n) for n in [*names] if not n.startswith('__') and n != 'display']"
-            await self._hidden(f"{forget}; o.chdir({self.cwd!r})")
-            self._count = 0
-
-    async def close(self) -> None:
-        if self._session.alive:
-            with contextlib.suppress(SandboxError):
-                await self.restart()
-        await self._end_relay()
-
-    async def _prepared(self) -> Process:
-        """Put the interpreter in its folder, and lead its output through a program that is read while a cell runs."""
-        if not self._placed:
-            await self._hidden(f"o.chdir({self.cwd!r})")
-            self._placed = True
-        if self._relay is not None and (await self._relay.poll()) is None:
-            return self._relay
-        await self._end_relay()
-        await self._hidden(f"o.environ.update({dict(self._env)!r})")
-        pipes = [f"/tmp/.{secrets.token_hex(8)}" for _ in range(2)]
-        await self._hidden(f"[o.mkfifo(n) for n in {pipes!r}]")
-        relay = self._relay = await self._session.start(["/bin/sh", "-c", _RELAY, "sh", *pipes])
-        parts = [f"f = o.open({name!r}, o.O_WRONLY); o.dup2(f, {fd}); o.close(f)" for fd, name in enumerate(pipes, 1)]
-        lines = "with c.suppress(Exception):\n    s.stdout.reconfigure(line_buffering=True)"
-        await self._hidden("\n".join([*parts, f"[o.unlink(n) for n in {pipes!r}]", lines]))
-        return relay
-
-    async def _settle(self, mark: bytes, env: Mapping[str, str]) -> None:
-        """Put the variables of one cell back, and mark the end of its output."""
-        flush = "with c.suppress(Exception):\n    s.stdout.flush(); s.stderr.flush()"
-        steps = [flush, f"[o.write(fd, {mark!r}) for fd in (1, 2)]"]
-        if env:
-            steps.append("o.environ.clear(); o.environ.update(s.e2b_saved)")
-        await self._hidden("\n".join(steps))
-
-    async def _calm(self, relay: Process, mark: bytes, env: Mapping[str, str]) -> None:
-        """Drop the rest of an interrupted cell's output."""
-        try:
-            await self._settle(mark, env)
-            async with asyncio.timeout(INTERRUPTED):
-                await read_until(relay, mark, drop)
-        except (TimeoutError, SandboxError):
-            await self._end_relay()
-
-    async def _hidden(self, code: str) -> None:
-        """Run code that leaves no trace in the variables (`names`). `o`, `s` and `c` are modules."""
-        modules = "'o': __import__('os'), 's': __import__('sys'), 'c': __import__('contextlib')"
-        python = "__import__('builtins')"  # the cells may have variables that are called exec or globals
-        program = f"{python}.exec({code!r}, {{{modules}, 'names': {python}.globals()}})"
-        result = await self._session.run_cell(program, timeout=SETUP)
-        if result.status is not ExecutionStatus.OK:
-            why = result.error.value if result.error is not None else result.message or result.status.value
-            raise SandboxError(f"the interpreter cannot be got ready for a cell: {why}")
-
-    async def _end_relay(self) -> None:
-        relay, self._relay = self._relay, None
-        if relay is not None:
-            with contextlib.suppress(SandboxError):
-                await relay.close()
-
-
-class ProgramContext(CodeContext):
-    """An interpreter that is a program of the sandbox: of Python, with the same cells as a session, or bash."""
-
-    def __init__(
-        self,
-        session: Session,
-        files: FileAgent,
-        language: str,
-        cwd: str,
-        env: Mapping[str, str],
-        *,
-        is_default: bool = False,
-    ) -> None:
-        super().__init__(language, cwd, env, is_default=is_default)
-        self._session, self._files = session, files
-        self._process: Process | None = None
-
-    async def _run(self, code: str, env: Mapping[str, str], timeout: float, emit: Emit) -> None:
-        process = await self._running()
-        mark, place = new_mark(), f"/tmp/.{secrets.token_hex(8)}"
-        if self.language == "bash":
-            request = mark + b"\0" + self._bash_code(code, env).encode() + b"\0"
-        else:
-            message = {"code": code, "env": dict(env), "mark": mark.decode(), "place": place}
-            request = json.dumps(message).encode() + b"\n"
-        await process.write_stdin(request, timeout=SETUP)
-        try:
-            async with asyncio.timeout(timeout):
-                is_over = await read_until(process, mark, emit)
-        except BaseException:
-            await shielded(self._interrupt(process, mark))
-            raise
-        if not is_over:
-            await self._end()
-            what = "the interpreter of this context ended; its variables are lost"
-            await emit({"type": "error", "name": "ContextEnded", "value": what, "traceback": what})
-        elif self.language == "python":
-            for line in lines_of(await self._result(place)):
-                await emit(line)
-
-    async def restart(self) -> None:
-        async with self._lock:
-            await self._end()
-            self._count = 0
-            await self._running()
-
-    async def close(self) -> None:
-        await self._end()
-
-    async def _running(self) -> Process:
-        process = self._process
-        if process is not None and (await process.poll()) is None:
-            return process
-        await self._end()
-        if self.language == "bash":
-            argv = ["/bin/bash", "--norc", "--noprofile", "-c", _BASH]
-        else:
-            argv = ["python3", "-c", source_of("kernel.py")]
-        try:
-            process = await self._session.start(argv, cwd=self.cwd, env=self._env)
-        except FileNotFoundError:
-            raise E2bRefusedError("invalid_argument", f"cwd {self.cwd!r} does not exist") from None
-        self._process = process
-        if self.language == "python":
-            await process.write_stdin(_sources() + b"\n", timeout=SETUP)
-        return process
-
-    async def _interrupt(self, process: Process, mark: bytes) -> None:
-        reading = asyncio.create_task(read_until(process, mark, drop))
-        try:
-            async with asyncio.timeout(INTERRUPTED):
-                while not reading.done():  # bash overlooks a signal that comes between two commands
-                    await process.kill(signal.SIGINT)
-                    await asyncio.wait({reading}, timeout=INTERRUPTED / 10)
-                if reading.result():
-                    return
-        except (TimeoutError, SandboxError):
-            pass
-        finally:
-            reading.cancel()
-            await asyncio.gather(reading, return_exceptions=True)
         await self._end()
 
     async def _end(self) -> None:
@@ -268,32 +120,157 @@ class ProgramContext(CodeContext):
             with contextlib.suppress(SandboxError):
                 await process.close()
 
-    async def _result(self, place: str) -> CellResult:
-        data, size = b"", 1
-        while len(data) < size:
-            meta, part = await self._files.read(place, len(data), PART)
-            if not part:
-                break
-            size, data = int(meta["size"]), data + part
-        await self._files.ask("remove", path=place)
-        return cell_result(data)
+    async def _running(self) -> Process:
+        if self._process is None or (await self._process.poll()) is not None:
+            await self._end()
+            self._process = await self._begin()
+        return self._process
 
-    def _bash_code(self, code: str, env: Mapping[str, str]) -> str:
-        if "\0" in code:
+    @abstractmethod
+    async def _begin(self) -> Process: ...
+
+    async def _calm(self, process: Process, cell: Cell) -> None:
+        """Drop the rest of an interrupted cell's output; end the program if that goes on."""
+        try:
+            async with asyncio.timeout(INTERRUPTED):
+                await self._interrupt(process, cell)
+        except (TimeoutError, SandboxError):
+            await self._end()
+
+
+class SessionContext(CodeContext):
+    """The interpreter of the sandbox's session, whose output goes through a program that is read while a cell runs."""
+
+    async def _run(self, process: Process, cell: Cell, reading: asyncio.Task[bool]) -> Sequence[Mapping[str, Any]]:
+        if cell.env:
+            await self._hidden(f"s.e2b_saved = dict(o.environ); o.environ.update({dict(cell.env)!r})")
+        result = await self.session.run_cell(cell.code, timeout=cell.timeout)
+        try:
+            if result.alive:
+                await self._settle(cell)
+            async with asyncio.timeout(SETUP):
+                await reading
+        except (TimeoutError, SandboxError):
+            await self._end()  # the rest of this output is not the next cell's
+        return lines_of(result)
+
+    async def _interrupt(self, process: Process, cell: Cell) -> None:
+        last = cell._replace(mark=new_mark())  # the cell's own may have been written
+        await self._settle(last)
+        await read_until(process, last.mark, drop)
+
+    async def restart(self) -> None:
+        async with self._lock:
+            forget = "[names.pop(n) for n in [*names] if not n.startswith('__') and n != 'display']"
+            await self._hidden(f"{forget}; o.chdir({self.cwd!r})")
+            self._count = 0
+
+    async def close(self) -> None:
+        if self.session.alive:
+            with contextlib.suppress(SandboxError):
+                await self.restart()
+        await self._end()
+
+    async def _begin(self) -> Process:
+        """Get the interpreter ready, once for it and its forks, and lead its output through a program."""
+        once = f"o.chdir({self.cwd!r}); s.e2b_ready = True"
+        pipes = [f"/tmp/.{secrets.token_hex(8)}" for _ in range(2)]
+        ready = f"hasattr(s, 'e2b_ready') or exec({once!r}, globals())"
+        await self._hidden(f"{ready}; o.environ.update({dict(self.env)!r}); [o.mkfifo(n) for n in {pipes!r}]")
+        relay = await self.session.start(["/bin/sh", "-c", _RELAY, "sh", *pipes])
+        parts = [f"f = o.open({name!r}, o.O_WRONLY); o.dup2(f, {fd}); o.close(f)" for fd, name in enumerate(pipes, 1)]
+        lines = "with c.suppress(Exception):\n    s.stdout.reconfigure(line_buffering=True)"
+        await self._hidden("\n".join([*parts, f"[o.unlink(n) for n in {pipes!r}]", lines]))
+        return relay
+
+    async def _settle(self, cell: Cell) -> None:
+        """Put the variables of one cell back, and mark the end of its output."""
+        flush = "with c.suppress(Exception):\n    s.stdout.flush(); s.stderr.flush()"
+        steps = [flush, f"[o.write(fd, {cell.mark!r}) for fd in (1, 2)]"]
+        if cell.env:
+            steps.append("o.environ.clear(); o.environ.update(s.e2b_saved)")
+        await self._hidden("\n".join(steps))
+
+    async def _hidden(self, code: str) -> None:
+        """Run code that leaves no trace in the variables (`names`). `o`, `s` and `c` are modules."""
+        modules = "'o': __import__('os'), 's': __import__('sys'), 'c': __import__('contextlib')"
+        python = "__import__('builtins')"  # the cells may have variables that are called exec or globals
+        program = f"{python}.exec({code!r}, {{{modules}, 'names': {python}.globals()}})"
+        result = await self.session.run_cell(program, timeout=SETUP)
+        if result.status is not ExecutionStatus.OK:
+            why = result.error.value if result.error is not None else result.message or result.status.value
+            raise SandboxError(f"the interpreter cannot be got ready for a cell: {why}")
+
+
+class ProgramContext(CodeContext):
+    """An interpreter that is a program of the sandbox: of Python, with the same cells as a session, or bash."""
+
+    async def _run(self, process: Process, cell: Cell, reading: asyncio.Task[bool]) -> Sequence[Mapping[str, Any]]:
+        place = f"/tmp/.{secrets.token_hex(8)}"
+        if self.language == "bash":
+            request = cell.mark + b"\0" + self._bash_code(cell).encode() + b"\0"
+        else:
+            message = {"code": cell.code, "env": dict(cell.env), "mark": cell.mark.decode(), "place": place}
+            request = json.dumps(message).encode() + b"\n"
+        await process.write_stdin(request, timeout=SETUP)
+        async with asyncio.timeout(cell.timeout):
+            is_over = await reading
+        if not is_over:
+            await self.close()
+            what = "the interpreter of this context ended; its variables are lost"
+            return [{"type": "error", "name": "ContextEnded", "value": what, "traceback": what}]
+        if self.language == "bash":
+            return []
+        _, result = await self.files.read(place, most=-1)
+        await self.files.ask("remove", path=place)
+        return lines_of(cell_result(result))
+
+    async def _interrupt(self, process: Process, cell: Cell) -> None:
+        reading = asyncio.create_task(read_until(process, cell.mark, drop))
+        try:
+            while not reading.done():  # bash overlooks a signal that comes between two commands
+                await process.kill(signal.SIGINT)
+                await asyncio.wait({reading}, timeout=INTERRUPTED / 10)
+            if not reading.result():
+                raise SandboxError("the interpreter of this context ended")
+        finally:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+
+    async def restart(self) -> None:
+        async with self._lock:
+            await self.close()
+            self._count = 0
+            await self._running()
+
+    async def _begin(self) -> Process:
+        if self.language == "bash":
+            argv = ["/bin/bash", "--norc", "--noprofile", "-c", _BASH]
+        else:
+            argv = ["python3", "-c", source_of("kernel.py")]
+        try:
+            process = await self.session.start(argv, cwd=self.cwd, env=self.env)
+        except FileNotFoundError:
+            raise E2bRefusedError("invalid_argument", f"cwd {self.cwd!r} does not exist") from None
+        if self.language == "python":
+            await process.write_stdin(_sources() + b"\n", timeout=SETUP)
+        return process
+
+    def _bash_code(self, cell: Cell) -> str:
+        if "\0" in cell.code:
             raise E2bRefusedError("invalid_argument", "code of bash cannot hold a NUL character")
-        before = [f"export {name}={shlex.quote(value)}" for name, value in env.items()]
+        before = [f"export {name}={shlex.quote(value)}" for name, value in cell.env.items()]
         after = [
-            f"export {name}={shlex.quote(self._env[name])}" if name in self._env else f"unset {name}" for name in env
+            f"export {name}={shlex.quote(self.env[name])}" if name in self.env else f"unset {name}" for name in cell.env
         ]
-        return "\n".join([*before, code, *after])
+        return "\n".join([*before, cell.code, *after])
 
 
 def _sources() -> bytes:
     """Return the modules of `_MODULES` as JSON, in base64 and on one line."""
-    root = importlib.resources.files(_CHILD)
-    modules = {
-        f"{_CHILD}.{room}.{name}": root.joinpath(room, f"{name}.py").read_text(encoding="utf-8")
-        for room, names in _MODULES.items()
-        for name in names
-    }
+    root, modules = importlib.resources.files(_LOCAL), {"toolgym": ""}
+    for room, names in _MODULES.items():
+        modules[f"{_LOCAL}.{room}"] = ""
+        for name in names:
+            modules[f"{_LOCAL}.{room}.{name}"] = root.joinpath(room, f"{name}.py").read_text(encoding="utf-8")
     return base64.b64encode(json.dumps(modules).encode())

@@ -7,9 +7,9 @@ import base64
 import binascii
 import contextlib
 import re
-import secrets
 import signal
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any
 
 from aiohttp import web
@@ -22,12 +22,13 @@ from toolgym.tools.sandbox.e2b.connect import (
     WATCH,
     E2bRefusedError,
     Emit,
-    answered,
+    Form,
     deadline_of,
     gone,
     read_frame,
     read_frames,
     read_json,
+    route,
     same,
     section,
     stream,
@@ -35,17 +36,19 @@ from toolgym.tools.sandbox.e2b.connect import (
 from toolgym.tools.sandbox.e2b.programs import E2bProgram, size_of
 from toolgym.tools.sandbox.e2b.sandboxes import E2bSandbox, Sandboxes, SandboxState
 from toolgym.tools.sandbox.processes import MAX_INPUT
-from toolgym.tools.serving.routes import Call, Handler, Operation, Route
+from toolgym.tools.serving.routes import Call, Handler, Route
 from toolgym.tools.serving.transport import answer
 
 POLL = 0.05
 """Seconds between two looks for events of a watch that is streamed."""
 
-MOST_WATCHES = 64
 INPUT_PATIENCE = 600.0
 """Seconds that a stream of input may be silent."""
 
 _SIGNALS = {"SIGNAL_SIGTERM": signal.SIGTERM, "SIGNAL_SIGKILL": signal.SIGKILL}
+_BY_AGENT = ("Stat", "MakeDir", "Move", "Remove", "ListDir", "CreateWatcher", "GetWatcherEvents", "RemoveWatcher")
+"""The calls that the sandbox's file agent answers."""
+
 _LABEL = re.compile(r"[0-9]+-(i[0-9a-f]{24})\.")
 
 
@@ -75,6 +78,7 @@ class Finder:
         if wake and box.state is SandboxState.PAUSED and box.about["autoResume"]:
             await box.resume()
         box.check_running()
+        check_user(user_of(call.request))
         return box
 
     @staticmethod
@@ -106,6 +110,13 @@ def check_user(name: str) -> None:
         )
 
 
+Message = Mapping[str, Any]
+Unary = Callable[[E2bSandbox, Message], Awaitable[Message | None]]
+"""Carries out a call with one answer; None is the empty one."""
+
+Streaming = Callable[[Call, E2bSandbox, Message, Emit], Awaitable[None]]
+
+
 class Envd:
     """Answers Connect calls about programs and files."""
 
@@ -114,107 +125,82 @@ class Envd:
 
     def routes(self) -> list[Route]:
         process: dict[str, Handler] = {
-            "Start": self.start,
-            "Connect": self.follow,
-            "List": self.list_programs,
-            "SendInput": self.send_input,
-            "CloseStdin": self.close_stdin,
-            "Update": self.update,
-            "SendSignal": self.send_signal,
+            "Start": self._streaming(PROGRAM, self.start),
+            "Connect": self._streaming(PROGRAM, self.follow),
+            "StreamInput": self._streaming(SILENT, self.stream_input),
+            "List": self._unary(self.list_programs),
+            "SendInput": self._unary(self.send_input),
+            "CloseStdin": self._unary(self.close_stdin),
+            "Update": self._unary(self.update),
+            "SendSignal": self._unary(self.send_signal),
         }
-        files: dict[str, Handler] = {
-            "Stat": self.by_agent("stat", "path"),
-            "MakeDir": self.by_agent("mkdir", "path"),
-            "Move": self.by_agent("move", "source", "destination"),
-            "Remove": self.by_agent("remove", "path"),
-            "ListDir": self.list_folder,
-            "WatchDir": self.watch,
-            "CreateWatcher": self.create_watcher,
-            "GetWatcherEvents": self.events,
-            "RemoveWatcher": self.remove_watcher,
-        }
+        files: dict[str, Handler] = {"WatchDir": self._streaming(WATCH, self.watch)}
+        files |= {name: self._unary(partial(_by_agent, name)) for name in _BY_AGENT}
         named = {f"/process.Process/{name}": handler for name, handler in process.items()}
         named |= {f"/filesystem.Filesystem/{name}": handler for name, handler in files.items()}
-        routes = [
-            Route(path, {"POST": Operation(answered(handler, rpc=True))}, public=True)
-            for path, handler in named.items()
-        ]
-        input_stream = Operation(answered(self.stream_input, rpc=True))
-        return [*routes, Route("/process.Process/StreamInput", {"POST": input_stream}, public=True, streamed=True)]
+        streamed = "/process.Process/StreamInput"
+        return [route(path, POST=handler)._replace(streamed=path == streamed) for path, handler in named.items()]
 
-    async def _box(self, call: Call) -> E2bSandbox:
-        box = await self._finder.find(call)
-        check_user(user_of(call.request))
-        return box
+    def _unary(self, work: Unary) -> Handler:
+        async def handler(call: Call) -> web.Response:
+            box = await self._finder.find(call)
+            return answer(await work(box, read_json(call.body)) or {})
+
+        return handler
+
+    def _streaming(self, form: Form, work: Streaming) -> Handler:
+        async def handler(call: Call) -> web.StreamResponse:
+            box = await self._finder.find(call)
+            produce = partial(work, call, box, {} if form is SILENT else read_frame(call.body))
+            return await stream(call, form, produce, box.ended, self._config.write_timeout)
+
+        return handler
 
     # ------------------------------------------------------------------ programs
 
-    async def start(self, call: Call) -> web.StreamResponse:
+    async def start(self, call: Call, box: E2bSandbox, message: Message, emit: Emit) -> None:
         """Start a program and stream its events. The client's deadline kills it, a client that goes does not."""
-        box, message = await self._box(call), read_frame(call.body)
+        async with self._boxes.gate.slot():
+            program = await E2bProgram.start(box.session, message, box.env)
+        box.add(program)
+        await program.follow(emit, begins=True, seconds=deadline_of(call))
 
-        async def events(emit: Emit) -> None:
-            async with self._boxes.gate.slot():
-                program = await E2bProgram.start(box.session, message, box.env)
-            box.add(program)
-            await program.follow(emit, begins=True, seconds=deadline_of(call))
+    async def follow(self, _: Call, box: E2bSandbox, message: Message, emit: Emit) -> None:
+        await _selected(box, message).follow(emit)
 
-        return await stream(call, PROGRAM, events, box.ended, self._config.write_timeout)
-
-    async def follow(self, call: Call) -> web.StreamResponse:
-        box, message = await self._box(call), read_frame(call.body)
-
-        async def events(emit: Emit) -> None:
-            await _selected(box, message).follow(emit)
-
-        return await stream(call, PROGRAM, events, box.ended, self._config.write_timeout)
-
-    async def list_programs(self, call: Call) -> web.Response:
+    async def list_programs(self, box: E2bSandbox, _: Message) -> Message:
         rows = [
             {"config": dict(program.config), "pid": program.pid} | ({"tag": program.tag} if program.tag else {})
-            for program in (await self._box(call)).running
+            for program in box.running
         ]
-        return answer({"processes": rows})
+        return {"processes": rows}
 
-    async def send_input(self, call: Call) -> web.Response:
-        message = read_json(call.body)
-        await self._put(_selected(await self._box(call), message), message.get("input"))
-        return answer({})
+    async def send_input(self, box: E2bSandbox, message: Message) -> None:
+        await self._put(_selected(box, message), message.get("input"))
 
-    async def stream_input(self, call: Call) -> web.StreamResponse:
-        box = await self._box(call)
+    async def stream_input(self, call: Call, box: E2bSandbox, _: Message, emit: Emit) -> None:
+        program: E2bProgram | None = None
+        async for message in read_frames(call.request, 2 * MAX_INPUT, INPUT_PATIENCE):
+            if "start" in message:
+                program = _selected(box, section(message, "start"))
+            if "data" in message:
+                if program is None:
+                    raise E2bRefusedError("invalid_argument", "the first message should name the process")
+                await self._put(program, section(message, "data").get("input"))
+        await emit({})
 
-        async def taken(emit: Emit) -> None:
-            program: E2bProgram | None = None
-            async for message in read_frames(call.request, 2 * MAX_INPUT, INPUT_PATIENCE):
-                if "start" in message:
-                    program = _selected(box, section(message, "start"))
-                if "data" in message:
-                    if program is None:
-                        raise E2bRefusedError("invalid_argument", "the first message should name the process")
-                    await self._put(program, section(message, "data").get("input"))
-            await emit({})
+    async def close_stdin(self, box: E2bSandbox, message: Message) -> None:
+        await _selected(box, message).close_stdin()
 
-        return await stream(call, SILENT, taken, box.ended, self._config.write_timeout)
+    async def update(self, box: E2bSandbox, message: Message) -> None:
+        await _selected(box, message).resize(*size_of(message))
 
-    async def close_stdin(self, call: Call) -> web.Response:
-        await _selected(await self._box(call), read_json(call.body)).close_stdin()
-        return answer({})
-
-    async def update(self, call: Call) -> web.Response:
-        message = read_json(call.body)
-        program = _selected(await self._box(call), message)
-        await program.resize(*size_of(message))
-        return answer({})
-
-    async def send_signal(self, call: Call) -> web.Response:
-        message = read_json(call.body)
+    async def send_signal(self, box: E2bSandbox, message: Message) -> None:
         number = _SIGNALS.get(message.get("signal", ""))
         if number is None:
             known = ", ".join(_SIGNALS)
             raise E2bRefusedError("invalid_argument", f"signal should be {known}, got {message.get('signal')!r}")
-        await _selected(await self._box(call), message).signal(number, wait=number == signal.SIGKILL)
-        return answer({})
+        await _selected(box, message).signal(number, wait=number == signal.SIGKILL)
 
     async def _put(self, program: E2bProgram, data: Any) -> None:
         for name in ("stdin", "pty"):
@@ -229,52 +215,25 @@ class Envd:
 
     # ------------------------------------------------------------------ files
 
-    def by_agent(self, op: str, *names: str) -> Handler:
-        """Make the handler of a call that the sandbox's file agent answers as it is."""
+    async def watch(self, _: Call, box: E2bSandbox, message: Message, emit: Emit) -> None:
+        watcher = await _by_agent("CreateWatcher", box, message)
+        try:
+            await emit({"start": {}})
+            while True:
+                await asyncio.sleep(POLL)
+                box.check_running()
+                for event in (await box.files.ask("GetWatcherEvents", watcher)).get("events", ()):
+                    await emit({"filesystem": event})
+        finally:
+            if not box.ended.is_set():
+                with contextlib.suppress(E2bRefusedError, SandboxError):
+                    await box.files.ask("RemoveWatcher", watcher)
 
-        async def handler(call: Call) -> web.Response:
-            box, message = await self._box(call), read_json(call.body)
-            meta, _ = await box.files.ask(op, b"", **{name: _path(message, name) for name in names})
-            return answer({"entry": meta["entry"]} if "entry" in meta else {})
 
-        return handler
-
-    async def list_folder(self, call: Call) -> web.Response:
-        box, message = await self._box(call), read_json(call.body)
-        depth = message.get("depth") or 1
-        if type(depth) is not int or depth < 1:
-            raise E2bRefusedError("invalid_argument", f"depth should be at least 1, got {depth!r}")
-        return answer({"entries": await box.files.entries("list", path=_path(message), depth=depth)})
-
-    async def watch(self, call: Call) -> web.StreamResponse:
-        box, message = await self._box(call), read_frame(call.body)
-
-        async def events(emit: Emit) -> None:
-            name = await _watch(box, message)
-            try:
-                await emit({"start": {}})
-                while True:
-                    await asyncio.sleep(POLL)
-                    box.check_running()
-                    for event in await _events(box, name):
-                        await emit({"filesystem": event})
-            finally:
-                await _unwatch(box, name)
-
-        return await stream(call, WATCH, events, box.ended, self._config.write_timeout)
-
-    async def create_watcher(self, call: Call) -> web.Response:
-        box, message = await self._box(call), read_json(call.body)
-        return answer({"watcherId": await _watch(box, message)})
-
-    async def events(self, call: Call) -> web.Response:
-        box, message = await self._box(call), read_json(call.body)
-        return answer({"events": await _events(box, str(message.get("watcherId")))})
-
-    async def remove_watcher(self, call: Call) -> web.Response:
-        box, message = await self._box(call), read_json(call.body)
-        await _unwatch(box, str(message.get("watcherId")), strict=True)
-        return answer({})
+async def _by_agent(name: str, box: E2bSandbox, message: Message) -> Message:
+    fields = await box.files.ask(name, message)
+    del fields["content"]
+    return fields
 
 
 def _selected(box: E2bSandbox, message: Mapping[str, Any]) -> E2bProgram:
@@ -288,39 +247,3 @@ def _selected(box: E2bSandbox, message: Mapping[str, Any]) -> E2bProgram:
         what = f"pid {pid}" if pid is not None else f"tag {tag}"
         raise E2bRefusedError("not_found", f"process with {what} not found")
     return program
-
-
-def _path(message: Mapping[str, Any], name: str = "path") -> str:
-    path = message.get(name)
-    if not isinstance(path, str) or not path:
-        raise E2bRefusedError("invalid_argument", f"{name} should be a path, got {path!r}")
-    return path
-
-
-def _no_watcher(name: str) -> E2bRefusedError:
-    return E2bRefusedError("not_found", f"watcher with id {name[:100]} not found")
-
-
-async def _watch(box: E2bSandbox, message: Mapping[str, Any]) -> str:
-    """Begin to watch a folder, and return the watch's name."""
-    if len(box.watches) >= MOST_WATCHES:
-        raise E2bRefusedError("resource_exhausted", f"a sandbox has at most {MOST_WATCHES} watches at once")
-    name = f"w{secrets.token_hex(8)}"
-    await box.files.ask("watch", id=name, path=_path(message), recursive=bool(message.get("recursive")))
-    box.watches[name] = bool(message.get("includeEntry"))
-    return name
-
-
-async def _events(box: E2bSandbox, name: str) -> list[dict[str, Any]]:
-    if name not in box.watches:
-        raise _no_watcher(name)
-    return await box.files.entries("events", id=name, entries=box.watches[name])
-
-
-async def _unwatch(box: E2bSandbox, name: str, *, strict: bool = False) -> None:
-    if box.watches.pop(name, None) is None:
-        if strict:
-            raise _no_watcher(name)
-    elif not box.ended.is_set():
-        with contextlib.suppress(E2bRefusedError, SandboxError):
-            await box.files.ask("unwatch", id=name)

@@ -8,13 +8,13 @@ from typing import Any
 from aiohttp import web
 
 from toolgym.tools.sandbox.e2b.config import E2bServerConfig
-from toolgym.tools.sandbox.e2b.connect import E2bRefusedError, Emit, Form, answered, read_json, section, stream
+from toolgym.tools.sandbox.e2b.connect import E2bRefusedError, Emit, Form, read_json, route, section, stream
 from toolgym.tools.sandbox.e2b.contexts import CodeContext, ProgramContext, SessionContext
 from toolgym.tools.sandbox.e2b.envd import Finder
 from toolgym.tools.sandbox.e2b.file_agent import HOME
 from toolgym.tools.sandbox.e2b.sandboxes import E2bSandbox, Sandboxes
 from toolgym.tools.serving.json_bodies import encode
-from toolgym.tools.serving.routes import Call, Operation, Route
+from toolgym.tools.serving.routes import Call, Route
 from toolgym.tools.serving.transport import answer
 
 PING = 30.0
@@ -48,10 +48,6 @@ class Interpreter:
         self._boxes, self._finder, self._config = boxes, finder, config
 
     def routes(self) -> list[Route]:
-        def route(path: str, **methods: Any) -> Route:
-            operations = {method: Operation(answered(handler)) for method, handler in methods.items()}
-            return Route(path, operations, public=True)
-
         return [
             route("/execute", POST=self.execute),
             route("/contexts", POST=self.create, GET=self.list),
@@ -90,8 +86,8 @@ class Interpreter:
     async def list(self, call: Call) -> web.Response:
         box = await self._finder.find(call, token=False)
         self._default(box, "python")
-        rows: Any = [_about(context) for context in sorted(box.contexts.values(), key=lambda each: not each.is_default)]
-        return answer(rows)
+        contexts = sorted(box.contexts.values(), key=lambda context: not context.is_default)
+        return answer([_about(context) for context in contexts])
 
     async def remove(self, call: Call) -> web.Response:
         box = await self._finder.find(call, token=False)
@@ -119,10 +115,8 @@ class Interpreter:
         known = (each for each in box.contexts.values() if each.is_default and each.language == language)
         context = next(known, None)
         if context is None:
-            if language == "bash":
-                context = ProgramContext(box.session, box.files, language, HOME, box.env, is_default=True)
-            else:
-                context = SessionContext(box.session, HOME, box.env, forked=box.forked)
+            kind = SessionContext if language == "python" else ProgramContext
+            context = kind(box.session, box.files, language, HOME, box.env, is_default=True)
             box.contexts[context.name] = context
         return context
 

@@ -6,14 +6,13 @@ import asyncio
 import contextlib
 import datetime
 import enum
-import logging
 import re
 import secrets
 import signal
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from toolgym.tools.errors import SandboxError
 from toolgym.tools.sandbox.base import Sandbox, Session
@@ -37,7 +36,6 @@ POINTS_KEPT = 720
 """Measurements of one sandbox that are kept."""
 
 _SNAPSHOT = re.compile(r"snap[0-9a-f]{24}(:default)?\Z")
-_log = logging.getLogger("toolgym.tools.sandbox.e2b")
 
 
 class SandboxState(enum.Enum):
@@ -45,27 +43,43 @@ class SandboxState(enum.Enum):
     PAUSED = "paused"
 
 
-class E2bSandbox(TableSession):
-    """A sandbox of the owner of an API key, until `ends` (seconds since 1970). `token` lets a client use it."""
+class OwnedSession(TableSession):
+    """A session of the owner of an API key, which is never idle; `about` says how it was asked for."""
 
     idle_timeout = float("inf")
 
-    def __init__(
-        self, owner: str, session: Session, about: Mapping[str, Any], seconds: float, *, forked: bool = False
-    ) -> None:
-        name = f"i{secrets.token_hex(12)}"
-        super().__init__(name, patience=FILE_DEADLINE, max_waiting=64)
-        self.owner, self.session, self.about = owner, session, dict(about)
-        self.token = f"{name}-{secrets.token_hex(20)}" if about.get("secure", True) else None
+    def __init__(self, kind: str, owner: str, session: Session, about: Mapping[str, Any]) -> None:
+        super().__init__(f"{kind}{secrets.token_hex(12)}", patience=FILE_DEADLINE, max_waiting=64)
+        self.owner, self.session, self.about = owner, session, about
+
+    @property
+    def over(self) -> bool:
+        return not self.session.alive
+
+    async def close(self) -> None:
+        await self.session.close()
+
+
+class Snapshot(OwnedSession):
+    """A fork that stands still, from which sandboxes are made; it outlives the one that it was made from."""
+
+    def __init__(self, origin: E2bSandbox, session: Session, names: list[str]) -> None:
+        super().__init__("snap", origin.owner, session, origin.about)
+        self.origin, self.names = origin.name, names
+
+
+class E2bSandbox(OwnedSession):
+    """A sandbox of the owner of an API key, until `ends` (seconds since 1970). `token` lets a client use it."""
+
+    def __init__(self, owner: str, session: Session, about: Mapping[str, Any], seconds: float) -> None:
+        super().__init__("i", owner, session, about)
+        self.token = f"{self.name}-{secrets.token_hex(20)}" if about["secure"] else None
         self.state = SandboxState.RUNNING
-        self.forked = forked
         self.started = time.time()
         self.seconds, self.ends = seconds, self.started + seconds
         self.files = FileAgent(session)
         self.programs: dict[int, E2bProgram] = {}
         self.contexts: dict[str, CodeContext] = {}
-        self.watches: dict[str, bool] = {}
-        """By name, whether events have entries."""
         self.measured = (0, self.started)
         """Milliseconds that its programs had computed, and when that was."""
         self.points: deque[dict[str, Any]] = deque(maxlen=POINTS_KEPT)
@@ -74,14 +88,22 @@ class E2bSandbox(TableSession):
         self.ended = asyncio.Event()
 
     @property
+    def over(self) -> bool:
+        return super().over or (self._is_due and not self.about["autoPause"])
+
+    async def pause_if_due(self) -> None:
+        if self._is_due and self.about["autoPause"]:
+            await self.pause()
+
+    @property
+    def _is_due(self) -> bool:
+        return self.state is SandboxState.RUNNING and time.time() >= self.ends
+
+    @property
     def env(self) -> Mapping[str, str]:
         """Variables of each of its programs."""
         known = {"E2B_SANDBOX": "true", "E2B_SANDBOX_ID": self.name, "E2B_TEMPLATE_ID": str(self.about["templateID"])}
-        return {"HOME": HOME, "USER": "user", "LOGNAME": "user", **known, **(self.about.get("envVars") or {})}
-
-    @property
-    def over(self) -> bool:
-        return not self.session.alive
+        return {"HOME": HOME, "USER": "user", "LOGNAME": "user", **known, **self.about["envVars"]}
 
     def prolong(self, seconds: float, *, shorten: bool = False) -> None:
         ends = time.time() + seconds
@@ -124,7 +146,7 @@ class E2bSandbox(TableSession):
                 await asyncio.gather(*(program.close() for program in programs.values()))
                 for context in [*self.contexts.values()]:
                     await context.close()
-                await self.session.close()
+                await super().close()
         except TimeoutError:
             raise SandboxError(f"it did not close within {CLOSE_DEADLINE:g} s") from None
 
@@ -138,22 +160,7 @@ class E2bSandbox(TableSession):
                 await program.signal(number)
 
 
-class Snapshot(TableSession):
-    """A fork that stands still, from which sandboxes are made; it outlives the one that it was made from."""
-
-    idle_timeout = float("inf")
-
-    def __init__(self, origin: E2bSandbox, session: Session, names: list[str]) -> None:
-        super().__init__(f"snap{secrets.token_hex(12)}", patience=FILE_DEADLINE, max_waiting=64)
-        self.owner, self.origin, self.session, self.names = origin.owner, origin.name, session, names
-        self.about = origin.about
-
-    @property
-    def over(self) -> bool:
-        return not self.session.alive
-
-    async def close(self) -> None:
-        await self.session.close()
+S = TypeVar("S", E2bSandbox, Snapshot)
 
 
 class Sandboxes:
@@ -162,12 +169,13 @@ class Sandboxes:
     def __init__(self, sandbox: Sandbox, gate: Gate, limit: int, max_seconds: float) -> None:
         self.gate, self.max_seconds = gate, max_seconds
         self._sandbox = sandbox
-        self._table = SessionTable[E2bSandbox | Snapshot](limit, float("inf"))
+        self._table = SessionTable[E2bSandbox | Snapshot](limit, 4 * SWEEP)
         self._sweeper: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Make a sandbox once, so that the first client does not wait for the libraries, and begin to end old ones."""
         await (await self._open()).close()
+        self._table.start()
         self._sweeper = asyncio.create_task(self._sweep())
 
     async def close(self) -> None:
@@ -215,30 +223,20 @@ class Sandboxes:
         snapshot = self._snapshot(owner, template)
         if snapshot is None and _SNAPSHOT.match(template):
             raise E2bRefusedError("not_found", f"there is no snapshot {template[:100]!r}, or it is not yours")
-        with self._table.room():
-            async with self._opening():
-                if snapshot is not None:
-                    session: Session = await snapshot.session.fork()
-                else:
-                    session = await self._open(about["network"])
-            return self._add(E2bSandbox(owner, session, about, seconds, forked=snapshot is not None))
+        async with self._opening():
+            session = await (self._open(about["network"]) if snapshot is None else snapshot.session.fork())
+        return self._add(E2bSandbox(owner, session, about, seconds))
 
     async def fork(self, origin: E2bSandbox, count: int, seconds: float) -> list[E2bSandbox]:
         """Make sandboxes in the same state: the files, and the default context's variables."""
-        with self._table.room(count):
-            async with self._opening():
-                sessions = await origin.session.fork(n=count)
-            return [
-                self._add(E2bSandbox(origin.owner, session, origin.about, seconds, forked=True)) for session in sessions
-            ]
+        async with self._opening(count):
+            sessions = await origin.session.fork(n=count)
+        return [self._add(E2bSandbox(origin.owner, session, origin.about, seconds)) for session in sessions]
 
     async def snapshot(self, origin: E2bSandbox, names: list[str]) -> Snapshot:
-        with self._table.room():
-            async with self._opening():
-                session = await origin.session.fork()
-            kept = Snapshot(origin, session, names)
-            self._table.add(kept)
-            return kept
+        async with self._opening():
+            session = await origin.session.fork()
+        return self._add(Snapshot(origin, session, names))
 
     async def delete_snapshot(self, owner: str, name: str) -> None:
         snapshot = self._snapshot(owner, name)
@@ -252,9 +250,9 @@ class Sandboxes:
     async def _open(self, network: Network | None = None) -> Session:
         return await self._sandbox.session(folders=(HOME,), env={"HOME": HOME}, network=network)
 
-    def _add(self, box: E2bSandbox) -> E2bSandbox:
-        self._table.add(box)
-        return box
+    def _add(self, kept: S) -> S:
+        self._table.add(kept)
+        return kept
 
     def _snapshot(self, owner: str, name: str) -> Snapshot | None:
         wanted = {name, f"{name}:default"}
@@ -262,27 +260,16 @@ class Sandboxes:
         return next(kept, None)
 
     @contextlib.asynccontextmanager
-    async def _opening(self) -> AsyncIterator[None]:
-        async with self.gate.slot(), asyncio.timeout(FILE_DEADLINE):
-            yield
+    async def _opening(self, count: int = 1) -> AsyncIterator[None]:
+        """Hold a slot, and places for so many sessions, which are added right after the block."""
+        with self._table.room(count):
+            async with self.gate.slot(), asyncio.timeout(FILE_DEADLINE):
+                yield
 
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(SWEEP)
-            now = time.time()
-            await asyncio.gather(*(self._end(item, now) for item in self._table))
-
-    async def _end(self, item: E2bSandbox | Snapshot, now: float) -> None:
-        try:
-            if item.over:
-                await self._table.discard(item.name)
-            elif isinstance(item, E2bSandbox) and item.state is SandboxState.RUNNING and now >= item.ends:
-                if item.about.get("autoPause"):
-                    await item.pause()
-                else:
-                    await self._table.discard(item.name)
-        except Exception:  # noqa: BLE001  the others must be looked at all the same
-            _log.exception("sandbox %s could not be ended", item.name[:8])
+            await asyncio.gather(*(item.pause_if_due() for item in self._table if isinstance(item, E2bSandbox)))
 
 
 def stamp(seconds: float) -> str:

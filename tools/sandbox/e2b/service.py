@@ -10,7 +10,7 @@ from aiohttp import web
 
 from toolgym.tools.sandbox.e2b.api import ControlPlane
 from toolgym.tools.sandbox.e2b.config import E2bServerConfig
-from toolgym.tools.sandbox.e2b.connect import E2bRefusedError, answered
+from toolgym.tools.sandbox.e2b.connect import E2bRefusedError, answered, route
 from toolgym.tools.sandbox.e2b.envd import Envd, Finder
 from toolgym.tools.sandbox.e2b.files_http import FilesOverHttp
 from toolgym.tools.sandbox.e2b.interpreter import Interpreter
@@ -44,9 +44,9 @@ async def e2b_routes(app: SandboxApp, config: E2bServerConfig) -> AsyncIterator[
     )
     app.add_routes(
         [
-            *(route for part in parts for route in part.routes()),
+            *(each for part in parts for each in part.routes()),
             Route("/health", {"GET": Operation(_health(finder, health))}, public=True, while_draining=True),
-            Route("/{rest:path}", {method: Operation(answered(_unknown)) for method in _METHODS}, public=True),
+            route("/{rest:path}", **dict.fromkeys(_METHODS, _unknown)),
         ]
     )
     try:

@@ -1,27 +1,29 @@
 """Files of a sandbox for the server: a program that carries out one request after the other, beside cells and programs.
 
-Requests come on standard input, answers go to standard output: two lengths of four bytes (big endian), JSON and bytes.
-An answer that is longer than a part is asked for part by part (`more`).
+Requests come on standard input and answers go to standard output, each as JSON on a line, and a file's content of that
+`length`. `op` is the name of a call of E2B's `filesystem.Filesystem`, with the fields of its message and answer; or a
+further one.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import grp
 import json
 import os
+import pwd
 import select
 import shutil
 import stat
 import struct
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 HOME = os.environ.get("HOME", "/")
 XATTR = "user.e2b."
-HEAD = struct.Struct(">II")
 EVENT = struct.Struct("iIII")
 
 MODIFY, ATTRIB, MOVED_FROM, MOVED_TO, CREATE, DELETE = 0x2, 0x4, 0x40, 0x80, 0x100, 0x200
@@ -34,16 +36,16 @@ KINDS = (
     (MOVED_FROM | MOVE_SELF, "EVENT_TYPE_RENAME"),
     (ATTRIB, "EVENT_TYPE_CHMOD"),
 )
-MOST_EVENTS = 10_000
+MOST_EVENTS, MOST_WATCHES = 10_000, 64
 CODES = {
-    "not_found": ("ENOENT",),
     "already_exists": ("EEXIST",),
     "invalid_argument": ("ENOTDIR", "EISDIR", "EINVAL", "ENAMETOOLONG", "ENXIO"),
     "failed_precondition": ("ENOTEMPTY", "ELOOP"),
     "permission_denied": ("EACCES", "EPERM", "EROFS"),
     "resource_exhausted": ("ENOSPC", "EDQUOT", "EFBIG"),
 }
-Answer = tuple[dict[str, Any], bytes]
+Request = Mapping[str, Any]
+Answer = dict[str, Any]
 
 
 class _RefusedError(Exception):
@@ -52,8 +54,11 @@ class _RefusedError(Exception):
         self.code = code
 
 
-def place(name: str) -> str:
+def place(request: Request, field: str = "path") -> str:
     """Return the absolute name of a file that a client names; a relative one belongs to the home."""
+    name = request.get(field)
+    if not isinstance(name, str) or not name:
+        raise _RefusedError(f"{field} should be a path, got {name!r}")
     if name == "~" or name.startswith("~/"):
         name = HOME + name[1:]
     return os.path.normpath(os.path.join(HOME, name))
@@ -76,20 +81,20 @@ def entry(path: str) -> dict[str, Any]:
         "size": str(about.st_size),
         "mode": stat.S_IMODE(about.st_mode) & 0o777,
         "permissions": stat.filemode(about.st_mode),
-        "owner": owner("/etc/passwd", about.st_uid),
-        "group": owner("/etc/group", about.st_gid),
+        "owner": owner(pwd.getpwuid, about.st_uid),
+        "group": owner(grp.getgrgid, about.st_gid),
         "modifiedTime": f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.{rest:09d}Z",
     }
     metadata = metadata_of(path)
     return row | ({"symlinkTarget": target} if target else {}) | ({"metadata": metadata} if metadata else {})
 
 
-def owner(file: str, number: int, names: dict[str, dict[str, str]] = {}) -> str:  # noqa: B006  read once
+def owner(find: Callable[[int], Any], number: int) -> str:
     """Return the name of a user or group; its number if it has none."""
-    if file not in names:
-        with open(file, encoding="utf-8", errors="replace") as lines:
-            names[file] = {row[2]: row[0] for row in (line.split(":") for line in lines) if len(row) > 2}
-    return names[file].get(str(number), str(number))
+    try:
+        return str(find(number)[0])
+    except KeyError:
+        return str(number)
 
 
 def metadata_of(path: str) -> dict[str, str]:
@@ -100,8 +105,8 @@ def metadata_of(path: str) -> dict[str, str]:
         return {}
 
 
-def folder(name: str) -> str:
-    path = place(name)
+def folder(request: Request) -> str:
+    path = place(request)
     if not stat.S_ISDIR(os.stat(path).st_mode):
         raise _RefusedError(f"path is not a directory: {path}")
     return path
@@ -120,26 +125,29 @@ def listing(path: str, depth: int) -> list[dict[str, Any]]:
     return rows
 
 
-def do_stat(request: Mapping[str, Any], _: bytes) -> Answer:
-    return {"entry": entry(place(request["path"]))}, b""
+def do_stat(request: Request) -> Answer:
+    return {"entry": entry(place(request))}
 
 
-def do_list(request: Mapping[str, Any], _: bytes) -> Answer:
-    return {}, json.dumps(listing(folder(request["path"]), request["depth"])).encode()
+def do_listdir(request: Request) -> Answer:
+    depth = request.get("depth") or 1
+    if type(depth) is not int or depth < 1:
+        raise _RefusedError(f"depth should be at least 1, got {depth!r}")
+    return {"entries": listing(folder(request), depth)}
 
 
-def do_mkdir(request: Mapping[str, Any], _: bytes) -> Answer:
-    path = place(request["path"])
+def do_makedir(request: Request) -> Answer:
+    path = place(request)
     if os.path.isdir(path):
         raise _RefusedError(f"directory already exists: {path}", "already_exists")
     if os.path.lexists(path):
         raise _RefusedError(f"path already exists but it is not a directory: {path}")
     os.makedirs(path)
-    return {"entry": entry(path)}, b""
+    return {"entry": entry(path)}
 
 
-def do_move(request: Mapping[str, Any], _: bytes) -> Answer:
-    source, target = place(request["source"]), place(request["destination"])
+def do_move(request: Request) -> Answer:
+    source, target = place(request, "source"), place(request, "destination")
     os.lstat(source)
     os.makedirs(os.path.dirname(target), exist_ok=True)
     try:
@@ -148,46 +156,45 @@ def do_move(request: Mapping[str, Any], _: bytes) -> Answer:
         if error.errno != errno.EXDEV:
             raise
         shutil.move(source, target)
-    return {"entry": entry(target)}, b""
+    return {"entry": entry(target)}
 
 
-def do_remove(request: Mapping[str, Any], _: bytes) -> Answer:
-    path = place(request["path"])
+def do_remove(request: Request) -> Answer:
+    path = place(request)
     if os.path.isdir(path) and not os.path.islink(path):
         shutil.rmtree(path)
     elif os.path.lexists(path):
         os.unlink(path)
-    return {}, b""
+    return {}
 
 
-def do_read(request: Mapping[str, Any], _: bytes) -> Answer:
-    path = place(request["path"])
-    with open(opened(path, os.O_RDONLY), "rb") as file:
-        size = os.fstat(file.fileno()).st_size
+def do_read(request: Request) -> Answer:
+    with open(opened(place(request), os.O_RDONLY), "rb") as file:
         if request["at"]:
             file.seek(request["at"])
-        return {"size": size, "path": path}, file.read(request["most"])
+        return {"size": os.fstat(file.fileno()).st_size, "content": file.read(request["most"])}
 
 
-def do_write(request: Mapping[str, Any], data: bytes) -> Answer:
+def do_write(request: Request) -> Answer:
     """Write a part of a file; the last one sets its metadata, which replaces an older one's."""
-    path, at = place(request["path"]), request["at"]
+    path, at, metadata = place(request), request["at"], request["metadata"]
     if not at:
         os.makedirs(os.path.dirname(path), exist_ok=True)
     with open(opened(path, os.O_WRONLY | (0 if at else os.O_CREAT | os.O_TRUNC)), "wb", buffering=0) as file:
         if at:
             file.seek(at)
-        left = memoryview(data)
+        left = memoryview(request["content"])
         while left:
             left = left[file.write(left) :]
         if request["last"]:
             fd = file.fileno()
             for name in metadata_of(path):
                 os.removexattr(fd, XATTR + name)
-            for name, value in request["metadata"].items():
+            for name, value in metadata.items():
                 os.setxattr(fd, XATTR + name, value.encode())
             os.chown(fd, os.getuid(), os.getgid())  # by it, watchers of E2B's own envd see that a file is complete
-    return {"path": path, "name": os.path.basename(path)}, b""
+    row = {"name": os.path.basename(path), "type": "file", "path": path}
+    return row | ({"metadata": metadata} if metadata else {})
 
 
 def opened(path: str, flags: int) -> int:
@@ -200,11 +207,11 @@ def opened(path: str, flags: int) -> int:
 class Watch:
     """The changes below a folder since they were asked for, by inotify."""
 
-    def __init__(self, root: str, recursive: bool) -> None:
+    def __init__(self, root: str, *, recursive: bool, with_entries: bool) -> None:
         import ctypes
 
         self.libc, self.errno = ctypes.CDLL(None, use_errno=True), ctypes.get_errno
-        self.root, self.recursive = root, recursive
+        self.root, self.recursive, self.with_entries = root, recursive, with_entries
         self.places: dict[int, str] = {}
         self.rows: list[dict[str, Any]] = []
         self.fd: int = self.libc.inotify_init1(NONBLOCK)
@@ -246,28 +253,39 @@ class Watch:
 WATCHES: dict[str, Watch] = {}
 
 
-def do_watch(request: Mapping[str, Any], _: bytes) -> Answer:
-    WATCHES[request["id"]] = Watch(folder(request["path"]), bool(request["recursive"]))
-    return {}, b""
+def do_createwatcher(request: Request) -> Answer:
+    if len(WATCHES) >= MOST_WATCHES:
+        raise _RefusedError(f"a sandbox has at most {MOST_WATCHES} watches at once", "resource_exhausted")
+    recursive, with_entries = (bool(request.get(name)) for name in ("recursive", "includeEntry"))
+    watch = Watch(folder(request), recursive=recursive, with_entries=with_entries)
+    name = os.urandom(8).hex()
+    WATCHES[name] = watch
+    return {"watcherId": name}
 
 
-def do_events(request: Mapping[str, Any], _: bytes) -> Answer:
-    watch = WATCHES[request["id"]]
+def watch_of(request: Request) -> Watch:
+    name = str(request.get("watcherId"))
+    if name not in WATCHES:
+        raise _RefusedError(f"watcher with id {name[:100]} not found", "not_found")
+    return WATCHES[name]
+
+
+def do_getwatcherevents(request: Request) -> Answer:
+    watch = watch_of(request)
     rows, watch.rows = watch.rows, []
-    for row in rows if request["entries"] else ():
-        try:
+    for row in rows if watch.with_entries else ():
+        with contextlib.suppress(OSError):  # it is gone already
             row["entry"] = entry(os.path.join(watch.root, row["name"]))
-        except OSError:
-            continue  # it is gone already
-    return {}, json.dumps(rows).encode()
+    return {"events": rows}
 
 
-def do_unwatch(request: Mapping[str, Any], _: bytes) -> Answer:
-    os.close(WATCHES.pop(request["id"]).fd)
-    return {}, b""
+def do_removewatcher(request: Request) -> Answer:
+    os.close(watch_of(request).fd)
+    del WATCHES[request["watcherId"]]
+    return {}
 
 
-def do_usage(_: Mapping[str, Any], __: bytes) -> Answer:
+def do_usage(_: Request) -> Answer:
     """Measure memory and processor seconds of all processes, and the disk of the home."""
     memory, ticks = 0, 0
     for name in filter(str.isdigit, os.listdir("/proc")):
@@ -282,56 +300,55 @@ def do_usage(_: Mapping[str, Any], __: bytes) -> Answer:
         ticks += int(fields[11]) + int(fields[12])
     disk = os.statvfs(HOME)
     total, free = disk.f_blocks * disk.f_frsize, disk.f_bfree * disk.f_frsize
-    ms = 1000 * ticks // os.sysconf("SC_CLK_TCK")
-    return {
-        "memory": memory * os.sysconf("SC_PAGE_SIZE"),
-        "ms": ms,
-        "used": total - free,
-        "total": total,
-    }, b""
+    memory, ms = memory * os.sysconf("SC_PAGE_SIZE"), 1000 * ticks // os.sysconf("SC_CLK_TCK")
+    return {"memory": memory, "ms": ms, "used": total - free, "total": total}
 
 
-def carry_out(request: Mapping[str, Any], data: bytes) -> Answer:
+def carry_out(request: Request) -> Answer:
     try:
-        answer: Answer = globals()[f"do_{request['op']}"](request, data)
+        answer: Answer = globals()[f"do_{request['op'].lower()}"](request)
         return answer
     except _RefusedError as error:
-        return {"code": error.code, "message": str(error)}, b""
+        return {"code": error.code, "message": str(error)}
+    except FileNotFoundError as error:
+        return {"code": "not_found", "message": f"path '{error.filename}' does not exist"[:1000]}
     except OSError as error:
         name = errno.errorcode.get(error.errno or 0, "")
         code = next((code for code, names in CODES.items() if name in names), "internal")
         text = f"{error.strerror or error}" + (f": {error.filename}" if error.filename else "")
-        return {"code": code, "message": text[:1000]}, b""
+        return {"code": code, "message": text[:1000]}
     except (UnicodeError, KeyError, TypeError, ValueError, MemoryError) as error:
-        return {"code": "invalid_argument", "message": f"{type(error).__name__}: {error}"[:1000]}, b""
+        return {"code": "invalid_argument", "message": f"{type(error).__name__}: {error}"[:1000]}
 
 
-def arrived(size: int) -> bytes:
-    """Return so many bytes of the input, or none at its end, and look at watched folders while they do not come."""
-    data = b""
-    while len(data) < size:
-        places = {watch.fd: watch for watch in WATCHES.values()}
-        ready, _, _ = select.select([0, *places], [], [])
-        for fd in ready:
-            if fd in places:
-                places[fd].look()
+def requests() -> Iterator[Request]:
+    """Yield requests while they come, and look at watched folders between them."""
+    arrived = bytearray()
+    while True:
+        watches = {watch.fd: watch for watch in WATCHES.values()}
+        ready, _, _ = select.select([0, *watches], [], [])
+        for fd in watches.keys() & ready:
+            watches[fd].look()
         if 0 in ready:
-            part = os.read(0, size - len(data))
+            part = os.read(0, 1 << 20)
             if not part:
-                return b""
-            data += part
-    return data
+                return
+            arrived += part
+            begin = arrived.find(b"\n") + 1
+            request = json.loads(arrived[:begin]) if begin else {"length": 0}
+            end = begin + request["length"]
+            if len(arrived) >= end and begin:
+                request["content"] = bytes(arrived[begin:end])
+                del arrived[:end]
+                yield request
 
 
 def main() -> None:
-    target, part, rest = sys.stdout.buffer, int(sys.argv[1]), b""
-    while head := arrived(HEAD.size):
-        length, size = HEAD.unpack(head)
-        request, data = json.loads(arrived(length)), arrived(size)
-        meta, data = ({}, rest) if request["op"] == "more" else carry_out(request, data)
-        data, rest = data[:part], data[part:]
-        shown = json.dumps({**meta, "rest": len(rest)}).encode()
-        target.write(HEAD.pack(len(shown), len(data)) + shown + data)
+    target = sys.stdout.buffer
+    for request in requests():
+        answer = carry_out(request)
+        content = answer.pop("content", b"")
+        target.write(json.dumps({**answer, "length": len(content)}).encode() + b"\n" + content)
         target.flush()
 
 

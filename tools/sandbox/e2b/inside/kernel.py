@@ -7,9 +7,6 @@ standard output and error, and then the mark that the request names; its result 
 from __future__ import annotations
 
 import base64
-import importlib.abc
-import importlib.machinery
-import importlib.util
 import io
 import json
 import os
@@ -17,29 +14,19 @@ import sys
 import types
 
 
-class Sources(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds the modules that were sent, and their packages, which are empty."""
-
-    def __init__(self, modules: dict[str, str]) -> None:
-        self._modules = modules
-        self._packages = {name.rsplit(".", n)[0] for name in modules for n in range(1, name.count(".") + 1)}
-
-    def find_spec(self, name: str, path: object = None, target: object = None) -> importlib.machinery.ModuleSpec | None:
-        if name in self._modules or name in self._packages:
-            return importlib.util.spec_from_loader(name, self, is_package=name in self._packages)
-        return None
-
-    def exec_module(self, module: types.ModuleType) -> None:
-        module.__file__ = "/sent/" + module.__name__.replace(".", "/") + ".py"
-        code = compile(self._modules.get(module.__name__, ""), module.__file__, "exec")
-        exec(code, vars(module))
+def load(sources: dict[str, str]) -> None:
+    """Make modules of their sources, in an order in which none needs a later one; all may be packages."""
+    for name, source in sources.items():
+        module = sys.modules[name] = types.ModuleType(name)
+        module.__file__, module.__path__ = f"/sent/{name.replace('.', '/')}.py", []
+        exec(compile(source, module.__file__, "exec"), vars(module))
 
 
 def main() -> None:
     requests = os.fdopen(os.dup(0), "r", encoding="utf-8")
     null = os.open("/dev/null", os.O_RDONLY)
     os.dup2(null, 0)
-    sys.meta_path.insert(0, Sources(json.loads(base64.b64decode(requests.readline()))))
+    load(json.loads(base64.b64decode(requests.readline())))
     from toolgym.tools.sandbox.local.child import notebook, program
 
     names = types.ModuleType("__main__")
