@@ -30,6 +30,8 @@ _FORMS = {
     "text/latex": "latex",
     "application/json": "json",
     "application/javascript": "javascript",
+    "e2b/data": "data",
+    "e2b/chart": "chart",
 }
 """The names of a result's forms by their MIME types; others are below `extra`."""
 

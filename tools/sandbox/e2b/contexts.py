@@ -46,6 +46,7 @@ done
 """
 
 _LOCAL = "toolgym.tools.sandbox.local"
+_INSIDE = "toolgym.tools.sandbox.e2b.inside"
 _MODULES = {
     "protocol": ("frames", "answer_codec"),
     "kernel": ("syscalls", "syscall_batch", "users", "seccomp", "landlock", "jail", "harden"),
@@ -173,7 +174,7 @@ class SessionContext(CodeContext):
 
     async def _begin(self) -> Process:
         """Get the interpreter ready, once for it and its forks, and lead its output through a program."""
-        once = f"o.chdir({self.cwd!r}); s.e2b_ready = True"
+        once = f"{source_of('forms.py')}\nadd_to(names); o.chdir({self.cwd!r}); s.e2b_ready = True"
         pipes = [f"/tmp/.{secrets.token_hex(8)}" for _ in range(2)]
         ready = f"hasattr(s, 'e2b_ready') or exec({once!r}, globals())"
         await self._hidden(f"{ready}; o.environ.update({dict(self.env)!r}); [o.mkfifo(n) for n in {pipes!r}]")
@@ -267,10 +268,11 @@ class ProgramContext(CodeContext):
 
 
 def _sources() -> bytes:
-    """Return the modules of `_MODULES` as JSON, in base64 and on one line."""
-    root, modules = importlib.resources.files(_LOCAL), {"toolgym": ""}
+    """Return the modules of `_MODULES`, and what they show for E2B, as JSON, in base64 and on one line."""
+    root, modules = importlib.resources.files(_LOCAL), {"toolgym": "", _INSIDE: ""}
     for room, names in _MODULES.items():
         modules[f"{_LOCAL}.{room}"] = ""
         for name in names:
             modules[f"{_LOCAL}.{room}.{name}"] = root.joinpath(room, f"{name}.py").read_text(encoding="utf-8")
+    modules[f"{_INSIDE}.forms"] = source_of("forms.py")
     return base64.b64encode(json.dumps(modules).encode())

@@ -40,15 +40,39 @@ async def test_a_value_has_forms_and_others_are_displayed(box, where):
         "class Rich:\n"
         "    def _repr_html_(self): return '<b>bold</b>'\n"
         "    def _repr_png_(self): return b'png'\n"
+        "    def _repr_e2b_data_(self): return {'n': [1]}\n"
+        "    def _repr_e2b_chart_(self): return {'type': 'line'}\n"
         "    def __repr__(self): return 'rich'\n"
         "display(Rich()); display({'text/plain': 'p', 'my/type': [1]}, raw=True)\n"
         "Rich()"
     )
     first, second, last = await box.cell(code, **where)
     forms = {"type": "result", "text": "rich", "html": "<b>bold</b>", "png": "cG5n"}
+    forms |= {"data": {"n": [1]}, "chart": {"type": "line"}}
     assert first == forms | {"is_main_result": False}
     assert (second["text"], second["extra"]) == ("p", {"my/type": [1]})
     assert last == forms | {"is_main_result": True}
+
+
+@pytest.mark.long
+async def test_a_data_frame_has_data_and_a_figure_a_chart_if_its_package_is_there(box):
+    code = (
+        "import pandas, decimal\n"
+        "d, t = decimal.Decimal('.5'), pandas.Timestamp(0)\n"
+        "display(pandas.DataFrame({'a': [1, 2], 2: [t, None], ('x', 'y'): [d, float('nan')]}))\n"
+        "pandas.DataFrame({'a': range(40_001)})"
+    )
+    small, large = await box.cell(code)
+    assert small["data"] == {"a": [1, 2], "2": ["1970-01-01T00:00:00", "NaT"], "('x', 'y')": ["0.5", None]}
+    assert "data" not in large
+    assert "40000" in large["text"]
+    plot = "import matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.show()"
+    (line,) = await box.cell(f"import sys; sys.modules['e2b_charts'] = None  # it cannot be imported\n{plot}")
+    assert "chart" not in line
+    assert line["png"]
+    await box.write("e2b_charts.py", b"def chart_figure_to_dict(figure): return {'elements': len(figure.axes)}")
+    (line,) = await box.cell(f"del sys.modules['e2b_charts']\n{plot}")
+    assert line["chart"] == {"elements": 1}
 
 
 async def test_variables_of_one_cell_end_with_it(box, where):

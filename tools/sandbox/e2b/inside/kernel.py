@@ -27,6 +27,7 @@ def main() -> None:
     null = os.open("/dev/null", os.O_RDONLY)
     os.dup2(null, 0)
     load(json.loads(base64.b64decode(requests.readline())))
+    from toolgym.tools.sandbox.e2b.inside import forms
     from toolgym.tools.sandbox.local.child import notebook, program
 
     names = types.ModuleType("__main__")
@@ -35,6 +36,7 @@ def main() -> None:
     assert isinstance(sys.stdout, io.TextIOWrapper)
     sys.stdout.reconfigure(line_buffering=True)  # clients see a line when it is printed
     cells = notebook.Notebook(names)
+    forms.add_to(vars(names))
     program.ignore_interrupts()
     for line in requests:
         request = json.loads(line)
