@@ -189,7 +189,7 @@ class SessionContext(CodeContext):
         flush = "with c.suppress(Exception):\n    s.stdout.flush(); s.stderr.flush()"
         steps = [flush, f"[o.write(fd, {cell.mark!r}) for fd in (1, 2)]"]
         if cell.env:
-            steps.append("o.environ.clear(); o.environ.update(s.e2b_saved)")
+            steps.append("saved = s.e2b_saved; o.environ.clear(); o.environ.update(saved)")
         await self._hidden("\n".join(steps))
 
     async def _hidden(self, code: str) -> None:
@@ -258,8 +258,6 @@ class ProgramContext(CodeContext):
         return process
 
     def _bash_code(self, cell: Cell) -> str:
-        if "\0" in cell.code:
-            raise E2bRefusedError("invalid_argument", "code of bash cannot hold a NUL character")
         before = [f"export {name}={shlex.quote(value)}" for name, value in cell.env.items()]
         after = [
             f"export {name}={shlex.quote(self.env[name])}" if name in self.env else f"unset {name}" for name in cell.env

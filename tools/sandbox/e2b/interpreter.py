@@ -64,6 +64,8 @@ class Interpreter:
         if name and language:
             raise E2bRefusedError("invalid_argument", "give context_id or language, not both")
         context = self._context(box, name) if name else self._default(box, language or "python")
+        if context.language == "bash" and "\0" in code:
+            raise E2bRefusedError("invalid_argument", "code of bash cannot hold a NUL character")
         env = {str(key): str(value) for key, value in section(asked, "env_vars").items()}
 
         async def lines(emit: Emit) -> None:

@@ -153,7 +153,8 @@ async def test_what_cannot_be_run_is_refused(box):
     ask = box.client.ask
     refused = await ask("POST", "/execute", 501, json={"code": "1", "language": "r"}, headers=box.headers)
     assert "'r'" in refused["message"]
-    for body in ({"code": 1}, {"code": "1", "context_id": "a", "language": "python"}):
+    nul = {"code": "a\0b", "language": "bash"}
+    for body in ({"code": 1}, {"code": "1", "context_id": "a", "language": "python"}, nul):
         await ask("POST", "/execute", 400, json=body, headers=box.headers)
 
 
