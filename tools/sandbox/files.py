@@ -192,11 +192,6 @@ class SessionFiles(ABC):
         """Remove a file, a link, or an empty folder; with `recursive`, a folder with all in it."""
         await self._act("remove", check_path(path), {"recursive": recursive})
 
-    async def upload(self, files: Mapping[str, bytes]) -> None:
-        """Write several files, by name."""
-        for name, data in files.items():
-            await self.write_file(name, data)
-
     async def upload_folder(self, local: str | Path, path: str = ".") -> None:
         """Copy a folder of this machine into the session, with links and permission bits.
 

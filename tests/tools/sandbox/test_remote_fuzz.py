@@ -31,20 +31,15 @@ def changed(good):
 
 
 RUN = changed(RAN["run_result"]).map(lambda bad: RAN | {"run_result": bad})
-NOTEBOOK = {"status": "Success", "message": "", "driver": RAN["run_result"], "cells": [], "files": {}}
-CELLS = {"stdout": "", "stderr": "", "display": [{}], "error": [{"ename": "E", "evalue": "", "traceback": []}]}
 LIKELY = (
     changed(RAN)
     | RUN
-    | changed(NOTEBOOK)
-    | changed(CELLS).map(lambda bad: NOTEBOOK | {"cells": [bad]})
     | changed(SESSION)
     | changed(CELL | {"result": "1", "display": [], "error": None, "duration": 1.0, "alive": True})
 )
 BODIES = st.binary(max_size=40) | (JSON | LIKELY).map(lambda data: json.dumps(data).encode())
 READERS = [
     response_parsing.read_run_code,
-    response_parsing.read_run_jupyter,
     response_parsing.read_sessions,
     response_parsing.read_cell,
     response_parsing.read_exec,

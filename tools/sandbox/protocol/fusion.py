@@ -15,7 +15,7 @@ from typing import Any, Literal
 from pydantic import Field, FiniteFloat
 
 from toolgym.tools.errors import SandboxError
-from toolgym.tools.sandbox.base import CellError, CellResult, ExecutionResult, ExecutionStatus
+from toolgym.tools.sandbox.base import CellResult, ExecutionResult, ExecutionStatus
 from toolgym.tools.sandbox.protocol.messages import MAX_ITEMS, Base64, Few, Files, WireMessage
 
 Language = Literal[
@@ -231,16 +231,6 @@ class CellRunResult(WireMessage):
         error = cell.error
         errors = [{"ename": error.name, "evalue": error.value, "traceback": list(error.traceback)}] if error else []
         return cls(stdout=cell.stdout, stderr=cell.stderr, display=display, error=errors)
-
-    def result(self) -> CellResult:
-        error = None
-        if self.error:
-            first = self.error[0]
-            lines = first.get("traceback")
-            traceback = tuple(map(str, lines)) if isinstance(lines, list) else ()
-            error = CellError(str(first.get("ename", "")), str(first.get("evalue", "")), traceback)
-        status = ExecutionStatus.OK if error is None else ExecutionStatus.ERROR
-        return CellResult(status, self.stdout, self.stderr, display=tuple(self.display), error=error)
 
 
 class RunJupyterResponse(WireMessage):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import pydantic
@@ -16,7 +16,7 @@ import pydantic
 from toolgym.tools.errors import ConfigError, SandboxError
 from toolgym.tools.http.client import CallError, GarbledError, excerpt
 from toolgym.tools.http.session import HttpResponse
-from toolgym.tools.sandbox.base import CellResult, ExecResult, ExecutionResult, ExecutionStatus
+from toolgym.tools.sandbox.base import CellResult, ExecResult, ExecutionResult
 from toolgym.tools.sandbox.files import ERRORS, FileInfo
 from toolgym.tools.sandbox.processes import ProcessState
 from toolgym.tools.sandbox.protocol import fusion, messages
@@ -42,21 +42,6 @@ REFUSALS = ("unsupported", "no_room")
 """The sandbox can never do that; the session's limits, or the server's, leave no room for it."""
 
 
-@dataclass(frozen=True)
-class CellsResult:
-    """The results of several cells that ran in one fresh interpreter.
-
-    The status is `OK` if all ran, even if some raised; else the end of the last one. The value of a cell's last
-    expression is among its `display`.
-    """
-
-    status: ExecutionStatus
-    cells: tuple[CellResult, ...] = ()
-    duration: float = 0.0
-    message: str = ""
-    files: Mapping[str, bytes] = field(default_factory=dict)
-
-
 def read_run_code(reply: HttpResponse) -> ExecutionResult:
     message = _read(fusion.RunCodeResponse, reply)
     try:
@@ -64,30 +49,6 @@ def read_run_code(reply: HttpResponse) -> ExecutionResult:
     except SandboxError as error:
         raise GarbledError(str(error)) from None
     return replace(result, duration=finite(result.duration))
-
-
-def read_run_jupyter(reply: HttpResponse) -> CellsResult:
-    message = _read(fusion.RunJupyterResponse, reply)
-    driver = message.driver
-    status = ExecutionStatus.OK
-    if message.status is fusion.RunStatus.SANDBOX_ERROR:
-        status = ExecutionStatus.SANDBOX_ERROR
-    elif driver is not None and driver.reason is not None:
-        status = driver.reason
-    elif driver is not None and driver.status is fusion.CommandRunStatus.TIME_LIMIT_EXCEEDED:
-        status = ExecutionStatus.TIMEOUT
-    elif message.status is not fusion.RunStatus.SUCCESS:
-        status = ExecutionStatus.ERROR
-    text = message.message
-    if status is ExecutionStatus.SANDBOX_ERROR and not text:
-        text = (driver.stderr if driver is not None else "") or "the server reported SandboxError"
-    return CellsResult(
-        status=status,
-        cells=tuple(cell.result() for cell in message.cells),
-        duration=finite(driver.execution_time if driver is not None else 0.0),
-        message=text,
-        files=message.files,
-    )
 
 
 def read_sessions(reply: HttpResponse) -> list[messages.SessionInfo]:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from toolgym.tools.concurrency.deadline import shielded
 from toolgym.tools.concurrency.rate_limit import LocalRateLimiter
@@ -21,7 +21,7 @@ from toolgym.tools.sandbox.names import positive
 from toolgym.tools.sandbox.options import RunRequest, SessionRequest
 from toolgym.tools.sandbox.protocol.messages import SessionInfo, encode_base64
 from toolgym.tools.sandbox.remote.caller import Caller, SandboxReplica, ServerKind
-from toolgym.tools.sandbox.remote.response_parsing import CellsResult, read_run_code, read_run_jupyter, read_sessions
+from toolgym.tools.sandbox.remote.response_parsing import read_run_code, read_sessions
 from toolgym.tools.sandbox.remote.session import OPENING, Opening, RemoteSession, failing
 
 T = TypeVar("T")
@@ -44,8 +44,7 @@ class RemoteSandbox(Sandbox):
     """Runs code on one or several servers: our own (`toolgym serve sandbox`) or ones with SandboxFusion's API.
 
     The sandbox asks each address once for its API, unless `kind` says so. With `kind="sandboxfusion"` it uses only
-    `/run_code` and `/run_jupyter`, so there are no sessions: for SandboxFusion itself, and for gateways that let
-    nothing else through.
+    `/run_code`, so there are no sessions: for SandboxFusion itself, and for gateways that let nothing else through.
 
     Calls go to the server that has the least to do. A server that fails gets no calls for a growing time, and gets some
     again when it answers a health check. A run is sent again, because it is a clean start (see `Retries`); a cell or
@@ -122,39 +121,11 @@ class RemoteSandbox(Sandbox):
             if await self._any_kind() is not ServerKind.TOOLGYM:
                 raise ConfigError("SandboxFusion's API has no environment variables; leave env out")
             body["env"] = dict(request.env)
+        asked = HttpRequest("POST", "/run_code", json_body(body), request.timeout + compiling)
         try:
-            return await self._stateless("/run_code", body, request.timeout + compiling, read_run_code)
+            return (await self.call(asked, read_run_code))[0]
         except CallError as error:
             return ExecutionResult(ExecutionStatus.SANDBOX_ERROR, message=str(error))
-
-    async def run_cells(
-        self,
-        cells: Sequence[str],
-        *,
-        timeout: float = 45.0,
-        cell_timeout: float | None = None,
-        memory_mb: int | None = None,
-        files: Mapping[str, bytes] | None = None,
-        fetch_files: Sequence[str] = (),
-    ) -> CellsResult:
-        """Run Python cells one after another in a fresh interpreter, which is gone afterwards: `/run_jupyter`.
-
-        `timeout` is for all of them, `cell_timeout` for each; SandboxFusion's own server ignores that, and `memory_mb`.
-        The other options are those of `run`.
-        """
-        checked = RunRequest("", timeout=timeout, memory_mb=memory_mb, files=files or {}, fetch_files=fetch_files)
-        body = {
-            "cells": list(cells),
-            "total_timeout": timeout,
-            "cell_timeout": 0 if cell_timeout is None else positive("cell_timeout", cell_timeout),
-            "memory_limit_MB": self._memory_limit(memory_mb),
-            "files": _encode(checked.files),
-            "fetch_files": list(fetch_files),
-        }
-        try:
-            return await self._stateless("/run_jupyter", body, timeout, read_run_jupyter)
-        except CallError as error:
-            return CellsResult(ExecutionStatus.SANDBOX_ERROR, message=str(error))
 
     async def open_session(self, request: SessionRequest) -> Session:
         """Open a session on one of our own servers, where it stays."""
@@ -274,10 +245,6 @@ class RemoteSandbox(Sandbox):
             session.replica.sessions -= 1
 
     # ------------------------------------------------------------------ inside
-
-    async def _stateless(self, path: str, body: dict[str, Any], seconds: float, read: Callable[[HttpResponse], T]) -> T:
-        result, _ = await self.call(HttpRequest("POST", path, json_body(body), seconds), read)
-        return result
 
     def _memory_limit(self, memory_mb: int | None) -> int:
         limit = memory_mb if memory_mb is not None else self._memory_mb
