@@ -72,7 +72,9 @@ class Caller:
         try:
             if not for_session:
                 return await self._client.call(request, read, at, attempts=attempts)
-            return await self._client.call(request, read, among=self._with_sessions, load=_sessions_first)
+            return await self._client.call(
+                request, read, among=self._with_sessions, load=lambda replica: (replica.sessions, replica.in_flight)
+            )
         except ClientClosedError:
             raise SandboxClosedError("the sandbox is closed") from None
 
@@ -120,10 +122,6 @@ class Caller:
             replica.failed(answered)
             raise AttemptError(answered, sent=False)
         return read_kind(replica.url, reply)
-
-
-def _sessions_first(replica: SandboxReplica) -> tuple[int, int]:
-    return replica.sessions, replica.in_flight
 
 
 def _retrieve(task: asyncio.Task[ServerKind]) -> None:
