@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toolgym.envs.tasks.task import Task
-from toolgym.envs.tool_env import ToolEnv
 from toolgym.rollout.episode.env_lifecycle import close_env
 from toolgym.rollout.episode.record import task_label
 from toolgym.rollout.job import EpisodeKey, Job
@@ -77,12 +76,8 @@ class EarlierRun:
                 _require_same(key, [("a task_index below", max(key.task_index + 1, count), count)])
                 _require_same(key, _of_task(trajectory, tasks[key.task_index]))
 
-    async def check_settings(self, runner: Runner, tasks: Tasks) -> None:
-        """Check what takes an env, the tokenizer and its chat template to see. Raises `ConfigError` as `check` does.
-
-        Files of versions before 4 have no settings. In them the first prompt is held against the chat template, and of
-        a plain `ToolEnv` all prompts and tools against what it would give now.
-        """
+    async def check_settings(self, runner: Runner) -> None:
+        """Check what takes an env, the tokenizer and its chat template to see. Raises `ConfigError` as `check` does."""
         played = {key: trajectory for key, trajectory in self.trajectories.items() if trajectory.sequences}
         if not played:
             return
@@ -93,20 +88,11 @@ class EarlierRun:
                 if trajectory.settings:
                     names = {**now, **trajectory.settings}.keys() - {"task"}
                     _require_same(key, ((name, trajectory.settings.get(name), now.get(name)) for name in sorted(names)))
-                elif isinstance(env, ToolEnv) and type(env).reset is ToolEnv.reset:
-                    _require_same(key, _of_tool_env(trajectory, env, tasks))
         finally:
             await close_env(env)
         first = min(played, key=lambda key: played[key].started_at)  # what a template says of the day is this one's
         if len(played[first].sequences) == 1:
             _require_same(first, _of_tokens(played[first], runner))
-
-
-def _of_tool_env(trajectory: Trajectory, env: ToolEnv, tasks: Tasks) -> _Facts:
-    yield "the tools", _as_read(trajectory.tools), _as_read([schema.to_openai() for schema in env.tool_schemas])
-    if isinstance(tasks, Sequence):
-        prompt = _as_read(env.prepare(tasks[trajectory.task_index]).messages)
-        yield "the prompt", _as_read(trajectory.messages[: len(prompt)]), prompt
 
 
 def _of_tokens(trajectory: Trajectory, runner: Runner) -> _Facts:

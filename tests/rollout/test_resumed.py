@@ -307,8 +307,6 @@ def test_what_says_only_how_a_run_is_played_may_change(scripted, tmp_path):
 @pytest.mark.parametrize(
     ("said", "changed"),
     [
-        ("the prompt", "the task's messages"),
-        ("the tools", "tools "),
         ("the first prompt, as tokens,", "the first prompt, as tokens,"),
         (None, "ToolEnv.max_turns '8', and the run to be resumed '1'"),
     ],
