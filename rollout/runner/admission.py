@@ -24,27 +24,15 @@ class Admission:
     generation or a tool call only while the engine or the tool works for it.
     """
 
-    def __init__(self, *, episodes: int, generations: int | None = None, tool_calls: int | None = None) -> None:
-        self.episodes = LocalRateLimiter(episodes)
-        self.generations = LocalRateLimiter(sys.maxsize if generations is None else generations)
-        self.tool_calls = LocalRateLimiter(sys.maxsize if tool_calls is None else tool_calls)
-        self._engine: Engine | None = None
-        self._adaptive: Adaptive | None = None
-        self._following: asyncio.Task[None] | None = None
-
-    @classmethod
-    def of(cls, config: RunConfig, engine: Engine) -> Self:
+    def __init__(self, config: RunConfig, engine: Engine) -> None:
         """The limits of a run with this config. The machine and, once they are entered, the engine say the rest."""
-        adaptive = config.max_concurrent if isinstance(config.max_concurrent, Adaptive) else None
-        admission = cls(
-            episodes=config.max_concurrent if isinstance(config.max_concurrent, int) else config.max_concurrent.start,
-            generations=config.max_generations,
-            tool_calls=config.max_tool_calls or TOOL_CALLS_EACH * available_processors(),
-        )
-        admission._adaptive = adaptive
-        if adaptive is not None or config.max_generations is None:
-            admission._engine = engine
-        return admission
+        most = config.max_concurrent
+        self._adaptive = most if isinstance(most, Adaptive) else None
+        self.episodes = LocalRateLimiter(most.start if isinstance(most, Adaptive) else most)
+        self.generations = LocalRateLimiter(config.max_generations or sys.maxsize)
+        self.tool_calls = LocalRateLimiter(config.max_tool_calls or TOOL_CALLS_EACH * available_processors())
+        self._engine = engine if self._adaptive is not None or config.max_generations is None else None
+        self._following: asyncio.Task[None] | None = None
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:

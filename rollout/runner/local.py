@@ -205,7 +205,7 @@ class _Run:
     def __init__(self, runner: Runner, scheduler: Scheduler, suspended: dict[tuple[str, int], Suspended]) -> None:
         self._runner, self._scheduler, self.suspended = runner, scheduler, suspended
         self.config = config = runner.config
-        self.admission = Admission.of(config, runner.engine)
+        self.admission = Admission(config, runner.engine)
         self.envs = EnvPool(runner.env, config.limits.env_timeout)
         self.failures = FailureLog()
         self.finished: BoundedStream[Trajectory] = BoundedStream(self.admission.episodes.limit)

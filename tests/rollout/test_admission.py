@@ -164,15 +164,15 @@ async def test_a_tool_that_calls_tools_waits_for_no_second_place(counting):
 
 async def test_what_the_config_leaves_open_the_engine_and_the_machine_say(counting):
     engine = counting(call_then_answer)
-    async with Admission.of(config(), engine) as silent:
+    async with Admission(config(), engine) as silent:
         assert silent.episodes.limit == Adaptive().start
         assert silent.generations.try_acquire() is not None
         assert silent.generations.limit > 10**9
         assert silent.tool_calls.limit == TOOL_CALLS_EACH * available_processors()
     engine.said_load = EngineLoad(0.1, 1, 0, max_running=24)
-    async with Admission.of(config(), engine) as limited:
+    async with Admission(config(), engine) as limited:
         assert limited.generations.limit == 24
-    async with Admission.of(config(max_generations=3, max_tool_calls=5, max_concurrent=7), engine) as given:
+    async with Admission(config(max_generations=3, max_tool_calls=5, max_concurrent=7), engine) as given:
         assert (given.episodes.limit, given.generations.limit, given.tool_calls.limit) == (7, 3, 5)
     assert not [task for task in asyncio.all_tasks() if "follows" in task.get_name()]
 

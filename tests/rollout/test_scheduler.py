@@ -11,10 +11,10 @@ from toolgym.envs import ToolEnv
 from toolgym.rollout import RunConfig, Runner, SamplingParams, read_trajectories
 from toolgym.rollout.job import EpisodeKey, Job
 from toolgym.rollout.runner import EnvFactory, Scheduler
-from toolgym.rollout.runner.admission import Admission
 from toolgym.rollout.runner.scheduling.group_scheduler import GroupScheduler
 from toolgym.rollout.runner.stream import BoundedStream
 from toolgym.rollout.trajectory import TrajectoryWriter
+from toolgym.tools.concurrency.rate_limit import LocalRateLimiter
 from toolgym.tools.errors import ConfigError, EngineError
 
 
@@ -205,7 +205,7 @@ async def send_all(stream, items):
 
 
 async def test_a_lease_goes_back_exactly_once():
-    limit = Admission(episodes=1).episodes
+    limit = LocalRateLimiter(1)
     lease = await limit.acquire()
     assert limit.in_use == 1
     waiting = asyncio.create_task(limit.acquire())
