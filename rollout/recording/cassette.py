@@ -7,6 +7,7 @@ import logging
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,6 @@ from toolgym.rollout.recording.lines import (
     check_header,
     episode_of,
     generation_from_json,
-    library_version,
     line_digest,
     read_lines,
     read_request,
@@ -67,7 +67,7 @@ class CassetteWriter:
 
     def _begin(self, lines: Iterable[Line]) -> None:
         self._file.clear()
-        self.write("header", format=FORMAT, version=FORMAT_VERSION, library=library_version())
+        self.write("header", format=FORMAT, version=FORMAT_VERSION, library=version("toolgym"))
         for line in lines:
             self.write(**line)
 

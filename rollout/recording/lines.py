@@ -33,7 +33,6 @@ import re
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple, NotRequired, TypeAlias, TypedDict
 
@@ -142,13 +141,6 @@ def check_header(path: Path, line: object) -> None:
             f"{str(path)!r} has version {line.get('version')!r} of the format; this library reads {FORMAT_VERSION} "
             f"only. It was written by toolgym {line.get('library')}"
         )
-
-
-def library_version() -> str:
-    try:
-        return version("toolgym")
-    except PackageNotFoundError:
-        return "unknown"
 
 
 def line_digest(before: str, line: str) -> str:

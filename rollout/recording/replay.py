@@ -25,7 +25,7 @@ from toolgym.rollout.runner.envs.env_factory import EnvFactory
 from toolgym.rollout.runner.local import Runner
 from toolgym.rollout.runner.scheduling.group_scheduler import GroupScheduler
 from toolgym.rollout.trajectory.trajectory import Trajectory
-from toolgym.tools.errors import ConfigError
+from toolgym.tools.errors import ConfigError, shorten
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -204,17 +204,13 @@ def _differences(before: Any, after: Any, where: str, path: tuple[str, ...]) -> 
 
 def _pair(before: Any, after: Any) -> tuple[str, str]:
     if not isinstance(before, str) or not isinstance(after, str):
-        return _text(before), _text(after)
+        return shorten(json.dumps(before)), shorten(json.dumps(after))
     place = next((n for n, (left, right) in enumerate(zip(before, after, strict=False)) if left != right), None)
     start = max(0, (min(len(before), len(after)) if place is None else place) - AROUND)
     cut = "..." if start else ""
-    return _text(cut + before[start : start + 2 * AROUND]), _text(cut + after[start : start + 2 * AROUND])
+    around = slice(start, start + 2 * AROUND)
+    return shorten(json.dumps(cut + before[around])), shorten(json.dumps(cut + after[around]))
 
 
 def _shown(value: Mapping[str, Any], name: str) -> str:
-    return _text(value[name]) if name in value else "(nothing)"
-
-
-def _text(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 300 else f"{text[:297]}..."
+    return shorten(json.dumps(value[name])) if name in value else "(nothing)"
