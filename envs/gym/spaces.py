@@ -14,6 +14,7 @@ import gymnasium
 import numpy as np
 from gymnasium.vector.utils import batch_differing_spaces, create_empty_array
 
+from toolgym.envs.tasks.arrow_shape import is_unicode
 from toolgym.tools.errors import ConfigError
 from toolgym.tools.message import Message, MessageToolCall, Role, require_content, text_of
 
@@ -75,7 +76,7 @@ class TextSpace(gymnasium.Space[str]):
         return "".join(_SAMPLED_CHARACTERS[pick] for pick in picks)
 
     def contains(self, x: Any) -> bool:
-        return isinstance(x, str) and self.min_length <= len(x) <= self.max_length and _is_unicode(x)
+        return isinstance(x, str) and self.min_length <= len(x) <= self.max_length and is_unicode(x)
 
     def __eq__(self, other: object) -> bool:
         return (
@@ -197,23 +198,13 @@ def _refuse_masks(space: gymnasium.Space[Any], mask: object, probability: object
 
 def _is_content(value: object) -> bool:
     try:
-        return _is_unicode(text_of(require_content(value)))
+        return is_unicode(text_of(require_content(value)))
     except ConfigError:
         return False
 
 
 def _is_text(value: object) -> bool:
-    return isinstance(value, str) and _is_unicode(value)
-
-
-def _is_unicode(text: str) -> bool:
-    if text.isascii():
-        return True
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    return isinstance(value, str) and is_unicode(value)
 
 
 def _is_tool_call(call: object) -> bool:

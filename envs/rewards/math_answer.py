@@ -169,10 +169,5 @@ class _Workers:
 _workers = _Workers()
 
 
-def _leave_to_parent() -> None:
-    global _workers
-    _workers = _Workers()
-
-
-os.register_at_fork(after_in_child=_leave_to_parent)
+os.register_at_fork(after_in_child=lambda: globals().update(_workers=_Workers()))  # the others are the parent's
 atexit.register(lambda: _workers.end_idle())

@@ -50,7 +50,7 @@ class Shape:
         elif kind is int:
             self._never |= value not in _INT64
         elif kind is str:
-            self._never |= not value.isascii() and not _is_unicode(value)
+            self._never |= not value.isascii() and not is_unicode(value)
 
     @property
     def as_text(self) -> bool:
@@ -99,7 +99,7 @@ class Shape:
         return value
 
 
-def _is_unicode(text: str) -> bool:
+def is_unicode(text: str) -> bool:
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:

@@ -26,7 +26,7 @@ from toolgym.tools.concurrency.blocking import DaemonThread, NoThreadError, cont
 from toolgym.tools.concurrency.deadline import DeadlineError, log_overrun, overran, queueing, shielded
 from toolgym.tools.concurrency.rate_limit import Lease, LocalRateLimiter, RateLimiter
 from toolgym.tools.concurrency.run_limits import UNLIMITED, LimitScope, named_limiter
-from toolgym.tools.errors import ConfigError, SandboxError
+from toolgym.tools.errors import ConfigError, SandboxError, require_whole_number
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -74,8 +74,7 @@ class ExecutionPool:
         limiter: RateLimiter | None = None,
         queue_timeout: float | None = None,
     ) -> None:
-        if not isinstance(num_workers, int) or num_workers < 1:
-            raise ConfigError(f"num_workers must be a whole number of at least 1, got {num_workers!r}")
+        require_whole_number("num_workers", num_workers, at_least=1)
         self.num_workers, self.mode, self.queue_timeout = num_workers, mode, queue_timeout
         self._limiter = limiter or UNLIMITED
         self._slots = LocalRateLimiter(num_workers)
@@ -249,12 +248,7 @@ def tool_pool(mode: PoolMode = PoolMode.ThreadMode) -> ExecutionPool:
         return _tool_pools[mode]
 
 
-def _forget_pools() -> None:
-    global _tool_pools, _tool_pools_lock
-    _tool_pools, _tool_pools_lock = {}, threading.Lock()
-
-
-os.register_at_fork(after_in_child=_forget_pools)
+os.register_at_fork(after_in_child=lambda: globals().update(_tool_pools={}, _tool_pools_lock=threading.Lock()))
 
 
 def _shut_down(workers: Iterable[Executor], wait: bool = True) -> None:

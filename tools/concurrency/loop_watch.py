@@ -215,12 +215,9 @@ _watchdog = _Watchdog()
 _watches: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopWatch] = weakref.WeakKeyDictionary()
 
 
-def _forget() -> None:
-    global _watchdog, _watches
-    _watchdog, _watches = _Watchdog(), weakref.WeakKeyDictionary()
-
-
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(
+    after_in_child=lambda: globals().update(_watchdog=_Watchdog(), _watches=weakref.WeakKeyDictionary())
+)
 
 
 @contextlib.contextmanager

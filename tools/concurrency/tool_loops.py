@@ -80,9 +80,4 @@ class ToolLoops:
 TOOL_LOOPS = ToolLoops()
 
 
-def _forget() -> None:
-    global TOOL_LOOPS
-    TOOL_LOOPS = ToolLoops()
-
-
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=lambda: globals().update(TOOL_LOOPS=ToolLoops()))

@@ -110,13 +110,8 @@ _pid = os.getpid()
 """Children of `multiprocessing`, and forked ones, may end without their exit handlers: nothing lingers there."""
 
 
-def _forget_hosts() -> None:
-    global _hosts, _lock
-    _hosts = weakref.WeakSet()
-    _lock = threading.Lock()  # another thread may have held it
-
-
-os.register_at_fork(after_in_child=_forget_hosts)
+# Another thread may have held the lock.
+os.register_at_fork(after_in_child=lambda: globals().update(_hosts=weakref.WeakSet(), _lock=threading.Lock()))
 
 
 class SharedSandbox(Sandbox):
