@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from toolgym.tools.concurrency.deadline import queueing
-from toolgym.tools.errors import ConfigError
+from toolgym.tools.errors import ConfigError, require_whole_number
 
 
 class Lease:
@@ -74,7 +74,8 @@ class LocalRateLimiter(RateLimiter):
     """Permits for this process, shared by all its event loops and threads; `granted` were given so far."""
 
     def __init__(self, limit: int) -> None:
-        self.limit = check_limit(limit)
+        require_whole_number("a rate limit", limit, at_least=1)
+        self.limit = limit
         self.granted = 0
         self._free = limit
         # Re-entrant: a garbage collection inside it may find a forgotten waiter, which gives its permit back.
@@ -133,8 +134,9 @@ class LocalRateLimiter(RateLimiter):
     def resize(self, limit: int) -> None:
         """Change how many permits there are. If fewer are left than are held, none is taken away: those that are given
         back go to no waiter until the limit holds again."""
+        require_whole_number("a rate limit", limit, at_least=1)
         with self._lock:
-            self._free += check_limit(limit) - self.limit
+            self._free += limit - self.limit
             self.limit = limit
             self._serve()
 
@@ -156,12 +158,6 @@ class LocalRateLimiter(RateLimiter):
                     continue
             self._free -= 1
             self.granted += 1
-
-
-def check_limit(limit: int) -> int:
-    if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
-        raise ConfigError(f"a rate limit must be a whole number of at least 1, got {limit!r}")
-    return limit
 
 
 def running_loop() -> asyncio.AbstractEventLoop | None:

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Unpack, overload
 
 from toolgym.tools.closeable import AsyncCloseable
-from toolgym.tools.errors import ConfigError, SandboxUnsupportedError, UnknownNameError, nearest
+from toolgym.tools.errors import ConfigError, SandboxUnsupportedError, UnknownNameError, nearest, require_whole_number
 from toolgym.tools.sandbox.files import SessionFiles
 from toolgym.tools.sandbox.names import check_label, positive
 from toolgym.tools.sandbox.options import RunOptions, RunRequest, SessionOptions, SessionRequest
@@ -287,8 +287,8 @@ class Session(SessionFiles, AsyncCloseable):
             SessionLostError: the session, or its checkpoint, is gone.
             SandboxError: a program in the session kept the fork from coming about.
         """
-        if n is not None and (type(n) is not int or n < 1):
-            raise ConfigError(f"n must be a whole number of at least 1, got {n!r}")
+        if n is not None:
+            require_whole_number("n", n, at_least=1)
         if name is not None:
             self._check_known(name)
         forks = await self._fork(name, n or 1)

@@ -15,8 +15,8 @@ from functools import partial
 from typing import Any
 
 from toolgym.tools.concurrency.event_loop_thread import EventLoopThread
-from toolgym.tools.concurrency.rate_limit import Lease, RateLimiter, check_limit
-from toolgym.tools.errors import ClusterError, ConfigError
+from toolgym.tools.concurrency.rate_limit import Lease, RateLimiter
+from toolgym.tools.errors import ClusterError, ConfigError, require_whole_number
 from toolgym.tools.lazy import missing_extra
 
 try:
@@ -62,7 +62,7 @@ class RayRateLimiter(RateLimiter):
     ) -> None:
         if not isinstance(name, str) or not name:
             raise ConfigError(f"a rate limit of a cluster needs a name, got {name!r}")
-        check_limit(limit)
+        require_whole_number("a rate limit", limit, at_least=1)
         if not isinstance(lease_seconds, int | float) or not lease_seconds >= 1:
             raise ConfigError(f"lease_seconds must be a number of seconds of at least 1, got {lease_seconds!r}")
         if not ray.is_initialized():
