@@ -3,10 +3,10 @@ take all memory or very long on texts that are made for it, and it refuses raw l
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import math
 import re
-import unicodedata
 from collections.abc import Iterator
 from typing import Any
 
@@ -32,8 +32,6 @@ _ESCAPE = re.compile(
     r"\\(?:\r\n|[\r\n]|[\\'\"abfnrtv]|[0-7]{1,3}"
     r"|x[\da-fA-F]{0,2}|u[\da-fA-F]{0,4}|U[\da-fA-F]{0,8}|N(?:\{[^}]*\})?)"
 )
-_DIGITS = {"x": 2, "u": 4, "U": 8}
-_SIMPLE = dict(zip("\\'\"abfnrtv", "\\'\"\a\b\f\n\r\t\v", strict=True))
 _CONSTANTS = {"True": True, "False": False, "None": None}
 
 Calls = list[tuple[str, dict[str, Any]]]
@@ -161,18 +159,11 @@ class _Reader:
         sequence = match.group()
         if sequence[1] in "\r\n":
             return ""
-        kind = sequence[1]
-        if kind in _SIMPLE:
-            return _SIMPLE[kind]
+        if sequence[1] in "01234567":
+            return chr(int(sequence[1:], 8))
         try:
-            if kind == "N":
-                return unicodedata.lookup(sequence[3:-1])
-            if kind not in _DIGITS:
-                return chr(int(sequence[1:], 8))
-            if len(sequence) != 2 + _DIGITS[kind]:
-                raise ValueError
-            return chr(int(sequence[2:], 16))
-        except (KeyError, ValueError, OverflowError):
+            return codecs.decode(sequence, "unicode_escape")
+        except ValueError:
             raise LiteralError(f"{sequence[:20]!r} is not an escape sequence", self._name) from None
 
     def _number(self, token: str) -> int | float:

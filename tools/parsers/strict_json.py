@@ -35,7 +35,7 @@ class _Decoder(threading.local):
         self._json = json.JSONDecoder(
             strict=False,  # raw control characters may stand in strings
             object_pairs_hook=self._pairs,
-            parse_constant=self._constant,
+            parse_constant=lambda name: self._problems.append(f"{name} is not JSON"),
             parse_float=self._decimal,
         )
 
@@ -63,9 +63,6 @@ class _Decoder(threading.local):
             twice = next(key for key, _ in items if key in seen or seen.add(key))  # type: ignore[func-returns-value]
             self._problems.append(f"the key {twice!r} occurs twice in one object")
         return plain
-
-    def _constant(self, name: str) -> None:
-        self._problems.append(f"{name} is not JSON")
 
     def _decimal(self, digits: str) -> float:
         number = float(digits)
