@@ -92,10 +92,7 @@ def image(data: bytes) -> ImagePart:
     kind = "webp" if webp else next((kind for head, kind in _HEADS.items() if data.startswith(head)), None)
     if kind is None:
         raise ConfigError(f"expected a PNG, JPEG, GIF, WebP or BMP image, got bytes that begin with {data[:12]!r}")
-    return {
-        "type": "image_url",
-        "image_url": {"url": f"data:image/{kind};base64,{base64.b64encode(data).decode('ascii')}"},
-    }
+    return image_part(f"data:image/{kind};base64,{base64.b64encode(data).decode('ascii')}")
 
 
 def image_part(url: object) -> ImagePart:

@@ -109,15 +109,11 @@ def _make(archive: ImageArchive, info: ImageInfo, home: Path, owner: int) -> Non
         (part / "root").mkdir(parents=True)
         if owner >= 0:
             os.chown(part / "root", owner, owner)
-        unpacker = Unpacker(str(part / "root"), owner, most_bytes())
-        try:
-            with archive.failing():
-                for blob, digest in info.layers:
-                    with archive.layer(blob) as layer:
-                        unpacker.add(layer, digest)
-                unpacker.complete()
-        finally:
-            unpacker.close()
+        with contextlib.closing(Unpacker(str(part / "root"), owner, most_bytes())) as unpacker, archive.failing():
+            for blob, digest in info.layers:
+                with archive.layer(blob) as layer:
+                    unpacker.add(layer, digest)
+            unpacker.complete()
         (part / "image.json").write_text(json.dumps({**asdict(info), "bytes": unpacker.size}))
         os.rename(part, home)
     except BaseException as error:

@@ -145,11 +145,8 @@ class Unpacker:
         except FileNotFoundError:
             if not make or not parts:
                 raise
-        above = self._open(parts[:-1], make)
-        try:
+        with self._folder(parts[:-1]) as above:
             self._make_folder(above, parts[-1], 0o755)
-        finally:
-            os.close(above)
         return self._open(parts, make=False)
 
     @staticmethod
