@@ -22,6 +22,7 @@ class Limit(Wrapper):
     """May end an episode early: a subclass's `limited_step` calls `end`, which truncates the env inside."""
 
     _ended = False
+    _used = 0  # of what is limited, in this episode
 
     @abstractmethod
     async def limited_step(self, action: Action) -> StepResult:
@@ -38,7 +39,7 @@ class Limit(Wrapper):
 
     async def reset(self, *, seed: int | None = None, options: ResetOptions = None) -> ResetResult:
         begun = await self.env.reset(seed=seed, options=options)
-        self._ended = False
+        self._ended, self._used = False, 0
         return begun
 
     async def step(self, action: Action) -> StepResult:
@@ -77,16 +78,11 @@ class TurnLimit(Limit):
         super().__init__(env)
         require_whole_number("max_turns", max_turns, at_least=1)
         self.max_turns = max_turns
-        self._taken = 0
-
-    async def reset(self, *, seed: int | None = None, options: ResetOptions = None) -> ResetResult:
-        self._taken = 0
-        return await super().reset(seed=seed, options=options)
 
     async def limited_step(self, action: Action) -> StepResult:
         result = await self.env.step(action)
-        self._taken += 1
-        if result.done or self._taken < self.max_turns:
+        self._used += 1
+        if result.done or self._used < self.max_turns:
             return result
         return await self.end(result, StopReason.MAX_TURNS)
 
@@ -110,11 +106,6 @@ class TokenBudget(Limit):
         require_whole_number("max_tokens", max_tokens, at_least=1)
         self.max_tokens = max_tokens
         self._count = token_count(tokenizer)
-        self._used = 0
-
-    async def reset(self, *, seed: int | None = None, options: ResetOptions = None) -> ResetResult:
-        self._used = 0
-        return await super().reset(seed=seed, options=options)
 
     async def limited_step(self, action: Action) -> StepResult:
         result = await self.env.step(action)
