@@ -178,11 +178,7 @@ def tool_class(
     return ToolClass(name if name.isidentifier() else "ToolgymEnv", (ToolEnvironment,), members)  # type: ignore[return-value]
 
 
-def _reduced(kind: Any) -> Any:
-    return kind._recipe, ()
-
-
-copyreg.pickle(ToolClass, _reduced)
+copyreg.pickle(ToolClass, lambda kind: (kind._recipe, ()))  # type: ignore[attr-defined]
 
 
 def _add(members: dict[str, Any], name: str, method: Callable[..., str]) -> None:

@@ -49,7 +49,10 @@ def write_tasks(path: str | Path, tasks: Iterable[Task]) -> int:
         )
     try:
         with whole_file(path) as file:
-            count = _write_lines(file, tasks) if path.suffix == ".jsonl" else _write_parquet(path, file, tasks)
+            if path.suffix == ".jsonl":
+                count = sum(bool(file.write(json_line(row))) for row in _rows(tasks))
+            else:
+                count = _write_parquet(path, file, tasks)
             if not count:
                 raise ConfigError(f"there are no tasks to write to {str(path)!r}")
     except OSError as error:
@@ -67,10 +70,6 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
-
-
-def _write_lines(file: IO[bytes], tasks: Iterable[Task]) -> int:
-    return sum(bool(file.write(json_line(row))) for row in _rows(tasks))
 
 
 def json_line(row: Mapping[str, Any]) -> bytes:

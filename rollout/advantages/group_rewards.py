@@ -156,9 +156,8 @@ def answer_of(trajectory: Trajectory) -> str:
 
 def _question(trajectory: Trajectory) -> str:
     """Return the last user's message before the policy's first turn."""
-    places = [place for place, message in enumerate(trajectory.messages) if message["role"] == "assistant"]
-    first = places[-len(trajectory.turns) :][:1] if trajectory.turns else []
-    return question_of(trajectory.messages[: first[0]] if first else trajectory.messages)
+    places = trajectory.turn_places
+    return question_of(trajectory.messages[: places[0]] if places else trajectory.messages)
 
 
 def _runs(words: Sequence[str], length: int) -> set[tuple[str, ...]]:

@@ -17,6 +17,7 @@ from toolgym.rollout.tokens.safe_encoder import LONG
 from toolgym.rollout.tokens.token_bounds import TooManyTokensError
 from toolgym.tools.concurrency.blocking import in_thread
 from toolgym.tools.concurrency.deadline import with_deadline
+from toolgym.tools.concurrency.eager_task import awaited
 from toolgym.tools.errors import ConfigError, TemplateError
 from toolgym.tools.message import Message
 
@@ -90,7 +91,7 @@ class EpisodeContext:
             # A copy, so that a policy that changes a message in place gives another conversation, and not another past.
             messages, state = copy.deepcopy(extension.messages), ContextState(extension.tokens, longest)
             with failing(StopReason.CONTEXT_FAILED, StopReason.CONTEXT_TIMEOUT, unless=TooManyTokensError):
-                revised = await with_deadline(_revise(policy, messages, state), self._timeout)
+                revised = await with_deadline(awaited(policy.revise(messages, state)), self._timeout)
             with failing(StopReason.CONTEXT_FAILED, unless=TooManyTokensError):
                 try:
                     if (
@@ -120,7 +121,3 @@ def _context_of(result: StepResult) -> list[Message] | None:
         return None
     with failing(StopReason.ENV_FAILED):
         return checked_messages("the env, as StepInfo.context,", copy.deepcopy(context))
-
-
-async def _revise(policy: ContextPolicy, messages: list[Message], state: ContextState) -> Sequence[Message]:
-    return await policy.revise(messages, state)

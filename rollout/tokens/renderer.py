@@ -348,7 +348,8 @@ class ChatRenderer:
             messages, self._mark, plan, self._safe(earlier) if plan.earlier and earlier is not None else ()
         )
         delta = self._cut(conversation, plan, len(messages))
-        if any(map(_has_image, messages)):  # the probe has none before them, and some templates number images
+        # With images a content is a list. The probe has none before them, and some templates number images.
+        if any(isinstance(message["content"], list) for message in messages):
             first: Any = {**conversation[0], "content": [{"type": "image"}, {"type": "text", "text": "x"}]}
             if first["role"] == "user" and self._cut([first, *conversation[1:]], plan, len(messages)) != delta:
                 raise TemplateError("what the chat template writes for an image depends on the images before it")
@@ -387,9 +388,7 @@ def _opens_thinking(text: str) -> bool:
     return text.rstrip().endswith(_OPENS_THINKING)
 
 
-def _read_as_content(
-    text: str, *, first_id: int = 0, schemas: Mapping[str, ToolSchema] | None = None, starts_open: bool = False
-) -> ParsedTurn:
+def _read_as_content(text: str, **_: Any) -> ParsedTurn:
     return ParsedTurn(text, text, [], [])
 
 
@@ -401,11 +400,6 @@ def _safe_parts(content: Content, protect: Callable[[str], str]) -> Any:
         {"type": "text", "text": protect(part["text"])} if part["type"] == "text" else {"type": "image"}
         for part in content
     ]
-
-
-def _has_image(message: Mapping[str, Any]) -> bool:
-    content = message.get("content")
-    return isinstance(content, list) and any(part["type"] == "image" for part in content)
 
 
 def _safe_call(call: Mapping[str, Any], protect: Callable[[str], str]) -> dict[str, Any]:

@@ -133,13 +133,10 @@ class watch_own_deadline(AbstractContextManager[Callable[[], bool]]):
     def __enter__(self) -> Callable[[], bool]:
         self._around = _Clock(_clock.get())
         self._token = _clock.set(self._around)
-        return self._is_inside
+        return lambda: self._around.exempted
 
     def __exit__(self, *_: object) -> None:
         _clock.reset(self._token)
-
-    def _is_inside(self) -> bool:
-        return self._around.exempted
 
 
 def _clocks() -> list[_Clock]:
