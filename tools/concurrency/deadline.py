@@ -197,7 +197,7 @@ async def with_deadline(
         timeout = max(_LEAST_WAIT, min(left, queue_left)) if stopped else min(left, max(_LEAST_WAIT, queue_left))
         # As `asyncio.wait` for one task, in half of its time, and here, as a coroutine of its own takes 0.5 kB.
         waiter: asyncio.Future[None] = loop.create_future()
-        wake = functools.partial(_wake, waiter)
+        wake = functools.partial(wake_up, waiter)
         timer = loop.call_later(timeout, wake)
         task.add_done_callback(wake)
         try:
@@ -225,7 +225,7 @@ def _outcome(result: Callable[[], T]) -> T:
         raise SelfCancelledError("the code awaited something that had been cancelled") from error
 
 
-def _wake(waiter: asyncio.Future[None], *_: object) -> None:
+def wake_up(waiter: asyncio.Future[None], *_: object) -> None:
     if not waiter.done():
         waiter.set_result(None)
 

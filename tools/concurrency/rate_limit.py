@@ -14,7 +14,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
-from toolgym.tools.concurrency.deadline import queueing
+from toolgym.tools.concurrency.deadline import queueing, wake_up
 from toolgym.tools.errors import ConfigError, require_whole_number
 
 
@@ -150,10 +150,10 @@ class LocalRateLimiter(RateLimiter):
         while self._waiters and self._free > 0:
             loop, future = self._waiters.popleft()
             if loop is here:  # it is awake: no need for the system call that wakes it up
-                _wake(future)
+                wake_up(future)
             else:
                 try:
-                    loop.call_soon_threadsafe(_wake, future)
+                    loop.call_soon_threadsafe(wake_up, future)
                 except RuntimeError:  # that waiter's event loop has been closed
                     continue
             self._free -= 1
@@ -165,11 +165,6 @@ def running_loop() -> asyncio.AbstractEventLoop | None:
         return asyncio.get_running_loop()
     except RuntimeError:
         return None
-
-
-def _wake(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
 
 
 _named: weakref.WeakValueDictionary[str, LocalRateLimiter] = weakref.WeakValueDictionary()

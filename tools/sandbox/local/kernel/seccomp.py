@@ -27,7 +27,6 @@ _OWN = {
 """Calls that can change another process of the same user, and the first arguments with which they change the caller.
 With PRIO_USER or PRIO_PGRP, or their like, 0 is not the caller, but all processes of its user or group."""
 
-_TRUNCATING = ("truncate", "open", "openat", "openat2")
 _SIGNALLING = ("kill", "tgkill", "tkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo")
 TIMES = ("utime", "utimes", "futimesat", "utimensat")
 ATTRIBUTES = (
