@@ -61,7 +61,7 @@ class Gate:
         async with contextlib.AsyncExitStack() as held:
             self.waiting += 1
             try:
-                async with asyncio.timeout(self.queue_timeout if self._must_wait else None):
+                async with asyncio.timeout(self.queue_timeout) if self._must_wait else contextlib.nullcontext():
                     await held.enter_async_context(self._slots.permit())
                     if self._beside is not None:
                         await held.enter_async_context(self._beside.hold())

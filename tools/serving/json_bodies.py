@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import pydantic
+import pydantic_core
 from pydantic import BaseModel
 
 from toolgym.tools.errors import ToolgymError
@@ -97,8 +98,8 @@ def encode(message: BaseModel | Mapping[str, Any]) -> bytes:
     try:
         if isinstance(message, BaseModel):
             return message.__pydantic_serializer__.to_json(message)
-        return json.dumps(message, ensure_ascii=False, allow_nan=False).encode()
-    except (ValueError, RecursionError):  # among them: text that cannot be encoded, pydantic's own error
+        return pydantic_core.to_json(message, inf_nan_mode="null")
+    except (ValueError, RecursionError):  # pydantic's own error, among them for text that cannot be encoded
         return json.dumps(_mended(message, MAX_DEPTH), ensure_ascii=False).encode()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import hmac
 import logging
@@ -124,7 +125,8 @@ class Bodies:
         parts: list[bytes] = []
         size = 0
         try:
-            async with asyncio.timeout(None if request.content.is_eof() else self._timeout):  # most came with the head
+            whole = request.content.is_eof()  # as most are that came with the head
+            async with contextlib.nullcontext() if whole else asyncio.timeout(self._timeout):
                 while part := await request.content.readany():
                     parts.append(part)
                     size += len(part)
