@@ -104,6 +104,14 @@ class EngineError(ToolgymError, RuntimeError):
     """An engine could not generate: unreachable, refused the request, died."""
 
 
+class MissingLogprobsError(EngineError):
+    """An engine sampled `tokens` ids, and did not say the log-probability of each: none can be trained on."""
+
+    def __init__(self, text: str, tokens: int) -> None:
+        super().__init__(text)
+        self.tokens = tokens
+
+
 class EngineUnavailableError(EngineError, ConnectionError):
     pass
 

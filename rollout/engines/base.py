@@ -17,7 +17,7 @@ import numpy as np
 from toolgym.rollout.engines.tokenizer_probe import probe_ids, require_same_text
 from toolgym.rollout.models.images import PlacedImage
 from toolgym.rollout.models.token_ids import TokenIds
-from toolgym.tools.errors import ConfigError, EngineError, require_whole_number
+from toolgym.tools.errors import ConfigError, EngineError, MissingLogprobsError, require_whole_number
 from toolgym.tools.keywords import named_fields
 
 if TYPE_CHECKING:
@@ -163,10 +163,12 @@ class Generation:
 
     def __post_init__(self) -> None:
         if not len(self.token_ids) == len(self.logprobs) == len(self.weight_versions):
-            raise EngineError(
+            text = (
                 f"an engine returned {len(self.token_ids)} ids, {len(self.logprobs)} logprobs and "
                 f"{len(self.weight_versions)} weight versions; there must be one of each per id"
             )
+            missing = len(self.logprobs) < len(self.token_ids)
+            raise MissingLogprobsError(text, len(self.token_ids)) if missing else EngineError(text)
         for name, array in self.aligned.items():
             shape = getattr(array, "shape", None)
             if not shape or shape[0] != len(self.token_ids):

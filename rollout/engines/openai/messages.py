@@ -21,7 +21,7 @@ from typing import Any
 
 from toolgym.rollout.engines.base import FinishReason, SamplingParams
 from toolgym.rollout.engines.http import sampling_fields
-from toolgym.tools.errors import ConfigError, EngineError, shorten
+from toolgym.tools.errors import ConfigError, EngineError, MissingLogprobsError, shorten
 
 PROBE_TOP = 5
 """Most probable tokens that are compared to find out what a server's log-probabilities mean."""
@@ -260,7 +260,8 @@ class Answer:
         if self.finish is None:
             raise EngineError(f"the server's answer broke off after {count} tokens, before it was finished")
         if len(self.logprobs) != count:
-            raise EngineError(f"the server returned {count} ids and {len(self.logprobs)} log-probabilities")
+            text = f"the server returned {count} ids and {len(self.logprobs)} log-probabilities"
+            raise MissingLogprobsError(text, count)
         if not self._prompt_seen:
             raise EngineError(
                 "the server tells neither the prompt's ids nor their number, so what the model saw is not known. "

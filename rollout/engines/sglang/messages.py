@@ -18,7 +18,7 @@ from toolgym.rollout.engines.base import EngineLoad, FinishReason, Generation, G
 from toolgym.rollout.engines.http import sampling_fields
 from toolgym.rollout.engines.model_config import read_model_config
 from toolgym.tools.concurrency.log_throttle import LogThrottle
-from toolgym.tools.errors import ConfigError, EngineError, shorten
+from toolgym.tools.errors import ConfigError, EngineError, MissingLogprobsError, shorten
 
 _KEPT = " toolgym:"
 """In a label, what divides the version from the random id of an update that kept the prefix cache."""
@@ -230,9 +230,10 @@ def _logprobs(meta: Mapping[str, Any], token_ids: list[int]) -> tuple[float, ...
     if entries is None and not token_ids:  # aborted in the queue
         return ()
     if not isinstance(entries, list) or len(entries) != len(token_ids):
-        raise EngineError(
+        raise MissingLogprobsError(
             f"SGLang must answer with one of output_token_logprobs per output id ({len(token_ids)}), "
-            f"got {shorten(entries)}"
+            f"got {shorten(entries)}",
+            len(token_ids),
         )
     logprobs = []
     for place, (entry, token_id) in enumerate(zip(entries, token_ids, strict=True)):
