@@ -37,12 +37,18 @@ from toolgym.rollout.seeds import step_seed, stream_seed
 from toolgym.rollout.tokens.conversation import Conversation, Extension, part_reasoning
 from toolgym.rollout.tokens.token_bounds import TooManyTokensError
 from toolgym.rollout.trajectory.trajectory import Failure, Trajectory, Turn
-from toolgym.tools.errors import ConfigError, TemplateError
+from toolgym.tools.errors import ConfigError, MissingLogprobsError, TemplateError
 from toolgym.tools.message import assistant, text_of
 from toolgym.tools.parsers import ParsedTurn
 
 _CONVERSATIONS = 16
 """Calls whose conversations are kept as they stand. That of another call is put together again from its tokens."""
+
+
+_JSON = json.JSONEncoder(ensure_ascii=False).encode
+
+_UNSCORED = "without_logprobs"
+"""Reason for which a turn is left out that the engine sampled and gave no log-probabilities for."""
 
 
 class _Parts(EpisodeObserver):
@@ -90,6 +96,7 @@ class CaptureSession:
         self._seed = step_seed(stream_seed(job.seed, validate=config.validate), config.training_step)
         self._forest = Forest()
         self._counts: Counter[str] = Counter()
+        self._unscored: Counter[str] = Counter()
         self._calls = 0
         self._reason: StopReason | None = None  # why the episode is over, if a limit ended it
         self.broken: StopReason | None = None
@@ -99,6 +106,10 @@ class CaptureSession:
         self._trajectory: Trajectory | None = None
 
     # ------------------------------------------------------------------ a call
+
+    def note(self, request: AgentCall) -> None:
+        """Count what a request asks for in vain, whatever comes of it: the next one does not name it again."""
+        self._counts.update(f"ignored_{name}" for name in {*request.left_out})
 
     async def answer(self, request: AgentCall) -> Reply:
         """Sample the turn that an agent asks for. Cancelling the call aborts it.
@@ -114,7 +125,6 @@ class CaptureSession:
             raise CallRefusedError(410, "max_turns", f"the episode has had its {self._rules.max_calls} calls")
         call = self._forest.attach(self._calls, request, renderer)
         self._calls += 1
-        self._counts.update(f"ignored_{name}" for name in {*request.left_out})  # the next request has it no more
         kept = False
         try:
             reply = await self._reply(request, call)
@@ -126,6 +136,8 @@ class CaptureSession:
         except EpisodeFailedError as error:
             self._counts[error.stop_reason.value] += 1
             self.broken = error.stop_reason
+            if isinstance(error.cause, MissingLogprobsError):
+                self._unscored.update({_UNSCORED: 1, f"{_UNSCORED}_tokens": error.cause.tokens})
             late = error.stop_reason is StopReason.ENGINE_TIMEOUT
             raise CallRefusedError(504 if late else 502, error.stop_reason.value, str(error)) from error
         except TemplateError as error:
@@ -326,7 +338,7 @@ class CaptureSession:
             self._counts["ill_formed"] += 1
         reply_id = new_reply_id()
         calls = tuple(
-            ReplyCall(f"call_{reply_id}_{place}", each.name, json.dumps(each.arguments, ensure_ascii=False))
+            ReplyCall(f"call_{reply_id}_{place}", each.name, _JSON(each.arguments))
             for place, each in enumerate(parsed.calls if parsed is not None and well_formed else ())
         )
         if parsed is not None and calls:
@@ -365,18 +377,20 @@ class CaptureSession:
         error: Failure | None = None,
     ) -> Trajectory:
         """End the episode, and return its trajectory; the same one if it is over already. Calls that are under way are
-        aborted, and they and later ones get 410. `stop_reason` defaults to the limit that the episode met, or
-        `answered`."""
+        aborted, and they and later ones get 410. `stop_reason` defaults to the limit that the episode met, to the
+        engine's failure if that answered no call, or to `answered`."""
         if self._trajectory is not None:
             return self._trajectory
         rows = captured_rows(self._forest, self._rules.untrained, reward)
+        reason = self._end_of(rows) if stop_reason in (None, StopReason.ANSWERED) else stop_reason
+        assert reason is not None
+        if reason.failed and error is None:
+            reward, error = 0.0, Failure("the engine answered no call of the agent", 0)
         record, main = self._record, rows.main
         record.turns, record.messages, record.reward = rows.turns, rows.messages or record.messages, reward
         record.metrics = {**self._metrics(rows), **(metrics or {})}
         record.seconds = time.monotonic() - self._began
         renderer = None if main is None else main.renderer
-        reason = self._end_of(rows) if stop_reason in (None, StopReason.ANSWERED) else stop_reason
-        assert reason is not None
         trajectory = record.trajectory(reason, error, renderer, None)
         if rows.sequences and renderer is not None:
             last = rows.sequences[-1]
@@ -394,12 +408,14 @@ class CaptureSession:
     def _end_of(self, rows: CapturedRows) -> StopReason:
         if self._reason is not None:
             return self._reason
+        if self.broken is not None and rows.main is None:
+            return self.broken
         last = next((turn for turn in reversed(rows.turns) if turn.reward is not None), None)
         return StopReason.LENGTH if last is not None and last.truncated else StopReason.ANSWERED
 
     def _metrics(self, rows: CapturedRows) -> dict[str, int]:
         causes = Counter(f"sequences_{sequence.start_reason}" for sequence in rows.sequences)
-        left_out = {f"left_out_{name}": count for name, count in sorted(rows.left_out.items())}
+        left_out = {f"left_out_{name}": count for name, count in sorted((rows.left_out + self._unscored).items())}
         unanswered = {f"calls_{name}": count for name, count in sorted((self._counts + self._forest.counts).items())}
         running = {"calls_unfinished": len(self._running)} if self._running else {}
         return {"calls": self._calls, "sequences": len(rows.sequences), **causes, **left_out, **unanswered, **running}
@@ -412,7 +428,7 @@ def _empty(prompt_tokens: int) -> Reply:
 
 def _thinking_tokens(call: CapturedCall, reasoning: str | None) -> int:
     """The tokens up to the end of thinking."""
-    ids, decode = call.token_ids, call.renderer.decode
     if not reasoning:
         return 0
+    ids, decode = call.token_ids, call.renderer.decode
     return bisect.bisect_left(range(len(ids)), True, key=lambda count: "</think>" in decode(ids[:count]))

@@ -131,7 +131,7 @@ class CaptureApp(HttpApp):
                 compacts=agent_headers.compacts(headers),
                 retries=agent_headers.retries(headers),
             )
-            async with self.episodes.table.use_beside(episode.name):
+            with episode.attached():
                 return await handle(wire, call, episode, agent_call)
         except BusyError as error:
             refusal = CallRefusedError(429, "rate_limit_exceeded", str(error))
@@ -146,15 +146,20 @@ class CaptureApp(HttpApp):
         return answer({"object": "response.input_tokens", "input_tokens": tokens})
 
     async def _turn(self, wire: Wire, call: Call, episode: HostedEpisode, agent_call: AgentCall) -> web.StreamResponse:
-        async with self.gate.slot(), episode.answering(agent_call) as answering:
-            if agent_call.stream:
-                return await self._stream(wire, call, agent_call, answering)
-            reply = await answering.reply()
-            assert reply is not None
-            response: web.StreamResponse = answer(wire.answer(agent_call, reply))
-            answering.delivered = True  # if it is not, `undelivered` hears of it
-            response[_UNDELIVERED] = functools.partial(episode.capture.undelivered, reply.id)
-            return response
+        episode.capture.note(agent_call)
+        async with self.gate.slot():
+            answering = episode.begin(agent_call)
+            try:
+                if agent_call.stream:
+                    return await self._stream(wire, call, agent_call, answering)
+                reply = await answering.reply()
+                assert reply is not None
+                response: web.StreamResponse = answer(wire.answer(agent_call, reply))
+                answering.delivered = True  # if it is not, `undelivered` hears of it
+                response[_UNDELIVERED] = functools.partial(episode.capture.undelivered, reply.id)
+                return response
+            finally:
+                await answering.end()
 
     async def _stream(self, wire: Wire, call: Call, agent_call: AgentCall, answering: Answering) -> web.StreamResponse:
         """Send events. Nothing is sent before the policy spoke for a heartbeat's time: so a call that is refused at

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import contextvars
 import hashlib
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from toolgym.envs.types import StopReason
@@ -33,23 +32,28 @@ Begin = Callable[[Job, EpisodeConfig, CaptureRules], CaptureSession]
 class Answering:
     """An answer on its way. An agent that did not get it has not seen it: then it is not `delivered`."""
 
-    def __init__(self, answer: Coroutine[Any, Any, Reply], context: contextvars.Context | None) -> None:
-        self._task = asyncio.create_task(answer, context=None if context is None else context.copy())
+    def __init__(self, episode: HostedEpisode, call: AgentCall) -> None:
+        context = None if episode.context is None else episode.context.copy()
+        self._task = asyncio.create_task(episode.capture.answer(call), context=context)
+        self._episode = episode
         self.delivered = False
 
     async def reply(self, seconds: float | None = None) -> Reply | None:
         """Wait for the answer; None if it is not there after so many seconds. Raises CallRefusedError."""
-        if not self._task.done():
+        if seconds is not None and not self._task.done():
             await asyncio.wait({self._task}, timeout=seconds)
-        return self._task.result() if self._task.done() else None
+            if not self._task.done():
+                return None
+        return await self._task
 
-    async def end(self) -> Reply | None:
-        """Abort the call if it is not answered. Returns an answer that was not delivered."""
+    async def end(self) -> None:
+        """Abort the call if it is not answered."""
+        self._episode.answering -= 1
         if not self._task.done():
             self._task.cancel()
             await shielded(asyncio.wait({self._task}))
-        lost = not self.delivered and not self._task.cancelled() and self._task.exception() is None
-        return self._task.result() if lost else None
+        if not self.delivered and not self._task.cancelled() and self._task.exception() is None:
+            self._episode.capture.undelivered(self._task.result().id)
 
 
 class HostedEpisode(TableSession):
@@ -63,22 +67,15 @@ class HostedEpisode(TableSession):
         self.key, self.capture, self.job = key, capture, job
         self.sub_agents, self.memory = SubAgents(), RequestMemory()
         self._episodes = episodes
-        self._calls = self._answering = 0
+        self.calls = self.answering = 0
         self.is_over = False
         self.trajectory: Trajectory | None = None
 
-    @contextlib.asynccontextmanager
-    async def answering(self, call: AgentCall) -> AsyncIterator[Answering]:
-        """Answer a call, beside others. At the end of the block it is aborted if it is not answered."""
-        answering = Answering(self.capture.answer(call), self.context)
-        self._calls += 1
-        self._answering += 1
-        try:
-            yield answering
-        finally:
-            self._answering -= 1
-            if (lost := await answering.end()) is not None:
-                self.capture.undelivered(lost.id)
+    def begin(self, call: AgentCall) -> Answering:
+        """Answer a call, beside others. The caller ends it."""
+        self.calls += 1
+        self.answering += 1
+        return Answering(self, call)
 
     def place(self) -> dict[str, Any]:
         task_index, sample_index = self.job.key
@@ -87,7 +84,7 @@ class HostedEpisode(TableSession):
     def state(self) -> dict[str, Any]:
         """Its place in the run, and whether its agent is at work."""
         idle = 0.0 if self.busy else time.monotonic() - self.used
-        work = {"calls": self._calls, "answering": self._answering, "idle_seconds": idle}
+        work = {"calls": self.calls, "answering": self.answering, "idle_seconds": idle}
         return {"id": self.name, **self.place(), **work}
 
     def end(
@@ -106,7 +103,7 @@ class HostedEpisode(TableSession):
         self.is_over = True
         failure = None
         if error is not None:
-            reward, failure = 0.0, Failure(error, self._calls)
+            reward, failure = 0.0, Failure(error, self.calls)
             reason = reason if reason.failed else StopReason.ENV_FAILED
         trajectory = self.capture.finish(reward, metrics, reason, failure)
         self._episodes.remember(self)

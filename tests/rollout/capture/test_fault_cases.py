@@ -75,6 +75,26 @@ async def test_log_probabilities_that_do_not_fit(play, tokenizer, logprobs):
     await agent.ask(*START)
     agent.trajectory = agent.session.finish(1.0)
     assert len(agent.trajectory.turns) == 1
+    metrics = agent.trajectory.metrics
+    lost = len(tokenizer.encode("Hello.")) + 1
+    assert (metrics["left_out_without_logprobs"], metrics["left_out_without_logprobs_tokens"]) == (1, lost)
+
+
+async def test_case_58_an_episode_whose_calls_are_all_lost(play):
+    """It has no row. If the engine answered none of its calls, the reward says nothing about the policy; else it
+    counts among those of its group."""
+    agent = play(EngineError("gone"))
+    with pytest.raises(CallRefusedError):
+        await agent.ask(*START)
+    assert agent.finish() == []
+    broken = agent.trajectory
+    assert (broken.stop_reason, broken.reward, broken.in_group_statistics) == (StopReason.ENGINE_FAILED, 0.0, False)
+    agent = play("Hello.")
+    agent.session.undelivered((await agent.ask(*START)).id)
+    assert agent.finish() == []
+    lost = agent.trajectory
+    assert (lost.stop_reason, lost.reward, lost.in_group_statistics) == (StopReason.ANSWERED, 1.0, True)
+    assert (broken.trainable, lost.trainable, lost.metrics["left_out_undelivered"]) == (False, False, 1)
 
 
 async def test_case_55_a_parser_that_fails(play, tokenizer):

@@ -28,7 +28,8 @@ class LineWire:
     def read(self, body, memory):
         if "text" not in body:
             raise CallRefusedError(400, "no_text", "a text is missing")
-        return AgentCall("lines", (AgentMessage("user", body["text"]),), stream=bool(body.get("stream")))
+        message, left_out = AgentMessage("user", body["text"]), tuple(body.get("left_out", ()))
+        return AgentCall("lines", (message,), stream=bool(body.get("stream")), left_out=left_out)
 
     def answer(self, call, reply):
         return {"id": reply.id, "text": reply.content, "agent": call.agent}
@@ -54,8 +55,11 @@ class Episode:
     def __init__(self, job, config, rules):
         self.job, self.config, self.rules = job, config, rules
         self.calls, self.lost, self.cancelled, self.trajectory = [], [], 0, None
-        self.wait = {}
+        self.wait, self.noted = {}, []
         self._numbers = itertools.count()
+
+    def note(self, call):
+        self.noted.append(call.left_out)
 
     async def count_tokens(self, call):
         return len(call.messages[0].content)

@@ -350,6 +350,19 @@ async def test_more_sessions_than_allowed_are_refused():
         assert run.place(server.episodes[0].job.task, "g", 0).key.sample_index == 0, "the place is free"
 
 
+async def test_what_a_refused_call_asks_for_in_vain_is_counted():
+    async with gateway(max_concurrency=1, queue_timeout=0.1) as server:
+        session = await server.open(rules={"max_calls": 1})
+        gate = server.episodes[0].wait["long"] = asyncio.Event()
+        asking = asyncio.create_task(server.ask("/v1/lines", "long", key_of(session)))
+        await until(lambda: server.app.gate.running)
+        assert (await server.ask("/v1/lines", "x", key_of(session), left_out=["a"]))[0] == 429
+        gate.set()
+        assert (await asking)[0] == 200
+        assert (await server.ask("/v1/lines", "x", key_of(session), left_out=["b"]))[0] == 410
+        assert server.episodes[0].noted == [(), ("a",), ("b",)]
+
+
 async def test_agents_may_open_sessions_by_their_first_request():
     async with gateway(open_by="agents", token=None) as server:
         mine = {"Authorization": "Bearer sk-mine"}
