@@ -206,12 +206,13 @@ class Forest:
         call = self.call_of(messages[at]) if at else None
         if call is None or call.prompt != messages[:at] or call.agent != request.agent:
             return None
-        return (call, at + 1) if _same_tools(call, renderer) and self._is_answer_of(call, messages[at]) else None
+        return (call, at + 1) if _same_tools(call, renderer) and self._is_answer_of(call, messages[at], call) else None
 
-    def _is_answer_of(self, call: CapturedCall, message: AgentMessage) -> bool:
+    def _is_answer_of(self, call: CapturedCall, message: AgentMessage, known: CapturedCall | None = None) -> bool:
+        """Whether a message is a call's answer; `known` is the call whose id it has, if that was looked up."""
         if message is call.seen or message == call.seen:
             return True
-        known = self.call_of(message)
+        known = known or self.call_of(message)
         if known is not None and known is not call and known.sent is not None and same(message, known.sent):
             return False  # the answer of another call that says the same
         assert call.sent is not None

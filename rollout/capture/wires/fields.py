@@ -215,7 +215,7 @@ def refuse_constraints(body: Mapping[str, Any], formats: Mapping[str, Any]) -> N
     policy's. `formats` are the values of the wire's fields for the answer's format, which may be plain text."""
     if body.get("n") not in (None, 1):
         raise unsupported("n", f"this server gives one answer to a request, got {shorten(repr(body['n']), 60)}")
-    for field, value in {**{field: body.get(field) for field in _GRAMMARS}, **formats}.items():
+    for field, value in {**{field: body[field] for field in _GRAMMARS if field in body}, **formats}.items():
         if value is not None and not (isinstance(value, dict) and value.get("type") == "text"):
             raise unsupported(field, "this server samples without a grammar; ask for the format in the prompt")
 
