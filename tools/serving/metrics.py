@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -39,6 +40,8 @@ class ServerMetrics:
             buckets=BUCKETS,
             registry=self.registry,
         )
+        # Prometheus looks for labels in a way that costs more than to count.
+        self._counter, self._clock = functools.cache(self._requests.labels), functools.cache(self._latency.labels)
         self.queue_seconds = Histogram(
             f"{prefix}_queue_seconds",
             "Seconds that a request waited for a slot.",
@@ -51,9 +54,9 @@ class ServerMetrics:
         Gauge(f"{self._prefix}_{name}", text, registry=self.registry).set_function(value)
 
     def answered(self, endpoint: str, code: int, seconds: float) -> None:
-        self._requests.labels(endpoint, code).inc()
+        self._counter(endpoint, code).inc()
         if code != 101:  # a WebSocket lasts as long as its client wants
-            self._latency.labels(endpoint).observe(seconds)
+            self._clock(endpoint).observe(seconds)
 
     def snapshot(self) -> list[list[Any]]:
         """Return all families as JSON: `[name, text, type, [[sample name, labels, value], ...]]` each."""
