@@ -203,6 +203,7 @@ class Hardening:
             for name in ("upper", "work"):
                 _make_folder(batch, f"/w/{name}", 0o755)
             batch.add("mount", "overlay", jail.IMAGE_ROOT, "overlay", safe, OVERLAY, about=jail.IMAGE_ROOT)
+            batch.add("umount2", jail.IMAGE_BELOW, syscalls.MNT_DETACH, about=jail.IMAGE_BELOW)
         batch.add("umount2", "/w", syscalls.MNT_DETACH, about="/w")
         if self.terminals:
             options = syscalls.MS_NOSUID | syscalls.MS_NOEXEC

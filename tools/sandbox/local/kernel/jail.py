@@ -91,8 +91,9 @@ def enter(
         image: folder with the files of an image, for `IMAGE_BELOW`; empty: there is none.
     """
     paths = outermost(read_only)
-    binds = {path: path for path in paths} | ({image: IMAGE_BELOW} if image else {})
-    folders = [*folders, *([IMAGE_ROOT] if image else ())]
+    early, late = {path: path for path in paths}, {image: IMAGE_BELOW} if image else {}
+    binds = early | late
+    folders = [*folders, *([IMAGE_BELOW, IMAGE_ROOT] if image else ())]
     root = _mount_point(binds)
     flags = (
         syscalls.CLONE_NEWUSER
@@ -109,9 +110,10 @@ def enter(
     if built:
         # Bound while root can still traverse every folder; afterwards only what is bound exists.
         syscalls.mount("none", "/", None, syscalls.MS_REC | syscalls.MS_PRIVATE)
-        _build(root, _opened(binds), folders, hidden)
+        _build(root, _opened(early), folders, hidden)
     if is_root:
-        handles = _enter_as_another(flags, {} if built else binds, first_uid)
+        # An image comes later, and its mount is not locked: children take it away, and its name on the host with it.
+        handles = _enter_as_another(flags, late if built else binds, first_uid)
     else:
         uid, gid = os.geteuid(), os.getegid()
         syscalls.unshare(flags)
@@ -136,6 +138,9 @@ def enter(
     else:
         # Mounts that came along are locked in a new user namespace; a root to pivot to must not be.
         syscalls.mount(root, root, None, syscalls.MS_BIND | syscalls.MS_REC)
+        for path, handle in handles.items():
+            _bind(handle, root + path)
+            os.close(handle)
     fresh_proc = _change_root(root)
     os.write(done, b"p" if fresh_proc else b"-")
     os.close(done)
