@@ -20,7 +20,7 @@ from tests.tools.sandbox.image_maker import docker_save, layer, oci_files, oci_f
 from toolgym.tools.errors import SandboxUnavailableError, SandboxUnsupportedError
 from toolgym.tools.sandbox import LocalSandbox
 from toolgym.tools.sandbox.local import probe
-from toolgym.tools.sandbox.local.images import cache
+from toolgym.tools.sandbox.local.images import cache, unpack
 from toolgym.tools.sandbox.local.images.archive import ImageError
 from toolgym.tools.sandbox.options import OptionError
 
@@ -36,6 +36,12 @@ SECOND = layer(
     ]
 )
 TEXT = layer([("etc/marker", b"text\n")])
+
+
+def with_headers(headers: dict[str, str]) -> tarfile.TarInfo:
+    entry = tarfile.TarInfo("file")
+    entry.pax_headers = headers
+    return entry
 
 
 @pytest.fixture(autouse=True)
@@ -201,12 +207,47 @@ def test_layers_are_merged_as_their_whiteouts_say(folder):
         (special("hard", tarfile.LNKTYPE, "../../etc/passwd"), "leads outside"),
         (special("hard", tarfile.LNKTYPE, "/etc/shadow"), "cannot be used"),
         ((".wh...", b""), "names no file"),
+        (("d/" * 300 + "f", b""), "too deep"),
+        (("n" * 256, b""), "name too long"),
+        (special("loop/x", tarfile.LNKTYPE, "loop"), "cannot be used"),
+        (with_headers({"GNU.sparse.major": "1", "GNU.sparse.minor": "0"}), "sparse file"),
+        (with_headers({"GNU.sparse.map": "0,1", "GNU.sparse.size": f"{1 << 40}"}), "sparse file"),
+        (with_headers({"SCHILY.xattr.user.x": "x" * (1 << 20)}), "header of"),
     ],
 )
-def test_a_layer_that_leads_outside_is_refused(folder, entry, said):
+def test_a_layer_that_leads_outside_or_wants_too_much_is_refused(folder, entry, said):
     with pytest.raises(ImageError, match=said):
         unpacked(docker_save(folder / "image.tar", [layer([entry])]))
     assert not [*(folder / "images").glob("*/")]
+
+
+def test_bombs_are_refused_with_little_memory(folder, monkeypatch):
+    monkeypatch.setenv(cache.SIZE_VARIABLE, "0.001")
+    with pytest.raises(ImageError, match="more than the 1 MiB"):  # beyond the end of the archive in the layer
+        unpacked(oci_folder(folder / "oci", oci_files([TEXT + bytes(50 << 20)])))
+    monkeypatch.delenv(cache.SIZE_VARIABLE)
+    names = docker_save(folder / "image.tar", [layer([(f"d{n}/f", b"") for n in range(20)])])
+    monkeypatch.setattr(unpack, "MOST_ENTRIES", 10)
+    with pytest.raises(ImageError, match="more than 10 entries"):
+        unpacked(names)
+    monkeypatch.setattr(unpack, "MOST_ENTRIES", 20)
+    monkeypatch.setattr(unpack, "MOST_NAMES", 39 * 260)  # folders that no entry names count too
+    with pytest.raises(ImageError, match="too many files"):
+        unpacked(names)
+    monkeypatch.setattr(unpack, "MOST_NAMES", 40 * 300)
+    assert len([*unpacked(names).glob("d*/f")]) == 20
+    assert not [*(folder / "images").glob("*.part")]
+
+
+def test_a_hard_link_to_a_link_and_names_that_are_no_text(folder):
+    entries = [
+        special("s", tarfile.SYMTYPE, "/etc/shadow"),
+        special("again", tarfile.LNKTYPE, "s"),
+        ("d\udce9/f", b"x"),
+    ]
+    root = unpacked(docker_save(folder / "image.tar", [layer(entries)]))
+    assert os.readlink(root / "again") == "/etc/shadow"
+    assert (root / "d\udce9/f").read_bytes() == b"x"
 
 
 def test_links_end_inside_and_special_files_are_left_out(folder):

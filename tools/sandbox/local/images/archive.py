@@ -18,11 +18,13 @@ from pathlib import Path
 from typing import IO, Any, Self, cast
 
 from toolgym.tools.errors import ConfigError, MissingExtraError, ToolgymError
+from toolgym.tools.sandbox.local.images.unpack import bounded_entries
 
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 _NAMES = ("org.opencontainers.image.ref.name", "io.containerd.image.name")
-_MOST_JSON = 16 << 20
-_OF_LAYERS = (None, errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG)
+_MOST_JSON, _MOST_BLOBS = 16 << 20, 100_000
+_OF_LAYERS = (None, errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.EMLINK,
+              errno.ENAMETOOLONG)  # fmt: skip
 _ZSTD = b"\x28\xb5\x2f\xfd"
 
 
@@ -53,7 +55,7 @@ class ImageArchive:
             raise ImageError(f"the image {self._path} is not there: bring the file, or correct the path")
         if not self._path.is_dir():
             with self.failing():
-                self._tar = tarfile.open(self._path)
+                self._tar = tarfile.open(self._path, tarinfo=bounded_entries(_MOST_BLOBS))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -92,7 +94,7 @@ class ImageArchive:
         return self._info(config, [_blob_name(layer["digest"]) for layer in manifest["layers"]])
 
     def _of_docker(self, images: list[Mapping[str, Any]], name: str) -> ImageInfo:
-        chosen = [image for image in images if not name or name in (image.get("RepoTags") or ())]
+        chosen = [image for image in images if not name or any(_same(name, tag) for tag in image.get("RepoTags") or ())]
         if len(chosen) != 1:
             known = [tag for image in images for tag in image.get("RepoTags") or ()]
             raise self._not_one(name, known, len(chosen))
@@ -140,7 +142,7 @@ class ImageArchive:
                     import zstandard
                 except ImportError as error:
                     raise MissingExtraError("the image has layers in zstd: run `pip install zstandard`") from error
-                yield zstandard.ZstdDecompressor().stream_reader(file)
+                yield zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
             else:
                 yield file
 

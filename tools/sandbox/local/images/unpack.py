@@ -3,32 +3,67 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
+import itertools
 import os
 import shutil
 import stat
 import struct
 import tarfile
-from collections.abc import Iterator
-from typing import IO
+from collections.abc import Callable, Iterator
+from typing import IO, NoReturn, Self
 
+from toolgym.tools.errors import shorten
 from toolgym.tools.sandbox.local.kernel import jail, syscalls
 
 _RESOLVE_IN_ROOT = 0x10
 _WHITEOUT, _OPAQUE, _OWN = ".wh.", ".wh..wh..opq", ".wh..wh."
 _CHUNK = 1 << 20
 
+MOST_ENTRIES, MOST_LEVELS, MOST_NAMES = 2_000_000, 256, 1 << 30
+"""Entries of an image, folders above one of them, and bytes of all names, to each of which its inode adds 256."""
+
+_MOST_HEADER = 1 << 20
+_LONG = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
+
+
+def bounded_entries(most: int) -> type[tarfile.TarInfo]:
+    """Return a class for the entries of tar archives, so that a hostile one takes little memory: more than `most`
+    entries, long headers, and sparse files, which no builder of images writes, are a ValueError."""
+    count = itertools.count(1)
+
+    class Entry(tarfile.TarInfo):
+        @classmethod
+        def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+            entry = super().frombuf(buf, encoding, errors)
+            if next(count) > most:
+                raise ValueError(f"it has more than {most} entries")
+            if entry.type in _LONG and entry.size > _MOST_HEADER:
+                raise ValueError(f"an entry has a header of {entry.size} bytes, more than {_MOST_HEADER}")
+            return entry
+
+        def _proc_sparse(self, *_: object) -> NoReturn:
+            raise ValueError("it has a sparse file: write it again without `tar --sparse`")
+
+        _proc_gnusparse_00 = _proc_gnusparse_01 = _proc_gnusparse_10 = _proc_sparse
+
+    return Entry
+
 
 class Unpacker:
     """Puts layers on top of each other in a folder, which only this process changes.
 
     Files belong to `owner` (-1: this user), and lose setuid, setgid and attributes; devices and pipes are left out. A
-    layer that leads outside, has another digest, or together with the others more than `most` bytes, is a ValueError.
+    layer that leads outside, has another digest, or together with the others more than `most` bytes or too many names,
+    is a ValueError; one that would fill the disk, an OSError.
     """
 
     def __init__(self, folder: str, owner: int, most: int) -> None:
         self._root = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        self._owner, self._most = owner, most
+        disk = os.fstatvfs(self._root)
+        self._owner, self._most, self._room = owner, most, disk.f_bavail * disk.f_frsize * 9 // 10
+        self._entries, self._names = bounded_entries(MOST_ENTRIES), 0
         self.size = 0
         self._made: set[str] = set()  # by the layer that is unpacked now
 
@@ -37,10 +72,11 @@ class Unpacker:
 
     def add(self, stream: IO[bytes], digest: str) -> None:
         self._made = set()
-        hashing = _Hashing(stream)
-        with tarfile.open(fileobj=hashing, mode="r|") as layer:  # type: ignore[call-overload]
+        hashing = _Hashing(stream, self._take)
+        with tarfile.open(fileobj=hashing, mode="r|", tarinfo=self._entries) as layer:  # type: ignore[call-overload]
             for entry in layer:
                 self._put(layer, entry)
+                layer.members.clear()  # it keeps all
         while hashing.read(_CHUNK):
             pass
         if hashing.hash.hexdigest() != digest:
@@ -48,8 +84,8 @@ class Unpacker:
 
     def _put(self, layer: tarfile.TarFile, entry: tarfile.TarInfo) -> None:
         parts = [part for part in entry.name.split("/") if part not in ("", ".")]
-        if ".." in parts:
-            raise ValueError(f"the entry {entry.name!r} leads outside")
+        if ".." in parts or len(parts) > MOST_LEVELS:
+            raise ValueError(f"the entry {shorten(entry.name, 200)!r} leads outside, or too deep")
         if not parts:
             return
         *above, name = parts
@@ -71,7 +107,18 @@ class Unpacker:
             else:
                 return
             os.chown(name, self._owner, self._owner, dir_fd=folder, follow_symlinks=False)
-        self._made.update("/".join(parts[: at + 1]) for at in range(len(parts)))
+        new = {"/".join(parts[: at + 1]) for at in range(len(parts))} - self._made
+        self._made |= new
+        self._names += sum(256 + len(path) for path in new)
+        if self._names > MOST_NAMES:
+            raise ValueError("it has too many files, or too long names")
+
+    def _take(self, size: int) -> None:
+        self.size += size
+        if self.size > self._most:
+            raise ValueError(f"it unpacks to more than the {self._most >> 20} MiB that all images may take")
+        if self.size > self._room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def _erase(self, folder: int, above: str, name: str) -> None:
         """Remove what a whiteout names, in the layers below alone."""
@@ -105,9 +152,6 @@ class Unpacker:
             os.fchown(handle, self._owner, self._owner)
 
     def _write(self, folder: int, name: str, source: IO[bytes] | None, entry: tarfile.TarInfo) -> None:
-        self.size += entry.size
-        if self.size > self._most:
-            raise ValueError(f"it unpacks to more than the {self._most >> 20} MiB that all images may take")
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with open(os.open(name, flags, 0o600, dir_fd=folder), "wb") as target:
             if source is not None:
@@ -122,8 +166,8 @@ class Unpacker:
         if ".." in (*above, origin):
             raise ValueError(f"the link {entry.name!r} leads outside, to {entry.linkname!r}")
         with self._folder(above, make=False) as other:
-            if not stat.S_ISREG(os.stat(origin, dir_fd=other, follow_symlinks=False).st_mode):
-                raise ValueError(f"the link {entry.name!r} leads to {entry.linkname!r}, which is no file")
+            if stat.S_ISDIR(os.stat(origin, dir_fd=other, follow_symlinks=False).st_mode):
+                raise ValueError(f"the link {entry.name!r} leads to {entry.linkname!r}, which is a folder")
             self._remove(folder, name)
             os.link(origin, name, src_dir_fd=other, dst_dir_fd=folder, follow_symlinks=False)
 
@@ -141,7 +185,7 @@ class Unpacker:
         path = os.fsencode("/".join(parts) or ".")
         try:
             number = syscalls.number("openat2")
-            return int(syscalls.check(syscalls.syscall(number, self._root, path, how, len(how)), path.decode()))
+            return int(syscalls.check(syscalls.syscall(number, self._root, path, how, len(how)), os.fsdecode(path)))
         except FileNotFoundError:
             if not make or not parts:
                 raise
@@ -165,10 +209,11 @@ class Unpacker:
 
 
 class _Hashing:
-    def __init__(self, stream: IO[bytes]) -> None:
-        self._stream, self.hash = stream, hashlib.sha256()
+    def __init__(self, stream: IO[bytes], take: Callable[[int], None]) -> None:
+        self._stream, self._take, self.hash = stream, take, hashlib.sha256()
 
     def read(self, size: int) -> bytes:
         data = self._stream.read(size)
+        self._take(len(data))
         self.hash.update(data)
         return data

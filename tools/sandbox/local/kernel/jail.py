@@ -90,8 +90,7 @@ def enter(
             root starts it; 0: the jail knows only one user.
         image: folder with the files of an image, for `IMAGE_BELOW`; empty: there is none.
     """
-    paths = outermost(read_only)
-    early, late = {path: path for path in paths}, {image: IMAGE_BELOW} if image else {}
+    early, late = {path: path for path in outermost(read_only)}, {image: IMAGE_BELOW} if image else {}
     binds = early | late
     folders = [*folders, *([IMAGE_BELOW, IMAGE_ROOT] if image else ())]
     root = _mount_point(binds)
@@ -112,7 +111,6 @@ def enter(
         syscalls.mount("none", "/", None, syscalls.MS_REC | syscalls.MS_PRIVATE)
         _build(root, _opened(early), folders, hidden)
     if is_root:
-        # An image comes later, and its mount is not locked: children take it away, and its name on the host with it.
         handles = _enter_as_another(flags, late if built else binds, first_uid)
     else:
         uid, gid = os.geteuid(), os.getegid()
@@ -138,9 +136,7 @@ def enter(
     else:
         # Mounts that came along are locked in a new user namespace; a root to pivot to must not be.
         syscalls.mount(root, root, None, syscalls.MS_BIND | syscalls.MS_REC)
-        for path, handle in handles.items():
-            _bind(handle, root + path)
-            os.close(handle)
+        _bind_all(handles, root)  # an image's, which children take away
     fresh_proc = _change_root(root)
     os.write(done, b"p" if fresh_proc else b"-")
     os.close(done)
@@ -233,9 +229,7 @@ def _build(root: str, handles: Mapping[str, int], folders: Iterable[str], hidden
     """Mount a new tmpfs and fill it. `handles` are of the paths to bind, and get closed; `folders` stay empty."""
     syscalls.mount("tmpfs", root, "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, "size=2m,mode=755")
     os.umask(0o022)
-    for path, handle in handles.items():
-        _bind(handle, root + path)
-        os.close(handle)
+    _bind_all(handles, root)
     for folder in hidden:
         if os.path.isdir(root + folder):
             syscalls.mount("tmpfs", root + folder, "tmpfs", _READ_ONLY, "size=4k,mode=755")
@@ -269,6 +263,12 @@ def outermost(paths: Iterable[str]) -> list[str]:
         if not any(path.startswith(f"{other}/") for other in kept):
             kept.append(path)
     return kept
+
+
+def _bind_all(handles: Mapping[str, int], root: str) -> None:
+    for path, handle in handles.items():
+        _bind(handle, root + path)
+        os.close(handle)
 
 
 def _bind(handle: int, target: str) -> None:
