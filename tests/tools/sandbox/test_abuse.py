@@ -24,7 +24,11 @@ from tests.tools.sandbox.abuse.program import LEVELS
 from tests.tools.sandbox.abuse.surroundings import SURROUNDINGS, why_not
 
 RUNNER = Path(__file__).parent / "abuse" / "runner.py"
-PLACES = tuple(f"{surroundings}:{level}" for surroundings in SURROUNDINGS for level in LEVELS)
+PLACES = (
+    *(f"{surroundings}:{level}" for surroundings in SURROUNDINGS for level in LEVELS),
+    *(f"{surroundings}:namespaces+image" for surroundings in ("root", "user", "masked-proc")),
+)
+"""Surroundings and level; with `+image` in sessions whose root is an image, which only that level has."""
 IMPOSSIBLE = frozenset(
     {"user:uid", "masked-proc:uid", "docker-user:uid", "docker-root:namespaces", "docker-user:namespaces"}
 )
@@ -56,7 +60,9 @@ def report(place: str, *only: str) -> Report:
     if reason := why_not(surroundings):
         return Report({"unavailable": reason})
     command = [sys.executable, str(RUNNER), "--in", surroundings]
+    level, _, image = level.partition("+")
     command += ["--sandbox", "process"] if level == "process" else ["--level", level]
+    command += ["--image"] if image else []
     if only:
         command += ["--only", *only]
     environment = {key: value for key, value in os.environ.items() if not key.startswith("COV")}
@@ -85,6 +91,10 @@ def places() -> tuple[str, ...]:
     return tuple(wanted.split(",")) if wanted else tuple(place for place in PLACES if place not in IMPOSSIBLE)
 
 
+def level_of(place: str) -> str:
+    return place.partition(":")[2].partition("+")[0]
+
+
 def each(places):
     """Parameters that keep the tests of a place in one process of xdist, so that the runner runs once for each."""
     return pytest.mark.parametrize("place", [pytest.param(one, marks=pytest.mark.xdist_group(one)) for one in places])
@@ -97,7 +107,7 @@ def test_the_level_is_what_was_asked_for_and_the_sandbox_closes(place, record_pr
         pytest.skip(seen.header["unavailable"])
     assert seen.complete, seen.trouble
     assert seen.exit == 0, f"closing the sandbox failed; {seen.trouble}"
-    assert seen.header["level"] == place.partition(":")[2]
+    assert seen.header["level"] == level_of(place)
     assert seen.header["works"], seen.header
     record_property("isolation", seen.header["isolation"])
     record_property("cage", seen.header["cage"])
@@ -120,12 +130,12 @@ def test_abuse(place, name):
     verdict = seen.verdicts.get(name)
     if verdict is None:
         if seen.complete:
-            pytest.skip(seen.skipped.get(name, "a module that it needs is not installed"))
+            pytest.skip(seen.skipped.get(name, "it is for another root, or a module that it needs is not installed"))
         pytest.fail(f"no verdict; {seen.trouble}")
     if not verdict["held"]:
         if (place, name) in KNOWN:
             pytest.xfail(f"{KNOWN[place, name]}: {verdict['said']}")
-        if place.partition(":")[2] not in PROGRAMS[name].must:
+        if level_of(place) not in PROGRAMS[name].must:
             pytest.xfail(str(verdict["said"]))
         pytest.fail(str(verdict["said"]))
 

@@ -9,6 +9,7 @@ from tests.tools.sandbox.abuse.network import NETWORK
 from tests.tools.sandbox.abuse.odd import DESCRIPTORS, ODD, SIGNALS
 from tests.tools.sandbox.abuse.privacy import LEFTOVERS, RANDOMNESS, SECRETS, WRITES
 from tests.tools.sandbox.abuse.program import Program
+from tests.tools.sandbox.abuse.roots import ROOTS
 from tests.tools.sandbox.abuse.useful import USEFUL
 
 PROGRAMS: dict[str, Program] = {}
@@ -24,6 +25,7 @@ for _program in (
     *SIGNALS,
     *DESCRIPTORS,
     *ODD,
+    *ROOTS,
     *USEFUL,
 ):
     _key = f"{_program.category}/{_program.name}"

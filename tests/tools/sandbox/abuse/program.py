@@ -25,7 +25,18 @@ SAME = "same"
 """As a follow-up: the program itself once more."""
 
 Category = Literal[
-    "bombs", "time", "secrets", "writes", "leftovers", "network", "escapes", "signals", "descriptors", "odd", "works"
+    "bombs",
+    "time",
+    "secrets",
+    "writes",
+    "leftovers",
+    "network",
+    "escapes",
+    "signals",
+    "descriptors",
+    "odd",
+    "works",
+    "roots",
 ]
 
 PRELUDE = """\
@@ -176,6 +187,7 @@ class Program:
         neighbour: code that runs beside it in the same sandbox, begun a little earlier.
         alone: nothing else runs meanwhile: it is measured, or it is heavy.
         needs: modules without which there is nothing to try.
+        image: it is about sessions whose root is an image, and runs there alone.
         survivors: whether the host looks for processes that carry the mark when the call has returned.
     """
 
@@ -194,6 +206,7 @@ class Program:
     neighbour: str = ""
     alone: bool = False
     needs: tuple[str, ...] = ()
+    image: bool = False
     survivors: bool = True
 
 

@@ -31,6 +31,7 @@ TITLES = {
     "signals": "Signals to others",
     "descriptors": "Descriptors and forged results",
     "odd": "Odd programs get the right result",
+    "roots": "Roots that are images",
     "works": "Useful things still work",
 }
 PLACES_OF_ROOT = ("root:namespaces", "docker-root:uid", "docker-user:landlock", "root:process")

@@ -1,6 +1,6 @@
 """Run the programs in a sandbox, and judge them: one JSON object per line.
 
-    python tests/tools/sandbox/abuse/runner.py [--sandbox local|process] [--level LEVEL] [--in SURROUNDINGS]
+    python tests/tools/sandbox/abuse/runner.py [--sandbox local|process] [--level LEVEL] [--in SURROUNDINGS] [--image]
                                                [--only PATTERN ...] [--list]
 
 The first line tells what isolation there was; each further one is the verdict about one program. This process gets into
@@ -16,7 +16,9 @@ import importlib.util
 import json
 import os
 import secrets
+import shutil
 import sys
+import tempfile
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -25,6 +27,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[4]))
 
+from tests.tools.sandbox.abuse import in_image
 from tests.tools.sandbox.abuse.cage import Cage
 from tests.tools.sandbox.abuse.catalog import PROGRAMS
 from tests.tools.sandbox.abuse.program import LIMITS, SAME, Outcome, Program
@@ -42,9 +45,10 @@ GRACE = 60.0
 class Sandboxes:
     """The sandbox under test, one per network mode, opened when first needed."""
 
-    def __init__(self, kind: str, level: str | None) -> None:
+    def __init__(self, kind: str, level: str | None, image: Path | None = None) -> None:
         self.kind = kind
         self.level = level
+        self.image = image
         self._open: dict[str, Sandbox] = {}
 
     def get(self, network: str = "off") -> Sandbox:
@@ -61,8 +65,9 @@ class Sandboxes:
             return ProcessSandbox(max_output_bytes=LIMITS.output_bytes)
         from toolgym.tools.sandbox.local import LocalSandbox
 
-        preload = tuple(name for name in ("numpy",) if importlib.util.find_spec(name))
-        return LocalSandbox(level=self.level, limits=LIMITS, preload=preload, network=network)
+        preload = tuple(name for name in ("numpy",) if importlib.util.find_spec(name) and not self.image)
+        sandbox = LocalSandbox(level=self.level, limits=LIMITS, preload=preload, network=network)
+        return in_image.InImage(sandbox, self.image) if self.image else sandbox
 
 
 @asynccontextmanager
@@ -153,13 +158,17 @@ async def _survivors(mark: str, seconds: float) -> list[int]:
     return found
 
 
-def chosen(patterns: list[str], *, unprotected: bool, caged: bool) -> dict[str, Program]:
+def chosen(patterns: list[str], *, unprotected: bool, caged: bool, image: bool) -> dict[str, Program]:
     """The programs to run. Without isolation, those that would harm the machine are left out."""
     wanted = {}
     for key, program in PROGRAMS.items():
         if patterns and not any(fnmatch.fnmatch(key, pattern) for pattern in patterns):
             continue
         if unprotected and (program.bare == "unsafe" or (program.category == "bombs" and not caged)):
+            continue
+        if program.image > image or (
+            image and (program.category not in in_image.CATEGORIES or key in in_image.LEFT_OUT)
+        ):
             continue
         if any(importlib.util.find_spec(name) is None for name in program.needs):
             continue
@@ -169,7 +178,10 @@ def chosen(patterns: list[str], *, unprotected: bool, caged: bool) -> dict[str, 
 
 async def run_all(options: argparse.Namespace, cage: Cage) -> None:
     environment_secret = os.environ[ENVIRONMENT_SECRET]
-    sandboxes = Sandboxes(options.sandbox, options.level)
+    place = tempfile.mkdtemp(prefix="toolgym-abuse-images-")
+    os.environ["TOOLGYM_IMAGES"] = f"{place}/unpacked"
+    image = in_image.make(Path(place, "image.tar")) if options.image else None
+    sandboxes = Sandboxes(options.sandbox, options.level, image)
     try:
         try:
             first = await asyncio.wait_for(sandboxes.get().run("print(1)"), 120)
@@ -191,7 +203,7 @@ async def run_all(options: argparse.Namespace, cage: Cage) -> None:
             flush=True,
         )
         unprotected = options.sandbox == "process" or options.level == "none"
-        wanted = chosen(options.only, unprotected=unprotected, caged=cage.active)
+        wanted = chosen(options.only, unprotected=unprotected, caged=cage.active, image=options.image)
         places = asyncio.Semaphore(AT_ONCE)
 
         async def one(key: str, program: Program) -> None:
@@ -214,6 +226,7 @@ async def run_all(options: argparse.Namespace, cage: Cage) -> None:
         print(json.dumps({"end": len(wanted)}), flush=True)
     finally:
         await sandboxes.close()
+        shutil.rmtree(place)
 
 
 def main() -> None:
@@ -221,6 +234,7 @@ def main() -> None:
     parser.add_argument("--sandbox", choices=("local", "process"), default="local")
     parser.add_argument("--level", default=None)
     parser.add_argument("--in", dest="surroundings", choices=SURROUNDINGS, default=None)
+    parser.add_argument("--image", action="store_true")
     parser.add_argument("--only", nargs="*", default=[], metavar="PATTERN")
     parser.add_argument("--list", action="store_true")
     options = parser.parse_args()

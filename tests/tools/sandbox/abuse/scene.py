@@ -98,6 +98,10 @@ class Scene:
     async def _make_neighbour_secret(self) -> str:
         return self.secret
 
+    async def _make_images(self) -> str:
+        """The folder of unpacked images."""
+        return os.environ["TOOLGYM_IMAGES"]
+
     async def _make_outside(self) -> Path:
         """A folder of the host that everybody may write."""
         if self._folder is None:
