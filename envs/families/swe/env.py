@@ -52,6 +52,8 @@ class SWEDevEnv(ToolEnv):
         session_options: further options of the sessions, such as `disk_mb` and `inodes` for large repositories; see
             `toolgym.tools.sandbox.SessionOptions`.
         images: a folder with the images that tasks name, see `docs/task_images.md`.
+        testbed: absolute folder, such as /testbed, that holds the repository in the images of rows without files.
+        activate: a command of bash that sets the variables of all programs there, see `docs/envs/swe_dev.md`.
         env_kwargs: the other arguments of `ToolEnv`, such as `max_turns`.
 
     Raises ConfigError if an option or a task cannot be used, SandboxUnsupportedError if the sandbox has no sessions.
@@ -70,25 +72,30 @@ class SWEDevEnv(ToolEnv):
         test_timeout: float = TEST_TIMEOUT,
         session_options: Mapping[str, Any] | None = None,
         images: str | Path | None = None,
+        testbed: str = "",
+        activate: str = "",
         **env_kwargs: Any,
     ) -> None:
         if sandbox is not None and tool_config is not None:
             raise ConfigError("give sandbox, or tool_config, which says where to make one; not both")
         check_seconds(test_timeout=test_timeout)
         shared = Workspace(sandbox) if sandbox is not None else None
-        where = {**(tool_config or {}), "folder": FOLDER}
+        where = {**(tool_config or {}), "folder": testbed or FOLDER}
         bash = BashTool({**where, **(bash_config or {})}, sandbox=shared)
         editor = EditorTool({**where, **(editor_config or {})}, sandbox=shared)
         self._workspace = bash.sandbox
         self._strict, self._test_timeout = strict, test_timeout
         self._session_options, self._images = dict(session_options or {}), images
+        self._where = {"testbed": testbed, "activate": activate}
         self._repository: RepositoryWorkspace | None = None
         self._own_scorer = "scorer" not in env_kwargs
         env_kwargs.setdefault("scorer", self._judge)
         env_kwargs.setdefault("max_turns", MAX_TURNS)
         env_kwargs.setdefault("score_timeout", 2 * OPEN_TIMEOUT + test_timeout + 60)
         owned: list[BaseTool] = [bash, editor]
-        super().__init__([*owned, *map(as_tool, tools)], _source(tasks), owns_tools=owned, **env_kwargs)
+        super().__init__(
+            [*owned, *map(as_tool, tools)], _source(tasks, testbed or FOLDER), owns_tools=owned, **env_kwargs
+        )
 
     async def reset(self, *, seed: int | None = None, options: ResetOptions = None) -> ResetResult:
         messages, info = await super().reset(seed=seed, options=options)
@@ -98,7 +105,8 @@ class SWEDevEnv(ToolEnv):
             task = RepositoryTask.from_task(self.task)
             options = {**self._session_options, **self._image_option(task)}
             with tool_scope(self._instances.scope):
-                self._repository = await RepositoryWorkspace.open(task, self._workspace, session_options=options)
+                place, options = self._workspace, {"session_options": options, **self._where}
+                self._repository = await RepositoryWorkspace.open(task, place, **options)
         except BaseException as error:  # cancelled or not, the tools are freed
             self._over = True
             await self._release()
@@ -131,16 +139,20 @@ class SWEDevEnv(ToolEnv):
             twin._scorer = outcome_scorer(twin._judge)
         return twin
 
+    def _repository_task(self) -> RepositoryTask | None:
+        if self._repository is not None:
+            return self._repository.task
+        return None if self.task is None else RepositoryTask.from_task(self.task)
+
     def gold_actions(self) -> list[Action] | None:
-        if self.task is None:
-            return None
-        return gold_turns(RepositoryTask.from_task(self.task))
+        task = self._repository_task()
+        return None if task is None else gold_turns(task)
 
     def hidden_texts(self) -> list[str]:
         """Return the lines of the hidden tests that no file of the repository shows."""
-        if self.task is None:
+        task = self._repository_task()
+        if task is None:
             return []
-        task = RepositoryTask.from_task(self.task)
         shown, hidden = _text(task.files), _text(task.test_files)
         return [line for line in hidden.splitlines() if line.strip() not in shown]
 
@@ -202,11 +214,11 @@ def _text(files: Mapping[str, str | bytes]) -> str:
     return "\n".join(data if isinstance(data, str) else data.decode("utf-8", "replace") for data in files.values())
 
 
-def _source(tasks: Any) -> TaskSource | Sequence[Task]:
+def _source(tasks: Any, folder: str) -> TaskSource | Sequence[Task]:
     if tasks is None or isinstance(tasks, str | Path):
         tasks = load_repository_tasks(tasks)
     if isinstance(tasks, TaskSource):
         return tasks
     if not isinstance(tasks, Sequence):
         raise ConfigError(f"tasks must be a file, a TaskSource or a list of tasks, got {type(tasks).__name__}")
-    return [task.to_task() if isinstance(task, RepositoryTask) else task for task in tasks]
+    return [task.to_task(folder) if isinstance(task, RepositoryTask) else task for task in tasks]

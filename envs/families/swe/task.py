@@ -6,7 +6,7 @@ import base64
 import fnmatch
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -55,7 +55,8 @@ class RepositoryTask:
         executable: names of the files that are programs.
         links: symbolic links of the repository, from name to target.
         image: name of the image that its programs and tests run in; empty: the machine's own system. Rows call it
-            `image`, `docker_image` or `image_name`.
+            `image`, `docker_image` or `image_name`. If it holds the repository too, there are no `files`.
+        test_patch: hidden tests as a diff of files that the image holds.
 
     Raises ConfigError, which names the value, if one cannot be used.
     """
@@ -71,6 +72,7 @@ class RepositoryTask:
     executable: frozenset[str] = frozenset()
     links: Mapping[str, str] = field(default_factory=dict)
     image: str = ""
+    test_patch: str = ""
 
     def __post_init__(self) -> None:
         for name in ("instance_id", "problem_statement", "test_command"):
@@ -85,8 +87,8 @@ class RepositoryTask:
                 )
             check_files([*value, *(self.links if name == "files" else ())])
             object.__setattr__(self, name, {key: _bytes(data) for key, data in value.items()})
-        if not self.files:
-            raise ConfigError(f"{self.instance_id!r} has no files")
+        if not self.files and not self.image:
+            raise ConfigError(f"{self.instance_id!r} has no files, and names no image that holds them")
         for name in ("fail_to_pass", "pass_to_pass"):
             value = getattr(self, name)
             if not isinstance(value, tuple) or not all(isinstance(test, str) and test for test in value):
@@ -104,6 +106,11 @@ class RepositoryTask:
         }
         links = {name: Node(target.encode(), 0o777, link=True) for name, target in self.links.items()}
         return without_history({**nodes, **links})
+
+    def completed(self, tree: Tree) -> RepositoryTask:
+        """Return the task with the files that its image holds. Those that no test or patch needs may be empty."""
+        tests = _tests({"test_files": self.test_files, "test_patch": self.test_patch}, tree)
+        return replace(self, **_parts(tree), test_files=tests, test_patch="")
 
     @property
     def hidden(self) -> Tree:
@@ -149,36 +156,36 @@ class RepositoryTask:
 
         The names are those of the attributes, or those of SWE-bench: `FAIL_TO_PASS` and `PASS_TO_PASS` (lists, or lists
         as JSON texts), `patch`, and `test_patch` (a diff) in place of `test_files`. Files are texts, or `{"base64":
-        ...}`. In place of `files`, `repository` may name a folder or a tar archive, relative to `folder`.
+        ...}`. In place of `files`, `repository` may name a folder or a tar archive, relative to `folder`; or neither is
+        there, and the repository is the image's.
 
         Raises ConfigError if the row has another shape or its `test_patch` does not apply, UnknownNameError if there is
         no such repository.
         """
         if not isinstance(row, Mapping):
             raise ConfigError(f"a row of a repository task must be a mapping, got {_short(row)}")
-        id = row.get("instance_id")
-        if ("files" in row) == ("repository" in row):
-            raise ConfigError(f"{id!r}: give either 'files' or 'repository', a folder or a tar archive")
-        if "files" in row:
-            tree = {name: Node(data) for name, data in _files(row, "files").items()}
-            programs, links = frozenset(row.get("executable") or ()), dict(row.get("links") or {})
+        id, image = row.get("instance_id"), next((str(row[key]) for key in IMAGE_KEYS if row.get(key)), "")
+        of_image = bool(image) and not row.get("files") and "repository" not in row
+        if not of_image and ("files" in row) == ("repository" in row):
+            raise ConfigError(f"{id!r}: give either 'files' or 'repository' (a folder or tar archive), or an image")
+        if of_image or "files" in row:
+            files, programs = _files(row, "files"), frozenset(row.get("executable") or ())
+            parts: dict[str, Any] = {"files": files, "executable": programs, "links": dict(row.get("links") or {})}
+            tree = {name: Node(data) for name, data in files.items()}
         else:
-            read = read_repository(Path(folder) / str(row["repository"]))
-            links = {name: node.data.decode("utf-8", "surrogateescape") for name, node in read.items() if node.link}
-            programs = frozenset(name for name, node in read.items() if node.mode & 0o100 and not node.link)
-            tree = {name: node for name, node in read.items() if not node.link}
+            tree = read_repository(Path(folder) / str(row["repository"]))
+            parts = _parts(tree)
         return cls(
             instance_id=cast(str, id),
             problem_statement=cast(str, row.get("problem_statement")),
-            files={name: node.data for name, node in tree.items()},
-            test_files=_tests(row, tree),
+            test_files=_files(row, "test_files") if of_image else _tests(row, tree),
             test_command=cast(str, row.get("test_command")),
             fail_to_pass=_ids(row, "fail_to_pass"),
             pass_to_pass=_ids(row, "pass_to_pass"),
             gold_patch=row.get("gold_patch") or row.get("patch") or "",
-            executable=programs,
-            links=links,
-            image=next((str(row[key]) for key in IMAGE_KEYS if row.get(key)), ""),
+            image=image,
+            **parts,
+            test_patch=(row.get("test_patch") or "") if of_image else "",
         )
 
     def to_row(self) -> dict[str, Any]:
@@ -192,6 +199,8 @@ class RepositoryTask:
             "pass_to_pass": list(self.pass_to_pass),
             "gold_patch": self.gold_patch,
         }
+        if self.test_patch:
+            row["test_patch"] = self.test_patch
         if self.executable:
             row["executable"] = sorted(self.executable)
         if self.links:
@@ -264,6 +273,15 @@ def _files(row: Mapping[str, Any], name: str) -> dict[str, bytes]:
             raise ConfigError(f"{name}[{key!r}] must be a text or {{'base64': ...}}, got {_short(data)}")
         files[key] = _bytes(data)
     return files
+
+
+def _parts(tree: Tree) -> dict[str, Any]:
+    plain = {name: node for name, node in tree.items() if not node.link}
+    return {
+        "files": {name: node.data for name, node in plain.items()},
+        "executable": frozenset(name for name, node in plain.items() if node.mode & 0o100),
+        "links": {name: node.data.decode("utf-8", "surrogateescape") for name, node in tree.items() if node.link},
+    }
 
 
 def _tests(row: Mapping[str, Any], tree: Tree) -> dict[str, bytes]:

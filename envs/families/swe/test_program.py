@@ -1,9 +1,9 @@
 """The program that runs hidden tests beside the policy's files, and reports the end of each.
 
-It stands alone: `verdict` passes its source to the sandbox's Python. Its reports go to the standard output that it was
-started with, each line behind a token that it read from its standard input; all that the tests and the policy's files
-print goes to standard error. It imports all it needs before the policy's folder is on the path. Beside the hidden tests
-it runs controls, which fail unless something has changed what a test is.
+It stands alone: `verdict` passes its source to the sandbox's Python, which may be 3.6. Its reports go to the standard
+output that it was started with, each line behind a token that it read from its standard input; all that the tests and
+the policy's files print goes to standard error. It imports all it needs before the policy's folder is on the path.
+Beside the hidden tests it runs controls, which fail unless something has changed what a test is.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import traceback
 import unittest
 from typing import Any, NoReturn
 
-CONTROLS: dict[str, tuple[Any, ...]] = {
+CONTROLS: Any = {
     "assertEqual": (1, 2),
     "assertNotEqual": (1, 1),
     "assertTrue": (False,),

@@ -30,6 +30,10 @@ class Node(NamedTuple):
     link: bool = False
 
 
+def link(target: str) -> Node:
+    return Node(target.encode("utf-8", "surrogateescape"), 0o777, link=True)
+
+
 Tree: TypeAlias = dict[str, Node]
 """Files and links by their name relative to the repository. A folder is there if it holds something."""
 

@@ -22,14 +22,26 @@ from toolgym.envs.families.swe.tree import Changes, Node, Tree, changed, is_left
 from toolgym.tools.errors import ConfigError
 from toolgym.tools.sandbox.base import ExecResult, ExecutionStatus, Session
 
-TEST_PROGRAM = (Path(__file__).parent / "test_program.py").read_text(encoding="utf-8")
+
+def _plain(source: str) -> str:
+    """Return a program without the annotations of its functions, so that a Python as old as 3.6 runs it."""
+    program = ast.parse(source)
+    for node in ast.walk(program):
+        if isinstance(node, ast.arg):
+            node.annotation = None
+        elif isinstance(node, ast.FunctionDef):
+            node.returns = None
+    return ast.unparse(program).replace("from __future__ import annotations", "")
+
+
+TEST_PROGRAM = _plain((Path(__file__).parent / "test_program.py").read_text(encoding="utf-8"))
 
 OUTPUT_CHARS = 20_000
 
 SLACK = 30.0
 """Seconds beyond the deadline of the tests until the sandbox must have said how they ended."""
 
-_CONFIGS = {
+CONFIGS = {
     "pytest.ini": "pytest",
     ".pytest.ini": "pytest",
     "pyproject.toml": "tool.pytest.ini_options",
@@ -239,7 +251,7 @@ def _pytest_config(tree: Tree, name: str) -> tuple[str, bytes]:
 
     The policy's own one might load a plugin.
     """
-    for config, section in _CONFIGS.items():
+    for config, section in CONFIGS.items():
         node = tree.get(config)
         if node is not None and _has_section(config, node, section):
             return f"{name}{config[config.rindex('.') :]}", node.data

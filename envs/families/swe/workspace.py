@@ -9,7 +9,8 @@ from typing import Any, Self, cast
 
 from toolgym.envs.families.swe.patch import PatchError, apply_patch, patched_names
 from toolgym.envs.families.swe.task import RepositoryTask
-from toolgym.envs.families.swe.tree import Changes, Node, Tree, changes, is_left_out, pack, unpack
+from toolgym.envs.families.swe.testbed import activated, completed
+from toolgym.envs.families.swe.tree import Changes, Node, Tree, changes, is_left_out, link, pack, unpack
 from toolgym.envs.families.swe.verdict import (
     SLACK,
     TestReport,
@@ -23,6 +24,7 @@ from toolgym.tools.closeable import AsyncCloseable, closed_on_error
 from toolgym.tools.concurrency.blocking import in_thread
 from toolgym.tools.concurrency.deadline import DeadlineError, shielded, with_deadline
 from toolgym.tools.errors import (
+    ConfigError,
     SandboxError,
     SandboxFileError,
     SandboxFileNotFoundError,
@@ -47,14 +49,16 @@ count as unchanged; two changes within one tick of the clock look like one.
 """
 
 _GIT = """\
+rm -rf .git
 command -v git >/dev/null || exit 0
 export GIT_AUTHOR_DATE='2000-01-01T00:00:00Z' GIT_COMMITTER_DATE='2000-01-01T00:00:00Z'
 git -c init.defaultBranch=main init -q --template= --separate-git-dir="$PWD/../.repo.git" . &&
 git config user.name user && git config user.email user@localhost && git config core.fileMode true &&
-git config commit.gpgSign false && git config gc.auto 0 && git add -A -f &&
+git config commit.gpgSign false && git config gc.auto 0 && git add -A $1 &&
 git commit -q --allow-empty -m 'The beginning'
 """
-"""Makes a history of one commit: the repository before."""
+"""Makes a history of one commit: the repository before. One that an image brings may know what became of it, and its
+ignored files, which were built there, are many."""
 
 
 class RepositoryWorkspace(AsyncCloseable):
@@ -67,9 +71,11 @@ class RepositoryWorkspace(AsyncCloseable):
         session: Session,
         times: Mapping[str, FileInfo],
         options: Mapping[str, Any],
+        testbed: str = "",
     ) -> None:
         self.task, self.session = task, session
         self._sandbox, self._times, self._options = sandbox, times, options
+        self._testbed, self._folder = testbed, testbed or FOLDER
 
     @classmethod
     async def open(
@@ -79,20 +85,30 @@ class RepositoryWorkspace(AsyncCloseable):
         *,
         snapshot: bytes | None = None,
         session_options: Mapping[str, Any] | None = None,
+        testbed: str = "",
+        activate: str = "",
     ) -> Self:
         """Open a session with the repository, or with a `snapshot` of it. With Git, it has a history of one commit.
+
+        A task without files has them in the folder `testbed` of its image. `activate` is a bash command whose variables
+        all programs get.
 
         Raises ConfigError if the snapshot or an option cannot be used, SandboxError or DeadlineError if there is no
         session.
         """
         options = dict(session_options or {})
+        if bool(testbed) == bool(task.files):
+            raise ConfigError(f"{task.instance_id!r}: testbed='/testbed' is for rows whose image has the files alone")
 
         async def opening() -> Self:
-            session = await _open(sandbox, task.tree, options)
+            if activate:
+                options["env"] = await activated(sandbox, options, activate, OPEN_TIMEOUT)
+            session = await _open(sandbox, task.tree, options, testbed)
             async with _closed_on_error(session):
-                await _begin_history(session)
-                times = {file.name: file for file in await session.walk(FOLDER)}
-                workspace = cls(task, sandbox, session, times, options)
+                await _begin_history(session, testbed or FOLDER)
+                times = {file.name: file for file in await session.walk(testbed or FOLDER) if _is_kept(file.name)}
+                whole = await completed(task, session, testbed, times) if testbed else task
+                workspace = cls(whole, sandbox, session, times, options, testbed)
                 if snapshot is not None:
                     await workspace._apply(unpack(snapshot))
             return workspace
@@ -100,7 +116,7 @@ class RepositoryWorkspace(AsyncCloseable):
         return await with_deadline(opening(), OPEN_TIMEOUT)
 
     async def exec(self, command: str | Sequence[str], timeout: float = 60.0) -> ExecResult:
-        return await self.session.exec(command, cwd=FOLDER, timeout=timeout)
+        return await self.session.exec(command, cwd=self._folder, timeout=timeout)
 
     async def apply_patch(self, diff: str) -> str:
         """Apply a unified diff, all of it or nothing. Returns a message for the policy."""
@@ -160,9 +176,13 @@ class RepositoryWorkspace(AsyncCloseable):
 
     async def _run(self, tree: Tree, timeout: float) -> TestReport:
         with tool_scope(None):  # of its own, also where the tools of an episode share one
-            session = await _open(self._sandbox, tree, self._options)
+            session = await _open(self._sandbox, tree, self._options, self._testbed)
         try:
-            return await judge(self.task, session, FOLDER, tree, timeout)
+            if self._testbed:  # a fresh one is there
+                await session.exec(["rm", "-rf", ".git"], cwd=self._testbed, timeout=OPEN_TIMEOUT)
+                there = type(self)(self.task, self._sandbox, session, {}, {}, self._testbed)
+                await there._apply(changes(self.task.tree, tree))
+            return await judge(self.task, session, self._folder, tree, timeout)
         finally:
             await shielded(session.close())
 
@@ -173,21 +193,21 @@ class RepositoryWorkspace(AsyncCloseable):
         """
         before = self.task.tree
         try:
-            files = await self.session.walk(FOLDER)
+            files = await self.session.walk(self._folder)
         except SandboxFileNotFoundError:
             files = []
         files = [file for file in files if _is_kept(file.name)]
-        whole = sum(file.size for file in files if file.kind == "file") <= SMALL
+        whole = not self._testbed and sum(file.size for file in files if file.kind == "file") <= SMALL
         after: Tree = {}
         doubtful: list[FileInfo] = []
         for file in files:
             if file.kind == "link" and file.target is not None:
-                after[file.name] = _link(file.target)
+                after[file.name] = link(file.target)
             elif file.kind == "file" and file.name in before and not whole and self._times.get(file.name) == file:
                 after[file.name] = before[file.name]
             elif file.kind == "file":
                 doubtful.append(file)
-        contents = await self.session.read_files(FOLDER, doubtful)
+        contents = await self.session.read_files(self._folder, doubtful)
         for file in doubtful:
             if file.name in contents:
                 after[file.name] = Node(contents[file.name], 0o755 if file.mode & 0o100 else 0o644)
@@ -198,41 +218,38 @@ class RepositoryWorkspace(AsyncCloseable):
         return pack(await with_deadline(self.changes(), OPEN_TIMEOUT))
 
     async def fork(self) -> RepositoryWorkspace:
-        return type(self)(self.task, self._sandbox, await self.session.fork(), self._times, self._options)
+        session = await self.session.fork()
+        return type(self)(self.task, self._sandbox, session, self._times, self._options, self._testbed)
 
     async def close(self) -> None:
         await shielded(self.session.close())
 
     async def _node(self, name: str) -> Node | None:
-        place = f"{FOLDER}/{name}"
+        place = f"{self._folder}/{name}"
         try:
             file = await self.session.stat(place)
             if file.kind == "link":
-                return _link(file.target or "")
+                return link(file.target or "")
             return Node(await self.session.read_file(place), 0o755 if file.mode & 0o100 else 0o644)
         except (SandboxFileNotFoundError, SandboxNotADirectoryError):
             return None
 
     async def _is_in_the_way(self, name: str, node: Node) -> bool:
         try:
-            file = await self.session.stat(f"{FOLDER}/{name}")
+            file = await self.session.stat(f"{self._folder}/{name}")
             return node.link or file.kind != "file"
         except (SandboxFileNotFoundError, SandboxNotADirectoryError):
             return False
 
     async def _apply(self, work: Changes) -> None:
         for name in [name for name, node in work.items() if node is None]:
-            if await self.session.exists(f"{FOLDER}/{name}"):
-                await self.session.remove(f"{FOLDER}/{name}")
+            if await self.session.exists(f"{self._folder}/{name}"):
+                await self.session.remove(f"{self._folder}/{name}")
         new = {name: node for name, node in work.items() if node is not None}
         for name, node in new.items():
             if await self._is_in_the_way(name, node):
-                await self.session.remove(f"{FOLDER}/{name}", recursive=True)
-        await self.session.write_rows(FOLDER, *_rows(new))
-
-
-def _link(target: str) -> Node:
-    return Node(target.encode("utf-8", "surrogateescape"), 0o777, link=True)
+                await self.session.remove(f"{self._folder}/{name}", recursive=True)
+        await self.session.write_rows(self._folder, *_rows(new))
 
 
 def _is_kept(name: str) -> bool:
@@ -242,7 +259,9 @@ def _is_kept(name: str) -> bool:
         return False
 
 
-async def _open(sandbox: Sandbox, tree: Tree, options: Mapping[str, Any]) -> Session:
+async def _open(sandbox: Sandbox, tree: Tree, options: Mapping[str, Any], testbed: str) -> Session:
+    if testbed:
+        return await sandbox.session(**cast(Any, options))
     plain = {f"{FOLDER}/{name}": node.data for name, node in tree.items() if not node.link}
     session = await sandbox.session(files=plain, **cast(Any, options))
     async with _closed_on_error(session):
@@ -256,8 +275,10 @@ def _closed_on_error(session: Session) -> AbstractAsyncContextManager[None]:
     return closed_on_error(lambda: shielded(session.close()))
 
 
-async def _begin_history(session: Session) -> None:
-    run = await session.exec(["sh", "-c", _GIT], cwd=FOLDER, timeout=OPEN_TIMEOUT)
+async def _begin_history(session: Session, folder: str) -> None:
+    run = await session.exec(
+        ["sh", "-c", _GIT, "sh", "-f" if folder == FOLDER else ""], cwd=folder, timeout=OPEN_TIMEOUT
+    )
     if not run.ok:
         raise SandboxError(f"the repository's first commit failed: {run.message or run.stderr[-500:]}")
 
