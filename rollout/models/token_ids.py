@@ -131,3 +131,9 @@ def _plain(array: NDArray[Any], greatest: int) -> tuple[int, ...]:
 def _read_only(array: NDArray[np.int32]) -> NDArray[np.int32]:
     array.flags.writeable = False
     return array
+
+
+def is_control(token: Any) -> bool:
+    """Whether an added token is one that a text is always cut at, and not a word of letters, or white space."""
+    core = token.content.replace("\u2581", "").strip()  # sentencepiece's sign for a space
+    return bool(core) and (token.special or not core.isalnum())

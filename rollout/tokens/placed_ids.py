@@ -29,6 +29,15 @@ def moved(images: Sequence[PlacedImage], by: int) -> tuple[PlacedImage, ...]:
     return tuple(replace(image, start=image.start + by) for image in images)
 
 
+def framed(rendered: str, urls: Sequence[str], processor: ImageProcessor) -> str:
+    """A rendered text with what the processor writes before and behind each image, for what encodes it as one text."""
+    first, *rest = rendered.split(processor.image_token)
+    frames = [f"{frame.before}{processor.image_token}{frame.behind}" for frame in map(processor.text, urls)]
+    if len(rest) != len(urls):
+        return rendered  # which `placed` refuses
+    return first + "".join(text for pair in zip(frames, rest, strict=True) for text in pair)
+
+
 def placed(
     ids: Sequence[int], token_id: int, urls: Sequence[str], processor: ImageProcessor, most: int | None
 ) -> PlacedIds:

@@ -19,7 +19,7 @@ from toolgym.rollout.models.images import ImageProcessor, PlacedImage
 from toolgym.rollout.models.token_ids import TokenIds
 from toolgym.rollout.models.tokenizer import end_token_ids
 from toolgym.rollout.tokens.chat_template import ChatTemplate, check_message
-from toolgym.rollout.tokens.placed_ids import PlacedIds, images_in, placed
+from toolgym.rollout.tokens.placed_ids import PlacedIds, framed, images_in, placed
 from toolgym.rollout.tokens.safe_encoder import SafeEncoder
 from toolgym.rollout.tokens.template_analysis import Plan, TemplateFacts, analyze, delta_kind, probe_conversation
 from toolgym.tools.errors import ConfigError, TemplateError, shorten
@@ -139,6 +139,11 @@ class ChatRenderer:
         """Ids of all control tokens: special tokens, and added ones that are not ordinary words."""
         return self._encoder.control_ids
 
+    @property
+    def forbidden_ids(self) -> tuple[int, ...]:
+        """Ids that no turn may have, since they stand for images; none if the renderer has no processor of images."""
+        return () if self._processor is None else self._processor.forbidden_ids
+
     def prompt(self, messages: Sequence[Message], *, most: int | None = None) -> list[int]:
         """Token ids of a conversation up to the point where the policy speaks.
 
@@ -153,8 +158,7 @@ class ChatRenderer:
         if not self.facts.results_rendered and any(message.get("role") == "tool" for message in messages):
             raise TemplateError("the chat template leaves out tool results, so the policy would never read them")
         text = self._template.render(self._safe(messages))
-        ids = self._encoder.encode(text, most=most, shares_beginning=True)
-        return self._with_images(ids, text, messages, most)
+        return self._encoded("", text, messages, most)
 
     def prompt_ids(self, messages: Sequence[Message], *, most: int | None = None) -> TokenIds:
         """As `prompt`. The episodes of a group begin with the same messages, and share the ids."""
@@ -204,9 +208,7 @@ class ChatRenderer:
             raise TemplateError("new messages are answers to the policy, got one of the role 'assistant'")
         end, rest = self._delta(self._safe(messages), earlier)
         end_id = self._encoder.id_of(end)
-        # Encoded after the turn's end, for an end that swallows the white space after it.
-        ids = self._encoder.encode(end + rest, most=None if most is None else most + 1)[1:]
-        ids = self._with_images(ids, rest, messages, most)
+        ids = self._encoded(end, rest, messages, most)
         if turn is None:  # no policy ends its turn with a marker that it never samples, such as the system's
             before = [] if end_id in self._end_ids else [end_id]
         elif turn and turn[-1] == end_id:
@@ -215,14 +217,17 @@ class ChatRenderer:
             before = self._missing(turn) if end_id in self._answer_ends else [end_id]
         return ids.behind(before) if isinstance(ids, PlacedIds) else before + ids
 
-    def _with_images(self, ids: list[int], rendered: str, messages: Sequence[Message], most: int | None) -> list[int]:
+    def _encoded(self, end: str, rendered: str, messages: Sequence[Message], most: int | None) -> list[int]:
+        """The ids of a rendered text, images included, behind the end of a turn, if any: it may swallow white space."""
         contents = [content for message in messages if isinstance(content := message.get("content"), list)]
         urls = [url for content in contents for url in images_of(content)]
-        if not urls:
+        processor = self._require_processor() if urls else None
+        text = rendered if processor is None else framed(rendered, urls, processor)
+        ids = self._encoder.encode(
+            end + text, most=None if most is None else most + bool(end), shares_beginning=not end
+        )[bool(end) :]
+        if processor is None:
             return ids
-        processor = self._require_processor()
-        if processor.image_token not in self._encoder.contents:
-            raise TemplateError(f"the tokenizer has no token {processor.image_token!r}, which its processor names")
         whole = placed(ids, self._encoder.id_of(processor.image_token), urls, processor, most)
         for text in [part["text"].strip() for content in contents for part in content if part["type"] == "text"]:
             if self._encoder.protect(text).split("\n")[0] not in rendered:

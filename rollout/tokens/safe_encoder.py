@@ -21,6 +21,7 @@ import weakref
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from toolgym.rollout.models.token_ids import is_control
 from toolgym.rollout.tokens.token_bounds import COMPOSED, TooManyTokensError, composes, longest_token
 from toolgym.tools.errors import TemplateError
 from toolgym.tools.lazy import missing_extra
@@ -51,7 +52,7 @@ class SafeEncoder:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         added = tokenizer.added_tokens_decoder
-        self._ids: dict[str, int] = {token.content: index for index, token in added.items() if _is_control(token)}
+        self._ids: dict[str, int] = {token.content: index for index, token in added.items() if is_control(token)}
         self.contents_by_id = {index: content for content, index in self._ids.items()}
         self._alone = frozenset(token.content for token in added.values() if token.single_word)
         self.control_ids = frozenset(self.contents_by_id)
@@ -217,11 +218,6 @@ class SafeEncoder:
             if re.match(r"\w", before) or re.match(r"\w", after):
                 return content
         return self._names[content]
-
-
-def _is_control(token: Any) -> bool:
-    core = token.content.replace("\u2581", "").strip()  # sentencepiece's sign for a space
-    return bool(core) and (token.special or not core.isalnum())
 
 
 def _draw_nonce(contents: Iterable[str]) -> str:
