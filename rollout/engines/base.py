@@ -109,7 +109,7 @@ def _require(holds: bool, name: str, expected: str, value: object) -> None:
 class GenerationRequest:
     """One turn to generate, checked: every id is in the vocabulary, and prompt and `max_new_tokens` fit the context.
 
-    Requests with the same `affinity` are turns of one trajectory, whose context grows. An engine with several replicas
+    Of `forbidden_ids` none may be sampled. Requests with the same `affinity` are turns of one trajectory, whose context grows. An engine with several replicas
     sends them to the same one, for its prefix cache.
     """
 
@@ -118,6 +118,7 @@ class GenerationRequest:
     request_id: str
     affinity: str | None = None
     images: tuple[PlacedImage, ...] = ()
+    forbidden_ids: tuple[int, ...] = ()
 
     @property
     def image_hashes(self) -> list[str]:
@@ -302,6 +303,7 @@ class Engine(ABC):
         request_id: str,
         affinity: str | None = None,
         images: Sequence[PlacedImage] = (),
+        forbidden_ids: Sequence[int] = (),
     ) -> Generation:
         """Generate one turn, and check it. Cancelling the call aborts the request.
 
@@ -311,6 +313,8 @@ class Engine(ABC):
             request_id: unique among running requests.
             affinity: see `GenerationRequest`.
             images: the images whose ids are in the prompt, in order.
+            forbidden_ids: ids that must not be sampled, such as those that stand for images: the distribution is that
+                without them.
 
         Raises:
             ConfigError: an id is outside the vocabulary, the prompt is empty, prompt and `max_new_tokens` do not fit
@@ -321,7 +325,7 @@ class Engine(ABC):
         self._check_request(ids, params)
         if images and not self.takes_images:
             raise ConfigError(f"{type(self).__name__} takes no images, and the context has {len(images)}")
-        request = GenerationRequest(ids.as_tuple(), params, request_id, affinity, tuple(images))
+        request = GenerationRequest(ids.as_tuple(), params, request_id, affinity, tuple(images), tuple(forbidden_ids))
         generation = await self._generate(request)
         self._check_generation(generation, request)
         return generation
@@ -401,6 +405,11 @@ class Engine(ABC):
         if ids and not 0 <= low <= high < self.vocab_size:
             wrong = low if low < 0 else high
             raise EngineError(f"{name} gave the token id {wrong}, outside its vocabulary of {self.vocab_size} ids")
+        if wrong := sorted(set(request.forbidden_ids) & set(ids)):
+            raise EngineError(
+                f"{name} sampled the token id {wrong[0]}, which stands for images alone: no trainer takes that, so "
+                "leave GenerationRequest.forbidden_ids out of the sampling"
+            )
         if not _are_finite(generation):
             raise EngineError(f"{name} gave a log-probability that is not a finite number (NaN in the model?)")
         if ids and (greatest := generation.logprob_array.max()) > ROUNDING:

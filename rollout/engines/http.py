@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from toolgym.rollout.engines.base import SamplingParams
@@ -90,6 +90,11 @@ def sampling_fields(params: SamplingParams, *, of_sglang: bool, mask: bool = Fal
         "n": 1,
         "skip_special_tokens": False,
     }
+
+
+def forbidding(token_ids: Sequence[int]) -> dict[str, Any]:
+    """Return the sampling field that bans ids, as OpenAI's API defines it: -100 takes one out of the sampling."""
+    return {"logit_bias": dict.fromkeys(token_ids, -100.0)} if token_ids else {}
 
 
 def seed_of(params: SamplingParams, source: random.Random, *, deterministic: bool) -> int | None:

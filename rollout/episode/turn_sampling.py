@@ -110,7 +110,7 @@ class TurnSampler:
                     if turn.idle:
                         first, longest = RESUME_WAIT
                         await asyncio.sleep(min(longest, first * 2.0 ** min(turn.idle - 1, 30)))
-                    generation = await self._generate(turn, conversation, stop_token_ids)
+                    generation = await self._generate(turn, conversation, stop_token_ids, renderer.forbidden_ids)
                     for observer in self._observers:
                         observer.generated(self._job, generation)
                     conversation.add_generation(generation)
@@ -163,7 +163,11 @@ class TurnSampler:
         return turn.aborts > self._limits.max_resumes
 
     async def _generate(
-        self, turn: OpenTurn, conversation: Conversation, stop_token_ids: tuple[int, ...]
+        self,
+        turn: OpenTurn,
+        conversation: Conversation,
+        stop_token_ids: tuple[int, ...],
+        forbidden_ids: tuple[int, ...],
     ) -> Generation:
         parts = (turn.number, turn.parts) if turn.parts else (turn.number,)
         params = replace_fields(
@@ -184,6 +188,7 @@ class TurnSampler:
                     request_id=request_id,
                     affinity=self.affinity,
                     images=conversation.images,
+                    forbidden_ids=forbidden_ids,
                 )
                 return await with_deadline(call, self._limits.engine_timeout)
         finally:

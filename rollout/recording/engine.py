@@ -77,6 +77,7 @@ class RecordingEngine(EngineWrapper):
             request_id=request.request_id,
             affinity=request.affinity,
             images=request.images,
+            forbidden_ids=request.forbidden_ids,
         )
 
         def record(**outcome: Any) -> None:

@@ -18,7 +18,7 @@ from toolgym.rollout.engines import CallableEngine, SamplingParams
 from toolgym.rollout.engines.wrapper import EngineWrapper
 from toolgym.rollout.models import images
 from toolgym.rollout.models.images import ImageProcessor, PlacedImage, picture
-from toolgym.tools.errors import ConfigError, TemplateError
+from toolgym.tools.errors import ConfigError, EngineError, TemplateError
 from toolgym.tools.message import image, user
 
 
@@ -113,6 +113,8 @@ async def test_an_engine_that_takes_no_images_refuses_them(tokenizer):
     seeing = EngineWrapper(CallableEngine(generate, tokenizer=tokenizer, context_length=64, takes_images=True))
     await seeing.generate([1, 2], SamplingParams(max_new_tokens=4), request_id="a", images=placed)
     assert asked[0].images == placed
+    with pytest.raises(EngineError, match="sampled the token id 5, which stands for images alone"):
+        await seeing.generate([1, 2], SamplingParams(max_new_tokens=4), request_id="b", forbidden_ids=(4, 5))
 
 
 def test_a_file_keeps_images_that_are_in_no_message():

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from toolgym.rollout.engines.base import FinishReason, GenerationRequest
+from toolgym.rollout.engines.http import forbidding
 from toolgym.rollout.engines.sglang.messages import one_id_each
 from toolgym.rollout.models.images import picture
 from toolgym.tools.errors import EngineError
@@ -51,6 +52,7 @@ class VerlGenerate:
             **self._sampling,
             "max_tokens": params.max_new_tokens,
             "stop_token_ids": list(params.stop_token_ids),
+            **forbidding(request.forbidden_ids),
         }
         output = await self._client.generate(
             self._request_id,

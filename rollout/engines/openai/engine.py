@@ -18,7 +18,7 @@ from toolgym.rollout.engines.base import (
     SamplingParams,
     WeightSource,
 )
-from toolgym.rollout.engines.http import seed_of
+from toolgym.rollout.engines.http import forbidding, seed_of
 from toolgym.rollout.engines.model_config import read_model_config
 from toolgym.rollout.engines.openai.http import CompletionsClient
 from toolgym.rollout.engines.openai.messages import (
@@ -192,7 +192,7 @@ class OpenAICompatible(Engine):
         try:
             async with asyncio.timeout(self._request_timeout):
                 while True:
-                    flight.task = asyncio.create_task(self._attempt(flight, request.prompt_ids, params, headers))
+                    flight.task = asyncio.create_task(self._attempt(flight, request, headers))
                     try:
                         await asyncio.wait({flight.task})
                     except asyncio.CancelledError:
@@ -255,15 +255,15 @@ class OpenAICompatible(Engine):
         finally:
             await self._client.close()
 
-    async def _attempt(
-        self, flight: _InFlight, prompt: Sequence[int], params: SamplingParams, headers: dict[str, str]
-    ) -> FinishReason:
+    async def _attempt(self, flight: _InFlight, request: GenerationRequest, headers: dict[str, str]) -> FinishReason:
         await self._going.wait()
         flight.begun = True
         got = flight.attempt_start = len(flight.token_ids)
+        params = request.params
         rest = replace(params, max_new_tokens=params.max_new_tokens - got)
-        answer = Answer([*prompt, *flight.token_ids], rest, self.vocab_size)
+        answer = Answer([*request.prompt_ids, *flight.token_ids], rest, self.vocab_size)
         body = request_body(self.model, answer.prompt, rest, self._seed(params, got))
+        body |= forbidding(request.forbidden_ids)
         try:
             await self._client.complete(
                 body, answer, headers=headers, progress=lambda: _keep(flight, answer, self._weight_version)

@@ -25,7 +25,7 @@ from toolgym.rollout.engines.base import (
     WeightSource,
     checked_version,
 )
-from toolgym.rollout.engines.http import seed_of
+from toolgym.rollout.engines.http import forbidding, seed_of
 from toolgym.rollout.engines.sglang import messages
 from toolgym.rollout.engines.sglang.aligned import (
     SAMPLING_MASK,
@@ -149,6 +149,7 @@ class SGLangClient(Engine):
         check_params(self._aligned, params)
         seed = seed_of(params, self._random, deterministic=self.info.deterministic)
         body = messages.request_body(request.prompt_ids, params, seed, mask=SAMPLING_MASK in self._aligned)
+        body["sampling_params"] |= forbidding(request.forbidden_ids)
         body |= payload_fields(self._aligned, len(request.prompt_ids)) | messages.image_fields(request)
         answer = await self._in_flight.run(request, body)
         if answer is None:

@@ -44,11 +44,12 @@ class Server:
 async def test_one_id_stands_for_each_image() -> None:
     server = Server()
     async with client(server) as engine:
-        generation = await engine.generate(IDS, SHORT, request_id="a", images=IMAGES)
+        generation = await engine.generate(IDS, SHORT, request_id="a", images=IMAGES, forbidden_ids=(9,))
     assert generation.token_ids == tuple(GOOD["output_ids"])
     [body] = server.seen
     assert body["input_ids"] == [1, 50, 9, 51, 2, 3, 50, 9, 51, 4]
     assert body["image_data"] == list(URLS)
+    assert body["sampling_params"]["logit_bias"] == {"9": -100.0}
 
 
 async def test_a_request_without_images_says_nothing_of_them() -> None:
@@ -56,6 +57,7 @@ async def test_a_request_without_images_says_nothing_of_them() -> None:
     async with client(server) as engine:
         await engine.generate([1, 2], SHORT, request_id="a")
     assert not {"image_data", "return_prompt_token_ids"} & server.seen[0].keys()
+    assert "logit_bias" not in server.seen[0]["sampling_params"]
 
 
 @pytest.mark.parametrize("tells_ids", [True, False])

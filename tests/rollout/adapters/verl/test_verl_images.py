@@ -156,10 +156,11 @@ async def test_verl_s_servers_get_pictures_and_one_id_for_each(ours):
 
     sequence = shown(ours).sequences[0]
     ids = (*sequence.prompt_ids.tolist(), *sequence.response_ids.tolist())
-    request = GenerationRequest(ids, SamplingParams(max_new_tokens=4), "a", images=sequence.images)
+    request = GenerationRequest(ids, SamplingParams(max_new_tokens=4), "a", images=sequence.images, forbidden_ids=(9,))
     await VerlGenerate(Servers(), {"logprobs": True}, "r")(request)
     [sent] = asked
     assert [picture.size for picture in sent["image_data"]] == [(84, 56), (56, 112)]
+    assert sent["sampling_params"]["logit_bias"] == {9: -100.0}
     assert sent["prompt_ids"].count(ours.image_token_id) == 2
     await VerlGenerate(Servers(), {"logprobs": True}, "r")(dataclasses.replace(request, images=(), prompt_ids=(1, 2)))
     assert "image_data" not in asked[1]
