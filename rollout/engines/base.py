@@ -109,8 +109,8 @@ def _require(holds: bool, name: str, expected: str, value: object) -> None:
 class GenerationRequest:
     """One turn to generate, checked: every id is in the vocabulary, and prompt and `max_new_tokens` fit the context.
 
-    Of `forbidden_ids` none may be sampled. Requests with the same `affinity` are turns of one trajectory, whose context grows. An engine with several replicas
-    sends them to the same one, for its prefix cache.
+    Requests with the same `affinity` are turns of one trajectory, whose context grows. An engine with several replicas
+    sends them to the same one, for its prefix cache. Of `forbidden_ids` none may be sampled.
     """
 
     prompt_ids: tuple[int, ...]

@@ -49,8 +49,8 @@ class PlacedImage:
 
 
 class ImageText(NamedTuple):
-    """The writing of a processor for an image. `ids` are those from the first control token to the last. The plain texts
-    `before` and `behind` them may be one token with what stands there, so they are encoded with it."""
+    """The writing of a processor for an image. `ids` are those from the first control token to the last; the plain
+    texts `before` and `behind` them may be one token with what stands there, so they are encoded with it."""
 
     before: str
     ids: tuple[int, ...]
