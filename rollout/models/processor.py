@@ -32,9 +32,13 @@ def processor_of(tokenizer: PreTrainedTokenizerBase) -> ImageProcessor | None:
     """The processor of the model that a tokenizer is of, from the same place; None if its model takes no images. Raises
     ConfigError as `load_processor`."""
     if tokenizer not in _beside:
-        name = str(tokenizer.name_or_path or "")
-        _beside[tokenizer] = load_processor(name) if name and any(_has(name, file) for file in _FILES) else None
+        _beside[tokenizer] = processor_at(str(tokenizer.name_or_path or ""))
     return _beside[tokenizer]
+
+
+def processor_at(source: str) -> ImageProcessor | None:
+    """The processor of a model's folder or hub name; None if it has none. Raises ConfigError as `load_processor`."""
+    return load_processor(source) if source and any(_has(source, file) for file in _FILES) else None
 
 
 def _has(source: str, file: str) -> bool:

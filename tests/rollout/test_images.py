@@ -23,7 +23,7 @@ from toolgym.rollout.models.processor import load_processor
 from toolgym.rollout.tokens.placed_ids import images_in
 from toolgym.rollout.tokens.renderer import ChatRenderer
 from toolgym.rollout.trajectory.trajectory import Trajectory
-from toolgym.tools.errors import ConfigError, TemplateError
+from toolgym.tools.errors import ConfigError, EngineError, TemplateError
 from toolgym.tools.message import image, images_of, text_part, tool, user
 from toolgym.tools.schema import ToolSchema
 
@@ -95,6 +95,7 @@ async def test_what_a_model_saw_of_several_images_is_what_the_trajectory_has():
     [sequence] = trajectory.sequences
     ids = [*sequence.prompt_ids.tolist(), *trajectory.response_ids.tolist()]
     assert [len(request.images) for request in engine.requests] == [2, 3, 4]
+    assert all(PROCESSOR.image_token_id in request.forbidden_ids for request in engine.requests)
     last = engine.requests[-1]
     assert tuple(ids[: len(last.prompt_ids)]) == last.prompt_ids
     assert sequence.images == last.images
@@ -118,6 +119,17 @@ async def test_what_a_model_saw_of_several_images_is_what_the_trajectory_has():
     written = trajectory.to_json()
     assert Trajectory.from_json(written).sequences == trajectory.sequences
     assert json.dumps(written).count(urls[0]) == 1, "an image stands in a file once"
+
+
+async def test_the_embedded_engine_refuses_what_its_model_would_fail_on():
+    ids, images = tiny_vlm.shown("red", "blue")
+    params, part = SamplingParams(max_new_tokens=2), PROCESSOR.image_token_id
+    async with tiny_vlm.embedded() as engine:
+        with pytest.raises(EngineError, match="has 9 ids 514, and its images are 8 of them"):
+            await engine.generate([*ids, part], params, request_id="a", images=images)
+        with pytest.raises(EngineError, match=f"image at token {images[0].start} has other ids than the engine's"):
+            await engine.generate(ids, params, request_id="b", images=(replace(images[0], tokens=3), images[1]))
+        assert len((await engine.generate(ids, params, request_id="c", images=images)).token_ids) == 2
 
 
 async def test_a_template_that_renders_all_anew_keeps_places_and_ids():

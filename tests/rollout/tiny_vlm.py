@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import functools
+import io
 
 import torch
+from PIL import Image
 from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration
 
 from tests.rollout.qwen_processor import QwenProcessor
 from toolgym.rollout.engines.base import FinishReason, Generation
 from toolgym.rollout.engines.callable import CallableEngine
+from toolgym.rollout.engines.embedded.transformers import TransformersEngine
 from toolgym.rollout.models.images import ImageProcessor
+from toolgym.rollout.tokens.placed_ids import images_in
+from toolgym.rollout.tokens.renderer import ChatRenderer
+from toolgym.tools.message import image, user
 
 PLAIN = '{%- set content = message.content if message.content is string else "" -%}'
 PARTS = """{%- set content -%}
@@ -62,6 +68,23 @@ def logprobs(ids, images, processor):
     row = torch.tensor([ids])
     logits = model()(input_ids=row, mm_token_type_ids=(row == processor.image_token_id).long(), **inputs).logits
     return logits[0].float().log_softmax(-1)
+
+
+def embedded():
+    """An engine of that model in this process."""
+    return TransformersEngine(model(), processor=processor())
+
+
+def shown(*colors):
+    """A prompt with a picture of each color, and its images."""
+    seeing = processor()
+    parts = []
+    for color in colors:
+        data = io.BytesIO()
+        Image.new("RGB", (64, 48), color).save(data, "PNG")
+        parts.append(image(data.getvalue()))
+    ids = ChatRenderer(seeing.processor.tokenizer, processor=seeing).prompt([user(parts)])
+    return ids, images_in(ids)
 
 
 class TinyVlm(CallableEngine):

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import inspect
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from toolgym.rollout.engines.base import SamplingParams
 from toolgym.rollout.engines.embedded.sampling import SamplingColumns, sample
@@ -30,14 +30,25 @@ HEADROOM = 64
 """Columns allocated beyond those in use, so that a step writes its keys and values in place."""
 
 
+class ImageInputs(NamedTuple):
+    """The arguments of a model for a prompt's images, such as `pixel_values`, and the id that stands for a part."""
+
+    arguments: Mapping[str, torch.Tensor]
+    part_id: int
+
+
 @dataclass(eq=False, slots=True)
 class DecodingRow:
+    """A sequence that is decoded. Its `forbidden_ids` are never sampled, as if they were not in the vocabulary."""
+
     prompt_ids: tuple[int, ...]
     params: SamplingParams
     source: random.Random
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     weight_versions: list[str] = field(default_factory=list)
+    forbidden_ids: Sequence[int] = ()
+    images: ImageInputs | None = None
     stop_token_ids: frozenset[int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -104,38 +115,49 @@ class DecodingBatch:
         self._cache = _new_cache()
         self._mask = torch.zeros(0, 0, dtype=torch.long, device=device)
         self._lengths = torch.zeros(0, dtype=torch.long, device=device)
+        self._shifts = torch.zeros(0, dtype=torch.long, device=device)  # of positions behind images
         self._last_ids = torch.zeros(0, 1, dtype=torch.long, device=device)
         self._columns: SamplingColumns | None = None
         parameters = inspect.signature(model.forward).parameters
         self._keep_last = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
+        self._type_names = [name for name in ("mm_token_type_ids", "token_type_ids") if name in parameters]
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def add(self, rows: Sequence[DecodingRow], weight_version: str) -> None:
         """Prefill `rows` as one batch, sample the next token of each, and let them join. A row that has sampled
-        before (it was taken out and comes back) is prefilled with what it sampled."""
+        before (it was taken out and comes back) is prefilled with what it sampled. A row with images comes alone: its
+        model finds the positions of its tokens, which is not for padded rows."""
         width = max(row.length for row in rows)
         ids = torch.tensor([[0] * (width - row.length) + row.context_ids for row in rows])
         lengths = torch.tensor([row.length for row in rows])
         mask = (torch.arange(width)[None] >= width - lengths[:, None]).long()
         ids, lengths, mask = ids.to(self._device), lengths.to(self._device), mask.to(self._device)
         cache = _new_cache()
-        logits = self._forward(ids, mask, (mask.cumsum(1) - 1).clamp(min=0), cache)
+        images = rows[0].images
+        if images is None:
+            logits = self._forward(ids, mask, (mask.cumsum(1) - 1).clamp(min=0), cache)
+            shifts = torch.zeros_like(lengths)
+        else:
+            logits, shifts = self._see(ids, mask, images, cache)
         columns = SamplingColumns.of([row.params for row in rows], self._device)
         last_ids = self._extend(rows, logits, columns, weight_version)
         if self.rows:
             self._merge(cache, mask)
             self._lengths = torch.cat([self._lengths, lengths])
+            self._shifts = torch.cat([self._shifts, shifts])
             self._last_ids = torch.cat([self._last_ids, last_ids])
         else:
             self._cache, self._mask, self._lengths, self._last_ids = cache, mask, lengths, last_ids
+            self._shifts = shifts
         self.rows.extend(rows)
         self._columns = None
 
     def step(self, weight_version: str) -> None:
         self._mask = torch.cat([self._mask, self._mask.new_ones(len(self.rows), 1)], dim=1)
-        logits = self._forward(self._last_ids, self._mask, self._lengths[:, None], self._cache)
+        positions = (self._lengths + self._shifts)[:, None]
+        logits = self._forward(self._last_ids, self._mask, positions, self._cache)
         self._lengths += 1
         if self._columns is None:
             self._columns = SamplingColumns.of([row.params for row in self.rows], self._device)
@@ -152,6 +174,7 @@ class DecodingBatch:
             return
         kept = torch.tensor(indices, device=self._device)
         self._lengths, self._last_ids = self._lengths[kept], self._last_ids[kept]
+        self._shifts = self._shifts[kept]
         unused = self._mask.shape[1] - int(self._lengths.max())
         self._mask = self._mask[kept, unused:]
         for layer in self._cache.layers:
@@ -163,6 +186,9 @@ class DecodingBatch:
     def _extend(
         self, rows: Sequence[DecodingRow], logits: torch.Tensor, columns: SamplingColumns, weight_version: str
     ) -> torch.Tensor:
+        for at, row in enumerate(rows):
+            if row.forbidden_ids:
+                logits[at, list(row.forbidden_ids)] = -torch.inf
         uniforms = torch.tensor([row.source.random() for row in rows], dtype=torch.float64).to(self._device)
         token_ids, logprobs = sample(logits, columns, uniforms)
         for row, token_id, logprob in zip(rows, token_ids.tolist(), logprobs.tolist(), strict=True):
@@ -188,7 +214,26 @@ class DecodingBatch:
         pads = [nn.functional.pad(part, (width - part.shape[1], 0)) for part in (self._mask, mask)]
         self._mask = torch.cat(pads)
 
-    def _forward(self, ids: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor, cache: Cache) -> torch.Tensor:
+    def _see(
+        self, ids: torch.Tensor, mask: torch.Tensor, images: ImageInputs, cache: Cache
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Prefill one row with images. Returns its logits, and how far the position of the next token is from the
+        row's length, as models that give an image fewer positions than tokens keep it."""
+        types = (ids == images.part_id).long()
+        arguments = {name: value.to(self._device) for name, value in images.arguments.items()}
+        keepers = [part for part in self._model.modules() if hasattr(part, "rope_deltas")]
+        kept = [part.rope_deltas for part in keepers]  # a learner's, who may share the module
+        try:
+            logits = self._forward(ids, mask, None, cache, **arguments, **dict.fromkeys(self._type_names, types))
+            shifts = [part.rope_deltas.reshape(-1) for part in keepers if part.rope_deltas is not None]
+        finally:
+            for part, deltas in zip(keepers, kept, strict=True):
+                part.rope_deltas = deltas
+        return logits, shifts[0].to(self._device) if shifts else ids.new_zeros(1)
+
+    def _forward(
+        self, ids: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor | None, cache: Cache, **further: Any
+    ) -> torch.Tensor:
         # A learner may share the module: its dropout and gradient checkpointing must not touch the rollout.
         training = [part for part in self._model.modules() if part.training] if self._model.training else []
         for part in training:
@@ -202,6 +247,7 @@ class DecodingBatch:
                     past_key_values=cache,
                     use_cache=True,
                     **self._keep_last,
+                    **further,
                 )
         finally:
             for part in training:

@@ -12,7 +12,7 @@ from toolgym.tools.lazy import missing_extra
 try:
     import torch
     from torch import nn
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 except ImportError as error:
     raise missing_extra("rollout", "The embedded engine", error) from error
 
@@ -67,7 +67,9 @@ def load_model(source: str | Path, dtype: torch.dtype | None, device: torch.devi
     require_on_hub(source)
     try:
         model: nn.Module
-        model, loaded = AutoModelForCausalLM.from_pretrained(source, dtype=dtype or "auto", output_loading_info=True)
+        sees = type(AutoConfig.from_pretrained(source)) in AutoModelForImageTextToText._model_mapping
+        kind = AutoModelForImageTextToText if sees else AutoModelForCausalLM
+        model, loaded = kind.from_pretrained(source, dtype=dtype or "auto", output_loading_info=True)
     except Exception as error:  # each broken file breaks something else in there
         why = why_not_loaded(source, error)
         if "ignore_mismatched_sizes" in why:  # it says only that a report above says more

@@ -26,9 +26,11 @@ from toolgym.rollout.engines.base import (
     WeightSource,
     checked_version,
 )
-from toolgym.rollout.engines.embedded.decoding import DecodingBatch, DecodingRow, check_model
+from toolgym.rollout.engines.embedded.decoding import DecodingBatch, DecodingRow, ImageInputs, check_model
 from toolgym.rollout.engines.embedded.loading import inspect_model, load_model, read_device, read_dtype
 from toolgym.rollout.engines.weights import check_weights, collect_weights, load_weights
+from toolgym.rollout.models.images import ImageProcessor
+from toolgym.rollout.models.processor import processor_at
 from toolgym.tools.concurrency.blocking import contained, in_thread
 from toolgym.tools.errors import ConfigError, EngineError, require_whole_number
 from toolgym.tools.keywords import named_keywords
@@ -85,6 +87,7 @@ class TransformersEngine(Engine):
         num_threads: threads of torch's operators in the engine's thread, and in threads created later; None leaves
             torch's setting.
         context_length: most tokens of prompt and generation together; None takes `max_position_embeddings`.
+        processor: of images, for a vision-language model; None takes that beside a model that is loaded by name.
     """
 
     @named_keywords
@@ -98,6 +101,7 @@ class TransformersEngine(Engine):
         weight_version: str = "0",
         num_threads: int | None = None,
         context_length: int | None = None,
+        processor: ImageProcessor | None = None,
     ) -> None:
         if not isinstance(model, str | Path | nn.Module):
             raise ConfigError(f"a model is a folder, a name on the hub or a module, got {model!r}")
@@ -112,6 +116,7 @@ class TransformersEngine(Engine):
         self._wanted_device = read_device(device)
         self._wanted_dtype = read_dtype(dtype)
         self._wanted_context = context_length
+        self._processor = processor
         self._max_batch = max_batch
         self._num_threads = num_threads
         self._weight_version = weight_version
@@ -163,6 +168,10 @@ class TransformersEngine(Engine):
     def weight_version(self) -> str:
         return self._weight_version
 
+    @property
+    def takes_images(self) -> bool:
+        return self._processor is not None
+
     async def start(self) -> None:
         """Load the model if it is named, try it, and start the thread. Starting twice is fine.
 
@@ -186,7 +195,11 @@ class TransformersEngine(Engine):
         seed = request.params.seed
         # A string is hashed: as a number, -1 would be the same seed as 1.
         source = self._random if seed is None else random.Random(str(seed))
-        entry = _Request(request.request_id, DecodingRow(request.prompt_ids, request.params, source))
+        images = await in_thread(self._images, request) if request.images else None
+        row = DecodingRow(
+            request.prompt_ids, request.params, source, forbidden_ids=request.forbidden_ids, images=images
+        )
+        entry = _Request(request.request_id, row)
         with self._changed:
             self._require_open()
             if entry.request_id in self._requests:
@@ -199,6 +212,25 @@ class TransformersEngine(Engine):
         except asyncio.CancelledError:
             self._abort(entry)
             raise
+
+    def _images(self, request: GenerationRequest) -> ImageInputs:
+        """Make the model's inputs of a request's images. Raises EngineError if they do not fit the ids: the model would
+        fail, and with it the requests beside this one."""
+        assert self._processor is not None
+        ids, part = request.prompt_ids, self._processor.image_token_id
+        inputs = self._processor.pixel_inputs([image.url for image in request.images])
+        known = 0
+        for image in request.images:
+            wanted = self._processor.expansion(image.url)
+            known += wanted.count(part)
+            if ids[image.start : image.start + image.tokens] != wanted:
+                raise EngineError(
+                    f"the image at token {image.start} has other ids than the engine's processor gives it: the "
+                    "rollout's must have the same settings"
+                )
+        if ids.count(part) != known:
+            raise EngineError(f"the context has {ids.count(part)} ids {part}, and its images are {known} of them")
+        return ImageInputs(inputs, part)
 
     async def abort(self, request_id: str) -> None:
         with self._changed:
@@ -278,6 +310,7 @@ class TransformersEngine(Engine):
                 return
             if not isinstance(self._source, nn.Module):
                 self._adopt(load_model(self._source, self._wanted_dtype, self._wanted_device))
+                self._processor = self._processor or processor_at(str(self._source))
             check_model(self.model, self._device)
             self._refuse_closed()  # `start` may have been cancelled in between
             self._thread = threading.Thread(target=self._run, name="toolgym-engine", daemon=True)
@@ -384,7 +417,8 @@ class TransformersEngine(Engine):
         with self._changed:
             while self._queue and len(self._running) + len(newcomers) < self._max_batch:
                 width = max(width, self._queue[0].row.length)
-                if newcomers and width * (len(newcomers) + 1) > MAX_PREFILL_TOKENS:
+                seen = newcomers and (newcomers[-1].row.images or self._queue[0].row.images)
+                if newcomers and (seen or width * (len(newcomers) + 1) > MAX_PREFILL_TOKENS):
                     break
                 newcomers.append(self._queue.popleft())
         return newcomers

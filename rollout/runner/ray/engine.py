@@ -45,9 +45,10 @@ class RayEngine(Engine):
     """Generates by calling Ray actors.
 
     An actor has an async method `generate(prompt_ids, params, request_id, affinity)`: it gets int32 `[tokens]`, the
-    `SamplingParams`, and two texts, and returns what `toolgym.rollout.engines.callable.read_answer` reads, best with
-    arrays. Cancelling the call must abort the request. `EngineActor` is such a class for any engine. An actor may have
-    `abort`, `pause`, `resume`, `update_weights` and `load`, as an `Engine` has them, and `EngineActor.about`.
+    `SamplingParams`, and two texts; with `takes_images` also `images` and `forbidden_ids`, as `Engine.generate`. It
+    returns what `toolgym.rollout.engines.callable.read_answer` reads, best with arrays. Cancelling the call must abort
+    the request. `EngineActor` is such a class for any engine. An actor may have `abort`, `pause`, `resume`,
+    `update_weights` and `load`, as an `Engine` has them, and `EngineActor.about`.
 
     Requests of one trajectory go to one actor. If that is dead or restarts they go to another. If none lives but one
     restarts (`max_restarts` of Ray), they wait for it. `pause` and `update_weights` concern all actors that live.
@@ -57,6 +58,7 @@ class RayEngine(Engine):
         tokenizer: of the model; None: the actor's.
         context_length: most tokens of prompt and generation together; None: the actor's, or the tokenizer's.
         vocab_size: number of token ids; None: the actor's, or the tokenizer's.
+        takes_images: whether `generate` computes on images too; an actor with `about` tells.
         unavailable_timeout: seconds that a request waits while no actor can be reached and one may come back.
 
     Raises:
@@ -69,6 +71,7 @@ class RayEngine(Engine):
         tokenizer: PreTrainedTokenizerBase | None = None,
         context_length: int | None = None,
         vocab_size: int | None = None,
+        takes_images: bool = False,
         unavailable_timeout: float = UNREACHABLE,
     ) -> None:
         check_seconds(unavailable_timeout=unavailable_timeout)
@@ -80,6 +83,7 @@ class RayEngine(Engine):
         self._actors = actors
         self.tokenizer = tokenizer
         self._context_length, self._vocab_size = context_length, vocab_size
+        self._takes_images = takes_images
         self._weight_version = "0"
         self._unavailable_timeout = unavailable_timeout
         self._dead: set[Any] = set()
@@ -98,6 +102,10 @@ class RayEngine(Engine):
         return self._context_length
 
     @property
+    def takes_images(self) -> bool:
+        return self._takes_images
+
+    @property
     def weight_version(self) -> str:
         return self._weight_version
 
@@ -108,6 +116,7 @@ class RayEngine(Engine):
             self._vocab_size = self._vocab_size or about["vocab_size"]
             self._context_length = self._context_length or about["context_length"]
             self._weight_version = str(about["weight_version"])
+            self._takes_images = self._takes_images or bool(about.get("takes_images"))
             if self.tokenizer is None and about["tokenizer"] is not None:
                 self.tokenizer = cloudpickle.loads(about["tokenizer"])
         if self.tokenizer is not None:
@@ -130,12 +139,13 @@ class RayEngine(Engine):
 
     async def _generate(self, request: GenerationRequest) -> Generation:
         ids = np.asarray(request.prompt_ids, dtype=np.int32)
+        seen = {"images": request.images, "forbidden_ids": request.forbidden_ids} if self._takes_images else {}
         loop = asyncio.get_running_loop()
         give_up_at: float | None = None
         while True:
             restarting = False
             for actor in self._by_affinity(request.affinity or request.request_id):
-                ref = actor.generate.remote(ids, request.params, request.request_id, request.affinity)
+                ref = actor.generate.remote(ids, request.params, request.request_id, request.affinity, **seen)
                 try:
                     answer = await ref
                 except asyncio.CancelledError:
@@ -246,23 +256,31 @@ class EngineActor:
         self._started: asyncio.Task[Engine] | None = None
 
     async def about(self) -> dict[str, Any]:
-        """Return `vocab_size`, `context_length`, `weight_version` and the pickled `tokenizer`."""
+        """Return `vocab_size`, `context_length`, `weight_version`, `takes_images` and the pickled `tokenizer`."""
         engine = await self._engine()
         tokenizer = engine.tokenizer
         return {
             "vocab_size": engine.vocab_size,
             "context_length": engine.context_length,
             "weight_version": engine.weight_version,
+            "takes_images": engine.takes_images,
             "tokenizer": None if tokenizer is None else cloudpickle.dumps(tokenizer),
         }
 
     async def generate(
-        self, prompt_ids: np.ndarray[Any, Any], params: SamplingParams, request_id: str, affinity: str | None
+        self,
+        prompt_ids: np.ndarray[Any, Any],
+        params: SamplingParams,
+        request_id: str,
+        affinity: str | None,
+        **seen: Any,
     ) -> dict[str, Any]:
         """See `Engine.generate`."""
         engine = await self._engine()
         try:
-            generation = await engine.generate(prompt_ids.tolist(), params, request_id=request_id, affinity=affinity)
+            generation = await engine.generate(
+                prompt_ids.tolist(), params, request_id=request_id, affinity=affinity, **seen
+            )
         except Exception as error:  # noqa: BLE001  raised anew, in a form that can be sent
             raise portable(error) from None
         versions = generation.weight_versions

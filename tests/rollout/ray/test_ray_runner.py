@@ -13,6 +13,7 @@ from functools import partial
 import pytest
 
 from tests.ray_cluster import cluster, until
+from tests.rollout import tiny_vlm
 from tests.rollout.ray.parts import Instant, Slow, make_coding_env, make_env, task
 from toolgym.rollout import EpisodeLimits, GroupPlan, RunConfig, Runner, open_engine
 from toolgym.rollout.capture import agent_env
@@ -336,6 +337,25 @@ def test_an_engine_is_an_actor_and_another_one_takes_over_when_it_dies(nodes):
     for call in (engine.start(), engine.pause(), engine.resume()):
         with pytest.raises(EngineUnavailableError, match="does not answer"):
             asyncio.run(call)
+
+
+def test_an_actor_sees_the_images_of_a_request(nodes):
+    import ray
+
+    from toolgym.rollout.runner.ray import EngineActor, RayEngine
+
+    ids, images = tiny_vlm.shown("red")
+    params = SamplingParams(max_new_tokens=4, seed=1)
+
+    async def generate(engine):
+        async with engine:
+            return await engine.generate(ids, params, request_id="a", images=images, forbidden_ids=(ids[-1],))
+
+    host = ray.remote(EngineActor).options(num_cpus=0).remote(tiny_vlm.embedded)
+    engine = RayEngine(host)
+    assert not engine.takes_images, "before it has started, it knows nothing of its actor"
+    there = asyncio.run(asyncio.wait_for(generate(engine), 120))
+    assert there == asyncio.run(generate(tiny_vlm.embedded()))
 
 
 def test_an_actor_that_cannot_pause_leaves_the_others_going(nodes):
