@@ -36,6 +36,9 @@ without a word. The table is made by `benchmarks/template_table.py`; the templat
 
 A template that is exact may still refuse what its model was never shown: the last column names such cases. *Outline*
 says that what it writes depends on the earlier messages, so that a delta's cost grows with their number.
+
+With images, a template is compared with the processor of its model: `toolgym check-template FOLDER` for its folder.
+[Images](images.md) has the families. A template that takes contents as lists of parts only gets them so.
 """
 
 

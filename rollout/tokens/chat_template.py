@@ -71,7 +71,8 @@ def _compile(source: str) -> Template:
 class ChatTemplate:
     """Renders conversations. `tools` are in the OpenAI shape and safe to render; `fewest_tools` are for a text that
     does not depend on them. `json_arguments` says whether the template wants the arguments of tool calls as JSON
-    text. Raises TemplateError if the tokenizer has no chat template, or it does not compile."""
+    text, `content_parts` whether it drops a content that is a text and no list of parts. Raises TemplateError if the
+    tokenizer has no chat template, or it does not compile."""
 
     def __init__(
         self,
@@ -102,7 +103,9 @@ class ChatTemplate:
         self.fewest_tools: list[Mapping[str, Any]] | None = None
         if self.tools:
             fewest: tuple[list[Mapping[str, Any]] | None, ...] = (None, [])
-            self.fewest_tools = next((few for few in fewest if self._takes(few)), self.tools[:1])
+            self.fewest_tools = next((few for few in fewest if self._tried("x", few) is not None), self.tools[:1])
+        alone, part = ("xyz" in (self._tried(shown, self.fewest_tools) or "") for shown in ("xyz", _as_parts("xyz")))
+        self.content_parts = part and not alone
 
     def render(
         self,
@@ -120,13 +123,11 @@ class ChatTemplate:
             raise TemplateError(f"the chat template refuses these messages: {error}") from error
         return text
 
-    def _takes(self, tools: list[Mapping[str, Any]] | None) -> bool:
-        message: dict[str, Any] = {"role": "user", "content": "x"}
+    def _tried(self, content: Any, tools: Sequence[Mapping[str, Any]] | None) -> str | None:
         try:
-            self._text([message], tools, True)
+            return self._text([{"role": "user", "content": content}], tools, True)
         except Exception:  # noqa: BLE001  a template is a program of its own
-            return False
-        return True
+            return None
 
     def _text(
         self, messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]] | None, generation_prompt: bool
@@ -142,9 +143,12 @@ class ChatTemplate:
 
     def _as_expected(self, message: Message) -> dict[str, Any]:
         changed: dict[str, Any] = {key: value for key, value in message.items() if value is not None}
+        if message["role"] == "assistant":
+            changed.setdefault("content", "")
+        if self.content_parts and isinstance(changed["content"], str):
+            changed["content"] = _as_parts(changed["content"])
         if message["role"] != "assistant":
             return changed
-        changed.setdefault("content", "")
         reasoning = next((changed[name] for name in _REASONING if name in changed), None)
         if reasoning is not None:  # templates differ in what they call it
             changed = {"thinking": reasoning, **changed, "reasoning_content": reasoning}
@@ -160,6 +164,10 @@ class ChatTemplate:
                 for call in message["tool_calls"]
             ]
         return changed
+
+
+def _as_parts(text: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": text}]
 
 
 def check_message(message: Message) -> None:

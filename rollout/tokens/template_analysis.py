@@ -67,6 +67,7 @@ class TemplateFacts:
         end_of_thinking: text between thinking and what follows it.
         tools_rendered: the template tells the policy of the tools; None if there are none.
         uses_date: the template writes the date. A `ChatRenderer` keeps the date of its making.
+        content_parts: the template drops a content that is a text, so each is given as a list of parts.
     """
 
     generation_prompt: str
@@ -81,6 +82,7 @@ class TemplateFacts:
     tools_rendered: bool | None
     json_arguments: bool
     uses_date: bool
+    content_parts: bool
     plans: Mapping[DeltaKind, Plan] = field(default_factory=dict)
     unsupported: Mapping[DeltaKind, str] = field(default_factory=dict)
 
@@ -329,6 +331,7 @@ class _Analyzer:
             tools_rendered=self.name in self.template.render(question, tools=few) if self.template.tools else None,
             json_arguments=self.ends.json_arguments,
             uses_date=self.template.uses_date,
+            content_parts=self.template.content_parts,
             plans=dict(plans),
             unsupported=dict(unsupported),
         )

@@ -7,6 +7,8 @@ ones: those of `ChatRenderer.prompt`, the turn's, and those of `ChatRenderer.ext
 
 from __future__ import annotations
 
+import functools
+import io
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -16,6 +18,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from toolgym.rollout.models.images import ImageProcessor, picture
+from toolgym.rollout.models.processor import processor_of
 from toolgym.rollout.models.tokenizer import holds_tokenizer, load_tokenizer
 from toolgym.rollout.tokens.end_of_turn import PROBE_IDS, called
 from toolgym.rollout.tokens.renderer import ChatRenderer
@@ -23,7 +27,7 @@ from toolgym.rollout.tokens.safe_encoder import SafeEncoder
 from toolgym.rollout.tokens.template_analysis import TemplateFacts
 from toolgym.tools.errors import ConfigError, TemplateError
 from toolgym.tools.lazy import missing_extra
-from toolgym.tools.message import Message, assistant, system, tool, user
+from toolgym.tools.message import ImagePart, Message, assistant, image, images_of, system, text_part, tool, user
 from toolgym.tools.schema import ToolSchema
 
 try:
@@ -101,13 +105,21 @@ def check_template(
     template_kwargs: Mapping[str, Any] | None = None,
     *,
     origin: str = "the model's own",
+    processor: ImageProcessor | None = None,
 ) -> TemplateReport:
     """Try all cases, each with and without a system prompt if the template takes one. `tools` may be none; the
-    default is a tool of one argument. `origin` says where the tokenizer came from."""
+    default is a tool of one argument. `origin` says where the tokenizer came from. With a `processor` (default: that
+    beside the tokenizer) there are cases of images, whose ids are compared with its own."""
+    cases: dict[str, Case] = {}
+    try:
+        processor = processor or processor_of(tokenizer)
+    except ConfigError as error:
+        cases["images"] = Case("images", Status.NOT_SUPPORTED, str(error), False)
     offered = [_PROBE_TOOL] if tools is None else list(tools)
     now = datetime.now()
     try:
-        checker = _Checker(ChatRenderer(tokenizer, offered, template_kwargs, now=now), now, template_kwargs or {})
+        renderer = ChatRenderer(tokenizer, offered, template_kwargs, now=now, processor=processor)
+        checker = _Checker(renderer, now, template_kwargs or {}, processor)
     except TemplateError as error:
         return TemplateReport((Case("any turn at all", Status.NOT_SUPPORTED, str(error), True),), None, origin)
     asked = [user("What is a fox?")]
@@ -117,7 +129,6 @@ def check_template(
             (Case("any prompt at all", Status.NOT_SUPPORTED, checker.refusal(asked), True),), None, origin
         )
     name = (offered or [_PROBE_TOOL])[0].name
-    cases: dict[str, Case] = {}
     for case in (checker.check(asked) for head in heads for asked in _conversations(checker, head, name)):
         known = cases.setdefault(case.name, case)
         if _ORDER.index(case.status) > _ORDER.index(known.status):
@@ -129,8 +140,10 @@ _ORDER = tuple(Status)
 
 
 class _Checker:
-    def __init__(self, renderer: ChatRenderer, now: datetime, variables: Mapping[str, Any]) -> None:
-        self.renderer, self.facts = renderer, renderer.facts
+    def __init__(
+        self, renderer: ChatRenderer, now: datetime, variables: Mapping[str, Any], processor: ImageProcessor | None
+    ) -> None:
+        self.renderer, self.facts, self.processor = renderer, renderer.facts, processor
         self.tokenizer = renderer.tokenizer
         self.encoder = SafeEncoder.of(self.tokenizer)
         self.mark = f"{self.encoder.nonce}m"
@@ -140,6 +153,13 @@ class _Checker:
     def render(self, messages: Sequence[Message], *, generation_prompt: bool = True) -> str:
         """By transformers itself; arguments as text if nothing else will do."""
         shown = json.loads(json.dumps(messages))
+        for message in shown:
+            if isinstance(message["content"], list):
+                message["content"] = [
+                    part if part["type"] == "text" else {"type": "image"} for part in message["content"]
+                ]
+            elif self.facts.content_parts:
+                message["content"] = [{"type": "text", "text": message["content"]}]
         if self.facts.json_arguments:
             for function in (call["function"] for message in shown for call in message.get("tool_calls", ())):
                 function["arguments"] = json.dumps(function["arguments"], ensure_ascii=False)
@@ -174,8 +194,11 @@ class _Checker:
         return ""
 
     def encode(self, text: str) -> list[int]:
-        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
-        return ids
+        count = 0 if self.processor is None else text.count(self.processor.image_token)
+        if not count or self.processor is None:
+            return list(self.tokenizer.encode(text, add_special_tokens=False))
+        pictures = [picture(url) for url in images_of([_picture()])] * count
+        return list(self.processor.processor(text=[text], images=pictures, add_special_tokens=False)["input_ids"][0])
 
     def check(self, conversation: _Conversation) -> Case:
         try:
@@ -293,10 +316,28 @@ def _conversations(checker: _Checker, asked: list[Message], name: str) -> list[_
         ("empty content", True, asked, asking, results("")),
         ("unicode", True, asked, asking, results(odd)),
     ]
+    if checker.processor is not None:
+        shown, seen = [text_part("What is it?\n"), _picture()], [_picture(), text_part("\nAnd here?")]
+        pictured = [*asked[:-1], user(shown)]
+        pictured_result = [tool(shown, tool_call_id=PROBE_IDS[0], name=name)]
+        cases += [
+            ("image of the user", False, pictured, answer, [hare]),
+            ("image in a result", False, asked, asking, pictured_result),
+            ("image in a later turn", False, pictured, answer, [user(seen)]),
+        ]
     return [
         *(_Conversation(*case) for case in cases),
         _Conversation("truncated turn", True, asked, assistant(f"An {mark}"), [user("Go on.")], cut_off=True),
     ]
+
+
+@functools.cache
+def _picture() -> ImagePart:
+    from PIL import Image  # each processor needs it
+
+    data = io.BytesIO()
+    Image.new("RGB", (96, 64), "red").save(data, "PNG")
+    return image(data.getvalue())
 
 
 def tokenizer_for(source: str | Path, special: Sequence[str] = ()) -> tuple[PreTrainedTokenizerBase, str]:

@@ -14,6 +14,7 @@ from unittest import mock
 
 import pytest
 
+from tests.rollout.vlm_families import FAMILIES
 from tests.trl_templates import FOLDER as TEMPLATES
 from toolgym.cli.app import main
 from toolgym.rollout.models.tiny import tiny_policy_path
@@ -117,7 +118,7 @@ def test_optional_cases_that_a_template_refuses_are_told_and_forgiven():
 
 @pytest.mark.parametrize(
     ("name", "said"),
-    [("gemma3", "roles must alternate"), ("phi3", "leaves it out"), ("smolvlm", "drops the content")],
+    [("gemma3", "roles must alternate"), ("phi3", "leaves it out")],
 )
 def test_a_template_without_tools_is_not_supported(name, said):
     done = check(TEMPLATES / f"{name}.jinja")
@@ -234,3 +235,21 @@ def test_special_tokens_that_a_bare_template_does_not_show_are_named(tmp_path):
     refused = check(tiny_policy_path(), "--special", "</assistant>")
     assert refused.exit_code == 2
     assert "special tokens are for a template without a tokenizer" in refused.output
+
+
+def test_images_are_compared_with_the_processor_beside_the_tokenizer(tmp_path):
+    processor = FAMILIES["Gemma 3"]()
+    processor.save_pretrained(tmp_path)
+    result = check(tmp_path, "--json")
+    report = json.loads(result.stdout)
+    assert (result.exit_code, report["exact"]) == (0, True)
+    images = ("image of the user", "image in a result", "image in a later turn")
+    assert {case["status"] for case in report["cases"] if case["name"] in images} == {"append-only"}
+    template = tmp_path / "chat_template.jinja"
+    template.write_text(template.read_text().replace(repr("<start_of_image>"), '""'))
+    result = check(tmp_path)
+    assert result.exit_code == 0, "texts are exact still"
+    assert "image of the user (optional)" in result.stdout
+    assert "it drops images of such messages" in result.stdout
+    (tmp_path / "processor_config.json").write_text("{")
+    assert "cannot load a processor from" in check(tmp_path).stdout

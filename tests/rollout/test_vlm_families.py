@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import trl
 
 from tests.rollout.test_images_in_episodes import png
 from tests.rollout.vlm_families import FAMILIES, mllama, model_of
@@ -18,12 +19,21 @@ from toolgym.rollout.engines.sglang.messages import one_id_each
 from toolgym.rollout.models.images import ImageProcessor, picture
 from toolgym.rollout.tokens.placed_ids import images_in, moved
 from toolgym.rollout.tokens.renderer import ChatRenderer
+from toolgym.rollout.tokens.template_check import Status, check_template
 from toolgym.tools.errors import EngineError, TemplateError
 from toolgym.tools.message import assistant, image, images_of, text_part, user
 
 WIDE, HIGH, SMALL = image(png(1, 96, 32)), image(png(2, 40, 60)), image(png(3, 28, 28))
 ASKED = user([WIDE, text_part("Two: "), HIGH, SMALL, text_part("\nWhat?")])
 FURTHER = user([text_part("And this?\n"), SMALL])
+PUBLISHED: dict[str, tuple[str, list[str], list[str]]] = {
+    "SmolVLM": ("smolvlm", [], []),
+    "Idefics3": ("idefics3", [], []),
+    "Gemma 3": ("gemma3", ["<start_of_turn>", "<end_of_turn>"], ["image in a result"]),
+    "Qwen2.5-VL": ("qwen2_5_vl", [], []),
+    "Qwen3-VL": ("qwen3_vl", [], []),
+}
+"""The name of a family's published template, further tokens of it, and the cases that it refuses."""
 PAGE = Path(__file__).parents[2] / "docs/images.md"
 
 
@@ -107,6 +117,20 @@ def forward(model: Any, ours: ImageProcessor, prompt: Any, ids: Any, urls: Any) 
     logits = model(input_ids=row, attention_mask=torch.ones_like(row), **further).logits[0, len(prompt) - 1 : -1]
     logits[:, list(ours.forbidden_ids)] = -torch.inf
     return [float(chances[token]) for chances, token in zip(logits.float().log_softmax(-1), ids, strict=True)]
+
+
+@pytest.mark.parametrize("family", PUBLISHED)
+def test_a_published_template_keeps_images(family: str) -> None:
+    own = FAMILIES[family]()
+    name, ends, refused = PUBLISHED[family]
+    own.tokenizer.add_special_tokens({"additional_special_tokens": ends})
+    own.tokenizer.chat_template = (Path(trl.__file__).parent / f"chat_templates/{name}.jinja").read_text()
+    report = check_template(own.tokenizer, processor=ImageProcessor(own))
+    statuses = {case.name: case.status for case in report.cases if case.name.startswith("image ")}
+    assert len(statuses) == 3
+    assert [name for name, status in statuses.items() if status is not Status.APPEND_ONLY] == refused
+    assert all(case.status is not Status.WRONG for case in report.cases)
+    assert report.exact is not bool(refused)
 
 
 def test_pixel_inputs_of_the_whole_text_are_refused_by_name() -> None:

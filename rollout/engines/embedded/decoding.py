@@ -12,7 +12,7 @@ import inspect
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from toolgym.rollout.engines.base import SamplingParams
 from toolgym.rollout.engines.embedded.sampling import SamplingColumns, sample
@@ -30,16 +30,9 @@ HEADROOM = 64
 """Columns allocated beyond those in use, so that a step writes its keys and values in place."""
 
 
-class ImageInputs(NamedTuple):
-    """The arguments of a model for a prompt's images, such as `pixel_values`, and the id that stands for a part."""
-
-    arguments: Mapping[str, torch.Tensor]
-    part_id: int
-
-
 @dataclass(eq=False, slots=True)
 class DecodingRow:
-    """A sequence that is decoded. Its `forbidden_ids` are never sampled, as if they were not in the vocabulary."""
+    """`images` are the arguments of a model for the prompt's images, and the id that stands for a part of one."""
 
     prompt_ids: tuple[int, ...]
     params: SamplingParams
@@ -48,7 +41,7 @@ class DecodingRow:
     logprobs: list[float] = field(default_factory=list)
     weight_versions: list[str] = field(default_factory=list)
     forbidden_ids: Sequence[int] = ()
-    images: ImageInputs | None = None
+    images: tuple[Mapping[str, torch.Tensor], int] | None = None
     stop_token_ids: frozenset[int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -215,12 +208,12 @@ class DecodingBatch:
         self._mask = torch.cat(pads)
 
     def _see(
-        self, ids: torch.Tensor, mask: torch.Tensor, images: ImageInputs, cache: Cache
+        self, ids: torch.Tensor, mask: torch.Tensor, images: tuple[Mapping[str, torch.Tensor], int], cache: Cache
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Prefill one row with images. Returns its logits, and how far the position of the next token is from the
         row's length, as models that give an image fewer positions than tokens keep it."""
-        types = (ids == images.part_id).long()
-        arguments = {name: value.to(self._device) for name, value in images.arguments.items()}
+        types = (ids == images[1]).long()
+        arguments = {name: value.to(self._device) for name, value in images[0].items()}
         keepers = [part for part in self._model.modules() if hasattr(part, "rope_deltas")]
         kept = [part.rope_deltas for part in keepers]  # a learner's, who may share the module
         try:

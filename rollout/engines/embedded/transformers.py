@@ -26,7 +26,7 @@ from toolgym.rollout.engines.base import (
     WeightSource,
     checked_version,
 )
-from toolgym.rollout.engines.embedded.decoding import DecodingBatch, DecodingRow, ImageInputs, check_model
+from toolgym.rollout.engines.embedded.decoding import DecodingBatch, DecodingRow, check_model
 from toolgym.rollout.engines.embedded.loading import inspect_model, load_model, read_device, read_dtype
 from toolgym.rollout.engines.weights import check_weights, collect_weights, load_weights
 from toolgym.rollout.models.images import ImageProcessor
@@ -213,24 +213,20 @@ class TransformersEngine(Engine):
             self._abort(entry)
             raise
 
-    def _images(self, request: GenerationRequest) -> ImageInputs:
+    def _images(self, request: GenerationRequest) -> tuple[dict[str, torch.Tensor], int]:
         """Make the model's inputs of a request's images. Raises EngineError if they do not fit the ids: the model would
         fail, and with it the requests beside this one."""
         assert self._processor is not None
         ids, part = request.prompt_ids, self._processor.image_token_id
         inputs = self._processor.pixel_inputs([image.url for image in request.images])
-        known = 0
-        for image in request.images:
-            wanted = self._processor.expansion(image.url)
-            known += wanted.count(part)
-            if ids[image.start : image.start + image.tokens] != wanted:
-                raise EngineError(
-                    f"the image at token {image.start} has other ids than the engine's processor gives it: the "
-                    "rollout's must have the same settings"
-                )
-        if ids.count(part) != known:
-            raise EngineError(f"the context has {ids.count(part)} ids {part}, and its images are {known} of them")
-        return ImageInputs(inputs, part)
+        wanted = [self._processor.expansion(image.url) for image in request.images]
+        spans = [ids[image.start : image.start + image.tokens] for image in request.images]
+        if spans != wanted or ids.count(part) != sum(span.count(part) for span in spans):
+            raise EngineError(
+                f"the context has {ids.count(part)} ids {part} of images, and the engine's processor gives its images "
+                f"{sum(span.count(part) for span in wanted)}, or others around: it must be the rollout's, with its settings"
+            )
+        return inputs, part
 
     async def abort(self, request_id: str) -> None:
         with self._changed:

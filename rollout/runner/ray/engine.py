@@ -45,7 +45,7 @@ class RayEngine(Engine):
     """Generates by calling Ray actors.
 
     An actor has an async method `generate(prompt_ids, params, request_id, affinity)`: it gets int32 `[tokens]`, the
-    `SamplingParams`, and two texts; with `takes_images` also `images` and `forbidden_ids`, as `Engine.generate`. It
+    `SamplingParams`, and two texts; if `about` says `takes_images`, also `images` and `forbidden_ids` by name. It
     returns what `toolgym.rollout.engines.callable.read_answer` reads, best with arrays. Cancelling the call must abort
     the request. `EngineActor` is such a class for any engine. An actor may have `abort`, `pause`, `resume`,
     `update_weights` and `load`, as an `Engine` has them, and `EngineActor.about`.
@@ -58,7 +58,6 @@ class RayEngine(Engine):
         tokenizer: of the model; None: the actor's.
         context_length: most tokens of prompt and generation together; None: the actor's, or the tokenizer's.
         vocab_size: number of token ids; None: the actor's, or the tokenizer's.
-        takes_images: whether `generate` computes on images too; an actor with `about` tells.
         unavailable_timeout: seconds that a request waits while no actor can be reached and one may come back.
 
     Raises:
@@ -71,7 +70,6 @@ class RayEngine(Engine):
         tokenizer: PreTrainedTokenizerBase | None = None,
         context_length: int | None = None,
         vocab_size: int | None = None,
-        takes_images: bool = False,
         unavailable_timeout: float = UNREACHABLE,
     ) -> None:
         check_seconds(unavailable_timeout=unavailable_timeout)
@@ -83,7 +81,7 @@ class RayEngine(Engine):
         self._actors = actors
         self.tokenizer = tokenizer
         self._context_length, self._vocab_size = context_length, vocab_size
-        self._takes_images = takes_images
+        self._takes_images = False
         self._weight_version = "0"
         self._unavailable_timeout = unavailable_timeout
         self._dead: set[Any] = set()
@@ -116,7 +114,7 @@ class RayEngine(Engine):
             self._vocab_size = self._vocab_size or about["vocab_size"]
             self._context_length = self._context_length or about["context_length"]
             self._weight_version = str(about["weight_version"])
-            self._takes_images = self._takes_images or bool(about.get("takes_images"))
+            self._takes_images = bool(about.get("takes_images"))
             if self.tokenizer is None and about["tokenizer"] is not None:
                 self.tokenizer = cloudpickle.loads(about["tokenizer"])
         if self.tokenizer is not None:

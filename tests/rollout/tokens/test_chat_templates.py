@@ -440,9 +440,8 @@ def test_one_of_several_named_templates_is_chosen_by_the_tools():
 
 
 def test_a_template_that_cannot_take_turns_is_refused():
-    for name, said in [("idefics3", "drops the content"), ("llava_next", "refuses these messages")]:
-        with pytest.raises(TemplateError, match=said):
-            renderer_of(name)
+    with pytest.raises(TemplateError, match="no special token after an assistant message"):
+        renderer_of("llava_next")
 
 
 # ---------------------------------------------------------------------- any conversation
