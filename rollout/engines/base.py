@@ -405,9 +405,9 @@ class Engine(ABC):
         if ids and not 0 <= low <= high < self.vocab_size:
             wrong = low if low < 0 else high
             raise EngineError(f"{name} gave the token id {wrong}, outside its vocabulary of {self.vocab_size} ids")
-        if wrong := sorted(set(request.forbidden_ids) & set(ids)):
+        if sampled := sorted(set(request.forbidden_ids) & set(ids)):
             raise EngineError(
-                f"{name} sampled the token id {wrong[0]}, which stands for images alone: no trainer takes that, so "
+                f"{name} sampled the token id {sampled[0]}, which stands for images alone: no trainer takes that, so "
                 "leave GenerationRequest.forbidden_ids out of the sampling"
             )
         if not _are_finite(generation):

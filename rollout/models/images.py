@@ -144,7 +144,9 @@ class ImageProcessor:
     def _of_text(self) -> tuple[str, ...]:
         """Names of pixel inputs that depend on the text around an image."""
         alone, behind = _pixels(self._blank()), _pixels(self._blank("x"))
-        return tuple(name for name, value in alone.items() if not np.array_equal(value, behind.get(name)))
+        return tuple(
+            name for name, value in alone.items() if name not in behind or not np.array_equal(value, behind[name])
+        )
 
     @functools.cached_property
     def _control_ids(self) -> frozenset[int]:

@@ -27,7 +27,18 @@ from toolgym.rollout.tokens.safe_encoder import SafeEncoder
 from toolgym.rollout.tokens.template_analysis import TemplateFacts
 from toolgym.tools.errors import ConfigError, TemplateError
 from toolgym.tools.lazy import missing_extra
-from toolgym.tools.message import ImagePart, Message, assistant, image, images_of, system, text_part, tool, user
+from toolgym.tools.message import (
+    Content,
+    ImagePart,
+    Message,
+    assistant,
+    image,
+    images_of,
+    system,
+    text_part,
+    tool,
+    user,
+)
 from toolgym.tools.schema import ToolSchema
 
 try:
@@ -317,7 +328,8 @@ def _conversations(checker: _Checker, asked: list[Message], name: str) -> list[_
         ("unicode", True, asked, asking, results(odd)),
     ]
     if checker.processor is not None:
-        shown, seen = [text_part("What is it?\n"), _picture()], [_picture(), text_part("\nAnd here?")]
+        shown: Content = [text_part("What is it?\n"), _picture()]
+        seen: Content = [_picture(), text_part("\nAnd here?")]
         pictured = [*asked[:-1], user(shown)]
         pictured_result = [tool(shown, tool_call_id=PROBE_IDS[0], name=name)]
         cases += [

@@ -224,7 +224,7 @@ class TransformersEngine(Engine):
         if spans != wanted or ids.count(part) != sum(span.count(part) for span in spans):
             raise EngineError(
                 f"the context has {ids.count(part)} ids {part} of images, and the engine's processor gives its images "
-                f"{sum(span.count(part) for span in wanted)}, or others around: it must be the rollout's, with its settings"
+                f"{sum(span.count(part) for span in wanted)}, or others around: it must be the rollout's"
             )
         return inputs, part
 
