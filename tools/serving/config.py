@@ -196,12 +196,15 @@ def _problem(
 ) -> ConfigError:
     first = error.errors(include_url=False)[0]
     names = [str(part) for part in first["loc"]]
+    message = first["msg"].removeprefix("Value error, ")
+    if not names:  # it is about several settings together, which it names
+        return ConfigError(f"{path}: {message}" if path else message)
     field = ".".join(names)
     where = f"--{names[0].replace('_', '-')}" if names[0] in flags else f"{path}: {field}" if path else field
     if first["type"] == "extra_forbidden":
         return UnknownNameError(f"{where}: no such setting{nearest(names[-1], _known_names(model, names))}")
     got = "" if names[0] == "token" else f" (got {first['input']!r})"
-    return ConfigError(f"{where}: {first['msg'].removeprefix('Value error, ')}{got}")
+    return ConfigError(f"{where}: {message}{got}")
 
 
 def _known_names(model: type[StrictSettings], field: list[str]) -> list[str]:
