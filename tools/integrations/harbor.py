@@ -34,11 +34,11 @@ from toolgym.tools.errors import (
     nearest,
 )
 from toolgym.tools.integrations.dockerfile import Dockerfile, read_dockerfile
-from toolgym.tools.integrations.image_files import image_file
 from toolgym.tools.integrations.session_settings import SessionSettings
 from toolgym.tools.lazy import missing_extra
 from toolgym.tools.sandbox import base
 from toolgym.tools.sandbox.base import ExecutionStatus, Session
+from toolgym.tools.sandbox.local.images.by_name import image_file
 from toolgym.tools.sandbox.options import Network
 
 try:

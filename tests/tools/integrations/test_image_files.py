@@ -6,7 +6,7 @@ import pytest
 
 from tests.tools.sandbox.image_maker import docker_save, layer, oci_files, oci_folder
 from toolgym.tools.errors import ConfigError
-from toolgym.tools.integrations.image_files import image_file
+from toolgym.tools.sandbox.local.images.by_name import image_file
 
 LAYER = layer([("etc/marker", b"x\n")])
 
