@@ -10,9 +10,10 @@ from urllib.parse import parse_qsl, unquote
 from aiohttp import web
 
 from toolgym.tools.sandbox.e2b.config import E2bServerConfig
-from toolgym.tools.sandbox.e2b.connect import E2bRefusedError, gone, read_json, route, same, section
+from toolgym.tools.sandbox.e2b.connect import E2bRefusedError, gone, owner_of, read_json, route, section, texts
 from toolgym.tools.sandbox.e2b.sandboxes import E2bSandbox, Sandboxes, SandboxState, stamp
 from toolgym.tools.sandbox.local.host.resources import available_processors
+from toolgym.tools.sandbox.server.config import LimitsConfig
 from toolgym.tools.serving.routes import Call, Handler, Route
 from toolgym.tools.serving.transport import answer
 
@@ -41,7 +42,7 @@ OfBox = Callable[[E2bSandbox, Mapping[str, Any]], Awaitable[web.Response | None]
 class ControlPlane:
     """Answers the paths of the control plane. `keys` are the API keys that are let in; None: all."""
 
-    def __init__(self, boxes: Sandboxes, config: E2bServerConfig) -> None:
+    def __init__(self, boxes: Sandboxes[E2bSandbox], config: E2bServerConfig) -> None:
         self._boxes, self._config, self._keys = boxes, config, config.api_keys()
 
     def routes(self) -> list[Route]:
@@ -73,12 +74,7 @@ class ControlPlane:
 
     def owner(self, call: Call) -> str:
         """Return the key that a client shows. Raises E2bRefusedError (401); takes the same time for every wrong key."""
-        key = call.request.headers.get("X-API-KEY", "")
-        if not key:
-            raise E2bRefusedError("unauthenticated", "no API key: set E2B_API_KEY, which is sent as X-API-KEY")
-        if self._keys is not None and not any([same(key, each) for each in self._keys]):  # noqa: C419
-            raise E2bRefusedError("unauthenticated", "the API key is not one of this server's")
-        return key
+        return owner_of(call, "X-API-KEY", self._keys, "E2B_API_KEY")
 
     # ------------------------------------------------------------------ handlers
 
@@ -89,14 +85,11 @@ class ControlPlane:
         for name, what in _UNSUPPORTED.items():
             if asked.get(name):
                 raise E2bRefusedError("unimplemented", f"{name}: sandboxes of this server have no {what}")
-        for name in ("metadata", "envVars"):
-            if not all(isinstance(text, str) for text in section(asked, name).values()):
-                raise E2bRefusedError("invalid_argument", f"{name} should be an object of texts")
         is_closed = asked.get("allow_internet_access") is False and self._config.network == "host"
         about = {
             "templateID": asked.get("templateID") or "base",
-            "metadata": asked.get("metadata") or {},
-            "envVars": asked.get("envVars") or {},
+            "metadata": texts(asked, "metadata"),
+            "envVars": texts(asked, "envVars"),
             "secure": asked.get("secure", True) is not False,
             "network": "off" if is_closed else self._config.network,
             "autoPause": bool(asked.get("autoPause")),
@@ -175,7 +168,7 @@ class ControlPlane:
     async def metrics(self, box: E2bSandbox, asked: Mapping[str, Any]) -> web.Response:
         """Measure now, and return the points of the time that is asked for: those that were measured when asked."""
         if box.state is SandboxState.RUNNING:
-            box.points.append(await self._measured(box))
+            box.points.append(await measured(box, self._config.limits))
         start, end = (_number(asked.get(name)) for name in ("start", "end"))
         points = [
             point
@@ -194,13 +187,7 @@ class ControlPlane:
 
     def _seconds(self, asked: Mapping[str, Any], default: float | None) -> float:
         seconds = asked.get("timeout")
-        seconds = default if seconds is None else seconds
-        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds <= 1e9:
-            raise E2bRefusedError("invalid_argument", f"timeout should be seconds, 0 or more, got {seconds!r}")
-        if seconds > self._boxes.max_seconds:
-            most = f"timeout is at most {self._boxes.max_seconds:g} s here (setting max_timeout), got {seconds:g}"
-            raise E2bRefusedError("invalid_argument", most)
-        return float(seconds)
+        return self._boxes.lifetime(default if seconds is None else seconds)
 
     def _full(self, box: E2bSandbox) -> dict[str, Any]:
         limits, about = self._config.limits, box.about
@@ -219,24 +206,25 @@ class ControlPlane:
             },
         }
 
-    async def _measured(self, box: E2bSandbox) -> dict[str, Any]:
-        usage = await box.files.ask("usage")
-        memory, ms, used, total = box.files.numbers(usage, "memory", "ms", "used", "total")
-        now, limits = time.time(), self._config.limits
-        before, at = box.measured
-        box.measured = (ms, now)
-        share = max(0, ms - before) / 1e3 / max(0.001, now - at)
-        return {
-            "timestamp": stamp(now),
-            "timestampUnix": int(now),
-            "cpuCount": _processors(limits.cores),
-            "cpuUsedPct": round(100 * share / _processors(limits.cores), 2),
-            "memUsed": memory,
-            "memTotal": limits.memory_mb << 20,
-            "memCache": 0,
-            "diskUsed": used,
-            "diskTotal": total,
-        }
+
+async def measured(box: E2bSandbox, limits: LimitsConfig) -> dict[str, Any]:
+    """Measure what the programs of a sandbox use, in bytes and per cent."""
+    usage = await box.files.ask("usage")
+    memory, ms, used, total = box.files.numbers(usage, "memory", "ms", "used", "total")
+    now, (before, at) = time.time(), box.measured
+    box.measured = (ms, now)
+    share = max(0, ms - before) / 1e3 / max(0.001, now - at)
+    return {
+        "timestamp": stamp(now),
+        "timestampUnix": int(now),
+        "cpuCount": _processors(limits.cores),
+        "cpuUsedPct": round(100 * share / _processors(limits.cores), 2),
+        "memUsed": memory,
+        "memTotal": (box.about.get("memory_mb") or limits.memory_mb) << 20,
+        "memCache": 0,
+        "diskUsed": used,
+        "diskTotal": total,
+    }
 
 
 def _processors(cores: float | None) -> int:

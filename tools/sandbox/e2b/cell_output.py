@@ -98,7 +98,8 @@ def cell_result(data: bytes) -> CellResult:
 
 
 def lines_of(result: CellResult) -> Sequence[Mapping[str, Any]]:
-    """Return the lines of a cell's end: what it showed, its value, and why it failed."""
+    """Return the lines of a cell's end: what it showed and its value, with their `forms` by MIME type, and why it
+    failed."""
     if result.status is ExecutionStatus.SANDBOX_ERROR:
         raise CutError(result.message)
     shown, main = [*result.display], -1
@@ -106,7 +107,9 @@ def lines_of(result: CellResult) -> Sequence[Mapping[str, Any]]:
         main = max((at for at, form in enumerate(shown) if form.get("text/plain") == result.result), default=len(shown))
         if main == len(shown):
             shown.append({"text/plain": result.result})
-    lines = [_result_line(form, is_main=at == main) for at, form in enumerate(shown)]
+    lines: list[Mapping[str, Any]] = [
+        {"type": "result", "is_main_result": at == main, "forms": form} for at, form in enumerate(shown)
+    ]
     error = result.error
     if error is not None:
         traceback = "".join(error.traceback) or f"{error.name}: {error.value}"
@@ -117,8 +120,12 @@ def lines_of(result: CellResult) -> Sequence[Mapping[str, Any]]:
     return lines
 
 
-def _result_line(form: Mapping[str, Any], *, is_main: bool) -> dict[str, Any]:
-    line: dict[str, Any] = {"type": "result", "is_main_result": is_main}
+def e2b_line(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a line as E2B's SDKs read it: a result's forms have names, and a text has no quotes."""
+    if "forms" not in message:
+        return message
+    line = dict(message)
+    form = line.pop("forms")
     extra = {mime: data for mime, data in form.items() if mime not in _FORMS}
     line |= {name: form[mime] for mime, name in _FORMS.items() if mime in form}
     text = line.get("text")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 import pydantic
 
@@ -26,14 +26,17 @@ class E2bServerConfig(ServerConfig):
         e2b_sandboxes: E2B sandboxes, paused ones and snapshots included, that exist at once; more are refused (429).
     """
 
+    apis: ClassVar[tuple[str, ...]] = ("e2b",)
+
     e2b: Literal["served", "none"] = flag("none")
     e2b_keys: Path | None = flag(None)
     e2b_sandboxes: int = flag(1024, ge=1)
 
     @pydantic.model_validator(mode="after")
     def _one_worker(self) -> Self:
-        if self.e2b == "served" and self.workers != 1:
-            raise ValueError(f"e2b: served needs workers: 1, got {self.workers}: a sandbox lives in one process")
+        for name in self.apis:
+            if getattr(self, name) == "served" and self.workers != 1:
+                raise ValueError(f"{name}: served needs workers: 1, got {self.workers}: a sandbox lives in one process")
         return self
 
     def e2b_sandbox(self) -> LocalSandbox:
@@ -42,15 +45,16 @@ class E2bServerConfig(ServerConfig):
         limits = self.limits.model_copy(update={"output_bytes": kept})
         return self.model_copy(update={"limits": limits}).sandbox()
 
-    def api_keys(self) -> list[str] | None:
+    def api_keys(self, setting: str = "e2b_keys") -> list[str] | None:
         """Return the keys that are let in; None for all. Raises ConfigError for a file without keys."""
-        if self.e2b_keys is None:
+        file: Path | None = getattr(self, setting)
+        if file is None:
             return None if self.secret is None else [self.secret]
         try:
-            text = self.e2b_keys.read_text(encoding="utf-8", errors="surrogateescape")
+            text = file.read_text(encoding="utf-8", errors="surrogateescape")
         except OSError as error:
-            raise ConfigError(f"e2b_keys: cannot read {str(self.e2b_keys)!r}: {error}") from None
+            raise ConfigError(f"{setting}: cannot read {str(file)!r}: {error}") from None
         keys = [line.strip() for line in text.splitlines() if line.strip()]
         if not keys:
-            raise ConfigError(f"e2b_keys: {str(self.e2b_keys)!r} has no key; write one a line")
+            raise ConfigError(f"{setting}: {str(file)!r} has no key; write one a line")
         return keys

@@ -12,7 +12,7 @@ import json
 import logging
 import struct
 from asyncio import FIRST_COMPLETED
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from aiohttp import web
@@ -103,13 +103,22 @@ def refusal_of(error: Exception) -> E2bRefusedError | None:
 
 def route(path: str, **methods: Handler) -> Route:
     """Make a route whose errors are answers in E2B's form."""
-    is_rpc = "." in path  # such as /process.Process/Start
-    operations = {method: Operation(answered(handler, rpc=is_rpc)) for method, handler in methods.items()}
+    code = _rpc_code if "." in path else _status  # such as /process.Process/Start
+    operations = {method: Operation(answered(handler, code)) for method, handler in methods.items()}
     return Route(path, operations, public=True)
 
 
-def answered(handler: Handler, *, rpc: bool = False) -> Handler:
-    """Make a handler whose errors are answers in E2B's form; those of an `rpc` have a code by its name."""
+def _status(refused: E2bRefusedError) -> int | str:
+    return refused.status
+
+
+def _rpc_code(refused: E2bRefusedError) -> int | str:
+    """Return the code of an error of a remote procedure call: its name, but for a sandbox that is gone."""
+    return refused.code if refused.status != 502 else refused.status
+
+
+def answered(handler: Handler, code: Callable[[E2bRefusedError], int | str] = _status) -> Handler:
+    """Make a handler whose errors are answers of JSON with a `code` and a message."""
 
     async def answering(call: Call) -> web.StreamResponse:
         try:
@@ -118,9 +127,8 @@ def answered(handler: Handler, *, rpc: bool = False) -> Handler:
             raise
         except Exception as error:  # noqa: BLE001  clients read JSON, also where the server is to blame
             refused = refusal_of(error) or _internal(call, error)
-            code = refused.code if rpc and refused.status != 502 else refused.status
             headers = {"Retry-After": "1"} if refused.status == 429 else None
-            return answer({"code": code, "message": str(refused)} | refused.body, refused.status, headers)
+            return answer({"code": code(refused), "message": str(refused)} | refused.body, refused.status, headers)
 
     return answering
 
@@ -133,6 +141,19 @@ def _internal(call: Call, error: Exception) -> E2bRefusedError:
 def same(shown: str, secret: str) -> bool:
     """Whether a client shows a secret; a wrong one takes the same time wherever it differs."""
     return hmac.compare_digest(shown.encode("utf-8", "surrogateescape"), secret.encode("utf-8", "surrogateescape"))
+
+
+def owner_of(call: Call, header: str, keys: Sequence[str] | None, variable: str) -> str:
+    """Return the API key that a client shows; with `keys`, one of these, else any.
+
+    Raises E2bRefusedError (401), and takes the same time for every wrong key.
+    """
+    key = call.request.headers.get(header, "")
+    if not key:
+        raise E2bRefusedError("unauthenticated", f"no API key: set {variable}, which is sent as {header}")
+    if keys is not None and not any([same(key, each) for each in keys]):  # noqa: C419
+        raise E2bRefusedError("unauthenticated", "the API key is not one of this server's")
+    return key
 
 
 def read_json(body: bytes) -> dict[str, Any]:
@@ -162,6 +183,14 @@ def section(message: Mapping[str, Any], name: str) -> dict[str, Any]:
     if not isinstance(value, dict | None):
         raise E2bRefusedError("invalid_argument", f"{name} should be an object, got {type(value).__name__}")
     return value or {}
+
+
+def texts(message: Mapping[str, Any], name: str) -> dict[str, str]:
+    """Return the texts that a message has by a name, by theirs. Raises E2bRefusedError."""
+    values = section(message, name)
+    if not all(isinstance(text, str) for text in values.values()):
+        raise E2bRefusedError("invalid_argument", f"{name} should be an object of texts")
+    return values
 
 
 async def read_frames(request: web.BaseRequest, most: int, patience: float) -> AsyncIterator[dict[str, Any]]:

@@ -45,6 +45,9 @@ while IFS= read -r -d '' __mark && IFS= read -r -d '' __code; do
 done
 """
 
+LANGUAGES = {"python": "python", "py": "python", "python3": "python", "bash": "bash", "sh": "bash", "shell": "bash"}
+"""The languages that are served, by the names that clients use."""
+
 _LOCAL = "toolgym.tools.sandbox.local"
 _INSIDE = "toolgym.tools.sandbox.e2b.inside"
 _MODULES = {
@@ -54,6 +57,14 @@ _MODULES = {
 }
 """The modules that run the cells of a session, by their rooms, each behind those that it needs: a further context runs
 its cells with the same ones."""
+
+
+def language_of(name: object) -> str:
+    """Return the language that a client means. Raises E2bRefusedError."""
+    language = LANGUAGES.get(str(name).lower())
+    if language is None:
+        raise E2bRefusedError("unimplemented", f"the language {name!r} is not served; there are python and bash")
+    return language
 
 
 class Cell(NamedTuple):
@@ -82,6 +93,11 @@ class CodeContext(ABC):
         self._lock = asyncio.Lock()
         self._process: Process | None = None
         """The program that its output comes from."""
+
+    def check(self, code: str) -> None:
+        """Raise E2bRefusedError for code that cannot be run."""
+        if self.language == "bash" and "\0" in code:
+            raise E2bRefusedError("invalid_argument", "code of bash cannot hold a NUL character")
 
     async def run(self, code: str, env: Mapping[str, str], timeout: float, emit: Emit) -> None:
         """Run a cell, and pass on its output and its results. Cancelling interrupts the cell; its state lives on."""

@@ -55,7 +55,7 @@ _LABEL = re.compile(r"[0-9]+-(i[0-9a-f]{24})\.")
 class Finder:
     """Finds the sandbox that a request means, and checks that its client may use it."""
 
-    def __init__(self, boxes: Sandboxes) -> None:
+    def __init__(self, boxes: Sandboxes[E2bSandbox]) -> None:
         self._boxes = boxes
 
     def names_one(self, call: Call) -> bool:
@@ -120,7 +120,7 @@ Streaming = Callable[[Call, E2bSandbox, Message, Emit], Awaitable[None]]
 class Envd:
     """Answers Connect calls about programs and files."""
 
-    def __init__(self, boxes: Sandboxes, finder: Finder, config: E2bServerConfig) -> None:
+    def __init__(self, boxes: Sandboxes[E2bSandbox], finder: Finder, config: E2bServerConfig) -> None:
         self._boxes, self._finder, self._config = boxes, finder, config
 
     def routes(self) -> list[Route]:

@@ -16,6 +16,7 @@ from toolgym.tools.errors import SandboxError
 from toolgym.tools.sandbox.e2b.config import E2bServerConfig
 from toolgym.tools.sandbox.e2b.connect import E2bRefusedError, route, same
 from toolgym.tools.sandbox.e2b.envd import Finder, check_user
+from toolgym.tools.sandbox.e2b.file_agent import FileAgent
 from toolgym.tools.sandbox.e2b.sandboxes import E2bSandbox, Sandboxes
 from toolgym.tools.serving.routes import Call, Route
 from toolgym.tools.serving.transport import answer, within
@@ -26,48 +27,22 @@ _METADATA = "x-metadata-"
 class FilesOverHttp:
     """Answers `/files`."""
 
-    def __init__(self, boxes: Sandboxes, finder: Finder, config: E2bServerConfig) -> None:
+    def __init__(self, boxes: Sandboxes[E2bSandbox], finder: Finder, config: E2bServerConfig) -> None:
         self._boxes, self._finder, self._config = boxes, finder, config
 
     def routes(self) -> list[Route]:
         return [route("/files", GET=self.read, POST=self.write)]
 
     async def read(self, call: Call) -> web.StreamResponse:
-        """Send a file, or the part of it that the header `Range` names, a piece at a time."""
-        request, box = call.request, await self._box(call, "read")
-        path = request.query.get("path", "")
-        size, data = await box.files.read(path)
-        size = size or len(data)  # files of /proc say that they have none
-        at, end = _range(request, size)
-        headers = {
-            "Content-Type": "application/octet-stream",
-            "Content-Disposition": f"inline; filename*=utf-8''{quote(posixpath.basename(path))}",
-            "Accept-Ranges": "bytes",
-        }
-        whole = (at, end) == (0, size)
-        if not whole:
-            headers["Content-Range"] = f"bytes {at}-{end - 1}/{size}"
-        response = web.StreamResponse(status=200 if whole else 206, headers=headers)
-        response.content_length = end - at
-        await response.prepare(request)
-        try:
-            while at < end:
-                data = data if not at else (await box.files.read(path, at))[1]
-                if not data:
-                    raise ConnectionResetError("the file became shorter while it was sent")
-                await within(self._config.write_timeout, response.write(data[: end - at]))
-                at += len(data)
-        except (E2bRefusedError, SandboxError) as error:  # the answer has begun: it can only be cut
-            raise ConnectionResetError(str(error)) from None
-        await response.write_eof()
-        return response
+        box = await self._box(call, "read")
+        return await send_file(call.request, box.files, self._config.write_timeout)
 
     async def write(self, call: Call) -> web.Response:
         """Write the file of a body, or the files of a form, and make the folders that they lie in."""
         request, box = call.request, await self._box(call, "write")
         path, metadata = request.query.get("path", ""), _metadata(request)
         if request.content_type == "multipart/form-data":
-            files = [(path or name, data) for name, data in _form(request, call.body)]
+            files = [(path or name, data) for name, data in form_files(request, call.body)]
         else:
             files = [(path, call.body)]
         return answer([await box.files.write(name, data, metadata) for name, data in files])
@@ -93,6 +68,36 @@ class FilesOverHttp:
             raise E2bRefusedError("unauthenticated", "signature is already expired")
         box.check_running()
         return box
+
+
+async def send_file(request: web.BaseRequest, files: FileAgent, write_timeout: float) -> web.StreamResponse:
+    """Send the file that a request's `path` names, or the part of it that the header `Range` names, piece by piece."""
+    path = request.query.get("path", "")
+    size, data = await files.read(path)
+    size = size or len(data)  # files of /proc say that they have none
+    at, end = _range(request, size)
+    headers = {
+        "Content-Type": "application/octet-stream",
+        "Content-Disposition": f"inline; filename*=utf-8''{quote(posixpath.basename(path))}",
+        "Accept-Ranges": "bytes",
+    }
+    whole = (at, end) == (0, size)
+    if not whole:
+        headers["Content-Range"] = f"bytes {at}-{end - 1}/{size}"
+    response = web.StreamResponse(status=200 if whole else 206, headers=headers)
+    response.content_length = end - at
+    await response.prepare(request)
+    try:
+        while at < end:
+            data = data if not at else (await files.read(path, at))[1]
+            if not data:
+                raise ConnectionResetError("the file became shorter while it was sent")
+            await within(write_timeout, response.write(data[: end - at]))
+            at += len(data)
+    except (E2bRefusedError, SandboxError) as error:  # the answer has begun: it can only be cut
+        raise ConnectionResetError(str(error)) from None
+    await response.write_eof()
+    return response
 
 
 def signature(path: str, operation: str, user: str, token: str, expires: str | None) -> str:
@@ -121,7 +126,7 @@ def _metadata(request: web.BaseRequest) -> dict[str, str]:
     }
 
 
-def _form(request: web.BaseRequest, body: bytes) -> Iterator[tuple[str, bytes]]:
+def form_files(request: web.BaseRequest, body: bytes) -> Iterator[tuple[str, bytes]]:
     """Yield the files of a form: their names and contents."""
     boundary = message_from_string(f"Content-Type: {request.headers.get('Content-Type')}\n\n").get_boundary()
     if not boundary:

@@ -7,9 +7,10 @@ from typing import Any
 
 from aiohttp import web
 
+from toolgym.tools.sandbox.e2b.cell_output import e2b_line
 from toolgym.tools.sandbox.e2b.config import E2bServerConfig
 from toolgym.tools.sandbox.e2b.connect import E2bRefusedError, Emit, Form, read_json, route, section, stream
-from toolgym.tools.sandbox.e2b.contexts import CodeContext, ProgramContext, SessionContext
+from toolgym.tools.sandbox.e2b.contexts import CodeContext
 from toolgym.tools.sandbox.e2b.envd import Finder
 from toolgym.tools.sandbox.e2b.file_agent import HOME
 from toolgym.tools.sandbox.e2b.sandboxes import E2bSandbox, Sandboxes
@@ -19,11 +20,6 @@ from toolgym.tools.serving.transport import answer
 
 PING = 30.0
 """Seconds of silence after which a cell's answer says that it lives."""
-
-MOST_CONTEXTS = 32
-
-LANGUAGES = {"python": "python", "py": "python", "python3": "python", "bash": "bash", "sh": "bash", "shell": "bash"}
-"""The languages that are served, by the names that clients use."""
 
 
 def _line(message: Mapping[str, Any]) -> bytes:
@@ -44,7 +40,7 @@ _LINES = Form("application/x-ndjson", _line, {"type": "keepalive"}, _last_lines)
 class Interpreter:
     """Answers `/execute` and `/contexts`."""
 
-    def __init__(self, boxes: Sandboxes, finder: Finder, config: E2bServerConfig) -> None:
+    def __init__(self, boxes: Sandboxes[E2bSandbox], finder: Finder, config: E2bServerConfig) -> None:
         self._boxes, self._finder, self._config = boxes, finder, config
 
     def routes(self) -> list[Route]:
@@ -63,71 +59,39 @@ class Interpreter:
             raise E2bRefusedError("invalid_argument", f"code should be a text, got {type(code).__name__}")
         if name and language:
             raise E2bRefusedError("invalid_argument", "give context_id or language, not both")
-        context = self._context(box, name) if name else self._default(box, language or "python")
-        if context.language == "bash" and "\0" in code:
-            raise E2bRefusedError("invalid_argument", "code of bash cannot hold a NUL character")
+        context = box.context(name) if name else box.default_context(language or "python")
+        context.check(code)
         env = {str(key): str(value) for key, value in section(asked, "env_vars").items()}
 
         async def lines(emit: Emit) -> None:
-            await context.run(code, env, self._config.max_timeout, emit)
+            async def shown(line: Mapping[str, Any]) -> None:
+                await emit(e2b_line(line))
+
+            await context.run(code, env, self._config.max_timeout, shown)
 
         async with self._boxes.gate.slot():
             return await stream(call, _LINES, lines, box.interrupted, self._config.write_timeout, ping=PING)
 
     async def create(self, call: Call) -> web.Response:
         box, asked = await self._finder.find(call, token=False), read_json(call.body)
-        language, cwd = _language(asked.get("language") or "python"), asked.get("cwd") or HOME
-        if len(box.contexts) >= MOST_CONTEXTS:
-            raise E2bRefusedError("resource_exhausted", f"a sandbox has at most {MOST_CONTEXTS} contexts")
-        context = ProgramContext(box.session, box.files, language, str(cwd), box.env)
-        async with self._boxes.gate.slot():
-            await context.restart()
-        box.contexts[context.name] = context
-        return answer(_about(context))
+        language, cwd = asked.get("language") or "python", str(asked.get("cwd") or HOME)
+        return answer(_about(await box.add_context(language, cwd, self._boxes.gate)))
 
     async def list(self, call: Call) -> web.Response:
         box = await self._finder.find(call, token=False)
-        self._default(box, "python")
+        box.default_context("python")
         contexts = sorted(box.contexts.values(), key=lambda context: not context.is_default)
         return answer([_about(context) for context in contexts])
 
     async def remove(self, call: Call) -> web.Response:
         box = await self._finder.find(call, token=False)
-        context = self._context(box, call.params["id"])
-        del box.contexts[context.name]
-        await context.close()
+        await box.remove_context(call.params["id"])
         return web.Response(status=204)
 
     async def restart(self, call: Call) -> web.Response:
         box = await self._finder.find(call, token=False)
-        await self._context(box, call.params["id"]).restart()
+        await box.context(call.params["id"]).restart()
         return web.Response(status=204)
-
-    @staticmethod
-    def _context(box: E2bSandbox, name: str) -> CodeContext:
-        context = box.contexts.get(name)
-        if context is None:
-            raise E2bRefusedError("not_found", f"Context {name[:100]} not found")
-        return context
-
-    @staticmethod
-    def _default(box: E2bSandbox, name: str) -> CodeContext:
-        """Return the default context of a language, which is made when it is needed."""
-        language = _language(name)
-        known = (each for each in box.contexts.values() if each.is_default and each.language == language)
-        context = next(known, None)
-        if context is None:
-            kind = SessionContext if language == "python" else ProgramContext
-            context = kind(box.session, box.files, language, HOME, box.env, is_default=True)
-            box.contexts[context.name] = context
-        return context
-
-
-def _language(name: object) -> str:
-    language = LANGUAGES.get(str(name).lower())
-    if language is None:
-        raise E2bRefusedError("unimplemented", f"the language {name!r} is not served; there are python and bash")
-    return language
 
 
 def _about(context: CodeContext) -> dict[str, Any]:

@@ -12,15 +12,14 @@ import signal
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from toolgym.tools.errors import SandboxError
 from toolgym.tools.sandbox.base import Sandbox, Session
 from toolgym.tools.sandbox.e2b.connect import E2bRefusedError, gone, same
-from toolgym.tools.sandbox.e2b.contexts import CodeContext
+from toolgym.tools.sandbox.e2b.contexts import CodeContext, ProgramContext, SessionContext, language_of
 from toolgym.tools.sandbox.e2b.file_agent import HOME, FileAgent
 from toolgym.tools.sandbox.e2b.programs import E2bProgram
-from toolgym.tools.sandbox.options import Network
 from toolgym.tools.sandbox.server.execute import FILE_DEADLINE
 from toolgym.tools.serving.admission import Gate
 from toolgym.tools.serving.session_table import SessionTable, TableSession
@@ -28,6 +27,8 @@ from toolgym.tools.serving.session_table import SessionTable, TableSession
 CLOSE_DEADLINE = 10.0
 SWEEP = 0.2
 """Seconds between two looks for sandboxes whose time is over."""
+
+MOST_CONTEXTS = 32
 
 ENDED_KEPT = 32
 """Programs that have ended and can still be asked for their end."""
@@ -50,7 +51,7 @@ class OwnedSession(TableSession):
 
     def __init__(self, kind: str, owner: str, session: Session, about: Mapping[str, Any]) -> None:
         super().__init__(f"{kind}{secrets.token_hex(12)}", patience=FILE_DEADLINE, max_waiting=64)
-        self.owner, self.session, self.about = owner, session, about
+        self.owner, self.session, self.about = owner, session, dict(about)
 
     @property
     def over(self) -> bool:
@@ -125,6 +126,39 @@ class E2bSandbox(OwnedSession):
     def running(self) -> list[E2bProgram]:
         return [program for program in self.programs.values() if program.end is None]
 
+    def context(self, name: str) -> CodeContext:
+        context = self.contexts.get(name)
+        if context is None:
+            raise E2bRefusedError("not_found", f"Context {name[:100]} not found")
+        return context
+
+    def default_context(self, name: str) -> CodeContext:
+        """Return the default context of a language, which is made when it is needed."""
+        language = language_of(name)
+        known = (each for each in self.contexts.values() if each.is_default and each.language == language)
+        context = next(known, None)
+        if context is None:
+            kind = SessionContext if language == "python" else ProgramContext
+            context = kind(self.session, self.files, language, HOME, self.env, is_default=True)
+            self.contexts[context.name] = context
+        return context
+
+    async def add_context(self, name: str, cwd: str, gate: Gate) -> CodeContext:
+        """Start a further context of a language."""
+        language = language_of(name)
+        if len(self.contexts) >= MOST_CONTEXTS:
+            raise E2bRefusedError("resource_exhausted", f"a sandbox has at most {MOST_CONTEXTS} contexts")
+        context = ProgramContext(self.session, self.files, language, cwd, self.env)
+        async with gate.slot():
+            await context.restart()
+        self.contexts[context.name] = context
+        return context
+
+    async def remove_context(self, name: str) -> None:
+        context = self.context(name)
+        del self.contexts[name]
+        await context.close()
+
     async def pause(self) -> None:
         """Stop its programs and refuse calls; memory and files stay as they are."""
         self.state = SandboxState.PAUSED
@@ -160,21 +194,22 @@ class E2bSandbox(OwnedSession):
                 await program.signal(number)
 
 
-S = TypeVar("S", E2bSandbox, Snapshot)
+Kept = TypeVar("Kept", bound=OwnedSession)
+Box = TypeVar("Box", bound=E2bSandbox)
 
 
-class Sandboxes:
-    """All sandboxes and snapshots of a server, which take places of one table."""
+class Sandboxes(Generic[Box]):
+    """All sandboxes (of the class `kind`) and snapshots of a server, which take places of one table."""
 
-    def __init__(self, sandbox: Sandbox, gate: Gate, limit: int, max_seconds: float) -> None:
+    def __init__(self, kind: type[Box], sandbox: Sandbox, gate: Gate, limit: int, max_seconds: float) -> None:
         self.gate, self.max_seconds = gate, max_seconds
-        self._sandbox = sandbox
-        self._table = SessionTable[E2bSandbox | Snapshot](limit, 4 * SWEEP)
+        self._kind, self._sandbox = kind, sandbox
+        self._table = SessionTable[OwnedSession](limit, 4 * SWEEP)
         self._sweeper: asyncio.Task[None] | None = None
 
-    async def start(self) -> None:
+    async def start(self, about: Mapping[str, Any]) -> None:
         """Make a sandbox once, so that the first client does not wait for the libraries, and begin to end old ones."""
-        await (await self._open()).close()
+        await (await self._open(about)).close()
         self._table.start()
         self._sweeper = asyncio.create_task(self._sweep())
 
@@ -189,15 +224,15 @@ class Sandboxes:
 
     # ------------------------------------------------------------------ looking them up
 
-    def of(self, owner: str) -> list[E2bSandbox]:
+    def of(self, owner: str) -> list[Box]:
         """Return the sandboxes of an owner, the newest first."""
-        boxes = [item for item in self._table if isinstance(item, E2bSandbox) and same(item.owner, owner)]
+        boxes = [item for item in self._table if isinstance(item, self._kind) and same(item.owner, owner)]
         return sorted(boxes, key=lambda box: -box.started)
 
     def snapshots_of(self, owner: str) -> list[Snapshot]:
         return [item for item in self._table if isinstance(item, Snapshot) and same(item.owner, owner)]
 
-    def get(self, owner: str, name: str) -> E2bSandbox:
+    def get(self, owner: str, name: str) -> Box:
         """Return a sandbox of that owner. Raises E2bRefusedError; another's is as good as none."""
         box = self.find(name)
         if box is None or not same(box.owner, owner):
@@ -205,35 +240,44 @@ class Sandboxes:
             raise E2bRefusedError("not_found", message)
         return box
 
-    def find(self, name: str) -> E2bSandbox | None:
+    def find(self, name: str) -> Box | None:
         """Return the sandbox of a name, of any client."""
         item = self._table.find(name) if name in self._table else None
-        return item if isinstance(item, E2bSandbox) else None
+        return item if isinstance(item, self._kind) else None
 
-    def signed(self, fits: Callable[[str], bool]) -> E2bSandbox | None:
+    def signed(self, fits: Callable[[str], bool]) -> Box | None:
         """Return the sandbox whose token makes a signature fit."""
-        boxes = (item for item in self._table if isinstance(item, E2bSandbox) and item.token is not None)
+        boxes = (item for item in self._table if isinstance(item, self._kind) and item.token is not None)
         return next((box for box in boxes if fits(box.token or "")), None)
 
     # ------------------------------------------------------------------ making and ending them
 
-    async def create(self, owner: str, about: Mapping[str, Any], seconds: float) -> E2bSandbox:
+    def lifetime(self, seconds: Any) -> float:
+        """Return the seconds that a client wants a sandbox to live. Raises E2bRefusedError."""
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds <= 1e9:
+            raise E2bRefusedError("invalid_argument", f"timeout should be seconds, 0 or more, got {seconds!r}")
+        if seconds > self.max_seconds:
+            most = f"timeout is at most {self.max_seconds:g} s here (setting max_timeout), got {seconds:g}"
+            raise E2bRefusedError("invalid_argument", most)
+        return float(seconds)
+
+    async def create(self, owner: str, about: Mapping[str, Any], seconds: float) -> Box:
         """Make a sandbox, from a snapshot if the template is one."""
         template = str(about["templateID"])
         snapshot = self._snapshot(owner, template)
         if snapshot is None and _SNAPSHOT.match(template):
             raise E2bRefusedError("not_found", f"there is no snapshot {template[:100]!r}, or it is not yours")
         async with self._opening():
-            session = await (self._open(about["network"]) if snapshot is None else snapshot.session.fork())
-        return self._add(E2bSandbox(owner, session, about, seconds))
+            session = await (self._open(about) if snapshot is None else snapshot.session.fork())
+        return self._add(self._kind(owner, session, about, seconds))
 
-    async def fork(self, origin: E2bSandbox, count: int, seconds: float) -> list[E2bSandbox]:
+    async def fork(self, origin: Box, count: int, seconds: float) -> list[Box]:
         """Make sandboxes in the same state: the files, and the default context's variables."""
         async with self._opening(count):
             sessions = await origin.session.fork(n=count)
-        return [self._add(E2bSandbox(origin.owner, session, origin.about, seconds)) for session in sessions]
+        return [self._add(self._kind(origin.owner, session, origin.about, seconds)) for session in sessions]
 
-    async def snapshot(self, origin: E2bSandbox, names: list[str]) -> Snapshot:
+    async def snapshot(self, origin: Box, names: list[str]) -> Snapshot:
         async with self._opening():
             session = await origin.session.fork()
         return self._add(Snapshot(origin, session, names))
@@ -244,13 +288,15 @@ class Sandboxes:
             raise E2bRefusedError("not_found", f"there is no snapshot {name[:100]!r}, or it is not yours")
         await self._table.discard(snapshot.name)
 
-    async def kill(self, box: E2bSandbox) -> None:
+    async def kill(self, box: Box) -> None:
         await self._table.discard(box.name)
 
-    async def _open(self, network: Network | None = None) -> Session:
-        return await self._sandbox.session(folders=(HOME,), env={"HOME": HOME}, network=network)
+    async def _open(self, about: Mapping[str, Any]) -> Session:
+        options: dict[str, Any] = {name: about.get(name) for name in ("network", "image", "memory_mb")}
+        folders = (HOME, *about.get("folders", ()))
+        return await self._sandbox.session(folders=folders, env={"HOME": HOME}, **options)
 
-    def _add(self, kept: S) -> S:
+    def _add(self, kept: Kept) -> Kept:
         self._table.add(kept)
         return kept
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
 
 from aiohttp import web
 
@@ -14,14 +15,33 @@ from toolgym.tools.sandbox.e2b.connect import E2bRefusedError, answered, route
 from toolgym.tools.sandbox.e2b.envd import Envd, Finder
 from toolgym.tools.sandbox.e2b.files_http import FilesOverHttp
 from toolgym.tools.sandbox.e2b.interpreter import Interpreter
-from toolgym.tools.sandbox.e2b.sandboxes import Sandboxes
+from toolgym.tools.sandbox.e2b.sandboxes import Box, E2bSandbox, Sandboxes
 from toolgym.tools.sandbox.server.app import SandboxApp
 from toolgym.tools.serving.admission import Gate
 from toolgym.tools.serving.routes import Call, Handler, Operation, Route
 from toolgym.tools.serving.transport import RequestRefusedError
 from toolgym.tools.serving.worker import START_DEADLINE
 
-_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
+
+
+@contextlib.asynccontextmanager
+async def open_sandboxes(
+    kind: type[Box], app: SandboxApp, config: E2bServerConfig, limit: int, name: str, about: Mapping[str, Any]
+) -> AsyncIterator[Sandboxes[Box]]:
+    """Open the sandboxes of an API called `name`, in a local sandbox that only they use; most of them are made with
+    what `about` has."""
+    sandbox = config.e2b_sandbox()
+    gate = Gate(config.max_concurrency, config.max_queue, config.queue_timeout, sandbox.cpu_slots)
+    boxes = Sandboxes(kind, sandbox, gate, limit, config.max_timeout * 24)
+    app.metrics.gauge(f"{name}_sandboxes", "Sandboxes and snapshots of this API.", lambda: len(boxes))
+    try:
+        async with asyncio.timeout(START_DEADLINE):
+            await boxes.start(about)
+        yield boxes
+    finally:
+        await boxes.close()
+        await sandbox.close()
 
 
 @contextlib.asynccontextmanager
@@ -30,32 +50,23 @@ async def e2b_routes(app: SandboxApp, config: E2bServerConfig) -> AsyncIterator[
     if config.e2b == "none":
         yield
         return
-    sandbox = config.e2b_sandbox()
-    gate = Gate(config.max_concurrency, config.max_queue, config.queue_timeout, sandbox.cpu_slots)
-    boxes = Sandboxes(sandbox, gate, config.e2b_sandboxes, config.max_timeout * 24)
-    finder = Finder(boxes)
-    app.metrics.gauge("e2b_sandboxes", "E2B sandboxes and snapshots.", lambda: len(boxes))
-    health = app.health_route().operations["GET"].handler
-    parts = (
-        ControlPlane(boxes, config),
-        Envd(boxes, finder, config),
-        FilesOverHttp(boxes, finder, config),
-        Interpreter(boxes, finder, config),
-    )
-    app.add_routes(
-        [
-            *(each for part in parts for each in part.routes()),
-            Route("/health", {"GET": Operation(_health(finder, health))}, public=True, while_draining=True),
-            route("/{rest:path}", **dict.fromkeys(_METHODS, _unknown)),
-        ]
-    )
-    try:
-        async with asyncio.timeout(START_DEADLINE):
-            await boxes.start()
+    async with open_sandboxes(E2bSandbox, app, config, config.e2b_sandboxes, "e2b", {}) as boxes:
+        finder = Finder(boxes)
+        health = app.health_route().operations["GET"].handler
+        parts = (
+            ControlPlane(boxes, config),
+            Envd(boxes, finder, config),
+            FilesOverHttp(boxes, finder, config),
+            Interpreter(boxes, finder, config),
+        )
+        app.add_routes(
+            [
+                *(each for part in parts for each in part.routes()),
+                Route("/health", {"GET": Operation(_health(finder, health))}, public=True, while_draining=True),
+                route("/{rest:path}", **dict.fromkeys(METHODS, _unknown)),
+            ]
+        )
         yield
-    finally:
-        await boxes.close()
-        await sandbox.close()
 
 
 def _health(finder: Finder, of_server: Handler) -> Handler:

@@ -31,14 +31,14 @@ async def e2b_serving(**settings):
 
 
 @contextlib.contextmanager
-def in_thread(**settings):
+def in_thread(opening=e2b_serving, **settings):
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)  # it ends with the tests, whatever fails below
     thread.start()
     stack = contextlib.AsyncExitStack()
 
     async def start():
-        return await stack.enter_async_context(e2b_serving(**settings))
+        return await stack.enter_async_context(opening(**settings))
 
     yield asyncio.run_coroutine_threadsafe(start(), loop).result(60)
     asyncio.run_coroutine_threadsafe(stack.aclose(), loop).result(60)

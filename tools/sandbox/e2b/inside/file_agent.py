@@ -137,12 +137,12 @@ def do_listdir(request: Request) -> Answer:
 
 
 def do_makedir(request: Request) -> Answer:
-    path = place(request)
-    if os.path.isdir(path):
+    path, is_folder = place(request), os.path.isdir(place(request))
+    if is_folder and not request.get("exist_ok"):
         raise _RefusedError(f"directory already exists: {path}", "already_exists")
-    if os.path.lexists(path):
+    if os.path.lexists(path) and not is_folder:
         raise _RefusedError(f"path already exists but it is not a directory: {path}")
-    os.makedirs(path)
+    os.makedirs(path, exist_ok=is_folder)
     return {"entry": entry(path)}
 
 
@@ -195,6 +195,47 @@ def do_write(request: Request) -> Answer:
             os.chown(fd, os.getuid(), os.getgid())  # by it, watchers of E2B's own envd see that a file is complete
     row = {"name": os.path.basename(path), "type": "file", "path": path}
     return row | ({"metadata": metadata} if metadata else {})
+
+
+def do_chmod(request: Request) -> Answer:
+    path = place(request)
+    for kind, find, number in (("owner", pwd.getpwuid, os.getuid()), ("group", grp.getgrgid, os.getgid())):
+        if request[kind] not in (None, "", owner(find, number), str(number)):
+            message = f"{kind} {request[kind]!r} of {path}: files belong to {owner(find, number)!r} here"
+            raise _RefusedError(message, "unimplemented")
+    if request["mode"] is not None:
+        os.chmod(path, request["mode"])
+    return {}
+
+
+def do_search(request: Request) -> Answer:
+    """Find the files below a folder whose name, or path from the folder on, fits a pattern of the shell."""
+    import fnmatch
+
+    root, rows = folder(request), []
+    for parent, folders, names in os.walk(root):
+        folders.sort()
+        for path in (os.path.join(parent, name) for name in sorted(names)):
+            texts = (os.path.basename(path), os.path.relpath(path, root))
+            if any(fnmatch.fnmatchcase(text, request["pattern"]) for text in texts):
+                with contextlib.suppress(FileNotFoundError):
+                    rows.append(entry(path))
+    return {"entries": rows}
+
+
+def do_replace(request: Request) -> Answer:
+    """Replace a text everywhere in a file, which stays the same file."""
+    old, new = request["old"].encode(), request["new"].encode()
+    if not old:
+        raise _RefusedError("the text to replace is empty")
+    with open(opened(place(request), os.O_RDWR), "r+b") as file:
+        content = file.read()
+        count = content.count(old)
+        if count:
+            file.seek(0)
+            file.write(content.replace(old, new))
+            file.truncate()
+    return {"count": count}
 
 
 def opened(path: str, flags: int) -> int:
