@@ -13,6 +13,7 @@ from tests.house.test_layout import LAYERS, ROOT, import_name, imported, sources
 RIM = [
     "toolgym.tools.integrations",
     "toolgym.tools.sandbox.e2b",
+    "toolgym.tools.sandbox.opensandbox",
     "toolgym.envs.families",
     "toolgym.envs.foreign",
     "toolgym.envs.served",

@@ -36,6 +36,7 @@ from toolgym.tools.integrations.sandbox_fusion.messages import (
 )
 from toolgym.tools.sandbox.base import ExecutionResult, Sandbox
 from toolgym.tools.sandbox.e2b.service import e2b_routes
+from toolgym.tools.sandbox.opensandbox.lifecycle import opensandbox_routes
 from toolgym.tools.sandbox.options import RunRequest
 from toolgym.tools.sandbox.server import worker
 from toolgym.tools.sandbox.server.app import SandboxApp
@@ -221,7 +222,7 @@ async def open_app(
 ) -> AsyncIterator[tuple[SandboxApp, str]]:
     async with worker.open_app(config, number, folder) as (app, about):
         app.add_routes(EvaluationApi(app, config).routes())
-        async with e2b_routes(app, config):
+        async with opensandbox_routes(app, config), e2b_routes(app, config):  # E2B's last route takes all paths
             yield app, about
 
 

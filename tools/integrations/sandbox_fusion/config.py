@@ -5,19 +5,19 @@ from pathlib import Path
 
 import pydantic
 
-from toolgym.tools.sandbox.e2b.config import E2bServerConfig
+from toolgym.tools.sandbox.opensandbox.config import OpenSandboxServerConfig
 from toolgym.tools.serving.config import flag
 
 
-class EvaluatingServerConfig(E2bServerConfig):
-    """Settings of the sandbox server, of E2B's API, and of the evaluation endpoints beside it.
+class EvaluatingServerConfig(OpenSandboxServerConfig):
+    """Settings of the sandbox server, of E2B's and OpenSandbox's APIs, and of the evaluation endpoints beside it.
 
     Attributes:
         datasets: a folder with data sets for SandboxFusion's evaluation endpoints, a file `NAME.jsonl` each; None: only
             those that requests bring.
     """
 
-    spec = replace(E2bServerConfig.spec, worker="toolgym.tools.integrations.sandbox_fusion.api")
+    spec = replace(OpenSandboxServerConfig.spec, worker="toolgym.tools.integrations.sandbox_fusion.api")
 
     datasets: str | None = flag(None)
 
