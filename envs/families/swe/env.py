@@ -22,11 +22,11 @@ from toolgym.tools.closeable import closed_on_error
 from toolgym.tools.concurrency.deadline import DeadlineError, shielded
 from toolgym.tools.errors import ConfigError, EpisodeError, SandboxError, check_seconds, error_text
 from toolgym.tools.function import ToolFunction, as_tool
-from toolgym.tools.sandbox.local.images.by_name import image_file
 from toolgym.tools.library.bash import BashTool
 from toolgym.tools.library.editor import EditorTool
 from toolgym.tools.message import assistant, tool_call
 from toolgym.tools.sandbox.base import Sandbox
+from toolgym.tools.sandbox.local.images.by_name import image_file
 from toolgym.tools.sessions.tool_scope import tool_scope
 from toolgym.tools.sessions.workspace import Workspace
 
