@@ -96,7 +96,7 @@ class ControlPlane:
             "autoResume": bool(section(asked, "autoResume").get("enabled")),
         }
         box = await self._boxes.create(owner, about, self._seconds(asked, DEFAULT_SECONDS))
-        return answer(_short(box), 201)
+        return self._boxes.made(answer(_short(box), 201), box)
 
     async def list(self, call: Call) -> web.Response:
         query = call.request.query
@@ -141,14 +141,14 @@ class ControlPlane:
             raise E2bRefusedError("invalid_argument", f"count should be 1 to {MOST_FORKS}, got {count!r}")
         self._check_running(box)
         forks = await self._boxes.fork(box, count, self._seconds(asked, DEFAULT_SECONDS))
-        return answer([{"sandbox": _short(fork)} for fork in forks], 201)
+        return self._boxes.made(answer([{"sandbox": _short(fork)} for fork in forks], 201), *forks)
 
     async def snapshot(self, box: E2bSandbox, asked: Mapping[str, Any]) -> web.Response:
         name = asked.get("name")
         names = [name if ":" in name else f"{name}:default"] if isinstance(name, str) and name else []
         self._check_running(box)
         kept = await self._boxes.snapshot(box, names)
-        return answer({"snapshotID": kept.name, "names": kept.names}, 201)
+        return self._boxes.made(answer({"snapshotID": kept.name, "names": kept.names}, 201), kept)
 
     async def snapshots(self, call: Call) -> web.Response:
         query, owner = call.request.query, self.owner(call)

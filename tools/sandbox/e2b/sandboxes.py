@@ -12,7 +12,10 @@ import signal
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
+from functools import partial
 from typing import Any, Generic, TypeVar
+
+from aiohttp import web
 
 from toolgym.tools.errors import SandboxError
 from toolgym.tools.sandbox.base import Sandbox, Session
@@ -20,6 +23,7 @@ from toolgym.tools.sandbox.e2b.connect import E2bRefusedError, gone, same
 from toolgym.tools.sandbox.e2b.contexts import CodeContext, ProgramContext, SessionContext, language_of
 from toolgym.tools.sandbox.e2b.file_agent import HOME, FileAgent
 from toolgym.tools.sandbox.e2b.programs import E2bProgram
+from toolgym.tools.sandbox.server.app import UNDO
 from toolgym.tools.sandbox.server.execute import FILE_DEADLINE
 from toolgym.tools.serving.admission import Gate
 from toolgym.tools.serving.session_table import SessionTable, TableSession
@@ -288,8 +292,14 @@ class Sandboxes(Generic[Box]):
             raise E2bRefusedError("not_found", f"there is no snapshot {name[:100]!r}, or it is not yours")
         await self._table.discard(snapshot.name)
 
-    async def kill(self, box: Box) -> None:
-        await self._table.discard(box.name)
+    async def kill(self, *items: OwnedSession) -> None:
+        for item in items:
+            await self._table.discard(item.name)
+
+    def made(self, response: web.Response, *items: OwnedSession) -> web.Response:
+        """Make the answer with new items end them, if its client disconnects before it gets it."""
+        response[UNDO] = partial(self.kill, *items)
+        return response
 
     async def _open(self, about: Mapping[str, Any]) -> Session:
         options: dict[str, Any] = {name: about.get(name) for name in ("network", "image", "memory_mb")}

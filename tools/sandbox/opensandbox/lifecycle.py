@@ -117,7 +117,7 @@ class Lifecycle:
             except BaseException:
                 await self._boxes.kill(box)
                 raise
-        return answer(_about(box), 202)
+        return self._boxes.made(answer(_about(box), 202), box)
 
     async def list(self, call: Call) -> web.Response:
         query = call.request.query

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -35,6 +35,9 @@ from toolgym.tools.serving.peers import PeerGoneError
 from toolgym.tools.serving.routes import Call, Handler, Operation, Route
 from toolgym.tools.serving.session_table import SessionTable
 from toolgym.tools.serving.transport import answer
+
+UNDO: web.ResponseKey[partial[Coroutine[Any, Any, None]]] = web.ResponseKey("undo", partial)
+"""An answer's way to take back what it tells of."""
 
 
 class Health(pydantic.BaseModel):
@@ -94,8 +97,11 @@ class SandboxApp(HttpApp):
         return None
 
     async def undelivered(self, request: web.BaseRequest, response: web.StreamResponse) -> None:
-        """Close new sessions if their client disconnects before it gets their ids."""
-        if isinstance(response, web.Response) and response.status == 201:
+        """Close new sessions if their client disconnects before it gets their ids; answers of other APIs know how."""
+        undo = response.get(UNDO)
+        if undo is not None:
+            await shielded(undo())
+        elif isinstance(response, web.Response) and response.status == 201 and request.path.startswith("/sessions"):
             assert isinstance(response.body, bytes)
             body = json.loads(response.body)
             for info in body.get("sessions", [body]):

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
+import aiohttp
+import pytest
+
 from tests.tools.sandbox.e2b.conftest import Box, Client, in_thread
 
 
@@ -39,6 +42,24 @@ async def test_to_connect_lengthens_the_time_and_never_shortens_it(client, box):
     assert (await client.api("GET", f"/sandboxes/{box.name}"))["endAt"] == first
     await client.api("POST", f"/sandboxes/{box.name}/connect", {"timeout": 600})
     assert (await client.api("GET", f"/sandboxes/{box.name}"))["endAt"] > first
+
+
+async def test_what_a_client_did_not_get_to_know_ends(client, monkeypatch):
+    owner = Client(client.http, client.url, "e2b_gone")
+    box = await owner.create()
+
+    async def gone(request, *_):
+        request.transport.abort()
+        raise ConnectionResetError
+
+    for path in ("/sandboxes", f"/sandboxes/{box.name}/fork", f"/sandboxes/{box.name}/snapshots"):
+        with monkeypatch.context() as patch:
+            patch.setattr("toolgym.tools.serving.app.send", gone)
+            with pytest.raises(aiohttp.ClientError):
+                await owner.api("POST", path, {})
+    assert [row["sandboxID"] for row in await owner.api("GET", "/v2/sandboxes")] == [box.name]
+    assert await owner.api("GET", "/snapshots") == []
+    await owner.api("DELETE", f"/sandboxes/{box.name}", expect=204)
 
 
 async def test_a_list_has_pages_and_filters(client):

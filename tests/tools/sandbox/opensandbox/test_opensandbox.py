@@ -49,6 +49,20 @@ async def test_a_sandbox_lives_as_its_owner_says(client):
     await box.ask("GET", "/ping", 404)
 
 
+async def test_a_sandbox_ends_that_its_client_did_not_get_to_know(client, monkeypatch):
+    owner = Client(client.http, client.url, "gone")
+
+    async def gone(request, *_):
+        request.transport.abort()
+        raise ConnectionResetError
+
+    with monkeypatch.context() as patch:
+        patch.setattr("toolgym.tools.serving.app.send", gone)
+        with pytest.raises(aiohttp.ClientError):
+            await owner.create()
+    assert (await owner.api("GET", "/sandboxes"))["items"] == []
+
+
 async def test_one_tenant_never_sees_the_sandbox_of_another(client, box, http):
     other = Client(http, client.url, key="theirs")
     assert (await other.api("GET", "/sandboxes"))["items"] == []
