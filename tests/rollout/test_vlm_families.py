@@ -29,6 +29,7 @@ FURTHER = user([text_part("And this?\n"), SMALL])
 PUBLISHED: dict[str, tuple[str, list[str], list[str]]] = {
     "SmolVLM": ("smolvlm", [], []),
     "Idefics3": ("idefics3", [], []),
+    "LLaVA-NeXT": ("llava_next", ["</s>"], ["image in a result"]),
     "Gemma 3": ("gemma3", ["<start_of_turn>", "<end_of_turn>"], ["image in a result"]),
     "Qwen2.5-VL": ("qwen2_5_vl", [], []),
     "Qwen3-VL": ("qwen3_vl", [], []),
