@@ -340,7 +340,7 @@ def test_no_thread_of_an_event_loop_is_the_librarys():
             assert not names & refused, f"{path}: use tools.concurrency.blocking"
 
 
-FROM_ELSEWHERE = {"_np_csc", "_validate_definition"}
+FROM_ELSEWHERE = {"_np_csc", "_proc_sparse", "_validate_definition"}
 """Private methods that classes of other libraries call."""
 
 
