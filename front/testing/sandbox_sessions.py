@@ -130,6 +130,10 @@ class SessionSuite(SandboxTests, abilities=("sessions",)):
         await session.run_cell("open('a.txt', 'w').write('from the cell')")
         done = await session.exec(["cat", "a.txt", "-"], stdin=" and in")
         assert (done.status, done.stdout, done.return_code) == (OK, "from the cell and in", 0)
+        failed = await session.exec(["sh", "-c", "echo no >&2; exit 4"])
+        assert (failed.status, failed.stderr, failed.return_code) == (ERROR, "no\n", 4)
+        late = await session.exec(["sleep", "600"], timeout=0.5)
+        assert late.status is TIMEOUT
         for seconds in CELL_DEADLINES:
             child = await session.exec(["sh", "-c", "sleep 600 & echo $! > child; wait"], timeout=seconds)
             assert child.status is TIMEOUT
@@ -140,6 +144,8 @@ class SessionSuite(SandboxTests, abilities=("sessions",)):
                 gone = await session.exec(["sh", "-c", "kill -0 $(cat child) && cat /proc/$(cat child)/stat"])
                 if "No such process" in gone.stderr or ") Z " in gone.stdout:
                     break
+        absent = await session.exec(["no-such-program"])
+        assert not absent.ok
         assert (await session.run_cell("open('a.txt').read()")).result == "'from the cell'"
 
     async def test_files_of_a_session(self, session: Session) -> None:
