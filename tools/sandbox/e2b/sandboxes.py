@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import datetime
 import enum
+import logging
 import re
 import secrets
 import signal
@@ -41,6 +42,7 @@ POINTS_KEPT = 720
 """Measurements of one sandbox that are kept."""
 
 _SNAPSHOT = re.compile(r"snap[0-9a-f]{24}(:default)?\Z")
+_log = logging.getLogger("toolgym.tools.sandbox.e2b")
 
 
 class SandboxState(enum.Enum):
@@ -325,7 +327,11 @@ class Sandboxes(Generic[Box]):
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(SWEEP)
-            await asyncio.gather(*(item.pause_if_due() for item in self._table if isinstance(item, E2bSandbox)))
+            boxes = [item for item in self._table if isinstance(item, E2bSandbox)]
+            ends = await asyncio.gather(*(box.pause_if_due() for box in boxes), return_exceptions=True)
+            for box, failure in zip(boxes, ends, strict=True):
+                if isinstance(failure, Exception):  # the others are looked at all the same
+                    _log.error("sandbox %s could not be paused", box.name[:8], exc_info=failure)
 
 
 def stamp(seconds: float) -> str:

@@ -8,6 +8,7 @@ import aiohttp
 import pytest
 
 from tests.tools.sandbox.e2b.conftest import Box, Client, in_thread
+from toolgym.tools.sandbox.e2b.sandboxes import E2bSandbox
 
 
 async def test_a_sandbox_has_what_its_client_needs_to_reach_it(client):
@@ -92,12 +93,21 @@ async def test_a_paused_sandbox_stands_still_and_goes_on(client, box):
         assert (await box.cell("x + 1"))[-1]["text"] == "42"
 
 
-async def test_a_sandbox_may_pause_itself_at_its_end(client):
+async def test_a_sandbox_may_pause_itself_at_its_end(client, monkeypatch):
+    pause, faults = E2bSandbox.pause, [OSError("a fault of the first try")]
+
+    async def failing_once(box):
+        if faults:
+            raise faults.pop()
+        await pause(box)
+
+    monkeypatch.setattr(E2bSandbox, "pause", failing_once)
     box = await client.create(timeout=0, autoPause=True)
     for _ in range(100):
         if (await client.api("GET", f"/sandboxes/{box.name}"))["state"] == "paused":
             break
         await asyncio.sleep(0.05)
+    assert not faults
     await client.api("POST", f"/sandboxes/{box.name}/connect", {"timeout": 60}, expect=201)
     assert (await box.run("echo on"))[0] == "on\n"
     await client.api("DELETE", f"/sandboxes/{box.name}", expect=204)
