@@ -20,7 +20,7 @@ from toolgym.tools.sandbox.e2b.contexts import CodeContext
 from toolgym.tools.sandbox.e2b.file_agent import HOME
 from toolgym.tools.sandbox.e2b.interpreter import PING
 from toolgym.tools.sandbox.e2b.programs import E2bProgram
-from toolgym.tools.sandbox.e2b.sandboxes import ENDED_KEPT, E2bSandbox, Sandboxes, SandboxState
+from toolgym.tools.sandbox.e2b.sandboxes import CLOSE_DEADLINE, ENDED_KEPT, E2bSandbox, Sandboxes, SandboxState
 from toolgym.tools.sandbox.opensandbox.config import OpenSandboxServerConfig
 from toolgym.tools.serving.json_bodies import encode
 from toolgym.tools.serving.routes import Call, Handler, Operation, Route
@@ -93,6 +93,12 @@ class OpenSandbox(E2bSandbox):
         for name in [name for name, each in self.runs.items() if each.finished is not None][:-ENDED_KEPT]:
             del self.runs[name]
         return run
+
+    async def close(self) -> None:
+        await super().close()
+        tasks = [run.task for run in self.runs.values() if run.is_background and run.task is not None]
+        if tasks:  # each ends with its program; those of the foreground belong to their calls
+            await asyncio.wait(tasks, timeout=CLOSE_DEADLINE)
 
 
 Handled = Callable[[OpenSandbox, Call], Awaitable[web.StreamResponse]]

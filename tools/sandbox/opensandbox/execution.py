@@ -59,14 +59,14 @@ class Execution(ExecdPart):
         run = Run(command or shlex.join(argv), is_background=asked.get("background") is True)
 
         async def events(emit: Emit) -> None:
-            box.begin(run)
             try:
                 async with self.boxes.gate.slot():
                     program = await E2bProgram.start(box.session, {"process": config, "stdin": False}, box.env)
             except Exception as error:
                 run.end(255, str(error))
-                await emit({"type": "init", "text": run.name})
+                await emit({"type": "init", "text": box.begin(run).name})
                 raise
+            box.begin(run)
             box.add(program)
             lines, run.program = Lines(emit), program
             keep = partial(run.keep, most=self.config.limits.output_bytes)
