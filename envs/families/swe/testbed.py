@@ -18,7 +18,7 @@ from toolgym.tools.sandbox.files import FileInfo
 from toolgym.tools.sessions.tool_scope import tool_scope
 
 _KNOWN: dict[tuple[str, str], dict[str, str]] = {}
-"""Variables by image and command, which one session of the image has told."""
+"""Variables that a session of an image has after a command, by image and command."""
 
 
 async def activated(sandbox: Sandbox, options: Mapping[str, Any], activate: str, timeout: float) -> dict[str, str]:

@@ -179,7 +179,9 @@ class RepositoryWorkspace(AsyncCloseable):
             session = await _open(self._sandbox, tree, self._options, self._testbed)
         try:
             if self._testbed:  # a fresh one is there
-                await session.exec(["rm", "-rf", ".git"], cwd=self._testbed, timeout=OPEN_TIMEOUT)
+                gone = await session.exec(["rm", "-rf", ".git"], cwd=self._testbed, timeout=OPEN_TIMEOUT)
+                if not gone.ok:
+                    raise SandboxError(f"the history of the image stays: {gone.message}{gone.stderr[:500]}")
                 there = type(self)(self.task, self._sandbox, session, {}, {}, self._testbed)
                 await there._apply(changes(self.task.tree, tree))
             return await judge(self.task, session, self._folder, tree, timeout)
