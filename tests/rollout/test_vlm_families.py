@@ -53,16 +53,16 @@ def theirs(processor: Any, messages: Any) -> list[int]:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_ids_of_a_conversation_are_the_processors(family: str) -> None:
-    own = FAMILIES[family]()
-    ours = ImageProcessor(own)
-    renderer = ChatRenderer(own.tokenizer, processor=ours)
+    processor = FAMILIES[family]()
+    ours = ImageProcessor(processor)
+    renderer = ChatRenderer(processor.tokenizer, processor=ours)
     first = renderer.prompt([ASKED])
-    assert first == theirs(own, [ASKED])
-    turn = own.tokenizer.encode("It is.<|im_end|>", add_special_tokens=False)
+    assert first == theirs(processor, [ASKED])
+    turn = processor.tokenizer.encode("It is.<|im_end|>", add_special_tokens=False)
     added = renderer.extend([FURTHER], turn, earlier=[ASKED])
     whole = [*first, *turn, *added]
     messages = [ASKED, assistant("It is."), FURTHER]
-    assert whole == theirs(own, messages) == renderer.prompt(messages)
+    assert whole == theirs(processor, messages) == renderer.prompt(messages)
     placed = (*images_in(first), *moved(images_in(added), len(first) + len(turn)))
     assert placed == images_in(renderer.prompt(messages))
     assert len(placed) == 4
@@ -77,16 +77,16 @@ def test_the_ids_of_a_conversation_are_the_processors(family: str) -> None:
     except EngineError:
         sent = "refused"
     token = ours.image_token.replace("|", "\\|")
-    row = f"| {family} | `{type(own).__name__}` | `{token}` | exact | {sent} | exact |"
+    row = f"| {family} | `{type(processor).__name__}` | `{token}` | exact | {sent} | exact |"
     assert row in PAGE.read_text(), row
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_a_model_generates_with_what_it_is_shown(family: str) -> None:
-    own = FAMILIES[family]()
-    ours = ImageProcessor(own)
-    renderer, model = ChatRenderer(own.tokenizer, processor=ours), model_of(family, own)
+    processor = FAMILIES[family]()
+    ours = ImageProcessor(processor)
+    renderer, model = ChatRenderer(processor.tokenizer, processor=ours), model_of(family, processor)
     prompts = [renderer.prompt([message]) for message in (ASKED, FURTHER, user("Hello there, how are you?"))]
     params = SamplingParams(max_new_tokens=6, seed=1)
     async with TransformersEngine(model, processor=ours) as engine:
@@ -122,11 +122,11 @@ def forward(model: Any, ours: ImageProcessor, prompt: Any, ids: Any, urls: Any) 
 
 @pytest.mark.parametrize("family", PUBLISHED)
 def test_a_published_template_keeps_images(family: str) -> None:
-    own = FAMILIES[family]()
+    processor = FAMILIES[family]()
     name, ends, refused = PUBLISHED[family]
-    own.tokenizer.add_special_tokens({"additional_special_tokens": ends})
-    own.tokenizer.chat_template = (Path(trl.__file__).parent / f"chat_templates/{name}.jinja").read_text()
-    report = check_template(own.tokenizer, processor=ImageProcessor(own))
+    processor.tokenizer.add_special_tokens({"additional_special_tokens": ends})
+    processor.tokenizer.chat_template = (Path(trl.__file__).parent / f"chat_templates/{name}.jinja").read_text()
+    report = check_template(processor.tokenizer, processor=ImageProcessor(processor))
     statuses = {case.name: case.status for case in report.cases if case.name.startswith("image ")}
     assert len(statuses) == 3
     assert [name for name, status in statuses.items() if status is not Status.APPEND_ONLY] == refused
@@ -135,6 +135,6 @@ def test_a_published_template_keeps_images(family: str) -> None:
 
 
 def test_pixel_inputs_of_the_whole_text_are_refused_by_name() -> None:
-    own = mllama()
+    processor = mllama()
     with pytest.raises(TemplateError, match="the processor makes cross_attention_mask of the whole text"):
-        ChatRenderer(own.tokenizer, processor=ImageProcessor(own)).prompt([FURTHER])
+        ChatRenderer(processor.tokenizer, processor=ImageProcessor(processor)).prompt([FURTHER])

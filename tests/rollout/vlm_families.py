@@ -32,15 +32,15 @@ def template(image: str) -> str:
 
 def tokenizer(image: str, names: dict[str, str], more: tuple[str, ...] = (), plain: tuple[str, ...] = ()) -> Any:
     """The tiny policy's, with tokens of images: `names` are attributes of it, `plain` are words of the vocabulary."""
-    made = load_tokenizer(tiny_policy_path())
+    base = load_tokenizer(tiny_policy_path())
     tokens = [*names.values(), *more]
-    made.add_special_tokens({"additional_special_tokens": list(dict.fromkeys(tokens))})
-    made.add_tokens([AddedToken(word, special=False, normalized=False) for word in plain])
+    base.add_special_tokens({"additional_special_tokens": list(dict.fromkeys(tokens))})
+    base.add_tokens([AddedToken(word, special=False, normalized=False) for word in plain])
     for name, token in names.items():
-        setattr(made, name, token)
-        setattr(made, f"{name}_id", made.convert_tokens_to_ids(token))
-    made.chat_template = template(image)
-    return made
+        setattr(base, name, token)
+        setattr(base, f"{name}_id", base.convert_tokens_to_ids(token))
+    base.chat_template = template(image)
+    return base
 
 
 def without_videos(kind: type, *parts: Any, **options: Any) -> Any:

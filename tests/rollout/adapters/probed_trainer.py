@@ -13,11 +13,11 @@ class Probed(trl.GRPOTrainer):
         self.seen, self.logps = [], None
 
     def _get_per_token_logps_and_entropies(self, *args, **kwargs):
-        found = super()._get_per_token_logps_and_entropies(*args, **kwargs)
-        if found[0].requires_grad:
-            found[0].retain_grad()
-            self.logps = found[0]
-        return found
+        log_probs = super()._get_per_token_logps_and_entropies(*args, **kwargs)
+        if log_probs[0].requires_grad:
+            log_probs[0].retain_grad()
+            self.logps = log_probs[0]
+        return log_probs
 
     def compute_loss(self, model, inputs, *args, **kwargs):
         loss = super().compute_loss(model, inputs, *args, **kwargs)
