@@ -122,10 +122,10 @@ async def test_the_stop_button_of_a_notebook_keeps_what_has_finished(tmp_path):
     out = tmp_path / "t.jsonl"
     sources = [f"OUT = {str(out)!r}", *NOTEBOOK]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources])
-    client = nbclient.NotebookClient(notebook, timeout=100, allow_errors=True)
+    client = nbclient.NotebookClient(notebook, timeout=300, allow_errors=True)
 
     async def press_stop():
-        await until(lambda: out.exists() and len(out.read_bytes().splitlines()) >= 2)
+        await until(lambda: out.exists() and len(out.read_bytes().splitlines()) >= 2, 300)
         await client.km.interrupt_kernel()
 
     async with client.async_setup_kernel():

@@ -54,15 +54,18 @@ def encoded(monkeypatch):
 
 @contextlib.asynccontextmanager
 async def longest_turn():
-    """Gives a function that returns the seconds of the event loop's longest turn inside the block."""
+    """Gives a function that returns the seconds of CPU of the event loop's longest turn inside the block.
+
+    Of CPU, since another process may keep a busy machine's processor from the event loop.
+    """
     longest = 0.0
 
     async def watch():
         nonlocal longest
         while True:
-            began = time.perf_counter()
+            began = time.thread_time()
             await asyncio.sleep(0.001)
-            longest = max(longest, time.perf_counter() - began)
+            longest = max(longest, time.thread_time() - began)
 
     watching = asyncio.create_task(watch())
     yield lambda: longest
@@ -74,19 +77,18 @@ async def longest_turn():
 )
 async def test_a_long_result_is_encoded_while_the_event_loop_goes_on(scripted, tokenizer, exact, history, context):
     text = "".join(f"{number:x} is a word, " for number in range(10_000))
-    for _ in range(20):  # a busy machine may hold the event loop up too
-        began = time.perf_counter()
+    seconds = []
+    for _ in range(3):
+        began = time.thread_time()
         tokens = len(SafeEncoder.of(tokenizer).encode(text))
-        seconds = time.perf_counter() - began
-        engine = scripted(turns(CALL, "done"), context_length=10_000_000)
-        async with longest_turn() as longest:
-            one = await play(engine, tokenizer, text, history=history, context=context)
-        assert one.stop_reason is StopReason.ANSWERED
-        assert bool(context) == (len(one.prompt_ids) + len(one.response_ids) < tokens)
-        exact(engine, one)
-        if longest() < seconds / 2:
-            return
-    pytest.fail(f"the event loop was held up for {longest():.3f} s, where encoding takes {seconds:.3f} s")
+        seconds.append(time.thread_time() - began)
+    engine = scripted(turns(CALL, "done"), context_length=10_000_000)
+    async with longest_turn() as longest:
+        one = await play(engine, tokenizer, text, history=history, context=context)
+    assert one.stop_reason is StopReason.ANSWERED
+    assert bool(context) == (len(one.prompt_ids) + len(one.response_ids) < tokens)
+    exact(engine, one)
+    assert longest() < min(seconds)
 
 
 async def test_a_result_that_cannot_fit_is_not_encoded(scripted, tokenizer, exact, encoded):

@@ -41,7 +41,7 @@ def test_no_text_takes_long(text):
     started = time.process_time()
     marked_answer(text)
     numeric()(outcome(text, truth=1))
-    assert time.process_time() - started < 2
+    assert time.process_time() - started < 10  # where the time grew as the square of the length: minutes
 
 
 @pytest.mark.parametrize(
