@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import time
 
 import pytest
 
@@ -52,43 +50,38 @@ def encoded(monkeypatch):
     return sizes
 
 
-@contextlib.asynccontextmanager
-async def longest_turn():
-    """Gives a function that returns the seconds of CPU of the event loop's longest turn inside the block.
-
-    Of CPU, since another process may keep a busy machine's processor from the event loop.
-    """
-    longest = 0.0
-
-    async def watch():
-        nonlocal longest
-        while True:
-            began = time.thread_time()
-            await asyncio.sleep(0.001)
-            longest = max(longest, time.thread_time() - began)
-
-    watching = asyncio.create_task(watch())
-    yield lambda: longest
-    watching.cancel()
-
-
 @pytest.mark.parametrize(
     ("history", "context"), [("append", []), ("template", []), ("append", [CutToolResults(1000)])], ids=str
 )
-async def test_a_long_result_is_encoded_while_the_event_loop_goes_on(scripted, tokenizer, exact, history, context):
+async def test_a_long_result_is_encoded_while_the_event_loop_goes_on(
+    scripted, tokenizer, exact, history, context, monkeypatch
+):
     text = "".join(f"{number:x} is a word, " for number in range(10_000))
-    seconds = []
-    for _ in range(3):
-        began = time.thread_time()
-        tokens = len(SafeEncoder.of(tokenizer).encode(text))
-        seconds.append(time.thread_time() - began)
+    tokens = len(SafeEncoder.of(tokenizer).encode(text))
+    turned, meanwhile, whole = 0, [], SafeEncoder._encoding
+
+    async def turn():
+        nonlocal turned
+        while True:
+            turned += 1
+            await asyncio.sleep(0.001)
+
+    def spy(self, text, **options):
+        before, encoding = turned, whole(self, text, **options)
+        if len(text) >= LONG:
+            meanwhile.append(turned - before)
+        return encoding
+
+    monkeypatch.setattr(SafeEncoder, "_encoding", spy)
     engine = scripted(turns(CALL, "done"), context_length=10_000_000)
-    async with longest_turn() as longest:
-        one = await play(engine, tokenizer, text, history=history, context=context)
+    turning = asyncio.create_task(turn())
+    one = await play(engine, tokenizer, text, history=history, context=context)
+    turning.cancel()
     assert one.stop_reason is StopReason.ANSWERED
     assert bool(context) == (len(one.prompt_ids) + len(one.response_ids) < tokens)
     exact(engine, one)
-    assert longest() < min(seconds)
+    assert meanwhile
+    assert min(meanwhile) > 2, "the event loop stood still while a text was encoded"
 
 
 async def test_a_result_that_cannot_fit_is_not_encoded(scripted, tokenizer, exact, encoded):
