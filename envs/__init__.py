@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from toolgym.envs.rewards.base import Score as Score
     from toolgym.envs.rewards.base import Scorer as Scorer
     from toolgym.envs.tasks.arithmetic import ArithmeticTasks as ArithmeticTasks
-    from toolgym.envs.tasks.by_level import ByLevel as ByLevel
+    from toolgym.envs.tasks.combined.by_level import ByLevel as ByLevel
+    from toolgym.envs.tasks.combined.mixture import LearningSignal as LearningSignal
+    from toolgym.envs.tasks.combined.mixture import Mixture as Mixture
     from toolgym.envs.tasks.epochs import TaskEpochs as TaskEpochs
     from toolgym.envs.tasks.loading import load_tasks as load_tasks
     from toolgym.envs.tasks.sources import TaskList as TaskList

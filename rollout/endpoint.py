@@ -12,6 +12,7 @@ from typing import Any
 from toolgym.envs.base import BaseEnv
 from toolgym.envs.driven_episode import DrivenEpisode
 from toolgym.envs.failure import failing
+from toolgym.envs.tasks.row_fields import ENV_COLUMN
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import EpisodeFailedError, StopReason
 from toolgym.rollout.engines.openai.chat import ChatClient, ChatTurn, ContextFullError
@@ -22,8 +23,6 @@ from toolgym.rollout.runner.envs.env_pool import EnvPool
 from toolgym.tools.concurrency.deadline import with_deadline
 from toolgym.tools.errors import ConfigError, error_text
 from toolgym.tools.keywords import named_keywords
-
-ENV_COLUMN = "env_id"
 
 ENV_VARIABLE = "TOOLGYM_ENV"
 
@@ -85,7 +84,7 @@ async def run(
                 f"which env? Give run(env='CodeInterpreter-v0'), or use make_run('CodeInterpreter-v0'), or give each "
                 f"row a column {ENV_COLUMN!r}, or set {ENV_VARIABLE}"
             )
-    factory = EnvFactory.of(env, env_kwargs)
+    factory = EnvFactory.of(env, env_kwargs).member(task)
     limits = limits or EpisodeLimits()
     client = ChatClient(base_url, api_key, http_client)
     envs = EnvPool(factory, limits.env_timeout)

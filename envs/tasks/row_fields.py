@@ -8,6 +8,9 @@ from typing import Any
 
 from toolgym.tools.errors import ConfigError, shorten
 
+ENV_COLUMN = "env_id"
+"""Column of a row, or of its `extra_info`, with the id of the env that plays it."""
+
 TASK_COLUMN = "toolgym_task"
 """Column of a data set that holds a whole task, as JSON of its row; a table cannot hold rows of different shapes."""
 

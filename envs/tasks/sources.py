@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import random
 from abc import ABC, abstractmethod
 from array import array
@@ -44,12 +45,32 @@ class TaskSource(ABC):
         rng = random.Random(f"{seed}, step {training_step}" if seed is not None and training_step else seed)
         return [self.sample(rng) for _ in range(count)]
 
+    def stream(self, count: int, *, seed: int | None = None, first_step: int = 0) -> Iterator[Task]:
+        """Draw without end, `count` tasks for each training step from `first_step` on, as `take` would; those of a step
+        when the first of them is wanted, so with what was observed until then."""
+        require_whole_number("count", count, at_least=1)
+        for step in itertools.count(first_step):
+            yield from self.take(count, seed=seed, training_step=step)
+
     def observe(self, task: Task, rewards: Sequence[float]) -> None:
         """Learn how a task that was drawn here went; a curriculum draws the next ones by it.
 
         `rollout` calls this for each group of a run that trains, in the order of the tasks, with the rewards of its
         samples in order. Episodes that the infrastructure broke off are left out, as is a group of only these.
         """
+
+    def metrics(self) -> dict[str, float]:
+        """Return figures for a trainer's logger; none from a source that has none."""
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the source must know to go on after a stop, as JSON values; empty if that is nothing."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` gave."""
+        if state:
+            raise ConfigError(f"{type(self).__name__} has no state to go on from, got {shorten(repr(state))}")
 
 
 class CountedTasks(TaskSource):

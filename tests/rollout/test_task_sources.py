@@ -7,7 +7,7 @@ import json
 import pytest
 
 from toolgym.envs import ToolEnv
-from toolgym.envs.tasks.by_level import ByLevel
+from toolgym.envs.tasks.combined.by_level import ByLevel
 from toolgym.envs.tasks.epochs import TaskEpochs
 from toolgym.envs.tasks.sources import TaskList, from_generator
 from toolgym.envs.tasks.stored import from_jsonl, from_parquet

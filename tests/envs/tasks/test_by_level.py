@@ -8,7 +8,7 @@ import random
 import pytest
 
 from toolgym.envs import ArithmeticTasks
-from toolgym.envs.tasks.by_level import ByLevel
+from toolgym.envs.tasks.combined.by_level import ByLevel
 from toolgym.envs.tasks.sources import TaskList, from_generator
 from toolgym.envs.tasks.task import Task
 from toolgym.tools.errors import ConfigError

@@ -5,12 +5,10 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Self
 
-from toolgym.envs.tasks.row_fields import mapping
+from toolgym.envs.tasks.combined.named_sources import NamedSources, split_by_column, with_columns
 from toolgym.envs.tasks.sources import CountedTasks, TaskSource
-from toolgym.envs.tasks.stored import TaskSubset
 from toolgym.envs.tasks.task import Task
 from toolgym.tools.errors import ConfigError, require_whole_number, shorten
 
@@ -20,7 +18,7 @@ LEVEL_COLUMN = "curriculum_level"
 """Column of `extra_info` with the level that a task was drawn from."""
 
 
-class ByLevel(TaskSource):
+class ByLevel(NamedSources):
     """Draws tasks of one level, and goes up or down with the mean reward of the last groups of that level.
 
     The level of a task is in its `extra_info`, as `curriculum_level`. Rewards of tasks of another level than the
@@ -43,17 +41,10 @@ class ByLevel(TaskSource):
         raise_at: float = 0.8,
         lower_at: float | None = 0.2,
     ) -> None:
-        if not isinstance(levels, Mapping) or not levels:
-            raise ConfigError(f"levels must map each level to a TaskSource, got {shorten(repr(levels))}")
-        for name, source in levels.items():
-            if type(name) not in (int, str) or not isinstance(source, TaskSource):
-                raise ConfigError(
-                    f"levels must map whole numbers or texts to TaskSources, got {name!r}: {shorten(repr(source))}"
-                )
+        super().__init__("levels", levels, each="level", names="whole numbers or texts", types=(int, str))
         require_whole_number("window", window, at_least=1)
         if lower_at is not None and not lower_at < raise_at:
             raise ConfigError(f"lower_at must be less than raise_at, got {lower_at!r} and {raise_at!r}")
-        self._levels = dict(levels)
         self._names: list[Level] = list(levels)
         self._raise_at, self._lower_at = raise_at, lower_at
         self._recent: deque[float] = deque(maxlen=window)
@@ -66,46 +57,25 @@ class ByLevel(TaskSource):
         The levels, whole numbers or texts, are sorted from the easiest to the hardest; a task without one is a
         `ConfigError`. `options` are the other arguments.
         """
-        places: dict[Level, list[int]] = {}
-        for place, task in enumerate(source):
-            level = task.extra_info.get(column)
-            if not isinstance(level, Level) or isinstance(level, bool):
-                raise ConfigError(
-                    f"task {task.id!r} (number {place + 1}): extra_info.{column} must be a level, a whole number or a "
-                    f"text, got {level!r}"
-                )
-            places.setdefault(level, []).append(place)
-        if len({type(level) for level in places}) > 1:
-            raise ConfigError(f"extra_info.{column} has numbers and texts, which have no order: {list(places)}")
-        return cls({level: TaskSubset(source, places[level]) for level in sorted(places)}, **options)
+        levels = split_by_column(source, column, (int, str), "a level, a whole number or a text")
+        if len({type(level) for level in levels}) > 1:
+            raise ConfigError(f"extra_info.{column} has numbers and texts, which have no order: {list(levels)}")
+        return cls(dict(sorted(levels.items())), **options)
+
+    def marked(self, task: Task, name: Level) -> Task:
+        return with_columns(task, {LEVEL_COLUMN: name})
 
     def sample(self, rng: random.Random) -> Task:
-        return _of_level(self._levels[self.level].sample(rng), self.level)
+        return self.marked(self._sources[self.level].sample(rng), self.level)
 
     def take(self, count: int, *, seed: int | None = None, training_step: int = 0) -> list[Task]:
-        taken = self._levels[self.level].take(count, seed=seed, training_step=training_step)
-        return [_of_level(task, self.level) for task in taken]
-
-    @property
-    def size(self) -> int | None:
-        """The number of tasks of all levels together; None if one has no end."""
-        sizes = [source.size for source in self._levels.values()]
-        return None if None in sizes else sum(size for size in sizes if size is not None)
-
-    def task(self, index: int) -> Task:
-        """Return the task of a place in all levels, one behind the other, whatever the present level is."""
-        if index < 0:
-            raise IndexError(index)
-        for level, source in self._levels.items():
-            if source.size is None or index < source.size:
-                return _of_level(source.task(index), level)
-            index -= source.size
-        raise IndexError(index)
+        taken = self._sources[self.level].take(count, seed=seed, training_step=training_step)
+        return [self.marked(task, self.level) for task in taken]
 
     def observe(self, task: Task, rewards: Sequence[float]) -> None:
         if task.extra_info.get(LEVEL_COLUMN) != self.level:
             return
-        self._levels[self.level].observe(task, rewards)
+        self._sources[self.level].observe(task, rewards)
         self._recent.append(sum(rewards) / len(rewards))
         if len(self._recent) < (self._recent.maxlen or 0):
             return
@@ -123,7 +93,7 @@ class ByLevel(TaskSource):
         """Go on from what `state_dict` gave."""
         if not isinstance(state, Mapping) or state.keys() != {"level", "recent"}:
             raise ConfigError(f"expected a state with level, recent, got {shorten(repr(state))}")
-        if state["level"] not in self._levels:
+        if state["level"] not in self._sources:
             raise ConfigError(
                 f"there is no level {state['level']!r}; the levels are {', '.join(map(repr, self._names))}"
             )
@@ -136,9 +106,3 @@ class ByLevel(TaskSource):
         if 0 <= at < len(self._names):
             self.level = self._names[at]
             self._recent.clear()
-
-
-def _of_level(task: Task, level: Level) -> Task:
-    row = task.row or task.to_row()
-    extra = mapping("extra_info", row.get("extra_info"))
-    return replace(task, row={**row, "extra_info": {**extra, LEVEL_COLUMN: level}})

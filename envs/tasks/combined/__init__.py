@@ -1,0 +1,1 @@
+"""Sources that are made of several others, which have names."""
