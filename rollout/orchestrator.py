@@ -157,7 +157,7 @@ async def rollout(
             stack.callback(engine.close_journal)
         runner = runner.replaced(engine=engine, sinks=sinks, observers=observers, config=config)
         members = config.group_size + (plan.spare_members if plan is not None else 0)
-        earlier.check(runner.env.env_id, config, drawn, members, run_id=output.run_id if output is not None else None)
+        earlier.check(runner.env, config, drawn, members, run_id=output.run_id if output is not None else None)
         await earlier.check_settings(runner)
         if output is not None and output.record is not None:
             runner = stack.enter_context(_recorded(runner, drawn, output, earlier))

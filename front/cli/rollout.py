@@ -108,7 +108,7 @@ async def _main(ctx: typer.Context, options: RolloutOptions, env_kwargs: dict[st
             stack.callback(lambda: folder.complete() if len(trajectories) == run.episodes else None)
             if begun is not None:
                 rollout_resume.require_same_run(begun, replace(run, tokenizer=begun.tokenizer), out)
-                earlier.check(env.env_id, config, tasks, config.group_size, run_id=begun.run_id)
+                earlier.check(env, config, tasks, config.group_size, run_id=begun.run_id)
                 trajectories += earlier.trajectories.values()
                 errors.print(f"resuming: {len(trajectories)} of {run.episodes} episodes have finished", soft_wrap=True)
                 if len(trajectories) == run.episodes:

@@ -43,6 +43,7 @@ class PlayedEpisode(EpisodeObserver):
         person = CallableEngine(self._answer, tokenizer=tokenizer, context_length=self._context, vocab_size=size)
         rules = replace(config, sampling=replace(config.sampling, max_new_tokens=self._context))
         job, make = Job(task, EpisodeKey(index, 0), uuid.uuid4().hex, config.seed), self._make_renderer
+        factory = factory.member(task)
         self._episode = Episode(job, rules, factory(), person, make, env_id=factory.env_id, observers=[self])
         self._past: list[Episode | None] = []  # for each turn a fork that stands before it, where there could be one
         self._next: Generation

@@ -78,7 +78,7 @@ class ToolgymEnv(types.Env):  # type: ignore[misc]  # tinker-cookbook may be mis
     ) -> None:
         self._config = config or RunConfig()
         require_usable(self._config, max_trajectory_tokens)
-        self._factory, self._task, self._tokenizer = factory, task, tokenizer
+        self._factory, self._task, self._tokenizer = factory.member(task), task, tokenizer
         self._most = max_trajectory_tokens
         self._place: dict[str, Any] = {"task_index": task_index, "sample_index": sample_index}
         self._playing: asyncio.Task[Trajectory] | None = None

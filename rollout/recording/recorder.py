@@ -69,13 +69,17 @@ def recorded(
 
     Raises:
         ConfigError: the file cannot be written, or is no recording to go on with; an argument of the env is not plain
-            JSON; a second run is played; or the run's episodes branch (`RunConfig.branching`).
+            JSON; a second run is played; the env is a mixture; or the run's episodes branch (`RunConfig.branching`).
         EngineError: the engine has not started.
     """
     if runner.config.branching is not None:
         raise ConfigError(
             "a run whose episodes branch cannot be recorded: which branch of a group is which depends on time, so a "
             "replay could not tell them apart; leave out RunConfig.branching"
+        )
+    if runner.env.members:
+        raise ConfigError(
+            f"a recording is of one env, and {runner.env.env_id} is a mixture: record each in its own run"
         )
     env_kwargs = _writable(runner.env.kwargs or {})
     run_config = runner.config.seeded()

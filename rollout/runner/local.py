@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -19,7 +20,7 @@ from toolgym.rollout.runner.base import RunnerProtocol, Sink, checked_sinks, wri
 from toolgym.rollout.runner.branching import Brancher
 from toolgym.rollout.runner.config import RunConfig
 from toolgym.rollout.runner.envs.env_factory import EnvFactory, JobEpisode, MakeEpisode
-from toolgym.rollout.runner.envs.env_pool import EnvPool, Suspended, SuspendedEpisodes
+from toolgym.rollout.runner.envs.env_pool import EnvPools, Suspended, SuspendedEpisodes
 from toolgym.rollout.runner.metrics.spans import spans_of_run
 from toolgym.rollout.runner.run_episode import policy_renderer
 from toolgym.rollout.runner.run_settings import run_settings
@@ -161,8 +162,10 @@ class Runner(RunnerProtocol):
             stack.enter_context(freeze_heap())
             stack.enter_context(observed_run(run.observed_by))
             await run.prepare()
-            if (episodes := self.env.episodes) is not None:
-                run.make_episode = await stack.enter_async_context(episodes(self.engine, self.tokenizer, self.config))
+            for factory in self.env.each:
+                if (episodes := factory.episodes) is not None:
+                    opened = episodes(self.engine, self.tokenizer, self.config)
+                    run.make_episode[factory.env_id] = await stack.enter_async_context(opened)
             with run.admission.applied():
                 playing = asyncio.create_task(run.play(ready, first))
             try:
@@ -193,9 +196,9 @@ class Runner(RunnerProtocol):
             self._carried_groups[run.config.validate] += scheduler.carried_groups
         await self._suspended.give(run.suspended, scheduler.carried())
 
-    def settings(self, env: BaseEnv) -> dict[str, str]:
-        """See `run_settings`."""
-        return run_settings(self.config, env, self.env.kwargs, self.tokenizer)
+    def settings(self, env: BaseEnv, factory: EnvFactory) -> dict[str, str]:
+        """The `run_settings` of the episodes in the envs of a factory, given one of these."""
+        return run_settings(self.config, env, factory.kwargs, self.tokenizer)
 
 
 class _Run:
@@ -206,31 +209,34 @@ class _Run:
         self._runner, self._scheduler, self.suspended = runner, scheduler, suspended
         self.config = config = runner.config
         self.admission = Admission(config, runner.engine)
-        self.envs = EnvPool(runner.env, config.limits.env_timeout)
+        self.envs = EnvPools(config.limits.env_timeout)
         self.failures = FailureLog()
         self.finished: BoundedStream[Trajectory] = BoundedStream(self.admission.episodes.limit)
         self.broken: Exception | None = None
-        spans = spans_of_run(runner.env.env_id, str(runner.tokenizer.name_or_path), type(runner.engine).__name__)
+        spans = spans_of_run(runner.env, str(runner.tokenizer.name_or_path), type(runner.engine).__name__)
         self.observed_by = (*runner.observers, *spans)
         self._observers = tuple(GuardedObserver(observer, self.break_off) for observer in self.observed_by)
         brancher = Brancher(config.branching, self._branch_job, self._begin_branch) if config.branching else None
         self._between_turns = brancher.between_turns if brancher is not None else None
         self._renderers: dict[tuple[str, ...], ChatRenderer] = {}
-        self._settings: Mapping[str, str] = {}
-        self.make_episode: MakeEpisode = Episode
+        self._settings: dict[str, Mapping[str, str]] = {}  # by the env's name, as what follows
+        self.make_episode: dict[str, MakeEpisode] = {}
+        self._without_env: Counter[str] = Counter()  # episodes that take an env yet
         self._episodes: dict[tuple[str, int], JobEpisode] = {}
         self._early_cuts: dict[tuple[str, int], Cut] = {}
         self._tasks: asyncio.TaskGroup | None = None
-        self._playing = self._without_env = 0  # episodes that run, and those of them that take an env yet
+        self._playing = 0  # episodes that run
         self._stopping = False
         scheduler.tell_cuts(self._cut)
 
     async def prepare(self) -> None:
         """Make the first env and its renderer here: an error in them is the caller's, not an episode's."""
-        env = await self.envs.take()
-        self._renderer(env.tool_schemas)
-        self._settings = self._runner.settings(env)
-        self.envs.give_back(env)
+        for factory in self._runner.env.each:
+            envs = self.envs.of(factory)
+            env = await envs.take()
+            self._renderer(env.tool_schemas)
+            self._settings[factory.env_id] = self._runner.settings(env, factory)
+            envs.give_back(env)
 
     def _renderer(self, schemas: Sequence[ToolSchema]) -> ChatRenderer:
         """The renderer of an env's tools, which episodes with the same tools share."""
@@ -246,7 +252,7 @@ class _Run:
                 await self.finished.send_all(ready, lambda: self._scheduler.over)
                 lease = await self.admission.episodes.acquire()
                 while job is not None and not self._stopping:
-                    self._without_env += job.member not in self.suspended
+                    self._without_env[self._runner.env.member(job.task).env_id] += job.member not in self.suspended
                     self._start(job, self._play(job, lease))
                     await self.finished.room()  # a slow consumer gets no more episodes than wait for it
                     lease = await self.admission.episodes.acquire()
@@ -334,29 +340,30 @@ class _Run:
 
     async def _episode(self, job: Job) -> JobEpisode | Trajectory:
         """Return the episode of a job; its trajectory if no env can be made for it."""
+        runner, factory = self._runner, self._runner.env.member(job.task)
+        envs, name = self.envs.of(factory), factory.env_id
         if job.member in self.suspended:
             episode, env = self.suspended.pop(job.member)
-            self.envs.adopt(env)
+            envs.adopt(env)
         else:
-            runner = self._runner
-            self._without_env -= 1
+            self._without_env[name] -= 1
             try:
-                env = await self.envs.take()
+                env = await envs.take()
             except Exception as error:  # noqa: BLE001  one env that cannot be made is one failed trajectory
                 _log.debug("making an env failed", exc_info=True)
-                lost = never_played(job, self.config, runner.env.env_id, error)
+                lost = never_played(job, self.config, name, error)
                 for observer in self._observers:
                     observer.ended(job, lost)
                 return lost
-            episode = self.make_episode(
+            episode = self.make_episode.get(name, Episode)(
                 job,
                 self.config,
                 env,
                 runner.engine,
                 self._renderer,
-                env_id=runner.env.env_id,
+                env_id=name,
                 observers=self._observers,
-                settings=self._settings,
+                settings=self._settings[name],
             )
         self._episodes[job.member] = episode
         if job.member in self._early_cuts:
@@ -364,13 +371,14 @@ class _Run:
         return episode
 
     async def _leave_env(self, episode: JobEpisode, trajectory: Trajectory | None) -> None:
+        envs = self.envs.of(self._runner.env.member(episode.job.task))
         if trajectory is None:
-            self.envs.release(episode.env)
+            envs.release(episode.env)
             self.suspended[episode.job.member] = Suspended(episode, episode.env)
         elif trajectory.failed or trajectory.stop_reason is StopReason.STRAGGLER:
-            await self.envs.discard(episode.env)  # its state is unknown: the next episode gets a fresh one
+            await envs.discard(episode.env)  # its state is unknown: the next episode gets a fresh one
         else:
-            self.envs.give_back(episode.env)
+            envs.give_back(episode.env)
 
     def _cut(self) -> None:
         """End the episodes that the scheduler wants ended; one that has not begun yet, when it does."""

@@ -15,6 +15,7 @@ from toolgym.rollout.episode.env_lifecycle import close_env
 from toolgym.rollout.episode.record import task_label
 from toolgym.rollout.job import EpisodeKey, Job
 from toolgym.rollout.runner.config import RunConfig
+from toolgym.rollout.runner.envs.env_factory import EnvFactory
 from toolgym.rollout.runner.scheduling.scheduler import RunCounts, Scheduler
 from toolgym.rollout.runner.scheduling.tasks import Tasks
 from toolgym.rollout.tokens.renderer import ChatRenderer
@@ -57,7 +58,9 @@ class EarlierRun:
         """The config with a seed: if it has none, with this run's, or else with one that is drawn now."""
         return (replace(config, seed=self.seed) if config.seed is None else config).seeded()
 
-    def check(self, env_id: str, config: RunConfig, tasks: Tasks, members: int, *, run_id: str | None = None) -> None:
+    def check(
+        self, env: EnvFactory, config: RunConfig, tasks: Tasks, members: int, *, run_id: str | None = None
+    ) -> None:
         """Check that the run that is to be resumed is this one: its `tasks`, of which each begins so many `members`,
         and the `run_id` that its groups' ids should begin with. Tasks that are not in a list are checked by `Resumed`.
         Raises `ConfigError` if an episode was played otherwise, or the run's episodes branch."""
@@ -69,27 +72,29 @@ class EarlierRun:
         for key, trajectory in self.trajectories.items():
             if run_id is not None:
                 _require_same(key, [("the run id", self.run_id, run_id)])
-            _require_same(key, _of_config(trajectory, env_id, config))
+            known = trajectory.env_id if trajectory.env_id in env.members else env.env_id
+            _require_same(key, _of_config(trajectory, known, config))
             _require_same(key, [("a sample_index below", max(key.sample_index + 1, members), members)])
             if isinstance(tasks, Sequence):
                 count = len(tasks)
                 _require_same(key, [("a task_index below", max(key.task_index + 1, count), count)])
-                _require_same(key, _of_task(trajectory, tasks[key.task_index]))
+                _require_same(key, _of_task(trajectory, tasks[key.task_index], env))
 
     async def check_settings(self, runner: Runner) -> None:
         """Check what takes an env, the tokenizer and its chat template to see. Raises `ConfigError` as `check` does."""
         played = {key: trajectory for key, trajectory in self.trajectories.items() if trajectory.sequences}
         if not played:
             return
-        env = runner.env()
-        try:
-            now = runner.settings(env)
+        for factory in runner.env.each:
+            env = factory()
+            try:
+                now = runner.settings(env, factory)
+            finally:
+                await close_env(env)
             for key, trajectory in played.items():
-                if trajectory.settings:
+                if trajectory.settings and trajectory.env_id == factory.env_id:
                     names = {**now, **trajectory.settings}.keys() - {"task"}
                     _require_same(key, ((name, trajectory.settings.get(name), now.get(name)) for name in sorted(names)))
-        finally:
-            await close_env(env)
         first = min(played, key=lambda key: played[key].started_at)  # what a template says of the day is this one's
         if len(played[first].sequences) == 1:
             _require_same(first, _of_tokens(played[first], runner))
@@ -127,7 +132,9 @@ def _of_config(trajectory: Trajectory, env_id: str, config: RunConfig) -> _Facts
             yield f"the sampling's {name}", there.get(name), now.get(name)
 
 
-def _of_task(trajectory: Trajectory, task: Task) -> _Facts:
+def _of_task(trajectory: Trajectory, task: Task, env: EnvFactory | None = None) -> _Facts:
+    if env is not None:
+        yield "the task's env", trajectory.env_id, env.member(task).env_id
     yield "the task", trajectory.task_id, task.id
     if trajectory.settings:
         yield "the task's messages and arguments of tools", trajectory.settings.get("task"), task_label(task)

@@ -91,7 +91,7 @@ async def run_episode(
     )
     if isinstance(env, BaseEnv):
         return await _played(Episode(job, config, env, engine, make_renderer, env_id=type(env).__name__))
-    factory = EnvFactory.of(env, env_kwargs)
+    factory = EnvFactory.of(env, env_kwargs).member(job.task)
     envs = EnvPool(factory, config.limits.env_timeout)
     try:
         try:

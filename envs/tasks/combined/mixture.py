@@ -6,7 +6,7 @@ import itertools
 import math
 import random
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
@@ -118,9 +118,9 @@ class Mixture(NamedSources):
     def set_weights(self, weights: Weights) -> None:
         """Take other weights for the steps that are drawn from now on. Raises as the mixture itself does."""
         if isinstance(weights, LearningSignal):
-            self._checked(weights.weights or dict.fromkeys(self._sources, 1.0))
+            checked_weights(weights.weights or dict.fromkeys(self._sources, 1.0), self._sources)
         elif not callable(weights):
-            weights = self._checked(weights)
+            weights = checked_weights(weights, self._sources)
         self._weights = weights
         window = weights.window if isinstance(weights, LearningSignal) else WINDOW
         self._recent = {name: deque(recent, maxlen=window) for name, recent in self._recent.items()}
@@ -131,26 +131,7 @@ class Mixture(NamedSources):
         if isinstance(weights, LearningSignal):
             base = weights.weights or {}
             return {name: base.get(name, 1.0) * weights.share(recent) for name, recent in self._recent.items()}
-        return self._checked(weights(training_step)) if callable(weights) else dict(weights)
-
-    def _checked(self, weights: object) -> dict[str, float]:
-        if not isinstance(weights, Mapping):
-            raise ConfigError(
-                "weights must map each source to a number, or be a function from the training step to such a mapping, "
-                f"or a LearningSignal, got {shorten(repr(weights))}"
-            )
-        for name in weights:
-            if name not in self._sources:
-                known = ", ".join(self._sources)
-                raise UnknownNameError(
-                    f"there is a weight for {name!r}{nearest(str(name), self._sources) or '.'} Sources: {known}"
-                )
-        for name in self._sources:
-            if not _is_number(weights.get(name)) or weights[name] < 0:
-                raise ConfigError(f"the weight of {name!r} must be a number of at least 0, got {weights.get(name)!r}")
-        if not sum(weights.values()):
-            raise ConfigError(f"all weights are 0, so nothing could be drawn: {dict(weights)}")
-        return {name: float(weights[name]) for name in self._sources}
+        return checked_weights(weights(training_step), self._sources) if callable(weights) else dict(weights)
 
     # ------------------------------------------------------------------ what is drawn
 
@@ -282,3 +263,22 @@ class Mixture(NamedSources):
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def checked_weights(weights: object, names: Collection[str]) -> dict[str, float]:
+    """Return the weight of each name. Raises `UnknownNameError` for another name, `ConfigError` as `Mixture` does."""
+    if not isinstance(weights, Mapping):
+        raise ConfigError(
+            "weights must map each source to a number, or be a function from the training step to such a mapping, or a "
+            f"LearningSignal, got {shorten(repr(weights))}"
+        )
+    for name in weights:
+        if name not in names:
+            close = nearest(str(name), names) or "."
+            raise UnknownNameError(f"there is a weight for {name!r}{close} Sources: {', '.join(names)}")
+    for name in names:
+        if not _is_number(weights.get(name)) or weights[name] < 0:
+            raise ConfigError(f"the weight of {name!r} must be a number of at least 0, got {weights.get(name)!r}")
+    if not sum(weights.values()):
+        raise ConfigError(f"all weights are 0, so nothing could be drawn: {dict(weights)}")
+    return {name: float(weights[name]) for name in names}

@@ -151,9 +151,11 @@ async def _replaces_context(factory: EnvFactory, settings: EpisodeSettings) -> b
     """Ask an env, which is made once for that, so that an error in its arguments stops slime."""
     key = (settings.env, json.dumps(settings.env_kwargs, sort_keys=True, default=repr))
     if key not in _checked:
-        env = factory()
-        _checked[key] = env.replaces_context
-        await close_env(env)
+        _checked[key] = False
+        for member in factory.each:
+            env = member()
+            _checked[key] |= env.replaces_context
+            await close_env(env)
     return _checked[key]
 
 

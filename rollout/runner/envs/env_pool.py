@@ -8,14 +8,14 @@ import threading
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
 from toolgym.envs.base import BaseEnv
 from toolgym.rollout.episode.env_lifecycle import CLOSE_TIMEOUT, close_env, close_env_once
 from toolgym.rollout.job import Job
-from toolgym.rollout.runner.envs.env_factory import JobEpisode
+from toolgym.rollout.runner.envs.env_factory import EnvFactory, JobEpisode
 from toolgym.tools.concurrency import deadline
 from toolgym.tools.concurrency.blocking import contained
 from toolgym.tools.concurrency.deadline import DeadlineError, shielded, together, with_deadline
@@ -175,6 +175,27 @@ class EnvPool:
         await asyncio.wait({making}, timeout=deadline.CANCEL_GRACE)
         making.cancel()
         await asyncio.wait({making})
+
+
+class EnvPools:
+    """The pools of one run: one for each factory of envs."""
+
+    def __init__(self, timeout: float) -> None:
+        self._timeout = timeout
+        self._pools: dict[str, EnvPool] = {}
+
+    def of(self, factory: EnvFactory) -> EnvPool:
+        if factory.env_id not in self._pools:
+            self._pools[factory.env_id] = EnvPool(factory, self._timeout)
+        return self._pools[factory.env_id]
+
+    def expect(self, takes: Mapping[str, int]) -> None:
+        """As `EnvPool.expect`, by the envs' names."""
+        for name, pool in self._pools.items():
+            pool.expect(takes.get(name, 0))
+
+    async def close(self) -> None:
+        await together(pool.close() for pool in self._pools.values())
 
 
 class _Batch:

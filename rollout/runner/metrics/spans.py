@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from toolgym.rollout.engines.base import Generation, SamplingParams
     from toolgym.rollout.models.token_ids import TokenIds
+    from toolgym.rollout.runner.envs.env_factory import EnvFactory
     from toolgym.rollout.tokens.conversation import Conversation
     from toolgym.rollout.trajectory.trajectory import Trajectory, Turn
 
@@ -45,12 +46,12 @@ def named(attributes: _Values) -> _Values:
     return {**attributes, **{RL_NAMES[name]: value for name, value in attributes.items() if name in RL_NAMES}}
 
 
-def spans_of_run(env_id: str, model: str, provider: str) -> Sequence[EpisodeObserver]:
+def spans_of_run(env: EnvFactory | str, model: str, provider: str) -> Sequence[EpisodeObserver]:
     """The observer that makes a run's spans; none if the application has set up no tracer provider."""
     trace = sys.modules.get("opentelemetry.trace")  # without a provider, nothing is imported
     if trace is None or isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider | trace.NoOpTracerProvider):
         return ()
-    return (RunSpans(env_id, model, provider),)
+    return (RunSpans(env, model, provider),)
 
 
 class RunSpans(EpisodeObserver):
@@ -58,12 +59,13 @@ class RunSpans(EpisodeObserver):
     its turn's span is current in its task, and otherwise the episode's own: the spans of HTTP clients and tools hang
     below them."""
 
-    def __init__(self, env_id: str, model: str = "", provider: str = "") -> None:
+    def __init__(self, env: EnvFactory | str, model: str = "", provider: str = "") -> None:
         from opentelemetry import context, trace
 
         self._trace, self._context = trace, context
         self._tracer = trace.get_tracer("toolgym")
-        self._env_id, self._provider = env_id, provider
+        self._env, self._env_id = env, env if isinstance(env, str) else env.env_id
+        self._provider = provider
         self._model = PurePath(model).name if PurePath(model).is_absolute() else model
         self._run: Span | None = None
         self._episodes: dict[int, _EpisodeSpans] = {}
@@ -84,16 +86,17 @@ class RunSpans(EpisodeObserver):
 
     def began(self, job: Job) -> None:
         below = None if self._run is None else self._trace.set_span_in_context(self._run)
+        env_id = self._env if isinstance(self._env, str) else self._env.member(job.task).env_id
         attributes: dict[str, str | int] = {
             "gen_ai.operation.name": "invoke_agent",
-            "gen_ai.agent.name": self._env_id,
-            "rollout.env.id": self._env_id,
+            "gen_ai.agent.name": env_id,
+            "rollout.env.id": env_id,
             "rollout.task.id": job.task.id,
             "rollout.task.index": job.key.task_index,
             "rollout.sample.index": job.key.sample_index,
             "rollout.group.id": job.group_id,
         }
-        span = self._tracer.start_span(f"invoke_agent {self._env_id}", context=below, attributes=named(attributes))
+        span = self._tracer.start_span(f"invoke_agent {env_id}", context=below, attributes=named(attributes))
         self._episodes[id(job)] = _EpisodeSpans(job, span, self._context.get_current())
         self._make_current(span)
 

@@ -16,6 +16,7 @@ from toolgym.rollout.episode.observer import EpisodeObserver
 from toolgym.rollout.episode.record import never_played
 from toolgym.rollout.job import Job
 from toolgym.rollout.runner.config import RunConfig
+from toolgym.rollout.runner.envs.env_factory import EnvFactory
 from toolgym.rollout.runner.ray.cluster import WorkerLostError, call, kill
 from toolgym.rollout.runner.ray.dispatcher import Dispatcher, PendingJob, WorkerSlots
 from toolgym.rollout.runner.ray.packing import TextDecoder, Tools, unpack
@@ -113,13 +114,13 @@ class RayRun:
         pool: WorkerPool,
         config: RunConfig,
         *,
-        env_id: str,
+        env: EnvFactory,
         observers: Sequence[EpisodeObserver],
         decoder: TextDecoder,
         metrics: dict[int, dict[str, Any]],
     ) -> None:
         self._scheduler, self._pool, self._config = scheduler, pool, config
-        self._env_id, self._observers, self._decoder, self._metrics = env_id, observers, decoder, metrics
+        self._env, self._observers, self._decoder, self._metrics = env, observers, decoder, metrics
         most = config.max_concurrent
         self._room = most if isinstance(most, int) else most.start
         self._packed_config = cloudpickle.dumps(config)
@@ -294,7 +295,7 @@ class RayRun:
 
     def _failed(self, entry: PendingJob, error: WorkerLostError) -> Trajectory:
         cause = ClusterError(f"its worker died {entry.deaths} times, the last time with nothing else to do: {error}")
-        never = never_played(entry.job, self._config, self._env_id, cause)
+        never = never_played(entry.job, self._config, self._env.member(entry.job.task).env_id, cause)
         name = f"{entry.job.group_id}-{entry.job.key.sample_index}-worker-died"
         return replace(never, id=name, stop_reason=StopReason.WORKER_DIED)
 

@@ -166,7 +166,7 @@ class RayRunner(RunnerProtocol):
                 scheduler,
                 pool,
                 self.config,
-                env_id=self.env.env_id,
+                env=self.env,
                 observers=self.observers,
                 decoder=self._decoder,
                 metrics=self.worker_metrics,
