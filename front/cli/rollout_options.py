@@ -31,7 +31,8 @@ class RolloutOptions:
         str,
         typer.Option(
             help="Id of the env (`toolgym envs` lists them), or 'module:Id', where the module, which may be in the "
-            "current folder, registers the id.",
+            "current folder, registers the id. Several make a mixture, each with its weight: 'A-v0=2,B-v0=1'; the rows "
+            "of a --task-file then name theirs in a column env_id.",
             autocompletion=env_ids,
         ),
     ] = "CodeInterpreter-v0"
@@ -185,23 +186,37 @@ class RolloutOptions:
         return kind(**{name: value for name, value in vars(self).items() if name in names} | values)
 
     def env_arguments(self) -> dict[str, Any]:
+        from toolgym.envs.tasks.combined.named_sources import split_by_column
         from toolgym.envs.tasks.loading import load_tasks
+        from toolgym.envs.tasks.row_fields import ENV_COLUMN
+        from toolgym.rollout.runner.envs.env_factory import read_weights
         from toolgym.tools.config import from_config
 
-        env_class = load_env(self.env).load()  # so that a typo is an error before anything else is loaded
+        ids = list(read_weights(self.env)) if "," in self.env else [self.env]
+        classes = [load_env(id).load() for id in ids]  # so that a typo is an error before anything else is loaded
         if self.task_columns is not None and self.task_file is None:
             raise ConfigError("--task-columns are those of a --task-file, and there is none")
         source = load_tasks(self.task_file, columns=self._columns()) if self.task_file is not None else None
         arguments = read_env_kwargs(self.env_kwargs)
+        further: dict[str, Any] = {} if self.max_turns is None else {"max_turns": self.max_turns}
+        if len(ids) > 1:
+            if self.tool_config is not None:
+                raise ConfigError(f"--tool-config has the tools of one env, and --env {self.env} are several")
+            parts = None if source is None else split_by_column(source, ENV_COLUMN, str, "the id of an env")
+            if parts is not None and parts.keys() != set(ids):
+                rows = ", ".join(map(str, parts))
+                raise ConfigError(
+                    f"the tasks of {str(self.task_file)!r} are for {rows}, and --env has {', '.join(ids)}"
+                )
+            tasks = {} if parts is None else {id: {"tasks": parts[id]} for id in ids}
+            return arguments | {id: {**arguments.get(id, {}), **tasks.get(id, {}), **further} for id in ids}
         if self.tool_config is not None:
             arguments["tools"] = from_config(self.tool_config)
-            if "own_tools" in inspect.signature(env_class).parameters:
+            if "own_tools" in inspect.signature(classes[0]).parameters:
                 arguments["own_tools"] = False
         if source is not None:
             arguments["tasks"] = source
-        if self.max_turns is not None:
-            arguments["max_turns"] = self.max_turns
-        return arguments
+        return arguments | further
 
     def _columns(self) -> dict[str, str] | None:
         if self.task_columns is None:

@@ -36,12 +36,18 @@ def summary_table(
     episode_seconds = figures["seconds/mean"] or 1.0
     engine, tools = figures["engine_seconds/mean"], figures["env_seconds/mean"]
 
-    table = Table(title=f"{count} episodes of {trajectories[0].env_id}", show_header=False, title_justify="left")
+    envs = list(dict.fromkeys(trajectory.env_id for trajectory in trajectories))
+    table = Table(title=f"{count} episodes of {', '.join(envs)}", show_header=False, title_justify="left")
     table.add_column(style="bold")
     table.add_column()
     if "reward/mean" in figures:
         table.add_row("reward", f"{figures['reward/mean']:.3f} ± {figures['reward/std']:.3f}")
         table.add_row("success", f"{figures['success/mean']:.1%}")
+        for env in envs:
+            if (place := f"envs/{env}") + "/reward" in figures:
+                reward, success = figures[f"{place}/reward"], figures[f"{place}/success"]
+                text = f"{figures[f'{place}/episodes']:.0f} episodes, reward {reward:.3f}, success {success:.1%}"
+                table.add_row(f"  {env}", text)
     else:
         table.add_row("reward", "no episode counts")
     table.add_row("turns", f"{figures['turns/mean']:.2f} per episode")

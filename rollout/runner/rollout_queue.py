@@ -6,18 +6,22 @@ import logging
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
+from toolgym.envs.tasks.sources import CountedTasks, TaskSource
 from toolgym.envs.tasks.task import Task
-from toolgym.rollout.engines.base import Engine, PauseMode, WeightSource, checked_version
+from toolgym.rollout.engines.base import Engine, PauseMode, WeightSource
 from toolgym.rollout.job import Job
 from toolgym.rollout.runner.base import RunnerProtocol
 from toolgym.rollout.runner.config import RunConfig
-from toolgym.rollout.runner.scheduling.group_scheduler import GroupScheduler
+from toolgym.rollout.runner.scheduling.group_scheduler import GroupScheduler, Observe
 from toolgym.rollout.runner.scheduling.plan import GroupPlan
 from toolgym.rollout.runner.scheduling.tasks import TaskFeed, Tasks
+from toolgym.rollout.runner.weight_versions import WeightVersions
+from toolgym.rollout.seeds import stream_seed
 from toolgym.rollout.trajectory.failures import require_one_that_played
 from toolgym.rollout.trajectory.trajectory import Trajectory
+from toolgym.rollout.trajectory.withholding import withhold
 from toolgym.tools.concurrency.deadline import DeadlineError, shielded, with_deadline
 from toolgym.tools.errors import ConfigError, EngineError, require_whole_number
 from toolgym.tools.keywords import named_keywords
@@ -30,55 +34,14 @@ FEWEST_FAILURES = 8
 _log = logging.getLogger("toolgym.rollout")
 
 
-class WeightVersions:
-    """The versions of the weights in the order in which they were published. Names say nothing of the order."""
-
-    def __init__(self, first: str) -> None:
-        self._numbers = {first: 0}
-        self.newest = first
-
-    def __len__(self) -> int:
-        return len(self._numbers)
-
-    def require_new(self, version: str) -> None:
-        if checked_version(version) in self._numbers:
-            raise ConfigError(
-                f"weight version {version!r} was published before, the newest is {self.newest!r}: give each update a "
-                "name of its own, such as the number of the training step"
-            )
-
-    def publish(self, version: str) -> None:
-        self.require_new(version)
-        self._numbers[version] = len(self._numbers)
-        self.newest = version
-
-    def staleness(self, trajectory: Trajectory) -> int:
-        """Versions between the newest one and the oldest that sampled a token of the trajectory; 0 if there is no such
-        token."""
-        used = {
-            version
-            for sequence in trajectory.sequences
-            for segment in sequence.segments
-            for version, _ in segment.version_runs
-        }
-        for version in used:
-            if version not in self._numbers:
-                raise EngineError(
-                    f"trajectory {trajectory.id} has tokens of weight version {version!r}, which was not published, so "
-                    f"its age is unknown; published are {', '.join(map(repr, list(self._numbers)[-5:]))}: change the "
-                    "weights through the queue"
-                )
-        return max((len(self._numbers) - 1 - self._numbers[version] for version in used), default=0)
-
-
 class RolloutQueue:
     """Batches of whole groups for a trainer that learns while the next groups are played, none staler than a limit.
 
     A trajectory's staleness is the number of versions, as they were published here, between the newest weights and the
     oldest that sampled one of its tokens; a group's is that of its stalest trajectory. A staler group than
-    `max_staleness` is dropped and counted. A group begins only if it would be fresh enough when its turn comes, with
-    one update for each batch; so groups that are played or wait fill at most `max_staleness + 1` batches. 0 makes the
-    training synchronous.
+    `max_staleness` is dropped and counted, or its stale tokens are not trained (`stale`). A group begins only if it
+    would be fresh enough when its turn comes, with one update for each batch; so groups that are played or wait fill at
+    most `max_staleness + 1` batches. 0 makes the training synchronous.
 
     Iterate over it for the batches, lists of trajectories ordered by task and sample; the last one may have fewer
     groups. Failed trajectories are in their groups. One event loop owns the queue; a learner that blocks it stops the
@@ -88,9 +51,14 @@ class RolloutQueue:
 
     Args:
         runner: plays the groups. Its sinks get each group that comes whole, also one that is too stale then.
-        tasks: as `Runner.stream` takes them; each is drawn when its group may begin.
+        tasks: as `Runner.stream` takes them; each is drawn when its group may begin. Or a `TaskSource`, which hears of
+            each group's rewards: a mixture or another one that is not in a list is drawn from without end, `batch_size`
+            tasks for each training step, from the config's on.
         batch_size: groups of a batch.
         max_staleness: most versions that a group may be behind the newest weights when the trainer gets it.
+        stale: what becomes of what is staler: `drop` gives up the whole group, `withhold` masks the stale tokens alone
+            out of training (see `withhold`), so that the rewards of long episodes stay in their groups; a group without
+            a fresh token is dropped all the same.
         plan: which groups are wanted, such as `GroupPlan(keep=has_signal)`; None: all.
         engine: whose weights are updated; None: the runner's.
         pause_mode: what an update does with the requests in flight; by default their later tokens have the new weights.
@@ -101,10 +69,11 @@ class RolloutQueue:
     def __init__(
         self,
         runner: RunnerProtocol,
-        tasks: Tasks,
+        tasks: Tasks | TaskSource,
         *,
         batch_size: int,
         max_staleness: int = 1,
+        stale: Literal["drop", "withhold"] = "drop",
         plan: GroupPlan | None = None,
         engine: Engine | None = None,
         pause_mode: PauseMode | str = PauseMode.RETRACT,
@@ -112,6 +81,8 @@ class RolloutQueue:
     ) -> None:
         require_whole_number("batch_size", batch_size, at_least=1)
         require_whole_number("max_staleness", max_staleness, at_least=0)
+        if stale not in ("drop", "withhold"):
+            raise ConfigError(f"stale must be 'drop' or 'withhold', got {stale!r}")
         if not isinstance(update_timeout, int | float) or not update_timeout > 0:
             raise ConfigError(f"update_timeout must be a positive number of seconds, got {update_timeout!r}")
         engine = getattr(runner, "engine", None) if engine is None else engine
@@ -123,7 +94,13 @@ class RolloutQueue:
         self.batch_size, self.max_staleness = batch_size, max_staleness
         self._runner, self._engine = runner, engine
         self._pause_mode, self._update_timeout = PauseMode(pause_mode), update_timeout
-        self._groups = _Groups(self._gated(TaskFeed(tasks)), runner.config.seeded(), plan, self._came_back)
+        self._withholds = stale == "withhold"
+        config, self._source = runner.config.seeded(), tasks if isinstance(tasks, TaskSource) else None
+        if isinstance(tasks, TaskSource) and not isinstance(tasks, CountedTasks):
+            seed = stream_seed(config.seed, validate=config.validate)
+            tasks = tasks.stream(batch_size, seed=seed, first_step=config.training_step)
+        observe = self._source.observe if self._source is not None and not config.validate else None
+        self._groups = _Groups(self._gated(TaskFeed(tasks)), config, plan, observe, came_back=self._came_back)
         self._versions: WeightVersions | None = None
         self._updates = asyncio.Lock()
         self._news = asyncio.Event()
@@ -136,7 +113,7 @@ class RolloutQueue:
         self._ready: list[Sequence[Trajectory]] = []
         self._waiting = 0  # calls that wait for a batch
         self._owed = False  # a batch is out, and no update has come of it
-        self._taken = self._dropped = 0
+        self._taken = self._dropped = self._tokens_withheld = 0
         self._ages: list[int] = []
         self._wait_seconds = self._pause_seconds = 0.0
 
@@ -167,9 +144,10 @@ class RolloutQueue:
             _log.warning("the rollout had failed before its queue was closed: %s: %s", type(unseen).__name__, unseen)
         if self._dropped:
             _log.warning(
-                "%d of %d groups were dropped: their oldest tokens were more than %d versions behind the weights",
+                "%d of %d groups were dropped: their %s tokens were more than %d versions behind the weights",
                 self._dropped,
                 self._dropped + self._taken + len(self._ready),
+                "newest" if self._withholds else "oldest",
                 self.max_staleness,
             )
 
@@ -199,6 +177,8 @@ class RolloutQueue:
         batch, self._ready = self._ready[: self.batch_size], self._ready[self.batch_size :]
         self._taken, self._owed = self._taken + len(batch), True
         self._tell()
+        if self._withholds:
+            batch = list(map(self._without_stale_tokens, batch))
         trajectories = [trajectory for group in batch for trajectory in group]
         self._ages = [self.staleness(trajectory) for trajectory in trajectories]
         return trajectories
@@ -255,7 +235,8 @@ class RolloutQueue:
         return self._versions.staleness(trajectory)
 
     def metrics(self) -> dict[str, float]:
-        """Figures for a trainer's logger: updates, groups by what became of them, staleness, and seconds."""
+        """Figures for a trainer's logger: updates, groups by what became of them, staleness, and seconds; with those of
+        the source of tasks."""
         return {
             "queue/updates": len(self._versions) - 1 if self._versions is not None else 0,
             "queue/groups_playing": self._playing,
@@ -263,10 +244,12 @@ class RolloutQueue:
             "queue/groups_taken": self._taken,
             "queue/groups_dropped": self._dropped,
             "queue/groups_filtered": self._groups.counts.groups_filtered,
+            "queue/tokens_withheld": self._tokens_withheld,
             "queue/staleness_mean": sum(self._ages) / max(1, len(self._ages)),
             "queue/staleness_max": max(self._ages, default=0),
             "queue/wait_seconds": self._wait_seconds,
             "queue/update_seconds": self._pause_seconds,
+            **(self._source.metrics() if self._source is not None else {}),
         }
 
     # ------------------------------------------------------------------ the engine
@@ -316,8 +299,16 @@ class RolloutQueue:
         return self.staleness(trajectory) > self.max_staleness
 
     def _fresh(self, group: Sequence[Trajectory]) -> bool:
-        fresh = not any(map(self._is_stale, group))
+        ages = set[int]().union(*map(self._require_open().ages, group))
+        fresh = (min if self._withholds else max)(ages, default=0) <= self.max_staleness
         self._dropped += not fresh
+        return fresh
+
+    def _without_stale_tokens(self, group: Sequence[Trajectory]) -> Sequence[Trajectory]:
+        age = self._require_open().age
+        fresh = withhold(group, lambda version: age(version) > self.max_staleness)
+        sampled, left = (sum(trajectory.policy_tokens for trajectory in each) for each in (group, fresh))
+        self._tokens_withheld += sampled - left
         return fresh
 
     @property
@@ -341,6 +332,8 @@ class RolloutQueue:
         self._tell()
 
     def _give_up(self) -> None:
+        if self._withholds:
+            return
         given_up = self._groups.give_up(self._is_stale)
         self._given_up += given_up
         self._dropped += given_up
@@ -362,9 +355,15 @@ class RolloutQueue:
 
 class _Groups(GroupScheduler):
     def __init__(
-        self, tasks: Tasks, config: RunConfig, plan: GroupPlan | None, came_back: Callable[[Trajectory], None]
+        self,
+        tasks: Tasks,
+        config: RunConfig,
+        plan: GroupPlan | None,
+        observe: Observe | None,
+        *,
+        came_back: Callable[[Trajectory], None],
     ) -> None:
-        super().__init__(tasks, config, plan or GroupPlan())
+        super().__init__(tasks, config, plan or GroupPlan(), observe)
         self._came_back = came_back
 
     def finished(self, job: Job, trajectory: Trajectory) -> Sequence[Trajectory]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import statistics
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -50,6 +51,7 @@ def summarize(trajectories: Iterable[Trajectory]) -> dict[str, float]:
         figures |= {"reward/min": min(rewards), "reward/max": max(rewards)}
         figures |= _spread("success", [float(succeeded(trajectory)) for trajectory in counted])
         figures |= _metrics(counted)
+        figures |= _by_part("envs", counted, attrgetter("env_id")) | _by_part("sources", counted, attrgetter("source"))
 
     count = len(every)
     reasons = Counter(trajectory.stop_reason for trajectory in every)
@@ -84,6 +86,19 @@ def summarize(trajectories: Iterable[Trajectory]) -> dict[str, float]:
     figures["seconds/mean"] = statistics.fmean(trajectory.seconds for trajectory in every)
     figures["engine_seconds/mean"] = statistics.fmean(trajectory.engine_seconds for trajectory in every)
     figures["env_seconds/mean"] = statistics.fmean(trajectory.env_seconds for trajectory in every)
+    return figures
+
+
+def _by_part(kind: str, trajectories: Sequence[Trajectory], part: Callable[[Trajectory], str]) -> dict[str, float]:
+    """Episodes, mean reward and success of each env or source, where there are several."""
+    parts: dict[str, list[Trajectory]] = {}
+    for trajectory in trajectories:
+        parts.setdefault(part(trajectory) or "unnamed", []).append(trajectory)
+    figures: dict[str, float] = {}
+    for name, members in sorted(parts.items()) if len(parts) > 1 else ():
+        figures[f"{kind}/{name}/episodes"] = float(len(members))
+        figures[f"{kind}/{name}/reward"] = statistics.fmean(member.reward for member in members)
+        figures[f"{kind}/{name}/success"] = statistics.fmean(map(succeeded, members))
     return figures
 
 

@@ -13,7 +13,7 @@ from toolgym.envs import ToolEnv
 from toolgym.envs.tasks.task import Task
 from toolgym.rollout import GroupPlan, RolloutQueue, RunConfig, RunFailedError, Runner, SamplingParams
 from toolgym.rollout.engines.base import Engine, FinishReason, Generation, PauseMode
-from toolgym.rollout.runner.rollout_queue import WeightVersions
+from toolgym.rollout.runner.weight_versions import WeightVersions
 from toolgym.tools.errors import ConfigError, EngineError
 
 

@@ -121,10 +121,13 @@ class EnvCounts:
     def __init__(self) -> None:
         self.episodes = self.retries = self.timeouts = 0
         self.seconds, self.observation_tokens = Sketch(), Sketch()
+        self.rewards = Spread()
         self.failures: Counter[StopReason] = Counter()
 
     def add(self, trajectory: Trajectory) -> None:
         self.episodes += 1
+        if trajectory.in_group_statistics:
+            self.rewards.add(trajectory.reward)
         reason = trajectory.stop_reason
         if reason.failed:
             self.failures[reason] += 1
@@ -174,6 +177,7 @@ class EventCounts:
     def __init__(self) -> None:
         self.tools: dict[str, ToolCounts] = {}
         self.envs: dict[str, EnvCounts] = {}
+        self.sources: dict[str, Spread] = {}
         self.bad_calls: dict[str, int] = {}
         self.groups = GroupCounts()
         self.rewards = Spread()
@@ -218,6 +222,10 @@ class EventCounts:
         if trajectory.in_group_statistics:
             self.rewards.add(trajectory.reward)
             self.groups.add(trajectory)
+            source = trajectory.source if trajectory.source in self.sources else ""
+            if not source and len(self.sources) < MOST_NAMES:
+                source = trajectory.source
+            self.sources.setdefault(source or OTHER, Spread()).add(trajectory.reward)
         if trajectory.env_id not in self.envs:
             self.envs[trajectory.env_id] = EnvCounts()
         self.envs[trajectory.env_id].add(trajectory)

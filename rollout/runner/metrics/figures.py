@@ -50,6 +50,12 @@ def figures(
         values += [(f"tools/{_name(name)}/{figure}", value) for figure, value in tool_figures(tool)]
     for name, env in list(counts.envs.items()):
         values += [(f"envs/{_name(name)}/{figure}", value) for figure, value in _env(env)]
+    if len(counts.sources) > 1:
+        for name, rewards in list(counts.sources.items()):
+            values += [
+                (f"sources/{_name(name)}/episodes", rewards.count),
+                (f"sources/{_name(name)}/reward", rewards.mean),
+            ]
     return {prefix + name: float(value) for name, value in values}
 
 
@@ -111,6 +117,8 @@ def tool_figures(tool: ToolCounts) -> Figures:
 
 def _env(env: EnvCounts) -> Figures:
     yield from _from_table(env, table.ENV, table.ENV_DISTRIBUTIONS)
+    if env.rewards.count:
+        yield "reward", env.rewards.mean
     for reason, count in list(env.failures.items()):
         yield f"failure/{reason.value}", count
 
