@@ -50,12 +50,8 @@ def figures(
         values += [(f"tools/{_name(name)}/{figure}", value) for figure, value in tool_figures(tool)]
     for name, env in list(counts.envs.items()):
         values += [(f"envs/{_name(name)}/{figure}", value) for figure, value in _env(env)]
-    if len(counts.sources) > 1:
-        for name, rewards in list(counts.sources.items()):
-            values += [
-                (f"sources/{_name(name)}/episodes", rewards.count),
-                (f"sources/{_name(name)}/reward", rewards.mean),
-            ]
+    for name, rewards in list(counts.sources.items()):
+        values += [(f"sources/{_name(name)}/episodes", rewards.count), (f"sources/{_name(name)}/reward", rewards.mean)]
     return {prefix + name: float(value) for name, value in values}
 
 
