@@ -116,7 +116,7 @@ class EnvFactory:
         none."""
         if not self.members:
             return self
-        name = task.row.get(ENV_COLUMN) or task.extra_info.get(ENV_COLUMN)
+        name = str(task.row.get(ENV_COLUMN) or task.extra_info.get(ENV_COLUMN))
         if name not in self.members:
             raise ConfigError(
                 f"task {task.id!r} must name an env of the mixture in extra_info.{ENV_COLUMN}, one of "
