@@ -13,6 +13,12 @@ from toolgym.tools.errors import ConfigError, shorten
 from toolgym.tools.message import Message, require_content
 
 _ROLES = ("system", "user", "assistant", "tool")
+LEVEL_COLUMN = "curriculum_level"
+"""Column of `extra_info` with the level of a curriculum that a task was drawn from."""
+
+LEVEL_COLUMNS = (LEVEL_COLUMN, "level", "difficulty")
+"""Columns of `extra_info` that curricula and data sets keep a task's difficulty in."""
+
 _KWARGS = ("create_kwargs", "execute_kwargs", "calc_reward_kwargs", "release_kwargs")
 
 
@@ -76,6 +82,13 @@ class Task:
     def extra_info(self) -> Mapping[str, Any]:
         """`extra_info` of the row, where data sets keep their own columns."""
         return mapping("extra_info", self.row.get("extra_info"))
+
+    @property
+    def level(self) -> str:
+        """The difficulty that its row names, in the first of `LEVEL_COLUMNS` in `extra_info` that holds a number or a
+        text; empty if none does."""
+        values = (self.extra_info.get(column) for column in LEVEL_COLUMNS)
+        return next((str(value) for value in values if isinstance(value, int | float | str)), "")
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any], *, id: str = "", from_arrow: bool = False, folder: str = "") -> Task:

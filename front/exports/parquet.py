@@ -78,7 +78,8 @@ def _row(trajectory: Trajectory, tally: Tally) -> dict[str, Any]:
             message["content"] = json.dumps(message["content"])
     texts = {name: json.dumps(row[name], ensure_ascii=False) for name in _ANYTHING}
     derived = {"success": succeeded(trajectory), "policy_tokens": trajectory.policy_tokens}
-    return {"peers": [], "images": [], **row, **texts, **derived, "sequences": [*map(_context, trajectory.sequences)]}
+    missing = {"peers": [], "images": [], "level": ""}
+    return {**missing, **row, **texts, **derived, "sequences": [*map(_context, trajectory.sequences)]}
 
 
 def _context(sequence: TokenSequence) -> dict[str, Any]:

@@ -189,6 +189,7 @@ class TrajectoryRow(_Row):
     parent: str | None = _about("id of the trajectory that it was branched from, else null")
     branch_turn: int | None = _about("number of the parent's turn, from 0, before which it was branched, else null")
     settings: dict[str, str] = _about("settings of its run, as short texts by name; empty if it was not played in one")
+    level: str = Field("", description="how hard its task says that it is; left out if it does not")
     images: list[str] = Field([], description="data URLs of images among the ids that are in no message")
     peers: list[PeerRow] = Field([], description="the group that was given out before it, if that was whole without it")
     sequences: list[SequenceRow] = _about("the exact tokens: one sequence a context, none if it failed before a prompt")

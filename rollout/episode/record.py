@@ -59,6 +59,7 @@ class EpisodeRecord:
             env_id=self.env_id,
             task_id=job.task.id,
             source=job.task.source,
+            level=job.task.level,
             group_id=job.group_id,
             task_index=job.key.task_index,
             sample_index=job.key.sample_index,

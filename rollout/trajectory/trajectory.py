@@ -136,6 +136,7 @@ class Trajectory:
         branch_turn: number of the parent's turn, counted from 0, before which it was branched; None without a parent.
         settings: settings of its run beside the sampling (limits, chat template, tools, the env's arguments, ...), as
             short texts by name; see `run_settings`. Empty if it was not played in a run.
+        level: how hard the task says that it is (`Task.level`); empty if it does not.
         peers: the usable members of its group that were given out before it, if the group was whole without it.
     """
 
@@ -166,6 +167,7 @@ class Trajectory:
     parent: str | None = None
     branch_turn: int | None = None
     settings: Mapping[str, str] = field(default_factory=dict)
+    level: str = ""
     peers: tuple[Peer, ...] = ()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -295,7 +297,8 @@ class Trajectory:
         there = {url for message in self.messages for url in images_of(message["content"])}
         shown = (image.url for sequence in self.sequences for image in sequence.images)
         elsewhere = [url for url in dict.fromkeys(shown) if url not in there]  # an env or a context policy wrote them
-        left_out = (*_VERLS, "sequences", "turns", *([] if self.peers else ["peers"]))
+        empty = [name for name in ("level", "peers") if not getattr(self, name)]
+        left_out = (*_VERLS, "sequences", "turns", *empty)
         names = [item.name for item in dataclasses.fields(self) if item.name not in left_out]
         return {
             "format_version": FORMAT_VERSION,

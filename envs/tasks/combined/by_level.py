@@ -9,13 +9,10 @@ from typing import Any, Self
 
 from toolgym.envs.tasks.combined.named_sources import NamedSources, split_by_column, with_columns
 from toolgym.envs.tasks.sources import CountedTasks, TaskSource
-from toolgym.envs.tasks.task import Task
+from toolgym.envs.tasks.task import LEVEL_COLUMN, Task
 from toolgym.tools.errors import ConfigError, require_whole_number, shorten
 
 Level = int | str
-
-LEVEL_COLUMN = "curriculum_level"
-"""Column of `extra_info` with the level that a task was drawn from."""
 
 
 class ByLevel(NamedSources):

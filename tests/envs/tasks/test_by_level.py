@@ -155,3 +155,18 @@ def test_levels_of_reasoning_gym():
             source.observe(task, [1.0])
     assert source.level == 2
     assert [sorted(one) for one in seen] == [[(2, 2)], [(2, 3)], [(2, 4)]]
+
+
+@pytest.mark.parametrize(
+    ("columns", "level"),
+    [
+        ({}, ""),
+        ({"level": "Level 5"}, "Level 5"),
+        ({"difficulty": 3}, "3"),
+        ({"difficulty": None, "level": [1]}, ""),
+        ({"level": "easy", "difficulty": 2, "curriculum_level": 7}, "7"),
+    ],
+)
+def test_a_task_has_the_level_that_a_curriculum_or_its_data_set_names(columns, level):
+    row = {"prompt": [{"role": "user", "content": "6 * 7?"}], "extra_info": columns}
+    assert Task.from_row(row).level == level
