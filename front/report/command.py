@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -42,18 +43,13 @@ def command(
     paths = [*(runs or ()), *([DEMO] if demo else ())]
     if not paths:
         raise ConfigError("expected a folder of a run, or a file of trajectories; --demo has one to try")
-    try:
-        ks = None if k is None else sorted(int(part) for part in k.split(","))
-    except ValueError:
-        raise ConfigError(f"-k takes whole numbers, such as 1,4,8, got {k!r}") from None
-    reports = []
+    ks, reports = read_ks(k), []
     for path in paths:
         index = RunIndex(path).read_all()
         reports.append(Report.of(index, Query.parse(select).select(index), by, ks))
         if not reports[-1].whole.figures["episodes"]:
             raise ToolgymError(": ".join([f"{str(path)!r} has no episodes to report", *reports[-1].notes]))
-    if len({report.name for report in reports}) < len(reports):
-        reports = [dataclasses.replace(report, name=report.path) for report in reports]
+    reports = told_apart(reports)
     if png is not None:
         if png.suffix != ".png":
             raise ConfigError(f"--png takes a file that ends in .png, got {str(png)!r}")
@@ -69,13 +65,32 @@ def command(
         value = {"runs": [report.to_json() for report in reports], "differences": differences}
         typer.echo(json.dumps(value, indent=2, default=dataclasses.asdict))
         return
+    written = [f"written: {path}" for path in (png, html) if path is not None]
+    print_tables(tables_of(reports), [*(f"- {note}" for note in notes_of(reports)), *written])
+
+
+def read_ks(k: str | None) -> list[int] | None:
+    """Read the option `-k`. Raises ConfigError for what is no list of whole numbers."""
+    try:
+        return None if k is None else sorted(int(part) for part in k.split(","))
+    except ValueError:
+        raise ConfigError(f"-k takes whole numbers, such as 1,4,8, got {k!r}") from None
+
+
+def told_apart(reports: list[Report]) -> list[Report]:
+    """Return reports whose names differ: if some are the same, their paths."""
+    if len({report.name for report in reports}) == len(reports):
+        return reports
+    return [dataclasses.replace(report, name=report.path) for report in reports]
+
+
+def print_tables(tables: Iterable[FigureTable], lines: Iterable[str]) -> None:
+    """Print tables, and lines below them, on standard output."""
     console = Console(highlight=False, force_terminal=sys.stdout.isatty())  # no colours in a pipe, whatever asks for it
-    for table in tables_of(reports):
+    for table in tables:
         console.print(_rich(table), "")
-    for note in notes_of(reports):
-        console.print(f"- {note}", markup=False, soft_wrap=True)
-    for path in filter(None, (png, html)):
-        console.print(f"written: {path}", markup=False, soft_wrap=True)
+    for line in lines:
+        console.print(line, markup=False, soft_wrap=True)
 
 
 def _rich(table: FigureTable) -> Table:

@@ -5,6 +5,7 @@ Names of figures that `summarize` and `RunMetrics` have too (docs/metrics.md) ar
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -23,7 +24,7 @@ from toolgym.rollout.runner.metrics.figures import PERCENTILES, tool_figures
 from toolgym.tools.schema import CallProblem
 from toolgym.viewer.run_index import Row, RunIndex, decoded
 
-By = Literal["step", "env", "source"]
+By = Literal["step", "env", "source", "level"]
 Columns: TypeAlias = NDArray[Any]  # structured, one element an episode
 # Pairs of a task's number and a value, by what is estimated: `reward`, `success`, `pass@K`, `pass^K`.
 Values: TypeAlias = dict[str, list[tuple[int, float | None]]]
@@ -31,7 +32,7 @@ Values: TypeAlias = dict[str, list[tuple[int, float | None]]]
 MOST_BINS = 24
 _ROW = "step:i8 turns:i8 calls:i8 tokens:i8 reward:f8 seconds:f8 engine_seconds:f8 env_seconds:f8 success:? failed:? \
 env:O stop:O"
-_MORE = "source:O task:i8 group:i8 counted:? branch:? recorded:? context:i8 steps:i8 cut:i8 queue_seconds:f8"
+_MORE = "source:O level:O task:i8 group:i8 counted:? branch:? recorded:? context:i8 steps:i8 cut:i8 queue_seconds:f8"
 # Beside what the row has: `recorded` is with tokens, times and a stop reason; `context` has the tokens of the longest
 # one, `steps` are the env's, and `cut` are turns without an end.
 _of_row = attrgetter(*(name.partition(":")[0] for name in _ROW.split()))
@@ -54,7 +55,7 @@ class StopShare:
 
 @dataclass(frozen=True)
 class RunPart:
-    """Figures of all episodes of a run, or of one step, env or source; those without a value are left out."""
+    """Figures of all episodes of a run, or of one step, env, source or level; those without a value are left out."""
 
     name: str
     figures: dict[str, float]
@@ -88,13 +89,28 @@ class Report:
         """Go through the lines of `rows` of a run, all of them if None; beside others, those of a validation are left
         out. Parts are made `by` steps, or else envs, if None and there are several. `ks` are the k of pass@k; None
         takes the powers of two up to the episodes of a task."""
+        return cls.divided(index, (by,), rows, ks)[0]
+
+    @classmethod
+    def divided(
+        cls,
+        index: RunIndex,
+        each_by: Sequence[By | None],
+        rows: Iterable[Row] | None = None,
+        ks: Sequence[int] | None = None,
+    ) -> list[Report]:
+        """Return a report as `of` does for each of these ways to make parts. The lines are read once."""
         reading = _Reading(index, index.rows if rows is None else rows)
+        return [cls._of(index, reading, by, ks) for by in each_by]
+
+    @classmethod
+    def _of(cls, index: RunIndex, reading: _Reading, by: By | None, ks: Sequence[int] | None) -> Report:
         columns, names = reading.columns, reading.task_names
         by = by or ("env" if len(set(columns["step"])) < 2 else "step")
-        keys = sorted(set(columns[by].tolist()))
-        parts = [(str(key), columns[columns[by] == key]) for key in keys] if len(keys) > 1 else []
+        keys = sorted(set(columns[by].tolist()), key=_natural)
+        parts = [(str(key) or "none", columns[columns[by] == key]) for key in keys] if len(keys) > 1 else []
         if ks is None:
-            ks = [1 << power for power in range(max(_outcomes(columns).values(), default=(0, 0))[0].bit_length())]
+            ks = powers_of_two(max(_outcomes(columns).values(), default=(0, 0))[0])
         tools = {
             name: dict(tool_figures(tool)) | {"seconds/max": tool.seconds.most, "seconds/sum": tool.seconds.total}
             for name, tool in reading.tools.items()
@@ -123,6 +139,11 @@ class Report:
         """The report as plain JSON, without the means of single tasks."""
         value = asdict(replace(self, task_means={}))
         return {name: item for name, item in value.items() if name != "task_means"}
+
+
+def powers_of_two(most: int) -> list[int]:
+    """Return the k that pass@k is estimated for by itself, from at most so many episodes of a task: 1, 2, 4, ..."""
+    return [1 << power for power in range(most.bit_length())]
 
 
 def compare(first: Report, second: Report) -> dict[str, Estimate]:
@@ -154,6 +175,7 @@ class _Line(msgspec.Struct):  # what its row lacks
     format_version: int = 0
     source: str = ""
     data_source: Any = ""
+    level: Any = ""
     task_id: str = ""
     turns: list[_Turn] = []
 
@@ -218,7 +240,7 @@ class _Reading:
         counted = row.counted and abs(row.reward) < 1e100  # beyond it, squares are infinite
         self._too_large += row.counted and not counted
         flags = counted, row.parent is not None, recorded
-        return (*_of_row(row), source, task, group, *flags, context, steps, cut, queue)
+        return (*_of_row(row), source, intern(str(line.level)), task, group, *flags, context, steps, cut, queue)
 
     def _count(self, call: _Call) -> None:
         if call.status in _NOT_RUN:
@@ -228,10 +250,10 @@ class _Reading:
             self.tools[name].add(cast(ToolCallRecord, call))
 
 
-def _outcomes(columns: Columns) -> dict[tuple[int, int], tuple[int, int]]:
-    """Episodes and successes of a task in a step. Branches are no samples of their own, and not among them."""
+def _outcomes(columns: Columns) -> dict[tuple[int, int, str], tuple[int, int]]:
+    """Episodes and successes of a task in a step and an env, without branches, which are no samples of their own."""
     drawn = columns[columns["counted"] & ~columns["branch"]]
-    episodes, right = (Counter(part[["task", "step"]].tolist()) for part in (drawn, drawn[drawn["success"]]))
+    episodes, right = (Counter(part[["task", "step", "env"]].tolist()) for part in (drawn, drawn[drawn["success"]]))
     return {key: (count, right[key]) for key, count in episodes.items()}
 
 
@@ -239,7 +261,7 @@ def _values(columns: Columns, ks: Sequence[int]) -> Values:
     counted, outcomes = columns[columns["counted"]], _outcomes(columns).items()
     values: Values = {name: counted[["task", name]].tolist() for name in ("reward", "success")}
     for name, rate in (("pass@", pass_at_k), ("pass^", pass_hat_k)):
-        values |= {f"{name}{k}": [(task, rate(*outcome, k)) for (task, _), outcome in outcomes] for k in ks}
+        values |= {f"{name}{k}": [(task, rate(*outcome, k)) for (task, *_), outcome in outcomes] for k in ks}
     return values
 
 
@@ -263,6 +285,8 @@ def _part(name: str, columns: Columns, values: Values) -> RunPart:
         for stop in failed:
             figures[f"failed/{stop.blame}"] = figures.get(f"failed/{stop.blame}", 0.0) + stop.rate
         cut = [stop for stop in stops if StopReason(stop.reason).truncated]
+        figures["episodes/at_limit"] = sum(stop.episodes for stop in cut if stop.usable)
+        figures["episodes/broken_off"] = sum(stop.episodes for stop in stops if not stop.usable)
         figures["failed/rate"] = sum(stop.rate for stop in failed)
         figures["truncated/rate"] = sum(stop.rate for stop in cut if stop not in failed)
         figures["tokens/policy"] = sum(stop.policy_tokens for stop in stops)
@@ -290,6 +314,11 @@ def _amounts(columns: Columns) -> dict[str, float]:
         outside = np.maximum(columns["seconds"] - columns["engine_seconds"] - columns["queue_seconds"], 0.0)
         figures["process/worker_hours_per_million_actions"] = outside.sum() / steps * 1e6 / 3600
     return figures
+
+
+def _natural(key: Any) -> list[tuple[int, str]]:
+    """A key to sort by that puts 9 before 10, in texts too."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", str(key))]
 
 
 def _histogram(values: NDArray[Any]) -> tuple[list[float], list[int]]:

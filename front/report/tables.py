@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from toolgym.report.estimators import Estimate
-from toolgym.report.report import Report, compare
+from toolgym.report.report import By, Report, RunPart, compare
 
 MOST_PARTS = 24  # of a run are listed; of more, as many at equal distances, the first and the last among them
 AMOUNTS = (
@@ -14,7 +14,10 @@ AMOUNTS = (
     | {"context_length": "longest context", "seconds": "time", "engine_seconds": "in the engine"}
     | {"env_seconds": "in env and tools", "queue_seconds": "in the queue"}
 )
-_COUNTS = {"episodes": "episodes", "episodes/counted": "that count", "tasks": "tasks"}
+_COUNTS = (
+    {"episodes": "episodes", "episodes/counted": "that count", "episodes/at_limit": "ended at a limit"}
+    | {"episodes/broken_off": "broken off", "tasks": "tasks"}
+)  # fmt: skip
 _RATES = (
     {"groups/equal_rewards": "groups of equal rewards", "truncated/rate": "truncated", "failed/rate": "failed"}
     | {
@@ -24,6 +27,7 @@ _RATES = (
     }
     | {"process/worker_hours_per_million_actions": "worker-hours per million actions"}
 )
+_ENDS = ("blame", "stop reason", "to train on", "episodes", "part", "policy tokens")
 _KINDS = ("mean", "p50", "p90", "p99", "max")
 Line = tuple[str, ...]
 
@@ -40,21 +44,39 @@ class FigureTable:
 
 def tables_of(reports: Sequence[Report]) -> list[FigureTable]:
     """Return the tables of one run, or of several beside each other; those without rows are left out."""
-    first, *others = reports
-    head = ("", *(report.name for report in reports), *(f"{other.name} - {first.name}" for other in others))
-    tables = [FigureTable("Figures", head, tuple(_figures(reports)))]
+    tables = [_figure_table(reports)]
     kinds: list[tuple[str, Line, int, Callable[[Report], Iterator[Line]]]] = [
         ("By {by}", ("{by}", "episodes", "reward", "success", "turns", "tokens", "cut", "failed"), 1, _parts),
         ("An episode", ("", *_KINDS), 1, _amounts),
-        ("Ends", ("blame", "stop reason", "to train on", "episodes", "part", "policy tokens"), 3, _ends),
+        ("Ends", _ENDS, 3, _ends),
         ("Tool calls", ("tool", "calls", "not ok", *_KINDS[1:], "sum"), 1, _tools),
     ]
     for title, head, texts, lines in kinds:
         for report in reports:
             if rows := tuple(lines(report)):
-                name = title.format(by=report.by) + (f": {report.name}" if others else "")
+                name = title.format(by=report.by) + (f": {report.name}" if len(reports) > 1 else "")
                 tables.append(FigureTable(name, (head[0].format(by=report.by), *head[1:]), rows, texts))
     return tables
+
+
+def tables_of_evaluation(reports: Sequence[Report], divisions: Mapping[By, Sequence[RunPart]]) -> list[FigureTable]:
+    """Return the tables of an evaluation, the last of the reports, with its parts."""
+    report, tables = reports[-1], [_figure_table(reports)]
+    most = max(int(name.removeprefix("pass@")) for name in report.whole.estimates if name.startswith("pass@"))
+    names = ["reward", "success", *(f"pass{sign}{most}" for sign in "@^" if most > 1)]
+    for by, parts in divisions.items():
+        rows = [_part_line(part, names) for part in parts]
+        head = (by, "tasks", "episodes", *names, "limit", "broken")
+        tables.append(FigureTable(f"By {by}", head, tuple(rows)))
+    return [*tables, FigureTable("Ends", _ENDS, tuple(_ends(report)), 3)]
+
+
+def _part_line(part: RunPart, names: Sequence[str]) -> Line:
+    """Return a line whose intervals stand below their values, so that the table is narrow."""
+    counts = [shown(part.figures.get(name)) for name in ("tasks", "episodes")]
+    estimates = [interval(name, part.estimates[name], digits=0).replace(" ", "\n", 1) for name in names]
+    ends = [shown(part.figures.get(f"episodes/{end}")) for end in ("at_limit", "broken_off")]
+    return (part.name, *counts, *estimates, *ends)
 
 
 def notes_of(reports: Sequence[Report]) -> Iterator[str]:
@@ -77,6 +99,12 @@ def _reasons(run: str, estimates: dict[str, Estimate]) -> Iterator[str]:
         texts = (few * (each.left_out > 0), both * any(each.dropped), each.why)
         names.setdefault("; ".join(filter(None, texts)), []).append(name)
     yield from (f"{run}{', '.join(group)}: {text}" for text, group in names.items() if text)
+
+
+def _figure_table(reports: Sequence[Report]) -> FigureTable:
+    first, *others = reports
+    head = ("", *(report.name for report in reports), *(f"{other.name} - {first.name}" for other in others))
+    return FigureTable("Figures", head, tuple(_figures(reports)))
 
 
 def _figures(reports: Sequence[Report]) -> Iterator[Line]:

@@ -117,6 +117,12 @@ def test_parts_are_steps_or_envs_or_sources(tmp_path):
     assert result.whole.figures["tasks"] == 2  # the same id in two sources
 
 
+def test_parts_are_levels_of_difficulty_in_the_order_of_their_numbers(tmp_path):
+    levels = {"a": "10", "b": "9", "c": ""}
+    lines = [part for task, level in levels.items() for part in episodes({task: [1, 0]}, level=level)]
+    assert [part.name for part in report(tmp_path / "1.jsonl", lines, by="level").parts] == ["none", "9", "10"]
+
+
 def test_a_validation_is_left_out_beside_training_and_reported_without_it(tmp_path):
     lines = [*episodes({"a": [0, 0]}), *episodes({"a": [1, 1]}, validate=True)]
     result = report(tmp_path / "1.jsonl", lines)
