@@ -147,11 +147,11 @@ async def rollout(
         config = earlier.seeded(runner.config)  # one seed for the tasks and for their episodes
         source = await runner.env.tasks() if tasks is None and num_tasks is not None else tasks
         observe = source.observe if isinstance(source, TaskSource) and not config.validate else None
-        drawn = _chosen(source, num_tasks, config)
+        drawn = chosen_tasks(source, num_tasks, config)
         run_id = earlier.run_id if output is None else output.run_id or earlier.run_id
         scheduler = GroupScheduler(drawn, config, _checked_plan(plan), observe, run_id=run_id)
         if progress:
-            observers = [*runner.observers, *_progress(scheduler.count, len(earlier.trajectories))]
+            observers = [*runner.observers, *progress_of(scheduler.count, len(earlier.trajectories))]
         if output is not None and output.journal is not None:
             engine = JournaledEngine(engine, output.journal, finished=earlier.trajectories.keys())
             stack.callback(engine.close_journal)
@@ -178,7 +178,8 @@ def _recorded(
     return recorded(runner, tasks, output.record, tokenizer_source=output.tokenizer_source, finished=finished)
 
 
-def _progress(count: int | None, finished: int) -> list[EpisodeObserver]:
+def progress_of(count: int | None, finished: int) -> list[EpisodeObserver]:
+    """Return observers that show how far a run of so many episodes is, of which an earlier call finished some."""
     from toolgym.rollout.runner.metrics.progress import Progress  # needs rich
     from toolgym.rollout.runner.metrics.run_metrics import RunMetrics
 
@@ -202,7 +203,8 @@ def draw_tasks(source: TaskSource, num_tasks: int, config: RunConfig) -> Sequenc
     return source.take(num_tasks, seed=seed, training_step=0 if config.validate else config.training_step)
 
 
-def _chosen(source: Tasks | TaskSource | None, num_tasks: int | None, config: RunConfig) -> Tasks:
+def chosen_tasks(source: Tasks | TaskSource | None, num_tasks: int | None, config: RunConfig) -> Tasks:
+    """Return the tasks that a run plays of a source or of tasks, see `rollout`."""
     if source is None or (num_tasks is None and isinstance(source, TaskSource)):
         raise ConfigError("num_tasks must say how many tasks to draw from the source of tasks, got None")
     if isinstance(source, TaskSource):

@@ -18,6 +18,7 @@ from toolgym.version import __version__
 
 COMMANDS = {
     "rollout": "Play tasks with a policy; write trajectories and a batch.",
+    "eval": "Evaluate a policy on tasks of envs: pass@k, pass^k, reward, with intervals.",
     "report": "Report reward, pass@k, lengths, times and ends of runs, with intervals and plots.",
     "view": "Look at the trajectories of a run, in the terminal or as a page.",
     "play": "Play a task yourself, as the policy, in the terminal.",
@@ -35,6 +36,7 @@ COMMANDS = {
 """Each command and what it does. Its module, loaded when it is used, holds a `command`, or a group `app`."""
 
 ELSEWHERE = {
+    "eval": "toolgym.report.eval_command",
     "report": "toolgym.report.command",
     "play": "toolgym.commands.play",
     "tools": "toolgym.commands.tools",

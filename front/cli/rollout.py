@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
 import typer
 from rich.console import Console
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from toolgym.rollout.trajectory.file import TrajectoryWriter
     from toolgym.rollout.trajectory.trajectory import Trajectory
 
+T = TypeVar("T")
+
 
 def command(ctx: typer.Context, **values: Any) -> None:
     """Play tasks with a policy; write trajectories and a batch of masked token tensors."""
@@ -43,18 +45,23 @@ def command(ctx: typer.Context, **values: Any) -> None:
         typer.echo(rollout_config.as_yaml(ctx), nl=False)
         return
     env_kwargs = options.env_arguments()
+    options.check_files()
+    with _failures_told_once():
+        run_to_exit(_main(ctx, options, env_kwargs, begun))
+
+
+CONTEXT = inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
+command.__signature__ = inspect.Signature([CONTEXT, *RolloutOptions.parameters()])  # type: ignore[attr-defined]
+
+
+def run_to_exit(main: Coroutine[Any, Any, int]) -> NoReturn:
+    """Run what a command does, and leave with the exit status that it returns."""
     try:
-        options.check_files()
-        with _failures_told_once():
-            status = asyncio.run(_main(ctx, options, env_kwargs, begun))
+        status = asyncio.run(main)
     except KeyboardInterrupt:
         typer.echo("interrupted before the first episode", err=True)
         status = STOPPED_BY + signal.SIGINT
     raise typer.Exit(status)
-
-
-_CONTEXT = inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
-command.__signature__ = inspect.Signature([_CONTEXT, *RolloutOptions.parameters()])  # type: ignore[attr-defined]
 
 
 class _Prepared(NamedTuple):
@@ -117,7 +124,7 @@ async def _main(ctx: typer.Context, options: RolloutOptions, env_kwargs: dict[st
                 _require_writable(options.record)
             metrics = RunMetrics()
             loggers = _open_loggers(options, stack, metrics, run.options | plain(config))
-            engine = await _open_engine(ctx, options, stack, errors)
+            engine = await open_shown(ctx, options, stack, errors)
             tokenizer = engine.tokenizer
             assert tokenizer is not None  # `open_engine` has loaded one
             run = replace(run, tokenizer=tokenizer_fingerprint(tokenizer), pad_token_id=pad_token_id(tokenizer))
@@ -135,7 +142,7 @@ async def _main(ctx: typer.Context, options: RolloutOptions, env_kwargs: dict[st
             heard = [metrics, progress]
             playing = rollout(env, engine, source, num_tasks=options.tasks, config=config, out=output, observers=heard)
             async with logged(loggers, metrics, trajectories=trajectories):
-                stopped_by = await _until_signal(playing)
+                _, stopped_by = await until_signal(playing)
     except ToolgymError as error:
         if started is None or not trajectories:
             raise
@@ -164,9 +171,10 @@ class _Finished:
         self._writer.write(trajectory)
 
 
-async def _open_engine(
+async def open_shown(
     ctx: typer.Context, options: RolloutOptions, stack: contextlib.AsyncExitStack, errors: Console
 ) -> Engine:
+    """Open the engine that the options name, and say so; the stack closes it."""
     arguments = rollout_resume.engine_options(ctx)
     with errors.status(f"starting engine {options.engine}"):
         engine = await open_engine(options.engine, **arguments)
@@ -222,7 +230,8 @@ def _require_writable(record: Path) -> None:
         raise ConfigError(f"cannot write the recording to {str(record)!r}: {error}") from error
 
 
-async def _until_signal(playing: Coroutine[Any, Any, Any]) -> signal.Signals | None:
+async def until_signal(playing: Coroutine[Any, Any, T]) -> tuple[T | None, signal.Signals | None]:
+    """Return what a coroutine returns, or the signal of the terminal that cancelled it."""
     player = asyncio.create_task(playing)
     loop = asyncio.get_running_loop()
     received: list[signal.Signals] = []
@@ -238,11 +247,11 @@ async def _until_signal(playing: Coroutine[Any, Any, Any]) -> signal.Signals | N
     for number in signals:
         loop.add_signal_handler(number, stop, number)
     try:
-        await player
+        return await player, None
     except asyncio.CancelledError:
         if not received:
             raise
     finally:
         for number in signals:
             loop.remove_signal_handler(number)
-    return received[0] if received else None
+    return None, received[0]

@@ -35,7 +35,7 @@ def _as_typed(option: Any, value: Any) -> Any:
     """The value as it would be typed, so that 2.5 and true are no whole numbers here either."""
     if option.name == "env_kwargs" and not isinstance(value, str):
         return json.dumps(value)
-    if option.multiple:
+    if option.multiple or option.nargs == -1:
         return [str(each) for each in (value if isinstance(value, list) else [value])]
     return str(value)
 
@@ -44,7 +44,7 @@ def as_yaml(ctx: typer.Context) -> str:
     """Make a file for `take_file` of what would run, each setting below its meaning. Secrets are left out."""
     from toolgym.rollout.trajectory.trajectory import plain
 
-    lines = ["# Settings of `toolgym rollout`."]
+    lines = [f"# Settings of `toolgym {ctx.command.name}`."]
     for option in list[Any](ctx.command.params):
         if option.name in ctx.params.keys() - NOT_IN_A_FILE - {*OF_ONE_CALL} | {"out", "metrics_port"}:
             value = ctx.params[option.name]

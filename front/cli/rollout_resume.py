@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 ANEW = ("engine", "device", "dtype", "tokenizer", "concurrency", "log")
 """Options that may be given anew: they say how the run is played, and not what it is."""
 
-OF_ONE_CALL = ("resume", "config_file", "print_config", "overwrite", "out", "api_key", "metrics_port", "as_json")
+OF_ONE_CALL = ("resume", "config_file", "print_config", "overwrite", "out", "api_key", "metrics_port", "as_json",
+               "k", "compare")  # fmt: skip
 """Options that are not kept: they belong to one call of the command, or are secret."""
 
 FILES = ("task_file", "tool_config")
@@ -51,17 +52,18 @@ def resumed_run(ctx: typer.Context) -> RunFile | None:
     if run is None:
         return None
     folder = ctx.params["resume"]
-    if ctx.params["overwrite"]:
+    if ctx.params.get("overwrite"):
         raise ConfigError("--resume goes on with a run and --overwrite replaces it: give one of them")
     if ctx.params["config_file"] is not None:
         raise ConfigError("--resume goes on with the settings of a run, and --config has others: give one of them")
     if _is_given(ctx, "out") and Path(ctx.params["out"]).resolve() != Path(folder).resolve():
         raise ConfigError(f"--out names another folder than --resume {folder}: leave it out")
     now = kept_options(ctx)
+    labels = {parameter.name: parameter.opts[0] for parameter in ctx.command.params}
     for name in ctx.params:
         if name in OF_ONE_CALL or (name in ANEW and _is_given(ctx, name)):
             continue
-        option = f"--{name.replace('_', '-')}"
+        option = labels[name]
         there, here = run.options.get(name), now.get(name)
         if not _is_given(ctx, name) and _is_redacted(there):
             raise ConfigError(f"{option} of the run in {folder} held a secret, which is not written: give it again")

@@ -82,6 +82,7 @@ class RunFile:
         path, new = folder / RUN, folder / f"{RUN}.new"
         value = {"format": FORMAT, "version": FORMAT_VERSION, **dataclasses.asdict(self)}
         try:
+            folder.mkdir(parents=True, exist_ok=True)
             with new.open("w", encoding="utf-8") as file:
                 file.write(json.dumps(value, indent=1) + "\n")
                 file.flush()

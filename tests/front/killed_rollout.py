@@ -1,6 +1,6 @@
-"""`toolgym rollout` as a process of its own, with an engine whose every answer depends on the request alone.
+"""Commands that play episodes as processes, with an engine whose every answer depends on the request alone.
 
-For each line of standard input, `{"arguments": [...], "asked": FILE, "output": FILE}`, this program forks a process
+For each line of standard input, `{"arguments": [COMMAND, ...], "asked": FILE, "output": FILE}`, this program forks one
 that runs the command, with its output in a file: importing what it needs would take longer than all that it does. It
 prints the id of that process, and, when it has ended, its exit status. What the engine is asked goes to the file
 `asked`, a line each, before it answers.
@@ -71,7 +71,7 @@ def command(arguments: list[str], asked: str, output: str) -> None:
     os.dup2(file, 1)
     os.dup2(file, 2)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    sys.argv = ["toolgym", "rollout", *arguments]
+    sys.argv = ["toolgym", *arguments]
     status = 70
     try:
         main()

@@ -35,9 +35,9 @@ class Rollouts:
         self.out, self.asked, self.output = folder / "out", folder / "asked", folder / "output"
         self.program, self.programs = program, set()
 
-    def play(self, *arguments, until=lambda: False):
+    def play(self, *arguments, until=lambda: False, command="rollout"):
         """Call the command, and kill it at a moment. Returns its exit status, -9 where it was killed."""
-        call = {"arguments": [*map(str, arguments)], "asked": str(self.asked), "output": str(self.output)}
+        call = {"arguments": [command, *map(str, arguments)], "asked": str(self.asked), "output": str(self.output)}
         self.program.stdin.write(json.dumps(call).encode() + b"\n")
         pid = int(self.program.stdout.readline())
         deadline = time.monotonic() + PATIENCE
@@ -174,4 +174,26 @@ def test_kills_at_random_moments(rollouts, how):
         recording = Cassette.load(killed.folder / "record.jsonl")
         assert (len(recording.trajectories), recording.ended) == (16, True)
         assert len([one for one in recording.everything() if "prompt_ids" in one.asked]) == 16 * 4
+    assert_gone(killed.programs)
+
+
+def test_a_killed_evaluation_goes_on_until_it_is_done(rollouts):
+    """With a kill in the first of two envs and one in the second."""
+    options = ["CodeInterpreter-v0", "GSM8K-v0", "--tasks", "2", "-n", "2", "--concurrency", "2", "--json"]
+    whole, killed = rollouts("whole"), rollouts("killed")
+    assert whole.play(*options, "--out", whole.out, command="eval") == 0, whole.said()
+    arguments, files = [*options, "--out", killed.out], ["CodeInterpreter-v0.jsonl", "GSM8K-v0.jsonl"]
+    for count in (6, 22):
+        until = lambda count=count: len(killed.requests()) >= count  # noqa: E731
+        assert killed.play(*arguments, until=until, command="eval") == -9, killed.said()
+        arguments = ["--resume", killed.out, "--json"]
+    assert killed.play(*arguments, command="eval") == 0, killed.said()
+    for name in files:
+        there, here = (list(read_trajectories(run.out / name)) for run in (whole, killed))
+        assert sorted(t.response_ids.tolist() for t in there) == sorted(t.response_ids.tolist() for t in here)
+        assert len({(t.task_index, t.sample_index) for t in here}) == len(here) == 4
+    assert len(killed.requests()) - len(whole.requests()) <= 2 * 2, "what was on its way at a kill was asked once more"
+    assert sorted(path.name for path in killed.out.iterdir()) == [*files, "run.json"]
+    ends = [json.loads(run.said()[run.said().index("{\n") :]) for run in (whole, killed)]
+    assert ends[0]["whole"]["estimates"] == ends[1]["whole"]["estimates"]
     assert_gone(killed.programs)

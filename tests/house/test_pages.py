@@ -97,6 +97,19 @@ def test_the_commands_that_look_at_a_run_work_on_that_of_make_demo(name, tmp_pat
         assert " 0 trajectories" not in run(["bash", "-euo", "pipefail", "-c", command], tmp_path)
 
 
+@pytest.mark.long
+def test_the_commands_that_evaluate_do_what_the_page_says(tmp_path):
+    text = (ROOT / "docs/evaluate.md").read_text(encoding="utf-8")
+    [block] = re.findall(r"^```bash\n(.*?)^```", text, re.M | re.S)
+    lines = [line.replace("toolgym", PROGRAM_OF["toolgym"], 1) for line in block.splitlines()]
+    assert len(lines) == 4
+    shown = [run(["bash", "-euo", "pipefail", "-c", line], tmp_path) for line in lines]
+    assert "By env" in shown[0]
+    assert "after - before" in shown[1]
+    assert '"pass@2"' in shown[2]
+    assert (tmp_path / "plots.png").exists()
+
+
 def test_the_drawings_are_those_of_the_demo(tmp_path, monkeypatch):
     monkeypatch.setattr(drawings, "OUT", tmp_path)
     drawings.main()
