@@ -21,6 +21,7 @@ LEAST = {
     "skyrl-gym": "0.4.0",
     "tinker-cookbook": "0.6.1",
     "torchrl": "0.14.1",
+    "torchtitan": "0.3.0",
     "TransferQueue": "0.1.11",
     "trl": "1.16",
     "verifiers": "0.4.0",

@@ -26,6 +26,7 @@ ADAPTERS = {
     "tinker-cookbook": "from toolgym.rollout.adapters.tinker import ToolgymDatasetBuilder",
     "torchrl": "from toolgym.rollout.adapters.torchrl import to_tensordict",
     "TransferQueue": "from toolgym.rollout.adapters.transfer_queue import TransferQueueWriter",
+    "torchtitan": "import toolgym.rollout.adapters.titanrl",
     "trl": "from toolgym.rollout.adapters.trl import Spec; Spec('CodeInterpreter-v0', num_tasks=1, policy='tiny')",
     "verifiers": "from toolgym.rollout.adapters.verifiers.v1 import ToolgymTaskset",
     "verl": "from toolgym.rollout.adapters.verl import ToolgymAgentLoop",
