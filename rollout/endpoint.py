@@ -21,10 +21,13 @@ from toolgym.rollout.limits import EpisodeLimits
 from toolgym.rollout.runner.envs.env_factory import EnvFactory
 from toolgym.rollout.runner.envs.env_pool import EnvPool
 from toolgym.tools.concurrency.deadline import with_deadline
-from toolgym.tools.errors import ConfigError, error_text
+from toolgym.tools.errors import ConfigError, error_text, shorten
 from toolgym.tools.keywords import named_keywords
 
 ENV_VARIABLE = "TOOLGYM_ENV"
+
+RUN_VARIABLE = "TOOLGYM_RUN"
+"""Environment variable with further arguments of `run` as JSON, for trainers that only name a function."""
 
 MARGIN = 5.0
 """Seconds that the HTTP client waits longer than the engine's deadline, so that the error names that one."""
@@ -110,6 +113,27 @@ async def run(
         await client.close()
 
 
+def arguments_of(variables: Mapping[str, str]) -> dict[str, Any]:
+    """Return the arguments of `run` that `TOOLGYM_RUN`, a JSON object, and `TOOLGYM_ENV` have among some variables."""
+    arguments = json_object(RUN_VARIABLE, variables.get(RUN_VARIABLE) or "{}")
+    if variables.get(ENV_VARIABLE):
+        arguments["env"] = variables[ENV_VARIABLE]
+    if isinstance(arguments.get("limits"), Mapping):
+        arguments["limits"] = EpisodeLimits(**arguments["limits"])
+    return arguments
+
+
+def json_object(name: str, text: str) -> dict[str, Any]:
+    """Parse the JSON object of a variable; raises ConfigError, with its name, if it is none."""
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{name} must be JSON ({error}), got {shorten(text)!r}") from None
+    if not isinstance(value, dict):
+        raise ConfigError(f"{name} must be a JSON object, got {shorten(text)!r}")
+    return value
+
+
 @dataclass(frozen=True)
 class EndpointRun:
     """`run` with some of its arguments bound. It may be called, and has `run` as its method: trainers want either."""
@@ -157,6 +181,8 @@ class _Episode:
             if turn is None:
                 await episode.truncate(StopReason.BUDGET)
                 return episode.reward
+            if turn.finish_reason == "abort":  # SGLang's and vLLM's word, to a turn that their trainer gave up
+                raise EpisodeFailedError(StopReason.ABORTED, "the server aborted the turn")
             if turn.finish_reason == "length":
                 result = await episode.truncate(StopReason.LENGTH, turn.action)
             else:

@@ -4,7 +4,7 @@ Prints a line for each fault and ends with status 1 if there is one. Checked are
 
 - variables called `one`, `found`, `given`, `made`, `said` or `own`: name the thing with a noun;
 - docstrings that begin with what, how, which, where, who or whose: begin with a noun or a verb;
-- a class name that stands for two classes of the library (adapters' `Toolgym...`, and classes in those, apart: trainers name them);
+- a class name that stands for two classes of the library; adapters name theirs `Toolgym...`, and trainers what is in them;
 - functions of more than 60 lines without their docstring, and public functions of more than 12 parameters.
 
 With `--advice` also sentences that may be hard to read; they are no faults.

@@ -14,17 +14,16 @@ from typing import Any
 
 from toolgym.envs.tasks.task import Task
 from toolgym.rollout.adapters.versions import require_version
-from toolgym.rollout.endpoint import run
+from toolgym.rollout.endpoint import arguments_of, json_object, run
 from toolgym.rollout.engines.openai.chat import CONNECT_TIMEOUT
-from toolgym.rollout.limits import EpisodeLimits
 from toolgym.tools.errors import ConfigError, EngineError, shorten
 from toolgym.tools.http.retries import AttemptError, Retries, repeat
 from toolgym.tools.http.session import BrokenError, HttpSession, NotSentError
 
 require_version("agentlightning", "An agent of Agent-Lightning")  # a job of Kubernetes needs none
 
-TASK, ENV, RUN = "TOOLGYM_TASK", "TOOLGYM_ENV", "TOOLGYM_RUN"
-"""The row as JSON; the env's id; further arguments of `toolgym.rollout.endpoint.run` as JSON."""
+TASK = "TOOLGYM_TASK"
+"""The row as JSON; see `arguments_of` for the others."""
 
 BROKEN_OFF = "broken-off"
 """Name of an attempt that has no events."""
@@ -54,8 +53,8 @@ async def play(variables: Mapping[str, str]) -> float:
     session = HttpSession(key, 0, CONNECT_TIMEOUT)
     try:
         try:
-            task = Task.from_row(_json(TASK, _required(variables, TASK)))
-            reward = await run(task, base_url=base_url, api_key=key, **_arguments(variables))
+            task = Task.from_row(json_object(TASK, _required(variables, TASK)))
+            reward = await run(task, base_url=base_url, api_key=key, **arguments_of(variables))
         except Exception as error:
             status = {"state": "failed", "last_attempt_id": BROKEN_OFF, "error_message": shorten(str(error))}
             await _send(session, "PATCH", rollout, {"status": status})
@@ -67,29 +66,10 @@ async def play(variables: Mapping[str, str]) -> float:
         await session.close()
 
 
-def _arguments(variables: Mapping[str, str]) -> dict[str, Any]:
-    arguments = _json(RUN, variables.get(RUN) or "{}")
-    if variables.get(ENV):
-        arguments["env"] = variables[ENV]
-    if isinstance(arguments.get("limits"), Mapping):
-        arguments["limits"] = EpisodeLimits(**arguments["limits"])
-    return arguments
-
-
 def _required(variables: Mapping[str, str], name: str) -> str:
     if not variables.get(name):
         raise ConfigError(f"the environment variable {name} is missing; Agent-Lightning's controller sets it")
     return variables[name]
-
-
-def _json(name: str, text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"{name} must be JSON ({error}), got {shorten(text)!r}") from None
-    if not isinstance(value, dict):
-        raise ConfigError(f"{name} must be a JSON object, got {shorten(text)!r}")
-    return value
 
 
 async def _send(session: HttpSession, method: str, url: str, content: Mapping[str, Any]) -> None:

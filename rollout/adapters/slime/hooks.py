@@ -87,6 +87,6 @@ def log_eval_rollout(
 
 
 def is_usable(sample: Sample) -> bool:
-    """See `Trajectory.usable`; samples that were made elsewhere always are."""
+    """See `Trajectory.usable`; samples that were made elsewhere are, unless they were aborted."""
     about = (sample.metadata or {}).get(METADATA)
-    return about["usable"] if isinstance(about, Mapping) else True
+    return about["usable"] if isinstance(about, Mapping) else sample.status is not type(sample).Status.ABORTED
