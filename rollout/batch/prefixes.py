@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from toolgym.tools.errors import ConfigError
 
-READ_BY_MODELS = ("routed_experts",)
+READ_BY_MODELS = ("routed_experts", "routing_weights")
 """Payloads that a model may be given back: if they differ, it computes something else from the same ids."""
 
 

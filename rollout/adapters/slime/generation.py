@@ -19,6 +19,7 @@ from toolgym.rollout.adapters.task_rows import labelled_task
 from toolgym.rollout.adapters.versions import needs_sources
 from toolgym.rollout.endpoint import ENV_VARIABLE
 from toolgym.rollout.engines.base import FinishReason, Generation, GenerationRequest
+from toolgym.rollout.engines.sglang.aligned import RETURN_WEIGHTS, ROUTING_WEIGHTS
 from toolgym.rollout.engines.sglang.messages import read_generation
 from toolgym.rollout.episode.env_lifecycle import close_env
 from toolgym.rollout.runner.envs.env_factory import EnvFactory
@@ -104,9 +105,11 @@ class _Router:
         self._seeded = bool(getattr(args, "sglang_enable_deterministic_inference", False))
         routed = getattr(args, "use_rollout_routing_replay", False)
         custom = sampling_params.get("custom_params") or {}
+        weighted = wants_weights(args)
         self.payloads = Payloads(
             routing_shape=(args.num_layers, args.moe_router_topk) if routed else None,
             top_p=bool(custom.get("return_top_p_token_ids")),
+            weighted=weighted,
         )
         self.metas: list[dict[str, Any]] = []
 
@@ -138,6 +141,8 @@ class _Router:
         body = {"input_ids": list(request.prompt_ids), "sampling_params": sampling, "return_logprob": True}
         if self.payloads.routing_shape is not None:
             body["return_routed_experts"] = True
+        if self.payloads.weighted:
+            body[RETURN_WEIGHTS] = True
         return body
 
 
@@ -169,6 +174,7 @@ def settings_of(args: Namespace, sample: Sample) -> EpisodeSettings:
         settings = {"env": settings}
     if not isinstance(settings, Mapping):
         raise ConfigError(f"args.toolgym must be an env id or a mapping of settings, got {shorten(repr(settings))}")
+    settings = {name: value for name, value in settings.items() if name != ROUTING_WEIGHTS}
     metadata = sample.metadata or {}
     if metadata.get("env_id") is not None:
         settings = {**settings, "env": metadata["env_id"], "env_kwargs": metadata.get("env_kwargs") or {}}
@@ -180,6 +186,17 @@ def settings_of(args: Namespace, sample: Sample) -> EpisodeSettings:
             f"{ENV_VARIABLE}, or give each row's metadata an env_id"
         )
     return EpisodeSettings(**settings)
+
+
+def wants_weights(args: Namespace) -> bool:
+    """Read the setting `routing_weights` of `args.toolgym`: whether samples get the weights of routed experts, too."""
+    settings = getattr(args, "toolgym", None)
+    weighted = settings.get(ROUTING_WEIGHTS, False) if isinstance(settings, Mapping) else False
+    if not isinstance(weighted, bool):
+        raise ConfigError(f"the setting {ROUTING_WEIGHTS} must be true or false, got {weighted!r}")
+    if weighted and not getattr(args, "use_rollout_routing_replay", False):
+        raise ConfigError(f"{ROUTING_WEIGHTS} belong to replayed experts: add --use-rollout-routing-replay")
+    return weighted
 
 
 def task_of(args: Namespace, sample: Sample) -> Task:

@@ -19,7 +19,7 @@ import numpy as np
 from toolgym.rollout.adapters.trainer_row import TrainerRow, check_values
 from toolgym.rollout.adapters.versions import needs_sources
 from toolgym.rollout.engines.base import Generation
-from toolgym.rollout.engines.sglang.aligned import ROUTED_EXPERTS, SAMPLING_MASK
+from toolgym.rollout.engines.sglang.aligned import ROUTED_EXPERTS, SAMPLING_MASK, routing_weights
 from toolgym.rollout.models.images import ImageProcessor
 from toolgym.rollout.trajectory.context_routing import ContextRouting
 from toolgym.rollout.trajectory.token_sequence import Segment, TokenSequence
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 ADDRESS = "github.com/THUDM/slime"
 METADATA = "toolgym"
 """Key of `Sample.metadata` with what became of the episode."""
+
+WEIGHTS = "rollout_routed_experts_weights"
+"""Name of routing weights: of the field of a `Sample` that has one, else in its `train_metadata`."""
 
 
 @named_keywords
@@ -133,6 +136,14 @@ def _fill_one(
         sample.rollout_routed_experts = torch.arange(shape[1], dtype=torch.int32).repeat(1, shape[0], 1)
     elif payloads is not None and shape is not None:
         sample.rollout_routed_experts = torch.from_numpy(payloads.routing.rows(row.token_ids).copy())
+    if payloads is not None and payloads.weighted:
+        weights = torch.full(sample.rollout_routed_experts.shape, 1.0 / sample.rollout_routed_experts.shape[2])
+        if not masked:
+            weights = torch.from_numpy(payloads.weights.rows(row.token_ids).copy())
+        if hasattr(sample, WEIGHTS):
+            setattr(sample, WEIGHTS, weights)
+        else:
+            sample.train_metadata = {**(sample.train_metadata or {}), WEIGHTS: weights}
 
 
 def _about(trajectory: Trajectory) -> dict[str, Any]:
@@ -197,6 +208,10 @@ def _check_payloads(sample: Sample, row: int) -> None:
             f"rollout_routed_experts of row {row} has {len(experts)} rows for {len(sample.tokens)} tokens; it must "
             "have one for each but the last"
         )
+    weights = getattr(sample, WEIGHTS, (getattr(sample, "train_metadata", None) or {}).get(WEIGHTS))
+    if weights is not None and (experts is None or tuple(weights.shape) != tuple(experts.shape)):
+        shape = "none" if experts is None else list(experts.shape)
+        raise BatchError(f"{WEIGHTS} of row {row} is {list(weights.shape)}, and rollout_routed_experts {shape}")
 
 
 Ints: TypeAlias = np.ndarray[Any, np.dtype[np.int32]]
@@ -207,12 +222,15 @@ _TOP_P_OFFSETS = ("top_p_token_offsets", "top_p_kept_token_offsets")
 
 @dataclass
 class Payloads:
-    """Payloads of one episode from slime's SGLang: routing (layers, experts per token), and the ids that top-p kept."""
+    """Payloads of one episode from slime's SGLang: routing (layers, experts per token) and, where it is `weighted`, its
+    weights; the ids that top-p kept."""
 
     routing_shape: tuple[int, int] | None = None
     top_p: bool = False
+    weighted: bool = False
     _kept: list[tuple[tuple[int, ...], Ints, Ints]] = field(default_factory=list)
     routing: ContextRouting = field(default_factory=ContextRouting)
+    weights: ContextRouting = field(default_factory=ContextRouting)
 
     def add(self, prompt_ids: Sequence[int], generation: Generation, meta: Mapping[str, Any]) -> None:
         """Read the payloads of one answer; raises EngineError if one is missing, or does not fit the tokens."""
@@ -233,6 +251,8 @@ class Payloads:
                     f"SGLang's routed_experts hold {experts.size} numbers, where {list(shape)} are needed"
                 )
             self.routing.add(prompt_ids, generation.token_ids, experts.reshape(shape))
+            if self.weighted:
+                self.weights.add(prompt_ids, generation.token_ids, routing_weights(meta, shape))
 
     def kept(self, segment: Segment) -> tuple[Ints, Ints]:
         """Return the kept ids of the next sampled segment, and their offsets `[tokens + 1]`."""

@@ -2,7 +2,8 @@
 
 Sources: SGLang 0.5.23, `GenerateReqInput` in `managers/io_struct.py`, `_maybe_collect_routed_experts` in
 `managers/scheduler_components/batch_result_processor.py`, `sampling/sampling_mask.py`, and what servers were seen to
-send.
+send. No release sends routing weights: their flag is that of the proposal sgl-project/sglang#23999, float32 beside the
+ids, and the names of the request's and the answer's field follow from it.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ from toolgym.rollout.engines.base import GenerationRequest, SamplingParams
 from toolgym.rollout.engines.sglang.messages import ServerInfo
 from toolgym.tools.errors import ConfigError, EngineError, nearest, shorten
 
-ROUTED_EXPERTS, SAMPLING_MASK = "routed_experts", "sampling_mask"
-NAMES = (ROUTED_EXPERTS, SAMPLING_MASK)
+ROUTED_EXPERTS, SAMPLING_MASK, ROUTING_WEIGHTS = "routed_experts", "sampling_mask", "routing_weights"
+NAMES = (ROUTED_EXPERTS, SAMPLING_MASK, ROUTING_WEIGHTS)
+WEIGHTS_FIELD, RETURN_WEIGHTS = "routed_expert_weights", "return_routed_expert_weights"
 Ints: TypeAlias = np.ndarray[Any, np.dtype[np.int32]]
+Floats: TypeAlias = np.ndarray[Any, np.dtype[np.float32]]
 
 
 def check_names(names: Sequence[str]) -> tuple[str, ...]:
@@ -31,6 +34,8 @@ def check_names(names: Sequence[str]) -> tuple[str, ...]:
             raise ConfigError(
                 f"aligned takes {' and '.join(map(repr, NAMES))}, got {name!r}{nearest(str(name), NAMES)}"
             )
+    if ROUTING_WEIGHTS in names and ROUTED_EXPERTS not in names:
+        raise ConfigError("routing_weights belong to experts: add 'routed_experts' to aligned")
     return tuple(names)
 
 
@@ -41,6 +46,11 @@ def check_server(names: Sequence[str], info: ServerInfo) -> None:
         raise ConfigError(
             "these servers do not return routed experts: start them with --enable-return-routed-experts, or leave "
             "'routed_experts' out of aligned"
+        )
+    if ROUTING_WEIGHTS in names and info.returns_routing_weights is False:
+        raise ConfigError(
+            "these servers do not return routing weights, which SGLang's releases cannot: start one that can with "
+            "--enable-return-routed-expert-weights, or leave 'routing_weights' out of aligned"
         )
     if info.routing_shape is None:
         raise ConfigError(
@@ -59,6 +69,8 @@ def payload_fields(names: Sequence[str], prompt_tokens: int) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     if ROUTED_EXPERTS in names:
         fields |= {"return_routed_experts": True, "routed_experts_start_len": prompt_tokens - 1}
+    if ROUTING_WEIGHTS in names:
+        fields[RETURN_WEIGHTS] = True
     if SAMPLING_MASK in names:
         fields["return_sampling_mask"] = True
     return fields
@@ -74,7 +86,10 @@ def read_payloads(
     payloads: dict[str, np.ndarray[Any, Any]] = {}
     if ROUTED_EXPERTS in names:
         assert info.routing_shape is not None
-        payloads[ROUTED_EXPERTS] = _routed_experts(meta, len(token_ids), len(request.prompt_ids), info.routing_shape)
+        rows = _routed_experts(meta, len(token_ids), len(request.prompt_ids), info.routing_shape)
+        payloads[ROUTED_EXPERTS] = rows[len(rows) - len(token_ids) :]
+        if ROUTING_WEIGHTS in names:
+            payloads[ROUTING_WEIGHTS] = routing_weights(meta, rows.shape)[len(rows) - len(token_ids) :]
     if SAMPLING_MASK in names:
         payloads[SAMPLING_MASK] = _sampling_mask(meta, token_ids, request.params, info.vocab_size)
     return payloads
@@ -99,7 +114,32 @@ def _routed_experts(meta: Mapping[str, Any], count: int, prompt_tokens: int, sha
         raise EngineError(
             f"SGLang's routed_experts have {len(rows)} rows where {count} tokens were sampled behind {prompt_tokens}"
         )
-    return rows[-count:]
+    return rows
+
+
+def routing_weights(meta: Mapping[str, Any], shape: Sequence[int]) -> Floats:
+    """Return the weights of routed experts of some shape, float32 as the server gave them; the slots are the ids'.
+
+    Raises EngineError if there are none, or not as many, or one that is no weight. Two bytes each could be float16 or
+    bfloat16, so they are refused, too.
+    """
+    if not np.prod(shape):
+        return np.zeros(shape, np.float32)
+    text = meta.get(WEIGHTS_FIELD)
+    if not isinstance(text, str):
+        raise EngineError(
+            f"SGLang sent no {WEIGHTS_FIELD}: it must run with --enable-return-routed-expert-weights, which its "
+            "releases do not have"
+        )
+    try:
+        weights = np.frombuffer(base64.b64decode(text, validate=True), "<f4").astype(np.float32).reshape(shape)
+    except (binascii.Error, ValueError) as error:
+        raise EngineError(
+            f"SGLang's {WEIGHTS_FIELD} must be float32 {list(shape)}, as the experts are: {error}"
+        ) from error
+    if not np.isfinite(weights).all() or weights.min() < 0:
+        raise EngineError(f"SGLang's {WEIGHTS_FIELD} must be finite and 0 or more")
+    return weights
 
 
 def _sampling_mask(meta: Mapping[str, Any], token_ids: Sequence[int], params: SamplingParams, vocab_size: int) -> Ints:

@@ -43,6 +43,7 @@ class ServerInfo:
     sglang_version: str | None
     returns_routed_experts: bool | None = None
     routing_shape: tuple[int, int] | None = None
+    returns_routing_weights: bool | None = None
 
 
 def read_info(
@@ -70,6 +71,7 @@ def read_info(
     if routing_shape is None and config.layers is not None and config.experts_per_token is not None:
         routing_shape = (config.layers, config.experts_per_token)
     returns = server.get("enable_return_routed_experts")
+    weights = server.get("enable_return_routed_expert_weights", None if returns is None else False)
     return ServerInfo(
         model_path=model_path,
         tokenizer_path=_field(url, "/model_info", model, "tokenizer_path", str),
@@ -80,6 +82,7 @@ def read_info(
         sglang_version=server.get("version"),
         returns_routed_experts=returns if isinstance(returns, bool) else None,
         routing_shape=routing_shape,
+        returns_routing_weights=weights if isinstance(weights, bool) else None,
     )
 
 
@@ -113,7 +116,14 @@ def read_labels(answer: Any) -> tuple[str, ...]:
 
 def merge_infos(infos: Mapping[str, ServerInfo]) -> ServerInfo:
     (first_url, first), *others = infos.items()
-    for name in ("vocab_size", "weight_version", "deterministic", "returns_routed_experts", "routing_shape"):
+    for name in (
+        "vocab_size",
+        "weight_version",
+        "deterministic",
+        "returns_routed_experts",
+        "routing_shape",
+        "returns_routing_weights",
+    ):
         for url, info in others:
             value, other = getattr(first, name), getattr(info, name)
             if value != other:

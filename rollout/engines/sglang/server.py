@@ -20,7 +20,8 @@ class SGLangServer(SGLangClient):
     Args:
         urls: the servers, for example "http://127.0.0.1:30000", or one router.
         workers: the urls of a router's workers, if they cannot be asked from it.
-        aligned: payloads that `Generation.aligned` is to hold, of `routed_experts` and `sampling_mask`.
+        aligned: payloads that `Generation.aligned` is to hold, of `routed_experts`, `routing_weights` and
+            `sampling_mask`.
         request_timeout: seconds for one generation, waiting on the server and pauses included.
         control_timeout: seconds for every other call.
         weights_timeout: seconds for an update of the weights.

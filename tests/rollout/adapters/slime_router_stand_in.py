@@ -30,7 +30,7 @@ class Router:
         self.bodies, self.headers = [], []
         self.held = asyncio.Event()
         self.held.set()
-        self.aborting = False
+        self.aborting, self.weighs = False, True
 
     def serve(self):
         return serving(
@@ -72,6 +72,9 @@ class Router:
             meta["top_p_token_offsets"] = encoded(np.cumsum([0, *map(len, kept)]))
         if body.get("return_routed_experts"):
             meta["routed_experts"] = encoded([routing(one) for one in [*body["input_ids"], *ids][:-1]])
+        if body.get("return_routed_expert_weights") and self.weighs:
+            rows = np.asarray([weights(one) for one in [*body["input_ids"], *ids][:-1]], "<f4")
+            meta["routed_expert_weights"] = base64.b64encode(rows.tobytes()).decode()
         return web.json_response({"text": said, "output_ids": ids, "meta_info": meta})
 
     async def workers(self, request):
@@ -89,6 +92,12 @@ class Router:
 def routing(token_id):
     """The experts of a token, other ones for other tokens."""
     return [[(token_id + layer + slot) % 7 + 1 for slot in range(TOP_K)] for layer in range(LAYERS)]
+
+
+def weights(token_id):
+    """Their weights, of a token's experts together 1; not exact in fewer than 32 bits."""
+    first = np.float32(1) / np.float32(token_id + 2)
+    return [[float(first), float(np.float32(1) - first)]] * LAYERS
 
 
 def encoded(numbers):

@@ -41,6 +41,7 @@ class Sample:
     rollout_top_p_token_ids: Any = None
     rollout_top_p_token_offsets: Any = None
     rollout_routed_experts: Any = None
+    train_metadata: dict | None = None
     remove_sample: bool = False
     status: Any = None
     metadata: dict = field(default_factory=dict)

@@ -10,10 +10,11 @@ import itertools
 from argparse import Namespace
 
 import pytest
+import torch
 from aiohttp import web
 
 from tests.rollout.adapters import slime_stand_in
-from tests.rollout.adapters.slime_router_stand_in import CALL, LAYERS, TOP_K, Router, routing
+from tests.rollout.adapters.slime_router_stand_in import CALL, LAYERS, TOP_K, Router, routing, weights
 from toolgym.rollout import tiny_policy_path
 from toolgym.rollout.adapters.slime import generate, log_eval_rollout, post_process_rewards
 from toolgym.tools.errors import ConfigError, UnknownNameError
@@ -112,6 +113,40 @@ async def test_what_slime_replays_fits_every_token(state, tokenizer):
     assert len(kept) == sample.response_length
     assert [len(one) > 0 for one in kept] == [bool(one) for one in sample.loss_mask]
     assert all(one in some for one, some in zip(response, kept, strict=True) if some)
+
+
+REPLAY = {"use_rollout_routing_replay": True, "num_layers": LAYERS, "moe_router_topk": TOP_K}
+WEIGHED = {"env": "CodeInterpreter-v0", "routing_weights": True}
+
+
+async def test_the_weights_of_replayed_experts_come_along(state, tokenizer, monkeypatch):
+    """In a sample's own field where the trainer's samples have one, and else beside what its training data gets."""
+    sample = await play(Router(tokenizer), toolgym=WEIGHED, **REPLAY)
+    rows = sample.train_metadata["rollout_routed_experts_weights"]
+    assert rows.dtype is torch.float32
+    assert rows.shape == sample.rollout_routed_experts.shape
+    assert rows.tolist() == [weights(one) for one in sample.tokens[:-1]]
+    assert sample.rollout_routed_experts.tolist() == [routing(one) for one in sample.tokens[:-1]]
+    monkeypatch.setattr(type(sample), "rollout_routed_experts_weights", None, raising=False)
+    sample = await play(Router(tokenizer), sample_of(), toolgym=WEIGHED, **REPLAY)
+    assert sample.rollout_routed_experts_weights.tolist() == rows.tolist()
+    masked = await play(Router(tokenizer, fail), sample_of(), toolgym=WEIGHED, **REPLAY)
+    assert masked.remove_sample
+    assert masked.rollout_routed_experts_weights.tolist() == [[[0.5, 0.5]] * LAYERS]
+    plain = await play(Router(tokenizer), sample_of(), **REPLAY)
+    assert plain.rollout_routed_experts_weights is None
+
+
+async def test_weights_that_do_not_come_are_named(state, tokenizer, caplog):
+    router = Router(tokenizer)
+    router.weighs = False
+    sample = await play(router, toolgym=WEIGHED, **REPLAY)
+    assert sample.remove_sample
+    assert "sent no routed_expert_weights" in sample.metadata["toolgym"]["error"]
+    with pytest.raises(ConfigError, match="--use-rollout-routing-replay"):
+        await play(Router(tokenizer), toolgym=WEIGHED)
+    with pytest.raises(ConfigError, match="true or false, got 'yes'"):
+        await play(Router(tokenizer), toolgym={**WEIGHED, "routing_weights": "yes"}, **REPLAY)
 
 
 async def test_several_sequences_are_samples_of_one_episode(state, tokenizer):

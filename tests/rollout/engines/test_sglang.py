@@ -456,7 +456,13 @@ def encoded(rows: int) -> tuple[str, np.ndarray[Any, Any]]:
 
 
 def payloads(meta: dict[str, Any], ids: tuple[int, ...] = (5, 6), params: SamplingParams = SHORT) -> dict[str, Any]:
-    names = tuple(name for name in NAMES if name == "routed_experts" or params.top_k != -1)
+    names = tuple(
+        name
+        for name in NAMES
+        if name == "routed_experts"
+        or (name == "sampling_mask" and params.top_k != -1)
+        or (name == "routing_weights" and "routed_expert_weights" in meta)
+    )
     return read_payloads(names, meta, ids, GenerationRequest((1, 2, 3, 4), params, "a"), MOE)
 
 
@@ -484,6 +490,36 @@ def test_routed_experts_are_those_of_the_passes_that_gave_the_tokens() -> None:
 def test_routed_experts_that_do_not_fit_are_told(meta: dict[str, Any], message: str) -> None:
     with pytest.raises(EngineError, match=message):
         payloads(meta)
+
+
+def floats(values: Any, dtype: str = "<f4") -> str:
+    return base64.b64encode(np.asarray(values, dtype).tobytes()).decode()
+
+
+@pytest.mark.parametrize("rows", [2, 5], ids=["the sampled tokens'", "the prompt's, too"])
+def test_routing_weights_are_those_of_the_experts_to_the_bit(rows: int) -> None:
+    weights = np.random.default_rng(0).random((rows, 3, 2), np.float32)
+    found = payloads({"routed_experts": encoded(rows)[0], "routed_expert_weights": floats(weights)})
+    assert found["routing_weights"].dtype == np.float32
+    assert found["routing_weights"].shape == found["routed_experts"].shape == (2, 3, 2)
+    assert np.array_equal(found["routing_weights"], weights[-2:])
+    assert payloads({"routed_expert_weights": None}, ids=())["routing_weights"].shape == (0, 3, 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "sent no routed_expert_weights: it must run with --enable-return-routed-expert-weights"),
+        ("%%%", r"must be float32 \[2, 3, 2\]"),
+        (floats(np.ones((3, 3, 2))), r"must be float32 \[2, 3, 2\]"),
+        (floats(np.ones((2, 3, 2)), "<f2"), r"must be float32 \[2, 3, 2\]"),
+        (floats(np.full((2, 3, 2), np.nan)), "finite and 0 or more"),
+        (floats(np.full((2, 3, 2), -0.5)), "finite and 0 or more"),
+    ],
+)
+def test_routing_weights_that_do_not_fit_are_told(text: Any, message: str) -> None:
+    with pytest.raises(EngineError, match=message):
+        payloads({"routed_experts": encoded(2)[0], "routed_expert_weights": text})
 
 
 def test_a_sampling_mask_is_as_wide_as_top_k_or_its_ties() -> None:
@@ -518,7 +554,10 @@ async def test_payloads_are_asked_for_with_every_request() -> None:
 
     async def generate(request: web.Request) -> web.Response:
         seen.append(await request.json())
-        return web.json_response(wrong(routed_experts=text, output_token_sampling_mask=[[5], [6, 7]]))
+        weights = floats(values / 16)
+        return web.json_response(
+            wrong(routed_experts=text, routed_expert_weights=weights, output_token_sampling_mask=[[5], [6, 7]])
+        )
 
     async with client(generate, aligned=NAMES, routing_shape=(3, 2)) as engine:
         params = SamplingParams(max_new_tokens=2, top_k=2)
@@ -527,7 +566,9 @@ async def test_payloads_are_asked_for_with_every_request() -> None:
             await engine.generate([1], SHORT, request_id="a")
         await engine.generate([1], SamplingParams(max_new_tokens=2, top_k=1), request_id="a")
     assert np.array_equal(generation.aligned["routed_experts"], values)
+    assert np.array_equal(generation.aligned["routing_weights"], values / 16)
     assert generation.aligned["sampling_mask"].tolist() == [[5, -1], [6, 7]]
+    assert seen[0]["return_routed_expert_weights"] is True
     assert (seen[0]["return_routed_experts"], seen[0]["routed_experts_start_len"]) == (True, 2)
     assert seen[0]["return_sampling_mask"] is True
     assert (seen[1]["sampling_params"]["top_k"], seen[1]["sampling_params"]["top_p"] < 1e-6) == (2, True)
@@ -560,6 +601,13 @@ async def test_payloads_that_cannot_come_are_refused_at_start() -> None:
             server_info={"enable_return_routed_experts": False},
         ):
             pass
+    both = ("routed_experts", "routing_weights")
+    with pytest.raises(ConfigError, match="add 'routed_experts' to aligned"):
+        SGLangServer("http://localhost:1", aligned=both[1:])
+    for said in ({"enable_return_routed_experts": True}, {"enable_return_routed_expert_weights": False}):
+        with pytest.raises(ConfigError, match="--enable-return-routed-expert-weights"):
+            async with client(answering(GOOD), aligned=both, routing_shape=(3, 2), server_info=said):
+                pass
     with pytest.raises(ConfigError, match="routing_shape="):
         async with client(answering(GOOD), aligned=("routed_experts",)):
             pass
