@@ -4,7 +4,7 @@ Prints a line for each fault and ends with status 1 if there is one. Checked are
 
 - variables called `one`, `found`, `given`, `made`, `said` or `own`: name the thing with a noun;
 - docstrings that begin with what, how, which, where, who or whose: begin with a noun or a verb;
-- a class name that stands for two classes of the library; adapters name theirs `Toolgym...`, and trainers what is in them;
+- a class name that stands for two classes of the library (adapters' `Toolgym...` apart: trainers name those);
 - functions of more than 60 lines without their docstring, and public functions of more than 12 parameters.
 
 With `--advice` also sentences that may be hard to read; they are no faults.
@@ -76,10 +76,8 @@ def main() -> int:
     for path in (path for layer in LAYERS for path in sorted((ROOT / layer).rglob("*.py"))):
         text = path.read_text(encoding="utf-8")
         tree, shown = ast.parse(text), path.relative_to(ROOT)
-        nodes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
-        theirs = {id(inner) for node in nodes if node.name.startswith("Toolgym") for inner in node.body}
-        for node in nodes:
-            if id(node) not in theirs and not node.name.startswith(("_", "Toolgym")):
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith(("_", "Toolgym")):
                 classes[node.name].append(f"{shown}:{node.lineno}")
         if not any(path.is_relative_to(root) for root in roots):
             continue

@@ -77,8 +77,9 @@ async def run(
     try:
         reward = playing.result()
     except (asyncio.CancelledError, EpisodeFailedError) as error:
-        failed = isinstance(error, EpisodeFailedError)
-        reason, why = (error.stop_reason, str(error)) if failed else (StopReason.ABORTED, "Miles ended it")
+        reason, why = StopReason.ABORTED, "Miles ended it"
+        if isinstance(error, EpisodeFailedError):
+            reason, why = error.stop_reason, str(error)
         log.warning("an episode was broken off (%s): %s", reason.value, shorten(why))
         return {METADATA: {"usable": False, "stop_reason": reason.value, "error": why}}
     return {"reward": reward, METADATA: {"usable": True}, "agent_metrics": {"turns": len(earned)}}

@@ -19,7 +19,7 @@ from toolgym.envs.types import EpisodeFailedError, StopReason
 from toolgym.rollout.adapters.versions import needs
 from toolgym.rollout.runner.envs.env_factory import EnvFactory
 from toolgym.rollout.runner.envs.env_pool import EnvPool
-from toolgym.rollout.seeds import derive_seed, stream_seed
+from toolgym.rollout.seeds import derive_seed
 from toolgym.tools.concurrency.event_loop_thread import EventLoopThread
 from toolgym.tools.errors import ConfigError, UnknownNameError, nearest, shorten
 from toolgym.tools.keywords import named_keywords
@@ -65,17 +65,20 @@ class TitanTask(NamedTuple):
     seed: int
 
 
+@dataclass(kw_only=True, slots=True)
+class ToolgymDatasetConfig(Configurable.Config):  # type: ignore[misc]
+    env: str
+    env_kwargs: dict[str, Any] = field(default_factory=dict)
+    split: str = "train"
+    seed: int = 0
+
+
 class ToolgymDataset(Configurable):  # type: ignore[misc]  # torchtitan has no types
     """The tasks of an env without end, shuffled by `seed` in each epoch anew; each comes with a seed for its env."""
 
-    @dataclass(kw_only=True, slots=True)
-    class Config(Configurable.Config):  # type: ignore[misc]
-        env: str
-        env_kwargs: dict[str, Any] = field(default_factory=dict)
-        split: str = "train"
-        seed: int = 0
+    Config = ToolgymDatasetConfig
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: ToolgymDatasetConfig) -> None:
         factory = EnvFactory.of(config.env, config.env_kwargs)
         with closing(EventLoopThread(name="toolgym-titanrl")) as bridge:
             splits = bridge.run(factory.tasks()).splits()
@@ -98,17 +101,20 @@ class ToolgymDataset(Configurable):  # type: ignore[misc]  # torchtitan has no t
         return TitanTask(self._tasks[place], derive_seed(self._seed, self._count))
 
 
+@dataclass(kw_only=True, slots=True)
+class ToolgymMessageEnvConfig(MessageEnv.Config):  # type: ignore[misc]
+    env: str
+    env_kwargs: dict[str, Any] = field(default_factory=dict)
+    timeout: float = TIMEOUT
+    """Seconds for one call of the env, and for making it."""
+
+
 class ToolgymMessageEnv(MessageEnv):  # type: ignore[misc]
     """One episode of an env. What breaks it off is an `EpisodeFailedError`, which TitanRL logs."""
 
-    @dataclass(kw_only=True, slots=True)
-    class Config(MessageEnv.Config):  # type: ignore[misc]
-        env: str
-        env_kwargs: dict[str, Any] = field(default_factory=dict)
-        timeout: float = TIMEOUT
-        """Seconds for one call of the env, and for making it."""
+    Config = ToolgymMessageEnvConfig
 
-    def __init__(self, config: Config, *, env_input: TitanTask) -> None:
+    def __init__(self, config: ToolgymMessageEnvConfig, *, env_input: TitanTask) -> None:
         self._config, self._input = config, env_input
         self._envs = EnvPool(EnvFactory.of(config.env, config.env_kwargs), config.timeout)
         self._calls = 0
@@ -165,14 +171,17 @@ def _shown(messages: Sequence[Message]) -> list[dict[str, Any]]:
     return [dict(message) for message in messages]
 
 
+@dataclass(kw_only=True, slots=True)
+class ToolgymTokenEnvConfig(TokenEnv.Config):  # type: ignore[misc]
+    pass
+
+
 class ToolgymTokenEnv(TokenEnv):  # type: ignore[misc]
     """TitanRL's `TokenEnv`, whose limits the env scores: TitanRL itself would end the episode without a word to it."""
 
-    @dataclass(kw_only=True, slots=True)
-    class Config(TokenEnv.Config):  # type: ignore[misc]
-        pass
+    Config = ToolgymTokenEnvConfig
 
-    def __init__(self, config: Config, *, message_env: ToolgymMessageEnv, renderer: Any) -> None:
+    def __init__(self, config: ToolgymTokenEnvConfig, *, message_env: ToolgymMessageEnv, renderer: Any) -> None:
         super().__init__(config, message_env=message_env, renderer=renderer)
         self._env = message_env
 
@@ -186,23 +195,29 @@ class ToolgymTokenEnv(TokenEnv):  # type: ignore[misc]
         return output
 
 
+@dataclass(kw_only=True, slots=True)
+class ToolgymRewardConfig(RewardFn.Config):  # type: ignore[misc]
+    pass
+
+
 class ToolgymReward(RewardFn):  # type: ignore[misc]
     """The sum of what the env gave for each turn."""
 
-    @dataclass(kw_only=True, slots=True)
-    class Config(RewardFn.Config):  # type: ignore[misc]
-        pass
+    Config = ToolgymRewardConfig
 
     async def __call__(self, rollout: Rollout, env_input: object) -> float:
         return float(sum(turn.env_rewards.get(REWARD, 0.0) for turn in rollout.turns))
 
 
+@dataclass(kw_only=True, slots=True)
+class ToolgymRollouterConfig(Rollouter.Config):  # type: ignore[misc]
+    pass
+
+
 class ToolgymRollouter(Rollouter):  # type: ignore[misc]
     """TitanRL's `Rollouter`, which leaves out what something broke off: it would train on it as a wrong answer."""
 
-    @dataclass(kw_only=True, slots=True)
-    class Config(Rollouter.Config):  # type: ignore[misc]
-        pass
+    Config = ToolgymRollouterConfig
 
     async def run_group_rollouts(self, **arguments: Any) -> RolloutGroup:
         """Play a group; its advantages are among the episodes that count. Raises EpisodeFailedError if none does."""
@@ -234,7 +249,7 @@ def rollouter_config(
     max_num_turns: int | None = None,
     max_rollout_tokens: int | None = None,
     **further: Any,
-) -> ToolgymRollouter.Config:
+) -> ToolgymRollouterConfig:
     """Return the `rollouter` of a `Controller.Config` that plays an env.
 
     Args:
@@ -255,8 +270,8 @@ def rollouter_config(
     EnvFactory.of(env, kwargs)
     if not isinstance(timeout, int | float) or not timeout > 0:
         raise ConfigError(f"timeout must be seconds above 0, got {timeout!r}")
-    validation_seed = stream_seed(seed, validate=True)
-    return ToolgymRollouter.Config(
+    validation_seed = derive_seed(seed, "validate")
+    return ToolgymRollouterConfig(
         **{
             "train_dataset": ToolgymDataset.Config(env=env, env_kwargs=kwargs, seed=seed),
             "validation_dataset": ToolgymDataset.Config(

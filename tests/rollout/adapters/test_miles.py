@@ -109,7 +109,8 @@ def arguments(**more):
         "rollout_temperature": 1.0, "rollout_top_p": 1.0, "rollout_top_k": -1, "rollout_max_response_len": 200,
         "rollout_stop": None, "rollout_stop_token_ids": None, "rollout_skip_special_tokens": False,
         "save_debug_trajectory_data": None, "use_session_server": True, "session_message_matcher": "strict",
-        "reward_key": None, "use_distributed_post": False, "sglang_router_policy": None, "router_policy": None,
+        "reward_key": None, "use_distributed_post": False, "eval_num_gpus": 0,
+        "sglang_router_policy": None, "router_policy": None,
     }  # fmt: skip
     return Namespace(**{**values, **more})
 
