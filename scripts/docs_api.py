@@ -23,6 +23,7 @@ MODULES = (
     "toolgym.rollout.adapters.tunix",
     "toolgym.exports.row_model",
     "toolgym.report.estimators",
+    "toolgym.report.evaluation",
     "toolgym.report.report",
     "toolgym.viewer.query",
     "toolgym.viewer.run_index",
