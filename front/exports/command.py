@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from toolgym.rollout.trajectory.trajectory import Trajectory
     from toolgym.viewer.run_index import Row, RunIndex
 
-FILES = {"inspect": ".eval", "parquet": ".parquet", "sft": ".jsonl"}
+FILES = {"inspect": ".eval", "mooncake": ".jsonl", "parquet": ".parquet", "sft": ".jsonl"}
 """Formats of one file, and how its name ends."""
 
 FOLDERS = {"atif": r".+\.json", "verl": r"-?\d+\.jsonl"}
@@ -37,13 +37,14 @@ def _print_schema(wanted: bool) -> None:
 
 def command(
     run: Annotated[Path, typer.Argument(help="A file of trajectories, or the folder of a run.")],
-    to: Annotated[Literal["atif", "inspect", "verl", "parquet", "sft"], typer.Option(help="The format.")],
+    to: Annotated[Literal["atif", "inspect", "mooncake", "parquet", "sft", "verl"], typer.Option(help="The format.")],
     out: Annotated[Path, typer.Option(help="A folder for atif and verl, else a file.")],
     query: Annotated[str, typer.Option("--filter", help="Only these, such as 'success step=2 sort:-reward'.")] = "",
     limit: Annotated[int | None, typer.Option(min=1, help="At most so many trajectories.")] = None,
     tokenizer: Annotated[str | None, typer.Option(help="inspect: whose texts tokens have; default: the run's.")] = None,
     min_reward: Annotated[float | None, typer.Option(help="sft: those that earned it; default: successes.")] = None,
     ids: Annotated[bool, typer.Option("--ids", help="sft: exact token ids and labels, no messages.")] = False,
+    scale: Annotated[int, typer.Option(min=1, help="mooncake: how often each token is repeated.")] = 1,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier export at --out.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was done as JSON.")] = False,
     schema: Annotated[
@@ -60,7 +61,8 @@ def command(
     if out.suffix != FILES.get(to, out.suffix):
         raise ConfigError(f"--out: a file of {to} ends in {FILES[to]}, got {str(out)!r}")
     for option, wish, format in (("--ids", ids, "sft"), ("--min-reward", min_reward is not None, "sft"),
-                                 ("--tokenizer", tokenizer, "inspect")):  # fmt: skip
+                                 ("--tokenizer", tokenizer, "inspect"),
+                                 ("--scale", scale > 1, "mooncake")):  # fmt: skip
         if wish and to != format:
             raise ConfigError(f"{option} is for --to {format}, got --to {to}")
     index = RunIndex(run).read_all()
@@ -69,7 +71,8 @@ def command(
     selection = Query.parse(query)
     rows = selection.ordered(list(selection.select(index)))[:limit]
     tally = Tally()
-    options = Options(model_of(run) or "policy", run, tokenizer, min_reward, ids)
+    began_at = min((row.started_at for row in rows if row.readable), default=0.0)
+    options = Options(model_of(run) or "policy", run, began_at, tokenizer, min_reward, ids, scale)
     with becoming(out, overwrite=overwrite, members=FOLDERS.get(to, "")) as part:
         module = importlib.import_module(f"toolgym.exports.{to if to != 'inspect' else 'inspect_log'}")
         module.write(_trajectories(index, rows, tally), part, options, tally)

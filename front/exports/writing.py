@@ -41,13 +41,17 @@ class Tally:
 
 
 class Options(NamedTuple):
-    """The name of the model, the run's path, and the options of the command that only some formats have."""
+    """The name of the model, the run's path, when the first trajectory began (seconds since the epoch), and the options
+    of the command that only some formats have; `block` is the number of tokens that a block of a trace has."""
 
     model: str
     run: Path
+    began_at: float = 0.0
     tokenizer: str | None = None
     min_reward: float | None = None
     ids: bool = False
+    scale: int = 1
+    block: int = 64
 
 
 @contextlib.contextmanager

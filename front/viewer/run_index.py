@@ -70,6 +70,7 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     branch_turn: int | None = None
     validate: bool = False
     error: str = ""
+    started_at: float = 0.0
 
     @property
     def readable(self) -> bool:
@@ -111,6 +112,7 @@ class _Line(msgspec.Struct):
     sample_index: int = 0
     step: int = 0
     stop_reason: str = ""
+    started_at: float = 0.0
     seconds: float = 0.0
     validate: bool = False
     role: str = "policy"
@@ -334,6 +336,7 @@ def _row(text: bytes, number: int, file: int, start: int) -> Row:
         parent=line.parent,
         branch_turn=line.branch_turn,
         validate=line.validate,
+        started_at=line.started_at,
         error="" if line.error is None else line.error.message[:MAX_ERROR],
     )
 
