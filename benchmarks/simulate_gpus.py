@@ -3,10 +3,10 @@
     python benchmarks/simulate_gpus.py --simulator AISIM/bin/python [--run RUN] [--rows PATTERN ...] [--loads 64 ...]
 
 RUN is a recorded run; if it is not there, one of the tiny policy whose episodes branch is recorded there. A `Runner`
-plays its episodes again, with its own scheduler, admission and brancher, on an event loop whose clock jumps (`gpu_clock.py`):
-engines answer as late as a simple model of GPUs says, and tools as late as a heavy-tailed draw. What came of it is
-written as a trace of `agentic_mooncake` in which each request waits for the requests that it waited for there: so
-admission is in the trace. NVIDIA's `aisimulate` plays the trace with the timing of an H100.
+plays its episodes again, with its own scheduler, admission and brancher, on an event loop whose clock jumps
+(`gpu_clock.py`): engines answer as late as a simple model of GPUs says, and tools as late as a heavy-tailed draw. What
+came of it is written as a trace of `agentic_mooncake` in which each request waits for the requests that it waited for
+there: so admission is in the trace. NVIDIA's `aisimulate` plays the trace with the timing of an H100.
 
 | row | what it is |
 | --- | --- |
