@@ -17,7 +17,7 @@ import contextlib
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from toolgym.rollout.engines.base import Generation
 from toolgym.rollout.limits import HistoryMode
@@ -25,7 +25,7 @@ from toolgym.rollout.models.images import PlacedImage
 from toolgym.rollout.models.token_ids import TokenIds
 from toolgym.rollout.tokens.placed_ids import images_in, moved
 from toolgym.rollout.tokens.renderer import ChatRenderer
-from toolgym.rollout.trajectory.token_sequence import Segment, TokenSequence, version_runs
+from toolgym.rollout.trajectory.token_sequence import Ids, Segment, TokenSequence
 from toolgym.tools.errors import TemplateError
 from toolgym.tools.message import Message, assistant, text_of, user
 from toolgym.tools.parsers import ParsedTurn, split_reasoning
@@ -94,14 +94,13 @@ class Conversation:
 
     @property
     def sequences(self) -> tuple[TokenSequence, ...]:
-        last = TokenSequence(self._prompt.array, tuple(self._segments), self._start_reason, self.images)
+        last = TokenSequence(cast(Ids, self._prompt), tuple(self._segments), self._start_reason, self.images)
         return (*self._done, last)
 
     def add_generation(self, generation: Generation) -> None:
         if generation.token_ids:
-            runs = version_runs(generation.weight_versions)
-            ids, logprobs = generation.ids.array, generation.logprob_array
-            self._segments.append(Segment(ids, True, logprobs, runs, generation.aligned))
+            logprobs, versions = generation.logprob_array, generation.weight_versions
+            self._segments.append(Segment.policy(generation.ids, logprobs, versions, generation.aligned))
             self.context = self.context.followed_by(generation.ids)
 
     def add_turn(self) -> str:
@@ -120,7 +119,7 @@ class Conversation:
         """Put ids after the context that the policy did not sample, such as the end of a turn that it left open."""
         if token_ids:
             ids = TokenIds(token_ids)
-            self._segments.append(Segment.env(ids.array))
+            self._segments.append(Segment.env(ids))
             self.context = self.context.followed_by(ids)
 
     def parse_turn(self) -> ParsedTurn:

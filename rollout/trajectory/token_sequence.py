@@ -12,12 +12,13 @@ import itertools
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NotRequired, TypedDict
+from typing import Any, NotRequired, TypedDict, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from toolgym.rollout.models.images import PlacedImage
+from toolgym.rollout.models.token_ids import TokenIds
 from toolgym.tools.errors import ConfigError
 
 Ids = NDArray[np.int32]
@@ -94,7 +95,9 @@ def _frozen(array: NDArray[Any]) -> NDArray[Any]:
     return view
 
 
-def _ids(values: ArrayLike) -> Ids:
+def _ids(values: ArrayLike | TokenIds) -> Ids:
+    if isinstance(values, TokenIds):
+        return values.array  # checked when they were made
     array = np.asarray(values)
     if array.shape == (0,):
         array = array.astype(np.int32)
@@ -123,7 +126,7 @@ def _payload(name: str, values: ArrayLike) -> NDArray[Any]:
 class Segment:
     """A run of tokens behind the prompt, all sampled by the policy or all put there by the env.
 
-    `Segment.policy` and `Segment.env` make one from any sequences. The arrays are read-only views of those given.
+    `Segment.policy` and `Segment.env` make one from any sequences; `TokenIds` are not checked again. The arrays are read-only views of those given.
     Raises ConfigError if an array does not have one value per token.
 
     Attributes:
@@ -163,17 +166,17 @@ class Segment:
     @classmethod
     def policy(
         cls,
-        token_ids: ArrayLike,
+        token_ids: ArrayLike | TokenIds,
         logprobs: ArrayLike,
         weight_versions: Iterable[str],
         aligned: Mapping[str, NDArray[Any]] | None = None,
     ) -> Segment:
         """Tokens that the policy sampled, with one log-probability and one weight version per id."""
-        return cls(np.asarray(token_ids), True, np.asarray(logprobs), version_runs(weight_versions), aligned or {})
+        return cls(cast(Ids, token_ids), True, np.asarray(logprobs), version_runs(weight_versions), aligned or {})
 
     @classmethod
-    def env(cls, token_ids: ArrayLike) -> Segment:
-        return cls(np.asarray(token_ids), False)
+    def env(cls, token_ids: ArrayLike | TokenIds) -> Segment:
+        return cls(cast(Ids, token_ids), False)
 
     @classmethod
     def merge(cls, segments: Sequence[Segment]) -> Segment:
