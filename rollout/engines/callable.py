@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import numbers
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 
@@ -25,6 +25,8 @@ NO_LIMIT = 10**9
 
 _KEYS = ("token_ids", "logprobs", "finish_reason", "weight_versions", "cached_tokens", "aligned")
 _REASONS = ", ".join(repr(reason.value) for reason in FinishReason)
+_KINDS = {numbers.Integral: "iu", numbers.Real: "iuf"}
+"""The kinds of NumPy dtypes whose arrays hold such numbers, and nothing else."""
 
 
 class CallableEngine(Engine):
@@ -121,8 +123,8 @@ def read_answer(answer: object, request: GenerationRequest, weight_version: str 
     for name in answer:
         if name not in _KEYS:
             raise EngineError(f"generate returned an unknown key {name!r}{nearest(str(name), _KEYS)}")
-    token_ids = tuple(int(token_id) for token_id in _numbers("token_ids", answer["token_ids"], numbers.Integral))
-    logprobs = tuple(float(logprob) for logprob in _numbers("logprobs", answer["logprobs"], numbers.Real))
+    token_ids = tuple(map(int, _numbers("token_ids", answer["token_ids"], numbers.Integral)))
+    logprobs = tuple(map(float, _numbers("logprobs", answer["logprobs"], numbers.Real)))
     aligned = answer.get("aligned") or {}
     if not isinstance(aligned, Mapping):
         raise EngineError(f"generate returned aligned={shorten(repr(aligned))}; it must map names to arrays")
@@ -137,6 +139,8 @@ def read_answer(answer: object, request: GenerationRequest, weight_version: str 
 
 
 def _numbers(name: str, values: Any, kind: type) -> list[Any]:
+    if isinstance(values, np.ndarray) and values.ndim == 1 and values.dtype.kind in _KINDS[kind]:
+        return cast("list[Any]", values.tolist())
     if hasattr(values, "tolist"):
         values = values.tolist()
     if isinstance(values, str | bytes) or not isinstance(values, Sequence):

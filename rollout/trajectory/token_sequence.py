@@ -126,7 +126,8 @@ def _payload(name: str, values: ArrayLike) -> NDArray[Any]:
 class Segment:
     """A run of tokens behind the prompt, all sampled by the policy or all put there by the env.
 
-    `Segment.policy` and `Segment.env` make one from any sequences; `TokenIds` are not checked again. The arrays are read-only views of those given.
+    `Segment.policy` and `Segment.env` make one from any sequences; `TokenIds` are not checked again. The arrays are
+    read-only views of those given.
     Raises ConfigError if an array does not have one value per token.
 
     Attributes:

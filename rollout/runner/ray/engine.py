@@ -23,6 +23,7 @@ from toolgym.rollout.engines.base import (
 )
 from toolgym.rollout.engines.callable import NO_LIMIT, read_answer
 from toolgym.rollout.runner.ray.cluster import RETRY_PAUSE, UNREACHABLE, WorkerDiedError, WorkerLostError, call
+from toolgym.rollout.runner.ray.exchange import Exchange, ExchangeClient
 from toolgym.rollout.runner.ray.packing import portable
 from toolgym.rollout.runner.ray.worker import MakeEngine, started_engine
 from toolgym.tools.errors import ConfigError, EngineError, EngineUnavailableError, check_seconds, shorten
@@ -47,7 +48,8 @@ class RayEngine(Engine):
     An actor has an async method `generate(prompt_ids, params, request_id, affinity)`: it gets int32 `[tokens]`, the
     `SamplingParams`, and two texts; if `about` says `takes_images`, also `images` and `forbidden_ids` by name. It
     returns what `toolgym.rollout.engines.callable.read_answer` reads, best with arrays. Cancelling the call must abort
-    the request. `EngineActor` is such a class for any engine. An actor may have `abort`, `pause`, `resume`,
+    the request. `EngineActor` is such a class for any engine; requests that begin in one round of the event loop go to
+    it in one call (see `toolgym.rollout.runner.ray.exchange`). An actor may have `abort`, `pause`, `resume`,
     `update_weights` and `load`, as an `Engine` has them, and `EngineActor.about`.
 
     Requests of one trajectory go to one actor. If that is dead or restarts they go to another. If none lives but one
@@ -85,6 +87,7 @@ class RayEngine(Engine):
         self._weight_version = "0"
         self._unavailable_timeout = unavailable_timeout
         self._dead: set[Any] = set()
+        self._clients: dict[Any, tuple[asyncio.AbstractEventLoop, ExchangeClient]] = {}
         self._paused = False
 
     @property
@@ -143,12 +146,8 @@ class RayEngine(Engine):
         while True:
             restarting = False
             for actor in self._by_affinity(request.affinity or request.request_id):
-                ref = actor.generate.remote(ids, request.params, request.request_id, request.affinity, **seen)
                 try:
-                    answer = await ref
-                except asyncio.CancelledError:
-                    ray.cancel(ref)
-                    raise
+                    answer = await self._ask(actor, ids, request.params, request.request_id, request.affinity, **seen)
                 except RayTaskError as error:
                     raise error.cause if isinstance(error.cause, Exception) else EngineError(str(error)) from None
                 except RayError as error:
@@ -166,6 +165,20 @@ class RayEngine(Engine):
             if not restarting or loop.time() > give_up_at:
                 raise EngineUnavailableError(f"no actor of the engine answers: {lost}") from lost
             await asyncio.sleep(RETRY_PAUSE)
+
+    async def _ask(self, actor: Any, *args: Any, **kwargs: Any) -> Any:
+        if hasattr(actor, "exchange"):
+            loop, (known, client) = asyncio.get_running_loop(), self._clients.get(actor, (None, None))
+            if client is None or known is not loop:
+                client = ExchangeClient(actor)
+                self._clients[actor] = loop, client
+            return await client.ask(*args, **kwargs)
+        ref = actor.generate.remote(*args, **kwargs)
+        try:
+            return await ref
+        except asyncio.CancelledError:
+            ray.cancel(ref)
+            raise
 
     def _warn_of(self, actor: Any, error: RayError) -> None:
         """Log once that an actor is dead while others may live."""
@@ -252,6 +265,7 @@ class EngineActor:
     def __init__(self, make: MakeEngine) -> None:
         self._make = make
         self._started: asyncio.Task[Engine] | None = None
+        self._exchange = Exchange(self.generate)
 
     async def about(self) -> dict[str, Any]:
         """Return `vocab_size`, `context_length`, `weight_version`, `takes_images` and the pickled `tokenizer`."""
@@ -290,6 +304,10 @@ class EngineActor:
             "cached_tokens": generation.cached_tokens,
             "aligned": dict(generation.aligned),
         }
+
+    async def exchange(self, *args: Any) -> list[Any]:
+        """See `Exchange`."""
+        return await self._exchange(*args)
 
     async def abort(self, request_id: str) -> None:
         await (await self._engine()).abort(request_id)
