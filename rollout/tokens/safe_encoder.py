@@ -47,6 +47,9 @@ two turns that is the template's own text around a result, the same each time.""
 
 _FRAMES = 128
 
+_NAME = 40
+"""More characters than a placeholder has."""
+
 _made: weakref.WeakKeyDictionary[PreTrainedTokenizerBase, tuple[tuple[Any, ...], SafeEncoder]]
 _made = weakref.WeakKeyDictionary()
 
@@ -229,7 +232,9 @@ class SafeEncoder:
             return chr(int(match[1], 16))
         content = match.group()
         if content in self._alone:  # such a token counts only where no word touches it
-            before, after = match.string[: match.start()][-1:], match.string[match.end() :][:1]
+            start, end = match.span()
+            before = self.restore(match.string[max(0, start - _NAME) : start])[-1:]
+            after = self.restore(match.string[end : end + _NAME])[:1]
             if re.match(r"\w", before) or re.match(r"\w", after):
                 return content
         return self._names[content]

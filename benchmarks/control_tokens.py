@@ -1,0 +1,225 @@
+"""Control tokens that come out of a tool's, a user's or a task's text: there must be none.
+
+    python benchmarks/control_tokens.py [--strings 1000000] [--folder FOLDER] [--seed 0]
+
+Each string is made to become a control token of the chat template that it goes through: whole ones, pieces that join
+again once what stands between them is gone, pieces cut over two messages or over a result's name and content, and
+look-alikes that a normaliser makes the real thing. The templates are trl's and those below FOLDER (`*.jinja`), each
+with tokenizers of six kinds: bytes; NFKC; NFKC with normalised added tokens; added tokens that eat white space; ones
+that count as whole words only; and SentencePiece's way, with a space in front and unknown characters as bytes.
+
+A string leaks if the control tokens of the ids are others than with a harmless text in its place, which is empty where
+the string is and has the same white space around it: templates look at that, and tokens that count as whole words
+look at what touches them. Printed are the strings, the leaks, those that a template refuses, and strings a second. The
+exit status is 1 if one leaks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import importlib.util
+import json
+import os
+import re
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
+
+from toolgym.rollout.tokens.renderer import ChatRenderer
+from toolgym.rollout.tokens.template_check import byte_tokenizer
+from toolgym.tools.errors import TemplateError
+from toolgym.tools.message import Message, system, tool, user
+from toolgym.tools.schema import ToolSchema
+
+KINDS = ("bytes", "NFKC", "NFKC, normalised tokens", "eats white space", "whole words", "SentencePiece")
+LEAST = 500
+"""Fewest strings for one template and tokenizer, whose renderer takes a second to make."""
+
+MOST_PIECES = 8
+FILLERS = [
+    *("", " ", "\n", "\t", "  \n", "\u200b", "\u2060", "\ufeff", "\u00ad", "\u0301", "\u2581", "\u3000", "\ufb01"),
+    *("a", "|", "<", ">", "[", "]", '"', "}", "{{", "{%", "</", "x>", "<0x0A>", "<0x3C>", "\\n", "\\u003c", "&lt;"),
+    *("calm", "user", "assistant", "system", "tool"),
+]
+SHOWN = [ToolSchema("f", "Does it.", {"type": "object", "properties": {"x": {"type": "string"}}})]
+
+
+class Job(NamedTuple):
+    """Strings for one template and kind of tokenizer."""
+
+    path: Path
+    kind: str
+    strings: int
+    seed: int
+
+
+class Count(NamedTuple):
+    """What became of the strings of a job; `leaks` shows some of those that leaked."""
+
+    job: Job
+    passed: int
+    refused: int
+    leaks: list[str]
+
+
+def tokenizer_of(template: str, kind: str) -> PreTrainedTokenizerFast:
+    """A tokenizer with the template's own control tokens, of one of KINDS."""
+    plain = byte_tokenizer(template)
+    state = json.loads(plain.backend_tokenizer.to_str())
+    if kind.startswith("NFKC"):
+        state["normalizer"] = {"type": "NFKC"}
+    for token in state["added_tokens"]:
+        token["normalized"] = kind in ("NFKC, normalised tokens", "SentencePiece") and not token["special"]
+        token["lstrip"] = token["rstrip"] = kind == "eats white space"
+        token["single_word"] = kind == "whole words"
+    if kind == "SentencePiece":
+        pieces = ["\u2581", *(f"<0x{byte:02X}>" for byte in range(256))]
+        vocab = {piece: at for at, piece in enumerate(pieces)}  # ids of added tokens follow
+        state["model"].update(vocab=vocab, merges=[], byte_fallback=True)
+        space = {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}
+        state["normalizer"] = {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "\u2581"}, space]}
+        state["pre_tokenizer"] = None
+    backend = Tokenizer.from_str(json.dumps(state))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<bos>", eos_token="<eos>")
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+def hostile_strings(contents: Sequence[str], count: int, seed: int) -> Iterator[tuple[str, str]]:
+    """Strings made of pieces of control tokens, each cut in two at a random place."""
+    rng = np.random.default_rng(seed)
+    lookalikes = [text.translate({ord(char): ord(char) + 0xFEE0 for char in "<|>_/"}) for text in contents]  # full width
+        text.translate({ord(a): b for a, b in zip("<|>_/", "\uff1c\uff5c\uff1e\uff3f\uff0f", strict=True)})
+        for text in contents
+    ]
+    parts = [part for text in contents for at in range(1, len(text)) for part in (text[:at], text[at:])]
+    around = [f"{text[:at]}{filler}{text[at:]}" for text in contents for at in (1, len(text) // 2, len(text) - 1)
+              for filler in (text, "\u200b", " ", "\n")]  # fmt: skip
+    groups = [list(contents), lookalikes, parts, around, [text.upper() for text in contents], FILLERS]
+    pieces = np.array([piece for group in groups for piece in group], dtype=object)
+    ends = np.cumsum([len(group) for group in groups])
+    group = rng.choice(len(groups), size=(count, MOST_PIECES), p=[0.15, 0.1, 0.35, 0.15, 0.05, 0.2])
+    starts = np.concatenate([[0], ends[:-1]])
+    chosen = pieces[(starts[group] + rng.random(group.shape) * (ends - starts)[group]).astype(int)]
+    lengths, cuts = rng.integers(1, MOST_PIECES + 1, count), rng.random(count)
+    for row, length, cut in zip(chosen, lengths, cuts, strict=True):
+        text = "".join(row[:length])
+        at = int(cut * (len(text) + 1))
+        yield text[:at], text[at:]
+
+
+def _result(text: str, number: int = 0, name: str = "f") -> Message:
+    return tool(text, tool_call_id=f"call0000{number}", name=name)
+
+
+def places(renderer: ChatRenderer) -> list[Callable[[str, str], list[int]]]:
+    """Functions from the halves of a string to ids: the places of a foreign text that the template has."""
+    asked = [user("Hello?")]
+
+    def extend(*new: Message) -> list[int]:
+        return renderer.extend(new, earlier=asked)
+
+    ways: list[Callable[[str, str], list[int]]] = [
+        lambda one, two: extend(_result(one + two)),
+        lambda one, two: extend(_result(one), _result(two, 1)),
+        lambda one, two: extend(_result(two, name=one or "f")),
+        lambda one, two: extend(user(one + two)),
+        lambda one, two: extend(_result(one), user(two)),
+        lambda one, two: renderer.prompt([system(one), user(two)]),
+        lambda one, two: renderer.prompt([user(one + two)]),
+    ]
+    return [way for way in ways if _tried(way, "calm", "calm") is not None]
+
+
+def harmless(text: str) -> str:
+    """A text without control tokens that a template and a tokenizer treat alike."""
+    core = text.strip()
+    if not core:
+        return text
+    before, behind = text[: text.index(core)], text[text.index(core) + len(core) :]
+    first, last = ("a" if re.match(r"\w", edge) else "." for edge in (core[0], core[-1]))
+    return f"{before}{first} calm {last}{behind}"
+
+
+def _tried(way: Callable[[str, str], list[int]], one: str, two: str) -> list[int] | None:
+    try:
+        return way(one, two)
+    except TemplateError:
+        return None
+
+
+def play(job: Job) -> Count | str:
+    """Send a job's strings; what was wrong with its template if no renderer can be made of it."""
+    try:
+        renderer = ChatRenderer(tokenizer_of(job.path.read_text(encoding="utf-8"), job.kind), SHOWN, parser="hermes")
+    except TemplateError as error:
+        return f"{job.path.stem}, {job.kind}: {error}"
+    ways = places(renderer)
+    controls = renderer.added_ids
+    refused, leaks = 0, []
+
+    @functools.cache
+    def found(at: int, *halves: str) -> list[int] | None:
+        ids = _tried(ways[at], *halves)
+        return None if ids is None else [each for each in ids if each in controls]
+
+    contents = [renderer.decode([each]) for each in sorted(controls)]
+    for number, halves in enumerate(hostile_strings(contents, job.strings, job.seed)):
+        at = number % len(ways)
+        wild = found.__wrapped__(at, *halves)
+        if wild is None:
+            refused += 1
+        elif wild != found(at, *map(harmless, halves)):
+            leaks.append(f"{job.path.stem}, {job.kind}, place {at}: {halves!r}")
+    return Count(job, job.strings, refused, leaks)
+
+
+def jobs(folders: Sequence[Path], strings: int, seed: int) -> list[Job]:
+    """The strings shared out to all templates and kinds, or to as many of them as get `LEAST` each."""
+    paths = sorted(path for folder in folders for path in folder.rglob("*.jinja"))
+    pairs = [(path, KINDS[(at + turn) % len(KINDS)]) for turn in range(len(KINDS)) for at, path in enumerate(paths)]
+    pairs = pairs[: max(1, min(len(pairs), strings // LEAST))]
+    share, more = divmod(strings, len(pairs))
+    return [Job(path, kind, share + (at < more), seed * 10_000 + at) for at, (path, kind) in enumerate(pairs)]
+
+
+def main() -> None:
+    """Send the strings from several processes, and print what became of them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--strings", type=int, default=1_000_000)
+    parser.add_argument("--folder", type=Path, action="append", default=[], help="further templates")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
+    options = parser.parse_args()
+    spec = importlib.util.find_spec("trl")
+    assert spec is not None
+    assert spec.origin is not None
+    folders = [Path(spec.origin).parent / "chat_templates", *options.folder]
+    began, total, unusable = time.monotonic(), Counter[str](), []
+    with ProcessPoolExecutor(options.processes) as pool:
+        work = jobs(folders, options.strings, options.seed)
+        for count in pool.map(play, work):
+            if isinstance(count, str):
+                unusable.append(count)
+                continue
+            total.update(strings=count.passed, refused=count.refused, leaks=len(count.leaks))
+            print("".join(f"LEAK {leak}\n" for leak in count.leaks[:5]), end="", flush=True)
+    seconds = time.monotonic() - began
+    templates = len({job.path for job in work})
+    print("".join(f"not usable: {text[:200]}\n" for text in unusable), end="")
+    print(f"{total['strings']} strings through {templates} templates with {len(KINDS)} kinds of tokenizers")
+    print(f"{total['leaks']} leaks, {total['refused']} refused; {total['strings'] / seconds:.0f} strings a second")
+    sys.exit(total["leaks"] > 0)
+
+
+if __name__ == "__main__":
+    main()
