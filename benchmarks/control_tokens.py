@@ -97,10 +97,8 @@ def tokenizer_of(template: str, kind: str) -> PreTrainedTokenizerFast:
 def hostile_strings(contents: Sequence[str], count: int, seed: int) -> Iterator[tuple[str, str]]:
     """Strings made of pieces of control tokens, each cut in two at a random place."""
     rng = np.random.default_rng(seed)
-    lookalikes = [text.translate({ord(char): ord(char) + 0xFEE0 for char in "<|>_/"}) for text in contents]  # full width
-        text.translate({ord(a): b for a, b in zip("<|>_/", "\uff1c\uff5c\uff1e\uff3f\uff0f", strict=True)})
-        for text in contents
-    ]
+    wide = {ord(char): ord(char) + 0xFEE0 for char in "<|>_/"}  # what NFKC makes the same
+    lookalikes = [text.translate(wide) for text in contents]
     parts = [part for text in contents for at in range(1, len(text)) for part in (text[:at], text[at:])]
     around = [f"{text[:at]}{filler}{text[at:]}" for text in contents for at in (1, len(text) // 2, len(text) - 1)
               for filler in (text, "\u200b", " ", "\n")]  # fmt: skip
