@@ -25,7 +25,7 @@ NO_LIMIT = 10**9
 
 _KEYS = ("token_ids", "logprobs", "finish_reason", "weight_versions", "cached_tokens", "aligned")
 _REASONS = ", ".join(repr(reason.value) for reason in FinishReason)
-_KINDS = {numbers.Integral: "iu", numbers.Real: "iuf"}
+_KINDS: dict[type, str] = {numbers.Integral: "iu", numbers.Real: "iuf"}
 """The kinds of NumPy dtypes whose arrays hold such numbers, and nothing else."""
 
 
