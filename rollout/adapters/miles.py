@@ -14,7 +14,7 @@ from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from toolgym.envs.tasks.row_fields import TASK_COLUMN
+from toolgym.envs.tasks.row_fields import ENV_COLUMN, TASK_COLUMN
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import EpisodeFailedError, StopReason
 from toolgym.rollout import endpoint
@@ -54,8 +54,8 @@ async def run(
     """
     metadata = metadata or {}
     arguments = endpoint.arguments_of(os.environ)
-    if metadata.get(endpoint.ENV_COLUMN) is not None:
-        arguments |= {"env": metadata[endpoint.ENV_COLUMN], "env_kwargs": metadata.get("env_kwargs")}
+    if metadata.get(ENV_COLUMN) is not None:
+        arguments |= {"env": metadata[ENV_COLUMN], "env_kwargs": metadata.get("env_kwargs")}
     earned: list[float] = []
     playing = asyncio.create_task(
         endpoint.run(
