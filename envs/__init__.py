@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from toolgym.envs.rewards.base import Outcome as Outcome
     from toolgym.envs.rewards.base import Score as Score
     from toolgym.envs.rewards.base import Scorer as Scorer
+    from toolgym.envs.roles.base import RolesEnv as RolesEnv
+    from toolgym.envs.roles.base import RolesStep as RolesStep
     from toolgym.envs.tasks.arithmetic import ArithmeticTasks as ArithmeticTasks
     from toolgym.envs.tasks.combined.by_level import ByLevel as ByLevel
     from toolgym.envs.tasks.combined.mixture import LearningSignal as LearningSignal

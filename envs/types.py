@@ -53,6 +53,8 @@ class StopReason(enum.StrEnum):
     """The engine aborted a turn, and the turn was not resumed."""
     STRAGGLER = "straggler", Blame.BUDGET, _End.CUT
     """The run had enough without the episode, and did not wait for its end."""
+    ROLE_CUT = "role_cut", Blame.BUDGET, _End.CUT
+    """Another role's limit ended the game, and the env did not say who won; or it was over before the first turn."""
 
     ENV_CREATE_FAILED = "env_create_failed", Blame.ENV, _End.FAILED
     """The env could not be made."""
@@ -118,11 +120,12 @@ class StopReason(enum.StrEnum):
     @property
     def in_group_statistics(self) -> bool:
         """Whether the episode's reward enters its group's statistics: the policy earned it within its limits."""
-        return not self.failed and self not in (StopReason.ABORTED, StopReason.STRAGGLER)
+        return not self.failed and self not in (StopReason.ABORTED, StopReason.STRAGGLER, StopReason.ROLE_CUT)
 
 
 class EpisodeFailedError(ToolgymError, RuntimeError):
-    """An env's `reset` or `step` failed with `stop_reason`, which ends the episode; `cause` is the error behind it."""
+    """An env's `reset` or `step` ended the episode with `stop_reason`; `cause` is the error behind it. A reason that is
+    no failure means that the episode could not go on, and that nothing broke."""
 
     def __init__(self, stop_reason: StopReason, message: str, cause: Exception | None = None) -> None:
         super().__init__(message)
@@ -187,6 +190,8 @@ class StepInfo(TypedDict, total=False):
     """What became of each tool call of the turn, in order."""
     metrics: dict[str, Any]
     """Numbers about the episode so far, by name."""
+    wait_seconds: float
+    """Wall seconds of the step that were spent waiting for the turns of other roles: they are not the env's."""
 
 
 class End(NamedTuple):

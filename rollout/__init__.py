@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from toolgym.rollout.orchestrator import rollout as rollout
     from toolgym.rollout.recording.replay import replay as replay
     from toolgym.rollout.runner.config import RunConfig as RunConfig
+    from toolgym.rollout.runner.envs.env_factory import EnvFactory as EnvFactory
     from toolgym.rollout.runner.envs.env_factory import mixture as mixture
+    from toolgym.rollout.runner.envs.roles import RolePlan as RolePlan
     from toolgym.rollout.runner.local import Runner as Runner
     from toolgym.rollout.runner.metrics.run_metrics import RunMetrics as RunMetrics
     from toolgym.rollout.runner.ray.runner import RayRunner as RayRunner

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from toolgym.envs.tasks.task import Task
@@ -35,6 +35,7 @@ class Job:
         branch_turn: number of the parent's turn, counted from 0, before which it is branched.
         seed_path: a branch's seeds derive from it instead of its place, which depends on the episode that branched
             first.
+        role: the role of the env that is played; its group's id, `group_id`, then ends with it.
     """
 
     task: Task
@@ -45,6 +46,7 @@ class Job:
     parent: str | None = None
     branch_turn: int | None = None
     seed_path: tuple[str | int, ...] = ()
+    role: str = "policy"
 
     @property
     def member(self) -> tuple[str, int]:
@@ -54,7 +56,17 @@ class Job:
     def seed_parts(self) -> tuple[str | int, ...]:
         if self.seed_path:
             return self.seed_path
-        return (*self.key, "attempt", self.attempt) if self.attempt else tuple(self.key)
+        parts = (*self.key, "attempt", self.attempt) if self.attempt else tuple(self.key)
+        return parts if self.role == "policy" else (*parts, "role", self.role)
+
+    def for_role(self, role: str) -> Job:
+        """The part of a role in this job. Its group is one of its own: rewards of two roles are never compared."""
+        return replace(self, group_id=f"{self.group_id}/{role}", role=role)
+
+
+def task_group(group_id: str, role: str) -> str:
+    """The id of the group of all roles, which `Job.for_role` made a role's group id from."""
+    return group_id if role == "policy" else group_id.removesuffix(f"/{role}")
 
 
 _current: ContextVar[EpisodeKey | None] = ContextVar("toolgym_episode", default=None)

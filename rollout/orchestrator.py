@@ -144,6 +144,8 @@ async def rollout(
         stack.push(lambda _, error, trace: tell_interrupt(error, out))
         sinks = [] if output is None else [stack.enter_context(output.open(resume=resume))]
         earlier = EarlierRun(None) if output is None else output.earlier_run(resume=resume)
+        if sinks and isinstance(sinks[0], TrajectoryWriter):
+            earlier.remove_parts(sinks[0])
         config = earlier.seeded(runner.config)  # one seed for the tasks and for their episodes
         source = await runner.env.tasks() if tasks is None and num_tasks is not None else tasks
         observe = source.observe if isinstance(source, TaskSource) and not config.validate else None
@@ -157,7 +159,8 @@ async def rollout(
             stack.callback(engine.close_journal)
         runner = runner.replaced(engine=engine, sinks=sinks, observers=observers, config=config)
         members = config.group_size + (plan.spare_members if plan is not None else 0)
-        earlier.check(runner.env, config, drawn, members, run_id=output.run_id if output is not None else None)
+        began_as = output.run_id if output is not None else None
+        earlier.check(runner.env, config, drawn, members, run_id=began_as)
         await earlier.check_settings(runner)
         if output is not None and output.record is not None:
             runner = stack.enter_context(_recorded(runner, drawn, output, earlier))

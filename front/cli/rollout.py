@@ -99,7 +99,7 @@ async def _main(ctx: typer.Context, options: RolloutOptions, env_kwargs: dict[st
     from toolgym.rollout.runner.metrics.loggers import logged
     from toolgym.rollout.runner.metrics.progress import Progress
     from toolgym.rollout.runner.metrics.run_metrics import RunMetrics
-    from toolgym.rollout.runner.resumed import EarlierRun
+    from toolgym.rollout.runner.resumed import EarlierRun, whole_jobs
     from toolgym.rollout.trajectory.trajectory import plain
 
     errors, out = Console(stderr=True, highlight=False), options.folder
@@ -112,13 +112,15 @@ async def _main(ctx: typer.Context, options: RolloutOptions, env_kwargs: dict[st
                 stack.push_async_callback(tool.close)
             folder = stack.enter_context(RunFolder(out))
             earlier = EarlierRun(out / TRAJECTORIES if begun is not None else None)
-            stack.callback(lambda: folder.complete() if len(trajectories) == run.episodes else None)
+            stack.callback(lambda: folder.complete() if len(whole_jobs(trajectories)) == run.episodes else None)
             if begun is not None:
                 rollout_resume.require_same_run(begun, replace(run, tokenizer=begun.tokenizer), out)
                 earlier.check(env, config, tasks, config.group_size, run_id=begun.run_id)
-                trajectories += earlier.trajectories.values()
-                errors.print(f"resuming: {len(trajectories)} of {run.episodes} episodes have finished", soft_wrap=True)
-                if len(trajectories) == run.episodes:
+                earlier.remove_parts(folder.writer)
+                trajectories += earlier.finished
+                finished = len(earlier.trajectories)
+                errors.print(f"resuming: {finished} of {run.episodes} episodes have finished", soft_wrap=True)
+                if finished == run.episodes:
                     return report(trajectories, begun, out, [], 0.0, None, options.as_json)
             if options.record is not None:
                 _require_writable(options.record)
@@ -138,7 +140,7 @@ async def _main(ctx: typer.Context, options: RolloutOptions, env_kwargs: dict[st
                 earlier=earlier,
                 run_id=run.run_id,
             )
-            progress = Progress(metrics, run.episodes, finished=len(trajectories), console=errors, transient=True)
+            progress = Progress(metrics, run.episodes, finished=len(earlier.trajectories), console=errors, transient=True)
             heard = [metrics, progress]
             playing = rollout(env, engine, source, num_tasks=options.tasks, config=config, out=output, observers=heard)
             async with logged(loggers, metrics, trajectories=trajectories):
@@ -147,7 +149,7 @@ async def _main(ctx: typer.Context, options: RolloutOptions, env_kwargs: dict[st
         if started is None or not trajectories:
             raise
         broken = error  # what has finished is shown and made a batch before it is raised
-    played = trajectories[len(earlier.trajectories) :]
+    played = trajectories[len(earlier.finished) :]
     status = report(trajectories, run, out, played, time.monotonic() - started, stopped_by, options.as_json)
     if broken is not None:
         raise broken

@@ -271,6 +271,8 @@ class Episode:
             if self._asked is not Asked.CUT:
                 return StopReason.EPISODE_TIMEOUT, Failure(str(too_late(self._limits)), self._number)
         except EpisodeFailedError as failed:
+            if not failed.stop_reason.failed:  # the env could not go on, and nothing broke
+                return failed.stop_reason, None
             cause = failed if failed.cause is None else failed.cause
             return failed.stop_reason, Failure(error_text(cause), self._number)
         except Exception as cause:  # noqa: BLE001  what an engine or env gave could not even be read
@@ -363,7 +365,8 @@ class Episode:
             result = await (call if self.env.keeps_deadlines else with_deadline(call, self._limits.env_timeout))
         self._record.reward += finite_reward(result.reward)
         turns = self._record.turns
-        reward, seconds = (turns[-1].reward or 0.0) + result.reward, turns[-1].env_seconds + time.monotonic() - started
+        reward = (turns[-1].reward or 0.0) + result.reward
+        seconds = turns[-1].env_seconds + time.monotonic() - started - result.info.get("wait_seconds", 0.0)
         turns[-1] = replace_fields(turns[-1], reward=reward, env_seconds=seconds)
         return result
 

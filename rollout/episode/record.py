@@ -83,15 +83,18 @@ class EpisodeRecord:
             seconds=self.seconds,
             training_step=self._config.training_step,
             validate=self._config.validate,
+            role=job.role,
             parent=job.parent,
             branch_turn=job.branch_turn,
             settings={**self.settings, "task": task_label(job.task)} if self.settings else {},
         )
 
 
-def never_played(job: Job, config: EpisodeConfig, env_id: str, error: Exception) -> Trajectory:
+def never_played(
+    job: Job, config: EpisodeConfig, env_id: str, error: Exception, settings: Mapping[str, str] | None = None
+) -> Trajectory:
     """The trajectory of an episode whose env could not be made."""
-    record = EpisodeRecord(job, config, f"{job.group_id}-{job.key.sample_index}-not-made", env_id, {})
+    record = EpisodeRecord(job, config, f"{job.group_id}-{job.key.sample_index}-not-made", env_id, settings or {})
     trajectory = record.trajectory(StopReason.ENV_CREATE_FAILED, Failure(error_text(error), 0), None, None)
     return replace_fields(trajectory, sampling={})
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toolgym.envs.base import BaseEnv
+from toolgym.envs.roles.base import RolesEnv
 from toolgym.envs.tasks.task import Task
 from toolgym.rollout.engines.base import SamplingParams
 from toolgym.rollout.job import EpisodeKey
@@ -134,6 +135,8 @@ class _ToolRecorder:
         self._described = False
 
     def __call__(self, env: BaseEnv) -> None:
+        if isinstance(env, RolesEnv):
+            raise ConfigError(f"a run of {type(env).__name__}, which has several roles, cannot be recorded: leave it out")
         inner = tool_env(env)
         if inner is None:
             kind = type(env).__name__

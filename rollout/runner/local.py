@@ -5,6 +5,7 @@ import contextlib
 import logging
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -13,21 +14,21 @@ from toolgym.envs.types import StopReason
 from toolgym.rollout.engines.base import Engine, require_tokenizer
 from toolgym.rollout.episode.episode import Episode
 from toolgym.rollout.episode.observer import EpisodeObserver, GuardedObserver, checked_observers, observed_run
-from toolgym.rollout.episode.record import never_played
 from toolgym.rollout.job import Job
 from toolgym.rollout.runner.admission import Admission
 from toolgym.rollout.runner.base import RunnerProtocol, Sink, checked_sinks, write_to_all
 from toolgym.rollout.runner.branching import Brancher
 from toolgym.rollout.runner.config import RunConfig
-from toolgym.rollout.runner.envs.env_factory import EnvFactory, JobEpisode, MakeEpisode
+from toolgym.rollout.runner.envs.env_factory import EnvFactory, JobEpisode, MakeEpisode, end_as
 from toolgym.rollout.runner.envs.env_pool import EnvPools, Suspended, SuspendedEpisodes
+from toolgym.rollout.runner.envs.roles import RolePlan, RolesEpisode, checked_roles, lost_job
 from toolgym.rollout.runner.metrics.spans import spans_of_run
 from toolgym.rollout.runner.run_episode import policy_renderer
 from toolgym.rollout.runner.run_settings import run_settings
 from toolgym.rollout.runner.scheduling.group_scheduler import GroupScheduler
 from toolgym.rollout.runner.scheduling.open_group import OpenGroup
 from toolgym.rollout.runner.scheduling.plan import GroupPlan
-from toolgym.rollout.runner.scheduling.scheduler import Cut, RunCounts, Scheduler, Stragglers
+from toolgym.rollout.runner.scheduling.scheduler import Cut, RunCounts, Scheduler, finish
 from toolgym.rollout.runner.scheduling.tasks import Tasks
 from toolgym.rollout.runner.stream import BoundedStream
 from toolgym.rollout.tokens.renderer import ChatRenderer
@@ -198,7 +199,7 @@ class Runner(RunnerProtocol):
 
     def settings(self, env: BaseEnv, factory: EnvFactory) -> dict[str, str]:
         """The `run_settings` of the episodes in the envs of a factory, given one of these."""
-        return run_settings(self.config, env, factory.kwargs, self.tokenizer)
+        return run_settings(self.config, env, factory.kwargs, self.tokenizer, factory.roles)
 
 
 class _Run:
@@ -218,9 +219,10 @@ class _Run:
         self._observers = tuple(GuardedObserver(observer, self.break_off) for observer in self.observed_by)
         brancher = Brancher(config.branching, self._branch_job, self._begin_branch) if config.branching else None
         self._between_turns = brancher.between_turns if brancher is not None else None
-        self._renderers: dict[tuple[str, ...], ChatRenderer] = {}
+        self._renderers: dict[tuple[int, tuple[str, ...]], ChatRenderer] = {}
         self._settings: dict[str, Mapping[str, str]] = {}  # by the env's name, as what follows
         self.make_episode: dict[str, MakeEpisode] = {}
+        self._roles: dict[str, tuple[str, ...]] = {}
         self._without_env: Counter[str] = Counter()  # episodes that take an env yet
         self._episodes: dict[tuple[str, int], JobEpisode] = {}
         self._early_cuts: dict[tuple[str, int], Cut] = {}
@@ -234,15 +236,22 @@ class _Run:
         for factory in self._runner.env.each:
             envs = self.envs.of(factory)
             env = await envs.take()
+            roles = await checked_roles(env, factory.roles, self.config, self._runner.tokenizer)
+            if len(roles) > 1:
+                self._scheduler.require_roles()
+            if roles:
+                self._roles[factory.env_id] = roles
+                self.make_episode[factory.env_id] = partial(RolesEpisode, plans=factory.roles)
             self._renderer(env.tool_schemas)
             self._settings[factory.env_id] = self._runner.settings(env, factory)
             envs.give_back(env)
 
-    def _renderer(self, schemas: Sequence[ToolSchema]) -> ChatRenderer:
-        """The renderer of an env's tools, which episodes with the same tools share."""
-        key = tuple(schema.canonical_json for schema in schemas)
+    def _renderer(self, schemas: Sequence[ToolSchema], plan: RolePlan | None = None) -> ChatRenderer:
+        """The renderer of an env's or a role's tools, which episodes with the same tools share."""
+        tokenizer = self._runner.tokenizer if plan is None else plan.tokenizer_in_use(self._runner.tokenizer)
+        key = id(tokenizer), tuple(schema.canonical_json for schema in schemas)
         if key not in self._renderers:
-            self._renderers[key] = policy_renderer(self._runner.tokenizer, self.config, schemas)
+            self._renderers[key] = policy_renderer(tokenizer, self.config, schemas)
         return self._renderers[key]
 
     async def play(self, ready: Sequence[Trajectory], job: Job | None) -> None:
@@ -320,17 +329,19 @@ class _Run:
         """Play an episode, or go on with one that stands still, and hand on what the scheduler makes of it."""
         try:
             episode = await self._episode(job)
-            if isinstance(episode, Trajectory):
-                trajectory: Trajectory | None = episode
+            if isinstance(episode, list):
+                played: Sequence[Trajectory] = episode
             else:
-                trajectory = await episode.run(between_turns=self._between_turns)
-                await self._leave_env(episode, trajectory)
+                ended = await episode.run(between_turns=self._between_turns)
+                played = [ended] if isinstance(ended, Trajectory) else ended or []
+                await self._leave_env(episode, played)
             ready: Sequence[Trajectory] = ()
-            if trajectory is None:
+            if not played:
                 self._scheduler.suspended(job)
             else:
-                self.failures.add(trajectory)
-                ready = self._scheduler.finished(job, trajectory)
+                for trajectory in played:
+                    self.failures.add(trajectory)
+                ready = finish(self._scheduler, job, played)
             self._episodes.pop(job.member, None)
             self._early_cuts.pop(job.member, None)
             self._cut()
@@ -338,8 +349,8 @@ class _Run:
         finally:
             self._end_episode(lease)
 
-    async def _episode(self, job: Job) -> JobEpisode | Trajectory:
-        """Return the episode of a job; its trajectory if no env can be made for it."""
+    async def _episode(self, job: Job) -> JobEpisode | list[Trajectory]:
+        """Return the episode of a job; its trajectories, one for each role, if no env can be made for it."""
         runner, factory = self._runner, self._runner.env.member(job.task)
         envs, name = self.envs.of(factory), factory.env_id
         if job.member in self.suspended:
@@ -351,10 +362,7 @@ class _Run:
                 env = await envs.take()
             except Exception as error:  # noqa: BLE001  one env that cannot be made is one failed trajectory
                 _log.debug("making an env failed", exc_info=True)
-                lost = never_played(job, self.config, name, error)
-                for observer in self._observers:
-                    observer.ended(job, lost)
-                return lost
+                return lost_job(job, self._roles.get(name, ()), self.config, name, error, self._observers)
             episode = self.make_episode.get(name, Episode)(
                 job,
                 self.config,
@@ -367,15 +375,15 @@ class _Run:
             )
         self._episodes[job.member] = episode
         if job.member in self._early_cuts:
-            _end(episode, self._early_cuts.pop(job.member))
+            end_as(episode, self._early_cuts.pop(job.member).how)
         return episode
 
-    async def _leave_env(self, episode: JobEpisode, trajectory: Trajectory | None) -> None:
+    async def _leave_env(self, episode: JobEpisode, played: Sequence[Trajectory]) -> None:
         envs = self.envs.of(self._runner.env.member(episode.job.task))
-        if trajectory is None:
+        if not played:
             envs.release(episode.env)
             self.suspended[episode.job.member] = Suspended(episode, episode.env)
-        elif trajectory.failed or trajectory.stop_reason is StopReason.STRAGGLER:
+        elif any(trajectory.failed or trajectory.stop_reason is StopReason.STRAGGLER for trajectory in played):
             await envs.discard(episode.env)  # its state is unknown: the next episode gets a fresh one
         else:
             envs.give_back(episode.env)
@@ -387,11 +395,4 @@ class _Run:
             if episode is None:
                 self._early_cuts[cut.job.member] = cut
             else:
-                _end(episode, cut)
-
-
-def _end(episode: JobEpisode, cut: Cut) -> None:
-    if cut.how is Stragglers.CARRY:
-        episode.suspend()
-    else:
-        episode.cut()
+                end_as(episode, cut.how)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime
@@ -11,15 +13,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toolgym.envs.tasks.task import Task
+from toolgym.rollout.engines.base import SamplingParams
 from toolgym.rollout.episode.env_lifecycle import close_env
 from toolgym.rollout.episode.record import task_label
-from toolgym.rollout.job import EpisodeKey, Job
+from toolgym.rollout.job import EpisodeKey, Job, task_group
 from toolgym.rollout.runner.config import RunConfig
 from toolgym.rollout.runner.envs.env_factory import EnvFactory
-from toolgym.rollout.runner.scheduling.scheduler import RunCounts, Scheduler
+from toolgym.rollout.runner.scheduling.scheduler import RunCounts, Scheduler, finish
 from toolgym.rollout.runner.scheduling.tasks import Tasks
 from toolgym.rollout.tokens.renderer import ChatRenderer
-from toolgym.rollout.trajectory.file import read_trajectories
+from toolgym.rollout.trajectory.file import TrajectoryWriter, read_trajectories
 from toolgym.rollout.trajectory.trajectory import Trajectory, plain
 from toolgym.tools.errors import ConfigError, TemplateError, shorten
 from toolgym.tools.schema import ToolSchema
@@ -32,21 +35,34 @@ _Facts = Iterable[tuple[str, Any, Any]]
 
 
 class EarlierRun:
-    """The trajectories in the JSON Lines file of a run that ended, at whatever point; none if there is no path. Raises
-    `ConfigError` if they are not those of one run."""
+    """The trajectories in the JSON Lines file of a run that ended, at whatever point, by job: one, or one for each role;
+    none if there is no path. A job of which a role is missing, as a run that was killed may leave its last one, counts as
+    not played. Raises `ConfigError` if they are not those of one run."""
 
     def __init__(self, path: str | Path | None) -> None:
         self.path = path
-        self.trajectories: dict[EpisodeKey, Trajectory] = {}
-        for trajectory in read_trajectories(path) if path is not None else ():
-            key = EpisodeKey(trajectory.task_index, trajectory.sample_index)
-            if key in self.trajectories:
-                raise ConfigError(f"{path} holds {key} twice: it is not the file of one run")
-            self.trajectories[key] = trajectory
-        finished = self.trajectories.values()
-        self.run_id = self._only("runs", (trajectory.group_id.rpartition("-")[0] for trajectory in finished))
+        lines = list(read_trajectories(path)) if path is not None else []
+        counts = Counter((_key(trajectory), trajectory.role) for trajectory in lines)
+        twice = next((key for (key, _), count in counts.items() if count > 1), None)
+        if twice is not None:
+            raise ConfigError(f"{path} holds {twice} twice: it is not the file of one run")
+        self.trajectories = whole_jobs(lines)
+        self._parts = len(lines) - len(self.finished)
+        finished = self.finished
+        groups = (task_group(trajectory.group_id, trajectory.role) for trajectory in finished)
+        self.run_id = self._only("runs", (group.rpartition("-")[0] for group in groups))
         # A trajectory without an env has no sampling.
         self.seed = self._only("seeds", (each.sampling["seed"] for each in finished if each.sampling))
+
+    @property
+    def finished(self) -> list[Trajectory]:
+        return list(itertools.chain(*self.trajectories.values()))
+
+    def remove_parts(self, writer: TrajectoryWriter) -> None:
+        """Remove the trajectories of a job that is not whole, and is played again, from the file. They are its last
+        lines, since those of a job are written one behind the other."""
+        if self._parts:
+            writer.remove_last(self._parts)
 
     def _only(self, what: str, values: Iterable[Any]) -> Any:
         different = set(values)
@@ -69,11 +85,14 @@ class EarlierRun:
                 "a run whose episodes branch cannot be resumed: where a branch stood is in no file. Leave resume out, "
                 "or branching"
             )
-        for key, trajectory in self.trajectories.items():
+        for trajectory in self.finished:
+            key = _key(trajectory)
             if run_id is not None:
                 _require_same(key, [("the run id", self.run_id, run_id)])
-            known = trajectory.env_id if trajectory.env_id in env.members else env.env_id
-            _require_same(key, _of_config(trajectory, known, config))
+            factory = env.members.get(trajectory.env_id, env)
+            plan = factory.roles.get(trajectory.role)
+            sampling = (config if plan is None else plan.config(config)).sampling_in_use
+            _require_same(key, _of_config(trajectory, factory.env_id, config, sampling))
             _require_same(key, [("a sample_index below", max(key.sample_index + 1, members), members)])
             if isinstance(tasks, Sequence):
                 count = len(tasks)
@@ -82,7 +101,7 @@ class EarlierRun:
 
     async def check_settings(self, runner: Runner) -> None:
         """Check what takes an env, the tokenizer and its chat template to see. Raises `ConfigError` as `check` does."""
-        played = {key: trajectory for key, trajectory in self.trajectories.items() if trajectory.sequences}
+        played = [trajectory for trajectory in self.finished if trajectory.sequences]
         if not played:
             return
         for factory in runner.env.each:
@@ -91,20 +110,38 @@ class EarlierRun:
                 now = runner.settings(env, factory)
             finally:
                 await close_env(env)
-            for key, trajectory in played.items():
+            for trajectory in played:
                 if trajectory.settings and trajectory.env_id == factory.env_id:
                     names = {**now, **trajectory.settings}.keys() - {"task"}
-                    _require_same(key, ((name, trajectory.settings.get(name), now.get(name)) for name in sorted(names)))
-        first = min(played, key=lambda key: played[key].started_at)  # what a template says of the day is this one's
-        if len(played[first].sequences) == 1:
-            _require_same(first, _of_tokens(played[first], runner))
+                    facts = ((name, trajectory.settings.get(name), now.get(name)) for name in sorted(names))
+                    _require_same(_key(trajectory), facts)
+        first = min(played, key=lambda each: each.started_at)  # what a template says of the day is this one's
+        if len(first.sequences) == 1:
+            _require_same(_key(first), _of_tokens(first, runner))
+
+
+def whole_jobs(trajectories: Iterable[Trajectory]) -> dict[EpisodeKey, tuple[Trajectory, ...]]:
+    """Return trajectories by job, without the jobs of which a role's is missing."""
+    jobs: dict[EpisodeKey, tuple[Trajectory, ...]] = {}
+    for trajectory in trajectories:
+        jobs[_key(trajectory)] = (*jobs.get(_key(trajectory), ()), trajectory)
+    return {
+        key: there
+        for key, there in jobs.items()
+        if {each.role for each in there} >= {*there[0].settings.get("roles", "").split()}
+    }
+
+
+def _key(trajectory: Trajectory) -> EpisodeKey:
+    return EpisodeKey(trajectory.task_index, trajectory.sample_index)
 
 
 def _of_tokens(trajectory: Trajectory, runner: Runner) -> _Facts:
     """The first prompt as its messages give it now, and all texts as its ids do."""
     began = datetime.fromtimestamp(trajectory.started_at)
+    plan = runner.env.roles.get(trajectory.role)
     renderer = ChatRenderer(
-        runner.tokenizer,
+        runner.tokenizer if plan is None else plan.tokenizer_in_use(runner.tokenizer),
         [ToolSchema.from_openai(tool) for tool in trajectory.tools],
         runner.config.template_kwargs,
         parser=runner.config.parser,
@@ -122,12 +159,12 @@ def _of_tokens(trajectory: Trajectory, runner: Runner) -> _Facts:
     yield "the texts of its tokens", (trajectory.prompt_text, trajectory.response_text), texts
 
 
-def _of_config(trajectory: Trajectory, env_id: str, config: RunConfig) -> _Facts:
+def _of_config(trajectory: Trajectory, env_id: str, config: RunConfig, sampling: SamplingParams) -> _Facts:
     yield "the env", trajectory.env_id, env_id
     yield "the training step", trajectory.training_step, config.training_step
     yield "validate", trajectory.validate, config.validate
     if trajectory.sampling:
-        there, now = _as_read(trajectory.sampling), _as_read({**asdict(config.sampling_in_use), "seed": config.seed})
+        there, now = _as_read(trajectory.sampling), _as_read({**asdict(sampling), "seed": config.seed})
         for name in {**there, **now}:
             yield f"the sampling's {name}", there.get(name), now.get(name)
 
@@ -165,10 +202,10 @@ class Resumed(Scheduler):
     has the `run_id` of the earlier run, these finish at once, in its own order. The consumer gets what is played now;
     `skipped` are the earlier trajectories that it would have got."""
 
-    def __init__(self, scheduler: Scheduler, earlier: Mapping[EpisodeKey, Trajectory]) -> None:
+    def __init__(self, scheduler: Scheduler, earlier: Mapping[EpisodeKey, Sequence[Trajectory]]) -> None:
         self._inside, self._earlier = scheduler, earlier
         self.skipped: list[Trajectory] = []
-        for name in ("tell_cuts", "ready", "cuts", "suspended", "carried", "branch", "close"):
+        for name in ("tell_cuts", "ready", "cuts", "suspended", "carried", "branch", "require_roles", "close"):
             setattr(self, name, getattr(scheduler, name))
 
     @property
@@ -180,18 +217,22 @@ class Resumed(Scheduler):
             job = await self._inside.next()
             if job is None or job.key not in self._earlier:
                 return job
-            trajectory = self._earlier[job.key]
-            _require_same(job.key, _of_task(trajectory, job.task))
-            self._new(self._inside.finished(job, trajectory))
+            trajectories = self._earlier[job.key]
+            for trajectory in trajectories:
+                _require_same(job.key, _of_task(trajectory, job.task))
+            self._new(finish(self._inside, job, trajectories))
         return None
 
     def finished(self, job: Job, trajectory: Trajectory) -> Sequence[Trajectory]:
-        return self._new(self._inside.finished(job, trajectory))
+        return self.finished_roles(job, (trajectory,))
+
+    def finished_roles(self, job: Job, trajectories: Sequence[Trajectory]) -> Sequence[Trajectory]:
+        return self._new(finish(self._inside, job, trajectories))
 
     def _new(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
         new: list[Trajectory] = []
         for trajectory in trajectories:
-            known = self._earlier.get(EpisodeKey(trajectory.task_index, trajectory.sample_index)) is trajectory
+            known = any(trajectory is each for each in self._earlier.get(_key(trajectory), ()))
             (self.skipped if known else new).append(trajectory)
         return new
 

@@ -366,7 +366,8 @@ class _Groups(GroupScheduler):
         super().__init__(tasks, config, plan or GroupPlan(), observe)
         self._came_back = came_back
 
-    def finished(self, job: Job, trajectory: Trajectory) -> Sequence[Trajectory]:
-        groups = super().finished(job, trajectory)
-        self._came_back(trajectory)
+    def finished_roles(self, job: Job, trajectories: Sequence[Trajectory]) -> Sequence[Trajectory]:
+        groups = super().finished_roles(job, trajectories)
+        for trajectory in trajectories:
+            self._came_back(trajectory)
         return groups

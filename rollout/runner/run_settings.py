@@ -16,8 +16,10 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from toolgym.envs.base import BaseEnv
+from toolgym.envs.roles.base import RolesEnv
 from toolgym.rollout.limits import HistoryMode, TruncationPolicy
 from toolgym.rollout.runner.config import RunConfig
+from toolgym.rollout.runner.envs.roles import RolePlan, trained_roles
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -44,7 +46,11 @@ _DEPTH = 6
 
 
 def run_settings(
-    config: RunConfig, env: BaseEnv, env_kwargs: Mapping[str, Any] | None, tokenizer: PreTrainedTokenizerBase
+    config: RunConfig,
+    env: BaseEnv,
+    env_kwargs: Mapping[str, Any] | None,
+    tokenizer: PreTrainedTokenizerBase,
+    plans: Mapping[str, RolePlan] | None = None,
 ) -> dict[str, str]:
     facts = _fields(config) | {f"limits.{name}": value for name, value in _fields(config.limits).items()}
     facts["history"] = HistoryMode(config.history)
@@ -61,7 +67,10 @@ def run_settings(
         facts |= {f"{kind.__name__}.{name}": value for name, value in _kept(_arguments(layer)).items()}
         layer = vars(layer).get("env")
     facts["the env's classes"] = classes
-    return {name: _label(value) for name, value in facts.items()}
+    labels = {name: _label(value) for name, value in facts.items()}
+    if isinstance(env, RolesEnv):  # as they are: they tell which lines of a file belong together
+        labels["roles"] = " ".join(trained_roles(env, plans or {}))
+    return labels
 
 
 def _fields(value: Any) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Sequence
 
 from toolgym.envs.types import EpisodeFailedError, StopReason
@@ -13,6 +14,9 @@ log = logging.getLogger("toolgym.rollout.trajectory.failures")
 """Gets one warning for each kind of failure, at the end of a run."""
 
 _Kind = tuple[StopReason, str]
+
+_OF_ROLE = re.compile(r"^EpisodeFailedError: the role '[^']*' failed: ")
+"""The beginning of a failure that came from another role (`toolgym.envs.roles`): it is of that one's kind."""
 
 
 class RunFailedError(ToolgymError, RuntimeError):
@@ -76,7 +80,7 @@ def not_trainable_error(trajectory: Trajectory) -> EpisodeFailedError:
 
 
 def _kind(trajectory: Trajectory) -> _Kind:
-    return trajectory.stop_reason, _cause(trajectory).partition(":")[0]
+    return trajectory.stop_reason, _OF_ROLE.sub("", _cause(trajectory)).partition(":")[0]
 
 
 def _cause(trajectory: Trajectory) -> str:

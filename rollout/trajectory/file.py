@@ -6,7 +6,9 @@ import io
 import json
 import logging
 import os
+from collections import deque
 from collections.abc import Iterator
+from itertools import accumulate
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -69,6 +71,13 @@ class TrajectoryWriter:
                 f"cannot append to {str(self.path)!r} after {self.count} trajectories: {error}"
             ) from error
         self._count_written()
+
+    def remove_last(self, count: int) -> None:
+        """Remove the last lines of the file."""
+        with self.path.open("rb") as lines:
+            starts = deque(accumulate(map(len, lines), initial=0), maxlen=count + 1)
+        self._file.file.truncate(starts[0])
+        self._file.file.seek(0, os.SEEK_END)
 
     def close(self) -> None:
         """Write what is left to disk and close the file. Closing twice is fine. Raises ConfigError as `write` does."""

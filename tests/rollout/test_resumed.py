@@ -168,7 +168,7 @@ def test_a_scheduler_that_holds_a_group_back_gets_the_earlier_members_and_the_co
             self.held += (trajectory,)
             return self.held if len(self.held) == 3 else ()
 
-    earlier = {EpisodeKey(0, number): trajectories[number] for number in (0, 2)}
+    earlier = {EpisodeKey(0, number): [trajectories[number]] for number in (0, 2)}
     inside = WholeGroups(TASKS[:1], CONFIG)
     scheduler = Resumed(inside, earlier)
 

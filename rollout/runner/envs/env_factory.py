@@ -13,6 +13,8 @@ from toolgym.envs.tasks.row_fields import ENV_COLUMN
 from toolgym.envs.tasks.sources import TaskSource
 from toolgym.envs.tasks.task import Task
 from toolgym.rollout.episode.env_lifecycle import close_env
+from toolgym.rollout.runner.envs.roles import RolePlan
+from toolgym.rollout.runner.scheduling.scheduler import Stragglers
 from toolgym.tools.errors import ConfigError, UnknownNameError, nearest
 
 if TYPE_CHECKING:
@@ -21,7 +23,8 @@ if TYPE_CHECKING:
 
 
 class JobEpisode(Protocol):
-    """Plays one job with an env, as `Episode` does; `run` returns None only if it was asked to stand still."""
+    """Plays one job with an env, as `Episode` does; `run` returns None only if it was asked to stand still, and several
+    trajectories only for an env with roles."""
 
     @property
     def job(self) -> Job: ...
@@ -29,7 +32,7 @@ class JobEpisode(Protocol):
     @property
     def env(self) -> BaseEnv: ...
 
-    async def run(self, *, between_turns: Any = None) -> Trajectory | None: ...
+    async def run(self, *, between_turns: Any = None) -> Trajectory | Sequence[Trajectory] | None: ...
 
     def cut(self) -> None: ...
 
@@ -40,6 +43,14 @@ MakeEpisode = Callable[..., JobEpisode]
 """Takes what `Episode` takes."""
 
 
+def end_as(episode: JobEpisode, how: Stragglers) -> None:
+    """Ask an episode to end as the stragglers of its run do."""
+    if how is Stragglers.CARRY:
+        episode.suspend()
+    else:
+        episode.cut()
+
+
 @dataclass(frozen=True)
 class EnvFactory:
     """Makes the envs of a run, one for each episode in flight.
@@ -48,9 +59,11 @@ class EnvFactory:
         env_id: the env's name in trajectories: its id, or a name of your choice.
         make: makes one env.
         kwargs: the arguments of `toolgym.make(env_id, ...)` for such an env; None if only `make` can make it.
-        episodes: opens, for one run with an engine, tokenizer and config, what plays its episodes; None: `Episode`.
+        episodes: opens, for one run with an engine, tokenizer and config, what plays its episodes; None: `Episode`, or
+            `RolesEpisode` for an env with roles.
         members: the envs of a mixture by name, of which each task names its own, see `mixture`; else empty.
         weights: how often tasks of each member are drawn, see `Mixture`.
+        roles: the players of an env's roles by name; a role that is left out is played, and trained, as the run says.
     """
 
     env_id: str
@@ -59,8 +72,11 @@ class EnvFactory:
     episodes: Callable[..., AbstractAsyncContextManager[MakeEpisode]] | None = None
     members: Mapping[str, EnvFactory] = field(default_factory=dict)
     weights: Weights | None = None
+    roles: Mapping[str, RolePlan] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.roles, Mapping) or not all(isinstance(plan, RolePlan) for plan in self.roles.values()):
+            raise ConfigError(f"roles must map names to RolePlans, got {self.roles!r}")
         if not isinstance(self.env_id, str) or not callable(self.make):
             raise ConfigError(
                 f"an EnvFactory needs a name and a function that makes an env, got {self.env_id!r} and {self.make!r}"
@@ -68,15 +84,22 @@ class EnvFactory:
 
     @classmethod
     def of(
-        cls, env: str | Callable[[], BaseEnv] | EnvFactory, env_kwargs: Mapping[str, Any] | None = None
+        cls,
+        env: str | Callable[[], BaseEnv] | EnvFactory,
+        env_kwargs: Mapping[str, Any] | None = None,
+        *,
+        roles: Mapping[str, RolePlan] | None = None,
     ) -> EnvFactory:
-        """The factory for an env id with its arguments, for a function that makes envs, or that factory itself. Several
-        ids, such as `A-v0,B-v0` or with weights `A-v0=2,B-v0=1`, give a `mixture`.
+        """The factory for an env id with its arguments, for a function that makes envs, or that factory itself; with
+        other `roles`, if they are given. Several ids, such as `A-v0,B-v0` or with weights `A-v0=2,B-v0=1`, give a
+        `mixture`.
 
         Raises:
             UnknownNameError: no env has that id; names the nearest one.
             ConfigError: `env` is none of these, or `env_kwargs` were given with another than an id.
         """
+        if roles is not None:
+            return replace(cls.of(env, env_kwargs), roles=roles)
         if isinstance(env, str):
             if not isinstance(env_kwargs, Mapping | None):
                 raise ConfigError(f"env_kwargs must map names to arguments, got {env_kwargs!r}")

@@ -104,6 +104,8 @@ class RayRunner(RunnerProtocol):
         if worker_observers is not None and not callable(worker_observers):
             raise ConfigError(f"worker_observers must be a function that makes observers, got {worker_observers!r}")
         self.env = EnvFactory.of(env, env_kwargs)
+        if self.env.roles:
+            raise ConfigError("a RayRunner plays envs of one role: play one with roles with a Runner")
         self.config = config or RunConfig()
         self.sinks, self.observers = checked_sinks(sinks), checked_observers(observers)
         self.counts = RunCounts()

@@ -5,18 +5,17 @@ import logging
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from itertools import groupby
-from operator import attrgetter
+from itertools import chain, groupby
 
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import Blame
-from toolgym.rollout.job import Job
+from toolgym.rollout.job import Job, task_group
 from toolgym.rollout.runner.config import RunConfig
-from toolgym.rollout.runner.scheduling.open_group import OpenGroup
+from toolgym.rollout.runner.scheduling.open_group import Member, OpenGroup
 from toolgym.rollout.runner.scheduling.plan import GroupPlan
 from toolgym.rollout.runner.scheduling.scheduler import Cut, RunCounts, Scheduler, Stragglers
 from toolgym.rollout.runner.scheduling.tasks import TaskFeed, Tasks
-from toolgym.rollout.trajectory.trajectory import Peer, Trajectory
+from toolgym.rollout.trajectory.trajectory import Trajectory
 from toolgym.tools.errors import ConfigError, EpisodeError
 
 Observe = Callable[[Task, Sequence[float]], None]
@@ -34,10 +33,11 @@ class GroupRewards:
         self._waiting: dict[int, tuple[Task, list[float]]] = {}
         self._next = 0
 
-    def add(self, task_index: int, task: Task, members: Iterable[Trajectory]) -> None:
+    def add(self, task_index: int, task: Task, members: Iterable[Member]) -> None:
         if self._observe is None:
             return
-        self._waiting[task_index] = task, [member.reward for member in members if member.in_group_statistics]
+        rewards = [first.reward for first, *_ in members if first.in_group_statistics]  # of roles, the first one's
+        self._waiting[task_index] = task, rewards
         while self._next in self._waiting:
             task, rewards = self._waiting.pop(self._next)
             self._next += 1
@@ -63,11 +63,12 @@ class GroupScheduler(Scheduler):
         tasks: the tasks, in anything to iterate over, with or without an end; `task_index` is a task's place in it.
         config: says the size of a group, the seed, and how often a lost member is played again.
         plan: which groups are wanted; None: every trajectory, at once.
-        observe: gets each task with its group's rewards, also of groups that the plan drops, in the order of the tasks.
+        observe: gets each task with its group's rewards (with several roles, those of the first one that is trained), also
+            of groups that the plan drops, in the order of the tasks.
         run_id: what the ids of the groups begin with, of a run that is resumed; None: a new one.
 
     Attributes:
-        count: how many trajectories there will be, without branches, if the tasks suffice; None if that is not known.
+        count: how many jobs there will be, without branches, if the tasks suffice; None if that is not known.
         whole_groups: whether there is a plan.
         sizes: the number of trajectories of each group that the plan gave out, in order, until taken.
 
@@ -186,10 +187,13 @@ class GroupScheduler(Scheduler):
         return self._in_groups([trajectory for group in groups for trajectory in self._settled(group)])
 
     def finished(self, job: Job, trajectory: Trajectory) -> Sequence[Trajectory]:
+        return self.finished_roles(job, (trajectory,))
+
+    def finished_roles(self, job: Job, trajectories: Sequence[Trajectory]) -> Sequence[Trajectory]:
         group = self._group_of(job)
         if group is None:
             return ()
-        if not (group.late or group.closing) and self._is_lost(job, trajectory):
+        if not (group.late or group.closing) and self._is_lost(job, trajectories):
             self._counts.refills += 1
             again = group.again(job)
             if not self._enough:
@@ -197,14 +201,14 @@ class GroupScheduler(Scheduler):
                 return ()
             group.stand_still(again)
         else:
-            group.end(job, trajectory)
+            group.end(job, tuple(trajectories))
         if self.whole_groups:
             return self._in_groups(self._settled(group))
         if group.whole:
             self._close_group(group)
             self._observe(group, group.all_ended())
             self._counts.groups_kept += 1
-        return (trajectory,)
+        return tuple(trajectories)
 
     def _group_of(self, job: Job) -> OpenGroup | None:
         """The group of a job that has come back; None if that was closed."""
@@ -212,11 +216,11 @@ class GroupScheduler(Scheduler):
         self._news.set()
         return self._groups.get(job.group_id)
 
-    def _is_lost(self, job: Job, trajectory: Trajectory) -> bool:
+    def _is_lost(self, job: Job, trajectories: Sequence[Trajectory]) -> bool:
         """Whether the infrastructure broke it off, and it may be played again. A branch has no beginning to play."""
-        reason = trajectory.stop_reason
-        lost = reason.failed and reason.blame not in (Blame.USER, Blame.POLICY)
-        return lost and job.attempt < self._config.refills and trajectory.parent is None
+        reasons = [trajectory.stop_reason for trajectory in trajectories]
+        lost = any(reason.failed and reason.blame not in (Blame.USER, Blame.POLICY) for reason in reasons)
+        return lost and job.attempt < self._config.refills and job.parent is None
 
     def _close_group(self, group: OpenGroup) -> None:
         """Begin no further member of a group, and forget it: what comes back of it is not taken any more."""
@@ -226,7 +230,8 @@ class GroupScheduler(Scheduler):
         self._news.set()
 
     def _in_groups(self, trajectories: list[Trajectory]) -> list[Trajectory]:
-        self.sizes += [len(list(group)) for _, group in groupby(trajectories, attrgetter("group_id"))]
+        groups = groupby(trajectories, lambda trajectory: task_group(trajectory.group_id, trajectory.role))
+        self.sizes += [len(list(group)) for _, group in groups]
         return trajectories
 
     def suspended(self, job: Job) -> None:
@@ -259,14 +264,14 @@ class GroupScheduler(Scheduler):
         if group.late and (group.suspended or self._enough):
             return []  # carried over
         self._close_group(group)
-        return group.all_ended()
+        return [*chain(*group.all_ended())]
 
     def _decision(self, group: OpenGroup) -> list[Trajectory]:
         chosen = group.first(self._group_size, in_order=self._plan.in_order)
         if chosen is None:
             return []
         self._observe(group, chosen)
-        if self._plan.keep is not None and not self._plan.keep(tuple(chosen)):
+        if self._plan.keep is not None and not self._plan.keep(tuple(chain(*chosen))):
             self._counts.groups_filtered += 1
             self._drop(group)
             return []
@@ -277,22 +282,22 @@ class GroupScheduler(Scheduler):
             kept += self._end()
         return kept
 
-    def _leave(self, group: OpenGroup, chosen: list[Trajectory]) -> list[Trajectory]:
+    def _leave(self, group: OpenGroup, chosen: list[Member]) -> list[Trajectory]:
         group.begin_no_more()
         if not group.running or self._how is Stragglers.DROP:
             self._counts.episodes_dropped += len(group.ended) - len(chosen)
             self._drop(group, but=len(group.ended))
-            return chosen
+            return [*chain(*chosen)]
         self._counts.episodes_dropped += len(group.ended) - len(chosen)
         if self._how is Stragglers.KEEP:
-            group.ended = {trajectory.sample_index: trajectory for trajectory in chosen}
+            group.ended = {member[0].sample_index: member for member in chosen}
             group.closing = True
             self._cut(group)
             return []
         group.ended = {}
         group.late = True  # they play on, and come by themselves
-        group.peers = tuple(Peer(trajectory.id, trajectory.reward) for trajectory in chosen if trajectory.usable)
-        return chosen
+        group.give_out(chosen)
+        return [*chain(*chosen)]
 
     def give_up(self, unwanted: Callable[[Trajectory], bool]) -> int:
         """Drop the open groups that have an unwanted trajectory, and cut their other members. Returns how many; none if
@@ -300,7 +305,7 @@ class GroupScheduler(Scheduler):
         if self._plan.in_order or self._enough:
             return 0
         open_groups = [group for group in self._groups.values() if not (group.late or group.closing)]
-        given_up = [group for group in open_groups if any(map(unwanted, group.ended.values()))]
+        given_up = [group for group in open_groups if any(map(unwanted, chain(*group.ended.values())))]
         for group in given_up:
             self._observe(group, group.all_ended())
             self._drop(group)
@@ -312,7 +317,7 @@ class GroupScheduler(Scheduler):
         self._cut(group)
         self._close_group(group)
 
-    def _observe(self, group: OpenGroup, members: Sequence[Trajectory]) -> None:
+    def _observe(self, group: OpenGroup, members: Sequence[Member]) -> None:
         if group.id not in self._earlier:
             self._rewards.add(group.task_index, group.task, members)
 

@@ -1,12 +1,18 @@
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from operator import itemgetter
+from typing import TypeAlias
 
 from toolgym.envs.tasks.task import Task
 from toolgym.rollout.job import EpisodeKey, Job
 from toolgym.rollout.replace_fields import replace_fields
 from toolgym.rollout.trajectory.trajectory import Peer, Trajectory
+
+Member: TypeAlias = tuple[Trajectory, ...]
+"""What became of one job: a trajectory, or one for each role."""
 
 
 class OpenGroup:
@@ -22,9 +28,9 @@ class OpenGroup:
         self._seeds: set[int] = set()
         self.running: dict[int, Job] = {}
         self.suspended: dict[int, Job] = {}
-        self.ended: dict[int, Trajectory] = {}
+        self.ended: dict[int, Member] = {}
         self.closing = self.late = False
-        self.peers: tuple[Peer, ...] = ()
+        self.peers: Mapping[str, tuple[Peer, ...]] = {}  # by role
 
     def begin(self) -> Job | None:
         """The job of the next member; of those that stand still first. None: all have begun."""
@@ -57,19 +63,20 @@ class OpenGroup:
         self.running.pop(job.key.sample_index, None)
         self.suspended[job.key.sample_index] = job
 
-    def end(self, job: Job, trajectory: Trajectory) -> None:
+    def end(self, job: Job, member: Member) -> None:
         self.running.pop(job.key.sample_index, None)
-        new = trajectory.turns[trajectory.branch_turn or 0 :]  # the turns before are the parent's
-        seeds = {turn.seed for turn in new if turn.seed is not None}
-        assert self._seeds.isdisjoint(seeds), f"members of the group of task {self.task_index} share a sampling seed"
-        self._seeds |= seeds
-        self.ended[job.key.sample_index] = trajectory
+        for trajectory in member:
+            new = trajectory.turns[trajectory.branch_turn or 0 :]  # the turns before are the parent's
+            seeds = {turn.seed for turn in new if turn.seed is not None}
+            assert self._seeds.isdisjoint(seeds), f"two of the group of task {self.task_index} share a sampling seed"
+            self._seeds |= seeds
+        self.ended[job.key.sample_index] = member
 
     @property
     def whole(self) -> bool:
         return not self.running and not self.suspended and self._begun == self.size
 
-    def first(self, count: int, *, in_order: bool) -> list[Trajectory] | None:
+    def first(self, count: int, *, in_order: bool) -> list[Member] | None:
         """The first `count` members, and as many branches, that did not fail, ordered by sample; with failed ones if
         there are too few. None if that is not decided yet. `in_order`: the first by sample, not by time, which depends
         on no clock."""
@@ -79,13 +86,32 @@ class OpenGroup:
             ended = []
             while len(ended) in self.ended:
                 ended.append((len(ended), self.ended[len(ended)]))
-        chosen = [member for member in ended if not member[1].failed][:count]
+        chosen = [each for each in ended if not _failed(each[1])][:count]
         if len(chosen) < count:
             if not self.whole:
                 return None
-            chosen += [member for member in ended if member[1].failed][: count - len(chosen)]
-        return [trajectory for _, trajectory in sorted(chosen, key=itemgetter(0))]
+            chosen += [each for each in ended if _failed(each[1])][: count - len(chosen)]
+        return [member for _, member in sorted(chosen, key=itemgetter(0))]
 
-    def all_ended(self) -> list[Trajectory]:
-        ended = [self.ended[sample] for sample in sorted(self.ended)]
-        return [replace_fields(trajectory, peers=self.peers) for trajectory in ended] if self.peers else ended
+    def give_out(self, members: Iterable[Member]) -> None:
+        """Remember these members, which the consumer gets before the others, as the others' peers."""
+        peers: dict[str, tuple[Peer, ...]] = {}
+        for trajectory in itertools.chain(*members):
+            if trajectory.usable:
+                peers[trajectory.role] = (*peers.get(trajectory.role, ()), Peer(trajectory.id, trajectory.reward))
+        self.peers = peers
+
+    def all_ended(self) -> list[Member]:
+        return [
+            tuple(
+                replace_fields(trajectory, peers=self.peers[trajectory.role])
+                if trajectory.role in self.peers
+                else trajectory
+                for trajectory in self.ended[sample]
+            )
+            for sample in sorted(self.ended)
+        ]
+
+
+def _failed(member: Member) -> bool:
+    return any(trajectory.failed for trajectory in member)

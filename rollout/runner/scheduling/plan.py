@@ -13,8 +13,10 @@ Keep = Callable[[Sequence[Trajectory]], bool]
 
 
 def has_signal(group: Sequence[Trajectory]) -> bool:
-    """Whether two usable trajectories differ in reward: the rule of dynamic sampling (DAPO, arXiv 2503.14476)."""
-    return len({trajectory.reward for trajectory in group if trajectory.usable}) > 1
+    """Whether two usable trajectories of a role differ in reward: the rule of dynamic sampling (DAPO, arXiv
+    2503.14476)."""
+    rewards = {(trajectory.role, trajectory.reward) for trajectory in group if trajectory.usable}
+    return len(rewards) > len({role for role, _ in rewards})
 
 
 @named_fields

@@ -81,6 +81,20 @@ class Scheduler(ABC):
         """Take the trajectory of a job, in the order that episodes finish. Returns the trajectories that the run's
         consumer gets now, one behind the other."""
 
+    def finished_roles(self, job: Job, trajectories: Sequence[Trajectory]) -> Sequence[Trajectory]:
+        """As `finished`, for a job that has a trajectory for each of several roles. Raises `ConfigError` if this scheduler
+        takes one of a job."""
+        self.require_roles()
+        raise AssertionError(f"{type(self).__name__} overrides this")
+
+    def require_roles(self) -> None:
+        """Raise `ConfigError` if this scheduler takes one trajectory of a job."""
+        if type(self).finished_roles is Scheduler.finished_roles:
+            raise ConfigError(
+                f"a {type(self).__name__} takes one trajectory of a job, and this env has several roles: play it with a "
+                "Runner, a RolloutQueue or rollout (not on Ray), or give your scheduler a method `finished_roles`"
+            )
+
     @property
     def counts(self) -> RunCounts:
         """Numbers of the run so far, beside what its consumer got; all 0 for a scheduler that counts nothing."""
@@ -118,3 +132,10 @@ class Scheduler(ABC):
 
     async def close(self) -> None:
         """Free what it holds; called once, when the run is over, however it ends."""
+
+
+def finish(scheduler: Scheduler, job: Job, trajectories: Sequence[Trajectory]) -> Sequence[Trajectory]:
+    """Hand a scheduler what became of a job."""
+    if len(trajectories) == 1:
+        return scheduler.finished(job, trajectories[0])
+    return scheduler.finished_roles(job, trajectories)

@@ -1,0 +1,1 @@
+"""Envs with several roles: a base class, and what lets each role be an episode of its own."""
