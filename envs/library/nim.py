@@ -9,7 +9,7 @@ from toolgym.envs.roles.base import RolesEnv, RolesStep
 from toolgym.envs.tasks.sources import TaskList, TaskSource
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import StopReason
-from toolgym.tools.errors import ConfigError, require_whole_number
+from toolgym.tools.errors import require_whole_number
 from toolgym.tools.message import system, user
 from toolgym.tools.parsers.base import ParsedTurn
 

@@ -33,14 +33,14 @@ class RolesStep(NamedTuple):
     next: str | Sequence[str]
     obs: Mapping[str, Sequence[Message]] = {}
     rewards: Mapping[str, float] = {}
-    info: StepInfo = {}
+    info: StepInfo = {}  # noqa: RUF012  nothing changes it
 
 
 class RolesEnv(BaseEnv):
     """One episode at a time, played by several roles, each with a conversation and rewards of its own.
 
-    A `Runner` plays it, and so do `rollout` and a `RolloutQueue`: each role is an ordinary episode, with its own engine,
-    tokens and trajectory. `reset` and `step`, which know one policy, raise `ConfigError`.
+    A `Runner` plays it, and so do `rollout` and a `RolloutQueue`: each role is an ordinary episode, with its own
+    engine, tokens and trajectory. `reset` and `step`, which know one policy, raise `ConfigError`.
 
     Attributes:
         roles: the names, of letters, digits, dots and hyphens; the first is that of which a task source hears rewards.

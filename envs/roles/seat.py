@@ -160,8 +160,8 @@ class Seat(ToolEnv):
         if messages is None:
             raise EpisodeFailedError(StopReason.ROLE_CUT, f"the episode ended before the first turn of {self.role!r}")
         kwargs = {name: values for name, values in task.tools_kwargs.items() if name in self.tools}
-        own = replace(task, messages=tuple(messages), tools_kwargs=kwargs)
-        return await super().reset(seed=seed, options={"task": own})
+        task = replace(task, messages=tuple(messages), tools_kwargs=kwargs)
+        return await super().reset(seed=seed, options={"task": task})
 
     async def respond(self, turn: ParsedTurn) -> Continue | End:
         began = time.monotonic()

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from toolgym.rollout.runner.envs.env_factory import EnvFactory
     from toolgym.rollout.runner.metrics.loggers import MetricLogger
     from toolgym.rollout.runner.metrics.run_metrics import RunMetrics
+    from toolgym.rollout.runner.resumed import EarlierRun
     from toolgym.rollout.trajectory.file import TrajectoryWriter
     from toolgym.rollout.trajectory.trajectory import Trajectory
 
@@ -116,11 +117,9 @@ async def _main(ctx: typer.Context, options: RolloutOptions, env_kwargs: dict[st
             if begun is not None:
                 rollout_resume.require_same_run(begun, replace(run, tokenizer=begun.tokenizer), out)
                 earlier.check(env, config, tasks, config.group_size, run_id=begun.run_id)
-                earlier.remove_parts(folder.writer)
                 trajectories += earlier.finished
-                finished = len(earlier.trajectories)
-                errors.print(f"resuming: {finished} of {run.episodes} episodes have finished", soft_wrap=True)
-                if finished == run.episodes:
+                errors.print(f"resuming: {len(earlier)} of {run.episodes} episodes have finished", soft_wrap=True)
+                if len(earlier) == run.episodes:
                     return report(trajectories, begun, out, [], 0.0, None, options.as_json)
             if options.record is not None:
                 _require_writable(options.record)
@@ -130,7 +129,7 @@ async def _main(ctx: typer.Context, options: RolloutOptions, env_kwargs: dict[st
             tokenizer = engine.tokenizer
             assert tokenizer is not None  # `open_engine` has loaded one
             run = replace(run, tokenizer=tokenizer_fingerprint(tokenizer), pad_token_id=pad_token_id(tokenizer))
-            _begin(folder, run, begun)
+            _begin(folder, run, begun, earlier)
             started = time.monotonic()
             output = RunOutput(
                 trajectories=_Finished(folder.writer, trajectories),
@@ -140,7 +139,7 @@ async def _main(ctx: typer.Context, options: RolloutOptions, env_kwargs: dict[st
                 earlier=earlier,
                 run_id=run.run_id,
             )
-            progress = Progress(metrics, run.episodes, finished=len(earlier.trajectories), console=errors, transient=True)
+            progress = Progress(metrics, run.episodes, finished=len(earlier), console=errors, transient=True)
             heard = [metrics, progress]
             playing = rollout(env, engine, source, num_tasks=options.tasks, config=config, out=output, observers=heard)
             async with logged(loggers, metrics, trajectories=trajectories):
@@ -156,10 +155,11 @@ async def _main(ctx: typer.Context, options: RolloutOptions, env_kwargs: dict[st
     return status
 
 
-def _begin(folder: RunFolder, run: RunFile, begun: RunFile | None) -> None:
+def _begin(folder: RunFolder, run: RunFile, begun: RunFile | None, earlier: EarlierRun) -> None:
     if begun is not None:
         rollout_resume.require_same_run(begun, run, folder.path)
         folder.go_on(run)
+        earlier.remove_parts(folder.writer)
     else:
         folder.begin(run)
 

@@ -136,7 +136,7 @@ class _ToolRecorder:
 
     def __call__(self, env: BaseEnv) -> None:
         if isinstance(env, RolesEnv):
-            raise ConfigError(f"a run of {type(env).__name__}, which has several roles, cannot be recorded: leave it out")
+            raise ConfigError(f"a run of {type(env).__name__} cannot be recorded, for its episodes have several roles")
         inner = tool_env(env)
         if inner is None:
             kind = type(env).__name__

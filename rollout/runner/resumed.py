@@ -35,8 +35,8 @@ _Facts = Iterable[tuple[str, Any, Any]]
 
 
 class EarlierRun:
-    """The trajectories in the JSON Lines file of a run that ended, at whatever point, by job: one, or one for each role;
-    none if there is no path. A job of which a role is missing, as a run that was killed may leave its last one, counts as
+    """The trajectories in the JSON Lines file of a run that ended, at whatever point, by job: one, or one for each
+    role; none if there is no path. A job of which a role is missing, as a killed run may leave its last one, counts as
     not played. Raises `ConfigError` if they are not those of one run."""
 
     def __init__(self, path: str | Path | None) -> None:
@@ -53,6 +53,9 @@ class EarlierRun:
         self.run_id = self._only("runs", (group.rpartition("-")[0] for group in groups))
         # A trajectory without an env has no sampling.
         self.seed = self._only("seeds", (each.sampling["seed"] for each in finished if each.sampling))
+
+    def __len__(self) -> int:
+        return len(self.trajectories)
 
     @property
     def finished(self) -> list[Trajectory]:

@@ -75,6 +75,8 @@ class EnvFactory:
     roles: Mapping[str, RolePlan] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if self.roles and self.members:
+            raise ConfigError(f"roles are those of one env, and {self.env_id} are several: give them to the member")
         if not isinstance(self.roles, Mapping) or not all(isinstance(plan, RolePlan) for plan in self.roles.values()):
             raise ConfigError(f"roles must map names to RolePlans, got {self.roles!r}")
         if not isinstance(self.env_id, str) or not callable(self.make):

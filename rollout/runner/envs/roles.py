@@ -125,8 +125,8 @@ def lost_job(
 class RolesEpisode:
     """Plays one job of an env with roles, as `Episode` does with one policy; all arguments but `plans` are its.
 
-    A role that fails fails the others, whose errors name it; a role that a limit ends leaves them to `RolesEnv.forfeit`.
-    It cannot stand still: then it is cut.
+    A role that fails fails the others, whose errors name it; a role that a limit ends leaves them to
+    `RolesEnv.forfeit`. It cannot stand still: then it is cut.
     """
 
     def __init__(

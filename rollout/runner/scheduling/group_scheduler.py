@@ -63,8 +63,8 @@ class GroupScheduler(Scheduler):
         tasks: the tasks, in anything to iterate over, with or without an end; `task_index` is a task's place in it.
         config: says the size of a group, the seed, and how often a lost member is played again.
         plan: which groups are wanted; None: every trajectory, at once.
-        observe: gets each task with its group's rewards (with several roles, those of the first one that is trained), also
-            of groups that the plan drops, in the order of the tasks.
+        observe: gets each task with its group's rewards (of several roles, those of the first that is trained), also of
+            groups that the plan drops, in the order of the tasks.
         run_id: what the ids of the groups begin with, of a run that is resumed; None: a new one.
 
     Attributes:

@@ -82,8 +82,8 @@ class Scheduler(ABC):
         consumer gets now, one behind the other."""
 
     def finished_roles(self, job: Job, trajectories: Sequence[Trajectory]) -> Sequence[Trajectory]:
-        """As `finished`, for a job that has a trajectory for each of several roles. Raises `ConfigError` if this scheduler
-        takes one of a job."""
+        """As `finished`, for a job that has a trajectory for each of several roles. Raises `ConfigError` if this
+        scheduler takes one of a job."""
         self.require_roles()
         raise AssertionError(f"{type(self).__name__} overrides this")
 
@@ -91,8 +91,8 @@ class Scheduler(ABC):
         """Raise `ConfigError` if this scheduler takes one trajectory of a job."""
         if type(self).finished_roles is Scheduler.finished_roles:
             raise ConfigError(
-                f"a {type(self).__name__} takes one trajectory of a job, and this env has several roles: play it with a "
-                "Runner, a RolloutQueue or rollout (not on Ray), or give your scheduler a method `finished_roles`"
+                f"a {type(self).__name__} takes one trajectory of a job, and this env has several roles: play it with "
+                "a Runner, a RolloutQueue or rollout (not on Ray), or give your scheduler a method `finished_roles`"
             )
 
     @property
