@@ -52,22 +52,23 @@ def report(
 ) -> int:
     """Write the batch, show what happened in the run and in this call (`played`, in `seconds`), return the status."""
     from toolgym.rollout.recording.run_folder import BATCH, TRAJECTORIES
+    from toolgym.rollout.runner.resumed import whole_jobs
     from toolgym.rollout.trajectory.failures import FailureLog, require_one_that_played
     from toolgym.rollout.trajectory.summary import summarize
 
     batch, problem = _make_batch(trajectories, run, out)  # before anything is shown: its reader may have gone away
-    console = Console(highlight=False)
+    console, finished = Console(highlight=False), len(whole_jobs(trajectories))
     failures = FailureLog()
     for trajectory in trajectories:
         failures.add(trajectory)
     if as_json:
         files = {"trajectories": str(out / TRAJECTORIES), "batch": None if problem else str(out / BATCH)}
-        counts = {"run_id": run.run_id, "episodes": run.episodes, "finished": len(trajectories), "seconds": seconds}
+        counts = {"run_id": run.run_id, "episodes": run.episodes, "finished": finished, "seconds": seconds}
         ends = {"no_batch": problem or None, "failures": list(failures.lines())}
         figures = summarize(trajectories) if trajectories else {}
         print(json.dumps({**counts, **files, **ends, "summary": figures}, indent=2))
         console = Console(highlight=False, stderr=True)
-    elif not played and len(trajectories) == run.episodes:
+    elif not played and finished == run.episodes:
         console.print(f"the run in {out} is complete: nothing is left to play", markup=False, soft_wrap=True)
     elif trajectories:
         console.print(summary_table(trajectories, seconds, played))
@@ -76,9 +77,9 @@ def report(
             console.print(conversation(chosen))
     for line in failures.lines():
         console.print(line, style="red", markup=False, soft_wrap=True)
-    _print_files(console, trajectories, run, batch, problem, out)
+    _print_files(console, finished, run, batch, problem, out)
     if stopped_by is not None:
-        left = run.episodes - len(trajectories)
+        left = run.episodes - finished
         text = f"interrupted: {left} episodes were not finished; go on with: toolgym rollout --resume {out}"
         console.print(text, style="yellow", markup=False, soft_wrap=True)
         return STOPPED_BY + stopped_by
@@ -86,12 +87,10 @@ def report(
     return 0 if batch is not None else 1
 
 
-def _print_files(
-    console: Console, trajectories: list[Trajectory], run: RunFile, batch: Batch | None, problem: str, out: Path
-) -> None:
+def _print_files(console: Console, finished: int, run: RunFile, batch: Batch | None, problem: str, out: Path) -> None:
     from toolgym.rollout.recording.run_folder import BATCH, TRAJECTORIES
 
-    done = f"{out / TRAJECTORIES}  ({len(trajectories)} of {run.episodes})"
+    done = f"{out / TRAJECTORIES}  ({finished} of {run.episodes})"
     console.print(f"trajectories  {done}", markup=False, soft_wrap=True)
     if batch is None:
         console.print(f"no batch: {problem}", style="red", markup=False, soft_wrap=True)
