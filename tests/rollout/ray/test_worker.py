@@ -10,7 +10,8 @@ import cloudpickle
 import pytest
 
 from tests.rollout.ray.parts import Instant, make_env, task
-from toolgym.rollout import RunConfig
+from toolgym.envs.library.nim import NimEnv
+from toolgym.rollout import RayRunner, RolePlan, RunConfig
 from toolgym.rollout.job import EpisodeKey, Job
 from toolgym.rollout.runner import EnvFactory
 from toolgym.rollout.runner.ray.engine import EngineActor
@@ -127,3 +128,15 @@ async def test_an_actor_of_something_else_than_an_engine_says_so_and_one_that_do
     with pytest.raises(EngineError, match="no memory"):
         await EngineActor(Broken).about()
     assert Broken.closed == 1
+
+
+async def test_an_env_with_roles_breaks_the_run_off_with_what_to_do():
+    worker = RolloutWorker(setup(NimEnv))
+    await begun(worker)
+    await worker.add(jobs(0), [])
+    reply = await worker.collect(0, 0)
+    with pytest.raises(ConfigError, match="this env has several roles: play it with a Runner"):
+        raise reply.broken
+    await worker.close()
+    with pytest.raises(ConfigError, match="a RayRunner plays envs of one role"):
+        RayRunner(EnvFactory.of(NimEnv, roles={"second": RolePlan(train=False)}), "tiny")
