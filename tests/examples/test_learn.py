@@ -16,6 +16,7 @@ from toolgym.envs import ArithmeticTasks
 
 FOLDER = Path(__file__).parents[2] / "examples"
 PLAIN, TRL = FOLDER / "learn_plain_torch.py", FOLDER / "learn_code_interpreter.py"
+NIM = FOLDER / "learn_nim.py"
 FEW = ["--steps", "3", "--tasks", "48", "--samples", "1"]
 
 
@@ -37,6 +38,18 @@ def test_the_plain_loop_learns():
     assert [re.sub(r"\S+$", "", step) for step in steps] == [f"step {one}: mean reward " for one in (1, 2, 3)]
     assert took.startswith("3 steps of 64 episodes took ")
     assert _figures(after)[0] > _figures(before)[0] + 0.05  # 0.2 more on most machines
+
+
+@pytest.mark.long
+def test_self_play_learns_both_roles_of_a_game():
+    def rewards(line):
+        return [float(number) for number in re.findall(r"as \w+ (\S\d\.\d+)", line)]
+
+    _, before, *steps, took, after = _run(NIM, "--steps", "30").splitlines()
+    assert len(steps) == 30
+    assert took.startswith("30 steps took ")
+    assert len(rewards(before)) == len(rewards(after)) == 2
+    assert sum(rewards(after)) > sum(rewards(before)) + 0.3  # 0.8 more after 25 steps on one machine
 
 
 @pytest.mark.long
