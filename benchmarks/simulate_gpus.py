@@ -46,8 +46,8 @@ from gpu_clock import BLOCK, Gpu, InlineEnvs, JumpingLoop, Play, Request, playin
 from toolgym.envs import ArithmeticTasks
 from toolgym.exports.mooncake import request_row
 from toolgym.rollout import RunConfig, Runner, open_engine
-from toolgym.rollout.runner import local
 from toolgym.rollout.runner.branching import Branching, at_turns
+from toolgym.rollout.runner.envs import env_pool
 from toolgym.rollout.trajectory.file import TrajectoryWriter
 from toolgym.rollout.trajectory.trajectory import Trajectory
 
@@ -234,7 +234,7 @@ def main() -> None:
             asyncio.run(record(run, options.tasks))
         played = recorded(run, options.copies)
     options.timing = timing_of(options.simulator, options.model)
-    local.EnvPool = InlineEnvs  # type: ignore[misc]
+    env_pool.EnvPool = InlineEnvs  # type: ignore[misc]
     print("model of a GPU:", ", ".join(f"{name} {1e3 * value:.4f} ms" for name, value in options.timing.items()))
     print("              with tools                          without        while episodes begin")
     print("row      load   idle  reuse   tok/s  ep/s    tok/s  ratio    tok/s without  ratio")

@@ -10,7 +10,7 @@ import pytest
 
 from tests.front.exports.conftest import DEMO
 from tests.house.test_layout import ROOT
-from toolgym.rollout.runner import local
+from toolgym.rollout.runner.envs import env_pool
 
 LOAD = 8
 
@@ -21,7 +21,7 @@ def played(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     import gpu_clock
 
-    monkeypatch.setattr(local, "EnvPool", gpu_clock.InlineEnvs)
+    monkeypatch.setattr(env_pool, "EnvPool", gpu_clock.InlineEnvs)
     options = argparse.Namespace(scale=4, median=1.0, sigma=1.0, interval=0.1)
     episodes = gpu_clock.recorded(DEMO, 3)
 
