@@ -25,9 +25,14 @@ def withhold(group: Sequence[Trajectory], is_stale: Callable[[str], bool]) -> li
         is_stale: from the name of a version to whether its tokens are withheld.
     """
     fresh = [_fresh(trajectory, is_stale) for trajectory in group]
-    gone = [old for old, new in zip(group, fresh, strict=True) if old.usable and not new.usable]
-    peers = tuple(Peer(trajectory.id, trajectory.reward) for trajectory in gone)
-    return [replace_fields(new, peers=(*new.peers, *peers)) if peers and new.usable else new for new in fresh]
+    gone: dict[str, list[Peer]] = {}  # by group: each role of an env has its own
+    for old, new in zip(group, fresh, strict=True):
+        if old.usable and not new.usable:
+            gone.setdefault(old.group_id, []).append(Peer(old.id, old.reward))
+    return [
+        replace_fields(new, peers=(*new.peers, *gone[new.group_id])) if new.usable and new.group_id in gone else new
+        for new in fresh
+    ]
 
 
 def _fresh(trajectory: Trajectory, is_stale: Callable[[str], bool]) -> Trajectory:

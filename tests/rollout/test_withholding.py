@@ -56,6 +56,11 @@ def test_what_is_fresh_is_returned_itself():
     assert all(new is old for new, old in zip(withhold(fresh, stale), fresh, strict=True))
 
 
+def test_a_reward_counts_among_those_of_its_own_role():
+    pair = [replace(member(name, versions), group_id=name) for name, versions in (("a", ["old"]), ("b", "n"))]
+    assert [kept.peers for kept in withhold(pair, stale)] == [(), ()]
+
+
 def test_an_episode_without_a_fresh_token_trains_nothing_and_counts_in_its_group():
     group = [member("a", "nn", reward=0.0), member("b", ["old"], reward=1.0), member("c", ["old", "n"], reward=0.0)]
     kept = withhold(group, stale)
