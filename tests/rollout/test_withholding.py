@@ -215,7 +215,8 @@ async def test_a_group_without_a_fresh_token_is_dropped_and_another_takes_its_pl
             await queue.update_weights({}, version=version)
         assert queue.metrics()["queue/groups_dropped"] == 2
         [late] = await anext(queue)
-        assert (late.task_id, queue.staleness(late)) == ("c", 0)
+        assert late.task_id in "cd"  # both began in the place of the two
+        assert queue.staleness(late) == 0
     ticking.cancel()
     assert "groups were dropped: their newest tokens were more than 1 versions behind" in caplog.text
 
