@@ -55,7 +55,7 @@ _LIMITS = {
     RolloutStatus.TRUNCATED_MAX_TURNS: StopReason.MAX_TURNS,
 }
 _BROKEN_OFF = (RolloutStatus.ERROR, RolloutStatus.ERROR_TIMEOUT, RolloutStatus.ERROR_ABORT)
-"""Ends that are nobody's answer; an answer that TitanRL cannot parse is the model's doing, and counts."""
+"""Ends without an answer; an answer that TitanRL cannot parse is the model's doing, and counts."""
 
 
 class TitanTask(NamedTuple):
