@@ -27,7 +27,7 @@ Env: TypeAlias = "str | Callable[[], BaseEnv] | EnvFactory"
 Tasks: TypeAlias = "Sequence[Task] | TaskSource"
 
 MOST_TASKS = 100
-"""Tasks that are drawn of a source if nobody says how many."""
+"""Tasks that are drawn of a source if no number is given."""
 
 PARTS: tuple[By, ...] = ("env", "source", "level")
 

@@ -169,7 +169,7 @@ async def test_roles_may_speak_at_the_same_time(scripted):
     assert (done["asker"].reward, done["solver"].reward) == (0.0, 1.0)
 
 
-async def test_a_role_has_tools_of_its_own_whose_calls_nobody_else_sees(scripted):
+async def test_a_role_has_tools_of_its_own_whose_calls_no_other_sees(scripted):
     @tool
     def double(number: int) -> str:
         """Double a number.
