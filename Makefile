@@ -78,7 +78,8 @@ test-agents: $(VENV)/.dev  ## Install agents with npm and pip, and play them thr
 # What needs the library and its command alone. Commands that play episodes need the extra `rollout`.
 LOWEST_TESTS := $(addprefix tests/,envs/test_gymnasium_env.py envs/test_vector_env.py envs/test_registry.py \
   envs/served/openenv/test_openenv.py tools/test_function.py tools/test_schema.py tools/http tools/serving \
-  tools/sandbox/server/test_serve.py front/test_envs_command.py front/test_commands.py front/test_doctor.py front/report \
+  tools/sandbox/server/test_serve.py front/test_envs_command.py front/test_commands.py front/test_doctor.py \
+  front/report/test_command.py front/report/test_estimators.py front/report/test_report.py \
   front/commands/test_help.py::test_the_help_of_each_command_has_the_same_form)
 
 # An older pytest-asyncio leaves a loop open, which another test is blamed for

@@ -12,6 +12,7 @@ from tests.actors import until
 from toolgym.envs import ToolEnv
 from toolgym.envs.tasks.task import Task
 from toolgym.rollout import RunConfig, Runner, SamplingParams, read_trajectories, rollout
+from toolgym.rollout.trajectory.file import TrajectoryWriter
 from toolgym.tools.errors import ConfigError
 
 TASKS = [Task(({"role": "user", "content": text},), id=text) for text in ("a", "slow", "b", "slow")]
@@ -46,16 +47,13 @@ async def test_a_cancelled_run_keeps_what_has_finished(scripted, tmp_path):
 
 
 async def test_an_error_of_the_run_keeps_it_too(scripted, tmp_path, monkeypatch):
-    class Interrupting:
-        def __init__(self):
-            self.count = 0
-
+    class Interrupting(TrajectoryWriter):
         def write(self, trajectory):
-            self.count += 1
-            if self.count == 2:
+            if self.path.read_bytes():
                 raise KeyboardInterrupt
+            super().write(trajectory)
 
-    monkeypatch.setattr("toolgym.rollout.orchestrator.TrajectoryWriter", lambda path, append: _Entered(Interrupting()))
+    monkeypatch.setattr("toolgym.rollout.orchestrator.TrajectoryWriter", Interrupting)
     with pytest.raises(KeyboardInterrupt) as interrupted:
         await rollout(env, scripted(slowly(0)), TASKS, config=CONFIG, out=tmp_path / "x")
     assert len(interrupted.value.trajectories) == 1
@@ -143,17 +141,6 @@ async def test_the_stop_button_of_a_notebook_keeps_what_has_finished(tmp_path):
     assert count == lines
     assert int(count) >= 2
     assert f"{count} episodes had finished" in error.evalue
-
-
-class _Entered:
-    def __init__(self, sink):
-        self.sink = sink
-
-    def __enter__(self):
-        return self.sink
-
-    def __exit__(self, *_):
-        pass
 
 
 async def test_a_full_disk_ends_the_run_but_not_the_episodes_that_run(scripted, tmp_path):

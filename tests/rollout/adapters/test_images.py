@@ -28,8 +28,8 @@ SHOWN = pictured([TASK], [PLOT], name="shown")
 TEXT = pictured([], [], name="text")
 GRIDS = [[1, 2, 3], [1, 1, 2]]
 
-AS_MESSAGES = ("agent_lightning", "gem", "nemo_gym", "rllm")
-"""Adapters that hand over messages alone: the trainer's gateway renders them, or a text is made of them."""
+AS_MESSAGES = ("agent_lightning", "gem", "miles", "nemo_gym", "rllm", "titanrl")
+"""Adapters that hand over messages alone: the trainer renders them, or a text is made of them."""
 
 SHARED = ("episode_settings", "served_episodes", "task_rows", "trainer_row", "transfer_queue", "versions")
 
