@@ -375,7 +375,7 @@ def test_a_signal_is_a_difference_within_a_role():
     assert has_signal([*same, Done("second", 0.0)])
 
 
-@pytest.mark.parametrize("stragglers", ["drop", "keep", "carry"])
+@pytest.mark.parametrize("stragglers", ["drop", "keep", pytest.param("carry", marks=pytest.mark.long)])
 async def test_stragglers_are_cut_with_all_their_roles(scripted, stragglers):
     engine = scripted(lambda prompt, _: 30 if "task 1" in prompt else "right")
     async with Runner(Talk, engine, config=config()) as runner:

@@ -35,6 +35,7 @@ def test_the_server_samples_and_has_the_weights_of_each_step(spec, tmp_path, mon
         assert max(len(body["prompt"]) for body in server.seen) > min(len(body["prompt"]) for body in server.seen)
 
 
+@pytest.mark.long
 def test_vllm_in_the_trainers_process_samples_many_at_once(spec, tmp_path, monkeypatch):  # noqa: F811
     with vllm_in_process(monkeypatch) as made:
         trainer = trainer_of(spec, tmp_path, use_vllm=True, vllm_mode="colocate", learning_rate=1e-2)

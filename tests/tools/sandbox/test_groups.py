@@ -122,7 +122,7 @@ async def test_a_session_is_limited_between_its_cells_too(kernel, request):
 
 
 @needs_namespaces
-@pytest.mark.parametrize("kernel", [pytest.param(True, marks=needs_group), False])
+@pytest.mark.parametrize("kernel", [pytest.param(True, marks=needs_group), pytest.param(False, marks=pytest.mark.long)])
 async def test_memory_that_forks_share_counts_once(kernel, request):
     if not kernel:
         request.getfixturevalue("no_groups")
