@@ -97,7 +97,8 @@ async def test_a_test_that_cannot_be_judged_is_no_score(sandbox, test, said, pro
      "nested(30000)", "type('E', (Exception,), {})()", "1j", "b''", "__import__('decimal').Decimal('sNaN')",
      "__import__('datetime').date.today()", "{1: {2: {(3, (4,)): 5}}}", "range", "[ValueError('x'), KeyError]",
      "__import__('sys').setrecursionlimit(9 ** 6) or nested(400)", "__import__('numpy').longdouble(1)",
-     "__import__('pandas').Series([1, 2], dtype='Int64')", "__import__('pandas').interval_range(0, 3)"],
+     "__import__('pandas').Series([1, 2], dtype='Int64')",
+     pytest.param("__import__('pandas').interval_range(0, 3)", marks=pytest.mark.long)],
 )  # fmt: skip
 async def test_no_value_that_a_program_chooses_lets_it_off_a_score_of_0(sandbox, returned):
     nested = "def nested(n):\n    made = []\n    for _ in range(n): made = [made]\n    return made"
