@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from toolgym.rollout.runner.config import RunConfig as RunConfig
     from toolgym.rollout.runner.envs.env_factory import EnvFactory as EnvFactory
     from toolgym.rollout.runner.envs.env_factory import mixture as mixture
-    from toolgym.rollout.runner.envs.roles import RolePlan as RolePlan
+    from toolgym.rollout.runner.envs.role_plan import RolePlan as RolePlan
     from toolgym.rollout.runner.local import Runner as Runner
     from toolgym.rollout.runner.rollout_queue import RolloutQueue as RolloutQueue
     from toolgym.rollout.runner.scheduling.group_scheduler import GroupScheduler as GroupScheduler

@@ -21,7 +21,8 @@ from toolgym.rollout.runner.branching import Brancher
 from toolgym.rollout.runner.config import RunConfig
 from toolgym.rollout.runner.envs.env_factory import EnvFactory, JobEpisode, MakeEpisode, end_as
 from toolgym.rollout.runner.envs.env_pool import EnvPools, Suspended, SuspendedEpisodes
-from toolgym.rollout.runner.envs.roles import RolePlan, RolesEpisode, checked_roles, lost_job
+from toolgym.rollout.runner.envs.role_plan import RolePlan
+from toolgym.rollout.runner.envs.roles import RolesEpisode, checked_roles, lost_job
 from toolgym.rollout.runner.metrics.spans import spans_of_run
 from toolgym.rollout.runner.run_episode import policy_renderer
 from toolgym.rollout.runner.run_settings import run_settings

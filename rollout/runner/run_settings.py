@@ -19,7 +19,7 @@ from toolgym.envs.base import BaseEnv
 from toolgym.envs.roles.base import RolesEnv
 from toolgym.rollout.limits import HistoryMode, TruncationPolicy
 from toolgym.rollout.runner.config import RunConfig
-from toolgym.rollout.runner.envs.roles import RolePlan, trained_roles
+from toolgym.rollout.runner.envs.role_plan import RolePlan, trained_roles
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -13,7 +13,7 @@ from toolgym.envs.tasks.row_fields import ENV_COLUMN
 from toolgym.envs.tasks.sources import TaskSource
 from toolgym.envs.tasks.task import Task
 from toolgym.rollout.episode.env_lifecycle import close_env
-from toolgym.rollout.runner.envs.roles import RolePlan
+from toolgym.rollout.runner.envs.role_plan import RolePlan
 from toolgym.rollout.runner.scheduling.scheduler import Stragglers
 from toolgym.tools.errors import ConfigError, UnknownNameError, nearest
 
