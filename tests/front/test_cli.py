@@ -184,9 +184,9 @@ def test_what_is_wrong_is_one_line_that_helps(tmp_path, run_here, arguments, sai
 
 
 @pytest.mark.long
-def test_the_parser_is_the_chat_templates_unless_it_is_named(tmp_path):
+def test_the_parser_is_the_chat_templates_unless_it_is_named(tmp_path, run_here):
     def calls(*arguments):
-        done = run(
+        done = run_here(
             "rollout", "--tasks", "4", "--out", str(tmp_path), "--max-new-tokens", "96", "--overwrite", *arguments
         )
         assert done.returncode == 0, done.stderr
@@ -197,8 +197,8 @@ def test_the_parser_is_the_chat_templates_unless_it_is_named(tmp_path):
 
 
 @pytest.mark.long
-def test_a_typo_ends_with_exit_status_2():
-    done = run("rollout", "--env", "CodeInterpretr-v0")
+def test_a_typo_ends_with_exit_status_2(run_here):
+    done = run_here("rollout", "--env", "CodeInterpretr-v0")
     assert done.returncode == 2
     assert done.stderr.startswith("error: no env has the id 'CodeInterpretr-v0', did you mean 'CodeInterpreter-v0'")
     assert done.stderr.count("\n") == 1

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import typer
 
+from tests.as_typed import as_typed, needs_a_shell  # noqa: F401
 from toolgym.cli.app import COMMANDS, app
 
 PAGE = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
@@ -80,10 +81,11 @@ def documented(name):
 
 
 @pytest.mark.long
-def test_the_examples_run_from_top_to_bottom(tmp_path):
+def test_the_examples_run_from_top_to_bottom(tmp_path, as_typed):  # noqa: F811
     for name, blocks in BLOCKS.items():
         for block in blocks:
-            done = run(block, tmp_path)
+            is_plain = "\n" not in block.strip() and not needs_a_shell(block)
+            done = as_typed(block.strip(), tmp_path) if is_plain else run(block, tmp_path)
             assert done.returncode == 0, (block, done.stderr)
             if "--json" in block and name not in ("bench", "tools"):
                 assert keys(done.stdout) <= documented(name), name

@@ -10,7 +10,6 @@ import pytest
 
 TESTS = Path(__file__).parents[1]
 ROOMS = (
-    "tools/sandbox/conformance/test_suite.py",
     "tools/sandbox/conformance/test_runs.py",
     "tools/sandbox/conformance/test_sessions.py",
     "tools/concurrency/test_rate_limit.py",

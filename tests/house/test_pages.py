@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.as_typed import as_typed, needs_a_shell  # noqa: F401
+
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
@@ -98,12 +100,19 @@ def test_the_commands_that_look_at_a_run_work_on_that_of_make_demo(name, tmp_pat
 
 
 @pytest.mark.long
-def test_the_commands_that_evaluate_do_what_the_page_says(tmp_path):
+def test_the_commands_that_evaluate_do_what_the_page_says(tmp_path, as_typed):  # noqa: F811
     text = (ROOT / "docs/evaluate.md").read_text(encoding="utf-8")
     [block] = re.findall(r"^```bash\n(.*?)^```", text, re.M | re.S)
-    lines = [line.replace("toolgym", PROGRAM_OF["toolgym"], 1) for line in block.splitlines()]
-    assert len(lines) == 4
-    shown = [run(["bash", "-euo", "pipefail", "-c", line], tmp_path) for line in lines]
+    shown = []
+    for line in block.splitlines():
+        if needs_a_shell(line):
+            words = line.replace("toolgym", PROGRAM_OF["toolgym"], 1)
+            shown.append(run(["bash", "-euo", "pipefail", "-c", words], tmp_path))
+        else:
+            done = as_typed(line, tmp_path)
+            assert done.returncode == 0, done.stderr
+            shown.append(done.stdout)
+    assert len(shown) == 4
     assert "By env" in shown[0]
     assert "after - before" in shown[1]
     assert '"pass@2"' in shown[2]

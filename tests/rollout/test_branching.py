@@ -189,7 +189,7 @@ async def test_a_run_that_is_cancelled_frees_the_branches_that_wait(scripted, to
 @pytest.mark.long
 async def test_a_run_that_is_cancelled_at_any_moment_leaves_no_env_behind(play):
     branching = Branching(at_turns(1, 2, continuations=3), max_branches=6)
-    for ticks in itertools.count(0, 11):
+    for ticks in itertools.count(0, 23):
         running = asyncio.create_task(play(TASKS[:2], branching=branching, max_concurrent=3))
         for _ in range(ticks):
             await asyncio.sleep(0)

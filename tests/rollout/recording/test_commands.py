@@ -2,34 +2,24 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 
+from tests.as_typed import as_typed  # noqa: F401
 from toolgym.cli.app import main
 from toolgym.rollout import read_trajectories
 
 
-def run(*arguments, cwd):
-    env = {**os.environ, "COLUMNS": "120", "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        [sys.executable, "-m", "toolgym", *map(str, arguments)],
-        capture_output=True, text=True, timeout=300, env=env, check=False, cwd=cwd,
-    )  # fmt: skip
-
-
 @pytest.mark.long
-def test_the_command_records_and_replays(tmp_path, bare, edited):
-    done = run(
-        "rollout", "--tasks", 2, "--group-size", 2, "--max-new-tokens", 96, "--record", "run.jsonl", cwd=tmp_path
-    )
+def test_the_command_records_and_replays(tmp_path, bare, edited, as_typed):  # noqa: F811
+    def run(line):
+        return as_typed(f"toolgym {line}", tmp_path)
+
+    done = run("rollout --tasks 2 --group-size 2 --max-new-tokens 96 --record run.jsonl")
     assert done.returncode == 0, done.stderr
-    again = run("replay", "run.jsonl", "--out", "again.jsonl", cwd=tmp_path)
+    again = run("replay run.jsonl --out again.jsonl")
     assert again.returncode == 0, again.stderr
     assert "4 of 4 episodes of CodeInterpreter-v0 are equal byte for byte" in again.stdout
-    refused = run("replay", "run.jsonl", "--out", "again.jsonl", cwd=tmp_path)
+    refused = run("replay run.jsonl --out again.jsonl")
     assert (refused.returncode, "--overwrite" in refused.stderr) == (2, True)
     first, second = (
         sorted(read_trajectories(tmp_path / name), key=lambda one: (one.task_index, one.sample_index))
@@ -38,7 +28,7 @@ def test_the_command_records_and_replays(tmp_path, bare, edited):
     assert [bare(one) for one in first] == [bare(one) for one in second]
 
     edited(tmp_path / "run.jsonl", "a result")
-    different = run("replay", "edited.jsonl", "--allow-edited", cwd=tmp_path)
+    different = run("replay edited.jsonl --allow-edited")
     assert different.returncode == 1
     assert "messages[3].content\n  recorded " in different.stdout
     assert "not recorded: task " in different.stdout
