@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import shlex
 import subprocess
+import sys
+import types
 
 import pytest
 
@@ -25,5 +27,20 @@ def as_typed(monkeypatch, capfd):
         with pytest.raises(SystemExit) as left:
             main()
         return subprocess.CompletedProcess(line, left.value.code or 0, *capfd.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def as_program(monkeypatch, capfd):
+    """Runs a program of a page in a folder, and returns what it printed."""
+
+    def run(program: str, folder) -> str:
+        monkeypatch.chdir(folder)
+        monkeypatch.syspath_prepend(folder)
+        module = types.ModuleType("__main__")
+        monkeypatch.setitem(sys.modules, "__main__", module)
+        exec(compile(program, "page", "exec"), vars(module))
+        return capfd.readouterr().out
 
     return run

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.as_typed import as_typed, needs_a_shell  # noqa: F401
+from tests.as_typed import as_program, as_typed, needs_a_shell  # noqa: F401
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -43,8 +43,8 @@ def test_there_are_programs():
 @pytest.mark.parametrize(
     ("page", "program"), PROGRAMS, ids=[f"{page.stem}-{n}" for n, (page, _) in enumerate(PROGRAMS)]
 )
-def test_a_program_of_a_page_runs(page, program, tmp_path):
-    run([sys.executable, "-c", program], tmp_path)
+def test_a_program_of_a_page_runs(page, program, tmp_path, as_program):  # noqa: F811
+    as_program(program, tmp_path)
 
 
 @pytest.fixture

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.as_typed import as_program  # noqa: F401
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -55,8 +57,8 @@ def test_there_are_programs():
 
 @pytest.mark.long
 @pytest.mark.parametrize("program", PROGRAMS, ids=_name)
-def test_a_program_of_the_readme_and_its_pages_runs(program):
-    _run([sys.executable, "-c", program])
+def test_a_program_of_the_readme_and_its_pages_runs(program, tmp_path, as_program):  # noqa: F811
+    as_program(program, tmp_path)
 
 
 @pytest.mark.long
