@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
+
+from tests.as_typed import as_program  # noqa: F401
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_adapter.py"
 
 
-def test_the_example_runs():
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLE)], capture_output=True, text=True, timeout=300, check=False, cwd=EXAMPLE.parent
-    )
-    assert done.returncode == 0, done.stderr
-    right, wrong, reasons = done.stdout.splitlines()
+def test_the_example_runs(as_program):  # noqa: F811
+    printed = as_program(EXAMPLE.read_text(encoding="utf-8"), EXAMPLE.parent)
+    right, wrong, reasons = printed.splitlines()
     assert right.endswith("advantage +0.71")
     assert wrong.endswith("advantage -0.71")
     assert reasons == "['answered', 'answered', 'engine_failed']"

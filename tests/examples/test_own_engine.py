@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import ast
-import subprocess
-import sys
 from pathlib import Path
+
+from tests.as_typed import as_program  # noqa: F401
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_engine.py"
 
 
-def test_the_example_runs():
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLE)], capture_output=True, text=True, timeout=300, check=False, cwd=EXAMPLE.parent
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["####", "42<|im_end|>", "stop"]
+def test_the_example_runs(as_program):  # noqa: F811
+    printed = as_program(EXAMPLE.read_text(encoding="utf-8"), EXAMPLE.parent)
+    assert printed.split() == ["####", "42<|im_end|>", "stop"]
 
 
 def test_it_needs_no_more_than_it_says():

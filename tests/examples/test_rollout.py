@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import ast
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.as_typed import as_program  # noqa: F401
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "rollout.py"
 
 
 @pytest.mark.long
-def test_it_runs_and_shows_trajectories_and_a_batch():
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLE)],
-        capture_output=True, text=True, timeout=540, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert re.search(r"^32 trajectories, mean reward \d\.\d\d$", done.stdout, re.MULTILINE)
-    assert "response_mask [32, " in done.stdout
+def test_it_runs_and_shows_trajectories_and_a_batch(as_program, tmp_path):  # noqa: F811
+    printed = as_program(EXAMPLE.read_text(encoding="utf-8"), tmp_path)
+    assert re.search(r"^32 trajectories, mean reward \d\.\d\d$", printed, re.MULTILINE)
+    assert "response_mask [32, " in printed
 
 
 def test_it_takes_no_more_than_the_five_concepts_that_it_counts():
