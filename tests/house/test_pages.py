@@ -33,6 +33,21 @@ def run(arguments, folder):
     return done.stdout
 
 
+@pytest.fixture
+def run_line(as_typed):  # noqa: F811
+    """Runs a line of a page, in a shell if it needs one, and returns what it printed."""
+
+    def run_it(line, folder):
+        if needs_a_shell(line):
+            line = line.replace("toolgym", PROGRAM_OF["toolgym"], 1)
+            return run(["bash", "-euo", "pipefail", "-c", line], folder)
+        done = as_typed(line, folder)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run_it
+
+
 def test_there_are_programs():
     assert len(PROGRAMS) >= 14
     names = {path.stem for path in (ROOT / "docs/coming_from").glob("*.md")} - {"README"}
@@ -82,7 +97,7 @@ def test_the_commands_of_ten_minutes_do_what_the_page_says(shop):
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["viewer", "report", "exports"])
-def test_the_commands_that_look_at_a_run_work_on_that_of_make_demo(name, tmp_path):
+def test_the_commands_that_look_at_a_run_work_on_that_of_make_demo(name, tmp_path, run_line):
     """The viewer in a terminal, a server, and runs that the page only names are left out."""
     shutil.copytree(ROOT / "front/viewer/demo", tmp_path / "demo-out")
     text = (ROOT / f"docs/{name}.md").read_text(encoding="utf-8")
@@ -95,23 +110,14 @@ def test_the_commands_that_look_at_a_run_work_on_that_of_make_demo(name, tmp_pat
     assert len(commands) >= 3
     for command in commands:
         assert command.startswith("toolgym ")
-        command = command.replace("toolgym", PROGRAM_OF["toolgym"], 1)
-        assert " 0 trajectories" not in run(["bash", "-euo", "pipefail", "-c", command], tmp_path)
+        assert " 0 trajectories" not in run_line(command, tmp_path)
 
 
 @pytest.mark.long
-def test_the_commands_that_evaluate_do_what_the_page_says(tmp_path, as_typed):  # noqa: F811
+def test_the_commands_that_evaluate_do_what_the_page_says(tmp_path, run_line):
     text = (ROOT / "docs/evaluate.md").read_text(encoding="utf-8")
     [block] = re.findall(r"^```bash\n(.*?)^```", text, re.M | re.S)
-    shown = []
-    for line in block.splitlines():
-        if needs_a_shell(line):
-            words = line.replace("toolgym", PROGRAM_OF["toolgym"], 1)
-            shown.append(run(["bash", "-euo", "pipefail", "-c", words], tmp_path))
-        else:
-            done = as_typed(line, tmp_path)
-            assert done.returncode == 0, done.stderr
-            shown.append(done.stdout)
+    shown = [run_line(line, tmp_path) for line in block.splitlines()]
     assert len(shown) == 4
     assert "By env" in shown[0]
     assert "after - before" in shown[1]
