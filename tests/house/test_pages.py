@@ -39,7 +39,7 @@ def run_line(as_typed):  # noqa: F811
 
     def run_it(line, folder):
         if needs_a_shell(line):
-            line = line.replace("toolgym", PROGRAM_OF["toolgym"], 1)
+            line = re.sub(r"^(toolgym|python)\b", lambda name: PROGRAM_OF[name[1]], line)
             return run(["bash", "-euo", "pipefail", "-c", line], folder)
         done = as_typed(line, folder)
         assert done.returncode == 0, done.stderr
@@ -79,7 +79,7 @@ def test_the_env_of_ten_minutes_pays_for_the_right_answer(shop):
 
 
 @pytest.mark.long
-def test_the_commands_of_ten_minutes_do_what_the_page_says(shop):
+def test_the_commands_of_ten_minutes_do_what_the_page_says(shop, run_line):
     blocks = re.findall(r"^```bash\n(.*?)^```", START, re.M | re.S)
     commands = [line for block in blocks for line in block.splitlines()]
     assert {command.split()[0] for command in commands} == {"make", ".venv/bin/toolgym", ".venv/bin/python"}
@@ -87,9 +87,9 @@ def test_the_commands_of_ten_minutes_do_what_the_page_says(shop):
     for command in commands:
         if command == "make demo" or "demo-out" in command:  # CI runs the first, and the second is about its run
             continue
-        command = re.sub(r"^\.venv/bin/(toolgym|python)", lambda name: PROGRAM_OF[name[1]], command)
+        command = command.replace(".venv/bin/", "", 1)
         page = " --filter tool=unknown_tool --html run.html" if " view " in command else ""  # there is no terminal here
-        played += run(["bash", "-c", command + page], shop)
+        played += run_line(command + page, shop)
     assert "unknown_tool" in played
     assert (shop / "shop-run/batch.safetensors").exists()
     assert "unknown_tool" in (shop / "run.html").read_text()
