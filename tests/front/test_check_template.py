@@ -7,13 +7,13 @@ import io
 import json
 import os
 import shutil
-import subprocess
 import sys
 from types import SimpleNamespace
 from unittest import mock
 
 import pytest
 
+from tests.as_typed import as_typed  # noqa: F401
 from tests.rollout.vlm_families import FAMILIES
 from tests.trl_templates import FOLDER as TEMPLATES
 from toolgym.cli.app import main
@@ -65,16 +65,8 @@ def cases(*arguments):
 
 
 @pytest.mark.long
-def test_the_tiny_policy_as_a_user_types_it():
-    env = {**os.environ, "COLUMNS": "120", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-m", "toolgym", "check-template", str(tiny_policy_path())],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env=env,
-        check=False,
-    )
+def test_the_tiny_policy_as_a_user_types_it(as_typed, tmp_path):  # noqa: F811
+    done = as_typed(f"toolgym check-template {tiny_policy_path()}", tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     assert all(name in done.stdout for name in CASES)
