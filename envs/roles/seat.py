@@ -37,7 +37,7 @@ class Table:
     Attributes:
         over: whether no role speaks any more.
         stop_reason: why the episode is over, for roles that did not end by themselves.
-        metrics: the env's, as it told them last.
+        metrics: those that the env gave with its steps.
     """
 
     def __init__(self, env: RolesEnv, timeout: float) -> None:

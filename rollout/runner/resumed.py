@@ -19,6 +19,7 @@ from toolgym.rollout.episode.record import task_label
 from toolgym.rollout.job import EpisodeKey, Job, task_group
 from toolgym.rollout.runner.config import RunConfig
 from toolgym.rollout.runner.envs.env_factory import EnvFactory
+from toolgym.rollout.runner.envs.role_plan import labelled_roles
 from toolgym.rollout.runner.scheduling.scheduler import RunCounts, Scheduler, finish
 from toolgym.rollout.runner.scheduling.tasks import Tasks
 from toolgym.rollout.tokens.renderer import ChatRenderer
@@ -129,9 +130,7 @@ def whole_jobs(trajectories: Iterable[Trajectory]) -> dict[EpisodeKey, tuple[Tra
     for trajectory in trajectories:
         jobs[_key(trajectory)] = (*jobs.get(_key(trajectory), ()), trajectory)
     return {
-        key: there
-        for key, there in jobs.items()
-        if {each.role for each in there} >= {*there[0].settings.get("roles", "").split()}
+        key: there for key, there in jobs.items() if {each.role for each in there} >= labelled_roles(there[0].settings)
     }
 
 

@@ -19,7 +19,7 @@ from toolgym.envs.base import BaseEnv
 from toolgym.envs.roles.base import RolesEnv
 from toolgym.rollout.limits import HistoryMode, TruncationPolicy
 from toolgym.rollout.runner.config import RunConfig
-from toolgym.rollout.runner.envs.role_plan import RolePlan, trained_roles
+from toolgym.rollout.runner.envs.role_plan import RolePlan, roles_label, trained_roles
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -69,7 +69,7 @@ def run_settings(
     facts["the env's classes"] = classes
     labels = {name: _label(value) for name, value in facts.items()}
     if isinstance(env, RolesEnv):  # as they are: they tell which lines of a file belong together
-        labels["roles"] = " ".join(trained_roles(env, plans or {}))
+        labels |= roles_label(trained_roles(env, plans or {}))
     return labels
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -65,6 +65,16 @@ class RolePlan:
 
 def plan_of(role: str, plans: Mapping[str, RolePlan]) -> RolePlan:
     return plans.get(role, _DEFAULT)
+
+
+def roles_label(roles: Sequence[str]) -> dict[str, str]:
+    """Return the trained roles of a run as one of its settings (see `run_settings`); none of an env without roles."""
+    return {"roles": " ".join(roles)} if roles else {}
+
+
+def labelled_roles(settings: Mapping[str, str]) -> set[str]:
+    """Return the roles that a trajectory's settings name."""
+    return {*settings.get("roles", "").split()}
 
 
 def trained_roles(env: RolesEnv, plans: Mapping[str, RolePlan]) -> tuple[str, ...]:

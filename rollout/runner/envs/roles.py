@@ -16,7 +16,7 @@ from toolgym.rollout.episode.episode import Episode
 from toolgym.rollout.episode.observer import EpisodeObserver
 from toolgym.rollout.episode.record import never_played
 from toolgym.rollout.job import Job
-from toolgym.rollout.runner.envs.role_plan import RolePlan, plan_of, trained_roles
+from toolgym.rollout.runner.envs.role_plan import RolePlan, plan_of, roles_label, trained_roles
 from toolgym.rollout.trajectory.trajectory import Trajectory
 from toolgym.tools.concurrency.deadline import together
 from toolgym.tools.errors import ConfigError
@@ -57,7 +57,7 @@ def lost_job(
     """Return the trajectories of a job whose env could not be made: one for each role, one if there are no roles."""
     lost = []
     for part in [job.for_role(role) for role in roles] or [job]:
-        trajectory = never_played(part, config, env_id, error, {"roles": " ".join(roles)} if roles else {})
+        trajectory = never_played(part, config, env_id, error, roles_label(roles))
         for observer in observers:
             observer.ended(part, trajectory)
         lost.append(trajectory)
