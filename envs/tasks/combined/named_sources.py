@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Hashable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -26,9 +27,9 @@ class NamedSources(TaskSource):
                 raise ConfigError(f"{argument} must map {names} to TaskSources, got {name!r}: {shorten(repr(source))}")
         self._sources = dict(sources)
 
+    @abstractmethod
     def marked(self, task: Task, name: Any) -> Task:
-        """Return a task of a source with its name; a subclass says where the name stands."""
-        raise NotImplementedError
+        """Return a task of a source with its name, where a subclass keeps it."""
 
     @property
     def size(self) -> int | None:
