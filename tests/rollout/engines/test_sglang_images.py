@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from tests.rollout.engines.test_sglang import GOOD, SHORT, client, wrong
+from tests.rollout.engines.sglang_client import GOOD, SHORT, client, wrong
 from toolgym.rollout.engines import GenerationRequest
 from toolgym.rollout.engines.sglang.messages import check_prompt, image_fields
 from toolgym.rollout.models.images import PlacedImage
