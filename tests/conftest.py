@@ -15,6 +15,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.as_typed import as_program, as_typed  # noqa: F401
 from tests.processes import end_with_the_tests
 
 # A busy machine is no error: generating inputs, and examples themselves, may take as long as they need.

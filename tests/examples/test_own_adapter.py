@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.as_typed import as_program  # noqa: F401
-
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_adapter.py"
 
 
-def test_the_example_runs(as_program):  # noqa: F811
+def test_the_example_runs(as_program):
     printed = as_program(EXAMPLE.read_text(encoding="utf-8"), EXAMPLE.parent)
     right, wrong, reasons = printed.splitlines()
     assert right.endswith("advantage +0.71")

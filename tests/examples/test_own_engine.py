@@ -5,12 +5,10 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-from tests.as_typed import as_program  # noqa: F401
-
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_engine.py"
 
 
-def test_the_example_runs(as_program):  # noqa: F811
+def test_the_example_runs(as_program):
     printed = as_program(EXAMPLE.read_text(encoding="utf-8"), EXAMPLE.parent)
     assert printed.split() == ["####", "42<|im_end|>", "stop"]
 

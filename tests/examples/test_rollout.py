@@ -8,13 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.as_typed import as_program  # noqa: F401
-
 EXAMPLE = Path(__file__).parents[2] / "examples" / "rollout.py"
 
 
 @pytest.mark.long
-def test_it_runs_and_shows_trajectories_and_a_batch(as_program, tmp_path):  # noqa: F811
+def test_it_runs_and_shows_trajectories_and_a_batch(as_program, tmp_path):
     printed = as_program(EXAMPLE.read_text(encoding="utf-8"), tmp_path)
     assert re.search(r"^32 trajectories, mean reward \d\.\d\d$", printed, re.MULTILINE)
     assert "response_mask [32, " in printed

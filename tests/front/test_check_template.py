@@ -13,7 +13,6 @@ from unittest import mock
 
 import pytest
 
-from tests.as_typed import as_typed  # noqa: F401
 from tests.rollout.vlm_families import FAMILIES
 from tests.trl_templates import FOLDER as TEMPLATES
 from toolgym.cli.app import main
@@ -65,7 +64,7 @@ def cases(*arguments):
 
 
 @pytest.mark.long
-def test_the_tiny_policy_as_a_user_types_it(as_typed, tmp_path):  # noqa: F811
+def test_the_tiny_policy_as_a_user_types_it(as_typed, tmp_path):
     done = as_typed(f"toolgym check-template {tiny_policy_path()}", tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""

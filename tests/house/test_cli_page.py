@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from tests.as_typed import as_typed, needs_a_shell  # noqa: F401
+from tests.as_typed import needs_a_shell
 from toolgym.cli.app import COMMANDS, app
 
 PAGE = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
@@ -81,7 +81,7 @@ def documented(name):
 
 
 @pytest.mark.long
-def test_the_examples_run_from_top_to_bottom(tmp_path, as_typed):  # noqa: F811
+def test_the_examples_run_from_top_to_bottom(tmp_path, as_typed):
     for name, blocks in BLOCKS.items():
         for block in blocks:
             is_plain = "\n" not in block.strip() and not needs_a_shell(block)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.as_typed import as_program, as_typed, needs_a_shell  # noqa: F401
+from tests.as_typed import needs_a_shell
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -34,7 +34,7 @@ def run(arguments, folder):
 
 
 @pytest.fixture
-def run_line(as_typed):  # noqa: F811
+def run_line(as_typed):
     """Runs a line of a page, in a shell if it needs one, and returns what it printed."""
 
     def run_it(line, folder):
@@ -58,7 +58,7 @@ def test_there_are_programs():
 @pytest.mark.parametrize(
     ("page", "program"), PROGRAMS, ids=[f"{page.stem}-{n}" for n, (page, _) in enumerate(PROGRAMS)]
 )
-def test_a_program_of_a_page_runs(page, program, tmp_path, as_program):  # noqa: F811
+def test_a_program_of_a_page_runs(page, program, tmp_path, as_program):
     as_program(program, tmp_path)
 
 

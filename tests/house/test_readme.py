@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.as_typed import as_program  # noqa: F401
-
 ROOT = Path(__file__).parents[2]
 
 
@@ -57,7 +55,7 @@ def test_there_are_programs():
 
 @pytest.mark.long
 @pytest.mark.parametrize("program", PROGRAMS, ids=_name)
-def test_a_program_of_the_readme_and_its_pages_runs(program, tmp_path, as_program):  # noqa: F811
+def test_a_program_of_the_readme_and_its_pages_runs(program, tmp_path, as_program):
     as_program(program, tmp_path)
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from tests.as_typed import as_typed  # noqa: F401
 from toolgym.cli.app import main
 from toolgym.rollout import read_trajectories
 
 
 @pytest.mark.long
-def test_the_command_records_and_replays(tmp_path, bare, edited, as_typed):  # noqa: F811
+def test_the_command_records_and_replays(tmp_path, bare, edited, as_typed):
     def run(line):
         return as_typed(f"toolgym {line}", tmp_path)
 
