@@ -127,13 +127,13 @@ def places(renderer: ChatRenderer) -> list[Callable[[str, str], list[int]]]:
         return renderer.extend(new, earlier=asked)
 
     ways: list[Callable[[str, str], list[int]]] = [
-        lambda one, two: extend(_result(one + two)),
-        lambda one, two: extend(_result(one), _result(two, 1)),
-        lambda one, two: extend(_result(two, name=one or "f")),
-        lambda one, two: extend(user(one + two)),
-        lambda one, two: extend(_result(one), user(two)),
-        lambda one, two: renderer.prompt([system(one), user(two)]),
-        lambda one, two: renderer.prompt([user(one + two)]),
+        lambda first, second: extend(_result(first + second)),
+        lambda first, second: extend(_result(first), _result(second, 1)),
+        lambda first, second: extend(_result(second, name=first or "f")),
+        lambda first, second: extend(user(first + second)),
+        lambda first, second: extend(_result(first), user(second)),
+        lambda first, second: renderer.prompt([system(first), user(second)]),
+        lambda first, second: renderer.prompt([user(first + second)]),
     ]
     return [way for way in ways if _tried(way, "calm", "calm") is not None]
 
@@ -148,9 +148,9 @@ def harmless(text: str) -> str:
     return f"{before}{first} calm {last}{behind}"
 
 
-def _tried(way: Callable[[str, str], list[int]], one: str, two: str) -> list[int] | None:
+def _tried(way: Callable[[str, str], list[int]], first: str, second: str) -> list[int] | None:
     try:
-        return way(one, two)
+        return way(first, second)
     except TemplateError:
         return None
 
@@ -166,17 +166,17 @@ def play(job: Job) -> Count | str:
     refused, leaks = 0, []
 
     @functools.cache
-    def found(at: int, *halves: str) -> list[int] | None:
+    def controls_of(at: int, *halves: str) -> list[int] | None:
         ids = _tried(ways[at], *halves)
         return None if ids is None else [each for each in ids if each in controls]
 
     contents = [renderer.decode([each]) for each in sorted(controls)]
     for number, halves in enumerate(hostile_strings(contents, job.strings, job.seed)):
         at = number % len(ways)
-        wild = found.__wrapped__(at, *halves)
+        wild = controls_of.__wrapped__(at, *halves)
         if wild is None:
             refused += 1
-        elif wild != found(at, *map(harmless, halves)):
+        elif wild != controls_of(at, *map(harmless, halves)):
             leaks.append(f"{job.path.stem}, {job.kind}, place {at}: {halves!r}")
     return Count(job, job.strings, refused, leaks)
 

@@ -167,10 +167,10 @@ class Play:
         self.blocks = Blocks(options.scale, BLOCK)
         self.requests: list[Request] = []
         self.branches = collections.defaultdict(list)
-        for one in played:
-            if row == "trees" and one.parent is not None:
-                self.branches[one.parent, one.branch_turn].append(one)
-        first = [one for one in played if row != "trees" or one.parent is None]
+        for trajectory in played:
+            if row == "trees" and trajectory.parent is not None:
+                self.branches[trajectory.parent, trajectory.branch_turn].append(trajectory)
+        first = [each for each in played if row != "trees" or each.parent is None]
         self.groups = [first[at : at + GROUP] for at in range(0, len(first) - GROUP + 1, GROUP)]
         if not self.groups:
             raise SystemExit(f"the run has fewer than {GROUP} episodes in which something was sampled")
@@ -276,11 +276,11 @@ def recorded(path: Path, copies: int) -> list[Trajectory]:
     """The recorded trajectories. `copies` play each again with other ids behind what all prompts begin with: as another
     task's."""
     index = RunIndex(path).read_all()
-    played = [index.trajectory(one) for one in index.rows if one.readable and one.tokens]
-    played.sort(key=lambda one: (one.task_index, one.sample_index))
-    prompts = [sequence.prompt_ids for one in played for sequence in one.sequences]
+    played = [index.trajectory(row) for row in index.rows if row.readable and row.tokens]
+    played.sort(key=lambda trajectory: (trajectory.task_index, trajectory.sample_index))
+    prompts = [sequence.prompt_ids for trajectory in played for sequence in trajectory.sequences]
     shared = sum(1 for _ in itertools.takewhile(lambda ids: len(set(ids)) == 1, zip(*prompts, strict=False)))
-    return [_copied(one, number, shared) for number in range(copies) for one in played]
+    return [_copied(trajectory, number, shared) for number in range(copies) for trajectory in played]
 
 
 def _copied(trajectory: Trajectory, number: int, shared: int) -> Trajectory:

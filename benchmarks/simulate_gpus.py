@@ -122,7 +122,7 @@ def timing_of(python: str, model: str) -> dict[str, float]:
         contexts = [[*range(40), *range(1000 * at, 1000 * at + 4)] for at in range(1, count + 1)]
         rows = [request_row(str(at), 0, blocks, 2560, 256, BLOCK) for at, blocks in enumerate(contexts)]
         _, played = simulate(python, [{**row, "timestamp": 0.0} for row in rows], 1, model)
-        return [statistics.median(one[name] for one in played) / 1e3 for name in ("first_token_ms", "itl_ms")]
+        return [statistics.median(request[name] for request in played) / 1e3 for name in ("first_token_ms", "itl_ms")]
 
     (first, alone), (_, together) = timed(1), timed(64)
     row = (together - alone) / 63
@@ -146,18 +146,20 @@ def measure(played: list[Trajectory], options: argparse.Namespace, row: str, loa
     play = Play(played, options, row, tools=tools)
     gpus = [Gpu(f"http://gpu-{at}", options.timing) for at in range(options.replicas)]
     with asyncio.Runner(loop_factory=JumpingLoop) as runner:
-        kept = [one for one in runner.run(playing(play, load, gpus)) if not one.failed]
+        kept = [each for each in runner.run(playing(play, load, gpus)) if not each.failed]
     parts = [play.requests]
     if row == "sticky":  # each GPU by itself, since the simulator lets requests go around
-        parts = [[one for one in play.requests if one.replica == at] for at in range(options.replicas)]
+        parts = [[request for request in play.requests if request.replica == at] for at in range(options.replicas)]
     each = options.replicas // len(parts)
     results = [simulate(options.simulator, list(rows_of(part)), each, options.model) for part in parts if part]
     seconds = max(seconds for seconds, _ in results)
     requests = [request for _, part in results for request in part]
-    reused, sent = (sum(one[name] for one in requests) for name in ("reused_input_tokens", "input_length"))
-    tokens = sum(turn.generated_tokens for one in kept for turn in one.turns[one.branch_turn or 0 :])
-    begins = {one.row["request_id"] for one in play.requests if one.previous is None}
-    last = max(one["arrival_time_ms"] for one in requests if one["request_id"] in begins)
+    reused, sent = (sum(request[name] for request in requests) for name in ("reused_input_tokens", "input_length"))
+    tokens = sum(
+        turn.generated_tokens for trajectory in kept for turn in trajectory.turns[trajectory.branch_turn or 0 :]
+    )
+    begins = {request.row["request_id"] for request in play.requests if request.previous is None}
+    last = max(request["arrival_time_ms"] for request in requests if request["request_id"] in begins)
     return Figures(
         seconds=seconds,
         clock=max(request.ended for request in play.requests),
@@ -165,7 +167,7 @@ def measure(played: list[Trajectory], options: argparse.Namespace, row: str, loa
         reuse=reused / sent,
         tokens=tokens * options.scale / seconds,
         episodes=len(kept) / seconds,
-        steady=1e3 * sum(tokens_until(last, one) for one in requests) / last,
+        steady=1e3 * sum(tokens_until(last, request) for request in requests) / last,
     )
 
 
@@ -184,7 +186,8 @@ async def record(path: Path, tasks: int) -> None:
         with TrajectoryWriter(path / "0.jsonl") as writer:
             runner = Runner("CodeInterpreter-v0", engine, config=config, sinks=[writer])
             played = await runner.run(ArithmeticTasks().take(tasks))
-    print(f"{path}: {len(played)} episodes, {sum(one.parent is not None for one in played)} of them branches")
+    branches = sum(trajectory.parent is not None for trajectory in played)
+    print(f"{path}: {len(played)} episodes, {branches} of them branches")
 
 
 def checked_simulator(python: str) -> str:
@@ -243,7 +246,7 @@ def main() -> None:
         for load in options.loads:
             ours, bare = (measure(played, options, row, load, tools=tools) for tools in (True, False))
             held += [ours.steady / bare.steady] if row != "static" else []
-            errors += [one.clock / one.seconds - 1 for one in (ours, bare)]
+            errors += [figures.clock / figures.seconds - 1 for figures in (ours, bare)]
             print(
                 f"{row:8s}{load:5d} {ours.idle:6.1%} {ours.reuse:6.3f} {ours.tokens:7.0f} {ours.episodes:5.1f}  "
                 f"{bare.tokens:7.0f} {ours.tokens / bare.tokens:6.1%}  {ours.steady:7.0f} {bare.steady:7.0f} "

@@ -56,7 +56,7 @@ def test_a_run_of_several_envs_shows_each_and_goes_on(run_here, task_file, tmp_p
     ],
 )
 def test_what_does_not_fit_is_an_error_of_one_line(run_here, task_file, tmp_path, options, text):  # noqa: F811
-    given = [str(task_file) if option == "FILE" else option for option in options]
-    done = run_here("rollout", *given, "--out", str(tmp_path / "out"))
+    arguments = [str(task_file) if option == "FILE" else option for option in options]
+    done = run_here("rollout", *arguments, "--out", str(tmp_path / "out"))
     assert (done.returncode, done.stdout) == (2, "")
     assert text in done.stderr

@@ -215,8 +215,8 @@ async def test_the_mean_reward_is_what_reasoning_gyms_own_scorer_gives(tmp_path)
 
     def say(text, params):
         [entry] = [entry for question, entry in answers.items() if question in text]
-        said = [entry["answer"], f"about {entry['answer']}", "0"][params.seed % 3]
-        return f"I think <answer>{said}</answer>"
+        answer = [entry["answer"], f"about {entry['answer']}", "0"][params.seed % 3]
+        return f"I think <answer>{answer}</answer>"
 
     env = EnvFactory.of("ReasoningGym/chain_sum-v0", {"seed": 3, "size": 40})
     result = await evaluate(
@@ -224,9 +224,9 @@ async def test_the_mean_reward_is_what_reasoning_gyms_own_scorer_gives(tmp_path)
     )
     scores = {}
     for trajectory in read_trajectories(tmp_path / "ReasoningGym_chain_sum-v0.jsonl"):
-        said = re.search("<answer>(.*)</answer>", trajectory.messages[-1]["content"])[1]
+        answer = re.search("<answer>(.*)</answer>", trajectory.messages[-1]["content"])[1]
         entry = answers[trajectory.messages[-2]["content"]]
-        scores.setdefault(entry["question"], []).append(dataset.score_answer(said, entry))
+        scores.setdefault(entry["question"], []).append(dataset.score_answer(answer, entry))
     each = [score for of_task in scores.values() for score in of_task]
     assert (len(scores), len(each), len(set(each)) > 2) == (12, 36, True)
     estimates = result.report.whole.estimates

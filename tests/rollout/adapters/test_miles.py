@@ -65,19 +65,19 @@ class Engine:
     async def chat(self, request):
         body = await request.json()
         await self.held.wait()
-        said = self.policy(self.tokenizer.decode(body["input_ids"]))
-        if isinstance(said, int):
-            message = "The input is longer than the model's context length" if said == 400 else "no"
-            return web.json_response({"message": message}, status=said)
-        ids = [*self.tokenizer.encode(said, add_special_tokens=False), self.tokenizer.eos_token_id]
+        text = self.policy(self.tokenizer.decode(body["input_ids"]))
+        if isinstance(text, int):
+            message = "The input is longer than the model's context length" if text == 400 else "no"
+            return web.json_response({"message": message}, status=text)
+        ids = [*self.tokenizer.encode(text, add_special_tokens=False), self.tokenizer.eos_token_id]
         reason = "stop" if len(ids) <= body["max_tokens"] else "length"
         ids = ids[: body["max_tokens"]]
         self.asked.append((body["input_ids"], ids))
         self.bodies.append(body)
         if reason == "length":
-            said = self.tokenizer.decode(ids)
-        turn = self.parse(said)
-        message = {"role": "assistant", "content": turn.content if turn.calls else said}
+            text = self.tokenizer.decode(ids)
+        turn = self.parse(text)
+        message = {"role": "assistant", "content": turn.content if turn.calls else text}
         if turn.calls:
             reason = "tool_calls"
             message["tool_calls"] = [

@@ -118,8 +118,8 @@ class Generator:
         from torchtitan.experiments.rl.types import Completion
 
         tokenizer = self.renderer._tokenizer
-        said = self.policy(tokenizer.decode(prompt_token_ids))
-        ids = [*tokenizer.encode(said, add_special_tokens=False), tokenizer.convert_tokens_to_ids("<|im_end|>")]
+        text = self.policy(tokenizer.decode(prompt_token_ids))
+        ids = [*tokenizer.encode(text, add_special_tokens=False), tokenizer.convert_tokens_to_ids("<|im_end|>")]
         reason = "stop" if len(ids) <= self.most else "length"
         ids = ids[: self.most]
         version = len(self.asked)
