@@ -405,7 +405,7 @@ class Engine(ABC):
         if ids and not 0 <= low <= high < self.vocab_size:
             wrong = low if low < 0 else high
             raise EngineError(f"{name} gave the token id {wrong}, outside its vocabulary of {self.vocab_size} ids")
-        if sampled := sorted(set(request.forbidden_ids) & set(ids)):
+        if request.forbidden_ids and (sampled := sorted(set(request.forbidden_ids) & set(ids))):
             raise EngineError(
                 f"{name} sampled the token id {sampled[0]}, which stands for images alone: no trainer takes that, so "
                 "leave GenerationRequest.forbidden_ids out of the sampling"
