@@ -19,6 +19,7 @@ from rich.console import Console
 from toolgym.cli import rollout_config, rollout_resume
 from toolgym.cli.rollout_options import RolloutOptions
 from toolgym.cli.rollout_report import STOPPED_BY, pad_token_id, report
+from toolgym.cli.user_code import tools_in
 from toolgym.rollout.engines.open import open_engine
 from toolgym.tools.errors import ConfigError, ToolgymError
 
@@ -109,7 +110,7 @@ async def _main(ctx: typer.Context, options: RolloutOptions, env_kwargs: dict[st
     stopped_by, broken, started = None, None, None
     try:
         async with contextlib.AsyncExitStack() as stack:
-            for tool in env_kwargs.get("tools", ()):
+            for tool in tools_in(env_kwargs):
                 stack.push_async_callback(tool.close)
             folder = stack.enter_context(RunFolder(out))
             earlier = EarlierRun(out / TRAJECTORIES if begun is not None else None)

@@ -14,7 +14,7 @@ import typer
 
 from toolgym.cli import rollout_config, rollout_resume
 from toolgym.cli.files import require_absent
-from toolgym.cli.user_code import env_ids, load_env, read_env_kwargs
+from toolgym.cli.user_code import env_ids, load_env, load_tools, read_env_kwargs
 from toolgym.rollout.limits import HistoryMode, TruncationPolicy
 from toolgym.rollout.runner.metrics.log_to import LogTo
 from toolgym.tools.errors import ConfigError
@@ -102,7 +102,12 @@ class RolloutOptions:
         ),
     ] = None
     tool_config: Annotated[
-        Path | None, typer.Option(help="YAML file of tools in verl's shape, instead of the env's own.")
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="YAML file of tools in verl's shape, instead of the env's own. Several envs get them all, or each "
+            "those that are named for it: 'A-v0=a.yaml,B-v0=b.yaml'.",
+        ),
     ] = None
     env_kwargs: Annotated[
         str | None,
@@ -185,38 +190,43 @@ class RolloutOptions:
         names = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
         return kind(**{name: value for name, value in vars(self).items() if name in names} | values)
 
+    @property
+    def every_id(self) -> list[str]:
+        return ids_of(self.env)
+
     def env_arguments(self) -> dict[str, Any]:
         from toolgym.envs.tasks.combined.named_sources import split_by_column
         from toolgym.envs.tasks.loading import load_tasks
         from toolgym.envs.tasks.row_fields import ENV_COLUMN
-        from toolgym.rollout.runner.envs.env_factory import read_weights
-        from toolgym.tools.config import from_config
 
-        ids = list(read_weights(self.env)) if "," in self.env else [self.env]
-        classes = [load_env(id).load() for id in ids]  # so that a typo is an error before anything else is loaded
+        ids = ids_of(self.env)
+        classes = {id: load_env(id).load() for id in ids}  # so that a typo is an error before anything else is loaded
         if self.task_columns is not None and self.task_file is None:
             raise ConfigError("--task-columns are those of a --task-file, and there is none")
         source = load_tasks(self.task_file, columns=self._columns()) if self.task_file is not None else None
         arguments = read_env_kwargs(self.env_kwargs)
-        further: dict[str, Any] = {} if self.max_turns is None else {"max_turns": self.max_turns}
-        if len(ids) > 1:
-            if self.tool_config is not None:
-                raise ConfigError(f"--tool-config has the tools of one env, and --env {self.env} are several")
-            parts = None if source is None else split_by_column(source, ENV_COLUMN, str, "the id of an env")
-            if parts is not None and parts.keys() != set(ids):
+        further: dict[str, dict[str, Any]] = {
+            id: {} if self.max_turns is None else {"max_turns": self.max_turns} for id in ids
+        }
+        for id, tools in load_tools(self.tool_config, ids, self.every_id).items():
+            further[id]["tools"] = tools
+            if "own_tools" in inspect.signature(classes[id]).parameters:
+                further[id]["own_tools"] = False
+        if len(ids) == 1:
+            return arguments | further[self.env] | ({} if source is None else {"tasks": source})
+        if source is not None:
+            parts = split_by_column(source, ENV_COLUMN, str, "the id of an env")
+            if parts.keys() != set(ids):
                 rows = ", ".join(map(str, parts))
                 raise ConfigError(
                     f"the tasks of {str(self.task_file)!r} are for {rows}, and --env has {', '.join(ids)}"
                 )
-            tasks = {} if parts is None else {id: {"tasks": parts[id]} for id in ids}
-            return arguments | {id: {**arguments.get(id, {}), **tasks.get(id, {}), **further} for id in ids}
-        if self.tool_config is not None:
-            arguments["tools"] = from_config(self.tool_config)
-            if "own_tools" in inspect.signature(classes[0]).parameters:
-                arguments["own_tools"] = False
-        if source is not None:
-            arguments["tasks"] = source
-        return arguments | further
+            for id in ids:
+                further[id]["tasks"] = parts[id]
+        for id in ids:
+            if not isinstance(arguments.get(id, {}), dict):
+                raise ConfigError(f"--env-kwargs: expected an object of arguments for {id!r}, got {arguments[id]!r}")
+        return arguments | {id: {**arguments.get(id, {}), **further[id]} for id in ids}
 
     def _columns(self) -> dict[str, str] | None:
         if self.task_columns is None:
@@ -246,3 +256,9 @@ class RolloutOptions:
             )
         require_absent("--out", *(out / name for name in (TRAJECTORIES, BATCH)))
         require_absent("--record", *([record] if record is not None else []))
+
+
+def ids_of(env: str) -> list[str]:
+    from toolgym.rollout.runner.envs.env_factory import read_weights
+
+    return list(read_weights(env)) if "," in env else [env]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from toolgym.cli.user_code import tool_files
 from toolgym.tools.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -94,7 +95,9 @@ def _kept(name: str, value: Any) -> Any:
 
     if value is None:
         return None
-    if name in PATHS or (name in ("engine", "tokenizer") and Path(str(value)).is_dir()):
+    if name in PATHS:
+        return ",".join(f"{id}={path}" if id else str(path) for id, path in _paths(name, value).items())
+    if name in ("engine", "tokenizer") and Path(str(value)).is_dir():
         return str(Path(value).absolute())
     if name == "engine":
         return scrub(value)
@@ -113,7 +116,14 @@ def engine_options(ctx: typer.Context) -> dict[str, Any]:
 def file_hashes(ctx: typer.Context) -> dict[str, str]:
     from toolgym.rollout.recording.run_folder import file_hash
 
-    return {name: file_hash(Path(ctx.params[name])) for name in FILES if ctx.params[name] is not None}
+    files = {name: _paths(name, value) for name in FILES if (value := ctx.params[name]) is not None}
+    return {name: " ".join(map(file_hash, paths.values())) for name, paths in files.items()}
+
+
+def _paths(name: str, value: Any) -> dict[str, Path]:
+    """The whole paths of the files of an option, by the env that each is for, "" for every one."""
+    files = tool_files(str(value)) if name == "tool_config" else {"": Path(value)}
+    return {id: path.absolute() for id, path in files.items()}
 
 
 def require_same_run(begun: RunFile, now: RunFile, folder: Path) -> None:

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from toolgym.cli.rollout_options import RolloutOptions
 from toolgym.cli.tables import message_text
-from toolgym.cli.user_code import env_ids
+from toolgym.cli.user_code import env_ids, tools_in
 from toolgym.commands.tools import schema_text
 from toolgym.rollout.engines.open import open_engine
 from toolgym.tools.concurrency.blocking import in_thread
@@ -69,7 +69,7 @@ async def _main(options: RolloutOptions, name: str | None, index: int) -> None:
     if source.size is not None and index >= source.size:
         raise ConfigError(f"--task {index}: the env has the tasks 0 to {source.size - 1}")
     async with contextlib.AsyncExitStack() as stack:
-        for tool in arguments.get("tools", ()):
+        for tool in tools_in(arguments):
             stack.push_async_callback(tool.close)
         settings = {option: getattr(options, option) for option in ("tokenizer", "api_key", "device", "dtype")}
         engine = None if name is None else await stack.enter_async_context(open_engine(name, **settings))

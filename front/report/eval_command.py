@@ -17,9 +17,9 @@ from rich.console import Console
 
 from toolgym.cli import rollout_config, rollout_resume
 from toolgym.cli.rollout import CONTEXT, open_shown, run_to_exit, until_signal
-from toolgym.cli.rollout_options import RolloutOptions
+from toolgym.cli.rollout_options import RolloutOptions, ids_of
 from toolgym.cli.rollout_report import STOPPED_BY
-from toolgym.cli.user_code import env_ids
+from toolgym.cli.user_code import env_ids, tools_in
 from toolgym.tools.lazy import missing_extra
 
 try:
@@ -62,6 +62,10 @@ class EvalOptions(RolloutOptions):
             help="Go on with the evaluation in this folder, the --out of an earlier call, with its options.",
         ),
     ] = None
+
+    @property
+    def every_id(self) -> list[str]:
+        return [id for env in self.envs or () for id in ids_of(env)]
 
 
 def command(ctx: typer.Context, **values: Any) -> None:
@@ -126,7 +130,7 @@ def _envs(options: EvalOptions, stack: contextlib.AsyncExitStack) -> list[EnvFac
     envs = []
     for name in options.envs or ():
         arguments = replace(options, env=name).env_arguments()
-        for tool in arguments.get("tools", ()):
+        for tool in tools_in(arguments):
             stack.push_async_callback(tool.close)
         envs.append(EnvFactory.of(name, arguments))
     return envs

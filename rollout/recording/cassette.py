@@ -135,14 +135,14 @@ class Recorded:
 class Cassette:
     """A recording, read back. Replies are found by what was asked, not by their order.
 
-    Without a `run`, an engine was recorded by itself. `misses` has a line for each request of a replay that was not
-    recorded.
+    Without a `run`, an engine was recorded by itself. `tools` has the schemas of each env's tools, by the env's name;
+    `misses` a line for each request of a replay that was not recorded.
     """
 
     path: Path
     engine: Line = field(default_factory=dict)
     run: Line | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     trajectories: dict[EpisodeKey, dict[str, Any]] = field(default_factory=dict)
     ended: bool = False
     misses: list[str] = field(default_factory=list)
@@ -173,7 +173,7 @@ class Cassette:
                 raise ValueError(f"the run has no {absent[0]!r}")
             self.run = line
         elif kind == "tools":
-            self.tools = line["tools"]
+            self.tools[{**(self.run or {}), **line}["env"]] = line["tools"]  # older recordings are of one env
         elif kind == "trajectory":
             value = line["trajectory"]
             self.trajectories[EpisodeKey(value["task_index"], value["sample_index"])] = value

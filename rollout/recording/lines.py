@@ -6,8 +6,8 @@ Every line is one object with a `kind`:
 | --- | --- |
 | `header` | always first: format, version of the format, version of the library |
 | `engine` | the engine's class, vocabulary, context length and weight version |
-| `run` | env id and arguments, tasks, run config, fingerprints of tokenizer and chat template |
-| `tools` | the schemas of the env's tools |
+| `run` | env id and arguments (of a mixture by member), tasks, run config, fingerprints of tokenizer and template |
+| `tools` | the schemas of an env's tools |
 | `generate` | one request to the engine and its reply, error or end |
 | `tool` | one call of a tool's `create`, `execute` or `calc_reward` and its result, error or end |
 | `trajectory` | one finished episode |

@@ -70,7 +70,7 @@ def recorded(
 
     Raises:
         ConfigError: the file cannot be written, or is no recording to go on with; an argument of the env is not plain
-            JSON; a second run is played; the env is a mixture; or the run's episodes branch (`RunConfig.branching`).
+            JSON; a second run is played; or the run's episodes branch (`RunConfig.branching`).
         EngineError: the engine has not started.
     """
     if runner.config.branching is not None:
@@ -78,11 +78,8 @@ def recorded(
             "a run whose episodes branch cannot be recorded: which branch of a group is which depends on time, so a "
             "replay could not tell them apart; leave out RunConfig.branching"
         )
-    if runner.env.members:
-        raise ConfigError(
-            f"a recording is of one env, and {runner.env.env_id} is a mixture: record each in its own run"
-        )
-    env_kwargs = _writable(runner.env.kwargs or {})
+    kwargs, members = runner.env.kwargs or {}, list(runner.env.members)
+    env_kwargs = {name: _writable(kwargs.get(name) or {}) for name in members} if members else _writable(kwargs)
     run_config = runner.config.seeded()
     config, left_out = config_to_json(run_config)
     kept = None if finished is None else lines_of_finished(Path(path), finished)
@@ -97,6 +94,7 @@ def recorded(
             env=runner.env.env_id,
             env_is_id=runner.env.kwargs is not None,
             env_kwargs=env_kwargs,
+            members=members,
             config=config,
             config_left_out=left_out,
             tokenizer={**tokenizer_fingerprint(runner.tokenizer), "source": tokenizer_source},
@@ -132,9 +130,9 @@ class _TrajectorySink:
 class _ToolRecorder:
     def __init__(self, cassette: CassetteWriter) -> None:
         self._cassette = cassette
-        self._described = False
+        self._described: set[str] = set()
 
-    def __call__(self, env: BaseEnv) -> None:
+    def __call__(self, env: BaseEnv, env_id: str) -> None:
         if isinstance(env, RolesEnv):
             raise ConfigError(f"a run of {type(env).__name__} cannot be recorded, for its episodes have several roles")
         inner = tool_env(env)
@@ -143,9 +141,10 @@ class _ToolRecorder:
             _log.warning("%s is no ToolEnv: what it does is not recorded, and done again by a replay", kind)
             return
         inner.decorate_tools(lambda tool: RecordedTool(tool, self._cassette, inner.tool_timeout, inner.score_timeout))
-        if not self._described:
-            self._described = True
-            self._cassette.write("tools", tools=[tool.get_openai_tool_schema() for tool in inner.tools.values()])
+        if env_id not in self._described:
+            self._described.add(env_id)
+            schemas = [tool.get_openai_tool_schema() for tool in inner.tools.values()]
+            self._cassette.write("tools", env=env_id, tools=schemas)
 
 
 def _row(task: Task) -> dict[str, Any]:

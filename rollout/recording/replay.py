@@ -6,6 +6,7 @@ import inspect
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from toolgym.rollout.recording.recorder import REBUILT, config_from_json, tokeni
 from toolgym.rollout.recording.secrets import scrubbed
 from toolgym.rollout.recording.tools import ReplayedTool, replay_tools
 from toolgym.rollout.runner.config import RunConfig
-from toolgym.rollout.runner.envs.env_factory import EnvFactory
+from toolgym.rollout.runner.envs.env_factory import EnvFactory, mixture
 from toolgym.rollout.runner.local import Runner
 from toolgym.rollout.runner.scheduling.group_scheduler import GroupScheduler
 from toolgym.rollout.trajectory.trajectory import Trajectory
@@ -104,12 +105,12 @@ async def replay(
     Args:
         recording: the recording, or its path.
         tokenizer: the one of the recorded run.
-        env: makes an env, where the recorded run had no env id.
+        env: makes an env, where the recorded run had no env id; for that of a mixture, a `mixture` with the same names.
         config: the run's config, where the recording could not hold it; its seed may be left out.
 
     Raises:
         ConfigError: the recording holds no run; the tokenizer or its chat template is another one; `env` or `config`
-            is needed and missing.
+            is needed and missing; `env` has other members than the recorded mixture.
     """
     cassette = recording if isinstance(recording, Cassette) else Cassette.load(recording)
     run = cassette.run
@@ -126,14 +127,9 @@ async def replay(
     if config.seed is None:
         config = replace(config, seed=run["config"].get("seed"))
     tasks = [Task.from_row(row) for row in run["tasks"]]
-    if env is None and not run["env_is_id"]:
-        raise ConfigError(f"the recorded run made its envs with the function {run['env']!r}: pass it as env=...")
-
-    factory = EnvFactory(run["env"], env if env is not None else lambda: _make(run, tasks, cassette))
+    factory = _factory(cassette, run, tasks, env).changed(partial(replay_tools, cassette=cassette))
     async with CassetteEngine(cassette) as engine:
-        runner = Runner(
-            factory.changed(lambda env: replay_tools(env, cassette)), engine, tokenizer=tokenizer, config=config
-        )
+        runner = Runner(factory, engine, tokenizer=tokenizer, config=config)
         scheduler = GroupScheduler(tasks, config)  # given tasks, the runner would draw a seed where there was none
         played = await runner.run(scheduler)
     differences, unfinished, not_made, compared = [], [], [], 0
@@ -164,12 +160,36 @@ def _check_tokenizer(cassette: Cassette, run: Mapping[str, Any], tokenizer: PreT
             )
 
 
-def _make(run: Mapping[str, Any], tasks: list[Task], cassette: Cassette) -> BaseEnv:
-    env_spec = spec(run["env"])
+def _factory(
+    cassette: Cassette, run: Mapping[str, Any], tasks: list[Task], env: Callable[[], BaseEnv] | None
+) -> EnvFactory:
+    """Makes the envs of the recorded run: its own, or those of `env`."""
+    members: list[str] = run.get("members", [])
+    if env is None and not run["env_is_id"]:
+        how = f"a mixture of {', '.join(members)}" if members else f"the function {run['env']!r}"
+        raise ConfigError(f"the recorded run made its envs with {how}: pass it as env=...")
+    if env is not None:
+        theirs = list(env.members) if isinstance(env, EnvFactory) else []
+        if set(theirs) != set(members):
+            there, now = (f"a mixture of {', '.join(names)}" if names else "one env" for names in (members, theirs))
+            raise ConfigError(f"the recorded run played in {there}, and env=... is {now}: pass what the run had")
+        return env if isinstance(env, EnvFactory) and members else EnvFactory(run["env"], env)
+    if not members:
+        return EnvFactory(run["env"], lambda: _make(run["env"], run["env_kwargs"], tasks, cassette))
+    parts: dict[str, list[Task]] = {name: [] for name in members}
+    makers = {name: partial(_make, name, run["env_kwargs"][name], parts[name], cassette) for name in members}
+    factory = mixture([EnvFactory(name, make) for name, make in makers.items()])
+    for task in tasks:
+        parts[factory.member(task).env_id].append(task)
+    return replace(factory, members={name: factory.members[name] for name in members if parts[name]})
+
+
+def _make(env_id: str, env_kwargs: Mapping[str, Any], tasks: list[Task], cassette: Cassette) -> BaseEnv:
+    env_spec, schemas = spec(env_id), cassette.tools.get(env_id)
     known = inspect.signature(env_spec.load()).parameters
-    kwargs = {name: value for name, value in env_spec.kwargs.items() if name not in REBUILT} | run["env_kwargs"]
-    if "tools" in known and cassette.tools is not None:
-        kwargs["tools"] = [ReplayedTool(schema, cassette) for schema in cassette.tools]
+    kwargs = {name: value for name, value in env_spec.kwargs.items() if name not in REBUILT} | dict(env_kwargs)
+    if "tools" in known and schemas is not None:
+        kwargs["tools"] = [ReplayedTool(schema, cassette) for schema in schemas]
         if "own_tools" in known:
             kwargs["own_tools"] = False
     if "tasks" in known:

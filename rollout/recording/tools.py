@@ -134,9 +134,9 @@ def tool_env(env: BaseEnv) -> ToolEnv | None:
     return inner if isinstance(inner, ToolEnv) else None
 
 
-def replay_tools(env: BaseEnv, cassette: Cassette) -> None:
-    """Let each recorded tool of an env, wrapped or not, answer from the cassette."""
+def replay_tools(env: BaseEnv, env_id: str, cassette: Cassette) -> None:
+    """Let each recorded tool of the env with that name, wrapped or not, answer from the cassette."""
     inner = tool_env(env)
-    if inner is not None and cassette.tools is not None:
-        schemas = {schema["function"]["name"]: schema for schema in cassette.tools}
+    if inner is not None:
+        schemas = {schema["function"]["name"]: schema for schema in cassette.tools.get(env_id, ())}
         inner.decorate_tools(lambda tool: ReplayedTool(schemas[tool.name], cassette) if tool.name in schemas else tool)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from itertools import groupby
 
@@ -15,12 +14,15 @@ from toolgym.rollout import (
     RunConfig,
     RunMetrics,
     Runner,
+    RunOutput,
     SamplingParams,
     mixture,
+    replay,
     rollout,
     run_episode,
     summarize,
 )
+from toolgym.rollout.recording.cassette import Cassette
 from toolgym.rollout.recording.recorder import recorded
 from toolgym.rollout.runner import EnvFactory
 from toolgym.tools import tool
@@ -208,8 +210,64 @@ def test_a_text_of_ids_that_cannot_be_read_is_an_error(text):
         EnvFactory.of(text)
 
 
-async def test_a_recording_of_a_mixture_is_refused(scripted, tmp_path):
+def asks_a_tool(prompt, request_id):
+    """A call of the tool that the prompt shows, and then an answer."""
+    name = "shout" if '"shout"' in prompt else "echo"
+    call = f'<tool_call>\n{{"name": "{name}", "arguments": {{"text": "{name}"}}}}\n</tool_call>'
+    return "yes" if "<tool_response>" in prompt else call
+
+
+async def test_a_recorded_mixture_is_replayed_in_the_envs_of_its_tasks(scripted, tokenizer, tmp_path):
+    called = []
+
+    @tool(name="shout")
+    def counted(text: str) -> str:
+        """Say it louder, and be counted."""
+        called.append(text)
+        return text.upper()
+
+    env, path = mixture([Envs("loud", [counted]), Envs("quiet", [echo])]), tmp_path / "run.jsonl"
+    output = RunOutput(trajectories=tmp_path / "0.jsonl", record=path)
+    sampling = SamplingParams(max_new_tokens=96)
+    played = await rollout(env, scripted(asks_a_tool), num_tasks=4, config=config(sampling=sampling), out=output)
+    assert {(each.env_id, each.messages[-2]["content"]) for each in played} == {("loud", "SHOUT"), ("quiet", "echo")}
+    assert len(called) == 4
+    schemas = Cassette.load(path).tools
+    assert {name: [each["function"]["name"] for each in tools] for name, tools in schemas.items()} == {
+        "loud": ["shout"], "quiet": ["echo"],
+    }  # fmt: skip
+    result = await replay(path, tokenizer, env=env)
+    assert (result.equal, result.compared, result.misses, len(called)) == (True, 8, [], 4)
+    assert facts(result.trajectories) == facts(played)
+
+
+async def test_a_recorded_mixture_of_ids_needs_no_env_to_replay_it(scripted, tokenizer, tmp_path):
+    """Of three envs one has no task in the run."""
+    call = '<tool_call>\n{"name": "code_interpreter", "arguments": {"code": "print(6 * 7)"}}\n</tool_call>'
+    engine = scripted(lambda prompt, _: call if '"code_interpreter"' in prompt and "42" not in prompt else "#### 42")
+    path, ids = tmp_path / "run.jsonl", ["SingleTurn-v0", "Math-v0", "CodeInterpreter-v0"]
+    row = {"prompt": [{"role": "user", "content": "?"}], "reward_model": {"ground_truth": "42"}}
+    tasks = [Task.from_row({**row, "extra_info": {"env_id": name}}) for name in (*ids[::2], ids[0])]
+    options = config(sampling=SamplingParams(max_new_tokens=96))
+    runner = Runner(",".join(ids), engine, env_kwargs={"CodeInterpreter-v0": {"max_turns": 2}}, config=options)
+    with recorded(runner, tasks, path) as recording:
+        played = await recording.run(tasks)
+    assert [(each.env_id, each.reward, len(each.tool_calls)) for each in played[::2]] == [
+        ("SingleTurn-v0", 1.0, 0), ("CodeInterpreter-v0", 1.0, 1), ("SingleTurn-v0", 1.0, 0),
+    ]  # fmt: skip
+    run = Cassette.load(path).run
+    assert (run["members"], run["env_kwargs"]["CodeInterpreter-v0"]) == (ids, {"max_turns": 2})
+    result = await replay(path, tokenizer)
+    assert (result.equal, result.compared, result.misses) == (True, 6, [])
+
+
+async def test_a_replay_takes_no_other_env_for_that_of_a_recorded_mixture(scripted, tokenizer, tmp_path):
+    path = tmp_path / "run.jsonl"
     runner = Runner(both()[0], scripted(lambda *_: "yes"), config=config())
-    with pytest.raises(ConfigError, match="loud,quiet is a mixture: record each"), recorded(runner, [], tmp_path / "r"):
-        pass
-    await asyncio.sleep(0)
+    with recorded(runner, tasks := (await both()[0].tasks()).take(2, seed=0), path) as recording:
+        await recording.run(tasks)
+    with pytest.raises(ConfigError, match="made its envs with a mixture of loud, quiet: pass it as env="):
+        await replay(path, tokenizer)
+    for env in (Envs("loud", [shout]), mixture([Envs("loud", [shout])])):
+        with pytest.raises(ConfigError, match="played in a mixture of loud, quiet, and env=... is"):
+            await replay(path, tokenizer, env=env)

@@ -150,14 +150,14 @@ class EnvFactory:
             )
         return self.members[name]
 
-    def changed(self, change: Callable[[BaseEnv], None]) -> EnvFactory:
-        """A factory of the same envs, which applies `change` to each env that it makes."""
+    def changed(self, change: Callable[[BaseEnv, str], None]) -> EnvFactory:
+        """A factory of the same envs, which applies `change` to each env that it makes and its factory's name."""
         if self.members:
             return replace(self, members={name: member.changed(change) for name, member in self.members.items()})
 
         def make_changed() -> BaseEnv:
             env = self()
-            change(env)
+            change(env, self.env_id)
             return env
 
         return replace(self, make=make_changed)

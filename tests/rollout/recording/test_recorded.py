@@ -344,7 +344,7 @@ async def test_a_tool_call_that_was_not_recorded_says_what_was(record_and_replay
     engine = scripted(says(call("odd", do="work"), "done"))
     _, _, path = await record_and_replay(engine)
     cassette = Cassette.load(path)
-    replayed = ReplayedTool(cassette.tools[0], cassette)
+    replayed = ReplayedTool(next(iter(cassette.tools.values()))[0], cassette)
     with (
         episode_scope(EpisodeKey(0, 1)),
         pytest.raises(CassetteMissError, match=r"odd.execute with {'do': 'play'} is not in .*{'do': 'work'}"),
