@@ -127,6 +127,32 @@ def test_a_run_that_is_complete_says_so_and_makes_its_batch_again(toolgym, whole
     assert not (out / "turns.journal").exists()
 
 
+NIM = """
+from toolgym.envs import register
+from toolgym.envs.library.nim import NimEnv
+
+register("NimOfTwo-v0", NimEnv, kwargs={"piles": [3, 5]})
+"""
+
+
+def test_a_complete_run_of_several_roles_counts_its_episodes_and_not_its_lines(toolgym, tmp_path, monkeypatch):
+    (tmp_path / "nim_of_two.py").write_text(NIM)
+    monkeypatch.syspath_prepend(tmp_path)
+    out = tmp_path / "out"
+    done = toolgym("rollout", "--env", "nim_of_two:NimOfTwo-v0", "--tasks", "2", "--group-size", "1",
+                   "--max-new-tokens", "8", "--out", out)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    lines = (out / "0.jsonl").read_text().splitlines(keepends=True)
+    assert len(lines) == 4
+    done = toolgym("rollout", "--resume", out)
+    assert (done.returncode, "is complete: nothing is left to play" in done.stdout) == (0, True)
+    (out / "0.jsonl").write_text("".join(lines[:3]))
+    done = toolgym("rollout", "--resume", out)
+    assert "resuming: 1 of 2 episodes" in done.stderr
+    assert done.returncode == 0
+    assert "(2 of 2)" in done.stdout
+
+
 def change(name, value):
     def changed(run):
         run["options"][name] = value

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Any, cast
+from weakref import WeakKeyDictionary
 
 from toolgym.envs.families.swe.patch import patched_names
 from toolgym.envs.families.swe.task import RepositoryTask
@@ -17,14 +18,17 @@ from toolgym.tools.sandbox.base import Sandbox, Session
 from toolgym.tools.sandbox.files import FileInfo
 from toolgym.tools.sessions.tool_scope import tool_scope
 
-_KNOWN: dict[tuple[str, str], dict[str, str]] = {}
-"""Variables that a session of an image has after a command, by image and command."""
+_KNOWN: WeakKeyDictionary[Sandbox, dict[tuple[str, str], dict[str, str]]] = WeakKeyDictionary()
+"""Variables that a session of an image has after a command, by image and command, for as long as the sandbox lives."""
+
+_MOST = 1024
+"""Images of a sandbox whose variables are kept, some kilobytes each; the oldest give way."""
 
 
 async def activated(sandbox: Sandbox, options: Mapping[str, Any], activate: str, timeout: float) -> dict[str, str]:
     """Return the variables that a bash in the image has after a command. Raises ConfigError if that fails there."""
-    key = options["image"], activate
-    if key not in _KNOWN:
+    known, key = _KNOWN.setdefault(sandbox, {}), (options["image"], activate)
+    if key not in known:
         with tool_scope(None):
             session = await sandbox.session(**cast(Any, options))
         try:
@@ -34,8 +38,10 @@ async def activated(sandbox: Sandbox, options: Mapping[str, Any], activate: str,
             await shielded(session.close())
         if not run.ok:
             raise ConfigError(f"activate={activate!r} fails in {options['image']}: {run.message}{run.stderr[-500:]}")
-        _KNOWN[key] = dict(pair.split("=", 1) for pair in run.stdout.split("\0") if "=" in pair)
-    return {**_KNOWN[key], **(options.get("env") or {})}
+        while len(known) >= _MOST:
+            del known[next(iter(known))]
+        known[key] = dict(pair.split("=", 1) for pair in run.stdout.split("\0") if "=" in pair)
+    return {**known[key], **(options.get("env") or {})}
 
 
 async def completed(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import subprocess
 import sys
@@ -12,10 +13,12 @@ import pytest
 
 from tests.tools.sandbox.abuse.in_image import python_layer
 from tests.tools.sandbox.image_maker import Entry, docker_save, layer, shell_layer, special
+from toolgym.envs.families.swe import testbed
 from toolgym.envs.families.swe.env import SWEDevEnv
 from toolgym.envs.families.swe.task import RepositoryTask
 from toolgym.tools.errors import ConfigError
 from toolgym.tools.message import assistant, tool_call
+from toolgym.tools.sandbox import LocalSandbox
 from toolgym.tools.sandbox.local import probe
 from toolgym.tools.sandbox.local.images import cache
 
@@ -112,6 +115,31 @@ async def test_a_row_is_played_on_the_testbed_of_its_image(tmp_path, monkeypatch
             result = await env.step(action)
     assert result.done
     assert result.reward == 1.0
+
+
+class CountedSandbox(LocalSandbox):
+    opened = 0
+
+    async def open_session(self, request):
+        self.opened += 1
+        return await super().open_session(request)
+
+
+async def test_variables_are_asked_for_once_and_forgotten_with_their_sandbox(tmp_path, monkeypatch):
+    monkeypatch.setenv(cache.FOLDER_VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setattr(testbed, "_MOST", 2)
+    image = docker_save(tmp_path / "image.tar", [shell_layer()])
+    gc.collect()
+    before = len(testbed._KNOWN)
+    async with CountedSandbox(preload=()) as sandbox:
+        for name in ("a", "b", "a", "c", "a"):  # of two at most, the oldest gives way
+            variables = await testbed.activated(sandbox, {"image": str(image)}, f"export NAME={name}", 30.0)
+            assert variables["NAME"] == name
+        assert sandbox.opened == 4
+        assert len(testbed._KNOWN[sandbox]) == 2
+    del sandbox
+    gc.collect()
+    assert len(testbed._KNOWN) == before
 
 
 async def test_what_a_testbed_needs_is_named(tmp_path):
