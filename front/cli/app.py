@@ -128,6 +128,8 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:  # noqa: BLE001  also of the user's env or tool: one line, unless -v asks for more
+        if _came_of_interrupt(error):
+            sys.exit(130)
         text = str(error)
         if not isinstance(error, ToolgymError | OSError):  # such as a full disk behind standard output
             place = traceback.extract_tb(error.__traceback__)[-1]
@@ -139,3 +141,10 @@ def main() -> None:
         absent = isinstance(error.__cause__, FileNotFoundError | NotADirectoryError)
         wrong = isinstance(error, ConfigError) and (absent or not isinstance(error.__cause__, OSError))
         sys.exit(2 if wrong else 1)
+
+
+def _came_of_interrupt(error: BaseException | None) -> bool:
+    """Whether an error came of Ctrl-C, as while a library is imported: some make it an error of their own."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None

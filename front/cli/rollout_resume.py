@@ -35,6 +35,9 @@ def take_options(ctx: typer.Context, folder: Path | None) -> Path | None:
         from toolgym.rollout.recording.run_folder import RunFile
 
         run = RunFile.read(folder)
+        began = "eval" if "envs" in run.options else "rollout"
+        if began != ctx.command.name:
+            raise ConfigError(f"{str(folder)!r} holds a run of another command: toolgym {began} --resume {folder}")
         known = {parameter.name for parameter in ctx.command.params}
         unknown = ", ".join(sorted(run.options.keys() - known))
         if unknown:

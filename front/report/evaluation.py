@@ -19,6 +19,8 @@ from toolgym.rollout.episode.observer import EpisodeObserver
 from toolgym.rollout.orchestrator import RunOutput, chosen_tasks, progress_of, rollout
 from toolgym.rollout.runner.config import RunConfig
 from toolgym.rollout.runner.envs.env_factory import EnvFactory
+from toolgym.rollout.runner.resumed import EarlierRun
+from toolgym.rollout.trajectory.failures import RunFailedError
 from toolgym.tools.errors import ConfigError, require_whole_number, shorten
 from toolgym.tools.keywords import named_keywords
 from toolgym.viewer.run_index import RunIndex
@@ -109,7 +111,8 @@ async def evaluate(
     Raises:
         ConfigError: a k is above `group_size`, an argument is wrong as for `rollout`, two envs have the same name, or
             `out` holds something else.
-        RunFailedError: every episode of an env failed at its first turn, and all in the same way.
+        RunFailedError: every episode of an env failed at its first turn, and all in the same way. `out` then holds none
+            of them, so that `resume` plays them again.
     """
     if resume and out is None:
         raise ConfigError("resume=True goes on with the evaluation in the folder out, and none is named")
@@ -127,7 +130,11 @@ async def evaluate(
             journal = Path(out, each.file).with_suffix(".journal")
             output = RunOutput(trajectories=Path(out, each.file), journal=journal)
             env, tasks = each
-            await rollout(env, engine, tasks, config=config, out=output, resume=resume, observers=observers)
+            try:
+                await rollout(env, engine, tasks, config=config, out=output, resume=resume, observers=observers)
+            except RunFailedError:  # nothing of this env was played: to go on is to play it
+                Path(out, each.file).unlink(missing_ok=True)
+                raise
             journal.unlink(missing_ok=True)
         return Evaluation.of(RunIndex(out).read_all(), ks)
 
@@ -200,4 +207,4 @@ def count_finished(folder: Path, sets: Sequence[EvalSet], *, resume: bool) -> in
             f"{str(folder)!r} holds trajectories that are of none of these envs ({', '.join(sorted(others))}): resume "
             "with the envs that the evaluation began with, or write elsewhere"
         )
-    return len(RunIndex(folder).read_all()) if there else 0
+    return sum(len(EarlierRun(folder / each.file)) for each in sets if each.file in there)

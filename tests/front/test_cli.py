@@ -380,6 +380,24 @@ def test_ctrl_c_while_the_engine_loads_is_one_line(tmp_path, library):
     assert "Traceback" not in stderr
 
 
+def test_ctrl_c_that_a_library_makes_an_error_of_its_own_ends_as_any_other(tmp_path, run_here, monkeypatch):
+    """As Python 3.11 does where it comes while a class is made; huggingface_hub makes many."""
+    (tmp_path / "interrupted_here.py").write_text(INTERRUPTED)
+    monkeypatch.syspath_prepend(tmp_path)
+    done = run_here("rollout", "--env", "interrupted_here:Any-v0", "--out", str(tmp_path / "out"))
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+INTERRUPTED = """
+class Field:
+    def __set_name__(self, owner, name):
+        raise KeyboardInterrupt
+
+class Row:
+    field = Field()
+"""
+
+
 def test_an_engine_that_always_fails_is_told(tmp_path, run_here):
     """A context too small for any prompt: every episode fails, and the command says so."""
     import shutil

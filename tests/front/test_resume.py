@@ -142,6 +142,7 @@ def test_a_complete_run_of_several_roles_counts_its_episodes_and_not_its_lines(t
     done = toolgym("rollout", "--env", "nim_of_two:NimOfTwo-v0", "--tasks", "2", "--group-size", "1",
                    "--max-new-tokens", "8", "--out", out)  # fmt: skip
     assert done.returncode == 0, done.stderr
+    assert "2 of 2 episodes, reward" in done.stderr
     lines = (out / "0.jsonl").read_text().splitlines(keepends=True)
     assert len(lines) == 4
     done = toolgym("rollout", "--resume", out)

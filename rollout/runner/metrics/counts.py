@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from toolgym.envs.types import StopReason, ToolCallRecord
+from toolgym.rollout.runner.envs.role_plan import labelled_roles
 from toolgym.rollout.trajectory.trajectory import Trajectory, Turn
 from toolgym.tools.schema import CallProblem
 
@@ -187,7 +188,7 @@ class EventCounts:
         self.prompt_tokens = self.cached_tokens = self.generated_tokens = self.observation_tokens = 0
         self.requests = self.drifted = self.rewritten = 0
         self.steps = self.finished_steps = 0
-        self.outside_seconds = 0.0
+        self.outside_seconds = self.jobs = 0.0
 
     def add_turn(self, turn: Turn) -> None:
         self.turns += 1
@@ -214,6 +215,7 @@ class EventCounts:
 
     def add_episode(self, trajectory: Trajectory) -> None:
         """Count an episode that is over; its turns are counted apart."""
+        self.jobs += 1 / max(1, len(labelled_roles(trajectory.settings)))  # which has an episode for each of its roles
         self.stop_reasons[trajectory.stop_reason] += 1
         self.episode_seconds.add(trajectory.seconds)
         queued = sum(turn.queue_seconds for turn in trajectory.turns)

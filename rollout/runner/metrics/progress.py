@@ -102,10 +102,10 @@ class Progress(EpisodeObserver):
             self._tokens.popleft()
         since, before = self._tokens[0]
         rate = max(0, counts.generated_tokens - before) / (now - since) if now > since else 0.0
-        rewards = counts.rewards
+        rewards, played = counts.rewards, int(counts.jobs + 1e-6)  # the thirds of three roles are not quite 1
         return _Moment(
-            finished=self._before + counts.episodes,
-            played=counts.episodes,
+            finished=self._before + played,
+            played=played,
             total=self._total,
             seconds=now - self._started,
             turns=counts.turns,

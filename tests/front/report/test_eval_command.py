@@ -115,9 +115,16 @@ def test_a_files_settings_are_those_that_it_prints(run, home):
         (["GSM8K-v0", "--out", "base"], "go on with it (resume=True, --resume base), or name another folder"),
         (["--resume", "base", "-n", "3"], "--samples contradicts the run in base: it was begun with 2, and 3 is given"),
         (["Math-v0", "--resume", "base"], "envs contradicts the run in base"),
+        (["GSM8K-v0", "--tool-config", "GSM9K-v0=t.yaml"], "--tool-config for 'GSM9K-v0', did you mean 'GSM8K-v0'"),
     ],
 )
 def test_wrong_usage_is_a_line(evaluated, run, arguments, why):
     errors = run("eval", *arguments, fails=2)
     assert why in errors
     assert errors.count("\n") == 1
+
+
+def test_the_run_of_another_command_is_not_resumed(evaluated, run):
+    assert "'base' holds a run of another command: toolgym eval --resume base" in run(
+        "rollout", "--resume", "base", fails=2
+    )

@@ -13,14 +13,16 @@ import numpy as np
 import pytest
 
 from toolgym.envs import TaskList, ToolEnv
+from toolgym.envs.library.nim import NimEnv
 from toolgym.envs.tasks.task import Task
-from toolgym.report.evaluation import evaluate
+from toolgym.report.evaluation import as_validation, count_finished, eval_sets, evaluate
 from toolgym.report.report import compare
 from toolgym.rollout import RunConfig, SamplingParams, read_trajectories, rollout, summarize
 from toolgym.rollout.engines.callable import CallableEngine
 from toolgym.rollout.models.tiny import tiny_policy_path
 from toolgym.rollout.models.tokenizer import load_tokenizer
 from toolgym.rollout.runner.envs.env_factory import EnvFactory
+from toolgym.rollout.trajectory.failures import RunFailedError
 from toolgym.tools.errors import ConfigError
 
 TOKENIZER = load_tokenizer(tiny_policy_path())
@@ -187,6 +189,32 @@ async def test_an_evaluation_that_was_cancelled_goes_on_and_plays_nothing_twice(
     assert {path.name for path in out.iterdir()} == {"A.jsonl", "B.jsonl"}
     assert result.report.whole.estimates == whole.report.whole.estimates
     assert compare(whole.report, result.report)["reward"].value == 0.0
+
+
+async def test_an_env_of_which_nothing_was_played_is_played_when_the_engine_answers_again(tmp_path):
+    def say(text, params):
+        if down:
+            raise OSError("the engine is gone")
+        return "yes"
+
+    config, envs, down = RunConfig(group_size=2, sampling=SHORT), [env_of(tasks(2), "A"), env_of(tasks(2), "B")], False
+    await evaluate(envs[:1], Policy(say), config=config, out=tmp_path)
+    down = True
+    with pytest.raises(RunFailedError, match="all 4 episodes failed .* the engine is gone"):
+        await evaluate(envs, Policy(say), config=config, out=tmp_path, resume=True)
+    down, policy = False, Policy(say)
+    result = await evaluate(envs, policy, config=config, out=tmp_path, resume=True)
+    assert (len(policy.asked), result.report.whole.figures["episodes/counted"]) == (4, 8)
+
+
+async def test_an_episode_of_which_a_role_is_missing_counts_as_not_played(tmp_path):
+    config, env = RunConfig(group_size=2, sampling=SHORT), EnvFactory("Nim", lambda: NimEnv(piles=[3, 5]))
+    await evaluate(env, Policy(lambda *_: "1"), config=config, out=tmp_path)
+    sets = await eval_sets(env, None, as_validation(config))
+    assert count_finished(tmp_path, sets, resume=True) == 4
+    path = tmp_path / "Nim.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:5]))
+    assert count_finished(tmp_path, sets, resume=True) == 2
 
 
 @pytest.mark.parametrize(
