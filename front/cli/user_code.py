@@ -59,8 +59,8 @@ def load_tools(option: Path | None, ids: Sequence[str], every_id: Sequence[str])
         names = ", ".join(every_id)
         raise UnknownNameError(f"--tool-config for {id!r}{nearest(id, every_id) or ','} which is none of {names}")
     wanted = {id: file for id in ids if (file := files.get(id, files.get(""))) is not None}
-    made = {file: from_config(file) for file in dict.fromkeys(wanted.values())}
-    return {id: made[file] for id, file in wanted.items()}
+    tools = {file: from_config(file) for file in dict.fromkeys(wanted.values())}
+    return {id: tools[file] for id, file in wanted.items()}
 
 
 def tools_in(arguments: Mapping[str, Any]) -> list[BaseTool]:

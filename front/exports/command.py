@@ -68,6 +68,8 @@ def command(
     index = RunIndex(run).read_all()
     if any(out.resolve() in (path.resolve(), *path.resolve().parents) for path in index.files):
         raise ConfigError(f"--out {str(out)!r} is the run itself, or holds it: name another place")
+    if out.suffix == ".jsonl" and out.resolve().parent == run.resolve():
+        raise ConfigError(f"--out {str(out)!r} would be read as part of the run: name a file outside its folder")
     selection = Query.parse(query)
     rows = selection.ordered(list(selection.select(index)))[:limit]
     tally = Tally()

@@ -21,6 +21,7 @@ import msgspec
 
 from toolgym.envs.types import StopReason
 from toolgym.rollout.advantages.advantages import group_advantages
+from toolgym.rollout.recording.lines import is_recording
 from toolgym.rollout.trajectory.summary import has_full_marks
 from toolgym.rollout.trajectory.trajectory import FORMAT_VERSION, Trajectory
 from toolgym.tools.errors import ConfigError, missing_file
@@ -176,7 +177,11 @@ class RunIndex:
         self._ends: list[int] = []
         self._find_files()
         if not self.files:
-            raise ConfigError(f"{str(self.path)!r} holds no trajectories: there is no *.jsonl in it")
+            raise ConfigError(
+                f"{str(self.path)!r} holds no trajectories: it is a recording, which `toolgym replay` plays"
+                if self.path.is_file()
+                else f"{str(self.path)!r} holds no trajectories: there is no *.jsonl in it but recordings, if any"
+            )
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -264,7 +269,7 @@ class RunIndex:
     def _find_files(self) -> None:
         paths = [self.path] if self.path.is_file() else sorted(self.path.glob("*.jsonl"), key=_by_number)
         for path in paths:
-            if path not in self.files:
+            if path not in self.files and not is_recording(path):
                 self.files.append(path)
                 self._ends.append(0)
 

@@ -133,6 +133,13 @@ def split_line(raw: bytes, before: str) -> tuple[str, str, str]:
     return body, end[1] if end else "", line_digest(before, body)
 
 
+def is_recording(path: Path) -> bool:
+    """Return whether a file begins as a recording does."""
+    begin = f'{{"kind":"header","format":"{FORMAT}"'.encode()
+    with path.open("rb") as file:
+        return file.read(len(begin)) == begin
+
+
 def check_header(path: Path, line: object) -> None:
     if not isinstance(line, dict) or (line.get("kind"), line.get("format")) != ("header", FORMAT):
         raise ConfigError(f"{str(path)!r} is not a recording of toolgym")

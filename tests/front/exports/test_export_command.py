@@ -76,6 +76,13 @@ def test_the_run_itself_is_never_replaced(export, tmp_path, monkeypatch, out):
     assert names(tmp_path / "run") == ["0.jsonl", "1.jsonl"]
 
 
+def test_no_export_becomes_part_of_the_run(export, tmp_path):
+    shutil.copytree(DEMO, tmp_path / "run")
+    code, _, err = export(tmp_path / "run", "--to", "mooncake", "--out", tmp_path / "run" / "trace.jsonl")
+    assert (code, "would be read as part of the run: name a file outside" in err) == (2, True)
+    assert not (tmp_path / "run" / "trace.jsonl").exists()
+
+
 @pytest.mark.parametrize(("to", "module"), [("verl", verl), ("sft", sft), ("parquet", parquet)])
 def test_an_error_in_between_leaves_what_was_there(export, tmp_path, monkeypatch, to, module):
     out = tmp_path / f"x{FILES.get(to, '')}"

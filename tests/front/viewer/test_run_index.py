@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import shutil
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from toolgym.rollout.recording.cassette import CassetteWriter
 from toolgym.rollout.trajectory.file import read_trajectories
 from toolgym.rollout.trajectory.summary import succeeded
 from toolgym.tools.errors import ConfigError, UnknownNameError
@@ -39,6 +41,17 @@ def test_a_row_says_of_a_trajectory_what_the_trajectory_says():
         assert (row.parent, row.branch_turn) == (trajectory.parent, trajectory.branch_turn)
     failed = [row for row in index.rows if row.failed]
     assert [row.error.split(":")[0] for row in failed] == ["EngineError"] * 2
+
+
+def test_a_recording_in_a_runs_folder_is_no_part_of_its_trajectories(tmp_path):
+    shutil.copy(DEMO / "0.jsonl", tmp_path)
+    before = len(RunIndex(tmp_path).read_all())
+    path = tmp_path / "recording.jsonl"
+    with contextlib.closing(CassetteWriter(path)) as recording:
+        recording.write("engine", name="any")
+    assert len(RunIndex(tmp_path).read_all()) == before
+    with pytest.raises(ConfigError, match="it is a recording, which `toolgym replay` plays"):
+        RunIndex(path)
 
 
 def test_the_members_of_a_group_and_the_branches_of_a_trajectory_are_found():
