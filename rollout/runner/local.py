@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
@@ -95,11 +96,10 @@ class Runner(RunnerProtocol):
         config: RunConfig | None = None,
     ) -> None:
         self.env = EnvFactory.of(env, env_kwargs)
-        if not isinstance(engine, Engine):
-            raise ConfigError(
-                "engine must be an Engine (`await open_engine("
-                f"{(str(engine) if isinstance(engine, str | Path) else 'tiny')!r})` gives one), got {engine!r}"
-            )
+        _require_engine("engine", engine)
+        for role, plan in itertools.chain(*(factory.roles.items() for factory in self.env.each)):
+            if plan.engine is not None:
+                _require_engine(f"engine of the RolePlan of {role!r}", plan.engine)
         if not isinstance(config, RunConfig | None):
             raise ConfigError(f"config must be a RunConfig, got {config!r}")
         self.engine = engine
@@ -201,6 +201,14 @@ class Runner(RunnerProtocol):
     def settings(self, env: BaseEnv, factory: EnvFactory) -> dict[str, str]:
         """The `run_settings` of the episodes in the envs of a factory, given one of these."""
         return run_settings(self.config, env, factory.kwargs, self.tokenizer, factory.roles)
+
+
+def _require_engine(name: str, engine: object) -> None:
+    if not isinstance(engine, Engine):
+        raise ConfigError(
+            f"{name} must be an Engine (`await open_engine("
+            f"{(str(engine) if isinstance(engine, str | Path) else 'tiny')!r})` gives one), got {engine!r}"
+        )
 
 
 class _Run:

@@ -162,6 +162,11 @@ class EnvFactory:
 
         return replace(self, make=make_changed)
 
+    def planned(self, change: Callable[[RolePlan], RolePlan]) -> EnvFactory:
+        """A factory of the same envs, whose roles have the plans that `change` makes of theirs."""
+        members = {name: member.planned(change) for name, member in self.members.items()}
+        return replace(self, members=members, roles={role: change(plan) for role, plan in self.roles.items()})
+
     async def tasks(self) -> TaskSource:
         """Return the envs' own source of tasks, of a mixture a `Mixture`. Raises `ConfigError` if they have none."""
         if self.members:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from toolgym.envs.roles.base import RolesEnv, require_roles
 from toolgym.rollout.engines.base import Engine, SamplingParams, require_tokenizer
@@ -24,7 +24,8 @@ class RolePlan:
     """The player of a role in a run.
 
     Attributes:
-        engine: samples its turns; started, and the caller's to close. None: the run's.
+        engine: samples its turns; started, and the caller's to close. For a `RayRunner` what that takes as its engine,
+            of which each worker makes its own. None: the run's.
         tokenizer: of the model that `engine` serves; None: the engine's.
         sampling: how to sample them, also when the run validates; None: as the run's config says.
         limits: budgets and deadlines of its episode; None: the config's.
@@ -35,22 +36,22 @@ class RolePlan:
         ConfigError: an argument is of the wrong kind.
     """
 
-    engine: Engine | None = None
+    engine: Engine | Any = None
     tokenizer: PreTrainedTokenizerBase | None = None
     sampling: SamplingParams | None = None
     limits: EpisodeLimits | None = None
     train: bool = True
 
     def __post_init__(self) -> None:
-        kinds = {"engine": Engine, "sampling": SamplingParams, "limits": EpisodeLimits}
+        kinds = {"sampling": SamplingParams, "limits": EpisodeLimits}
         for name, kind in kinds.items():
             if not isinstance(getattr(self, name), kind | None):
                 raise ConfigError(f"{name} of a RolePlan must be {kind.__name__} or None, got {getattr(self, name)!r}")
         if not isinstance(self.train, bool):
             raise ConfigError(f"train of a RolePlan must be True or False, got {self.train!r}")
-        if self.engine is not None:
+        if isinstance(self.engine, Engine):
             require_tokenizer(self.tokenizer, self.engine)
-        elif self.tokenizer is not None:
+        elif self.engine is None and self.tokenizer is not None:
             raise ConfigError("tokenizer of a RolePlan belongs to its engine: give both, or neither")
 
     def tokenizer_in_use(self, default: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:

@@ -29,7 +29,10 @@ class Packer:
     def __init__(self) -> None:
         self.tools: list[Tools] = []
 
-    def pack(self, trajectory: Trajectory) -> bytes:
+    def pack(self, trajectory: Trajectory, *, texts: bool = False) -> bytes:
+        """Pack a trajectory; with its `texts`, where the driver cannot decode them."""
+        if texts:
+            _ = trajectory.prompt_text, trajectory.response_text  # reading them keeps them
         state = dict(trajectory.__dict__)
         if trajectory.tools not in self.tools:
             self.tools.append(trajectory.tools)

@@ -13,15 +13,15 @@ import ray
 
 from toolgym.envs.types import StopReason
 from toolgym.rollout.episode.observer import EpisodeObserver
-from toolgym.rollout.episode.record import never_played
 from toolgym.rollout.job import Job
 from toolgym.rollout.runner.config import RunConfig
 from toolgym.rollout.runner.envs.env_factory import EnvFactory
+from toolgym.rollout.runner.envs.roles import lost_job
 from toolgym.rollout.runner.ray.cluster import WorkerLostError, call, kill
 from toolgym.rollout.runner.ray.dispatcher import Dispatcher, PendingJob, WorkerSlots
 from toolgym.rollout.runner.ray.packing import TextDecoder, Tools, unpack
-from toolgym.rollout.runner.ray.worker import RolloutWorker, WorkerReply
-from toolgym.rollout.runner.scheduling.scheduler import Scheduler, Stragglers
+from toolgym.rollout.runner.ray.worker import RolloutWorker, WorkerFacts, WorkerReply
+from toolgym.rollout.runner.scheduling.scheduler import Scheduler, Stragglers, finish
 from toolgym.rollout.runner.stream import BoundedStream
 from toolgym.rollout.trajectory.failures import FailureLog
 from toolgym.rollout.trajectory.trajectory import Trajectory
@@ -104,8 +104,8 @@ class RayRun:
     """One call of `RayRunner.stream`: hands out jobs, puts trajectories into `finished`, and replaces workers that die.
 
     `max_concurrent` of the config is each worker's. Observers hear of a job when it is handed out, and when its
-    trajectory is here. The decoder learns the workers' tokenizer here, and `metrics` get each worker's figures, by its
-    number.
+    trajectories are here. The decoder learns the workers' tokenizer here, `roles` the trained ones of each env that has
+    roles, by its name, and `metrics` get each worker's figures, by its number.
     """
 
     def __init__(
@@ -118,9 +118,11 @@ class RayRun:
         observers: Sequence[EpisodeObserver],
         decoder: TextDecoder,
         metrics: dict[int, dict[str, Any]],
+        roles: dict[str, tuple[str, ...]],
     ) -> None:
         self._scheduler, self._pool, self._config = scheduler, pool, config
         self._env, self._observers, self._decoder, self._metrics = env, observers, decoder, metrics
+        self._roles = roles
         most = config.max_concurrent
         self._room = most if isinstance(most, int) else most.start
         self._packed_config = cloudpickle.dumps(config)
@@ -182,12 +184,13 @@ class RayRun:
             self._senders[slots].send(entry)
         self._places.set()
 
-    async def _deliver(self, entry: PendingJob, trajectory: Trajectory) -> None:
-        """Hand a trajectory to the scheduler, and what that gives to the consumer, when there is room for it."""
-        for observer in self._observers:
-            observer.ended(entry.job, trajectory)
-        self.failures.add(trajectory)
-        ready = self._scheduler.finished(entry.job, trajectory)
+    async def _deliver(self, entry: PendingJob, trajectories: Sequence[Trajectory]) -> None:
+        """Hand a job's trajectories to the scheduler, and what it gives to the consumer, when there is room for it."""
+        for trajectory in trajectories:
+            for observer in self._observers:
+                observer.ended(entry.job, trajectory)
+            self.failures.add(trajectory)
+        ready = finish(self._scheduler, entry.job, trajectories)
         if self._unfinished.get(entry.job.member) is entry:
             del self._unfinished[entry.job.member]
         self._cut()
@@ -218,7 +221,14 @@ class RayRun:
             try:
                 worker = await self._pool.worker(number)
                 wanted = self._decoder.packed is None
-                tokenizer = await call(worker, "begin", self._packed_config, wanted, seconds=START_TIMEOUT)
+                about: WorkerFacts | None = await call(
+                    worker, "begin", self._packed_config, wanted, seconds=START_TIMEOUT
+                )
+                if about is not None:
+                    self._decoder.packed = about.tokenizer
+                    self._roles.update(about.roles)
+                if any(len(roles) > 1 for roles in self._roles.values()):
+                    self._scheduler.require_roles()
             except Exception as error:
                 self._pool.discard(number)  # it may have died since the run before
                 # Where no worker has ever played, an error of the user's is the likely reason, and is raised as it is.
@@ -232,8 +242,6 @@ class RayRun:
                 await asyncio.sleep(START_PAUSE * 2.0 ** (failures - 1))
                 continue
             failures, self._begun = 0, True
-            if tokenizer is not None:
-                self._decoder.packed = tokenizer
             lost = await self._work(number, worker)
             self._pool.discard(number)
             _log.warning("worker %d is lost and replaced, and what it played is played again: %s", number, lost)
@@ -286,18 +294,20 @@ class RayRun:
             for number, data in reply.results:
                 entry = slots.playing.get(number)
                 if entry is not None:
-                    await self._deliver(entry, unpack(data, tools, self._decoder))
+                    await self._deliver(entry, [unpack(packed, tools, self._decoder) for packed in data])
                     del slots.playing[number]
             if reply.broken is not None:
                 raise reply.broken
             self._dispatch()
             self._end_if_done()
 
-    def _failed(self, entry: PendingJob, error: WorkerLostError) -> Trajectory:
+    def _failed(self, entry: PendingJob, error: WorkerLostError) -> list[Trajectory]:
         cause = ClusterError(f"its worker died {entry.deaths} times, the last time with nothing else to do: {error}")
-        never = never_played(entry.job, self._config, self._env.member(entry.job.task).env_id, cause)
-        name = f"{entry.job.group_id}-{entry.job.key.sample_index}-worker-died"
-        return replace(never, id=name, stop_reason=StopReason.WORKER_DIED)
+        env_id = self._env.member(entry.job.task).env_id
+        return [
+            replace(never, id=f"{never.group_id}-{never.sample_index}-worker-died", stop_reason=StopReason.WORKER_DIED)
+            for never in lost_job(entry.job, self._roles.get(env_id, ()), self._config, env_id, cause, ())
+        ]
 
 
 class _JobSender:

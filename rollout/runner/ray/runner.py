@@ -17,6 +17,7 @@ from toolgym.rollout.episode.observer import EpisodeObserver, checked_observers,
 from toolgym.rollout.runner.base import RunnerProtocol, Sink, checked_sinks, write_to_all
 from toolgym.rollout.runner.config import RunConfig
 from toolgym.rollout.runner.envs.env_factory import EnvFactory
+from toolgym.rollout.runner.envs.role_plan import RolePlan
 from toolgym.rollout.runner.ray.cluster import check_options, connect, nodes
 from toolgym.rollout.runner.ray.packing import TextDecoder
 from toolgym.rollout.runner.ray.run import CANNOT_CARRY, RayRun, WorkerPool
@@ -58,7 +59,7 @@ class RayRunner(RunnerProtocol):
         env_kwargs: for `toolgym.make`, when `env` is an id.
         sinks: get each trajectory before the consumer does, in this order, in this process.
         observers: hear in this process when a run begins and is over, and when a job is handed out (`began`, once) and
-            its trajectory is here (`ended`).
+            its trajectory is here (`ended`; once for each role, of an env with roles).
         worker_observers: makes observers in each worker, which hear everything of its episodes. What their `metrics()`
             returns, if they have it, is in `worker_metrics`.
         config: see `RunConfig`; `max_concurrent` is each worker's.
@@ -104,16 +105,16 @@ class RayRunner(RunnerProtocol):
         if worker_observers is not None and not callable(worker_observers):
             raise ConfigError(f"worker_observers must be a function that makes observers, got {worker_observers!r}")
         self.env = EnvFactory.of(env, env_kwargs)
-        if self.env.roles:
-            raise ConfigError("a RayRunner plays envs of one role: play one with roles with a Runner")
         self.config = config or RunConfig()
         self.sinks, self.observers = checked_sinks(sinks), checked_observers(observers)
         self.counts = RunCounts()
         self.worker_metrics: dict[int, dict[str, Any]] = {}
-        self._decoder = TextDecoder()
+        self._decoder, self._roles = TextDecoder(), dict[str, tuple[str, ...]]()
         self._num_workers, self._address = num_workers, address
         self._options = check_options(ray_options)
-        self._setup = WorkerSetup(self.env, _engine(engine, tokenizer), tokenizer, worker_observers)
+        self._setup = WorkerSetup(
+            self.env.planned(_made_there), _engine(engine, tokenizer), tokenizer, worker_observers
+        )
         _ = self._packed_setup()  # raises where something cannot be sent
         if sandbox not in ("ray", None) and not isinstance(sandbox, Mapping):
             raise ConfigError(f"sandbox must be 'ray', settings of sandbox servers, or None, got {sandbox!r}")
@@ -172,6 +173,7 @@ class RayRunner(RunnerProtocol):
                 observers=self.observers,
                 decoder=self._decoder,
                 metrics=self.worker_metrics,
+                roles=self._roles,
             )
             stack.callback(run.failures.warn)
             stack.enter_context(observed_run(self.observers))
@@ -221,6 +223,11 @@ class RayRunner(RunnerProtocol):
                 f"and one of them cannot: {error}. Give a function that makes it there"
             ) from error
         return data
+
+
+def _made_there(plan: RolePlan) -> RolePlan:
+    """A role's plan as a worker gets it: with what makes its engine there."""
+    return plan if plan.engine is None else replace(plan, engine=_engine(plan.engine, plan.tokenizer))
 
 
 def _engine(engine: Any, tokenizer: Any) -> str | Path | MakeEngine:

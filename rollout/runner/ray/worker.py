@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import itertools
 import logging
 import os
 import pickle
@@ -13,9 +14,9 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import cloudpickle
 
@@ -26,6 +27,9 @@ from toolgym.rollout.episode.observer import EpisodeObserver
 from toolgym.rollout.job import Job
 from toolgym.rollout.runner.config import RunConfig
 from toolgym.rollout.runner.envs.env_factory import EnvFactory
+from toolgym.rollout.runner.envs.env_pool import EnvPools
+from toolgym.rollout.runner.envs.role_plan import plan_of
+from toolgym.rollout.runner.envs.roles import checked_roles
 from toolgym.rollout.runner.local import Runner
 from toolgym.rollout.runner.ray.packing import Packer, Tools, portable
 from toolgym.rollout.runner.scheduling.scheduler import Cut, Scheduler, Stragglers
@@ -60,13 +64,20 @@ class WorkerSetup:
     variables: Mapping[str, str] = field(default_factory=dict)
 
 
+class WorkerFacts(NamedTuple):
+    """What is the same for all workers: the pickled tokenizer, and the trained roles of each env that has roles."""
+
+    tokenizer: bytes
+    roles: Mapping[str, tuple[str, ...]]
+
+
 @dataclass(frozen=True)
 class WorkerReply:
     """The news of a worker for its driver; tools and warnings are those behind earlier replies. `results` are pairs of
-    a job's number and its packed trajectory; `room` is how many jobs it can take, those that it has included. `broken`
-    ended the run."""
+    a job's number and its packed trajectories, one, or one for each role; `room` is how many jobs it can take, those
+    that it has included. `broken` ended the run."""
 
-    results: list[tuple[int, bytes]]
+    results: list[tuple[int, list[bytes]]]
     tools: list[Tools]
     room: int
     metrics: dict[str, Any]
@@ -80,6 +91,8 @@ class RolloutWorker:
     def __init__(self, setup: bytes) -> None:
         self._setup: WorkerSetup = cloudpickle.loads(setup)
         self._engine: Engine | None = None
+        self._engines = contextlib.AsyncExitStack()  # the run's, and those of roles
+        self._env = self._setup.env
         self._runner: Runner | None = None
         self._run: _WorkersRun | None = None
 
@@ -87,23 +100,53 @@ class RolloutWorker:
         if self._engine is None:
             os.environ.update(self._setup.variables)
             try:
-                self._engine = await _engine(self._setup)
+                self._engine = await self._start_engines()
             except Exception as error:  # noqa: BLE001  raised anew, in a form that can be sent
                 raise portable(error) from None
         return {"pid": os.getpid()}
 
-    async def begin(self, config: bytes, send_tokenizer: bool) -> bytes | None:
-        """Begin a run with a pickled config, and end an earlier one. Returns the pickled tokenizer if asked."""
+    async def _start_engines(self) -> Engine:
+        async with contextlib.AsyncExitStack() as stack:
+            engine = await _opened(self._setup.engine, self._setup.tokenizer)
+            stack.push_async_callback(engine.close)
+            players: dict[int, Engine] = {}
+            for plan in itertools.chain(*(factory.roles.values() for factory in self._env.each)):
+                if plan.engine is not None:
+                    players[id(plan)] = player = await _opened(plan.engine, plan.tokenizer)
+                    stack.push_async_callback(player.close)
+            self._env = self._env.planned(lambda plan: replace(plan, engine=players.get(id(plan))))
+            self._engines = stack.pop_all()
+        return engine
+
+    async def begin(self, config: bytes, send_facts: bool) -> WorkerFacts | None:
+        """Begin a run with a pickled config, and end an earlier one. Returns `WorkerFacts` if asked, for which it makes
+        an env, and closes it. Raises what making that raises, in a form that can be sent."""
         await self.end()
         wanted: RunConfig = cloudpickle.loads(config)
         if self._runner is None:
             assert self._engine is not None
             observers = tuple(self._setup.observers()) if self._setup.observers is not None else ()
             tokenizer = loaded_tokenizer(self._setup.tokenizer)
-            self._runner = Runner(self._setup.env, self._engine, tokenizer=tokenizer, observers=observers)
+            self._runner = Runner(self._env, self._engine, tokenizer=tokenizer, observers=observers)
         self._runner = self._runner.replaced(config=wanted)
+        facts = None
+        if send_facts:
+            try:
+                facts = WorkerFacts(cloudpickle.dumps(self._runner.tokenizer), await self._roles(self._runner))
+            except Exception as error:  # noqa: BLE001  raised anew, in a form that can be sent
+                raise portable(error) from None
         self._run = _WorkersRun(self._runner)
-        return cloudpickle.dumps(self._runner.tokenizer) if send_tokenizer else None
+        return facts
+
+    async def _roles(self, runner: Runner) -> dict[str, tuple[str, ...]]:
+        pools, roles = EnvPools(runner.config.limits.env_timeout), dict[str, tuple[str, ...]]()
+        try:
+            for factory in self._env.each:
+                env = await pools.of(factory).take()
+                roles[factory.env_id] = await checked_roles(env, factory.roles, runner.config, runner.tokenizer)
+        finally:
+            await pools.close()
+        return roles
 
     async def add(self, jobs: bytes, cuts: Sequence[int]) -> None:
         """Take pickled pairs of a number and a `Job`, and cut the jobs of some numbers. Jobs are not taken twice."""
@@ -125,8 +168,7 @@ class RolloutWorker:
 
     async def close(self) -> None:
         await self.end()
-        if self._engine is not None:
-            await self._engine.close()
+        await self._engines.aclose()
 
 
 class _WorkersRun:
@@ -152,14 +194,22 @@ class _WorkersRun:
                 async with asyncio.timeout(PATIENCE):
                     await inbox.news.wait()
         results, size = [], 0
-        for number, trajectory in inbox.outbox:
-            data = self._packer.pack(trajectory)
+        for number, trajectories in inbox.outbox:
+            data = [
+                self._packer.pack(trajectory, texts=self._has_own_tokens(trajectory)) for trajectory in trajectories
+            ]
             results.append((number, data))
-            size += len(data)
+            size += sum(map(len, data))
             if size >= REPLY_BYTES:
                 break
         logged = self._warnings.texts[warnings:]
         return WorkerReply(results, self._packer.tools[tools:], self._room, self._metrics(), logged, self._broken())
+
+    def _has_own_tokens(self, trajectory: Trajectory) -> bool:
+        """Whether a trajectory is of a role with a tokenizer of its own, which the driver does not have."""
+        env, default = self._runner.env, self._runner.tokenizer
+        plan = plan_of(trajectory.role, env.members.get(trajectory.env_id, env).roles)
+        return plan.tokenizer_in_use(default) is not default
 
     async def end(self) -> dict[str, Any]:
         self._playing.cancel()
@@ -204,7 +254,7 @@ class Inbox(Scheduler):
     """Jobs that the driver hands out, and the trajectories that came of them, until the driver has them."""
 
     def __init__(self) -> None:
-        self.outbox: deque[tuple[int, Trajectory]] = deque()
+        self.outbox: deque[tuple[int, Sequence[Trajectory]]] = deque()
         self.news = asyncio.Event()
         self.figures = {"episodes": 0, "failed": 0, "turns": 0, "policy_tokens": 0}
         self._jobs: asyncio.Queue[Job] = asyncio.Queue()
@@ -247,12 +297,16 @@ class Inbox(Scheduler):
         return await self._jobs.get()
 
     def finished(self, job: Job, trajectory: Trajectory) -> Sequence[Trajectory]:
+        return self.finished_roles(job, (trajectory,))
+
+    def finished_roles(self, job: Job, trajectories: Sequence[Trajectory]) -> Sequence[Trajectory]:
         number, _ = self._numbers.pop(id(job))
-        self.outbox.append((number, trajectory))
-        self.figures["episodes"] += 1
-        self.figures["failed"] += trajectory.failed
-        self.figures["turns"] += len(trajectory.turns)
-        self.figures["policy_tokens"] += trajectory.policy_tokens
+        self.outbox.append((number, trajectories))
+        for trajectory in trajectories:
+            self.figures["episodes"] += 1
+            self.figures["failed"] += trajectory.failed
+            self.figures["turns"] += len(trajectory.turns)
+            self.figures["policy_tokens"] += trajectory.policy_tokens
         self.news.set()
         return ()
 
@@ -265,10 +319,10 @@ def loaded_tokenizer(tokenizer: PreTrainedTokenizerBase | str | Path | None) -> 
     return tokenizer
 
 
-async def _engine(setup: WorkerSetup) -> Engine:
-    if isinstance(setup.engine, str | Path):
-        return await open_engine(setup.engine, tokenizer=setup.tokenizer)
-    return await started_engine(setup.engine)
+async def _opened(engine: str | Path | MakeEngine, tokenizer: PreTrainedTokenizerBase | str | Path | None) -> Engine:
+    if isinstance(engine, str | Path):
+        return await open_engine(engine, tokenizer=tokenizer)
+    return await started_engine(engine)
 
 
 async def started_engine(make: MakeEngine) -> Engine:

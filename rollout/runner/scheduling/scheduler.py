@@ -92,7 +92,7 @@ class Scheduler(ABC):
         if type(self).finished_roles is Scheduler.finished_roles:
             raise ConfigError(
                 f"a {type(self).__name__} takes one trajectory of a job, and this env has several roles: play it with "
-                "a Runner, a RolloutQueue or rollout (not on Ray), or give your scheduler a method `finished_roles`"
+                "tasks, a GroupScheduler or a RolloutQueue, or give your scheduler a method `finished_roles`"
             )
 
     @property

@@ -61,11 +61,29 @@ class Instant(Engine):
 
     async def _generate(self, request):
         await self._running.wait()
-        turn = int(request.request_id.rpartition("-")[2])
-        text = f"<tool_call>\n{self._call}\n</tool_call>" if turn < self._turns - 1 else "#### 12"
-        ids = [*self.tokenizer.encode(text, add_special_tokens=False), self.tokenizer.eos_token_id]
+        ids = [*self.tokenizer.encode(self.answer(request), add_special_tokens=False), self.tokenizer.eos_token_id]
         seed = (request.params.seed or 0) % 1000 / 1000
         return Generation(tuple(ids), (-seed,) * len(ids), FinishReason.STOP, ("0",) * len(ids))
+
+    def answer(self, request):
+        turn = int(request.request_id.rpartition("-")[2])
+        return f"<tool_call>\n{self._call}\n</tool_call>" if turn < self._turns - 1 else "#### 12"
+
+
+class NimPlayer(Instant):
+    """Takes 1 or 2 stones, as the turn's seed says, or always so many; `closed` are those of this process."""
+
+    closed = 0
+
+    def __init__(self, takes=None):
+        super().__init__()
+        self._takes = takes
+
+    def answer(self, request):
+        return str(self._takes or request.params.seed % 2 + 1)
+
+    async def close(self):
+        NimPlayer.closed += 1
 
 
 class Slow(Instant):

@@ -9,9 +9,9 @@ import pickle
 import cloudpickle
 import pytest
 
-from tests.rollout.ray.parts import Instant, make_env, task
-from toolgym.envs.library.nim import NimEnv
-from toolgym.rollout import RayRunner, RolePlan, RunConfig
+from tests.rollout.ray.parts import Instant, NimPlayer, make_env, task
+from toolgym.envs.library.nim import NimEnv, nim_task
+from toolgym.rollout import RayRunner, RolePlan, RunConfig, Runner
 from toolgym.rollout.job import EpisodeKey, Job
 from toolgym.rollout.runner import EnvFactory
 from toolgym.rollout.runner.ray.engine import EngineActor
@@ -46,8 +46,9 @@ async def collected(worker, count, taken=0, tools=0):
 
 async def test_what_has_finished_is_told_again_until_the_driver_has_it():
     worker = RolloutWorker(setup())
-    tokenizer = await begun(worker)
-    assert pickle.loads(tokenizer).eos_token_id is not None
+    facts = await begun(worker)
+    assert pickle.loads(facts.tokenizer).eos_token_id is not None
+    assert facts.roles == {"make_env": ()}
     await worker.add(jobs(0, 1, 2), [])
     await worker.add(jobs(2, 1), [])  # the answer to the first call was lost
     results, tools, reply = await collected(worker, 3)
@@ -55,7 +56,7 @@ async def test_what_has_finished_is_told_again_until_the_driver_has_it():
     again = await worker.collect(2, 0)  # the last one at least is given again, until the driver has it
     assert again.results == results[2:]
     assert again.tools == tools
-    assert [unpack(data, tools, str).task_index for _, data in results] == [number for number, _ in results]
+    assert [unpack(*data, tools, str).task_index for _, data in results] == [number for number, _ in results]
     assert reply.room == 18
     assert reply.metrics["episodes"] == 3
     await worker.close()
@@ -73,7 +74,7 @@ async def test_the_end_of_a_run_cancels_its_episodes_and_the_next_one_begins_ane
     assert await worker.begin(cloudpickle.dumps(RunConfig(training_step=4)), False) is None
     await worker.add(jobs(0), [])
     results, tools, _ = await collected(worker, 1)
-    assert unpack(results[0][1], tools, str).training_step == 4
+    assert unpack(*results[0][1], tools, str).training_step == 4
     await worker.close()
 
 
@@ -86,7 +87,7 @@ async def test_an_episode_is_cut_while_it_plays_and_before_it_begins(tmp_path):
             await asyncio.sleep(0.01)
     await worker.add(jobs(1, 2), [0, 1])
     results, tools, _ = await collected(worker, 3)
-    ends = {number: unpack(data, tools, str).stop_reason.value for number, data in results}
+    ends = {number: unpack(*data, tools, str).stop_reason.value for number, data in results}
     assert ends == {0: "straggler", 1: "straggler", 2: "answered"}
     await worker.close()
 
@@ -105,7 +106,9 @@ async def test_what_the_process_logs_as_a_warning_reaches_the_driver():
 
 async def test_an_error_in_the_first_env_ends_the_run():
     worker = RolloutWorker(setup(env=lambda: 1 / 0))
-    await begun(worker)
+    with pytest.raises(ZeroDivisionError):
+        await begun(worker)
+    assert await worker.begin(cloudpickle.dumps(RunConfig()), False) is None  # a later worker, which is not asked
     await worker.add(jobs(0), [])
     reply = await worker.collect(0, 0)
     with pytest.raises(ZeroDivisionError):
@@ -130,13 +133,23 @@ async def test_an_actor_of_something_else_than_an_engine_says_so_and_one_that_do
     assert Broken.closed == 1
 
 
-async def test_an_env_with_roles_breaks_the_run_off_with_what_to_do():
-    worker = RolloutWorker(setup(NimEnv))
-    await begun(worker)
-    await worker.add(jobs(0), [])
-    reply = await worker.collect(0, 0)
-    with pytest.raises(ConfigError, match="this env has several roles: play it with a Runner"):
-        raise reply.broken
+async def test_a_role_with_an_engine_of_its_own_sends_its_texts_and_all_engines_are_closed():
+    closed = NimPlayer.closed
+    env = EnvFactory.of(NimEnv, roles={"second": RolePlan(engine=NimPlayer)})
+    worker = RolloutWorker(setup(env, NimPlayer))
+    assert (await begun(worker, seed=3)).roles == {"NimEnv": ("first", "second")}
+    await worker.add(pickle.dumps([(0, Job(nim_task(5), EpisodeKey(0, 0), "g", 5))]), [])
+    [(number, data)], tools, _ = await collected(worker, 1)
+    first, second = (unpack(packed, tools, lambda ids: "decoded here") for packed in data)
+    assert (number, first.role, second.role) == (0, "first", "second")
+    assert first.prompt_text == "decoded here"
+    assert "left" in second.prompt_text
     await worker.close()
-    with pytest.raises(ConfigError, match="a RayRunner plays envs of one role"):
-        RayRunner(EnvFactory.of(NimEnv, roles={"second": RolePlan(train=False)}), "tiny")
+    assert NimPlayer.closed == closed + 2
+
+
+async def test_an_engine_of_a_role_is_made_there_for_a_ray_runner_and_here_for_a_runner():
+    with pytest.raises(ConfigError, match="must be made in each worker"):
+        RayRunner(EnvFactory.of(NimEnv, roles={"second": RolePlan(engine=Instant())}), "tiny")
+    with pytest.raises(ConfigError, match="engine of the RolePlan of 'second' must be an Engine"):
+        Runner(EnvFactory.of(NimEnv, roles={"second": RolePlan(engine=Instant)}), Instant())
