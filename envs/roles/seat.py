@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -38,6 +39,7 @@ class Table:
         over: whether no role speaks any more.
         stop_reason: why the episode is over, for roles that did not end by themselves.
         metrics: those that the env gave with its steps.
+        waiting: from a role to a block in which it waits for the others; by default nothing hears of it.
     """
 
     def __init__(self, env: RolesEnv, timeout: float) -> None:
@@ -46,6 +48,7 @@ class Table:
         self.over = False
         self.stop_reason = StopReason.ROLE_CUT
         self.metrics: dict[str, Any] = {}
+        self.waiting: Callable[[str], AbstractContextManager[None]] = lambda _: nullcontext()
         self._failure: str | None = None
         self._next: tuple[str, ...] = ()
         self._turns: dict[str, ParsedTurn] = {}
@@ -92,15 +95,19 @@ class Table:
         return reward
 
     async def _turn_of(self, role: str) -> list[Message] | None:
-        with queueing():
-            while not self.over and (role not in self._next or role in self._turns):
-                await self._news.wait()
+        if self._must_wait(role):
+            with queueing(), self.waiting(role):
+                while self._must_wait(role):
+                    await self._news.wait()
         if self._failure is not None:
             raise EpisodeFailedError(self.stop_reason, self._failure)
         if self.over:
             return None
         messages, self._unread[role] = self._unread[role], []
         return messages
+
+    def _must_wait(self, role: str) -> bool:
+        return not self.over and (role not in self._next or role in self._turns)
 
     async def _ask(self, call: Coroutine[Any, Any, T]) -> T:
         if self.env.keeps_deadlines:

@@ -8,7 +8,8 @@ import enum
 import math
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
@@ -113,6 +114,7 @@ class Episode:
         self._asked: Asked | None = None
         self._branches = 0
         self._began = False  # the observers heard of the beginning
+        self._phase: tuple[Phase, str] = (Phase.RESET, "")
         self._started: float | None = None  # while it runs
         self._end_now: Callable[[], None] | None = None  # while it runs
         self._patience: asyncio.TimerHandle | None = None
@@ -240,7 +242,18 @@ class Episode:
     def _seconds(self) -> float:
         return self._record.seconds + (time.monotonic() - self._started if self._started is not None else 0.0)
 
+    @contextmanager
+    def waits_for_role(self) -> Iterator[None]:
+        """Tell the observers that the env waits for another role in the block, and behind it what for it did before."""
+        before = self._phase
+        self._waits(Phase.OTHER_ROLE)
+        try:
+            yield
+        finally:
+            self._waits(*before)
+
     def _waits(self, phase: Phase, what: str = "") -> None:
+        self._phase = phase, what
         for observer in self._observers:
             observer.waits(self.job, phase, what)
 

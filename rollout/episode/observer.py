@@ -24,6 +24,8 @@ class Phase(enum.StrEnum):
     """The chat template and the context policies."""
     FORK = "fork"
     """The env's `fork`: the episode branches."""
+    OTHER_ROLE = "other_role"
+    """Another role's turn, in an env with several."""
     SUSPENDED = "suspended"
     """Nothing: it stands still until it is run again."""
 

@@ -30,6 +30,7 @@ from toolgym.rollout import (
     summarize,
 )
 from toolgym.rollout.engines.base import FinishReason
+from toolgym.rollout.episode.observer import EpisodeObserver, Phase
 from toolgym.rollout.runner import Branching, Scheduler, at_turns, has_signal
 from toolgym.rollout.runner.scheduling.open_group import OpenGroup
 from toolgym.tools import tool
@@ -330,6 +331,25 @@ async def test_waiting_for_another_role_is_no_time_of_the_env_or_of_the_turn(scr
     assert done["asker"].stop_reason == "answered"
     assert done["asker"].seconds > 0.5
     assert done["asker"].env_seconds < 0.25
+
+
+async def test_waiting_for_another_role_is_a_state_of_its_own(scripted):
+    class Phases(EpisodeObserver):
+        def __init__(self):
+            self.heard = {role: [] for role in Talk.roles}
+
+        def waits(self, job, phase, what=""):
+            self.heard[job.role].append(phase.value)
+            if (job.role, phase) == ("solver", Phase.ENGINE):
+                self.meanwhile = metrics.running
+
+    metrics, phases = RunMetrics(), Phases()
+    await Runner(Talk, scripted(lambda *_: "said"), observers=[metrics, phases], config=config()).run(talk())
+    assert phases.heard == {
+        "asker": ["reset", "engine", "env", "other_role", "env"],
+        "solver": ["reset", "other_role", "reset", "engine", "env"],
+    }
+    assert phases.meanwhile == {Phase.OTHER_ROLE: 1, Phase.ENGINE: 1}
 
 
 async def test_the_deadline_of_an_episode_ends_both_and_frees_what_waits(scripted):

@@ -87,6 +87,7 @@ class RolesEpisode:
         self._trained = trained_roles(env, plans)
         self._table, self._seats = seats(env, config.limits.env_timeout)
         self._episodes: dict[str, Episode] = {}
+        self._table.waiting = lambda role: self._episodes[role].waits_for_role()
         for seat in self._seats:
             plan = plan_of(seat.role, plans)
             self._episodes[seat.role] = Episode(

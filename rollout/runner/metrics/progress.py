@@ -34,7 +34,13 @@ LINES, SILENCE = 10, 60.0
 _RECENT = 10.0
 """Seconds that the rate of tokens is taken over."""
 
-_PLACES = {Phase.RESET: "in reset", Phase.ENGINE: "in the engine", Phase.CONTEXT: "in the context policies"}
+_PLACES = {
+    Phase.RESET: "in reset",
+    Phase.ENGINE: "in the engine",
+    Phase.CONTEXT: "in the context policies",
+    Phase.OTHER_ROLE: "for another role's turn",
+    Phase.SUSPENDED: "standing still",
+}
 _MOST_PLACES = 3
 
 
@@ -160,7 +166,7 @@ class _Moment:
 
 def _wait(wait: Wait) -> str:
     what = "".join(character if character.isprintable() else "?" for character in wait.what)  # the model's own words
-    place = "standing still" if wait.phase is Phase.SUSPENDED else _PLACES.get(wait.phase, f"in {shorten(what, 40)}")
+    place = _PLACES.get(wait.phase, f"in {shorten(what, 40)}")
     return f"{wait.episodes} {place if what or wait.phase is not Phase.ENV else 'in the env'} {_time(wait.longest)}"
 
 

@@ -95,6 +95,7 @@ class RunSpans(EpisodeObserver):
             "rollout.task.index": job.key.task_index,
             "rollout.sample.index": job.key.sample_index,
             "rollout.group.id": job.group_id,
+            "rollout.role": job.role,
         }
         span = self._tracer.start_span(f"invoke_agent {env_id}", context=below, attributes=named(attributes))
         self._episodes[id(job)] = _EpisodeSpans(job, span, self._context.get_current())
@@ -116,6 +117,9 @@ class RunSpans(EpisodeObserver):
                 },
             )
             spans.requests = spans.output_tokens = 0
+        elif phase is Phase.OTHER_ROLE:
+            below = self._trace.set_span_in_context(spans.span)
+            spans.turn = self._tracer.start_span("wait for another role", context=below)
         elif phase is Phase.ENV:
             spans.stepped_at = time.time_ns()
         self._make_current(spans.turn or spans.span)
@@ -208,8 +212,8 @@ class RunSpans(EpisodeObserver):
 
 
 class _EpisodeSpans:
-    """The spans of an episode that runs, with its job, so that `id(job)` stays its own. `turns` have the spans of their
-    calls."""
+    """The spans of an episode that runs, with its job, so that `id(job)` stays its own. `turn` is that of the engine's
+    turn, or of another role's that it waits for; `turns` have the spans of their calls."""
 
     def __init__(self, job: Job, span: Span, outer: Context) -> None:
         self.job, self.span, self.outer = job, span, outer

@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from toolgym.envs import Task, ToolEnv
+from toolgym.envs.library.nim import NimEnv, nim_task
 from toolgym.rollout import RunConfig, Runner
 from toolgym.rollout.engines.base import FinishReason
 from toolgym.rollout.runner.metrics.spans import RL_NAMES, RunSpans, spans_of_run
@@ -87,6 +88,18 @@ async def test_a_run_is_a_tree_of_spans(scripted, exporter):
     assert episode.attributes["gen_ai.conversation.id"] == trajectory.id
     assert episode.attributes["rollout.task.id"] == "t"
     assert episode.attributes["rollout.stop_reason"] == "answered"
+
+
+async def test_a_role_that_waits_for_another_has_a_span_for_it(scripted, exporter):
+    await Runner(NimEnv, scripted(lambda *_: "2"), config=RunConfig(seed=0)).run([nim_task(4)])
+    spans = exporter.get_finished_spans()
+    roles = {one.context.span_id: one.attributes.get("rollout.role") for one in spans}
+    below = {(roles.get(one.parent.span_id), one.name): one for one in spans if one.parent}
+    assert {key for key in below if key[0]} == {
+        (role, name) for role in NimEnv.roles for name in ("chat tiny_policy", "wait for another role")
+    }
+    turn, wait = below["second", "chat tiny_policy"], below["first", "wait for another role"]
+    assert wait.start_time <= turn.start_time < turn.end_time <= wait.end_time
 
 
 async def test_the_proposed_names_for_reinforcement_learning_stand_beside(scripted, exporter):
