@@ -168,6 +168,18 @@ def layers_of(env: Any) -> list[Any]:
     return layers
 
 
+def name_of(project: str, env: Any) -> str:
+    """Return the name of a project's object in errors."""
+    return f"{project}'s {type(layers_of(env)[-1]).__name__}"
+
+
+def text_of_turn(turn: ParsedTurn, *, drop_thinking: bool) -> str:
+    """Return the text of a turn as generated, or without the thinking that it begins with."""
+    if not drop_thinking:
+        return turn.text
+    return split_reasoning(turn.text, starts_open="</think>" in turn.text)[1].strip()
+
+
 class Adapter(ABC):
     """One object of a foreign project. A subclass knows the project's contract, and nothing of toolgym's episodes.
 
@@ -191,7 +203,7 @@ class Adapter(ABC):
 
     @property
     def name(self) -> str:
-        return f"{self.project}'s {type(layers_of(self.env)[-1]).__name__}"
+        return name_of(self.project, self.env)
 
     @abstractmethod
     async def reset(self, start: Start) -> Begun:
@@ -208,9 +220,7 @@ class Adapter(ABC):
 
     def said(self, turn: ParsedTurn) -> str:
         """Return the text of a turn for an env that reads texts."""
-        if not self.options.drop_thinking:
-            return turn.text
-        return split_reasoning(turn.text, starts_open="</think>" in turn.text)[1].strip()
+        return text_of_turn(turn, drop_thinking=self.options.drop_thinking)
 
     def action(self, turn: ParsedTurn) -> Any:
         """Return the result of `to_action`, or the turn's text. Raises InvalidActionError: the turn is no action."""

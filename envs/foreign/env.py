@@ -13,9 +13,9 @@ from typing import Any, TypeVar, cast
 from toolgym.envs.actions import read_action
 from toolgym.envs.base import Action, BaseEnv, StepResult
 from toolgym.envs.failure import failing
-from toolgym.envs.foreign.base import Adapter, InvalidActionError, Start, Stepped, WrapOptions
+from toolgym.envs.foreign.base import Adapter, InvalidActionError, Stepped, WrapOptions
 from toolgym.envs.foreign.projects import adapter_for, checked_project, project_of
-from toolgym.envs.foreign.seeds import RESET, SeedTasks, env_begins, seed_of, seed_task
+from toolgym.envs.foreign.seeds import SeedTasks, seed_task, start_of
 from toolgym.envs.foreign.threads import EnvThreads
 from toolgym.envs.foreign.values import flag_of, led_by, metrics_of, number_of
 from toolgym.envs.result_text import cut
@@ -90,11 +90,7 @@ class ForeignEnv(BaseEnv):
             self._rng = random.Random(seed)
         self.task = task = chosen if chosen is not None else self._drawn(seed)
         rest = {name: value for name, value in (options or {}).items() if name != "task"}
-        start = Start(
-            () if env_begins(task) else task.messages,
-            self._seed(task, seed) % 2**32,
-            {**_mapping(task.extra_info.get(RESET), task), **rest},
-        )
+        start = start_of(task, seed, self._rng, rest)
         adapter = await self._adapter_of(task)
         begun = await self._deadline(adapter.reset(start), StopReason.RESET_FAILED, f"reset of {adapter.name}")
         messages = led_by(self._options.system_prompt, self._cut(begun.messages))
@@ -141,12 +137,6 @@ class ForeignEnv(BaseEnv):
         if self._seeds and seed is not None:
             return seed_task(seed)
         return require_task(self.tasks.sample(self._rng))
-
-    def _seed(self, task: Task, seed: int | None) -> int:
-        """The task's seed, so that the episodes of a group begin alike; or the given one; or one drawn now."""
-        wanted = seed_of(task)
-        wanted = seed if wanted is None else wanted
-        return self._rng.getrandbits(31) if wanted is None else wanted
 
     async def _adapter_of(self, task: Task) -> Adapter:
         adapter = self._adapter
@@ -306,13 +296,6 @@ def _record(request: ToolCall | ToolCallError, text: str, stepped: Stepped, seco
         return ToolCallRecord(request.id, request.name, None, request.problem.value, text)
     status = "error" if request.id in stepped.failed_calls else "ok"
     return ToolCallRecord(request.id, request.name, request.arguments, status, text, seconds=seconds)
-
-
-def _mapping(value: object, task: Task) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping | None):
-        raise ConfigError(f"extra_info[{RESET!r}] of task {task.id!r} must map names to arguments, got {value!r}")
-    # Arrow fills keys that a row does not use with None when it unites rows.
-    return {name: argument for name, argument in (value or {}).items() if argument is not None}
 
 
 def _close_blocking(env: Any) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
+from toolgym.envs.foreign.base import Start
 from toolgym.envs.tasks.sources import TaskSource
 from toolgym.envs.tasks.task import Task
-from toolgym.tools.errors import require_whole_number
+from toolgym.tools.errors import ConfigError, require_whole_number
 from toolgym.tools.message import user
 
 SEED = "seed"
@@ -51,11 +53,25 @@ def seed_task(seed: int) -> Task:
     return Task.from_row(row)
 
 
-def env_begins(task: Task) -> bool:
-    return bool(task.extra_info.get(_ENV_BEGINS))
+def start_of(task: Task, seed: int | None, rng: random.Random, options: Mapping[str, Any]) -> Start:
+    """Return an episode's beginning as its task says it: with the task's seed, so that the episodes of a group begin
+    alike, or else the given one, or one that is drawn now; and with `options` above those of the task."""
+    wanted = _seed_of(task)
+    wanted = seed if wanted is None else wanted
+    messages = () if task.extra_info.get(_ENV_BEGINS) else task.messages
+    chosen = rng.getrandbits(31) if wanted is None else wanted
+    return Start(messages, chosen % 2**32, {**_reset_arguments(task), **options})
 
 
-def seed_of(task: Task) -> int | None:
+def _reset_arguments(task: Task) -> Mapping[str, Any]:
+    value = task.extra_info.get(RESET)
+    if not isinstance(value, Mapping | None):
+        raise ConfigError(f"extra_info[{RESET!r}] of task {task.id!r} must map names to arguments, got {value!r}")
+    # Arrow fills keys that a row does not use with None when it unites rows.
+    return {name: argument for name, argument in (value or {}).items() if argument is not None}
+
+
+def _seed_of(task: Task) -> int | None:
     """Return the seed that a task asks for; None: none."""
     seed = task.extra_info.get(SEED)
     if seed is None:

@@ -1,1 +1,1 @@
-"""Games of TextArena for one player: `TextArena/NAME-v0`."""
+"""Games of TextArena for one player or for several roles: `TextArena/NAME-v0`."""

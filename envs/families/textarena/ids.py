@@ -18,9 +18,49 @@ GAMES = tuple(_NAMES.split())
 """TextArena's own ids of games for one player that begin within seconds and without a download (TextArena 0.7.4).
 
 Left out are Sokoban-v0-medium, which takes 20 seconds to begin; Countdown, Cryptarithm, Slitherlink and ThreeCardMonte,
-whose reward for a malformed action is a text; games for several players, with a key or with word lists of nltk; and
-those whose files are missing or do not compile.
+whose reward for a malformed action is a text; games with a key or with word lists of nltk; and those whose files are
+missing or do not compile.
 """
+
+_NAMES_BY_PLAYERS = {
+    2: """
+        Alquerque-v0 Battleship-v0 Battleship-v0-extreme Battleship-v0-large Battleship-v0-standard
+        Breakthrough-v0 Breakthrough-v0-blind Breakthrough-v0-large Breakthrough-v0-long Breakthrough-v0-small
+        Breakthrough-v0-tiny Briscola-v0 Chopsticks-v0 Chopsticks-v0-long Chopsticks-v0-medium ColonelBlotto-v0
+        ColonelBlotto-v0-extreme ColonelBlotto-v0-large ColonelBlotto-v0-small ConnectFour-v0
+        ConnectFour-v0-blind ConnectFour-v0-large Crusade-v0 GameOfPureStrategy-v0 GermanWhist-v0 Golf-v0
+        Golf-v0-medium HighSociety-v0 IndianPoker-v0 IndianPoker-v0-extreme IndianPoker-v0-long
+        IndianPoker-v0-medium IndianPoker-v0-short IteratedMatchingPennies-v0 IteratedPrisonersDilemma-v0
+        IteratedRockPaperScissors-v0 IteratedTwoThirdsAverage-v0 IteratedUltimatumGame-v0
+        IteratedUltimatumGame-v0-alternate KuhnPoker-v0 KuhnPoker-v0-extreme KuhnPoker-v0-long
+        KuhnPoker-v0-medium KuhnPoker-v0-short LiarsDice-v0 LiarsDice-v0-large LiarsDice-v0-small
+        LinesOfAction-v0 MemoryGame-v0 MemoryGame-v0-hard MemoryGame-v0-medium NewRecruit-v0 Nim-v0 Nim-v0-large
+        Nim-v0-medium Othello-v0 Othello-v0-big Othello-v0-hard Othello-v0-huge Othello-v0-small Othello-v0-tiny
+        PigDice-v0 PigDice-v0-100 PigDice-v0-150 PigDice-v0-200 PigDice-v0-250 PigDice-v0-300 PigDice-v0-350
+        PigDice-v0-400 PigDice-v0-450 PigDice-v0-50 PigDice-v0-500 PigDice-v0-long PigDice-v0-short
+        QuantumTicTacToe-v0 SimpleBlindAuction-v0 SimpleBlindAuction-v0-quick SimpleBlindAuction-v0-rich
+        SimpleNegotiation-v0 SimpleNegotiation-v0-long SimpleNegotiation-v0-short SimpleTak-v0
+        SimpleTak-v0-extreme SimpleTak-v0-large SimpleTak-v0-medium Snake-v0 Snake-v0-large Snake-v0-standard
+        SpiteAndMalice-v0 Stratego-v0 Surround-v0 Surround-v0-large Surround-v0-standard Tak-v0 Tak-v0-hard
+        Tak-v0-medium TicTacToe-v0 TruthAndDeception-v0 TruthAndDeception-v0-extreme TruthAndDeception-v0-long
+        TwoDollar-v0 UltimateTicTacToe-v0 WildTicTacToe-v0
+    """,
+    3: """
+        ThreePlayerGOPS-v0 ThreePlayerIPD-v0 ThreePlayerTicTacToe-v0
+    """,
+    4: """
+        Taboo-v0 Taboo-v0-animals Taboo-v0-cars Taboo-v0-food Taboo-v0-literature Taboo-v0-long
+        Taboo-v0-people Taboo-v0-tv
+    """,
+    6: """
+        SecretMafia-v0
+    """,
+}
+
+PLAYERS = {game: count for count, names in _NAMES_BY_PLAYERS.items() for game in names.split()}
+"""The same of games for several, with the least number of players that each begins with. Left out are also
+MarketEntryGame, Poker, PublicGoodsGame, Santorini and SettlersOfCatan, which malformed actions never end, and
+Taboo-v0-full, which draws its category before it has a seed."""
 
 
 def env_id(game: str) -> str:
@@ -29,9 +69,11 @@ def env_id(game: str) -> str:
     return f"TextArena/{name}{variant}-v0"
 
 
-NAMESPACES = {"TextArena": "A game of TextArena for one player."}
+NAMESPACES = {"TextArena": "A game of TextArena, for one player or for several roles."}
 
-IDS = {
-    env_id(game): ("toolgym.envs.families.textarena.env:textarena_env", f"Play TextArena's {game}.", {"game": game})
-    for game in GAMES
+_MAKER = "toolgym.envs.families.textarena.env:textarena_{}"
+
+IDS = {env_id(game): (_MAKER.format("env"), f"Play TextArena's {game}.", {"game": game}) for game in GAMES} | {
+    env_id(game): (_MAKER.format("players"), f"Play TextArena's {game}, {count} roles.", {"game": game})
+    for game, count in PLAYERS.items()
 }

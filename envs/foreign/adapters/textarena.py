@@ -1,4 +1,4 @@
-"""TextArena's games, for one player or for several of which one is the policy.
+"""TextArena's games, for one player or for several: of which one is the policy, or each a role of a `RolesEnv`.
 
 The contract: `reset(num_players=, seed=)`, `get_observation() -> (player, observation)`,
 `step(action) -> (done, info)`, and at the end `close() -> (rewards by player, info by player)` (`textarena/core.py`). A
@@ -9,10 +9,10 @@ generator of `random`.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from toolgym.envs.foreign.base import Adapter, Begun, Player, Start, Stepped, WrapOptions, layers_of
+from toolgym.envs.foreign.base import Adapter, Begun, Player, Start, Stepped, WrapOptions, layers_of, name_of
 from toolgym.envs.foreign.threads import EnvThreads, OwnRandom
 from toolgym.envs.foreign.values import opened
 from toolgym.envs.types import EpisodeFailedError, StopReason
@@ -25,6 +25,67 @@ _GAME = -1
 _OWN_ACTION = "PLAYER_ACTION"
 
 
+class TextArenaGame:
+    """One game of TextArena, whose calls run in `threads`, with random generators of their own."""
+
+    def __init__(self, env: Any, threads: EnvThreads) -> None:
+        self.env, self.threads, self.name = env, threads, name_of("textarena", env)
+        self._random = OwnRandom()
+        # Below the wrapper that tells all of the past at each step, which the runner keeps itself.
+        self._raw = next((layer.env for layer in layers_of(env) if type(layer).__name__ == _RESTATES), env)
+
+    async def begin(self, players: int, start: Start, advice: str) -> None:
+        """Begin anew. Raises `ConfigError`, with the advice, if it is not for so many players."""
+        try:
+            await self._call(self.env.reset, num_players=players, seed=start.seed, **start.options)
+        except AssertionError as error:  # its states assert how many play
+            raise ConfigError(f"{self.name} does not begin with players={players}: {error}; {advice}") from error
+
+    @property
+    def player(self) -> int:
+        """Number of the player whose turn it is."""
+        return int(self.env.state.current_player_id)
+
+    async def news(self) -> Any:
+        """Return what is new to the player whose turn it is: the raw observation."""
+        _, observation = await self._call(self._raw.get_observation)
+        return observation
+
+    async def all_seen(self) -> Any:
+        """Return what TextArena's own agent would read."""
+        _, observation = await self._call(self.env.get_observation)
+        return observation
+
+    async def act(self, action: Any) -> tuple[bool, Mapping[str, Any]]:
+        """Take the action of the player whose turn it is. Returns whether the game is over, and the step's info."""
+        done, info = await self._call(self.env.step, action=action)
+        return bool(done), info or {}
+
+    async def result(self, players: Iterable[int]) -> tuple[Mapping[int, Any], Mapping[int, Mapping[str, Any]]]:
+        """Return rewards and infos of a game that is over, by player. Raises `EpisodeFailedError` if there is no reward
+        for one of `players`."""
+        rewards, infos = await self._call(self.env.close)
+        for player in players:
+            if rewards is None or player not in rewards:
+                raise EpisodeFailedError(
+                    StopReason.ENV_FAILED, f"{self.name} is over and gave the player {player} no reward: {rewards!r}"
+                )
+        return rewards, infos if isinstance(infos, Mapping) else {}
+
+    def text(self, observation: list[tuple[int, str, Any]], player: int) -> str:
+        """New text, without the player's own actions: they are turns of the conversation already."""
+        names = self.env.state.role_mapping
+        lines = []
+        for who, text, kind in observation:
+            if who == player and getattr(kind, "name", "") == _OWN_ACTION:
+                continue
+            lines.append(f"[{'GAME' if who == _GAME else names.get(who, f'Player {who}')}] {text}")
+        return "\n".join(lines)
+
+    async def _call(self, function: Any, **arguments: Any) -> Any:
+        return await self.threads.run(self._random.run, function, **arguments)
+
+
 class TextArenaAdapter(Adapter):
     """TextArena's games. The policy reads what is new to it; the opponents read what TextArena's own agents would."""
 
@@ -33,53 +94,38 @@ class TextArenaAdapter(Adapter):
 
     def __init__(self, env: Any, options: WrapOptions, threads: EnvThreads) -> None:
         super().__init__(env, options, threads)
-        self._random = OwnRandom()
-        # Below the wrapper that tells all of the past at each step, which the runner keeps itself.
-        self._raw = next((layer.env for layer in layers_of(env) if type(layer).__name__ == _RESTATES), env)
+        self._game = TextArenaGame(env, threads)
         self._others = options.others
 
     async def reset(self, start: Start) -> Begun:
-        players = self.options.players
-        try:
-            await self._call(self.env.reset, num_players=players, seed=start.seed, **start.options)
-        except AssertionError as error:  # its states assert how many play
-            raise ConfigError(
-                f"{self.name} does not begin with players={players}: {error}; give players=, and opponents=, who play "
-                "the others"
-            ) from error
+        advice = "give players=, and opponents=, who play the others"
+        await self._game.begin(self.options.players, start, advice)
         done = await self._play_others()
         if done:
             raise EpisodeFailedError(StopReason.RESET_FAILED, f"{self.name} was over before the policy's first turn")
         return Begun(opened(start.messages, await self._observe()))
 
     async def step(self, turn: ParsedTurn) -> Stepped:
-        action = self.action(turn)
-        done, info = await self._call(self.env.step, action=action)
+        done, info = await self._game.act(self.action(turn))
         if not done and self._others:
             done = await self._play_others()
         if not done:
-            return Stepped(await self._observe(), 0.0, info=info or {})
-        rewards, infos = await self._call(self.env.close)
-        if rewards is None or self.options.player not in rewards:
-            raise EpisodeFailedError(
-                StopReason.ENV_FAILED,
-                f"{self.name} is over and gave the player {self.options.player} no reward: {rewards!r}",
-            )
-        info = infos.get(self.options.player, {}) if isinstance(infos, Mapping) else {}
-        return Stepped([], rewards[self.options.player], True, False, info)
+            return Stepped(await self._observe(), 0.0, info=info)
+        player = self.options.player
+        rewards, infos = await self._game.result([player])
+        return Stepped([], rewards[player], True, False, infos.get(player, {}))
 
     async def close(self) -> None:
         """Nothing: `close` of TextArena gives a game's rewards, and was called when the game was over."""
 
     async def _play_others(self) -> bool:
         """Let the opponents play until it is the policy's turn. Returns whether the game is over."""
-        while (player := self.env.state.current_player_id) != self.options.player:
-            _, observation = await self._call(self.env.get_observation)
+        while (player := self._game.player) != self.options.player:
+            observation = await self._game.all_seen()
             if player not in self._others:
                 raise ConfigError(f"{self.name} wants a move of player {player}, and there is no opponent for it")
-            text = observation if isinstance(observation, str) else self._text(observation, player)
-            move = await self._move(self._others[player], text)
-            done, _ = await self._call(self.env.step, action=move)
+            text = observation if isinstance(observation, str) else self._game.text(observation, player)
+            done, _ = await self._game.act(await self._move(self._others[player], text))
             if done:
                 return True
         return False
@@ -97,20 +143,7 @@ class TextArenaAdapter(Adapter):
         return move
 
     async def _observe(self) -> list[Message]:
-        _, observation = await self._call(self._raw.get_observation)
+        observation = await self._game.news()
         if self.options.to_text is None and isinstance(observation, list):
-            observation = self._text(observation, self.options.player)
+            observation = self._game.text(observation, self.options.player)
         return self.read(observation)
-
-    def _text(self, observation: list[tuple[int, str, Any]], player: int) -> str:
-        """New text, without the player's own actions: they are turns of the conversation already."""
-        names = self.env.state.role_mapping
-        lines = []
-        for who, text, kind in observation:
-            if who == player and getattr(kind, "name", "") == _OWN_ACTION:
-                continue
-            lines.append(f"[{'GAME' if who == _GAME else names.get(who, f'Player {who}')}] {text}")
-        return "\n".join(lines)
-
-    async def _call(self, function: Any, **arguments: Any) -> Any:
-        return await self.threads.run(self._random.run, function, **arguments)

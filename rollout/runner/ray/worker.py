@@ -65,7 +65,7 @@ class WorkerSetup:
 
 
 class WorkerFacts(NamedTuple):
-    """What is the same for all workers: the pickled tokenizer, and the trained roles of each env that has roles."""
+    """The facts that all workers share: the pickled tokenizer, and the trained roles of each env that has roles."""
 
     tokenizer: bytes
     roles: Mapping[str, tuple[str, ...]]

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import re
 import socket
+from pathlib import Path
 
 import pytest
 
 import toolgym
-from toolgym.envs.families.textarena.ids import GAMES, env_id
+from tests.rollout.conftest import ScriptedEngine, assert_exact
+from toolgym.envs.families.textarena.ids import GAMES, PLAYERS, env_id
+from toolgym.envs.foreign.seeds import seed_task
 from toolgym.rollout import RunConfig, SamplingParams, open_engine, rollout
+from toolgym.rollout.models.tiny import tiny_policy_path
+from toolgym.rollout.models.tokenizer import load_tokenizer
 from toolgym.testing import check_env
-from toolgym.tools.errors import UnknownNameError
+from toolgym.tools.errors import ConfigError, UnknownNameError
+from toolgym.tools.parsers.base import ParsedTurn
 
 pytest.importorskip("textarena")
+
+PAGE = Path(__file__).parents[4] / "docs" / "envs" / "textarena.md"
 
 
 @pytest.fixture
@@ -56,6 +65,56 @@ async def test_malformed_actions_end_the_game_with_next_to_nothing(game):
         assert result.done
         assert not result.stop_reason.failed
         assert result.reward <= (0.5 if game == "RushHour-v0" else 0.1)  # it counts how free the way was at first
+
+
+async def played(game: str, seed: int, action: str, most: int = 400) -> list:
+    """What the players of a game read and get while each says the same."""
+    env = toolgym.make(env_id(game))
+    try:
+        steps = [await env.begin(seed_task(seed), seed=None)]
+        while steps[-1].next and len(steps) <= most:
+            steps.append(await env.act({steps[-1].next: ParsedTurn(action, action, [], [])}))
+        return steps
+    finally:
+        await env.close()
+
+
+@pytest.mark.parametrize("game", PLAYERS)
+async def test_a_game_for_several_is_the_same_with_a_seed_and_ends_with_a_reward_for_each(game, addresses_asked_for):
+    steps = await played(game, 1, "")
+    assert steps == await played(game, 1, "")
+    assert steps[0].obs[steps[0].next][0]["content"]
+    roles = toolgym.make(env_id(game)).roles
+    assert (steps[-1].next, len(roles)) == ((), PLAYERS[game])
+    assert steps[-1].rewards.keys() == {*roles}
+    assert addresses_asked_for == []
+
+
+async def test_each_player_of_a_game_is_a_role_with_its_own_tokens():
+    def first_free(prompt, _):
+        return f"[{re.findall(r'[0-8]', prompt.rpartition('Available Moves')[2])[0]}]"
+
+    engine = ScriptedEngine(load_tokenizer(tiny_policy_path()), first_free)
+    config = RunConfig(group_size=2, seed=0, sampling=SamplingParams(max_new_tokens=24))
+    trajectories = await rollout("TextArena/TicTacToe-v0", engine, num_tasks=2, config=config)
+    assert [(one.task_index, one.role, one.sample_index, one.reward) for one in trajectories] == [
+        (task, role, sample, reward)
+        for task in range(2)
+        for role, reward in (("player-0", 1.0), ("player-1", -1.0))
+        for sample in range(2)
+    ]
+    for one in trajectories:
+        assert_exact(engine, one)
+        words = [message["content"] for message in one.messages[1:]]
+        assert words[::2] == (["[0]", "[2]", "[4]", "[6]"] if one.role == "player-0" else ["[1]", "[3]", "[5]"])
+        assert len({*words}) == len(words), "a player reads nothing twice"
+    with pytest.raises(ConfigError, match="has several roles"):
+        await toolgym.make("TextArena/TicTacToe-v0").reset()
+
+
+def test_the_program_of_the_page_runs(tmp_path, as_program):
+    [program] = re.findall(r"```python\n(import asyncio.*?)```", PAGE.read_text(), re.DOTALL)
+    assert as_program(program, tmp_path).count("player-1") == 4
 
 
 async def test_a_game_can_be_won():
