@@ -136,14 +136,14 @@ class Cassette:
     """A recording, read back. Replies are found by what was asked, not by their order.
 
     Without a `run`, an engine was recorded by itself. `tools` has the schemas of each env's tools, by the env's name;
-    `misses` a line for each request of a replay that was not recorded.
+    `trajectories` are by episode and role; `misses` a line for each request of a replay that was not recorded.
     """
 
     path: Path
     engine: Line = field(default_factory=dict)
     run: Line | None = None
     tools: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    trajectories: dict[EpisodeKey, dict[str, Any]] = field(default_factory=dict)
+    trajectories: dict[EpisodeKey, dict[str, Line]] = field(default_factory=dict)
     ended: bool = False
     misses: list[str] = field(default_factory=list)
     _requests: dict[str, list[Recorded]] = field(default_factory=lambda: defaultdict(list))
@@ -176,7 +176,8 @@ class Cassette:
             self.tools[{**(self.run or {}), **line}["env"]] = line["tools"]  # older recordings are of one env
         elif kind == "trajectory":
             value = line["trajectory"]
-            self.trajectories[EpisodeKey(value["task_index"], value["sample_index"])] = value
+            name = EpisodeKey(value["task_index"], value["sample_index"])
+            self.trajectories.setdefault(name, {})[value.get("role", "policy")] = value
         elif kind == "end":
             self.ended = True
         elif kind in ("generate", "tool"):

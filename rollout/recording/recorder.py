@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toolgym.envs.base import BaseEnv
-from toolgym.envs.roles.base import RolesEnv
+from toolgym.envs.roles.base import RolesEnv, require_roles
 from toolgym.envs.tasks.task import Task
 from toolgym.rollout.engines.base import SamplingParams
 from toolgym.rollout.job import EpisodeKey
@@ -70,7 +70,8 @@ def recorded(
 
     Raises:
         ConfigError: the file cannot be written, or is no recording to go on with; an argument of the env is not plain
-            JSON; a second run is played; or the run's episodes branch (`RunConfig.branching`).
+            JSON; a second run is played; roles have plans or tools of their own, or play in a mixture; or the run's
+            episodes branch (`RunConfig.branching`).
         EngineError: the engine has not started.
     """
     if runner.config.branching is not None:
@@ -78,6 +79,8 @@ def recorded(
             "a run whose episodes branch cannot be recorded: which branch of a group is which depends on time, so a "
             "replay could not tell them apart; leave out RunConfig.branching"
         )
+    if any(factory.roles for factory in runner.env.each):
+        raise ConfigError("a recording is of one engine, which plays all roles alike: leave out the RolePlans")
     kwargs, members = runner.env.kwargs or {}, list(runner.env.members)
     env_kwargs = {name: _writable(kwargs.get(name) or {}) for name in members} if members else _writable(kwargs)
     run_config = runner.config.seeded()
@@ -101,7 +104,7 @@ def recorded(
             tasks=[_row(task) for task in tasks],
         )
         yield runner.replaced(
-            env=runner.env.changed(_ToolRecorder(cassette)),
+            env=runner.env.changed(_ToolRecorder(cassette, trajectories, mixture=bool(members))),
             engine=engine,
             sinks=[trajectories, *runner.sinks],
             config=run_config,
@@ -111,30 +114,44 @@ def recorded(
 
 
 class _TrajectorySink:
-    def __init__(self, cassette: CassetteWriter, expected: int) -> None:
-        self._cassette, self._missing = cassette, expected
+    """Writes the trajectories of so many episodes: of each one, or one for each of several `roles`."""
+
+    def __init__(self, cassette: CassetteWriter, episodes: int) -> None:
+        self._cassette, self._episodes, self._written = cassette, episodes, 0
+        self.roles = 1
+
+    @property
+    def _missing(self) -> int:
+        return self._episodes * self.roles - self._written
 
     @property
     def complete(self) -> bool:
-        return self._missing == 0
+        return not self._missing
 
     def write(self, trajectory: Trajectory) -> None:
         if self.complete:
             raise ConfigError("a recording holds one run of its tasks: record another run to another file")
         self._cassette.trajectory(trajectory)
-        self._missing -= 1
+        self._written += 1
         if not self._missing:
             self._cassette.close()
 
 
 class _ToolRecorder:
-    def __init__(self, cassette: CassetteWriter) -> None:
-        self._cassette = cassette
+    def __init__(self, cassette: CassetteWriter, trajectories: _TrajectorySink, *, mixture: bool) -> None:
+        self._cassette, self._trajectories, self._mixture = cassette, trajectories, mixture
         self._described: set[str] = set()
 
     def __call__(self, env: BaseEnv, env_id: str) -> None:
         if isinstance(env, RolesEnv):
-            raise ConfigError(f"a run of {type(env).__name__} cannot be recorded, for its episodes have several roles")
+            if self._mixture:
+                raise ConfigError(f"{type(env).__name__} has several roles: record it in a run of its own")
+            if env.tools:
+                raise ConfigError(
+                    f"a run of {type(env).__name__} cannot be recorded, for its roles have tools: whose call of an "
+                    "episode is whose depends on time, so a replay could not tell them apart"
+                )
+            self._trajectories.roles = len(require_roles(env))
         inner = tool_env(env)
         if inner is None:
             kind = type(env).__name__

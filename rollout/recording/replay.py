@@ -55,12 +55,14 @@ class Difference:
     """The first difference of a replayed trajectory: its field, such as `turns[1].text`, and both values, cut."""
 
     episode: EpisodeKey
+    role: str
     where: str
     recorded: str
     replayed: str
 
     def __str__(self) -> str:
-        return f"{self.episode}: {self.where}\n  recorded {self.recorded}\n  replayed {self.replayed}"
+        role = "" if self.role == "policy" else f", role {self.role}"
+        return f"{self.episode}{role}: {self.where}\n  recorded {self.recorded}\n  replayed {self.replayed}"
 
 
 @dataclass(frozen=True)
@@ -135,7 +137,7 @@ async def replay(
     differences, unfinished, not_made, compared = [], [], [], 0
     for trajectory in played:
         name = EpisodeKey(trajectory.task_index, trajectory.sample_index)
-        recorded = cassette.trajectories.get(name)
+        recorded = cassette.trajectories.get(name, {}).get(trajectory.role)
         if recorded is None:
             unfinished.append(name)
         elif Trajectory.from_json(recorded).stop_reason is StopReason.ENV_CREATE_FAILED:
@@ -145,7 +147,8 @@ async def replay(
             replayed = scrubbed(trajectory.to_json())
             difference = first_difference(recorded, replayed)
             if difference is not None:
-                differences.append(Difference(name, *difference))
+                differences.append(Difference(name, trajectory.role, *difference))
+    unfinished, not_made = list(dict.fromkeys(unfinished)), list(dict.fromkeys(not_made))  # once, with several roles
     return Replay(played, compared, differences, unfinished, not_made, list(cassette.misses))
 
 

@@ -26,11 +26,14 @@ from toolgym.rollout import (
     group_advantages,
     make_batch,
     read_trajectories,
+    replay,
     rollout,
     summarize,
 )
 from toolgym.rollout.engines.base import FinishReason
 from toolgym.rollout.episode.observer import EpisodeObserver, Phase
+from toolgym.rollout.recording import recorded
+from toolgym.rollout.recording.cassette import Cassette
 from toolgym.rollout.runner import Branching, Scheduler, at_turns, has_signal
 from toolgym.rollout.runner.scheduling.open_group import OpenGroup
 from toolgym.tools import tool
@@ -59,6 +62,16 @@ def config(**kwargs):
 
 def shown(trajectory):
     return [message["content"] for message in trajectory.messages]
+
+
+@tool
+def double(number: int) -> str:
+    """Double a number.
+
+    Args:
+        number: the number.
+    """
+    return str(2 * number)
 
 
 class Talk(RolesEnv):
@@ -171,15 +184,6 @@ async def test_roles_may_speak_at_the_same_time(scripted):
 
 
 async def test_a_role_has_tools_of_its_own_whose_calls_no_other_sees(scripted):
-    @tool
-    def double(number: int) -> str:
-        """Double a number.
-
-        Args:
-            number: the number.
-        """
-        return str(2 * number)
-
     class WithTool(Talk):
         tools = {"solver": [double]}  # noqa: RUF012
 
@@ -242,8 +246,14 @@ async def test_what_knows_one_role_refuses(scripted, tmp_path):
     from toolgym.rollout import RunOutput
 
     out = RunOutput(trajectories=tmp_path / "t.jsonl", record=tmp_path / "r.jsonl")
-    with pytest.raises(ConfigError, match="cannot be recorded"):
-        await rollout(NimEnv, engine, [nim_task(5)], out=out)
+    with pytest.raises(ConfigError, match="leave out the RolePlans"):
+        await rollout(EnvFactory.of(NimEnv, roles={"first": RolePlan()}), engine, [nim_task(5)], out=out)
+
+    class WithTools(Talk):
+        tools = {"solver": [double]}  # noqa: RUF012
+
+    with pytest.raises(ConfigError, match="cannot be recorded, for its roles have tools"):
+        await rollout(WithTools, engine, talk(), out=out)
 
 
 # ---------------------------------------------------------------------- ends that are not the game's
@@ -416,6 +426,30 @@ async def test_a_queue_gives_batches_with_every_role(scripted):
     assert [[(one.role, one.sample_index) for one in batch] for batch in batches] == [
         [(role, sample) for sample in range(2) for role in NimEnv.roles] * 2
     ] * 2
+
+
+async def test_a_recorded_run_is_replayed_equal_role_by_role(scripted, tmp_path, tokenizer):
+    path, tasks = tmp_path / "recording.jsonl", [nim_task(pile) for pile in (5, 6, 7)]
+
+    def script(prompt, request_id):
+        return RuntimeError("gone") if "7 left" in prompt else drawn(prompt, request_id)
+
+    with recorded(Runner(NimEnv, scripted(script), config=config(group_size=2)), tasks, path) as runner:
+        done = await runner.run(tasks)
+    cassette = Cassette.load(path)
+    assert cassette.ended
+    again = await replay(cassette, tokenizer, env=NimEnv)
+    assert (again.compared, again.differences, again.misses) == (len(done), [], [])
+    assert [(one.role, shown(one), one.stop_reason) for one in again.trajectories] == [
+        (one.role, shown(one), one.stop_reason) for one in done
+    ]
+    text = path.read_text()
+    lines = [line for line in text.splitlines() if '"kind":"trajectory"' not in line or '"role":"first"' in line]
+    path.write_text("\n".join(lines).replace('"reward":1.0', '"reward":0.5') + "\n")
+    again = await replay(Cassette.load(path, allow_edited=True), tokenizer, env=NimEnv)
+    assert (again.compared, len(again.unfinished)) == (6, 6)
+    assert {one.role for one in again.differences} == {"first"}
+    assert "sample 0, role first: " in str(again.differences[0])
 
 
 @pytest.mark.parametrize("lines", [0, 1, 4, 5, 7])
