@@ -243,20 +243,20 @@ async def test_a_recorded_mixture_is_replayed_in_the_envs_of_its_tasks(scripted,
 
 async def test_a_recorded_mixture_of_ids_needs_no_env_to_replay_it(scripted, tokenizer, tmp_path):
     """Of three envs one has no task in the run."""
-    call = '<tool_call>\n{"name": "code_interpreter", "arguments": {"code": "print(6 * 7)"}}\n</tool_call>'
-    engine = scripted(lambda prompt, _: call if '"code_interpreter"' in prompt and "42" not in prompt else "#### 42")
-    path, ids = tmp_path / "run.jsonl", ["SingleTurn-v0", "Math-v0", "CodeInterpreter-v0"]
+    call = '<tool_call>\n{"name": "calc_gsm8k_reward", "arguments": {"answer": "42"}}\n</tool_call>'
+    engine = scripted(lambda prompt, _: call if "calc_gsm8k" in prompt and "_response>" not in prompt else "#### 42")
+    path, ids = tmp_path / "run.jsonl", ["SingleTurn-v0", "Math-v0", "GSM8K-v0"]
     row = {"prompt": [{"role": "user", "content": "?"}], "reward_model": {"ground_truth": "42"}}
     tasks = [Task.from_row({**row, "extra_info": {"env_id": name}}) for name in (*ids[::2], ids[0])]
     options = config(sampling=SamplingParams(max_new_tokens=96))
-    runner = Runner(",".join(ids), engine, env_kwargs={"CodeInterpreter-v0": {"max_turns": 2}}, config=options)
+    runner = Runner(",".join(ids), engine, env_kwargs={"GSM8K-v0": {"max_turns": 2}}, config=options)
     with recorded(runner, tasks, path) as recording:
         played = await recording.run(tasks)
     assert [(each.env_id, each.reward, len(each.tool_calls)) for each in played[::2]] == [
-        ("SingleTurn-v0", 1.0, 0), ("CodeInterpreter-v0", 1.0, 1), ("SingleTurn-v0", 1.0, 0),
+        ("SingleTurn-v0", 1.0, 0), ("GSM8K-v0", 1.0, 1), ("SingleTurn-v0", 1.0, 0),
     ]  # fmt: skip
     run = Cassette.load(path).run
-    assert (run["members"], run["env_kwargs"]["CodeInterpreter-v0"]) == (ids, {"max_turns": 2})
+    assert (run["members"], run["env_kwargs"]["GSM8K-v0"]) == (ids, {"max_turns": 2})
     result = await replay(path, tokenizer)
     assert (result.equal, result.compared, result.misses) == (True, 6, [])
 
