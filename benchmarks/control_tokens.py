@@ -28,16 +28,17 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from toolgym.rollout.tokens.renderer import ChatRenderer
+from toolgym.rollout.tokens.foreign_texts import template_with_tools
+from toolgym.rollout.tokens.renderer import ChatRenderer, SafeEncoder
 from toolgym.rollout.tokens.template_check import byte_tokenizer
 from toolgym.tools.errors import TemplateError
-from toolgym.tools.message import Message, system, tool, user
+from toolgym.tools.message import Message, assistant, system, tool, tool_call, user
 from toolgym.tools.schema import ToolSchema
 
 KINDS = ("bytes", "NFKC", "NFKC, normalised tokens", "eats white space", "whole words", "SentencePiece")
@@ -115,6 +116,18 @@ def hostile_strings(contents: Sequence[str], count: int, seed: int) -> Iterator[
         yield text[:at], text[at:]
 
 
+def _schema(texts: Sequence[str], at: int) -> ToolSchema:
+    """A tool with texts at its names, and at what it says of itself and of its parameter."""
+    first, second = texts
+    name, key, about = ("f", "x", {"description": first, "enum": [second], "default": second})
+    if at == 1:
+        name, key, about = (first or "f", second, {"description": second, "examples": [first]})
+    elif at == 2:
+        about = {first: second, "items": {second: first}, "x-notes": [first, {second: first}]}
+    parameters = {"type": "object", "properties": {key: {"type": "string", **about}}, "required": [key]}
+    return ToolSchema(name, second if at else first, parameters)
+
+
 def _result(text: str, number: int = 0, name: str = "f") -> Message:
     return tool(text, tool_call_id=f"call0000{number}", name=name)
 
@@ -122,6 +135,27 @@ def _result(text: str, number: int = 0, name: str = "f") -> Message:
 def places(renderer: ChatRenderer) -> list[Callable[[str, str], list[int]]]:
     """Functions from the halves of a string to ids: the places of a foreign text that the template has."""
     asked = [user("Hello?")]
+    tokenizer: Any = renderer.tokenizer
+    encoder = SafeEncoder.of(tokenizer)
+
+    def show(at: int, *texts: str) -> list[int]:
+        template = template_with_tools(tokenizer, encoder, [_schema(texts, at).to_openai(), SHOWN[0].to_openai()])
+        return encoder.encode(template.render(asked))
+
+    def call(first: str, second: str, id: str = "call00000") -> list[int]:
+        called = assistant("", [tool_call(first or "f", {second: second, "x": [{first: second}]}, id=id)])
+        return renderer.prompt([*asked, called, tool("calm", tool_call_id=id, name=first or "f")])
+
+    def example(first: str, second: str) -> list[int]:
+        """A turn that comes with the task. The tokens that belong into one may come out of it."""
+        turn: Any = {**assistant(first), "reasoning_content": second}
+        messages = [*asked, turn, *asked]
+        may = {encoder.id_of(token) for token in renderer.safe.turn_tokens if token in encoder.contents}
+        return [each for each in renderer.prompt(messages, given=messages) if each not in may]
+
+    def named(first: str, second: str) -> list[int]:
+        message: Any = {**user(second), "name": first}
+        return renderer.prompt([message])
 
     def extend(*new: Message) -> list[int]:
         return renderer.extend(new, earlier=asked)
@@ -134,6 +168,11 @@ def places(renderer: ChatRenderer) -> list[Callable[[str, str], list[int]]]:
         lambda first, second: extend(_result(first), user(second)),
         lambda first, second: renderer.prompt([system(first), user(second)]),
         lambda first, second: renderer.prompt([user(first + second)]),
+        *(functools.partial(show, at) for at in range(3)),
+        call,
+        lambda first, second: call("f", second, first or "call00000"),
+        example,
+        named,
     ]
     return [way for way in ways if _tried(way, "calm", "calm") is not None]
 
@@ -183,7 +222,8 @@ def play(job: Job) -> Count | str:
 
 def jobs(folders: Sequence[Path], strings: int, seed: int) -> list[Job]:
     """The strings shared out to all templates and kinds, or to as many of them as get `LEAST` each."""
-    paths = sorted(path for folder in folders for path in folder.rglob("*.jinja"))
+    texts = {path: path.read_text(encoding="utf-8").strip() for folder in folders for path in folder.rglob("*.jinja*")}
+    paths = sorted({text: path for path, text in sorted(texts.items(), reverse=True)}.values())  # each text once
     pairs = [(path, KINDS[(at + turn) % len(KINDS)]) for turn in range(len(KINDS)) for at, path in enumerate(paths)]
     pairs = pairs[: max(1, min(len(pairs), strings // LEAST))]
     share, more = divmod(strings, len(pairs))

@@ -11,20 +11,20 @@ The renderer also reads generated ids back into a `ParsedTurn`.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any, cast
 
 from toolgym.rollout.models.images import ImageProcessor, PlacedImage
 from toolgym.rollout.models.token_ids import TokenIds
 from toolgym.rollout.models.tokenizer import end_token_ids
-from toolgym.rollout.tokens.chat_template import ChatTemplate, check_message
+from toolgym.rollout.tokens.foreign_texts import SafeMessages, template_with_tools
 from toolgym.rollout.tokens.placed_ids import PlacedIds, framed, images_in, placed
 from toolgym.rollout.tokens.safe_encoder import SafeEncoder
 from toolgym.rollout.tokens.template_analysis import Plan, TemplateFacts, analyze, delta_kind, probe_conversation
 from toolgym.tools.errors import ConfigError, TemplateError, shorten
 from toolgym.tools.lazy import missing_extra
-from toolgym.tools.message import Content, Message, assistant, images_of, text_of, user
+from toolgym.tools.message import Message, assistant, images_of, user
 from toolgym.tools.parsers import ParsedTurn, Parser, get_parser, parser_for_template, parser_names
 from toolgym.tools.schema import ToolSchema
 
@@ -34,9 +34,6 @@ except ImportError as error:
     raise missing_extra("rollout", "Exact tokens", error) from error
 
 __all__ = ["ChatRenderer", "SafeEncoder", "TemplateFacts"]
-
-_OWN = frozenset({"content", "reasoning_content", "reasoning", "thinking"})
-"""Parts of an assistant's message that the policy wrote itself."""
 
 _PROMPTS = 32
 
@@ -77,6 +74,7 @@ class ChatRenderer:
             tools, such a template's turns are content.
         opens_thinking: the generation prompt ends with `<think>`, so that turns begin inside of thinking.
         facts: proven facts about the template.
+        safe: makes messages safe for the template.
         stop_token_ids: ids of all tokens that end a turn: behind an answer, behind a call, and those that the tokenizer
             and the generation config beside it name as an end (`end_token_ids`).
 
@@ -107,8 +105,7 @@ class ChatRenderer:
         self.tools = [schema.to_openai() for schema in tools]
         variables = dict(template_kwargs or {})
         self._encoder = encoder = SafeEncoder.of(tokenizer)
-        shown = [_map_strings(tool, encoder.protect_whole) for tool in self.tools]
-        self._template = ChatTemplate(tokenizer, shown, variables, now)
+        self._template = template_with_tools(tokenizer, encoder, self.tools, variables, now)
         end_ids = end_token_ids(tokenizer)
         own_ends = [encoder.contents_by_id[token_id] for token_id in end_ids if token_id in encoder.control_ids]
         analysis = analyze(self._template, encoder, variables, own_ends)
@@ -120,6 +117,7 @@ class ChatRenderer:
         self.parser: Parser | None = get_parser(parser) if isinstance(parser, str) else parser
         self.opens_thinking = _opens_thinking(self.facts.generation_prompt)
         self._mark = encoder.nonce + "m"
+        self.safe = SafeMessages(self._template, encoder, analysis)
         self._head = self._template.render([user("x")], tools=())
         self._end_ids = frozenset(map(encoder.id_of, ends.known))
         self.stop_token_ids: tuple[int, ...] = tuple(dict.fromkeys([*map(encoder.id_of, ends.sampled), *end_ids]))
@@ -129,7 +127,7 @@ class ChatRenderer:
         self._closing_ids = encoder.encode(ends.history.text)
         self._answer_ends = frozenset(encoder.id_of(terminator.end) for terminator in ends.answer)
         self._kept_prompt = functools.lru_cache(_PROMPTS)(
-            lambda key, most: TokenIds(self.prompt([cast(Message, dict(pairs)) for pairs in key], most=most))
+            lambda key, most: self._first_ids([cast(Message, dict(pairs)) for pairs in key], most)
         )
 
         self._end_of = functools.lru_cache(_PROMPTS)(self.decode)
@@ -144,11 +142,14 @@ class ChatRenderer:
         """Ids that no turn may have, since they stand for images; none if the renderer has no processor of images."""
         return () if self._processor is None else self._processor.forbidden_ids
 
-    def prompt(self, messages: Sequence[Message], *, most: int | None = None) -> list[int]:
+    def prompt(
+        self, messages: Sequence[Message], *, most: int | None = None, given: Collection[Message] = ()
+    ) -> list[int]:
         """Token ids of a conversation up to the point where the policy speaks.
 
         Contents of assistant messages are the policy's own writing and may contain control tokens; nothing else may.
-        With images it is a `PlacedIds`.
+        An assistant's message that is among the `given` ones came with the task, as an example: there only those stay
+        that the template writes inside of a turn. With images it is a `PlacedIds`.
 
         Raises:
             TemplateError: a message holds something else than text and images, the template refuses the conversation,
@@ -157,16 +158,20 @@ class ChatRenderer:
         """
         if not self.facts.results_rendered and any(message.get("role") == "tool" for message in messages):
             raise TemplateError("the chat template leaves out tool results, so the policy would never read them")
-        text = self._template.render(self._safe(messages))
+        text = self._template.render(self.safe(messages, given))
         return self._encoded("", text, messages, most)
 
     def prompt_ids(self, messages: Sequence[Message], *, most: int | None = None) -> TokenIds:
-        """As `prompt`. The episodes of a group begin with the same messages, and share the ids."""
+        """As `prompt`, of messages that were all given. The episodes of a group begin with the same, and share the
+        ids."""
         key = tuple(tuple(message.items()) for message in messages)
         if all(type(value) is str for pairs in key for _, value in pairs):
             return self._kept_prompt(key, most)
         # Of other values, equal ones may render differently, as 1 and True.
-        return TokenIds(self.prompt(messages, most=most))
+        return self._first_ids(messages, most)
+
+    def _first_ids(self, messages: Sequence[Message], most: int | None) -> TokenIds:
+        return TokenIds(self.prompt(messages, most=most, given=messages))
 
     def begin(
         self, messages: Sequence[Message], *, most: int | None = None
@@ -174,7 +179,7 @@ class ChatRenderer:
         """As `prompt_ids`, and the images among them."""
         if not any(images_of(message.get("content") or "") for message in messages):
             return self.prompt_ids(messages, most=most), ()
-        ids = self.prompt(messages, most=most)
+        ids = self.prompt(messages, most=most, given=messages)
         return TokenIds(ids), images_in(ids)
 
     def extend(
@@ -206,7 +211,7 @@ class ChatRenderer:
         """
         if any(message.get("role") == "assistant" for message in messages):
             raise TemplateError("new messages are answers to the policy, got one of the role 'assistant'")
-        end, rest = self._delta(self._safe(messages), earlier)
+        end, rest = self._delta(self.safe(messages), earlier)
         end_id = self._encoder.id_of(end)
         ids = self._encoded(end, rest, messages, most)
         if turn is None:  # no policy ends its turn with a marker that it never samples, such as the system's
@@ -350,7 +355,7 @@ class ChatRenderer:
                 "with extend(..., earlier=messages)"
             )
         conversation = probe_conversation(
-            messages, self._mark, plan, self._safe(earlier) if plan.earlier and earlier is not None else ()
+            messages, self._mark, plan, self.safe(earlier) if plan.earlier and earlier is not None else ()
         )
         delta = self._cut(conversation, plan, len(messages))
         # With images a content is a list. The probe has none before them, and some templates number images.
@@ -364,30 +369,6 @@ class ChatRenderer:
         text = self._template.render(conversation, tools=None if plan.tools else ())
         return self._ends.cut(self._encoder, text, self._mark, conversation[-new - 1])
 
-    def _safe(self, messages: Sequence[Message]) -> list[Message]:
-        """Messages as the template may see them: nothing but the policy's own writing holds control tokens."""
-        for message in messages:
-            check_message(message)
-        return [self._safe_message(message) for message in messages]
-
-    def _safe_message(self, message: Message) -> Message:
-        protect = self._encoder.protect
-        fields = _OWN if message["role"] == "assistant" else ()
-        safe: dict[str, Any] = {}
-        value: Any
-        for key, value in message.items():
-            if key == "role" or key in fields:
-                safe[key] = value
-            elif isinstance(value, str):
-                safe[key] = protect(value)
-            elif key == "content" and isinstance(value, list):
-                safe[key] = _safe_parts(value, protect)
-            elif key == "tool_calls" and value:
-                safe[key] = [_safe_call(call, protect) for call in value]
-            elif value is not None:
-                safe[key] = _map_strings(value, self._encoder.protect_whole)
-        return cast(Message, safe)
-
 
 def _opens_thinking(text: str) -> bool:
     return text.rstrip().endswith(_OPENS_THINKING)
@@ -395,30 +376,3 @@ def _opens_thinking(text: str) -> bool:
 
 def _read_as_content(text: str, **_: Any) -> ParsedTurn:
     return ParsedTurn(text, text, [], [])
-
-
-def _safe_parts(content: Content, protect: Callable[[str], str]) -> Any:
-    """A content as chat templates take it: parts if it has images, which stand for themselves."""
-    if isinstance(content, str) or not images_of(content):
-        return protect(text_of(content))
-    return [
-        {"type": "text", "text": protect(part["text"])} if part["type"] == "text" else {"type": "image"}
-        for part in content
-    ]
-
-
-def _safe_call(call: Mapping[str, Any], protect: Callable[[str], str]) -> dict[str, Any]:
-    function = call["function"]
-    arguments = _map_strings(function.get("arguments", {}), protect)
-    named = {"id": protect(call["id"])} if "id" in call else {}
-    return {**call, **named, "function": {"name": protect(function["name"]), "arguments": arguments}}
-
-
-def _map_strings(value: Any, change: Callable[[str], str]) -> Any:
-    if isinstance(value, str):
-        return change(value)
-    if isinstance(value, list | tuple):
-        return [_map_strings(item, change) for item in value]
-    if isinstance(value, Mapping):
-        return {_map_strings(key, change): _map_strings(item, change) for key, item in value.items()}
-    return value

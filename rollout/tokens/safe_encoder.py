@@ -19,7 +19,7 @@ import json
 import re
 import secrets
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from toolgym.rollout.models.token_ids import is_control
@@ -120,16 +120,16 @@ class SafeEncoder:
     def all_controls(self, text: str) -> list[re.Match[str]]:
         return list(self._control.finditer(text)) if self._ids else []
 
-    def protect(self, text: str) -> str:
+    def protect(self, text: str, but: Collection[str] = ()) -> str:
         """Foreign text as the template may see it; `encode` turns it back into itself. It is the same text unless it
         holds a control token, or begins, ends or consists of a piece of one (which the text that the template puts
-        around it could complete). Raises TemplateError for a text with the encoder's nonce, which only an attack can
-        contain."""
+        around it could complete). Control tokens of `but` stay. Raises TemplateError for a text with the encoder's
+        nonce, which only an attack can contain."""
         if not text or not self._ids:
             return text
         if self.nonce in text:
             raise TemplateError("the text holds the random letters that stand for control tokens in this process")
-        text = self.protect_whole(text)
+        text = self.protect_whole(text, but)
         core = text.strip()
         if not core:
             return text
@@ -148,10 +148,12 @@ class SafeEncoder:
             text = text[:start] + self._hide(text[start:])
         return text
 
-    def protect_whole(self, text: str) -> str:
+    def protect_whole(self, text: str, but: Collection[str] = ()) -> str:
         """The same for whole control tokens only; for text whose short words the template itself looks at."""
-        while self._ids and self._control.search(text) is not None:  # taking one apart may leave another
-            text = self._control.sub(lambda match: self._hide(match.group()), text)
+        before = None if self._ids else text
+        while text != before:  # taking one apart may leave another
+            before = text
+            text = self._control.sub(lambda match: match[0] if match[0] in but else self._hide(match[0]), before)
         return text
 
     def _hide(self, text: str) -> str:

@@ -142,7 +142,7 @@ def analyze(
 ) -> TemplateAnalysis:
     """Find out what the template does; remembered, so that a process analyzes the same template once."""
     parts = (template.source, template.tools, dict(variables), template.special_tokens, encoder.contents, own_ends)
-    key = json.dumps(parts, sort_keys=True, default=repr)
+    key = encoder.restore(json.dumps(parts, sort_keys=True, default=repr))  # its random letters say nothing
     analysis = _REMEMBERED.get(key)
     if analysis is None:
         analysis = _Analyzer(template, encoder, own_ends).analysis()
