@@ -4,9 +4,12 @@
 
 Each string is made to become a control token of the chat template that it goes through: whole ones, pieces that join
 again once what stands between them is gone, pieces cut over two messages or over a result's name and content, and
-look-alikes that a normaliser makes the real thing. The templates are trl's and those below FOLDER (`*.jinja`), each
-with tokenizers of six kinds: bytes; NFKC; NFKC with normalised added tokens; added tokens that eat white space; ones
-that count as whole words only; and SentencePiece's way, with a space in front and unknown characters as bytes.
+look-alikes that a normaliser makes the real thing. It goes to each place of a foreign text: results and their names,
+the user's and the system's text, all texts of tools' schemas, calls in the history, and a turn that comes with the task
+(out of which the tokens may come that belong into a turn, such as `<think>`). The templates are trl's and those below
+FOLDER (`*.jinja*`), each text once, with tokenizers of six kinds: bytes; NFKC; NFKC with normalised added tokens; added
+tokens that eat white space; ones that count as whole words only; and SentencePiece's way, with a space in front and
+unknown characters as bytes.
 
 A string leaks if the control tokens of the ids are others than with a harmless text in its place, which is empty where
 the string is and has the same white space around it: templates look at that, and tokens that count as whole words
@@ -51,7 +54,7 @@ FILLERS = [
     *("a", "|", "<", ">", "[", "]", '"', "}", "{{", "{%", "</", "x>", "<0x0A>", "<0x3C>", "\\n", "\\u003c", "&lt;"),
     *("calm", "user", "assistant", "system", "tool"),
 ]
-SHOWN = [ToolSchema("f", "Does it.", {"type": "object", "properties": {"x": {"type": "string"}}})]
+SHOWN = [ToolSchema("f", "Does it.", {"type": "object", "properties": {"x": {"type": "string", "description": "It."}}})]
 
 
 class Job(NamedTuple):
@@ -103,10 +106,11 @@ def hostile_strings(contents: Sequence[str], count: int, seed: int) -> Iterator[
     parts = [part for text in contents for at in range(1, len(text)) for part in (text[:at], text[at:])]
     around = [f"{text[:at]}{filler}{text[at:]}" for text in contents for at in (1, len(text) // 2, len(text) - 1)
               for filler in (text, "\u200b", " ", "\n")]  # fmt: skip
-    groups = [list(contents), lookalikes, parts, around, [text.upper() for text in contents], FILLERS]
+    cores = [text.strip("<|>[]/") for text in contents]  # which a template's own brackets may complete
+    groups = [list(contents), lookalikes, parts, around, [text.upper() for text in contents], FILLERS, cores]
     pieces = np.array([piece for group in groups for piece in group], dtype=object)
     ends = np.cumsum([len(group) for group in groups])
-    group = rng.choice(len(groups), size=(count, MOST_PIECES), p=[0.15, 0.1, 0.35, 0.15, 0.05, 0.2])
+    group = rng.choice(len(groups), size=(count, MOST_PIECES), p=[0.15, 0.1, 0.3, 0.1, 0.05, 0.2, 0.1])
     starts = np.concatenate([[0], ends[:-1]])
     chosen = pieces[(starts[group] + rng.random(group.shape) * (ends - starts)[group]).astype(int)]
     lengths, cuts = rng.integers(1, MOST_PIECES + 1, count), rng.random(count)
@@ -116,16 +120,23 @@ def hostile_strings(contents: Sequence[str], count: int, seed: int) -> Iterator[
         yield text[:at], text[at:]
 
 
-def _schema(texts: Sequence[str], at: int) -> ToolSchema:
-    """A tool with texts at its names, and at what it says of itself and of its parameter."""
-    first, second = texts
-    name, key, about = ("f", "x", {"description": first, "enum": [second], "default": second})
-    if at == 1:
-        name, key, about = (first or "f", second, {"description": second, "examples": [first]})
-    elif at == 2:
-        about = {first: second, "items": {second: first}, "x-notes": [first, {second: first}]}
-    parameters = {"type": "object", "properties": {key: {"type": "string", **about}}, "required": [key]}
-    return ToolSchema(name, second if at else first, parameters)
+def _schemas(first: str, second: str) -> list[dict[str, Any]]:
+    """Tools as a stranger's server lists them, with a text at every place that one has."""
+    described = {"x": {"type": "string", "description": second, "enum": [second], "default": first}}
+    keyed = {second: {"type": "string", "description": first, "examples": [second]}}
+    odd = {"x": {"type": "array", first: second, "items": {second: first}, "x-notes": [first, {second: first}]}}
+    tools = [("f", first, described), (first or "f", second, keyed), ("g", first + second, odd)]
+    return [
+        {
+            "type": "function",
+            "function": {
+                "name": name,
+                "description": about,
+                "parameters": {"type": "object", "properties": properties, "required": [*properties]},
+            },
+        }
+        for name, about, properties in tools
+    ]
 
 
 def _result(text: str, number: int = 0, name: str = "f") -> Message:
@@ -138,9 +149,8 @@ def places(renderer: ChatRenderer) -> list[Callable[[str, str], list[int]]]:
     tokenizer: Any = renderer.tokenizer
     encoder = SafeEncoder.of(tokenizer)
 
-    def show(at: int, *texts: str) -> list[int]:
-        template = template_with_tools(tokenizer, encoder, [_schema(texts, at).to_openai(), SHOWN[0].to_openai()])
-        return encoder.encode(template.render(asked))
+    def show(first: str, second: str) -> list[int]:
+        return encoder.encode(template_with_tools(tokenizer, encoder, _schemas(first, second)).render(asked))
 
     def call(first: str, second: str, id: str = "call00000") -> list[int]:
         called = assistant("", [tool_call(first or "f", {second: second, "x": [{first: second}]}, id=id)])
@@ -168,7 +178,7 @@ def places(renderer: ChatRenderer) -> list[Callable[[str, str], list[int]]]:
         lambda first, second: extend(_result(first), user(second)),
         lambda first, second: renderer.prompt([system(first), user(second)]),
         lambda first, second: renderer.prompt([user(first + second)]),
-        *(functools.partial(show, at) for at in range(3)),
+        show,
         call,
         lambda first, second: call("f", second, first or "call00000"),
         example,
@@ -242,19 +252,19 @@ def main() -> None:
     assert spec is not None
     assert spec.origin is not None
     folders = [Path(spec.origin).parent / "chat_templates", *options.folder]
-    began, total, unusable = time.monotonic(), Counter[str](), []
+    began, total, unusable, usable = time.monotonic(), Counter[str](), list[str](), set[Path]()
     with ProcessPoolExecutor(options.processes) as pool:
         work = jobs(folders, options.strings, options.seed)
         for count in pool.map(play, work):
             if isinstance(count, str):
                 unusable.append(count)
                 continue
+            usable.add(count.job.path)
             total.update(strings=count.passed, refused=count.refused, leaks=len(count.leaks))
             print("".join(f"LEAK {leak}\n" for leak in count.leaks[:5]), end="", flush=True)
     seconds = time.monotonic() - began
-    templates = len({job.path for job in work})
     print("".join(f"not usable: {text[:200]}\n" for text in unusable), end="")
-    print(f"{total['strings']} strings through {templates} templates with {len(KINDS)} kinds of tokenizers")
+    print(f"{total['strings']} strings through {len(usable)} templates with {len(KINDS)} kinds of tokenizers")
     print(f"{total['leaks']} leaks, {total['refused']} refused; {total['strings'] / seconds:.0f} strings a second")
     sys.exit(total["leaks"] > 0)
 
