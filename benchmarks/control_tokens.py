@@ -22,6 +22,7 @@ from __future__ import annotations
 import argparse
 import functools
 import importlib.util
+import itertools
 import json
 import os
 import re
@@ -48,6 +49,9 @@ KINDS = ("bytes", "NFKC", "NFKC, normalised tokens", "eats white space", "whole 
 LEAST = 500
 """Fewest strings for one template and tokenizer, whose renderer takes a second to make."""
 
+TOGETHER = 8
+"""Strings that go through one rendering, where a place is there as often. Each goes by itself if that shows a leak."""
+
 MOST_PIECES = 8
 FILLERS = [
     *("", " ", "\n", "\t", "  \n", "\u200b", "\u2060", "\ufeff", "\u00ad", "\u0301", "\u2581", "\u3000", "\ufb01"),
@@ -55,6 +59,16 @@ FILLERS = [
     *("calm", "user", "assistant", "system", "tool"),
 ]
 SHOWN = [ToolSchema("f", "Does it.", {"type": "object", "properties": {"x": {"type": "string", "description": "It."}}})]
+
+
+Halves = tuple[str, str]
+
+
+class Place(NamedTuple):
+    """A function from at `most` so many strings to the ids of a text that has all of them at one kind of place."""
+
+    most: int
+    ids: Callable[[Sequence[Halves]], list[int]]
 
 
 class Job(NamedTuple):
@@ -120,86 +134,91 @@ def hostile_strings(contents: Sequence[str], count: int, seed: int) -> Iterator[
         yield text[:at], text[at:]
 
 
-def _schemas(first: str, second: str) -> list[dict[str, Any]]:
-    """Tools as a stranger's server lists them, with a text at every place that one has."""
+def _schema(number: int, first: str, second: str) -> dict[str, Any]:
+    """A tool as a stranger's server lists it, with the texts at some of the places that it has for one."""
     described = {"x": {"type": "string", "description": second, "enum": [second], "default": first}}
     keyed = {second: {"type": "string", "description": first, "examples": [second]}}
     odd = {"x": {"type": "array", first: second, "items": {second: first}, "x-notes": [first, {second: first}]}}
-    tools = [("f", first, described), (first or "f", second, keyed), ("g", first + second, odd)]
-    return [
-        {
-            "type": "function",
-            "function": {
-                "name": name,
-                "description": about,
-                "parameters": {"type": "object", "properties": properties, "required": [*properties]},
-            },
-        }
-        for name, about, properties in tools
+    name, about, properties = [("f", first, described), (first or "f", second, keyed), ("g", first + second, odd)][
+        number % 3
     ]
+    parameters = {"type": "object", "properties": properties, "required": [*properties]}
+    return {"type": "function", "function": {"name": name, "description": about, "parameters": parameters}}
 
 
 def _result(text: str, number: int = 0, name: str = "f") -> Message:
-    return tool(text, tool_call_id=f"call0000{number}", name=name)
+    return tool(text, tool_call_id=f"call{number:05}", name=name)
 
 
-def places(renderer: ChatRenderer) -> list[Callable[[str, str], list[int]]]:
-    """Functions from the halves of a string to ids: the places of a foreign text that the template has."""
+def _call(first: str, second: str, id: str = "call00000") -> list[Message]:
+    called = assistant("", [tool_call(first or "f", {second: second, "x": [{first: second}]}, id=id)])
+    return [user("Hello?"), called, tool("calm", tool_call_id=id, name=first or "f"), assistant("calm")]
+
+
+def places(renderer: ChatRenderer) -> list[Place]:
+    """The places of a foreign text that the template has."""
     asked = [user("Hello?")]
     tokenizer: Any = renderer.tokenizer
     encoder = SafeEncoder.of(tokenizer)
 
-    def show(first: str, second: str) -> list[int]:
-        return encoder.encode(template_with_tools(tokenizer, encoder, _schemas(first, second)).render(asked))
-
-    def call(first: str, second: str, id: str = "call00000") -> list[int]:
-        called = assistant("", [tool_call(first or "f", {second: second, "x": [{first: second}]}, id=id)])
-        return renderer.prompt([*asked, called, tool("calm", tool_call_id=id, name=first or "f")])
-
-    def example(first: str, second: str) -> list[int]:
-        """A turn that comes with the task. The tokens that belong into one may come out of it."""
-        turn: Any = {**assistant(first), "reasoning_content": second}
-        messages = [*asked, turn, *asked]
-        may = {encoder.id_of(token) for token in renderer.safe.turn_tokens if token in encoder.contents}
-        return [each for each in renderer.prompt(messages, given=messages) if each not in may]
-
-    def named(first: str, second: str) -> list[int]:
-        message: Any = {**user(second), "name": first}
-        return renderer.prompt([message])
-
     def extend(*new: Message) -> list[int]:
         return renderer.extend(new, earlier=asked)
 
-    ways: list[Callable[[str, str], list[int]]] = [
+    def show(strings: Sequence[Halves]) -> list[int]:
+        tools = [_schema(number, *halves) for number, halves in enumerate(strings)]
+        return encoder.encode(template_with_tools(tokenizer, encoder, tools).render(asked))
+
+    def talk(turn: Callable[[str, str], list[Message]]) -> Callable[[Sequence[Halves]], list[int]]:
+        return lambda strings: renderer.prompt([each for halves in strings for each in turn(*halves)] + asked)
+
+    def example(strings: Sequence[Halves]) -> list[int]:
+        """Turns that come with the task. The tokens that belong into one may come out of them."""
+        texts = [
+            [half.replace("</think>", "</think>.") for half in halves] for halves in strings
+        ]  # templates cut there
+        turns: list[Any] = [{**assistant(first), "reasoning_content": second} for first, second in texts]
+        messages = [each for turn in turns for each in (*asked, turn)] + asked
+        may = {encoder.id_of(token) for token in renderer.safe.turn_tokens if token in encoder.contents}
+        return [each for each in renderer.prompt(messages, given=messages) if each not in may]
+
+    def said(first: str, second: str) -> list[Message]:
+        return [{**user(second), "name": first}, assistant("calm")]
+
+    alone: list[Callable[[str, str], list[int]]] = [
         lambda first, second: extend(_result(first + second)),
-        lambda first, second: extend(_result(first), _result(second, 1)),
-        lambda first, second: extend(_result(second, name=first or "f")),
-        lambda first, second: extend(user(first + second)),
         lambda first, second: extend(_result(first), user(second)),
+        lambda first, second: extend(user(first + second)),
         lambda first, second: renderer.prompt([system(first), user(second)]),
-        lambda first, second: renderer.prompt([user(first + second)]),
-        show,
-        call,
-        lambda first, second: call("f", second, first or "call00000"),
-        example,
-        named,
     ]
-    return [way for way in ways if _tried(way, "calm", "calm") is not None]
+    together: list[Callable[[Sequence[Halves]], list[int]]] = [
+        lambda strings: extend(*(_result(text, at) for at, text in enumerate(itertools.chain(*strings)))),
+        lambda strings: extend(*(_result(second, at, first or "f") for at, (first, second) in enumerate(strings))),
+        talk(lambda first, second: [user(first + second), assistant("calm")]),
+        talk(said),
+        talk(_call),
+        talk(lambda first, second: _call("f", second, first or "call00000")),
+        show,
+        example,
+    ]
+    ways = [Place(1, lambda strings, way=way: way(*strings[0])) for way in alone]
+    ways += [Place(TOGETHER, way) for way in together]
+    return [way for way in ways if _tried(way, [("calm", "calm")]) is not None]
 
 
 def harmless(text: str) -> str:
     """A text without control tokens that a template and a tokenizer treat alike."""
-    core = text.strip()
+    match = re.fullmatch(r"([\s\u2581]*)(.*?)([\s\u2581]*)", text, re.DOTALL)  # SentencePiece's space is one, too
+    assert match is not None
+    before, core, behind = match.groups()
     if not core:
         return text
-    before, behind = text[: text.index(core)], text[text.index(core) + len(core) :]
     first, last = ("a" if re.match(r"\w", edge) else "." for edge in (core[0], core[-1]))
     return f"{before}{first} calm {last}{behind}"
 
 
-def _tried(way: Callable[[str, str], list[int]], first: str, second: str) -> list[int] | None:
+def _tried(way: Place, strings: Sequence[Halves]) -> list[int] | None:
     try:
-        return way(first, second)
+        return way.ids(strings)
     except TemplateError:
         return None
 
@@ -214,19 +233,31 @@ def play(job: Job) -> Count | str:
     controls = renderer.added_ids
     refused, leaks = 0, []
 
-    @functools.cache
-    def controls_of(at: int, *halves: str) -> list[int] | None:
-        ids = _tried(ways[at], *halves)
+    def controls_of(way: Place, strings: Sequence[Halves]) -> list[int] | None:
+        ids = _tried(way, strings)
         return None if ids is None else [each for each in ids if each in controls]
 
-    contents = [renderer.decode([each]) for each in sorted(controls)]
-    for number, halves in enumerate(hostile_strings(contents, job.strings, job.seed)):
-        at = number % len(ways)
-        wild = controls_of.__wrapped__(at, *halves)
+    @functools.lru_cache(10_000)
+    def calm(way: Place, *strings: Halves) -> list[int] | None:
+        return controls_of(way, strings)
+
+    def leak(way: Place, strings: Sequence[Halves]) -> bool | None:
+        wild = controls_of(way, strings)
         if wild is None:
-            refused += 1
-        elif wild != controls_of(at, *map(harmless, halves)):
-            leaks.append(f"{job.path.stem}, {job.kind}, place {at}: {halves!r}")
+            return None
+        return wild != calm(way, *((harmless(first), harmless(second)) for first, second in strings))
+
+    contents = [renderer.decode([each]) for each in sorted(controls)]
+    strings = hostile_strings(contents, job.strings, job.seed)
+    for number, batch in enumerate(iter(lambda: list(itertools.islice(strings, TOGETHER)), [])):
+        at = number % len(ways)
+        if ways[at].most > 1 and leak(ways[at], batch) is False:
+            continue
+        for halves in batch:  # each by itself, to see which
+            leaks_out = leak(ways[at], [halves])
+            refused += leaks_out is None
+            if leaks_out:
+                leaks.append(f"{job.path.stem}, {job.kind}, place {at}: {halves!r}")
     return Count(job, job.strings, refused, leaks)
 
 
@@ -236,6 +267,7 @@ def jobs(folders: Sequence[Path], strings: int, seed: int) -> list[Job]:
     paths = sorted({text: path for path, text in sorted(texts.items(), reverse=True)}.values())  # each text once
     pairs = [(path, KINDS[(at + turn) % len(KINDS)]) for turn in range(len(KINDS)) for at, path in enumerate(paths)]
     pairs = pairs[: max(1, min(len(pairs), strings // LEAST))]
+    pairs.sort()  # what a process learns of a template, it remembers for the next kind
     share, more = divmod(strings, len(pairs))
     return [Job(path, kind, share + (at < more), seed * 10_000 + at) for at, (path, kind) in enumerate(pairs)]
 
@@ -255,7 +287,7 @@ def main() -> None:
     began, total, unusable, usable = time.monotonic(), Counter[str](), list[str](), set[Path]()
     with ProcessPoolExecutor(options.processes) as pool:
         work = jobs(folders, options.strings, options.seed)
-        for count in pool.map(play, work):
+        for count in pool.map(play, work, chunksize=len(KINDS)):
             if isinstance(count, str):
                 unusable.append(count)
                 continue

@@ -38,8 +38,8 @@ def test_a_hidden_character_beside_a_token_counts_as_what_it_is(control_tokens):
     """A token that counts as a whole word stands beside `<`, which hides as letters."""
     template = (FOLDER / "deepseek_r1_distill.jinja").read_text()
     renderer = control_tokens.ChatRenderer(control_tokens.tokenizer_of(template, "whole words"))
-    result = control_tokens.places(renderer)[0]
-    ids, calm = result("<eo", "s."), result(". eo", "s.")
+    result = control_tokens.places(renderer)[0].ids
+    ids, calm = result([("<eo", "s.")]), result([(". eo", "s.")])
     assert [token for token in ids if token in renderer.added_ids] == [
         token for token in calm if token in renderer.added_ids
     ]
