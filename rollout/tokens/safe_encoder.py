@@ -67,12 +67,13 @@ class SafeEncoder:
         self._alone = frozenset(token.content for token in added.values() if token.single_word)
         self.control_ids = frozenset(self.contents_by_id)
         self.nonce = _draw_nonce(self._ids)
-        self._names = {content: f"{self.nonce}y{number}z" for number, content in enumerate(self._ids)}
+        # No accent behind a name can be composed with a `q`, whatever the normaliser; of a `z` it makes another letter.
+        self._names = {content: f"{self.nonce}y{number}q" for number, content in enumerate(self._ids)}
         self._copy, self._remap, state = _renamed(tokenizer, self._names)
         self._longest_token, self._composes = longest_token(state), composes(state)
 
         self._by_name = {name: content for content, name in self._names.items()}
-        self._named = re.compile(f"{self.nonce}y[0-9]+z")
+        self._named = re.compile(f"{self.nonce}y[0-9]+q")
         self._copy_ids = frozenset(map(self._copy.token_to_id, self._by_name))
         self._may_miss = self._copy.normalizer is not None and any(
             token.normalized for token in added.values() if token.content in self._ids

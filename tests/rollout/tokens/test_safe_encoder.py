@@ -261,6 +261,14 @@ def test_no_boundary_makes_a_control_token(name):
             assert controls(renderer, answer(renderer, content[:at], content[at:])) == calm, (content, at)
 
 
+@every
+def test_an_accent_does_not_take_away_the_templates_token_before_it(name):
+    """A normaliser composes it with the letter before, which must not be the last one of a token's secret name."""
+    renderer = RENDERERS[name]
+    for accent in ("\u0301", "\u0323", "\u0307"):
+        assert controls(renderer, answer(renderer, accent + "calm")) == controls(renderer, answer(renderer, "calm"))
+
+
 @pytest.mark.parametrize("joint", ["", " "])
 def test_foreign_texts_next_to_each_other_cannot_join(joint):
     """The worst template: it puts foreign texts side by side, cuts their white space, and completes brackets."""
