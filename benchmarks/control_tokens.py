@@ -179,7 +179,7 @@ def places(renderer: ChatRenderer) -> list[Place]:
         turns: list[Any] = [{**assistant(first), "reasoning_content": second} for first, second in texts]
         messages = [each for turn in turns for each in (*asked, turn)] + asked
         may = {encoder.id_of(token) for token in renderer.safe.turn_tokens if token in encoder.contents}
-        return [each for each in renderer.prompt(messages, given=messages) if each not in may]
+        return [each for each in renderer.prompt(messages, examples=messages) if each not in may]
 
     def said(first: str, second: str) -> list[Message]:
         return [{**user(second), "name": first}, assistant("calm")]

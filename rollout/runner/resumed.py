@@ -153,7 +153,7 @@ def _of_tokens(trajectory: Trajectory, runner: Runner) -> _Facts:
     there, now = trajectory.prompt_ids.tolist(), list[int]()
     for count in range(1, len(trajectory.messages) + 1):
         with contextlib.suppress(TemplateError):  # some templates refuse a conversation that no user has begun
-            now = renderer.prompt(messages := trajectory.messages[:count], given=messages)
+            now = renderer.prompt(messages := trajectory.messages[:count], examples=messages)
         if len(now) >= len(there):
             break
     yield "the first prompt, as tokens,", there, now

@@ -61,7 +61,7 @@ class Conversation:
         self._renderer, self._history = renderer, history
         self.messages = list(messages)
         self.view = list(messages)
-        self._given = [message for message in messages if message["role"] == "assistant"]
+        self._examples = [message for message in messages if message["role"] == "assistant"]
         ids, self.images = renderer.begin(messages, most=most)
         self._prompt = self.context = ids
         self._done: list[TokenSequence] = []
@@ -167,9 +167,9 @@ class Conversation:
         Turns that are kept as text are rendered as they were read if the template refuses the text: some templates
         take no tool result without a structured call before it."""
         try:
-            ids = self._renderer.prompt(view, most=most, given=self._given)
+            ids = self._renderer.prompt(view, most=most, examples=self._examples)
         except TemplateError:
-            ids = self._renderer.prompt(self._structured(view), most=most, given=self._given)
+            ids = self._renderer.prompt(self._structured(view), most=most, examples=self._examples)
         images = images_in(ids)
         if tuple(ids[: len(self.context)]) == self.context and images[: len(self.images)] == self.images:
             return Extension(view, ids[len(self.context) :], None, "", len(ids), images)

@@ -78,12 +78,12 @@ class SafeMessages:
     def __init__(self, template: ChatTemplate, encoder: SafeEncoder, analysis: TemplateAnalysis) -> None:
         self._template, self._encoder, self._analysis = template, encoder, analysis
 
-    def __call__(self, messages: Sequence[Message], given: Collection[Message] = ()) -> list[Message]:
+    def __call__(self, messages: Sequence[Message], examples: Collection[Message] = ()) -> list[Message]:
         """Messages as the template may see them. An assistant's is the policy's own, unless an equal one is among
-        those that were `given` to it."""
+        the `examples`, which came with the task."""
         for message in messages:
             check_message(message)
-        return [self._safe(message, given) for message in messages]
+        return [self._safe(message, examples) for message in messages]
 
     @cached_property
     def turn_tokens(self) -> frozenset[str]:
@@ -100,7 +100,7 @@ class SafeMessages:
         except TemplateError:  # some templates render no calls
             return set()
 
-    def _safe(self, message: Message, given: Collection[Message]) -> Message:
+    def _safe(self, message: Message, examples: Collection[Message]) -> Message:
         protect = self._encoder.protect
         fields = _OWN if message["role"] == "assistant" else ()
         safe: dict[str, Any] = {}
@@ -116,7 +116,7 @@ class SafeMessages:
                 safe[key] = [_safe_call(call, self._encoder) for call in value]
             elif value is not None:
                 safe[key] = _map_strings(value, self._encoder.protect_whole)
-        if fields and message in given:
+        if fields and message in examples:
             shown = {key: text for key, text in safe.items() if key in fields and isinstance(text, str)}
             safe.update({key: protect(text, self.turn_tokens) for key, text in shown.items()})
         return cast(Message, safe)

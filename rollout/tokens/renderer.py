@@ -143,12 +143,12 @@ class ChatRenderer:
         return () if self._processor is None else self._processor.forbidden_ids
 
     def prompt(
-        self, messages: Sequence[Message], *, most: int | None = None, given: Collection[Message] = ()
+        self, messages: Sequence[Message], *, most: int | None = None, examples: Collection[Message] = ()
     ) -> list[int]:
         """Token ids of a conversation up to the point where the policy speaks.
 
         Contents of assistant messages are the policy's own writing and may contain control tokens; nothing else may.
-        An assistant's message that is among the `given` ones came with the task, as an example: there only those stay
+        An assistant's message that is among the `examples` came with the task: there only those stay
         that the template writes inside of a turn. With images it is a `PlacedIds`.
 
         Raises:
@@ -158,7 +158,7 @@ class ChatRenderer:
         """
         if not self.facts.results_rendered and any(message.get("role") == "tool" for message in messages):
             raise TemplateError("the chat template leaves out tool results, so the policy would never read them")
-        text = self._template.render(self.safe(messages, given))
+        text = self._template.render(self.safe(messages, examples))
         return self._encoded("", text, messages, most)
 
     def prompt_ids(self, messages: Sequence[Message], *, most: int | None = None) -> TokenIds:
@@ -171,7 +171,7 @@ class ChatRenderer:
         return self._first_ids(messages, most)
 
     def _first_ids(self, messages: Sequence[Message], most: int | None) -> TokenIds:
-        return TokenIds(self.prompt(messages, most=most, given=messages))
+        return TokenIds(self.prompt(messages, most=most, examples=messages))
 
     def begin(
         self, messages: Sequence[Message], *, most: int | None = None
@@ -179,7 +179,7 @@ class ChatRenderer:
         """As `prompt_ids`, and the images among them."""
         if not any(images_of(message.get("content") or "") for message in messages):
             return self.prompt_ids(messages, most=most), ()
-        ids = self.prompt(messages, most=most, given=messages)
+        ids = self.prompt(messages, most=most, examples=messages)
         return TokenIds(ids), images_in(ids)
 
     def extend(

@@ -137,7 +137,7 @@ class TaskProcessor:
 
         task = Task.from_row(datum_dict)
         renderer = ChatRenderer(tokenizer, self._tools, self._template_kwargs)
-        ids = renderer.prompt(task.messages, given=task.messages)
+        ids = renderer.prompt(task.messages, examples=task.messages)
         fits = max_seq_length is None or len(ids) <= max_seq_length
         if not fits:
             log.warning("row %s is masked: its prompt has %s tokens, of at most %s", idx, len(ids), max_seq_length)

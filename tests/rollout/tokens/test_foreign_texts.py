@@ -104,8 +104,8 @@ def test_a_turn_that_a_task_brings_cannot_end_itself_and_keeps_what_belongs_into
 
 @pytest.mark.parametrize("history", list(HistoryMode))
 def test_a_context_that_begins_anew_shows_a_given_turn_as_before(qwen, history):
-    given = [user("u"), assistant(HOSTILE), user("v")]
-    talk = Conversation(qwen, history, given)
+    begun = [user("u"), assistant(HOSTILE), user("v")]
+    talk = Conversation(qwen, history, begun)
     talk.add_env_tokens([*qwen.tokenizer.encode("Fine.<|im_end|>", add_special_tokens=False)])
     talk.add_turn()
     again = talk.rewritten([*talk.view, user("w")], "revised")
