@@ -11,13 +11,13 @@ from toolgym.tools.errors import SandboxError, error_text
 
 
 class failing:
-    """Raise what the block raises as an `EpisodeFailedError`, with `what` failed; such an error itself passes through.
+    """Raise what a block raises as an `EpisodeFailedError`, with `what` failed; such an error itself passes through.
 
     A `SandboxError` means `SANDBOX_FAILED`, a deadline that passed `timed_out`, all else `failed`. Errors of `unless`
-    pass.
+    pass. It may be around several blocks, also at the same time.
     """
 
-    __slots__ = ("_failed", "_passing", "_timed_out", "_what")
+    __slots__ = ("_failed", "_timed_out", "_unless", "_what")
 
     def __init__(
         self,
@@ -28,15 +28,13 @@ class failing:
         what: str = "",
     ) -> None:
         self._what = what
-        self._failed, self._timed_out = failed, timed_out or failed
-        passing = unless if isinstance(unless, tuple) else (unless,)
-        self._passing: tuple[type[Exception], ...] = (EpisodeFailedError, *passing)
+        self._failed, self._timed_out, self._unless = failed, timed_out or failed, unless
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, kind: type[BaseException] | None, cause: BaseException | None, trace: object) -> None:
-        if not isinstance(cause, Exception) or isinstance(cause, self._passing):
+        if not isinstance(cause, Exception) or isinstance(cause, (EpisodeFailedError, self._unless)):
             return
         reason = self._failed
         if isinstance(cause, DeadlineError):

@@ -188,7 +188,7 @@ class ToolEnv(BaseEnv):
                 f"{', '.join(self.tools) or 'none'}"
             )
         self._turn = self._calls_seen = self._bad_calls = 0
-        self._messages, self._records = [message.copy() for message in task.messages], []
+        self._messages, self._records = [*task.messages], []
         timeouts = self.tool_timeout, self.queue_timeout, self.score_timeout
         self._instances = ToolInstances(self.tools, task, self._cut, *timeouts)
         await self._instances.open()

@@ -21,10 +21,10 @@ from toolgym.tools.concurrency.loop_watch import tool_works
 from toolgym.tools.concurrency.run_limits import TOOL_CALLS
 from toolgym.tools.errors import ConfigError, error_text, is_infrastructure, shorten
 from toolgym.tools.function import ToolFunction, as_tool
-from toolgym.tools.http.retries import counted_retries
+from toolgym.tools.http.retries import RetryCount
 from toolgym.tools.message import Content, with_images
 from toolgym.tools.schema import ToolCall, ToolCallError
-from toolgym.tools.sessions.tool_scope import tool_scope
+from toolgym.tools.sessions.tool_scope import enter_tool_scope
 
 T = TypeVar("T")
 
@@ -77,8 +77,7 @@ class ToolInstances:
                 if _is_default(opened.create, BaseTool.create):
                     self._ids[name] = await create()
                 else:
-                    with tool_scope(self.scope):
-                        await self._keep(name, create)
+                    await self._keep(name, create)
         except BaseException:
             await self.release()
             raise
@@ -91,12 +90,11 @@ class ToolInstances:
         called, instance = self._tools[request.name], self._ids[request.name]
         kwargs = self._kwargs(request.name, "execute_kwargs")
         started = time.monotonic()
-        status, failure, count = "ok", "", counted_retries()
+        status, failure, count = "ok", "", RetryCount()
         try:
-            execute = partial(called.execute, instance, request.arguments, **kwargs)
-            with tool_scope(self.scope), count:
-                call = self._run(request.name, execute, in_turn=True)
-                result = ToolResult.of(await self._in_time(request.name, call, self._timeout))
+            call = self._run(request.name, partial(called.execute, instance, request.arguments, **kwargs), count)
+            answer = await self._in_time(request.name, call, self._timeout)
+            result = ToolResult.of(answer)
             status = str(result.metrics.get("status", "ok"))
             if result.metrics.get("infra_failure", False):
                 failure = str(result.metrics.get("error", "it did not say why"))
@@ -136,8 +134,7 @@ class ToolInstances:
         calc_reward = partial(asked.calc_reward, self._ids[name], **self._kwargs(name, "calc_reward_kwargs"))
         if _is_default(asked.calc_reward, BaseTool.calc_reward):
             return await calc_reward()
-        with tool_scope(self.scope):
-            return float(await self._in_time(name, self._run(name, calc_reward), self._score_timeout))
+        return float(await self._in_time(name, self._run(name, calc_reward), self._score_timeout))
 
     async def fork(self) -> ToolInstances:
         """Return copies of all instances, which are released on their own. If one raises, none is left behind."""
@@ -147,8 +144,7 @@ class ToolInstances:
             for name, instance in self._ids.items():
                 if (loop := self._loops.get(name)) is not None:
                     twin._loops[name] = loop
-                with tool_scope(twin.scope):
-                    await twin._keep(name, partial(self._tools[name].fork, instance))
+                await twin._keep(name, partial(self._tools[name].fork, instance))
         except BaseException:
             await twin.release()
             raise
@@ -167,17 +163,26 @@ class ToolInstances:
         if ids:
             await shielded(self._release(ids))
 
-    async def _run(self, name: str, call: Callable[[], Awaitable[T]], *, in_turn: bool = False) -> T:
-        """Await a call of a tool on its instance's event loop, if wanted in its turn among the calls of the run."""
-        called, loop = self._tools[name], self._loops.get(name)
-        async with TOOL_CALLS.limiter.permit() if in_turn else contextlib.nullcontext():
-            if in_turn:
-                # What the tool calls goes with this permit: if it waited for one too, all might wait for ever.
-                TOOL_CALLS.lift()
+    async def _run(self, name: str, call: Callable[[], Awaitable[T]], count: RetryCount | None = None) -> T:
+        """Await a call of a tool on its instance's event loop; one whose retries count, in its turn among the calls of
+        the run. What is set here is set for this call: `with_deadline` gives it a context of its own."""
+        called, loop, lease = self._tools[name], self._loops.get(name), None
+        enter_tool_scope(self.scope)
+        if count is not None:
+            count.count()
+            lease = TOOL_CALLS.limiter.try_acquire() or await TOOL_CALLS.limiter.acquire_in_turn()
+            # What the tool calls goes with this permit: if it waited for one too, all might wait for ever.
+            TOOL_CALLS.lift()
+        try:
             if loop is not None:
                 return await loop.call(_watched(called, name, call))
-            with tool_works(name, partial(_catch, called)):
-                return await call()
+            with tool_works(name, _catch, called):
+                answer = call()
+                del call  # and what is bound in it: it may wait for long
+                return await answer
+        finally:
+            if lease is not None:
+                lease.release()
 
     def _in_time(self, name: str, call: Coroutine[Any, Any, T], seconds: float) -> Coroutine[Any, Any, T]:
         return with_deadline(call, seconds, queue=self._queue_timeout, name=f"the tool {name!r}")
@@ -198,8 +203,7 @@ class ToolInstances:
         for name, instance in ids.items():
             release = partial(self._tools[name].release, instance, **self._kwargs(name, "release_kwargs"))
             try:
-                with tool_scope(self.scope):
-                    await self._in_time(name, self._run(name, release), self._timeout)
+                await self._in_time(name, self._run(name, release), self._timeout)
             except Exception as error:  # noqa: BLE001  the episode's result is worth more
                 _log.warning("releasing tool %r failed: %s: %s", name, type(error).__name__, error)
 
@@ -209,7 +213,7 @@ class ToolInstances:
 
 
 async def _watched(tool: BaseTool, name: str, call: Callable[[], Awaitable[T]]) -> T:
-    with tool_works(name, partial(_catch, tool)):
+    with tool_works(name, _catch, tool):
         return await call()
 
 

@@ -110,7 +110,7 @@ class ToolSchema:
         return [sentence for error in errors for sentence in _sentences(error)]
 
     def with_defaults(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        return _fill_defaults(self.parameters, dict(arguments))
+        return _fill_defaults(self.parameters, arguments)
 
     def _fits_plainly(self, arguments: Mapping[str, Any]) -> bool:
         """Whether arguments are surely right: a tenth of the validator's time, for the schemas that most tools have."""
@@ -268,7 +268,7 @@ def _sentences(error: Any) -> list[str]:
     return [f"{subject} is not valid: {error.message}."]
 
 
-def _fill_defaults(schema: Mapping[str, Any], value: dict[str, Any]) -> dict[str, Any]:
+def _fill_defaults(schema: Mapping[str, Any], value: Mapping[str, Any]) -> dict[str, Any]:
     filled = dict(value)
     for name, child in schema.get("properties", {}).items():
         if not isinstance(child, Mapping):

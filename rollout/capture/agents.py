@@ -175,11 +175,12 @@ class AgentEpisode:
     config: RunConfig
     observers: Sequence[EpisodeObserver]
     is_cut: bool = False
-    _end_now: Callable[[], None] = lambda: None
+    _deadline: episode_deadline | None = None  # while it runs
 
     def cut(self) -> None:
         self.is_cut = True
-        self._end_now()
+        if self._deadline is not None:
+            self._deadline.end()
 
     suspend = cut
 
@@ -190,9 +191,9 @@ class AgentEpisode:
         score, failure = Score(0.0), None
         try:
             with episode_scope(self.job.key):
-                async with episode_deadline(self.config.limits) as self._end_now:
+                async with episode_deadline(self.config.limits) as self._deadline:
                     if self.is_cut:
-                        self._end_now()
+                        self._deadline.end()
                     score = await self._play()
         except TimeoutError:
             failure = too_late(self.config.limits)

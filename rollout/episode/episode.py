@@ -39,6 +39,8 @@ from toolgym.tools.schema import ToolSchema
 SUSPEND_GRACE = 30.0
 """Seconds that an episode has, when it is asked to stand still, to come to the end of what its env does."""
 
+_ENV_FAILS = failing(StopReason.ENV_FAILED, StopReason.ENV_TIMEOUT)
+
 BetweenTurns: TypeAlias = "Callable[[Episode], Awaitable[None]]"
 
 RendererFactory = Callable[[Sequence[ToolSchema]], ChatRenderer]
@@ -116,7 +118,7 @@ class Episode:
         self._began = False  # the observers heard of the beginning
         self._phase: tuple[Phase, str] = (Phase.RESET, "")
         self._started: float | None = None  # while it runs
-        self._end_now: Callable[[], None] | None = None  # while it runs
+        self._deadline: episode_deadline | None = None  # while it runs
         self._patience: asyncio.TimerHandle | None = None
 
     async def run(self, *, between_turns: BetweenTurns | None = None) -> Trajectory | None:
@@ -141,7 +143,7 @@ class Episode:
             raise
         finally:
             self._record.seconds = self._seconds()
-            self._started = self._end_now = None
+            self._started = self._deadline = None
             if self._patience is not None:
                 self._patience.cancel()
         if reason is None:
@@ -162,8 +164,8 @@ class Episode:
         if self._stage is Stage.OVER or self._asked is Asked.CUT:
             return
         self._asked = Asked.CUT
-        if self._end_now is not None and not self._sampler.interrupt():
-            self._end_now()
+        if self._deadline is not None and not self._sampler.interrupt():
+            self._deadline.end()
 
     def suspend(self, *, grace: float = SUSPEND_GRACE) -> None:
         """Ask the episode to stand still now, or at its next `run`, unless it ends by itself; a later `run` goes on,
@@ -172,7 +174,7 @@ class Episode:
         if self._stage is Stage.OVER or self._asked is not None:
             return
         self._asked = Asked.SUSPEND
-        if self._end_now is not None:
+        if self._deadline is not None:
             self._patience = asyncio.get_running_loop().call_later(grace, self.cut)
             self._sampler.interrupt()
 
@@ -268,7 +270,7 @@ class Episode:
         callers_error: Exception | None = None
         try:
             with episode_scope(self.job.key):
-                async with episode_deadline(self._limits, self._record.seconds) as self._end_now:
+                async with episode_deadline(self._limits, self._record.seconds) as self._deadline:
                     if self._stage is Stage.NEW and self._asked is None:
                         await self._reset()
                     while reason is None and self._asked is None:
@@ -316,6 +318,7 @@ class Episode:
             except TooManyTokensError as error:
                 raise long_prompt_error(f"at least {error.least}", most) from error
             self._conversation = conversation
+            self._record.messages = conversation.messages
             if len(conversation.context) > most:
                 raise long_prompt_error(str(len(conversation.context)), most)
         self._stage = Stage.BETWEEN
@@ -373,8 +376,9 @@ class Episode:
         """Await what the env gives for the last turn, and add its reward to those of turn and episode."""
         self._waits(Phase.ENV, what)
         started = time.monotonic()
-        with failing(StopReason.ENV_FAILED, StopReason.ENV_TIMEOUT):
+        with _ENV_FAILS:
             call = ask()  # an env that keeps its own deadlines gets none here
+            del ask  # and the turn in it: the call may wait for long
             result = await (call if self.env.keeps_deadlines else with_deadline(call, self._limits.env_timeout))
         self._record.reward += finite_reward(result.reward)
         turns = self._record.turns

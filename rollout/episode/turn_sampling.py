@@ -20,7 +20,7 @@ from toolgym.rollout.seeds import derive_seed
 from toolgym.rollout.tokens.conversation import Conversation
 from toolgym.rollout.tokens.renderer import ChatRenderer
 from toolgym.rollout.trajectory.trajectory import Turn
-from toolgym.tools.concurrency.deadline import queueing, with_deadline
+from toolgym.tools.concurrency.deadline import with_deadline
 from toolgym.tools.concurrency.rate_limit import Lease
 from toolgym.tools.concurrency.run_limits import GENERATIONS
 
@@ -215,7 +215,6 @@ class TurnSampler:
 async def _place(turn: OpenTurn) -> Lease:
     arrived = time.monotonic()
     try:
-        with queueing():
-            return await GENERATIONS.limiter.acquire()
+        return await GENERATIONS.limiter.acquire_in_turn()
     finally:
         turn.queue_seconds += time.monotonic() - arrived

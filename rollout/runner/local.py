@@ -6,6 +6,7 @@ import itertools
 import logging
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from contextvars import Context
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -228,6 +229,7 @@ class _Run:
         self._observers = tuple(GuardedObserver(observer, self.break_off) for observer in self.observed_by)
         brancher = Brancher(config.branching, self._branch_job, self._begin_branch) if config.branching else None
         self._between_turns = brancher.between_turns if brancher is not None else None
+        self._renderer = self._shared_renderer
         self._renderers: dict[tuple[int, tuple[str, ...]], ChatRenderer] = {}
         self._settings: dict[str, Mapping[str, str]] = {}  # by the env's name, as what follows
         self.make_episode: dict[str, MakeEpisode] = {}
@@ -236,6 +238,7 @@ class _Run:
         self._episodes: dict[tuple[str, int], JobEpisode] = {}
         self._early_cuts: dict[tuple[str, int], Cut] = {}
         self._tasks: asyncio.TaskGroup | None = None
+        self._context = Context()  # of their ends
         self._playing = 0  # episodes that run
         self._stopping = False
         scheduler.tell_cuts(self._cut)
@@ -255,7 +258,7 @@ class _Run:
             self._settings[factory.env_id] = self._runner.settings(env, factory)
             envs.give_back(env)
 
-    def _renderer(self, schemas: Sequence[ToolSchema], plan: RolePlan | None = None) -> ChatRenderer:
+    def _shared_renderer(self, schemas: Sequence[ToolSchema], plan: RolePlan | None = None) -> ChatRenderer:
         """The renderer of an env's or a role's tools, which episodes with the same tools share."""
         tokenizer = self._runner.tokenizer if plan is None else plan.tokenizer_in_use(self._runner.tokenizer)
         key = id(tokenizer), tuple(schema.canonical_json for schema in schemas)
@@ -294,7 +297,7 @@ class _Run:
         assert self._tasks is not None
         self._playing += 1
         task = self._tasks.create_task(playing, name=f"toolgym episode of {job.key}")
-        task.add_done_callback(self._on_done)
+        task.add_done_callback(self._on_done, context=self._context)
 
     def _branch_job(self, job: Job) -> Job:
         if self._stopping:

@@ -10,8 +10,8 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from contextlib import AbstractContextManager
-from contextvars import ContextVar
-from typing import Any, TypeVar
+from contextvars import Context, ContextVar, copy_context
+from typing import Any, Self, TypeVar
 
 from toolgym.tools.concurrency.eager_task import begin
 from toolgym.tools.concurrency.log_throttle import LogThrottle
@@ -57,7 +57,9 @@ class _Clock:
     """Times that some code ran and queued. Clocks of deadlines inside of each other form a chain. The context that
     carries a clock follows the code into other event loops, so several threads may stop one clock."""
 
-    __slots__ = ("_exempt", "_lock", "_queued", "_queues", "_ran", "_since", "began", "outer", "overran")
+    __slots__ = ("_exempt", "_queued", "_queues", "_ran", "_since", "began", "outer", "overran")
+    # One for all, as each takes 0.1 kB. Re-entrant: a garbage collection inside of it may end a block of `queueing`.
+    _lock = threading.RLock()
 
     def __init__(self, outer: _Clock | None) -> None:
         self.outer = outer
@@ -66,7 +68,6 @@ class _Clock:
         self._ran = self._queued = 0.0
         self._queues = self._exempt = 0
         self._since = time.monotonic()
-        self._lock = threading.Lock()
 
     def queue(self, count: int) -> None:
         with self._lock:
@@ -124,16 +125,19 @@ def _stopped_clocks(change: Callable[[_Clock, int], None]) -> Iterator[None]:
             change(clock, -1)
 
 
-class watch_own_deadline(AbstractContextManager[Callable[[], bool]]):
-    """Give a function that says whether the code of the block is inside of `own_deadline` now. A class, as
+class watch_own_deadline(AbstractContextManager["watch_own_deadline"]):
+    """A block; called, it says whether the code of the block is inside of `own_deadline` now. A class, as
     `set_contextvar` is."""
 
     __slots__ = ("_around", "_token")
 
-    def __enter__(self) -> Callable[[], bool]:
+    def __enter__(self) -> Self:
         self._around = _Clock(_clock.get())
         self._token = _clock.set(self._around)
-        return lambda: self._around.exempted
+        return self
+
+    def __call__(self) -> bool:
+        return self._around.exempted
 
     def __exit__(self, *_: object) -> None:
         _clock.reset(self._token)
@@ -178,12 +182,12 @@ async def with_deadline(
     outer = _clock.get()
     clock = _Clock(outer)
     clock.began = time.monotonic()
-    token = _clock.set(clock)
+    context = copy_context()
+    context.run(_clock.set, clock)
     try:
-        first, task = begin(coroutine)  # takes a copy of the context
+        first, task = begin(coroutine, context)
     finally:
         clock.began = None
-        _clock.reset(token)
     if first.ended:
         # Others have their turn at each call, however quick it was. Inside of a call that has not waited for anything
         # yet, which does the same at its end, that would only make it wait.
@@ -192,14 +196,15 @@ async def with_deadline(
         return _outcome(first.result)
     loop = asyncio.get_running_loop()
     left, queue_left, stopped = seconds, queue, False
+    context = Context()  # of what wakes this task, which else takes a copy for each
     while left > 0 and queue_left > 0:
         # Queueing may begin and end at any time, so the clock is read again when the nearer deadline could have passed.
         timeout = max(_LEAST_WAIT, min(left, queue_left)) if stopped else min(left, max(_LEAST_WAIT, queue_left))
         # As `asyncio.wait` for one task, in half of its time, and here, as a coroutine of its own takes 0.5 kB.
         waiter: asyncio.Future[None] = loop.create_future()
         wake = functools.partial(wake_up, waiter)
-        timer = loop.call_later(timeout, wake)
-        task.add_done_callback(wake)
+        timer = loop.call_later(timeout, wake, context=context)
+        task.add_done_callback(wake, context=context)
         try:
             await waiter
         except asyncio.CancelledError:

@@ -11,7 +11,7 @@ import asyncio
 import types
 from asyncio.tasks import _enter_task, _leave_task
 from collections.abc import Awaitable, Coroutine
-from contextvars import copy_context
+from contextvars import Context, copy_context
 from typing import Any, Generic, TypeVar
 
 from toolgym.tools.errors import ToolgymError
@@ -29,10 +29,12 @@ class ExitError(ToolgymError, RuntimeError):
         return contained
 
 
-def begin(awaitable: Awaitable[T]) -> tuple[FirstStep[T], asyncio.Task[T]]:
-    """Take the first step of an awaitable. Returns what came of it, and the task that takes the further ones; if the
-    coroutine has ended, that task ends in the loop's next round, without its result."""
-    loop, context = asyncio.get_running_loop(), copy_context()
+def begin(awaitable: Awaitable[T], context: Context | None = None) -> tuple[FirstStep[T], asyncio.Task[T]]:
+    """Take the first step of an awaitable, in a context of its own: a copy, if none is passed. Returns what came of it,
+    and the task that takes the further ones; if the coroutine has ended, that task ends in the loop's next round,
+    without its result."""
+    loop = asyncio.get_running_loop()
+    context = copy_context() if context is None else context
     coroutine: Any = awaitable if isinstance(awaitable, types.CoroutineType) else awaited(awaitable)
     step: FirstStep[T] = FirstStep(coroutine)
     task: asyncio.Task[T] = loop.create_task(step, context=context)

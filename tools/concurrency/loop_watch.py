@@ -20,9 +20,11 @@ import traceback
 import weakref
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from toolgym.tools.concurrency.log_throttle import LogThrottle
+
+T = TypeVar("T")
 
 BLOCKED_AFTER = 1.0
 INTERVAL = 0.05
@@ -117,7 +119,7 @@ class LoopWatch:
         if call is None:
             _say(_described(task), seconds, frame, "")
         else:
-            _say(f"the tool {call[0]!r}", seconds, frame, call[1]())
+            _say(f"the tool {call.name!r}", seconds, frame, call.caught())
 
 
 def _handle(frame: FrameType | None) -> FrameType | None:
@@ -127,27 +129,30 @@ def _handle(frame: FrameType | None) -> FrameType | None:
     return frame
 
 
-_calls: dict[asyncio.Task[Any], tuple[str, Callable[[], str]]] = {}
+_calls: dict[asyncio.Task[Any], tool_works[Any]] = {}
 _said = LogThrottle(LOG_INTERVAL)
 
 
-class tool_works(contextlib.AbstractContextManager[None]):
+class tool_works(contextlib.AbstractContextManager[None], Generic[T]):
     """Say that the running task is that of a tool's call while the block runs.
 
-    If the task blocks its event loop, `caught` is called in another thread; it returns what is done about it, for the
-    log.
+    If the task blocks its event loop, `caught` is called with the tool in another thread; it returns what is done about
+    it, for the log.
     """
 
-    __slots__ = ("_call", "_task")
+    __slots__ = ("_caught", "_task", "_tool", "name")
 
-    def __init__(self, name: str, caught: Callable[[], str]) -> None:
-        self._call = name, caught
+    def __init__(self, name: str, caught: Callable[[T], str], tool: T) -> None:
+        self.name, self._caught, self._tool = name, caught, tool
+
+    def caught(self) -> str:
+        return self._caught(self._tool)
 
     def __enter__(self) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._task = task
-        _calls[task] = self._call
+        _calls[task] = self
 
     def __exit__(self, *_: object) -> None:
         del _calls[self._task]

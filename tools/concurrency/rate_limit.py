@@ -22,6 +22,8 @@ class Lease:
     """One permit that is held. `give_back` is called at the first `release` and must not wait: an event loop that shuts
     down may never come back to a coroutine."""
 
+    __slots__ = ("_give_back",)
+
     def __init__(self, give_back: Callable[[], None]) -> None:
         self._give_back = [give_back]
 
@@ -45,6 +47,11 @@ class RateLimiter(ABC):
         """Return a lease if there is a permit at once; None if `acquire` must wait, or might."""
         return None
 
+    async def acquire_in_turn(self) -> Lease:
+        """Wait as `acquire` does, while deadlines of `with_deadline` stand still."""
+        with queueing():
+            return await self.acquire()
+
     def permit(self) -> contextlib.AbstractAsyncContextManager[None]:
         """Hold one permit for the length of the block. While the caller waits for it, deadlines of `with_deadline`
         stand still."""
@@ -60,11 +67,7 @@ class _Permit(contextlib.AbstractAsyncContextManager[None]):
         self._limiter = limiter
 
     async def __aenter__(self) -> None:
-        lease = self._limiter.try_acquire()
-        if lease is None:
-            with queueing():
-                lease = await self._limiter.acquire()
-        self._lease = lease
+        self._lease = self._limiter.try_acquire() or await self._limiter.acquire_in_turn()
 
     async def __aexit__(self, *_: object) -> None:
         self._lease.release()

@@ -6,8 +6,7 @@ import asyncio
 import math
 import random
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractContextManager
-from contextvars import ContextVar, Token
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -160,20 +159,17 @@ def retry_after(value: str | None, now: datetime | None = None) -> float | None:
     return max(0.0, seconds) if math.isfinite(seconds) else None
 
 
-class counted_retries(AbstractContextManager["counted_retries"]):
-    """Count the retries of the block, and of the tasks that begin in it. A class, as `set_contextvar` is."""
+class RetryCount:
+    """The retries of the tasks that count here, and of those that begin in them."""
 
-    __slots__ = ("_token", "retries")
+    __slots__ = ("retries",)
 
     def __init__(self) -> None:
         self.retries = 0
 
-    def __enter__(self) -> counted_retries:
-        self._token: Token[counted_retries | None] = _count.set(self)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        _count.reset(self._token)
+    def count(self) -> None:
+        """Count those of the running task here from now on."""
+        _count.set(self)
 
 
-_count: ContextVar[counted_retries | None] = ContextVar("toolgym_retry_count", default=None)
+_count: ContextVar[RetryCount | None] = ContextVar("toolgym_retry_count", default=None)

@@ -19,5 +19,10 @@ def tool_scope(name: str | None) -> AbstractContextManager[None]:
     return set_contextvar(_scope, name)
 
 
+def enter_tool_scope(name: str) -> None:
+    """Let the running task call tools for the episode of this name from here on."""
+    _scope.set(name)
+
+
 def current_scope() -> str | None:
     return _scope.get()
