@@ -130,7 +130,7 @@ class ToolEnv(BaseEnv):
         self._random: random.Random | None = None  # made when a task is drawn: it takes 2.5 kB
         self._task: Task | None = None
         self._instances: ToolInstances | None = None  # None before the first `reset`
-        self._messages: list[Message] = []
+        self._messages: list[Message | ParsedTurn] = []  # a turn's message is made when it is read: it takes 0.6 kB
         self._records: list[ToolCallRecord] = []
         self._turn = 0
         self._calls_seen = 0
@@ -166,7 +166,7 @@ class ToolEnv(BaseEnv):
     @property
     def messages(self) -> tuple[Message, ...]:
         """The conversation of the episode so far; do not change it."""
-        return tuple(self._messages)
+        return tuple(each.message if isinstance(each, ParsedTurn) else each for each in self._messages)
 
     @property
     def turns(self) -> int:
@@ -217,14 +217,13 @@ class ToolEnv(BaseEnv):
             raise EpisodeError("step was called after the episode ended; call `await env.reset()` to begin another")
         turn, requests = self._read(action)
         self._turn += 1
-        message = turn.message
         self._calls_seen += len(requests)
-        self._messages.append(message)
+        self._messages.append(turn)
         if not requests:
             return await self._respond(turn)
         cost = self._count(requests)
         if self._turn >= self.max_turns:
-            return await self._end(StopReason.MAX_TURNS, message, [], reward=cost)
+            return await self._end(StopReason.MAX_TURNS, turn.message, [], reward=cost)
         if len(requests) == 1:  # needs no task of its own
             answers = [await self._instances.answer(requests[0])]
         else:
@@ -233,10 +232,10 @@ class ToolEnv(BaseEnv):
         self._records += records
         reward = sum(record.reward for record in records) + cost
         if self.bad_calls.ends(self._bad_calls):
-            return await self._end(StopReason.TOO_MANY_BAD_CALLS, message, records, reward=reward)
+            return await self._end(StopReason.TOO_MANY_BAD_CALLS, turn.message, records, reward=reward)
         obs = [tool(content, tool_call_id=record.id, name=encodable(record.name)) for record, content in answers]
         self._messages += [message.copy() for message in obs]
-        return StepResult(obs, reward, False, self._info(None, message, records, {}))
+        return StepResult(obs, reward, False, self._info(None, turn.message, records, {}))
 
     async def _answers(
         self, instances: ToolInstances, requests: Sequence[ToolCall | ToolCallError]
@@ -274,12 +273,12 @@ class ToolEnv(BaseEnv):
         if turn is not None:
             cut, requests = self._read(turn)
             self._turn += 1
-            self._messages.append(cut.message)
+            self._messages.append(cut)
             final_text = "" if requests else cut.content
             return await self._end(reason, cut.message, [], final_text=final_text)
-        read = itertools.takewhile(lambda message: message["role"] != "assistant", reversed(self._messages))
+        read = itertools.takewhile(lambda message: message["role"] != "assistant", reversed(self.messages))
         answered = any(message["role"] == "tool" for message in read)
-        last = next((message for message in reversed(self._messages) if message["role"] == "assistant"), None)
+        last = next((message for message in reversed(self.messages) if message["role"] == "assistant"), None)
         final_text = "" if answered or last is None else last["content"]
         result = await self._end(reason, assistant(""), [], final_text=final_text)
         return result._replace(info={"stop_reason": reason, "metrics": result.info["metrics"]})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import time
 import uuid
@@ -30,6 +31,7 @@ T = TypeVar("T")
 
 _log = logging.getLogger("toolgym.envs")
 _warnings = LogThrottle(60.0)
+_NONE: Mapping[str, Any] = {}
 
 
 class AnsweredCall(NamedTuple):
@@ -41,6 +43,19 @@ class AnsweredCall(NamedTuple):
 
 class ToolInstances:
     """One instance of each tool, opened together and released exactly once; time limits are those of `ToolEnv`."""
+
+    __slots__ = (
+        "_cut",
+        "_ids",
+        "_loops",
+        "_queue_timeout",
+        "_released",
+        "_score_timeout",
+        "_task",
+        "_timeout",
+        "_tools",
+        "scope",
+    )
 
     def __init__(
         self,
@@ -54,7 +69,7 @@ class ToolInstances:
         self._tools, self._task, self._cut = tools, task, cut
         self._timeout, self._queue_timeout, self._score_timeout = timeout, queue_timeout, score_timeout
         self._ids: dict[str, str] = {}
-        self._loops: dict[str, EventLoopThread] = {}  # of the instances that have not that of the episode
+        self._loops: Mapping[str, EventLoopThread] = _NONE  # of the instances that have not that of the episode
         self.scope = uuid.uuid4().hex  # the episode's name, under which its tools find what they share
         self._released = False  # the episode is over or did not come about: a tool that opens later is released at once
 
@@ -72,7 +87,7 @@ class ToolInstances:
         try:
             for name, opened in self._tools.items():
                 if (loop := _own_loop(opened)) is not None:
-                    self._loops[name] = loop
+                    self._loops = {**self._loops, name: loop}
                 create = partial(opened.create, **self._kwargs(name, "create_kwargs"))
                 if _is_default(opened.create, BaseTool.create):
                     self._ids[name] = await create()
@@ -143,7 +158,7 @@ class ToolInstances:
         try:
             for name, instance in self._ids.items():
                 if (loop := self._loops.get(name)) is not None:
-                    twin._loops[name] = loop
+                    twin._loops = {**twin._loops, name: loop}
                 await twin._keep(name, partial(self._tools[name].fork, instance))
         except BaseException:
             await twin.release()
@@ -185,7 +200,7 @@ class ToolInstances:
                 lease.release()
 
     def _in_time(self, name: str, call: Coroutine[Any, Any, T], seconds: float) -> Coroutine[Any, Any, T]:
-        return with_deadline(call, seconds, queue=self._queue_timeout, name=f"the tool {name!r}")
+        return with_deadline(call, seconds, queue=self._queue_timeout, name=_label(name))
 
     async def _keep(self, name: str, opening: Callable[[], Awaitable[str]]) -> None:
         """Await a tool's `create` or `fork` and keep the instance."""
@@ -208,8 +223,14 @@ class ToolInstances:
                 _log.warning("releasing tool %r failed: %s: %s", name, type(error).__name__, error)
 
     def _kwargs(self, name: str, call: str) -> Mapping[str, Any]:
-        kwargs: Mapping[str, Any] = self._task.tools_kwargs.get(name, {}).get(call) or {}
+        kwargs: Mapping[str, Any] = self._task.tools_kwargs.get(name, {}).get(call) or _NONE
         return kwargs
+
+
+@functools.cache
+def _label(name: str) -> str:
+    """A tool's name in the log, once for all calls that wait."""
+    return f"the tool {name!r}"
 
 
 async def _watched(tool: BaseTool, name: str, call: Callable[[], Awaitable[T]]) -> T:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from toolgym.envs.tasks.task import Task
-from toolgym.tools.concurrency.set_contextvar import set_contextvar
 
 
 class EpisodeKey(NamedTuple):
@@ -21,7 +19,7 @@ class EpisodeKey(NamedTuple):
         return f"task {self.task_index}, sample {self.sample_index}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Job:
     """One episode to play.
 
@@ -77,5 +75,8 @@ def current_episode() -> EpisodeKey | None:
     return _current.get()
 
 
-def episode_scope(key: EpisodeKey) -> AbstractContextManager[None]:
-    return set_contextvar(_current, key)
+def enter_episode(key: EpisodeKey | None) -> EpisodeKey | None:
+    """Let the running task belong to an episode from here on; returns the one that it belonged to."""
+    before = _current.get()
+    _current.set(key)
+    return before

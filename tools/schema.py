@@ -139,7 +139,7 @@ class ToolSchema:
         return {item.name: getattr(self, item.name) for item in fields(self)}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ToolCall:
     """A well-formed request of the model for one tool.
 

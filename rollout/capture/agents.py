@@ -26,7 +26,7 @@ from toolgym.rollout.capture.session import CaptureSession
 from toolgym.rollout.engines.base import Engine
 from toolgym.rollout.episode.env_lifecycle import episode_deadline, too_late
 from toolgym.rollout.episode.observer import EpisodeObserver, Phase
-from toolgym.rollout.job import Job, episode_scope
+from toolgym.rollout.job import Job
 from toolgym.rollout.replace_fields import replace_fields
 from toolgym.rollout.runner.config import RunConfig
 from toolgym.rollout.runner.envs.env_factory import EnvFactory, MakeEpisode
@@ -190,11 +190,10 @@ class AgentEpisode:
             observer.waits(self.job, Phase.ENV, "agent")
         score, failure = Score(0.0), None
         try:
-            with episode_scope(self.job.key):
-                async with episode_deadline(self.config.limits) as self._deadline:
-                    if self.is_cut:
-                        self._deadline.end()
-                    score = await self._play()
+            async with episode_deadline(self.config.limits, key=self.job.key) as self._deadline:
+                if self.is_cut:
+                    self._deadline.end()
+                score = await self._play()
         except TimeoutError:
             failure = too_late(self.config.limits)
         except EpisodeFailedError as error:

@@ -157,7 +157,9 @@ class Generation:
     def logprob_array(self) -> np.ndarray[Any, Any]:
         """`logprobs` as an array `[tokens]`: float64, or another dtype if they are no floats. Raises ValueError if
         there is none."""
-        return np.asarray(self.logprobs)
+        array = np.array(self.logprobs)
+        array.flags.writeable = False  # a segment of these tokens needs no view of it, then
+        return array
 
     def __getstate__(self) -> dict[str, Any]:
         return {item.name: getattr(self, item.name) for item in fields(self)}

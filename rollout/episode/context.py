@@ -27,6 +27,8 @@ T = TypeVar("T")
 class EpisodeBudget:
     """The tokens that the engine's context and the limits leave to an episode."""
 
+    __slots__ = ("_engine", "_limits")
+
     def __init__(self, engine: Engine, limits: EpisodeLimits) -> None:
         self._engine, self._limits = engine, limits
 

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from toolgym.envs.base import BaseEnv, StepResult
 from toolgym.envs.failure import failing, finite_reward, reason_to_end
@@ -24,7 +24,7 @@ from toolgym.rollout.episode.env_lifecycle import close_env, episode_deadline, f
 from toolgym.rollout.episode.observer import EpisodeObserver, Phase
 from toolgym.rollout.episode.record import EpisodeRecord
 from toolgym.rollout.episode.turn_sampling import OpenTurn, TurnSampler
-from toolgym.rollout.job import Job, episode_scope
+from toolgym.rollout.job import Job
 from toolgym.rollout.limits import HistoryMode, TruncationPolicy
 from toolgym.rollout.replace_fields import replace_fields
 from toolgym.rollout.seeds import derive_seed, step_seed, stream_seed
@@ -38,6 +38,8 @@ from toolgym.tools.schema import ToolSchema
 
 SUSPEND_GRACE = 30.0
 """Seconds that an episode has, when it is asked to stand still, to come to the end of what its env does."""
+
+T = TypeVar("T")
 
 _ENV_FAILS = failing(StopReason.ENV_FAILED, StopReason.ENV_TIMEOUT)
 
@@ -85,6 +87,12 @@ class Episode:
         settings: its run's, see `run_settings`; None for an episode outside of a run.
     """
 
+    __slots__ = (
+        "_asked", "_began", "_branches", "_budget", "_config", "_conversation", "_deadline", "_engine", "_env_seed",
+        "_limits", "_make_renderer", "_observers", "_open_turn", "_patience", "_phase", "_record", "_renderer",
+        "_sampler", "_stage", "_started", "branches_left", "env", "id", "job",
+    )  # fmt: skip
+
     def __init__(
         self,
         job: Job,
@@ -101,7 +109,6 @@ class Episode:
         self.env, self._engine, self._make_renderer = env, engine, renderer_factory
         self._limits = config.limits
         self._budget = EpisodeBudget(engine, config.limits)
-        self._context = EpisodeContext(config.context_policies, config.limits.context_timeout, self._budget)
         self._observers = tuple(observers)
         self.branches_left: int | None = None
         self.id = uuid.uuid4().hex
@@ -131,13 +138,31 @@ class Episode:
         if self._stage is Stage.OVER or self._started is not None:
             raise EpisodeError(f"the episode {'is over' if self._stage is Stage.OVER else 'runs already'}: run it once")
         self._started = time.monotonic()
+        reason: StopReason | None = None
+        failure: Failure | None = None
+        callers_error: Exception | None = None
         try:
             if not self._began:
                 self._began = True
                 self._record.started_at = self._record.started_at or time.time()
                 for observer in self._observers:
                     observer.began(self.job)
-            reason, failure = await self._play(between_turns)
+            try:
+                async with episode_deadline(self._limits, self._record.seconds, self.job.key) as self._deadline:
+                    if self._stage is Stage.NEW and self._asked is None:
+                        await self._reset()
+                    while reason is None and self._asked is None:
+                        reason = await self._in_time(self._turn(self.conversation))
+                        if between_turns is not None and reason is None and self._stage is Stage.BETWEEN:
+                            try:
+                                await between_turns(self)
+                            except Exception as error:  # noqa: BLE001  raised below: no failure of the episode
+                                callers_error = error
+                                break
+            except Exception as error:  # noqa: BLE001  it is in the trajectory
+                reason, failure = self._broken_off(error)
+            if callers_error is not None and failure is None:
+                raise callers_error
         except BaseException:  # cancelled, an observer's error, or that of `between_turns`: it cannot go on from here
             self._stage = Stage.OVER
             raise
@@ -146,6 +171,8 @@ class Episode:
             self._started = self._deadline = None
             if self._patience is not None:
                 self._patience.cancel()
+        if reason is None and self._asked is Asked.CUT:
+            reason = StopReason.STRAGGLER
         if reason is None:
             self._asked = None
             self._waits(Phase.SUSPENDED)
@@ -264,39 +291,22 @@ class Episode:
 
     # ------------------------------------------------------------------ from stage to stage
 
-    async def _play(self, between_turns: BetweenTurns | None) -> tuple[StopReason | None, Failure | None]:
-        """Play, and return the end and what broke the episode off, if something did; no end if it stands still."""
-        reason: StopReason | None = None
-        callers_error: Exception | None = None
-        try:
-            with episode_scope(self.job.key):
-                async with episode_deadline(self._limits, self._record.seconds) as self._deadline:
-                    if self._stage is Stage.NEW and self._asked is None:
-                        await self._reset()
-                    while reason is None and self._asked is None:
-                        turn, seconds = self._turn(self.conversation), self._limits.turn_timeout
-                        reason = await (turn if seconds is None else self._in_time(turn, seconds))
-                        if between_turns is not None and reason is None and self._stage is Stage.BETWEEN:
-                            try:
-                                await between_turns(self)
-                            except Exception as error:  # noqa: BLE001  raised below: it is no failure of the episode
-                                callers_error = error
-                                break
-        except TimeoutError:  # the whole episode's; the others arrive as an `EpisodeFailedError`
-            if self._asked is not Asked.CUT:
-                return StopReason.EPISODE_TIMEOUT, Failure(str(too_late(self._limits)), self._number)
-        except EpisodeFailedError as failed:
-            if not failed.stop_reason.failed:  # the env could not go on, and nothing broke
-                return failed.stop_reason, None
-            cause = failed if failed.cause is None else failed.cause
-            return failed.stop_reason, Failure(error_text(cause), self._number)
-        except Exception as cause:  # noqa: BLE001  what an engine or env gave could not even be read
-            return self._stage.failure, Failure(error_text(cause), self._number)
-        if callers_error is not None:
-            raise callers_error
-        return (StopReason.STRAGGLER if reason is None and self._asked is Asked.CUT else reason), None
+    def _broken_off(self, error: Exception) -> tuple[StopReason, Failure | None]:
+        """The end of an episode that an error ended, and what broke it off, if something did."""
+        if isinstance(error, TimeoutError):  # the whole episode's; the others arrive as an `EpisodeFailedError`
+            if self._asked is Asked.CUT:
+                return StopReason.STRAGGLER, None
+            return StopReason.EPISODE_TIMEOUT, Failure(str(too_late(self._limits)), self._number)
+        if not isinstance(error, EpisodeFailedError):  # what an engine or env gave could not even be read
+            return self._stage.failure, Failure(error_text(error), self._number)
+        if not error.stop_reason.failed:  # the env could not go on, and nothing broke
+            return error.stop_reason, None
+        return error.stop_reason, Failure(error_text(error.cause or error), self._number)
 
-    async def _in_time(self, turn: Coroutine[Any, Any, StopReason | None], seconds: float) -> StopReason | None:
+    def _in_time(self, turn: Coroutine[Any, Any, StopReason | None]) -> Coroutine[Any, Any, StopReason | None]:
+        return turn if self._limits.turn_timeout is None else self._timed(turn, self._limits.turn_timeout)
+
+    async def _timed(self, turn: Coroutine[Any, Any, StopReason | None], seconds: float) -> StopReason | None:
         try:
             return await with_deadline(turn, seconds, queue=math.inf)
         except DeadlineError as cause:
@@ -306,8 +316,7 @@ class Episode:
     async def _reset(self) -> None:
         self._waits(Phase.RESET)
         with failing(StopReason.RESET_FAILED, StopReason.ENV_TIMEOUT):
-            call = self.env.reset(seed=self._env_seed, options={"task": self.job.task})
-            obs, _ = await (call if self.env.keeps_deadlines else with_deadline(call, self._limits.env_timeout))
+            obs, _ = await self._env_call(self.env.reset(seed=self._env_seed, options={"task": self.job.task}))
         self._record.messages = list(obs)
         with failing(StopReason.PROMPT_REFUSED):
             self._renderer = renderer = self._make_renderer(self.env.tool_schemas)
@@ -332,8 +341,10 @@ class Episode:
             if self._stops():
                 return None
         parsed = conversation.parse_turn()
-        tools = ", ".join(call.name for call in parsed.calls) if self._observers else ""
-        result = await self._ask_env(partial(self.env.step, parsed), tools)
+        started = self._env_begins(", ".join(call.name for call in parsed.calls) if self._observers else "")
+        with _ENV_FAILS:
+            result = await self._env_call(self.env.step(parsed))
+        self._env_ended(result, started)
         self._record.metrics = result.info.get("metrics", {})
         conversation.set_message(result.info.get("message") or parsed.message)
         turns = self._record.turns
@@ -341,10 +352,15 @@ class Episode:
         reason = reason_to_end(result)
         if reason is not None:
             return reason
+        return await self._observe(conversation, result)
+
+    async def _observe(self, conversation: Conversation, result: StepResult) -> StopReason | None:
+        """Put what the env answered into the conversation. Returns why the episode is over."""
         self._waits(Phase.CONTEXT)
         assert self._renderer is not None
         try:
-            observation, extension = await self._context.extended(self._renderer, conversation, result)
+            context = EpisodeContext(self._config.context_policies, self._limits.context_timeout, self._budget)
+            observation, extension = await context.extended(self._renderer, conversation, result)
         except TooManyTokensError:
             return await self._cut_off(conversation, StopReason.BUDGET)  # as below, found out without encoding it
         added = len(extension.added or ())
@@ -352,6 +368,7 @@ class Episode:
         if self._budget.room(conversation, extension.tokens, response_tokens) < 1:  # for a turn that could read it
             return await self._cut_off(conversation, StopReason.BUDGET)
         conversation.apply(extension, observation)
+        turns = self._record.turns
         turns[-1] = replace_fields(turns[-1], observation_tokens=added)
         self._stage = Stage.BETWEEN
         for observer in self._observers:
@@ -367,25 +384,29 @@ class Episode:
             return StopReason.STRAGGLER
         is_unseen, self._stage = self._stage is Stage.SAMPLING, Stage.SCORING
         unseen = conversation.parse_turn() if is_unseen else None
-        result = await self._ask_env(partial(self.env.truncate, reason, unseen))
+        started = self._env_begins()
+        with _ENV_FAILS:
+            result = await self._env_call(self.env.truncate(reason, unseen))
+        self._env_ended(result, started)
         self._record.metrics = {**self._record.metrics, **result.info.get("metrics", {})}
         reason_to_end(result)
         return reason
 
-    async def _ask_env(self, ask: Callable[[], Coroutine[Any, Any, StepResult]], what: str = "") -> StepResult:
-        """Await what the env gives for the last turn, and add its reward to those of turn and episode."""
+    def _env_call(self, call: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
+        """A call of the env, with a deadline if the env keeps none itself."""
+        return call if self.env.keeps_deadlines else with_deadline(call, self._limits.env_timeout)
+
+    def _env_begins(self, what: str = "") -> float:
         self._waits(Phase.ENV, what)
-        started = time.monotonic()
-        with _ENV_FAILS:
-            call = ask()  # an env that keeps its own deadlines gets none here
-            del ask  # and the turn in it: the call may wait for long
-            result = await (call if self.env.keeps_deadlines else with_deadline(call, self._limits.env_timeout))
+        return time.monotonic()
+
+    def _env_ended(self, result: StepResult, started: float) -> None:
+        """Add the reward for the last turn to those of turn and episode."""
         self._record.reward += finite_reward(result.reward)
         turns = self._record.turns
         reward = (turns[-1].reward or 0.0) + result.reward
         seconds = turns[-1].env_seconds + time.monotonic() - started - result.info.get("wait_seconds", 0.0)
         turns[-1] = replace_fields(turns[-1], reward=reward, env_seconds=seconds)
-        return result
 
     # ------------------------------------------------------------------ the policy's turn
 

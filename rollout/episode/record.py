@@ -17,9 +17,25 @@ from toolgym.rollout.trajectory.trajectory import Failure, Trajectory, Turn, pla
 from toolgym.tools.errors import error_text
 from toolgym.tools.message import Message
 
+_NONE: Mapping[str, Any] = {}
+
 
 class EpisodeRecord:
     """The facts of one episode so far; `messages` are the conversation as long as it has no tokens."""
+
+    __slots__ = (
+        "_config",
+        "_id",
+        "env_id",
+        "job",
+        "messages",
+        "metrics",
+        "reward",
+        "seconds",
+        "settings",
+        "started_at",
+        "turns",
+    )
 
     def __init__(
         self, job: Job, config: EpisodeConfig, episode_id: str, env_id: str, settings: Mapping[str, str]
@@ -28,7 +44,7 @@ class EpisodeRecord:
         self.messages: list[Message] = list(job.task.messages)
         self.turns: list[Turn] = []
         self.reward = 0.0
-        self.metrics: Mapping[str, Any] = {}
+        self.metrics: Mapping[str, Any] = _NONE
         self.started_at = self.seconds = 0.0
 
     def go_on_from(self, other: EpisodeRecord, seconds: float) -> None:

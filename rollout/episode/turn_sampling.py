@@ -73,6 +73,21 @@ class OpenTurn:
 class TurnSampler:
     """Samples the turns of one episode, one after the other. Each request has a seed that derives from `seed`."""
 
+    __slots__ = (
+        "_aborting",
+        "_clock",
+        "_engine",
+        "_id",
+        "_interrupted",
+        "_job",
+        "_limits",
+        "_observers",
+        "_request_id",
+        "_sampling",
+        "_seed",
+        "affinity",
+    )
+
     def __init__(
         self,
         engine: Engine,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cached_property
 from typing import Any, overload
 
 import numpy as np
@@ -18,6 +17,8 @@ class TokenIds(Sequence[int]):
     none. When a context grows, only the ids behind the first ones are copied, and the episodes of a group share those
     of their prompt. Raises `ConfigError` if one is no whole number."""
 
+    __slots__ = ("_array", "_first", "_rest", "_size", "greatest", "least")
+
     def __init__(self, ids: Iterable[int] = ()) -> None:
         # Plain tuples: the garbage collector does not look into those of numbers, but would look into a subclass.
         self._rest: tuple[int, ...] = ()
@@ -29,8 +30,9 @@ class TokenIds(Sequence[int]):
             self.least = self.greatest = 0
         if 0 <= self.least <= self.greatest < 2**31:
             self._first = _plain(array, self.greatest)
-            self.__dict__["array"] = _read_only(array.astype(np.int32))
+            self._array: NDArray[np.int32] | None = _read_only(array.astype(np.int32))
         else:
+            self._array = None
             self._first = tuple(array.tolist())
 
     def followed_by(self, ids: Iterable[int]) -> TokenIds:
@@ -39,6 +41,7 @@ class TokenIds(Sequence[int]):
         if not self._size or not more._size:
             return more if more._size else self
         copy = object.__new__(TokenIds)
+        copy._array = None
         copy._first, copy._rest = self._first, self._rest + more.as_tuple()
         copy._size = self._size + more._size
         copy.least = self.least if self.least < more.least else more.least
@@ -54,12 +57,14 @@ class TokenIds(Sequence[int]):
             return self._rest[: len(other._rest)] == other._rest
         return self[: len(other)] == other.as_tuple()
 
-    @cached_property
+    @property
     def array(self) -> NDArray[np.int32]:
         """The ids as a read-only array, int32 `[tokens]`. Raises `ConfigError` if an id does not fit."""
-        if not 0 <= self.least <= self.greatest < 2**31:
-            raise ConfigError(f"token ids must be from 0 to 2**31 - 1, got {self.least} to {self.greatest}")
-        return _read_only(np.fromiter(self, np.int32, self._size))
+        if self._array is None:
+            if not 0 <= self.least <= self.greatest < 2**31:
+                raise ConfigError(f"token ids must be from 0 to 2**31 - 1, got {self.least} to {self.greatest}")
+            self._array = _read_only(np.fromiter(self, np.int32, self._size))
+        return self._array
 
     def __len__(self) -> int:
         return self._size

@@ -6,7 +6,6 @@ import itertools
 import logging
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
-from contextvars import Context
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -37,6 +36,7 @@ from toolgym.rollout.runner.stream import BoundedStream
 from toolgym.rollout.tokens.renderer import ChatRenderer
 from toolgym.rollout.trajectory.failures import FailureLog
 from toolgym.rollout.trajectory.trajectory import Trajectory
+from toolgym.tools.concurrency.deadline import CALLBACKS
 from toolgym.tools.concurrency.gc_freeze import freeze_heap
 from toolgym.tools.concurrency.loop_watch import watch_loop
 from toolgym.tools.concurrency.rate_limit import Lease
@@ -238,7 +238,7 @@ class _Run:
         self._episodes: dict[tuple[str, int], JobEpisode] = {}
         self._early_cuts: dict[tuple[str, int], Cut] = {}
         self._tasks: asyncio.TaskGroup | None = None
-        self._context = Context()  # of their ends
+        self._tell_error = self._on_done  # for all: each task keeps it
         self._playing = 0  # episodes that run
         self._stopping = False
         scheduler.tell_cuts(self._cut)
@@ -297,7 +297,7 @@ class _Run:
         assert self._tasks is not None
         self._playing += 1
         task = self._tasks.create_task(playing, name=f"toolgym episode of {job.key}")
-        task.add_done_callback(self._on_done, context=self._context)
+        task.add_done_callback(self._tell_error, context=CALLBACKS.context)
 
     def _branch_job(self, job: Job) -> Job:
         if self._stopping:

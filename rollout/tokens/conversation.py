@@ -55,6 +55,12 @@ class Conversation:
     the messages as the policy sees them, `context` are the ids of the present sequence, prompt included, and `images`
     those in it."""
 
+    __slots__ = (
+        "_done", "_examples", "_history", "_prompt", "_readings", "_renderer", "_requests", "_segments",
+        "_start_reason", "_starts_open", "_text", "_turn_start", "context", "first_prompt_tokens",
+        "images", "messages", "view",
+    )  # fmt: skip
+
     def __init__(
         self, renderer: ChatRenderer, history: HistoryMode, messages: Sequence[Message], *, most: int | None = None
     ) -> None:
@@ -67,8 +73,7 @@ class Conversation:
         self._done: list[TokenSequence] = []
         self._segments: list[Segment] = []
         self._start_reason = "start"
-        self.first_prompt_tokens = len(self.context)
-        self._turn_start = len(self.context)  # where the present turn begins in the context
+        self.first_prompt_tokens = self._turn_start = len(self.context)  # where the present turn begins in the context
         self._text = ""  # of the present turn, without what closes it
         self._starts_open = renderer.leaves_thinking_open(self.context)  # the present turn begins inside of thinking
         self._requests = 0  # of all turns so far

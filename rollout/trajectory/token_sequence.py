@@ -77,6 +77,7 @@ class SequenceJson(TypedDict):
     images: NotRequired[list[ImageJson]]
 
 
+_NO_PAYLOADS: Mapping[str, NDArray[Any]] = {}
 _VERSION = operator.itemgetter(0)
 _UNSIGNED: dict[Any, type[np.unsignedinteger[Any]]] = {np.dtype(np.int32): np.uint32, np.dtype(np.int64): np.uint64}
 
@@ -122,7 +123,7 @@ def _payload(name: str, values: ArrayLike) -> NDArray[Any]:
     return _frozen(array.astype(array.dtype.newbyteorder("="), copy=False))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Segment:
     """A run of tokens behind the prompt, all sampled by the policy or all put there by the env.
 
@@ -149,7 +150,8 @@ class Segment:
         set_field(self, "token_ids", _ids(self.token_ids))
         set_field(self, "logprobs", _frozen(np.asarray(self.logprobs, dtype=np.float64)))
         set_field(self, "version_runs", tuple((version, count) for version, count in self.version_runs))
-        set_field(self, "aligned", {name: _payload(name, values) for name, values in self.aligned.items()})
+        if self.aligned:
+            set_field(self, "aligned", {name: _payload(name, values) for name, values in self.aligned.items()})
         expected = len(self.token_ids) if self.is_policy else 0
         counts = [count for _, count in self.version_runs]
         versions = sum(counts)
@@ -173,7 +175,9 @@ class Segment:
         aligned: Mapping[str, NDArray[Any]] | None = None,
     ) -> Segment:
         """Tokens that the policy sampled, with one log-probability and one weight version per id."""
-        return cls(cast(Ids, token_ids), True, np.asarray(logprobs), version_runs(weight_versions), aligned or {})
+        return cls(
+            cast(Ids, token_ids), True, np.asarray(logprobs), version_runs(weight_versions), aligned or _NO_PAYLOADS
+        )
 
     @classmethod
     def env(cls, token_ids: ArrayLike | TokenIds) -> Segment:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import logging
 import threading
 import time
@@ -125,7 +124,7 @@ def _stopped_clocks(change: Callable[[_Clock, int], None]) -> Iterator[None]:
             change(clock, -1)
 
 
-class watch_own_deadline(AbstractContextManager["watch_own_deadline"]):
+class watch_own_deadline:
     """A block; called, it says whether the code of the block is inside of `own_deadline` now. A class, as
     `set_contextvar` is."""
 
@@ -196,15 +195,14 @@ async def with_deadline(
         return _outcome(first.result)
     loop = asyncio.get_running_loop()
     left, queue_left, stopped = seconds, queue, False
-    context = Context()  # of what wakes this task, which else takes a copy for each
     while left > 0 and queue_left > 0:
         # Queueing may begin and end at any time, so the clock is read again when the nearer deadline could have passed.
         timeout = max(_LEAST_WAIT, min(left, queue_left)) if stopped else min(left, max(_LEAST_WAIT, queue_left))
         # As `asyncio.wait` for one task, in half of its time, and here, as a coroutine of its own takes 0.5 kB.
-        waiter: asyncio.Future[None] = loop.create_future()
-        wake = functools.partial(wake_up, waiter)
-        timer = loop.call_later(timeout, wake, context=context)
-        task.add_done_callback(wake, context=context)
+        waiter = _Waiter(loop=loop)
+        wake = waiter.wake
+        timer = loop.call_later(timeout, wake, context=CALLBACKS.context)
+        task.add_done_callback(wake, context=CALLBACKS.context)
         try:
             await waiter
         except asyncio.CancelledError:
@@ -233,6 +231,23 @@ def _outcome(result: Callable[[], T]) -> T:
 def wake_up(waiter: asyncio.Future[None], *_: object) -> None:
     if not waiter.done():
         waiter.set_result(None)
+
+
+class _Callbacks(threading.local):
+    """The `context` of this thread's callbacks that end at once and read none. Else each one that waits has a copy."""
+
+    def __init__(self) -> None:
+        self.context = Context()
+
+
+CALLBACKS = _Callbacks()
+
+
+class _Waiter(asyncio.Future[None]):
+    __slots__ = ()
+
+    def wake(self, *_: object) -> None:
+        wake_up(self)
 
 
 async def shielded(awaitable: Awaitable[T]) -> T:

@@ -133,7 +133,7 @@ _calls: dict[asyncio.Task[Any], tool_works[Any]] = {}
 _said = LogThrottle(LOG_INTERVAL)
 
 
-class tool_works(contextlib.AbstractContextManager[None], Generic[T]):
+class tool_works(Generic[T]):
     """Say that the running task is that of a tool's call while the block runs.
 
     If the task blocks its event loop, `caught` is called with the tool in another thread; it returns what is done about

@@ -25,15 +25,19 @@ class Lease:
     __slots__ = ("_give_back",)
 
     def __init__(self, give_back: Callable[[], None]) -> None:
-        self._give_back = [give_back]
+        self._give_back = give_back
 
     @property
     def held(self) -> bool:
-        return bool(self._give_back)
+        return hasattr(self, "_give_back")
 
     def release(self) -> None:
-        with contextlib.suppress(IndexError):  # `pop` is atomic: of two threads, one gives back
-            self._give_back.pop()()
+        try:
+            give_back = self._give_back
+            del self._give_back  # atomic: of two threads, one gives back
+        except AttributeError:
+            return
+        give_back()
 
 
 class RateLimiter(ABC):
@@ -99,7 +103,7 @@ class LocalRateLimiter(RateLimiter):
                 return None
             self._free -= 1
             self.granted += 1
-            return Lease(self._hand_on)
+            return Lease(self)
 
     @property
     def full(self) -> bool:
@@ -123,16 +127,16 @@ class LocalRateLimiter(RateLimiter):
                     self._waiters.remove(place)
                     raise
             # The permit was already handed to us, on this loop or on its way here: pass it on.
-            self._hand_on()
+            self()
             raise
-        return Lease(self._hand_on)
+        return Lease(self)
 
     def overdraw(self) -> Lease:
         """Take a permit at once. If none is free, the next one that is given back goes to no waiter."""
         with self._lock:
             self._free -= 1
             self.granted += 1
-        return Lease(self._hand_on)
+        return Lease(self)
 
     def resize(self, limit: int) -> None:
         """Change how many permits there are. If fewer are left than are held, none is taken away: those that are given
@@ -143,7 +147,8 @@ class LocalRateLimiter(RateLimiter):
             self.limit = limit
             self._serve()
 
-    def _hand_on(self) -> None:
+    def __call__(self) -> None:
+        """Take a permit back and hand it on. Leases call the limiter itself: a method would take 64 bytes in each."""
         with self._lock:
             self._free += 1
             self._serve()

@@ -12,7 +12,7 @@ import pytest
 from toolgym.rollout import SamplingParams
 from toolgym.rollout.engines import FinishReason, Generation, PauseMode
 from toolgym.rollout.engines.base import Engine
-from toolgym.rollout.job import EpisodeKey, current_episode, episode_scope
+from toolgym.rollout.job import EpisodeKey, current_episode, enter_episode
 from toolgym.rollout.recording import CassetteEngine, RecordingEngine
 from toolgym.rollout.recording.cassette import Cassette, CassetteMissError, CassetteWriter
 from toolgym.tools.concurrency.deadline import DeadlineError
@@ -52,11 +52,10 @@ async def test_a_miss_names_the_nearest_request_and_what_differs(scripted, tmp_p
     hot = dataclasses.replace(PARAMS, temperature=1.5)
     with pytest.raises(CassetteMissError, match=r"line 4: temperature 1.0 was recorded and 1.5 is asked"):
         await ask(engine, [9, 9], params=hot)
-    with (
-        episode_scope(EpisodeKey(3, 1)),
-        pytest.raises(CassetteMissError, match=r"^task 3, sample 1: .*there is none of this one"),
-    ):
+    enter_episode(EpisodeKey(3, 1))
+    with pytest.raises(CassetteMissError, match=r"^task 3, sample 1: .*there is none of this one"):
         await ask(engine, [9, 9])
+    enter_episode(None)
     assert len(engine.cassette.misses) == 4
     with pytest.raises(CassetteMissError, match="holds no request at all"):
         await ask(CassetteEngine(Cassette(path, engine=engine.cassette.engine)), [1])
@@ -68,8 +67,8 @@ async def test_the_order_of_arrival_does_not_matter(scripted, tmp_path):
 
     async def one(engine, episode, delay):
         await asyncio.sleep(delay)
-        with episode_scope(EpisodeKey(*episode)):
-            return await ask(engine, [1, 2], [1, 2, 3], [1, 2])
+        enter_episode(EpisodeKey(*episode))
+        return await ask(engine, [1, 2], [1, 2, 3], [1, 2])
 
     async def everyone(engine):
         delays = [source.random() / 50 for _ in range(40)]
@@ -161,6 +160,7 @@ async def test_it_is_an_engine_like_any_other():
 
 def test_code_outside_of_episodes_belongs_to_none():
     assert current_episode() is None
-    with episode_scope(EpisodeKey(2, 3)):
-        assert current_episode() == (2, 3)
+    assert enter_episode(EpisodeKey(2, 3)) is None
+    assert current_episode() == (2, 3)
+    assert enter_episode(None) == (2, 3)
     assert current_episode() is None

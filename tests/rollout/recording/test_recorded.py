@@ -12,7 +12,7 @@ from tests.actors import call
 from toolgym.envs import CodeInterpreterEnv, Task, ToolEnv
 from toolgym.rollout import EpisodeLimits, RunConfig, Runner, SamplingParams, replay
 from toolgym.rollout.engines import FinishReason
-from toolgym.rollout.job import EpisodeKey, episode_scope
+from toolgym.rollout.job import EpisodeKey, enter_episode
 from toolgym.rollout.recording import recorded
 from toolgym.rollout.recording.cassette import Cassette, CassetteMissError
 from toolgym.rollout.recording.recorder import config_from_json
@@ -345,10 +345,8 @@ async def test_a_tool_call_that_was_not_recorded_says_what_was(record_and_replay
     _, _, path = await record_and_replay(engine)
     cassette = Cassette.load(path)
     replayed = ReplayedTool(next(iter(cassette.tools.values()))[0], cassette)
-    with (
-        episode_scope(EpisodeKey(0, 1)),
-        pytest.raises(CassetteMissError, match=r"odd.execute with {'do': 'play'} is not in .*{'do': 'work'}"),
-    ):
+    enter_episode(EpisodeKey(0, 1))
+    with pytest.raises(CassetteMissError, match=r"odd.execute with {'do': 'play'} is not in .*{'do': 'work'}"):
         await replayed.execute("x", {"do": "play"})
 
 
