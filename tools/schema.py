@@ -23,6 +23,15 @@ _KINDS: Mapping[str, tuple[type, ...]] = {
     "array": (list,),
 }
 
+
+@functools.lru_cache(maxsize=1024)
+def _check_parameters(text: str) -> None:
+    """Refuse what is no JSON Schema; each text once, as that takes 1 ms, and envs may make their tools anew."""
+    import jsonschema
+
+    jsonschema.Draft202012Validator.check_schema(json.loads(text))
+
+
 _ANNOTATIONS = frozenset({"title", "description", "default", "examples"})
 """Keywords of JSON Schema that forbid nothing."""
 
@@ -52,7 +61,9 @@ class ToolSchema:
                 f"parameters of tool {self.name!r} must be a JSON Schema with type 'object', got {self.parameters!r}"
             )
         try:
-            jsonschema.Draft202012Validator.check_schema(dict(self.parameters))
+            _check_parameters(json.dumps(dict(self.parameters)))
+        except TypeError as error:
+            raise ConfigError(f"parameters of tool {self.name!r} must be JSON: {error}") from error
         except jsonschema.SchemaError as error:
             where = "/".join(str(part) for part in error.absolute_path) or "its top"
             raise ConfigError(
