@@ -1,6 +1,7 @@
 """A policy learns to use the code interpreter: GRPO in plain PyTorch, on our batch, on a CPU, in some minutes.
 
     python examples/learn_plain_torch.py --seed 0
+    python examples/learn_plain_torch.py --seed 0 --device cuda
 
 `learn_code_interpreter.py` does the same with TRL, and says how the starting policy was made, what the held-out tasks
 are, and how success is measured. The three functions below, of about 60 lines, are the whole trainer. The engine
@@ -52,9 +53,9 @@ def learn(model, batch, advantages):
         loss.backward()
 
 
-async def main(seed, steps, groups, group_size, learning_rate, tasks, samples):
+async def main(seed, steps, groups, group_size, learning_rate, tasks, samples, device):
     """Train, and print success before and after."""
-    model = AutoModelForCausalLM.from_pretrained(tiny_policy_path())
+    model = AutoModelForCausalLM.from_pretrained(tiny_policy_path()).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=steps)
     sampling = SamplingParams(max_new_tokens=64)
@@ -65,7 +66,7 @@ async def main(seed, steps, groups, group_size, learning_rate, tasks, samples):
         for step in range(steps):
             config = RunConfig(group_size=group_size, seed=seed, training_step=step, sampling=sampling)
             trajectories = await rollout(ENV, engine, num_tasks=groups, config=config)
-            batch = make_batch(trajectories, pad_token_id=engine.tokenizer.pad_token_id)
+            batch = make_batch(trajectories, pad_token_id=engine.tokenizer.pad_token_id).to(device)
             await engine.pause()
             learn(model, batch, batch.per_row(trajectories, group_advantages(trajectories)))
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -89,4 +90,5 @@ if __name__ == "__main__":
     parser.add_argument("--learning-rate", type=float, default=3e-4)
     parser.add_argument("--tasks", type=int, default=256, help="held-out tasks to evaluate on")
     parser.add_argument("--samples", type=int, default=4, help="sampled episodes of each of them")
+    parser.add_argument("--device", default="cpu", help="of the model: cpu or cuda")
     asyncio.run(main(**vars(parser.parse_args())))

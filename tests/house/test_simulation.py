@@ -7,6 +7,8 @@ import asyncio
 import sys
 
 import pytest
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from tests.front.exports.conftest import DEMO
 from tests.house.test_layout import ROOT
@@ -88,3 +90,38 @@ def test_without_the_simulator_it_says_what_to_install(monkeypatch, tmp_path):
         assert f"no aisimulate in {python}" in str(left.value)
         assert "pip install --no-deps --pre aisimulate==0.13.0.dev" in str(left.value)
         assert "sha256" in str(left.value)
+
+
+def test_the_decoder_that_is_timed_on_a_gpu_is_qwen3(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    from real_gpu import TINY, Decoder
+
+    decoder = Decoder(TINY, "cpu", torch.float32)
+    config = Qwen3Config(
+        vocab_size=512, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, tie_word_embeddings=False,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e6},
+    )  # fmt: skip
+    weights = {"model.embed_tokens": decoder.embedding, "model.norm": decoder.norm, "lm_head": decoder.head}
+    for number, layer in enumerate(decoder.layers):
+        parts = {
+            **dict(zip(("q_proj", "k_proj", "v_proj"), layer["qkv"].split([64, 32, 32]), strict=True)),
+            "o_proj": layer["out"], "q_norm": layer["q_norm"], "k_norm": layer["k_norm"],
+        }  # fmt: skip
+        weights |= {f"model.layers.{number}.self_attn.{name}": value for name, value in parts.items()}
+        gate, up = layer["gate_up"].chunk(2)
+        parts = {"gate_proj": gate, "up_proj": up, "down_proj": layer["down"]}
+        weights |= {f"model.layers.{number}.mlp.{name}": value for name, value in parts.items()}
+        parts = {"input_layernorm": layer["norm"], "post_attention_layernorm": layer["mlp_norm"]}
+        weights |= {f"model.layers.{number}.{name}": value for name, value in parts.items()}
+    model = Qwen3ForCausalLM(config).eval()
+    model.load_state_dict({f"{name}.weight": value for name, value in weights.items()})
+
+    ids = torch.randint(512, (3, 20), generator=torch.Generator().manual_seed(0))
+    caches = decoder.caches(3, 19)
+    prefilled = decoder.logits(ids[:, :19], caches, decoder.turns(0, 19))
+    longer = [torch.nn.functional.pad(cache, (0, 0, 0, 1)) for cache in caches]
+    decoded = decoder.logits(ids[:, 19:], longer, decoder.turns(19, 20))
+    with torch.no_grad():
+        expected = model(ids).logits[:, 18:]
+    assert torch.allclose(torch.stack([prefilled, decoded], dim=1), expected, atol=1e-5)
