@@ -1,4 +1,4 @@
-"""A policy learns to use the code interpreter: GRPO in plain PyTorch, on our batch, on a CPU, in some minutes.
+"""A policy learns to use the code interpreter: GRPO in plain PyTorch, on our batch, on a CPU or GPU, in minutes.
 
     python examples/learn_plain_torch.py --seed 0
     python examples/learn_plain_torch.py --seed 0 --device cuda
