@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.metadata
 import json
 
@@ -48,10 +49,12 @@ class Socket:
 
 @pytest.fixture
 async def connect(http):
-    async def open(url, path="/ws", **options):
-        return Socket(await http.ws_connect(url + path, **options))
+    async with contextlib.AsyncExitStack() as stack:
 
-    return open
+        async def open(url, path="/ws", **options):
+            return Socket(await stack.enter_async_context(http.ws_connect(url + path, **options)))
+
+        yield open
 
 
 async def test_an_episode_over_a_websocket(serve, connect):
