@@ -15,6 +15,9 @@ nearly all of them are freed without it."""
 _lock = threading.Lock()
 _blocks = 0
 _found: tuple[int, int, int] | None = None  # the collector's thresholds, where the first block has changed them
+_theirs = False
+"""Whether the process was seen to freeze its heap by itself. It is asked no more: counting takes a tenth of a second
+where a million objects are frozen."""
 
 
 @contextlib.contextmanager
@@ -23,16 +26,18 @@ def freeze_heap() -> Iterator[None]:
     rarer.
 
     Cycles among these objects are freed once the block is over. Blocks that run at the same time count as one. If the
-    process has frozen its heap by itself, nothing happens.
+    process has frozen its heap by itself, nothing happens, now and from then on.
     """
-    global _blocks, _found
+    global _blocks, _found, _theirs
     with _lock:
         _blocks += 1
-        if _blocks == 1 and not gc.get_freeze_count():
-            gc.freeze()
-            _found = gc.get_threshold()
-            if 0 < _found[0] < YOUNG_OBJECTS:  # at 0 it is switched off
-                gc.set_threshold(YOUNG_OBJECTS, *_found[1:])
+        if _blocks == 1 and not _theirs:
+            _theirs = gc.get_freeze_count() > 0
+            if not _theirs:
+                gc.freeze()
+                _found = gc.get_threshold()
+                if 0 < _found[0] < YOUNG_OBJECTS:  # at 0 it is switched off
+                    gc.set_threshold(YOUNG_OBJECTS, *_found[1:])
     try:
         yield
     finally:

@@ -8,6 +8,7 @@ import weakref
 
 import pytest
 
+from toolgym.tools.concurrency import gc_freeze
 from toolgym.tools.concurrency.gc_freeze import YOUNG_OBJECTS, freeze_heap
 
 
@@ -17,7 +18,8 @@ class Cycle:
 
 
 @pytest.fixture(autouse=True)
-def _own_heap():
+def _own_heap(monkeypatch):
+    monkeypatch.setattr(gc_freeze, "_theirs", False)
     frozen = gc.get_freeze_count()
     gc.unfreeze()
     yield
@@ -53,11 +55,15 @@ def test_blocks_at_the_same_time_end_with_the_last_of_them():
     assert not gc.get_freeze_count()
 
 
-def test_a_heap_that_the_process_froze_stays_frozen():
+def test_a_heap_that_the_process_froze_stays_frozen_and_is_counted_once(monkeypatch):
     gc.freeze()
-    with freeze_heap():
-        pass
-    assert gc.get_freeze_count()
+    count, counts = gc.get_freeze_count, []
+    monkeypatch.setattr(gc, "get_freeze_count", lambda: counts.append(count()) or counts[-1])
+    for _ in range(3):
+        with freeze_heap():
+            pass
+    assert len(counts) == 1
+    assert count()
 
 
 @pytest.mark.parametrize("threshold", [(500, 11, 12), (0, 11, 12), (90_000, 11, 12)])
