@@ -20,7 +20,7 @@ from tests.processes import end_with_the_tests
 
 # A busy machine is no error: generating inputs, and examples themselves, may take as long as they need.
 LENIENT = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
-settings.register_profile("dev", max_examples=20, **LENIENT)
+settings.register_profile("dev", max_examples=10, **LENIENT)
 settings.register_profile("ci", max_examples=60, **LENIENT)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 

@@ -123,18 +123,18 @@ def test_a_module_that_cannot_be_imported_is_one_line(tmp_path, monkeypatch, cap
         ("toolgym serve openenv CodeI", "CodeInterpreter-v0"),
     ],
 )
-def test_a_shell_completes_commands_and_ids(tmp_path, words, offered):
-    done = run(
-        tmp_path, _TOOLGYM_COMPLETE="complete_bash", COMP_WORDS=words, COMP_CWORD=str(len(words.split()) - 1)
-    )  # fmt: skip
-    assert done.stdout.split() == [offered]
+def test_a_shell_completes_commands_and_ids(tmp_path, as_typed, monkeypatch, words, offered):
+    monkeypatch.setenv("_TOOLGYM_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", words)
+    monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
+    assert as_typed("toolgym", tmp_path).stdout.split() == [offered]
 
 
-def test_completion_is_offered_by_the_command_and_not_by_its_parts(tmp_path):
-    assert "--install-completion" in run(tmp_path, "--help").stdout
+def test_completion_is_offered_by_the_command_and_not_by_its_parts(tmp_path, as_typed):
+    assert "--install-completion" in as_typed("toolgym --help", tmp_path).stdout
     for command in ("envs", "serve"):
-        assert "completion" not in run(tmp_path, command, "--help").stdout
+        assert "completion" not in as_typed(f"toolgym {command} --help", tmp_path).stdout
 
 
-def test_the_help_of_a_server_shows_its_defaults(tmp_path):
-    assert "[default: 127.0.0.1]" in run(tmp_path, "serve", "search", "--help").stdout
+def test_the_help_of_a_server_shows_its_defaults(tmp_path, as_typed):
+    assert "[default: 127.0.0.1]" in as_typed("toolgym serve search --help", tmp_path).stdout

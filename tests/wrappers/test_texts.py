@@ -51,7 +51,7 @@ async def test_results_are_cut_by_tokens(counting, call, tokenizer, side, shares
 
 @pytest.mark.parametrize("side", ["left", "right", "middle"])
 @given(text=st.text(min_size=1), most=st.integers(1, 12))
-@settings(max_examples=60, deadline=None)
+@settings(deadline=None)
 def test_no_character_is_split_and_none_invented(tokenizer, side, text, most):
     """Also where one character is several tokens."""
     text = text.encode("utf-8", "replace").decode()

@@ -117,7 +117,11 @@ class RandomAgent:
         return self.histories[pick % len(self.histories)]
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=2 * settings.default.max_examples,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(moves, st.sampled_from([(), ("side_call",), ("retracted", "sub_agent")]))
 def test_the_rule_holds_whatever_agents_do(scripted, tokenizer, moves, untrained):
     asyncio.run(_play(scripted, tokenizer, moves, untrained))

@@ -287,7 +287,7 @@ def task_of(test):
     return {"setup": test.setup, "helpers": test.helpers, "code": test.code, "entry_points": entry_points}
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=9 * settings.default.max_examples, deadline=None)
 @given(
     st.sampled_from(sorted(TESTS)),
     st.just({"dict": []}) | FUNCTION | FOUND | VALUES,

@@ -19,7 +19,7 @@ from toolgym.tools.errors import ConfigError, SandboxFileError
 from toolgym.tools.sandbox.base import ExecutionResult, ExecutionStatus, Limits
 from toolgym.tools.sandbox.local import LocalSandbox
 
-EXAMPLES = int(os.environ.get("TOOLGYM_FUZZ", "60"))
+EXAMPLES = int(os.environ.get("TOOLGYM_FUZZ", settings.default.max_examples))
 TIMEOUT = 2.0
 ANSWER = 120.0
 """Seconds after which a call counts as hanging."""

@@ -47,7 +47,7 @@ def outcome(reading):
     return call.messages, call.tools
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=4 * settings.default.max_examples, deadline=None)
 @given(data=st.data(), wire=st.sampled_from(sorted(ENTRIES)))
 def test_a_request_says_the_same_whatever_came_before_it(data, wire):
     memory, entries = RequestMemory(), st.lists(st.sampled_from(ENTRIES[wire]), max_size=6)

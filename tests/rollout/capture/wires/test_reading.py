@@ -438,7 +438,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=5 * settings.default.max_examples, deadline=None)
 @given(wire=st.sampled_from(sorted(BY_NAME)), body=st.dictionaries(FIELDS, JSON, max_size=4))
 def test_a_request_is_read_or_refused_whatever_it_holds(wire, body):
     try:
