@@ -22,14 +22,9 @@ from toolgym.version import __version__
 COMMAND = [sys.executable, "-m", "toolgym"]
 
 
-def run(*arguments, timeout=300, **kwargs):
-    env = {**os.environ, "COLUMNS": "120", "OMP_NUM_THREADS": "1", **kwargs}
-    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=timeout, env=env, check=False)
-
-
 @pytest.fixture
 def run_here(monkeypatch, capfd):
-    """As `run`, in this process: most of a process of its own would be importing torch."""
+    """Calls the command in this process: most of a process of its own would be importing torch."""
     monkeypatch.setenv("COLUMNS", "120")
 
     def command(*arguments):
@@ -48,10 +43,12 @@ def test_version_and_help(run_here):
         assert option in shown
 
 
-def test_a_rollout_shows_figures_and_leaves_files(tmp_path):
+def test_a_rollout_shows_figures_and_leaves_files(tmp_path, run_here):
     out = tmp_path / "out"
     watched = ("--log", "tensorboard", "--metrics-port", "0")
-    done = run("rollout", "--tasks", "4", "--group-size", "2", "--out", str(out), "--max-new-tokens", "96", *watched)
+    done = run_here(
+        "rollout", "--tasks", "4", "--group-size", "2", "--out", str(out), "--max-new-tokens", "96", *watched
+    )
     assert done.returncode == 0, done.stderr
     for word in (
         "reward",

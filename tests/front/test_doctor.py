@@ -25,7 +25,7 @@ def run(*arguments):
     )
 
 
-def test_it_names_the_isolation_and_the_languages():
+def test_it_names_the_isolation_and_the_languages(tmp_path, as_typed):
     shown = run("--json")
     findings = json.loads(shown.stdout)
     if findings["isolation"] is None:
@@ -40,7 +40,7 @@ def test_it_names_the_isolation_and_the_languages():
     assert {f"extra {name}" for name, there in findings["extras"].items() if not there} <= {
         step["missing"] for step in findings["remedies"]
     }
-    table = run().stdout
+    table = as_typed("toolgym doctor", tmp_path).stdout
     assert findings["isolation"]["level"] in table
     assert "bash" in table
 
