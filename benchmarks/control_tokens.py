@@ -173,9 +173,7 @@ def places(renderer: ChatRenderer) -> list[Place]:
 
     def example(strings: Sequence[Halves]) -> list[int]:
         """Turns that come with the task. The tokens that belong into one may come out of them."""
-        texts = [
-            [half.replace("</think>", "</think>.") for half in halves] for halves in strings
-        ]  # templates cut there
+        texts = [[half.replace("</think>", "</think ") for half in halves] for halves in strings]  # templates cut there
         turns: list[Any] = [{**assistant(first), "reasoning_content": second} for first, second in texts]
         messages = [each for turn in turns for each in (*asked, turn)] + asked
         may = {encoder.id_of(token) for token in renderer.safe.turn_tokens if token in encoder.contents}
@@ -287,7 +285,9 @@ def main() -> None:
     began, total, unusable, usable = time.monotonic(), Counter[str](), list[str](), set[Path]()
     with ProcessPoolExecutor(options.processes) as pool:
         work = jobs(folders, options.strings, options.seed)
-        for count in pool.map(play, work, chunksize=len(KINDS)):
+        for number, count in enumerate(pool.map(play, work, chunksize=len(KINDS)), 1):
+            if number % 50 == 0:
+                print(f"{number} of {len(work)} jobs, {total['strings']} strings", file=sys.stderr, flush=True)
             if isinstance(count, str):
                 unusable.append(count)
                 continue
