@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import numbers
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -14,6 +14,8 @@ from toolgym.tools.errors import ConfigError, EngineError, nearest, require_whol
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+T = TypeVar("T")
 
 Answer: TypeAlias = "Generation | Mapping[str, Any] | tuple[Any, ...]"
 """A return value that `read_answer` reads."""
@@ -123,8 +125,8 @@ def read_answer(answer: object, request: GenerationRequest, weight_version: str 
     for name in answer:
         if name not in _KEYS:
             raise EngineError(f"generate returned an unknown key {name!r}{nearest(str(name), _KEYS)}")
-    token_ids = tuple(map(int, _numbers("token_ids", answer["token_ids"], numbers.Integral)))
-    logprobs = tuple(map(float, _numbers("logprobs", answer["logprobs"], numbers.Real)))
+    token_ids = _numbers("token_ids", answer["token_ids"], int, numbers.Integral)
+    logprobs = _numbers("logprobs", answer["logprobs"], float, numbers.Real)
     aligned = answer.get("aligned") or {}
     if not isinstance(aligned, Mapping):
         raise EngineError(f"generate returned aligned={shorten(repr(aligned))}; it must map names to arrays")
@@ -138,9 +140,9 @@ def read_answer(answer: object, request: GenerationRequest, weight_version: str 
     )
 
 
-def _numbers(name: str, values: Any, kind: type) -> list[Any]:
+def _numbers(name: str, values: Any, convert: type[T], kind: type) -> tuple[T, ...]:
     if isinstance(values, np.ndarray) and values.ndim == 1 and values.dtype.kind in _KINDS[kind]:
-        return cast("list[Any]", values.tolist())
+        return tuple(values.astype(convert, copy=False).tolist())
     if hasattr(values, "tolist"):
         values = values.tolist()
     if isinstance(values, str | bytes) or not isinstance(values, Sequence):
@@ -149,7 +151,7 @@ def _numbers(name: str, values: Any, kind: type) -> list[Any]:
         if not isinstance(value, kind) or isinstance(value, bool):
             what = "whole numbers" if kind is numbers.Integral else "numbers"
             raise EngineError(f"generate must return {name} as a list of {what}, got {value!r} in it")
-    return list(values)
+    return tuple(map(convert, values))
 
 
 def _reason(reason: Any, token_ids: tuple[int, ...], request: GenerationRequest) -> FinishReason:

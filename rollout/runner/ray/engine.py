@@ -48,8 +48,8 @@ class RayEngine(Engine):
     An actor has an async method `generate(prompt_ids, params, request_id, affinity)`: it gets int32 `[tokens]`, the
     `SamplingParams`, and two texts; if `about` says `takes_images`, also `images` and `forbidden_ids` by name. It
     returns what `toolgym.rollout.engines.callable.read_answer` reads, best with arrays. Cancelling the call must abort
-    the request. `EngineActor` is such a class for any engine; requests that begin in one round of the event loop go to
-    it in one call (see `toolgym.rollout.runner.ray.exchange`). An actor may have `abort`, `pause`, `resume`,
+    the request. `EngineActor` is such a class for any engine; requests that begin within some milliseconds go to it
+    in one call (see `toolgym.rollout.runner.ray.exchange`). An actor may have `abort`, `pause`, `resume`,
     `update_weights` and `load`, as an `Engine` has them, and `EngineActor.about`.
 
     Requests of one trajectory go to one actor. If that is dead or restarts they go to another. If none lives but one

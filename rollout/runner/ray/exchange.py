@@ -1,9 +1,9 @@
-"""Requests to an actor, sharing calls: those that begin in one round of an event loop go in one call.
+"""Requests to an actor, sharing calls: those that begin within `GATHER` seconds go in one call.
 
 Most of a turn whose engine is a Ray actor is Ray's work for a call, so there are few. An *exchange* is a call that
 brings requests and takes whatever answers are there for its client, as soon as there is one; none waits for a slower
-one. While a client waits for answers it has at least one exchange under way, so an actor that hears nothing from it for
-`CLIENT_LOST` seconds ends its requests.
+one. While a client waits for answers it has an exchange under way, or begins one within `GATHER` seconds. So an actor
+that hears nothing from it for `CLIENT_LOST` seconds ends its requests.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ from typing import Any
 
 from toolgym.rollout.runner.ray.packing import portable
 from toolgym.tools.concurrency.deadline import wake_up
+
+GATHER = 0.005
+"""Least seconds from one exchange of a client to the next: what comes meanwhile goes with that."""
 
 LONGEST = 60.0
 """Seconds after which an exchange without an answer ends, and another one begins."""
@@ -45,6 +48,7 @@ class ExchangeClient:
         self._unsent: dict[int, Request] = {}
         self._given_up: list[int] = []
         self._scheduled = False
+        self._sent = -GATHER
 
     async def ask(self, *args: Any, **kwargs: Any) -> Any:
         """Send a request, and return its answer or raise its error. Raises Ray's error if the actor cannot be reached.
@@ -56,8 +60,9 @@ class ExchangeClient:
         try:
             return await answer
         except asyncio.CancelledError:
-            self._given_up.append(number)
-            self._send_soon()
+            if self._unsent.pop(number, None) is None:
+                self._given_up.append(number)
+                self._send_soon()
             raise
         finally:
             del self._waiting[number]
@@ -65,10 +70,10 @@ class ExchangeClient:
     def _send_soon(self) -> None:
         if not self._scheduled:
             self._scheduled = True
-            self._loop.call_soon(self._send)
+            self._loop.call_at(self._sent + GATHER, self._send)
 
     def _send(self) -> None:
-        self._scheduled = False
+        self._scheduled, self._sent = False, self._loop.time()
         if not self._unsent and not self._given_up and (self._under_way or not self._waiting):
             return
         requests, self._unsent = self._unsent, {}
