@@ -47,7 +47,7 @@ TICK = 0.01
 DEADLINE = 2.0
 """Seconds that a tool call of `faults` may take."""
 
-TARGETS = {"path": 1.05, "lag": 20.0, "memory": 20.0, "faults": 255.0}
+TARGETS = {"path": 1.05, "lag": 20.0, "memory": 15.0, "faults": 255.0}
 BYTES_A_TOKEN = 8 + 4 + 8
 """What a sampled token holds while an episode runs: a place in the context, the id, and the log-probability."""
 
