@@ -45,17 +45,9 @@ class ToolInstances:
     """One instance of each tool, opened together and released exactly once; time limits are those of `ToolEnv`."""
 
     __slots__ = (
-        "_cut",
-        "_ids",
-        "_loops",
-        "_queue_timeout",
-        "_released",
-        "_score_timeout",
-        "_task",
-        "_timeout",
-        "_tools",
+        "_cut", "_ids", "_loops", "_queue_timeout", "_released", "_score_timeout", "_task", "_timeout", "_tools",
         "scope",
-    )
+    )  # fmt: skip
 
     def __init__(
         self,

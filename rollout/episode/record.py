@@ -24,18 +24,9 @@ class EpisodeRecord:
     """The facts of one episode so far; `messages` are the conversation as long as it has no tokens."""
 
     __slots__ = (
-        "_config",
-        "_id",
-        "env_id",
-        "job",
-        "messages",
-        "metrics",
-        "reward",
-        "seconds",
-        "settings",
-        "started_at",
+        "_config", "_id", "env_id", "job", "messages", "metrics", "reward", "seconds", "settings", "started_at",
         "turns",
-    )
+    )  # fmt: skip
 
     def __init__(
         self, job: Job, config: EpisodeConfig, episode_id: str, env_id: str, settings: Mapping[str, str]

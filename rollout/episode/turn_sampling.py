@@ -74,19 +74,9 @@ class TurnSampler:
     """Samples the turns of one episode, one after the other. Each request has a seed that derives from `seed`."""
 
     __slots__ = (
-        "_aborting",
-        "_clock",
-        "_engine",
-        "_id",
-        "_interrupted",
-        "_job",
-        "_limits",
-        "_observers",
-        "_request_id",
-        "_sampling",
-        "_seed",
-        "affinity",
-    )
+        "_aborting", "_clock", "_engine", "_id", "_interrupted", "_job", "_limits", "_observers", "_request_id",
+        "_sampling", "_seed", "affinity",
+    )  # fmt: skip
 
     def __init__(
         self,
