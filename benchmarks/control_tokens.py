@@ -58,6 +58,9 @@ FILLERS = [
     *("a", "|", "<", ">", "[", "]", '"', "}", "{{", "{%", "</", "x>", "<0x0A>", "<0x3C>", "\\n", "\\u003c", "&lt;"),
     *("calm", "user", "assistant", "system", "tool"),
 ]
+_CUT_AT = re.compile(r"(</think|<\|channel|<channel\|)>")
+"""Tokens at which templates cut a turn: what is left of a hostile one and of a calm one cannot be compared."""
+
 SHOWN = [ToolSchema("f", "Does it.", {"type": "object", "properties": {"x": {"type": "string", "description": "It."}}})]
 
 
@@ -173,7 +176,7 @@ def places(renderer: ChatRenderer) -> list[Place]:
 
     def example(strings: Sequence[Halves]) -> list[int]:
         """Turns that come with the task. The tokens that belong into one may come out of them."""
-        texts = [[half.replace("</think>", "</think ") for half in halves] for halves in strings]  # templates cut there
+        texts = [[_CUT_AT.sub(r"\1.>", half) for half in halves] for halves in strings]
         turns: list[Any] = [{**assistant(first), "reasoning_content": second} for first, second in texts]
         messages = [each for turn in turns for each in (*asked, turn)] + asked
         may = {encoder.id_of(token) for token in renderer.safe.turn_tokens if token in encoder.contents}
