@@ -104,7 +104,7 @@ async def test_rollout_takes_a_plan_and_its_source_hears_of_every_group(held):
         held(every_third),
         source,
         num_tasks=9,
-        config=RunConfig(group_size=2, sampling=config().sampling),
+        config=config(group_size=2, max_concurrent=2, seed=0),  # one group at a time, the first one without a signal
         plan=GroupPlan(groups=2, keep=has_signal),
     )
     assert len({one.task_id for one in done}) == 2
