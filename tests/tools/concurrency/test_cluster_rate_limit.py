@@ -228,16 +228,16 @@ async def test_those_that_wait_hear_of_an_error_that_ray_does_not_know(monkeypat
     """A background task that died of it would have left them waiting for ever."""
     client = pytest.importorskip("toolgym.tools.concurrency.cluster.rate_limit")
 
-    async def sync(self, patience):
+    async def sync(patience):
         if joined:
             raise ValueError("and cannot be joined")
-        joined.append(self)
+        joined.append(True)
 
     joined = []
     monkeypatch.setattr(client, "UNREACHABLE", 0.2)
     monkeypatch.setattr(client.ray, "is_initialized", lambda: True)
-    monkeypatch.setattr(client.LimiterClient, "_sync", sync)
     limiter = client.LimiterClient("x", "y", 1, 10.0)
+    monkeypatch.setattr(limiter, "_sync", sync)  # of this one alone: those of other tests may still be at work
     limiter.start()
     try:
         async with asyncio.timeout(50):
