@@ -10,7 +10,10 @@ samples from the module that learns, so no weights are copied; in a tree the eig
 
 import argparse
 import asyncio
+import os
 import time
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that wait must not keep the tools from a processor
 
 import torch
 from transformers import AutoModelForCausalLM
