@@ -89,8 +89,8 @@ class Episode:
 
     __slots__ = (
         "_asked", "_began", "_branches", "_budget", "_config", "_conversation", "_deadline", "_engine", "_env_seed",
-        "_limits", "_make_renderer", "_observers", "_open_turn", "_patience", "_phase", "_record", "_renderer",
-        "_sampler", "_stage", "_started", "branches_left", "env", "id", "job",
+        "_limits", "_make_renderer", "_observers", "_open_turn", "_patience", "_record", "_renderer", "_sampler",
+        "_stage", "_started", "branches_left", "env", "id", "job",
     )  # fmt: skip
 
     def __init__(
@@ -123,7 +123,6 @@ class Episode:
         self._asked: Asked | None = None
         self._branches = 0
         self._began = False  # the observers heard of the beginning
-        self._phase: tuple[Phase, str] = (Phase.RESET, "")
         self._started: float | None = None  # while it runs
         self._deadline: episode_deadline | None = None  # while it runs
         self._patience: asyncio.TimerHandle | None = None
@@ -273,16 +272,14 @@ class Episode:
 
     @contextmanager
     def waits_for_role(self) -> Iterator[None]:
-        """Tell the observers that the env waits for another role in the block, and behind it what for it did before."""
-        before = self._phase
+        """Tell the observers that the env waits for another role in the block, and works again behind it."""
         self._waits(Phase.OTHER_ROLE)
         try:
             yield
         finally:
-            self._waits(*before)
+            self._waits(Phase.RESET if self._stage is Stage.NEW else Phase.ENV)
 
     def _waits(self, phase: Phase, what: str = "") -> None:
-        self._phase = phase, what
         for observer in self._observers:
             observer.waits(self.job, phase, what)
 
