@@ -67,10 +67,10 @@ class Conversation:
         self._renderer, self._history = renderer, history
         self.messages = list(messages)
         self.view = list(messages)
-        self._examples = [message for message in messages if message["role"] == "assistant"]
+        self._examples = tuple(message for message in messages if message["role"] == "assistant")
         ids, self.images = renderer.begin(messages, most=most)
         self._prompt = self.context = ids
-        self._done: list[TokenSequence] = []
+        self._done: tuple[TokenSequence, ...] = ()
         self._segments: list[Segment] = []
         self._start_reason = "start"
         self.first_prompt_tokens = self._turn_start = len(self.context)  # where the present turn begins in the context
@@ -83,7 +83,7 @@ class Conversation:
         """Return a conversation in the same state that goes on by itself. Both share the arrays of the ids so far."""
         twin = copy.copy(self)
         twin.messages, twin.view = [*self.messages], [*self.view]
-        twin._done, twin._segments, twin._readings = [*self._done], [*self._segments], [*self._readings]
+        twin._segments, twin._readings = [*self._segments], [*self._readings]
         return twin
 
     @property
@@ -208,7 +208,7 @@ class Conversation:
         if extension.prompt is None:
             self.add_env_tokens(extension.added or ())
         else:
-            self._done = list(self.sequences)
+            self._done = self.sequences
             self._segments, self._start_reason = [], extension.start_reason
             self._prompt = self.context = TokenIds(extension.prompt)
         self.images = extension.images
