@@ -42,11 +42,15 @@ def read_env_kwargs(text: str | None, option: str = "--env-kwargs") -> dict[str,
 
 
 def tool_files(text: str) -> dict[str, Path]:
-    """Read `--tool-config`, a file or `ID=FILE,...`: a file by the id of its env; by "" that of every env."""
+    """Read `--tool-config`, a file or `ID=FILE,...`: a file by the id of its env; by "" that of every env.
+    Raises ConfigError if an id comes twice."""
     parts = [part.partition("=") for part in text.split(",")]
     if Path(text).exists() or not all(file for _, _, file in parts):
         return {"": Path(text)}
-    return {id.strip(): Path(file.strip()) for id, _, file in parts}
+    files = {id.strip(): Path(file.strip()) for id, _, file in parts}
+    if len(files) < len(parts):
+        raise ConfigError(f"--tool-config names each env once, as 'A-v0=a.yaml,B-v0=b.yaml'; got {text!r}")
+    return files
 
 
 def load_tools(option: Path | None, ids: Sequence[str], every_id: Sequence[str]) -> dict[str, list[BaseTool]]:

@@ -73,6 +73,7 @@ def test_one_file_has_the_tools_of_all_and_must_not_change_until_the_run_is_over
         (("--env", "SingleTurn-v0=0,Math-v0=0"), "all weights are 0"),
         (("--env", "SingleTurn-v0,Maths-v0"), "did you mean 'Math-v0'"),
         (("--env", "SingleTurn-v0,Math-v0", "--task-file", "FILE"), "are for SingleTurn-v0, CodeInterpreter-v0, and"),
+        (("--env", BOTH, "--tool-config", "GSM8K-v0=FILE,GSM8K-v0=FILE"), "--tool-config names each env once"),
         (("--env", BOTH, "--tool-config", "Single-v0=FILE"), "--tool-config for 'Single-v0', did you mean"),
         (("--env", BOTH, "--env-kwargs", '{"SingleTurn-v0": 3}'), "expected an object of arguments for 'SingleTurn"),
         (("--env", BOTH, "--env-kwargs", '{"Single-v0": {}}'), "env_kwargs for 'Single-v0', did you mean"),
