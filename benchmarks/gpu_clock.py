@@ -84,10 +84,10 @@ class Nothing(BaseEnv):
     """An env that is only held: `Played` has the episode."""
 
     async def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        raise NotImplementedError
+        raise AssertionError("`Played` has the episode: the env is only held")
 
     async def step(self, action: Any) -> Any:
-        raise NotImplementedError
+        raise AssertionError("`Played` has the episode: the env is only held")
 
     async def close(self) -> None:
         pass
@@ -147,7 +147,7 @@ class Gpus(Engine):
     vocab_size = context_length = 1 << 20
 
     async def _generate(self, request: GenerationRequest) -> Generation:
-        raise NotImplementedError
+        raise AssertionError("requests go to a GPU by `choose`: the runner asks this engine for its load alone")
 
     async def load(self) -> EngineLoad:
         return EngineLoad(max(gpu.weight for gpu in self.gpus) / CACHE, sum(gpu.in_flight for gpu in self.gpus), 0)
