@@ -70,13 +70,13 @@ def test_each_request_waits_for_earlier_ones_until_it_began(played, row):
     known = {one.row["request_id"]: one for one in play.requests}
     rows = list(rows_of(play.requests))
     assert len(rows) == len(known) == len(play.requests)
-    for one in rows:
-        request = known[one["request_id"]]
-        ends = [known[name].ended for name in one.get("wait_for", ())]
-        begins = max(ends) + (one["delay"] + one.get("tool_wait_ms", 0.0)) / 1e3 if ends else one["timestamp"] / 1e3
+    for row in rows:
+        request = known[row["request_id"]]
+        ends = [known[name].ended for name in row.get("wait_for", ())]
+        begins = max(ends) + (row["delay"] + row.get("tool_wait_ms", 0.0)) / 1e3 if ends else row["timestamp"] / 1e3
         assert begins == pytest.approx(request.began, abs=1e-5)
     if row == "trees":
-        waits = [name for one in rows for name in one.get("wait_for", ())[:1]]
+        waits = [name for row in rows for name in row.get("wait_for", ())[:1]]
         assert len(waits) > len(set(waits))
 
 

@@ -336,8 +336,8 @@ async def test_waiting_for_another_role_is_no_time_of_the_env_or_of_the_turn(scr
     engine = scripted(lambda *_: "said")
     generate, engine._generate = engine._generate, slow
     limits = EpisodeLimits(turn_timeout=0.3, env_timeout=0.3)
-    own = {"solver": RolePlan(limits=EpisodeLimits())}
-    done = by_role(await rollout(EnvFactory.of(Talk, roles=own), engine, talk(), config=config(limits=limits)))
+    plans = {"solver": RolePlan(limits=EpisodeLimits())}
+    done = by_role(await rollout(EnvFactory.of(Talk, roles=plans), engine, talk(), config=config(limits=limits)))
     assert done["asker"].stop_reason == "answered"
     assert done["asker"].seconds > 0.5
     assert done["asker"].env_seconds < 0.25
@@ -470,13 +470,13 @@ async def test_a_run_is_resumed_at_whole_episodes(scripted, tmp_path, lines):
 
 
 async def test_an_env_that_cannot_be_made_is_a_failure_of_each_role(scripted):
-    made = []
+    envs = []
 
     def make():
-        made.append(NimEnv())
-        if len(made) > 1:
+        envs.append(NimEnv())
+        if len(envs) > 1:
             raise OSError("no more")
-        return made[0]
+        return envs[0]
 
     done = await Runner(make, scripted(lambda *_: 0.1), config=config(group_size=2)).run([nim_task(5)])
     assert [(one.role, one.stop_reason.value) for one in done if one.stop_reason == "env_create_failed"] == [

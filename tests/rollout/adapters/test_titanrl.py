@@ -59,12 +59,12 @@ class Six(Sums):
 class Shaky(Six):
     """Every second episode loses its sandbox with its first call."""
 
-    made = 0
+    envs = 0
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
-        type(self).made += 1
-        self.number = self.made
+        type(self).envs += 1
+        self.number = self.envs
 
     async def step(self, action):
         if self.number % 2:

@@ -103,10 +103,10 @@ async def test_each_player_of_a_game_is_a_role_with_its_own_tokens():
         for role, reward in (("player-0", 1.0), ("player-1", -1.0))
         for sample in range(2)
     ]
-    for one in trajectories:
-        assert_exact(engine, one)
-        words = [message["content"] for message in one.messages[1:]]
-        assert words[::2] == (["[0]", "[2]", "[4]", "[6]"] if one.role == "player-0" else ["[1]", "[3]", "[5]"])
+    for trajectory in trajectories:
+        assert_exact(engine, trajectory)
+        words = [message["content"] for message in trajectory.messages[1:]]
+        assert words[::2] == (["[0]", "[2]", "[4]", "[6]"] if trajectory.role == "player-0" else ["[1]", "[3]", "[5]"])
         assert len({*words}) == len(words), "a player reads nothing twice"
     with pytest.raises(ConfigError, match="has several roles"):
         await toolgym.make("TextArena/TicTacToe-v0").reset()

@@ -42,9 +42,9 @@ async def test_each_player_reads_what_is_new_to_it_and_has_its_own_tokens_and_re
         ("player-0", 1.0, "answered"),
         ("player-1", -1.0, "answered"),
     ]
-    for one in done:
-        assert_exact(engine, one)
-    first, second = ([message["content"] for message in one.messages] for one in done)
+    for trajectory in done:
+        assert_exact(engine, trajectory)
+    first, second = ([message["content"] for message in trajectory.messages] for trajectory in done)
     assert first[:4] == [
         "Be quick.",
         f"Play well.\n\n[GAME] A heap of {heap}.",
@@ -60,7 +60,7 @@ async def test_a_group_begins_alike_and_a_player_may_be_a_frozen_one(tokenizer):
     env = EnvFactory.of(game(), roles={"player-1": plan})
     engine = ScriptedEngine(tokenizer, lambda *_: "one")
     done = await rollout(env, engine, num_tasks=3, config=RunConfig(seed=1, group_size=2))
-    begun = [one.messages[0]["content"] for one in done]
+    begun = [trajectory.messages[0]["content"] for trajectory in done]
     assert begun[::2] == begun[1::2]
     assert len({*begun}) > 1
     assert [one.role for one in done] == ["player-0"] * 6
