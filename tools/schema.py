@@ -7,33 +7,13 @@ import enum
 import functools
 import json
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from toolgym.tools.errors import ConfigError, nearest
+from toolgym.tools.json_schema import ANNOTATIONS, PLAIN_KINDS, ArgumentChecker, is_plain
 from toolgym.tools.message import MessageToolCall
-
-_KINDS: Mapping[str, tuple[type, ...]] = {
-    "string": (str,),
-    "integer": (int,),
-    "number": (int, float),
-    "boolean": (bool,),
-    "object": (dict,),
-    "array": (list,),
-}
-
-
-@functools.lru_cache(maxsize=1024)
-def _check_parameters(text: str) -> None:
-    """Refuse what is no JSON Schema; each text once, as that takes 1 ms, and envs may make their tools anew."""
-    import jsonschema
-
-    jsonschema.Draft202012Validator.check_schema(json.loads(text))
-
-
-_ANNOTATIONS = frozenset({"title", "description", "default", "examples"})
-"""Keywords of JSON Schema that forbid nothing."""
 
 
 @dataclass(frozen=True)
@@ -44,34 +24,33 @@ class ToolSchema:
         parameters: a JSON Schema (2020-12) of type `object`, kept whole: it reaches the model and the validator exactly
             as the tool's author wrote it.
         strict: passed through to `to_openai` if set.
+        external: whether another program wrote the schema and checks the arguments again, such as an MCP server or an
+            agent. Schemas that this library cannot check are then accepted, see `ArgumentChecker`.
+
+    Raises ConfigError if the name is empty, or the parameters are not JSON or not a valid JSON Schema.
     """
 
     name: str
     description: str = ""
     parameters: Mapping[str, Any] = field(default_factory=lambda: {"type": "object", "properties": {}})
     strict: bool | None = None
+    external: bool = field(default=False, compare=False)
 
     def __post_init__(self) -> None:
-        import jsonschema
-
         if not self.name or not isinstance(self.name, str):
             raise ConfigError(f"a tool needs a non-empty name, got {self.name!r}")
-        if not isinstance(self.parameters, Mapping) or self.parameters.get("type", "object") != "object":
+        is_object = isinstance(self.parameters, Mapping) and self.parameters.get("type", "object") == "object"
+        if not isinstance(self.parameters, Mapping) or not (is_object or self.external):
             raise ConfigError(
                 f"parameters of tool {self.name!r} must be a JSON Schema with type 'object', got {self.parameters!r}"
             )
         try:
-            _check_parameters(json.dumps(dict(self.parameters)))
-        except TypeError as error:
-            raise ConfigError(f"parameters of tool {self.name!r} must be JSON: {error}") from error
-        except jsonschema.SchemaError as error:
-            where = "/".join(str(part) for part in error.absolute_path) or "its top"
-            raise ConfigError(
-                f"parameters of tool {self.name!r} are not a valid JSON Schema at {where}: {error.message}"
-            ) from error
+            ArgumentChecker(self.parameters, external=self.external)
+        except ConfigError as error:
+            raise ConfigError(f"parameters of tool {self.name!r} {error}") from error
 
     @classmethod
-    def from_openai(cls, value: Mapping[str, Any]) -> ToolSchema:
+    def from_openai(cls, value: Mapping[str, Any], *, external: bool = False) -> ToolSchema:
         """Read `{"type": "function", "function": {"name", "description", "parameters"}}`, or the inner object."""
         function = value.get("function", value) if isinstance(value, Mapping) else None
         if not isinstance(function, Mapping) or "name" not in function:
@@ -84,6 +63,7 @@ class ToolSchema:
             description=function.get("description") or "",
             parameters=_without_nulls(function.get("parameters") or {"type": "object", "properties": {}}),
             strict=function.get("strict"),
+            external=external,
         )
 
     def to_openai(self) -> dict[str, Any]:
@@ -117,8 +97,7 @@ class ToolSchema:
         """Return a sentence that a model can act on for each argument that is wrong."""
         if self._fits_plainly(arguments):
             return []
-        errors = sorted(self._validator.iter_errors(dict(arguments)), key=lambda e: list(map(str, e.absolute_path)))
-        return [sentence for error in errors for sentence in _sentences(error)]
+        return self._checker.problems(arguments)
 
     def with_defaults(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         return _fill_defaults(self.parameters, arguments)
@@ -135,16 +114,16 @@ class ToolSchema:
     @functools.cached_property
     def _plain_kinds(self) -> Mapping[str, tuple[type, ...]] | None:
         properties = self.parameters.get("properties", {})
-        plain = self.parameters.keys() <= {"type", "properties", "required", "additionalProperties", *_ANNOTATIONS}
-        if not plain or not all(_is_plain(property) for property in properties.values()):
+        if not isinstance(properties, Mapping) or not isinstance(self.parameters.get("required", []), list):
             return None
-        return {name: _KINDS[property["type"]] for name, property in properties.items()}
+        plain = self.parameters.keys() <= {"type", "properties", "required", "additionalProperties", *ANNOTATIONS}
+        if not plain or not all(is_plain(property) for property in properties.values()):
+            return None
+        return {name: PLAIN_KINDS[property["type"]] for name, property in properties.items()}
 
     @functools.cached_property
-    def _validator(self) -> Any:
-        import jsonschema
-
-        return jsonschema.Draft202012Validator(dict(self.parameters))
+    def _checker(self) -> ArgumentChecker:
+        return ArgumentChecker(self.parameters, external=self.external)
 
     def __getstate__(self) -> dict[str, Any]:
         return {item.name: getattr(self, item.name) for item in fields(self)}
@@ -221,12 +200,6 @@ def check_call(call: ToolCall, schemas: Mapping[str, ToolSchema]) -> ToolCall | 
     return ToolCallError(CallProblem.WRONG_ARGUMENTS, text, raw, call.id, call.index, call.name)
 
 
-def _is_plain(schema: Any) -> bool:
-    if not isinstance(schema, Mapping) or schema.keys() - {"type"} - _ANNOTATIONS:
-        return False
-    return isinstance(schema.get("type"), str) and schema["type"] in _KINDS
-
-
 def _without_nulls(schema: Any) -> Any:
     """Copy a schema without keywords whose value is null, as verl's files write `enum: null` for "no enum". Null means
     something in `default` and `const` only (and inside `enum` and `examples`, which are kept)."""
@@ -251,37 +224,10 @@ def map_subschemas(schema: Mapping[str, Any], change: Callable[[Any], Any]) -> d
     return copied
 
 
-def _sentences(error: Any) -> list[str]:
-    path = _path(error.absolute_path)
-    value, rule = error.instance, error.validator
-    if rule == "required":
-        absent = [name for name in error.validator_value if name not in value]
-        return [f"Missing required argument {_join(path, name)!r}." for name in absent]
-    if rule == "additionalProperties" and isinstance(value, Mapping):
-        allowed = list(error.schema.get("properties", {}))
-        extra = [name for name in value if name not in allowed]
-        expected = ", ".join(repr(name) for name in allowed) or "none"
-        return [f"Unexpected argument {_join(path, name)!r}; allowed: {expected}." for name in extra]
-    subject = f"Argument {path!r}" if path else "The arguments"
-    if rule == "type":
-        expected = error.validator_value
-        expected = " or ".join(expected) if isinstance(expected, list) else expected
-        return [f"{subject} must be of type {expected}, got {_json_type(value)} {_short(value)}."]
-    if rule == "enum":
-        choices = ", ".join(json.dumps(item, ensure_ascii=False) for item in error.validator_value)
-        return [f"{subject} must be one of {choices}, got {_short(value)}."]
-    if rule in ("anyOf", "oneOf") and error.context:
-        kinds = [child.validator_value for child in error.context if child.validator == "type"]
-        if kinds and len(kinds) == len(error.context):
-            return [
-                f"{subject} must be of type {' or '.join(map(str, kinds))}, got {_json_type(value)} {_short(value)}."
-            ]
-    return [f"{subject} is not valid: {error.message}."]
-
-
 def _fill_defaults(schema: Mapping[str, Any], value: Mapping[str, Any]) -> dict[str, Any]:
     filled = dict(value)
-    for name, child in schema.get("properties", {}).items():
+    properties = schema.get("properties")
+    for name, child in properties.items() if isinstance(properties, Mapping) else ():
         if not isinstance(child, Mapping):
             continue
         if name not in filled and "default" in child:
@@ -293,24 +239,3 @@ def _fill_defaults(schema: Mapping[str, Any], value: Mapping[str, Any]) -> dict[
                 _fill_defaults(child["items"], item) if isinstance(item, dict) else item for item in filled[name]
             ]
     return filled
-
-
-def _path(parts: Sequence[str | int]) -> str:
-    text = ""
-    for part in parts:
-        text += f"[{part}]" if isinstance(part, int) else (f".{part}" if text else part)
-    return text
-
-
-def _join(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name
-
-
-def _json_type(value: Any) -> str:
-    names = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object"}
-    return names.get(type(value), "null" if value is None else type(value).__name__)
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 80 else text[:77] + "..."

@@ -64,7 +64,7 @@ class Renderers:
             kept = self._kept.get(key)
             if kept is None:
                 try:
-                    schemas = [ToolSchema.from_openai(schema) for schema in tools]
+                    schemas = [ToolSchema.from_openai(schema, external=True) for schema in tools]
                     make = in_thread(policy_renderer, self._tokenizer, self._config, schemas)
                     kept = self._kept[key] = await with_deadline(make, _PATIENCE)
                 except (ConfigError, TemplateError) as error:

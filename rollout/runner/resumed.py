@@ -144,7 +144,7 @@ def _of_tokens(trajectory: Trajectory, runner: Runner) -> _Facts:
     plan = runner.env.roles.get(trajectory.role)
     renderer = ChatRenderer(
         runner.tokenizer if plan is None else plan.tokenizer_in_use(runner.tokenizer),
-        [ToolSchema.from_openai(tool) for tool in trajectory.tools],
+        [ToolSchema.from_openai(tool, external=True) for tool in trajectory.tools],
         runner.config.template_kwargs,
         parser=runner.config.parser,
         processor=runner.config.processor,

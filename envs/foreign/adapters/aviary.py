@@ -27,7 +27,7 @@ class AviaryAdapter(Adapter):
         if "seed" in inspect.signature(self.env.reset).parameters:
             arguments["seed"] = start.seed
         messages, tools = await self.env.reset(**arguments)
-        schemas = [ToolSchema.from_openai(tool.info.model_dump(exclude_none=True)) for tool in tools]
+        schemas = [ToolSchema.from_openai(tool.info.model_dump(exclude_none=True), external=True) for tool in tools]
         return Begun(opened(start.messages, self._read(messages)), schemas)
 
     async def step(self, turn: ParsedTurn) -> Stepped:

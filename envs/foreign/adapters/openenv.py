@@ -131,7 +131,10 @@ class OpenEnvAdapter(Adapter):
         observation, _, _, info = self._split(await self._call("step", ListToolsAction()))
         if info.get("error"):
             raise EpisodeFailedError(StopReason.RESET_FAILED, f"{self.name} could not list its tools: {info['error']}")
-        return [ToolSchema(tool.name, tool.description or "", tool.input_schema) for tool in observation.tools]
+        return [
+            ToolSchema(tool.name, tool.description or "", tool.input_schema, external=True)
+            for tool in observation.tools
+        ]
 
     # ------------------------------------------------------------------ observations
 

@@ -53,7 +53,11 @@ class Tau2Adapter(Adapter):
             prompt, tools = info.get("policy"), info["tools"]
         else:  # the policy plays the user, who has a scenario to follow and perhaps tools
             prompt, tools = str(info["task"].user_scenario), info.get("user_tools") or ()
-        return Begun(led_by(prompt, messages), [ToolSchema.from_openai(tool.openai_schema) for tool in tools], info)
+        return Begun(
+            led_by(prompt, messages),
+            [ToolSchema.from_openai(tool.openai_schema, external=True) for tool in tools],
+            info,
+        )
 
     async def step(self, turn: ParsedTurn) -> Stepped:
         call = turn.calls[0] if turn.calls else None
