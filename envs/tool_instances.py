@@ -110,6 +110,7 @@ class ToolInstances:
             if error.queued:
                 failure, result = str(error), _unavailable(request.name, str(error))
             else:
+                failure = str(error) if called.calls_server else ""
                 result = ToolResult(f"[The tool {request.name!r} {error} and was stopped]")
         except Exception as error:  # noqa: BLE001  a tool's failure is the model's observation
             _log.debug("tool %r raised", request.name, exc_info=True)

@@ -91,6 +91,8 @@ class BaseTool(ABC):
     Attributes:
         stays_on_loop: all calls must come from one event loop. Otherwise a tool that was caught blocking the event loop
             runs on one of its own in later episodes.
+        calls_server: another program's server answers the calls. A call that it does not answer in time is counted as a
+            failure of the infrastructure.
 
     Raises:
         ConfigError: there is no schema, it is not valid, or lacks an argument that the class's own schema requires.
@@ -98,6 +100,7 @@ class BaseTool(ABC):
 
     default_schema: ToolSchema | None = None
     stays_on_loop: bool = False
+    calls_server: bool = False
 
     def __init__(
         self,

@@ -135,6 +135,7 @@ class McpEnv(ToolEnv):
 
 class _McpTool(BaseTool):
     stays_on_loop = True
+    calls_server = True
 
     def __init__(self, env: McpEnv, schema: ToolSchema) -> None:
         super().__init__(None, schema)

@@ -13,6 +13,7 @@ from toolgym.tools.base import ToolResult
 from toolgym.tools.closeable import AsyncCloseable
 from toolgym.tools.errors import ConfigError, ToolgymError, error_text, shorten
 from toolgym.tools.mcp.server import McpServer
+from toolgym.tools.mcp.tolerant import ServerData
 from toolgym.tools.message import ImagePart, image_part
 from toolgym.tools.schema import ToolSchema
 
@@ -21,11 +22,14 @@ CLOSE_SECONDS = 10.0
 
 MAX_PAGES = 1000
 
+ERROR_DATA_CHARS = 1000
+"""Characters of an error's `data` that the policy reads."""
+
 UNAVAILABLE = "[The tool's server is not available]"
 """The reason is in the call's metrics."""
 
-_MODELS_FAULT = (-32602, -32601)
-"""Codes of JSON-RPC for arguments and tools that the server does not take: the model reads what it says."""
+_CLOSED = (-32000, -32001)
+"""Codes of the SDK's own errors for a session that was closed, and for a request that timed out."""
 
 
 class McpError(ToolgymError, ConnectionError):
@@ -77,7 +81,8 @@ class McpConnection(AsyncCloseable):
                 for _ in range(MAX_PAGES):
                     page = await self._client.list_tools(cursor=cursor)
                     schemas += [
-                        ToolSchema(tool.name, tool.description or "", dict(tool.input_schema)) for tool in page.tools
+                        ToolSchema(tool.name, tool.description or "", dict(tool.input_schema), external=True)
+                        for tool in page.tools
                     ]
                     cursor = page.next_cursor
                     if cursor is None:
@@ -89,9 +94,12 @@ class McpConnection(AsyncCloseable):
         raise McpError(f"the MCP server {self.server.name!r} has a list of tools of more than {MAX_PAGES} pages")
 
     async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
-        """Call a tool. The caller sets the deadline; a call that is cancelled is cancelled at the server too. The
-        `status` in the metrics is `ok`, `error` if the tool says that it failed or does not take the arguments, or
-        `unavailable` (with `infra_failure` and `error`) if the server failed."""
+        """Call a tool. The caller sets the deadline; a call that is cancelled is cancelled at the server too.
+
+        Returns:
+            A result whose metrics have the `status` `ok`; `error` if the server answered with an error, whose message
+            the model reads; or `unavailable`, with `infra_failure` and `error`, if the server did not answer.
+        """
         from mcp import MCPError
 
         if self._holder.done():
@@ -99,8 +107,9 @@ class McpConnection(AsyncCloseable):
         try:
             result = await self._client.call_tool(name, arguments)
         except MCPError as error:
-            if error.code in _MODELS_FAULT:
-                return ToolResult(error.message, 0.0, {"status": "error", "code": error.code})
+            data = error.data
+            if isinstance(data, ServerData) or (self.server.in_process and error.code not in _CLOSED):
+                return ToolResult(_error_text(error.message, data), 0.0, {"status": "error", "code": error.code})
             return _unavailable(f"{error.message} (code {error.code}){self._wrote()}")
         except Exception as error:  # noqa: BLE001  the SDK lets transports' and validators' errors through
             return _unavailable(error_text(error))
@@ -172,6 +181,15 @@ def result_of(result: Any, metrics: dict[str, Any], *, images: bool) -> ToolResu
     if not parts and not pictures and structured is not None:
         parts.append(json.dumps(structured, ensure_ascii=False))
     return ToolResult("\n".join(parts), 0.0, metrics, images=pictures)
+
+
+def _error_text(message: str, data: Any) -> str:
+    """Return what the policy reads of an error: its message, and its `data` if there is any."""
+    details = data.data if isinstance(data, ServerData) else data
+    if details is None:
+        return message
+    text = details if isinstance(details, str) else json.dumps(details, ensure_ascii=False, default=str)
+    return f"{message}\n{shorten(text, ERROR_DATA_CHARS)}"
 
 
 def _unavailable(error: str) -> ToolResult:

@@ -13,6 +13,7 @@ from toolgym.tools.config import read_options
 from toolgym.tools.errors import ConfigError
 from toolgym.tools.http.addresses import check_address
 from toolgym.tools.lazy import missing_extra
+from toolgym.tools.mcp.tolerant import tolerant_transport
 
 MAX_EVENT = 64 * 1024 * 1024
 """Bytes of one event of a server with a URL; a longer one breaks the call off."""
@@ -60,6 +61,11 @@ class McpServer:
             return " ".join([self._target.command, *self._target.args])
         return getattr(self._target, "__name__", repr(self._target))
 
+    @property
+    def in_process(self) -> bool:
+        """Whether the server runs in this process."""
+        return not isinstance(self._target, str | McpCommand)
+
     async def client(self, mode: str, opened: AsyncExitStack, log: Any) -> Any:
         """Return an `mcp.Client` that is not yet connected. `opened` closes what it needs, `log` is a file for what a
         command writes to its standard error."""
@@ -74,7 +80,8 @@ class McpServer:
             # Each call has its own deadline, so reading has none here: a server may think for long.
             timeout = httpx2.Timeout(30.0, read=None)
             http = await opened.enter_async_context(httpx2.AsyncClient(headers=self._headers, timeout=timeout))
-            return Client(streamable_http_client(target, http_client=http, max_sse_event_size=MAX_EVENT), mode=mode)
+            transport = streamable_http_client(target, http_client=http, max_sse_event_size=MAX_EVENT)
+            return Client(tolerant_transport(transport), mode=mode)
         if isinstance(target, McpCommand):
             options = StdioServerParameters(
                 command=target.command,
@@ -83,7 +90,7 @@ class McpServer:
                 cwd=target.cwd,
                 encoding_error_handler="replace",
             )
-            return Client(stdio_client(options, errlog=log), mode=mode)
+            return Client(tolerant_transport(stdio_client(options, errlog=log)), mode=mode)
         return Client(target(), mode=mode)
 
 
