@@ -250,24 +250,35 @@ async def stream(
     write_timeout: float,
     *,
     ping: float | None = None,
+    headers_first: bool = False,
 ) -> web.StreamResponse:
-    """Answer with the messages that `produce` emits, and every `ping` seconds a sign of life.
+    """Answer with the messages that `produce` emits, and with a sign of life after every `ping` seconds of silence.
 
-    The client's deadline ends the stream. `cut` cuts the connection: so the SDKs know that a sandbox is gone. The last
-    message says an error. Raises ConnectionError if the client or its sandbox is gone.
+    The client's deadline ends the stream. An error is reported in the last message.
+
+    Args:
+        cut: closes the connection when it is set, so that the SDKs notice that a sandbox is gone.
+        headers_first: whether the headers are sent before the first message. The JavaScript SDK's time-out for a cell
+            starts when it has the headers. It must be False while the request's body is still being sent, because
+            clients may drop the rest of a request that is answered.
+
+    Raises ConnectionError if the client or its sandbox is gone.
     """
     response = web.StreamResponse(headers={"Content-Type": form.content_type})
     lock, refused = asyncio.Lock(), None
 
     async def send(data: bytes) -> None:
         async with lock:
-            if not response.prepared:  # not before: clients may leave off the rest of a request that is answered
+            if not response.prepared:
                 await response.prepare(call.request)
-            await within(write_timeout, response.write(data))
+            if data:
+                await within(write_timeout, response.write(data))
 
     async def emit(message: Mapping[str, Any]) -> None:
         await send(form.pack(message))
 
+    if headers_first:
+        await send(b"")
     running, cutting = asyncio.ensure_future(produce(emit)), asyncio.create_task(cut.wait())
     try:
         async with asyncio.timeout(deadline_of(call)):

@@ -70,7 +70,8 @@ class Interpreter:
             await context.run(code, env, self._config.max_timeout, shown)
 
         async with self._boxes.gate.slot():
-            return await stream(call, _LINES, lines, box.interrupted, self._config.write_timeout, ping=PING)
+            timeout = self._config.write_timeout
+            return await stream(call, _LINES, lines, box.interrupted, timeout, ping=PING, headers_first=True)
 
     async def create(self, call: Call) -> web.Response:
         box, asked = await self._finder.find(call, token=False), read_json(call.body)

@@ -191,3 +191,12 @@ async def test_bash_outlives_an_interrupted_cell(box):
     async with box.client.http.post(f"{box.client.url}/execute", json=body, headers=box.headers) as response:
         assert json.loads(await response.content.readline())["text"] == "begun\n"
     assert printed(await box.cell("echo $A", language="bash")) == "1\n"
+
+
+async def test_headers_of_a_cell_come_before_its_output(box):
+    code = "import os, time\nwhile not os.path.exists('/home/user/released'): time.sleep(0.01)\n7"
+    async with box.client.http.post(f"{box.client.url}/execute", json={"code": code}, headers=box.headers) as response:
+        assert response.status == 200  # the cell is still waiting for the file
+        await box.write("/home/user/released", b"")
+        lines = (await response.text()).splitlines()
+    assert [json.loads(line)["text"] for line in lines if '"result"' in line] == ["7"]
