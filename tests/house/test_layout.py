@@ -106,6 +106,7 @@ ORDERS = {
         "serving",
         "parsers",
         "sandbox",
+        "confined",
         "sessions",
         "library",
         "judge",

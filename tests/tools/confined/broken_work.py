@@ -1,0 +1,1 @@
+raise ImportError("no module that the work needs")
