@@ -38,17 +38,20 @@ class OverrunError(ToolgymError):
     """
 
     def __init__(self, reason: Reason) -> None:
-        super().__init__(
-            {"time": "it took too long", "memory": "it took too much memory", "died": "it crashed"}[reason]
-        )
+        super().__init__(_TEXTS[reason])
         self.reason = reason
+
+    @property
+    def component(self) -> str:
+        """The name of a score's component that says why the score is 0."""
+        return {"time": "too_slow", "memory": "too_large", "died": "crashed"}[self.reason]
 
 
 class WorkError(ToolgymError):
     """The function that was called raised an exception, whose type and text are the message."""
 
 
-class StartError(ToolgymError, RuntimeError):
+class StartError(ToolgymError, OSError):
     """No process can be started: the infrastructure's failure, whatever the text is."""
 
 

@@ -8,7 +8,6 @@ import functools
 import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
@@ -24,51 +23,48 @@ from toolgym.envs.tool_instances import AnsweredCall, ToolInstances
 from toolgym.envs.types import End, StopReason
 from toolgym.tools.base import BaseTool, ToolResult
 from toolgym.tools.closeable import closed_on_error
-from toolgym.tools.concurrency.blocking import in_thread
-from toolgym.tools.concurrency.execution_pool import tool_pool
+from toolgym.tools.confined import OverrunError, ProcessPool
 from toolgym.tools.errors import ConfigError, UnknownNameError, nearest, require_whole_number
 from toolgym.tools.message import Message, MessageToolCall, assistant, tool_call, user
 from toolgym.tools.parsers import ParsedTurn
 from toolgym.tools.schema import ToolCall, ToolCallError, ToolSchema, check_call
 
-STATELESS = "MathAPI"
+CALL_SECONDS = 5.0
+"""CPU seconds for one call of a function."""
+
+CHECK_SECONDS = 20.0
+"""CPU seconds for the checker, which replays an episode's calls."""
 
 REFUSED = "refused"
-"""The status of a call that was not carried out, since it would hold up the process."""
+"""The status of a call that is not carried out, because it would take too much time or memory."""
 
-MOST_DIGITS = 1000
+_pool = ProcessPool(Path(__file__).with_name("work.py"), name="the process that carries out BFCL's functions")
 
 
 class Apis:
-    """The objects of one episode of an entry, and its functions by name, in the documentation's order."""
+    """The functions of one episode of an entry, and the state of their objects, which other processes read."""
 
     def __init__(self, entry: Mapping[str, Any]) -> None:
-        self._objects: dict[str, Any] = {}
+        self._entry = {name: entry[name] for name in ("id", "involved_classes", "initial_config")}
+        self._state: str | None = None
         self.schemas: dict[str, ToolSchema] = {}
-        long_context = "long_context" in entry["id"]
+        self._classes: dict[str, str] = {}
         for name in entry["involved_classes"]:
-            api = package.api_class(name)()
-            if name != STATELESS:
-                scenario = copy.deepcopy(entry["initial_config"].get(name, {}))
-                api._load_scenario(scenario, long_context=long_context)
             for schema in package.schemas(name):
                 self.schemas[schema.name] = schema
-                self._objects[schema.name] = api
+                self._classes[schema.name] = name
 
-    def function(self, name: str) -> Any:
-        return getattr(self._objects[name], name)
+    def signature(self, name: str) -> inspect.Signature:
+        return package.signature(self._classes[name], name)
 
-    def call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
-        """Carry out a call. The text is BFCL's own for its models (`execute_multi_turn_func_call`)."""
-        if _is_endless(name, arguments):
-            return ToolResult("Error during execution: the result would be too large", 0.0, {"status": REFUSED})
-        copied = copy.deepcopy(dict(arguments))  # functions keep what they are given, and change it later
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
+        """Carry out a call in another process, on the state that the last call left."""
         try:
-            with package.precision_lock if name == "logarithm" else nullcontext():
-                value = _text(self.function(name)(**copied))
-        except Exception as error:  # noqa: BLE001  the model reads it, as in BFCL
-            return ToolResult(f"Error during execution: {error}", 0.0, {"status": "error"})
-        return ToolResult(value)
+            answer = await _pool.call("call", self._entry, self._state, name, dict(arguments), cpu_seconds=CALL_SECONDS)
+        except OverrunError as error:
+            return ToolResult(f"Error during execution: {error}", 0.0, {"status": REFUSED})
+        self._state = answer["state"]
+        return ToolResult(answer["text"], 0.0, {} if answer["status"] == "ok" else {"status": answer["status"]})
 
 
 class ApiFunction(BaseTool):
@@ -79,28 +75,10 @@ class ApiFunction(BaseTool):
         self._apis = apis
 
     async def execute(self, instance_id: str, parameters: dict[str, Any], **execute_kwargs: Any) -> ToolResult:
-        return await tool_pool().run(functools.partial(self._apis.call, self.name, parameters), name=self.name)
+        return await self._apis.call(self.name, parameters)
 
     async def fork(self, instance_id: str) -> str:
         return await self.create()  # `BFCLEnv.fork` copies the objects
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, dict):
-        with suppress(TypeError, ValueError):
-            return json.dumps(value)
-    return str(value)
-
-
-def _is_endless(name: str, arguments: Mapping[str, Any]) -> bool:
-    """Whether a call computes with so many digits that no other thread would get its turn for long."""
-    if name in ("logarithm", "square_root", "round_number"):
-        digits = arguments.get("decimal_places" if name == "round_number" else "precision")
-        return isinstance(digits, int | float) and abs(digits) > MOST_DIGITS
-    base, exponent = arguments.get("base"), arguments.get("exponent")
-    if name != "power" or not isinstance(base, int) or not isinstance(exponent, int):
-        return False
-    return base.bit_length() * abs(exponent) > 4 * MOST_DIGITS
 
 
 _any_arguments = functools.cache(ToolSchema)
@@ -250,7 +228,7 @@ class BFCLEnv(ToolEnv):
         assert self._apis is not None
         values = [ast.literal_eval(argument) for argument in call.args]
         named = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
-        arguments = inspect.signature(self._apis.function(call.func.id)).bind(*values, **named).arguments
+        arguments = self._apis.signature(call.func.id).bind(*values, **named).arguments
         return tool_call(call.func.id, dict(arguments), id=id)
 
 
@@ -263,4 +241,8 @@ async def _score(outcome: Outcome) -> Score:
     if outcome.stop_reason is not StopReason.ANSWERED:
         return Score(0.0)
     entry = package.entries(outcome.task.id.rpartition("_")[0])[outcome.task.id]
-    return await in_thread(package.check, entry, package.calls_by_turn(outcome))
+    try:
+        wrong = await _pool.call("check", entry, package.calls_by_turn(outcome), cpu_seconds=CHECK_SECONDS)
+    except OverrunError as error:
+        return Score(0.0, {error.component: 1.0})
+    return Score(0.0, {wrong: 1.0}) if wrong else Score(1.0)

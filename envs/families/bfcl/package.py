@@ -1,4 +1,6 @@
-"""The parts of the package `bfcl-eval` that the env uses: entries, documentation of functions, classes and the checker.
+"""The parts of the package `bfcl-eval` that the env reads: entries, documentation of functions, and prompts.
+
+What computes on the policy's text, BFCL's functions and its checker, runs in other processes: `work.py`.
 
 `bfcl-eval` pins NumPy and some 25 clients of services. None of them is needed here, so it is installed without its
 dependencies, or its wheel is read as it is.
@@ -6,32 +8,22 @@ dependencies, or its wheel is read as it is.
 
 from __future__ import annotations
 
-import copy
 import functools
 import importlib
 import importlib.resources
 import inspect
 import json
 import sys
-import threading
-import uuid
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from toolgym.envs.rewards.base import Outcome, Score
-from toolgym.envs.types import ToolCallRecord
+from toolgym.envs.rewards.base import Outcome
 from toolgym.tools.errors import ConfigError, MissingExtraError, missing_file
 from toolgym.tools.lazy import missing_package
 from toolgym.tools.schema import ToolSchema
 
 VERSION = "2026.3.23"
-
-_EVAL = "bfcl_eval.eval_checker.multi_turn_eval"
-
-precision_lock = threading.Lock()
-"""For `logarithm`, which sets the precision of all of mpmath."""
 
 _TYPES = {"dict": "object", "float": "number", "tuple": "array"}
 
@@ -74,34 +66,11 @@ def schemas(class_name: str) -> tuple[ToolSchema, ...]:
 
 
 @functools.cache
-def api_class(class_name: str) -> type:
-    """Return the class that carries the functions out.
-
-    A default that is a list would be shared by all episodes of the process (`post_tweet` has two), so each call gets a
-    new one.
-    """
+def signature(class_name: str, function: str) -> inspect.Signature:
+    """Return the signature of a function, without `self`."""
     paths = _import("bfcl_eval.constants.executable_backend_config").CLASS_FILE_PATH_MAPPING
-    api: type = getattr(_import(paths[class_name]), class_name)
-    for name, function in list(vars(api).items()):
-        if inspect.isfunction(function) and any(
-            isinstance(default, list | dict) for default in function.__defaults__ or ()
-        ):
-            setattr(api, name, _with_new_defaults(function))
-    return api
-
-
-def _with_new_defaults(function: Callable[..., Any]) -> Callable[..., Any]:
-    signature = inspect.signature(function)
-
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        bound = signature.bind(*args, **kwargs)
-        for name, parameter in signature.parameters.items():
-            if isinstance(parameter.default, list | dict):
-                bound.arguments.setdefault(name, copy.copy(parameter.default))
-        return function(*bound.args, **bound.kwargs)
-
-    return call
+    method = inspect.signature(getattr(getattr(_import(paths[class_name]), class_name), function))
+    return method.replace(parameters=[*method.parameters.values()][1:])
 
 
 def added_functions_prompt() -> str:
@@ -135,41 +104,26 @@ def _json_schema(value: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def calls_by_turn(outcome: Outcome) -> list[list[str]]:
-    """Return the calls that were carried out after each of the user's turns, as BFCL writes them."""
+    """Return the calls that were carried out after each of the user's turns, as BFCL's checker reads them."""
     records = iter(outcome.tool_calls)  # in the order of their messages; ids are the policy's, and may repeat
     turns: list[list[str]] = [[]]
     for message in outcome.messages[len(outcome.task.messages) :]:
         if message["role"] == "user":
             turns.append([])
         elif message["role"] == "tool" and (record := next(records)).status in ("ok", "error"):
-            turns[-1].append(written(record))
+            turns[-1].append(format_call(record.name, record.arguments or {}))
     return turns
 
 
-def written(call: ToolCallRecord) -> str:
-    """Return a call as Python, its texts without parentheses: the checker puts a name before each word ahead of one."""
-    arguments = (f"{name}={value!r}" for name, value in (call.arguments or {}).items())
-    return f"{call.name}({', '.join(arguments).replace('(', chr(92) + 'x28')})"
+def format_call(name: str, arguments: Mapping[str, Any]) -> str:
+    """Return a call of a known function as Python whose arguments are one literal: nothing in them is a name or code.
 
+    Parentheses are escaped, because the checker puts the name of an object before each word ahead of one.
 
-def check(entry: Mapping[str, Any], turns: Sequence[Sequence[str]]) -> Score:
-    for class_name in entry["involved_classes"]:
-        api_class(class_name)  # the checker calls the same classes
-    name = f"toolgym_{uuid.uuid4().hex}"
-    truth = entry["ground_truth"]
-    steps = [[list(calls)] if calls else [] for calls in turns]
-    uses_precision = any("logarithm(" in call for calls in (*turns, *truth) for call in calls)
-    try:
-        with precision_lock if uses_precision else nullcontext():
-            verdict = _import(f"{_EVAL}.multi_turn_checker").multi_turn_checker(
-                steps, truth, copy.deepcopy(dict(entry)), "", name
-            )
-    except RecursionError:  # folders that the policy copied into themselves
-        verdict = {"valid": False, "error_type": "multi_turn:endless_state"}
-    finally:
-        variables = vars(_import(f"{_EVAL}.multi_turn_utils"))  # the checker keeps its objects in them
-        for key in [variable for variable in variables if variable.startswith(name)]:
-            del variables[key]
-    if verdict["valid"]:
-        return Score(1.0)
-    return Score(0.0, {str(verdict["error_type"]).rpartition(":")[2]: 1.0})
+    >>> print(format_call("cd", {"folder": "a(b)", "x=print": 1}))
+    cd(**{'folder': 'a\\x28b)', 'x=print': 1})
+    """
+    if not name.isidentifier():
+        raise ValueError(f"a function's name is an identifier, got {name!r}")
+    literal = repr(dict(arguments)).replace("(", "\\x28")
+    return f"{name}(**{literal})"

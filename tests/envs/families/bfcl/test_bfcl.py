@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 
 import toolgym
-from toolgym.envs.families.bfcl import package
-from toolgym.envs.families.bfcl.package import check, written
+from toolgym.envs.families.bfcl import env as bfcl_env
+from toolgym.envs.families.bfcl import package, work
+from toolgym.envs.families.bfcl.package import format_call
 from toolgym.envs.tasks.task import Task
-from toolgym.envs.types import StopReason, ToolCallRecord
+from toolgym.envs.types import StopReason
 from toolgym.rollout import EpisodeLimits, RunConfig, SamplingParams, open_engine, rollout, tiny_policy_path
 from toolgym.testing import check_env
 from toolgym.tools.errors import ConfigError
@@ -196,22 +197,128 @@ async def test_endless_arithmetic_is_refused(name, arguments):
         assert await play(env, gold) == 1.0
 
 
-def test_a_text_with_parentheses_reaches_the_checker_as_it_is():
+def test_arguments_reach_the_checker_as_they_are():
     text = "see sort (a) and \\(b\\) 'c' \"d\" ls(e)"
-    record = ToolCallRecord("1", "echo", {"content": text, "deep": [{"x": text}]}, "ok", "")
-    source = written(record)
+    arguments = {"content": text, "deep": [{"x": text}], "no name=(1), b": None, "": [1.5, True]}
+    source = format_call("echo", arguments)
     assert source.count("(") == 1
-    assert eval(source, {"echo": dict}) == {"content": text, "deep": [{"x": text}]}
+    assert eval(source, {"echo": dict}) == arguments
+    with pytest.raises(ValueError, match="identifier"):
+        format_call("echo(1); ls", {})
+
+
+CODE = r"setattr\x28__import__\x28'sys'), 'POLICY_WAS_HERE', 1)"
+HOSTILE_NAMES = [
+    f'a=[[0 for json.JSONEncoder.__class_getitem__ in [exec]], json.JSONEncoder["{CODE}"]], b',
+    f"a={CODE}, b",
+    "a=setattr(__import__('sys'), 'POLICY_WAS_HERE', 1), b",
+    "*[1], a",
+    "folder=1) or (2",
+    "folder\n=1",
+    "lambda",
+    "a b",
+    "",
+    "self",
+    "\ud800",
+    "\u02b0folder",
+    "f{folder}",
+]
+
+
+@pytest.mark.parametrize("solved", [True, False])
+async def test_names_of_arguments_are_never_code(solved):
+    """A call with such a name fails, in the episode and in the checker, and changes nothing."""
+    async with make() as env:
+        await begin(env, 0)
+        gold = env.gold_actions()
+        for name in HOSTILE_NAMES:
+            result = await env.step(assistant("", [tool_call("cd", {name: 1}, id="hostile")]))
+            [record] = result.info["tool_calls"]
+            assert record.status == "error", name
+            assert record.text.startswith("Error during execution: "), name
+        assert await play(env, gold if solved else [assistant("")]) == float(solved)
+    assert not hasattr(sys, "POLICY_WAS_HERE")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "sys.exit()", "print(1)", "[].append(1)", "api._objects()", "api.cd(print)", "api.cd(**print())",
+        "(lambda: 1)()", "api.cd(folder=f'{1}')", "api.cd", "1", "api.cd(*[1])", "api.cd(folder=[x for x in '1'])",
+    ],
+)  # fmt: skip
+def test_the_checker_carries_out_calls_with_literals_only(source):
+    class Api:
+        def cd(self, folder):
+            raise AssertionError("carried out")
+
+        _objects = print = cd
+
+    with pytest.raises((ValueError, TypeError, KeyError)):
+        work._carry_out({"api": Api()}, source)
+
+
+def test_functions_and_the_checker_do_not_run_in_this_process():
+    """The classes are imported for their signatures; the modules that carry calls out are not even imported."""
+    program = """
+import asyncio, sys, toolgym
+async def main():
+    async with toolgym.make("BFCL/multi_turn_base-v0") as env:
+        await env.reset(seed=0)
+        for action in env.gold_actions():
+            result = await env.step(action)
+        loaded = [name for name in sys.modules if name.endswith(("multi_turn_utils", "multi_turn_checker"))]
+        print(result.reward, loaded)
+asyncio.run(main())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240, check=False)
+    assert done.stdout == "1.0 []\n", done.stderr
+
+
+async def test_a_state_that_grows_is_refused_and_stays_as_it_was():
+    async with make() as env:
+        await begin(env, 0)
+        gold = env.gold_actions()
+        result = await env.step(call("mkdir", dir_name="x" * work.MAX_STATE))
+        assert result.info["tool_calls"][0].status == "refused"
+        assert "too large" in result.obs[0]["content"]
+        assert await play(env, gold) == 1.0
+
+
+async def test_a_folder_copied_into_itself_scores_0():
+    async with make() as env:
+        await begin(env, 0)
+        gold = env.gold_actions()
+        await env.step(call("mkdir", dir_name="a"))
+        for _ in range(3):
+            await env.step(call("cp", source="a", destination="a"))
+        assert await play(env, gold) == 0.0
+
+
+async def test_a_call_without_end_is_an_observation_and_a_check_without_end_scores_0(monkeypatch):
+    async with make() as env:
+        await begin(env, 0)
+        await env.step(call("touch", file_name="large.txt"))
+        await env.step(call("echo", content="line\n" * 600_000, file_name="large.txt"))
+        monkeypatch.setattr(bfcl_env, "CALL_SECONDS", 1e-6)
+        result = await env.step(call("sort", file_name="large.txt"))
+        assert result.info["tool_calls"][0].status == "refused"
+        assert "too long" in result.obs[0]["content"]
+        monkeypatch.setattr(bfcl_env, "CALL_SECONDS", 60.0)
+        monkeypatch.setattr(bfcl_env, "CHECK_SECONDS", 1e-6)
+        for action in env.gold_actions():
+            result = await env.step(action)
+        assert (result.reward, result.info["metrics"]["score/too_slow"]) == (0.0, 1.0)
 
 
 def test_the_checker_leaves_nothing_behind():
     entry = package.entries("multi_turn_base")["multi_turn_base_0"]
     variables = vars(importlib.import_module("bfcl_eval.eval_checker.multi_turn_eval.multi_turn_utils"))
-    before = set(variables)
-    assert check(entry, entry["ground_truth"]).value == 1.0
-    assert check(entry, [[], *entry["ground_truth"][1:]]).components == {"empty_turn_model_response": 1.0}
+    before = {*variables, "eval"}
+    assert work.check(entry, entry["ground_truth"]) == ""
+    assert work.check(entry, [[], *entry["ground_truth"][1:]]) == "empty_turn_model_response"
     wrong = [["mkdir(dir_name='other')", *entry["ground_truth"][0]], *entry["ground_truth"][1:]]
-    assert check(entry, wrong).components == {"instance_state_mismatch": 1.0}
+    assert work.check(entry, wrong) == "instance_state_mismatch"
     assert set(variables) == before
 
 
