@@ -1,10 +1,10 @@
 """The program of a `ProcessPool`: it calls the functions of one Python file, whose arguments hold hostile text.
 
-It is started by its path with the path of that file, and imports nothing of toolgym itself. The parent sends pickles,
-because the parent is trusted; answers are JSON, because this process is not.
+It is started by its path with the path of that file, and imports no package of toolgym, which would take long. The
+parent sends pickles, because the parent is trusted; answers are JSON, because this process is not.
 
-A call that exceeds its CPU time is ended by the kernel, also inside of C code. The limits do not need the parent: if
-that has died, a call still ends.
+A call that exceeds its CPU time is ended by the kernel, also inside of C code. The limits do not need the parent: a
+call also ends if the parent has died.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import select
 import signal
 import socket
 import sys
+import types
 from types import ModuleType
 from typing import Any
 
@@ -47,6 +48,30 @@ def _load(path: str) -> ModuleType:
     if hasattr(work, "load"):
         work.load()
     return work
+
+
+def _confine(work: str) -> None:
+    """Call `confine`, which stands beside this file, without importing the packages that it is in."""
+    here = os.path.dirname(os.path.abspath(__file__))
+    tools = os.path.dirname(here)
+    before = {*sys.modules}
+    folders = {
+        "toolgym": [],
+        "toolgym.tools": [],
+        "toolgym.tools.confined": [here],
+        "toolgym.tools.sandbox": [],
+        "toolgym.tools.sandbox.local": [os.path.join(tools, "sandbox", "local")],
+    }
+    for name, path in folders.items():
+        if name not in sys.modules:
+            module = types.ModuleType(name)
+            module.__path__ = path
+            sys.modules[name] = module
+    from toolgym.tools.confined.confinement import confine
+
+    confine([sys.prefix, sys.base_prefix, tools, os.path.dirname(work), *sys.path])
+    for name in [name for name in sys.modules if name not in before and name.partition(".")[0] == "toolgym"]:
+        del sys.modules[name]  # some are empty
 
 
 def _serve(link: socket.socket, work: ModuleType) -> None:
@@ -114,6 +139,7 @@ def main() -> None:
     logging.disable(logging.WARNING)
     try:
         work = _load(path)
+        _confine(path)
     except BaseException as error:  # noqa: BLE001  the parent raises it
         _send(link, _refusal("failed", error))
         return

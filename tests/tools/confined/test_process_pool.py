@@ -6,6 +6,7 @@ import asyncio
 import gc
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import psutil
 import pytest
 
 from toolgym.tools.confined import OverrunError, ProcessPool, StartError, WorkError
+from toolgym.tools.sandbox.local.kernel import landlock
 
 WORK = Path(__file__).with_name("work.py")
 
@@ -132,3 +134,37 @@ async def test_a_process_ends_with_its_parent(pool):
         assert time.monotonic() < deadline
         await asyncio.sleep(0.02)
     idle.end()
+
+
+CONFINED = sys.platform == "linux" and landlock.abi() >= 1
+
+ATTEMPTS = {
+    "read a secret": "open({secret!r}).read()",
+    "write a file": "open({secret!r} + '.new', 'w')",
+    "delete a file": "import os; os.unlink({secret!r})",
+    "change a file's mode": "import os; os.chmod({secret!r}, 0); assert not os.access({secret!r}, os.R_OK)",
+    "list the home folder": "import os; os.listdir({folder!r})",
+    "open a socket": "import socket; socket.socket()",
+    "open a unix socket": "import socket; socket.socket(socket.AF_UNIX)",
+    "start a program": "import subprocess; subprocess.run(['/bin/true'], check=True)",
+    "fork": "import os; os.fork()",
+    "signal the parent": "import os; os.kill({parent}, 0)",
+    "read the parent's environment": "open('/proc/{parent}/environ').read()",
+    "raise the memory limit": "import resource; resource.setrlimit(resource.RLIMIT_AS, (-1, -1))",
+    "trace the parent": "import ctypes; assert ctypes.CDLL(None, use_errno=True).ptrace(16, {parent}, 0, 0) == 0",
+    "leave by a new namespace": "import os; assert not __import__('ctypes').CDLL(None).unshare(0x10000000)",
+}
+
+
+@pytest.mark.skipif(not CONFINED, reason="needs Landlock")
+async def test_code_that_gets_into_a_process_stays_there(pool, tmp_path):
+    secret = tmp_path / "secret"
+    secret.write_text("key")
+    names = {"secret": str(secret), "folder": str(tmp_path), "parent": os.getpid()}
+    outcomes = {
+        about: await pool.call("attempt", code.format(**names), cpu_seconds=60) for about, code in ATTEMPTS.items()
+    }
+    assert [about for about, outcome in outcomes.items() if outcome == "done"] == []
+    assert secret.read_text() == "key"
+    assert [*tmp_path.iterdir()] == [secret]
+    assert await pool.call("attempt", "import wave, sqlite3, encodings.idna", cpu_seconds=60) == "done"

@@ -42,3 +42,12 @@ def fail(text):
 
 def flood():
     return "x" * (20 << 20)
+
+
+def attempt(code):
+    """Run code, and return the error that it raises."""
+    try:
+        exec(code, {})
+    except BaseException as error:
+        return f"{type(error).__name__}: {error}"
+    return "done"
