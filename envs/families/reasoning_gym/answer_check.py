@@ -1,8 +1,8 @@
 """`may_be_scored`: the answers that may go to a scorer of reasoning-gym that runs them as Python.
 
-Nine scorers call `eval`, or sympy's `parse_expr` which calls it, on the policy's text, in this process. Such an answer
-is read as a syntax tree first: only numbers, texts, lists, names, arithmetic, a few functions of mathematics and small
-powers pass.
+Nine scorers call `eval`, or sympy's `parse_expr` which calls it, on the policy's text. Such an answer is read as a
+syntax tree first: only numbers, texts, lists, names, arithmetic, a few functions of mathematics and small powers pass.
+The check and the scorers run in a killable process, see `work.py`.
 """
 
 from __future__ import annotations

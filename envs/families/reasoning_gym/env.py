@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from toolgym.envs.base import Action
-from toolgym.envs.families.reasoning_gym.answer_check import may_be_scored
-from toolgym.envs.families.reasoning_gym.tasks import Generator, ReasoningGymTasks, dataset, entry_of
+from toolgym.envs.families.reasoning_gym.tasks import ReasoningGymTasks, entry_of, packed_config
 from toolgym.envs.library.code_interpreter import tools_of
 from toolgym.envs.rewards.base import Outcome, Score
 from toolgym.envs.rewards.qa import tagged_answer
@@ -17,9 +16,12 @@ from toolgym.envs.tasks.sources import TaskSource
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.tool_env import ToolEnv
 from toolgym.envs.types import StopReason
-from toolgym.tools.concurrency.blocking import in_thread
-from toolgym.tools.concurrency.deadline import with_deadline
+from toolgym.tools.confined import OverrunError, ProcessPool
 from toolgym.tools.errors import ConfigError, check_seconds
+
+_pool = ProcessPool(
+    Path(__file__).with_name("work.py"), name="the process that scores answers by reasoning-gym", memory=2 << 30
+)
 
 
 class ReasoningGymEnv(ToolEnv):
@@ -32,11 +34,12 @@ class ReasoningGymEnv(ToolEnv):
             four arguments above.
         code_interpreter: whether the policy has a code interpreter.
         tool_config: options of the code interpreter, see `toolgym.tools.CodeInterpreterConfig`.
-        score_timeout: wall seconds for the generator's scorer; the episode fails if it takes longer.
+        score_timeout: CPU seconds for the generator's scorer. An answer that takes longer scores 0.
         env_kwargs: the other arguments of `ToolEnv`.
 
-    `score/refused` is 1 for an answer that a scorer would run as code and that is no plain formula; `score/unreadable`
-    if the scorer raised.
+    The scorer runs in another process. `score/refused` is 1 for an answer that the scorer would evaluate and that is
+    not a plain formula, `score/unreadable` if the scorer raised, and `score/too_slow`, `score/too_large` or
+    `score/crashed` if the answer took too much time or memory or crashed the process.
 
     Raises ConfigError if the generator refuses an argument, or two arguments do not go together, and MissingExtraError
     if reasoning-gym is not installed.
@@ -53,7 +56,7 @@ class ReasoningGymEnv(ToolEnv):
         tasks: TaskSource | Sequence[Task] | None = None,
         code_interpreter: bool = False,
         tool_config: Mapping[str, Any] | None = None,
-        score_timeout: float = 30.0,
+        score_timeout: float = 10.0,
         **env_kwargs: Any,
     ) -> None:
         described: dict[str, Any] = {"seed": seed, "size": size, "level": level, "config": config}
@@ -62,7 +65,7 @@ class ReasoningGymEnv(ToolEnv):
             raise ConfigError(f"give tasks, or {', '.join(options)}: tasks say which generator made them")
         check_seconds(score_timeout=score_timeout)
         tools, _ = tools_of([], [], code_interpreter=code_interpreter, tool_config=tool_config)
-        env_kwargs.setdefault("scorer", functools.partial(_score_in_time, score_timeout))
+        env_kwargs.setdefault("scorer", functools.partial(_score, score_timeout))
         source = tasks if tasks is not None else ReasoningGymTasks(generator, **options)
         super().__init__(tools, source, owns_tools=tools, **env_kwargs)
 
@@ -76,20 +79,15 @@ class ReasoningGymEnv(ToolEnv):
         return [f"<answer>{self.task.ground_truth}</answer>"]
 
 
-async def _score_in_time(timeout: float, outcome: Outcome) -> Score:
+async def _score(cpu_seconds: float, outcome: Outcome) -> Score:
     answer = tagged_answer(outcome.final_text) if outcome.stop_reason is StopReason.ANSWERED else None
     if answer is None:
         return Score(0.0)
     generator, entry = entry_of(outcome.task)
-    name = str(entry["metadata"].get("source_dataset", generator.name))  # a composite generator's part
-    if not may_be_scored(name, answer):
-        return Score(0.0, {"refused": 1.0})
-    return await with_deadline(in_thread(_score, generator, answer, entry), timeout)
-
-
-def _score(generator: Generator, answer: str, entry: Mapping[str, Any]) -> Score:
     try:
-        copied = copy.deepcopy(entry)  # the next task may be made of the same one
-        return Score(float(dataset(generator).score_answer(answer, copied)))
-    except Exception:  # noqa: BLE001  several scorers raise for answers of another form than they expect
-        return Score(0.0, {"unreadable": 1.0})
+        value = await _pool.call(
+            "score", generator.name, packed_config(generator), answer, entry, cpu_seconds=cpu_seconds
+        )
+    except OverrunError as error:
+        return Score(0.0, {error.component: 1.0})
+    return Score(0.0, {value: 1.0}) if isinstance(value, str) else Score(value)

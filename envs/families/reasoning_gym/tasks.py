@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import pickle
 import random
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -121,6 +122,12 @@ def dataset(generator: Generator) -> Any:
             raise
         reason = str(error) or type(error).__name__
         raise ConfigError(f"the generator {generator.name!r} refuses its options: {reason}") from error
+
+
+@functools.lru_cache(maxsize=256)
+def packed_config(generator: Generator) -> bytes:
+    """Return the pickled configuration of a generator, from which another process makes the same data set."""
+    return pickle.dumps(dataset(generator).config)
 
 
 def _at_level(generator: Generator, options: dict[str, Any]) -> Any:
