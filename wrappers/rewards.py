@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from collections.abc import Callable
 from toolgym.envs.actions import action_message
 from toolgym.envs.base import Action, BaseEnv, StepResult
 from toolgym.envs.types import ResetOptions, ResetResult, StopReason
+from toolgym.tools.confined.patterns import matches
 from toolgym.tools.errors import ConfigError
 from toolgym.tools.message import Message, text_of
 from toolgym.wrappers.base import Wrapper, with_metrics
@@ -57,8 +59,9 @@ class FormatPenalty(Wrapper):
     The metrics of a step hold `bad_format`, the turns without it so far, and `reward/format`, what they cost so far.
 
     Args:
-        form: a regular expression that is searched for in the content of each turn's message (`.` is a line's end too),
-            or a function from that message to whether it has the form.
+        form: a regular expression that is searched for in the content of each turn's message (`.` matches line ends
+            too), in another process: a text that takes longer than a second of CPU time does not have the form. Or a
+            function from that message to whether it has the form.
         penalty: what a turn without the form costs, at least 0.
 
     Example:
@@ -73,10 +76,12 @@ class FormatPenalty(Wrapper):
         super().__init__(env)
         if isinstance(form, str):
             try:
-                pattern = re.compile(form, re.DOTALL)
+                re.compile(form, re.DOTALL)
             except re.error as error:
-                raise ConfigError(f"form is no regular expression: {error}: {form!r}") from error
-            self._has_form: Callable[[Message], object] = lambda message: pattern.search(text_of(message["content"]))
+                raise ConfigError(f"form is not a regular expression: {error}: {form!r}") from error
+            self._has_form: Callable[[Message], object] = lambda message: matches(
+                form, text_of(message["content"]), flags=re.DOTALL
+            )
         elif callable(form):
             self._has_form = form
         else:
@@ -91,14 +96,15 @@ class FormatPenalty(Wrapper):
         return await self.env.reset(seed=seed, options=options)
 
     async def step(self, action: Action) -> StepResult:
-        return self._judged(action, await self.env.step(action))
+        return await self._judged(action, await self.env.step(action))
 
     async def truncate(self, reason: StopReason, turn: Action | None = None) -> StepResult:
         result = await self.env.truncate(reason, turn)
-        return self._counted(result) if turn is None or reason.failed else self._judged(turn, result)
+        return self._counted(result) if turn is None or reason.failed else await self._judged(turn, result)
 
-    def _judged(self, action: Action, result: StepResult) -> StepResult:
-        has_form = bool(self._has_form(result.info.get("message") or action_message(action)))
+    async def _judged(self, action: Action, result: StepResult) -> StepResult:
+        verdict = self._has_form(result.info.get("message") or action_message(action))
+        has_form = bool(await verdict if inspect.isawaitable(verdict) else verdict)
         self._bad += not has_form
         return self._counted(result if has_form else result._replace(reward=result.reward - self.penalty))
 

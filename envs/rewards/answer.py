@@ -124,14 +124,17 @@ def _fraction(text: str) -> Fraction | None:
 
 
 def _boxed(text: str) -> list[str]:
-    r"""The content of each `\boxed{...}` whose braces close, inner braces included, ordered by their ends."""
-    contents, open_braces = [], []
+    r"""The content of the last `\boxed{...}` whose braces close, ordered by their ends; inner braces are part of it.
+
+    Only that one is cut out of the text: the contents of nested boxes would take quadratic memory.
+    """
+    last, open_braces = None, []
     for brace in _BRACES.finditer(text):
         if brace[0] != "}":
             open_braces.append(brace)
         elif open_braces and (opened := open_braces.pop())[0] != "{":
-            contents.append(text[opened.end() : brace.start()])
-    return contents
+            last = (opened.end(), brace.start())
+    return [] if last is None else [text[slice(*last)]]
 
 
 def _tagged(text: str) -> list[str]:

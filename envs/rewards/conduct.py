@@ -6,46 +6,65 @@ An argument `tool` is a tool's name; None: any tool, also calls whose name could
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from toolgym.envs.rewards.base import Outcome, OutcomeScorer
 from toolgym.envs.types import ToolCallRecord
+from toolgym.tools.confined.patterns import matches
 from toolgym.tools.errors import ConfigError, require_whole_number
 
 Turns = Literal["last", "all"]
 
 THINK = r"<think>.*?</think>.*\S.*"
-"""Thinking between tags, and something behind it: the format of DeepSeek-R1 (arXiv 2501.12948) without answer tags."""
+"""Thinking between tags, and something after it: the format of DeepSeek-R1 (arXiv 2501.12948) without answer tags."""
+
+LINEAR = frozenset({THINK})
+"""Patterns that take linear time for every text, so that they are matched in this process."""
 
 
 def turn_format(form: str | Callable[[str], bool], *, turns: Turns = "last") -> OutcomeScorer:
     """Return a scorer: the share of turns (of `Outcome.turn_texts`) that have a form, from 0 to 1.
 
     Args:
-        form: a regular expression that matches the whole text of a turn, white space around it left out; `.` matches
-            line ends too. Or a function from the text to whether it has the form.
+        form: a regular expression that matches the whole text of a turn, without the white space around it; `.`
+            matches line ends too. It is matched in another process, and a text that takes longer than a second of CPU
+            time does not have the form. Or a function from the text to whether it has the form.
         turns: the last turn, or all of them.
     """
     if turns not in ("last", "all"):
         raise ConfigError(f"turns must be 'last' or 'all', got {turns!r}")
-    has_form = _matches(form) if isinstance(form, str) else form
-    if not callable(has_form):
+    if isinstance(form, str):
+        return _pattern_scorer(_compiled(form), turns)
+    if not callable(form):
         raise ConfigError(f"a form is a regular expression or a function of a turn's text, got {form!r}")
+    return lambda outcome: _share([bool(form(text)) for text in _texts(outcome, turns)])
 
-    def score(outcome: Outcome) -> float:
-        texts = outcome.turn_texts if turns == "all" else outcome.turn_texts[-1:]
-        return sum(bool(has_form(text)) for text in texts) / len(texts) if texts else 0.0
+
+def _pattern_scorer(pattern: re.Pattern[str], turns: Turns) -> OutcomeScorer:
+    if pattern.pattern in LINEAR:
+        return lambda outcome: _share([bool(pattern.fullmatch(text.strip())) for text in _texts(outcome, turns)])
+
+    async def score(outcome: Outcome) -> float:
+        texts = [text.strip() for text in _texts(outcome, turns)]
+        return _share([await matches(pattern.pattern, text, flags=re.DOTALL, whole=True) for text in texts])
 
     return score
 
 
-def _matches(pattern: str) -> Callable[[str], bool]:
+def _compiled(pattern: str) -> re.Pattern[str]:
     try:
-        compiled = re.compile(pattern, re.DOTALL)
+        return re.compile(pattern, re.DOTALL)
     except re.error as error:
-        raise ConfigError(f"{pattern!r} is no regular expression: {error}") from error
-    return lambda text: compiled.fullmatch(text.strip()) is not None
+        raise ConfigError(f"{pattern!r} is not a regular expression: {error}") from error
+
+
+def _texts(outcome: Outcome, turns: Turns) -> list[str]:
+    return outcome.turn_texts if turns == "all" else outcome.turn_texts[-1:]
+
+
+def _share(verdicts: Sequence[bool]) -> float:
+    return sum(verdicts) / len(verdicts) if verdicts else 0.0
 
 
 def overlong_penalty(

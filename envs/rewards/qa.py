@@ -23,7 +23,7 @@ Measure = Literal["em", "f1"]
 _WHOLE = ("yes", "no", "noanswer")
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
-_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_OPEN, _CLOSE = "<answer>", "</answer>"
 _TAG = re.compile(r"</?(?:think|answer)>")
 _FORM: tuple[list[str], ...] = ([], ["<think>", "</think>"], ["</think>"])
 """Tags that may stand before an answer's: a generation prompt may have opened the thinking."""
@@ -69,9 +69,15 @@ def _f1(answer: str, gold: str) -> float:
 
 
 def tagged_answer(text: str) -> str | None:
-    """The text in the last `<answer>…</answer>` of a text, outside of thinking; None if there is none."""
-    answers = _ANSWER.findall(without_thinking(text))
-    return answers[-1].strip() if answers else None
+    """Return the text in the last `<answer>…</answer>` of a text, outside of thinking; None if there is none.
+
+    Tags are paired from the left: an answer begins at the first opening tag after the end of the answer before it. The
+    search is linear, also in a text of many opening tags.
+    """
+    spoken, answer, at = without_thinking(text), None, 0
+    while (start := spoken.find(_OPEN, at)) >= 0 and (end := spoken.find(_CLOSE, start)) >= 0:
+        answer, at = spoken[start + len(_OPEN) : end], end + len(_CLOSE)
+    return None if answer is None else answer.strip()
 
 
 def has_answer_form(text: str) -> bool:

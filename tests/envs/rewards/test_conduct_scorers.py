@@ -20,6 +20,7 @@ from toolgym.envs.rewards import (
     turn_format,
     weighted,
 )
+from toolgym.tools.confined import costly_checks
 from toolgym.tools.errors import ConfigError
 
 # ---------------------------------------------------------------------- format
@@ -214,3 +215,11 @@ def test_parts_that_are_none_are_refused(parts, said):
 async def test_a_part_without_a_number_is_named(value, said):
     with pytest.raises(ConfigError, match=said):
         await weighted({"a": (1.0, lambda outcome: value)})(outcome("x"))
+
+
+async def test_a_pattern_is_matched_in_another_process_and_a_text_without_end_does_not_have_it(monkeypatch):
+    monkeypatch.setattr(costly_checks, "SECONDS", 0.3)
+    scorer = turn_format(r"(a+)+b")
+    assert await scorer(outcome("aaab")) == 1.0
+    assert await scorer(outcome("aaa")) == 0.0
+    assert await scorer(outcome("a" * 60)) == 0.0
