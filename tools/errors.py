@@ -156,8 +156,14 @@ def is_infrastructure(error: BaseException | None) -> bool:
     return False
 
 
+MAX_NAME = 200
+"""Characters of a name for which the nearest known name is searched."""
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return `", did you mean 'x'?"` for the known name nearest to `name`, or an empty string."""
+    if len(name) > MAX_NAME:  # the policy may have written it
+        return ""
     matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     return f", did you mean {matches[0]!r}?" if matches else ""
 

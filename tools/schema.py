@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from toolgym.tools.errors import ConfigError, nearest
+from toolgym.tools.errors import ConfigError, nearest, shorten
 from toolgym.tools.json_schema import ANNOTATIONS, PLAIN_KINDS, ArgumentChecker, is_plain
 from toolgym.tools.message import MessageToolCall
 
@@ -194,7 +194,7 @@ def check_call(call: ToolCall, schemas: Mapping[str, ToolSchema]) -> ToolCall | 
     raw = json.dumps({"name": call.name, "arguments": call.arguments}, ensure_ascii=False)
     if schema is None:
         known = ", ".join(sorted(schemas)) or "none"
-        text = f"Unknown tool {call.name!r}{nearest(call.name, schemas) or '.'} Available tools: {known}."
+        text = f"Unknown tool {shorten(call.name, 200)!r}{nearest(call.name, schemas) or '.'} Available tools: {known}."
         return ToolCallError(CallProblem.UNKNOWN_TOOL, text, raw, call.id, call.index, call.name)
     text = f"Wrong arguments for tool {call.name!r}: " + " ".join(problems)
     return ToolCallError(CallProblem.WRONG_ARGUMENTS, text, raw, call.id, call.index, call.name)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from toolgym.envs.actions import action_message
 from toolgym.envs.base import Action, BaseEnv, StepResult
 from toolgym.envs.types import ResetOptions, ResetResult, StopReason
-from toolgym.tools.confined.patterns import matches
+from toolgym.tools.confined.costly_checks import matches
 from toolgym.tools.errors import ConfigError
 from toolgym.tools.message import Message, text_of
 from toolgym.wrappers.base import Wrapper, with_metrics

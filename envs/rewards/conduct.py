@@ -11,7 +11,7 @@ from typing import Literal
 
 from toolgym.envs.rewards.base import Outcome, OutcomeScorer
 from toolgym.envs.types import ToolCallRecord
-from toolgym.tools.confined.patterns import matches
+from toolgym.tools.confined.costly_checks import matches
 from toolgym.tools.errors import ConfigError, require_whole_number
 
 Turns = Literal["last", "all"]

@@ -13,7 +13,13 @@ Row = Sequence[Any]
 TOLERANCE = 1e-6
 """By what part of themselves two numbers may differ."""
 
-_QUOTED_OR_COMMENT = re.compile(r"'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"|`[^`]*`|\[[^\]]*\]|--[^\n]*|/\*.*?\*/", re.DOTALL)
+_QUOTED_OR_COMMENT = re.compile(
+    r"'(?:[^']|'')*+(?:'|\Z)|\"(?:[^\"]|\"\")*+(?:\"|\Z)|`[^`]*+(?:`|\Z)|\[[^\]]*+(?:\]|\Z)|--[^\n]*+"
+    r"|/\*.*?(?:\*/|\Z)",
+    re.DOTALL,
+)
+"""Text of a query that is not SQL. What is not closed reaches to the end, so that the search takes linear time."""
+
 _DISTINCT = re.compile(rf"({_QUOTED_OR_COMMENT.pattern})|\bdistinct\b", re.IGNORECASE | re.DOTALL)
 _ORDER = re.compile(r"[()]|\border\s+by\b", re.IGNORECASE)
 
@@ -89,6 +95,22 @@ def spider_same(expected: Sequence[Row], answer: Sequence[Row], known: str) -> b
         return False
 
     return len(wanted) == len(columns) and is_order([], columns)
+
+
+def same_result(match: str, known: str, expected: Sequence[Row], answer: Sequence[Row]) -> bool:
+    """Whether two results are the same by a rule: `rows` of this library, or `bird`, or `spider`.
+
+    Args:
+        match: the rule.
+        known: the known query.
+        expected: rows of the known query.
+        answer: rows of the policy's query.
+    """
+    if match == "bird":
+        return bird_same(expected, answer)
+    if match == "spider":
+        return spider_same(expected, answer, known)
+    return same_rows(expected, answer, ordered=is_ordered(known))
 
 
 def _match(expected: Sequence[Row], answer: Sequence[Row]) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
 from toolgym.envs.base import Action
-from toolgym.envs.families.sql.compare import bird_same, is_ordered, same_rows, spider_query, spider_same
+from toolgym.envs.families.sql.compare import same_result, spider_query
 from toolgym.envs.families.sql.database import Database, Databases, QueryError, QueryResult, embedded
 from toolgym.envs.rewards.base import Outcome, Score
 from toolgym.envs.tasks.loading import load_tasks
@@ -23,6 +23,7 @@ from toolgym.tools.base import ToolResult
 from toolgym.tools.concurrency.blocking import in_thread
 from toolgym.tools.concurrency.deadline import DeadlineError, with_deadline
 from toolgym.tools.concurrency.execution_pool import tool_pool
+from toolgym.tools.confined import OverrunError, ProcessPool
 from toolgym.tools.errors import ConfigError, UnknownNameError, check_seconds, nearest, require_whole_number
 from toolgym.tools.library.final_answer import without_thinking
 from toolgym.tools.message import assistant, system, tool_call, user
@@ -115,6 +116,14 @@ SYSTEM_PROMPT = (
 
 MOST_ROWS = 100_000
 GRACE = 10.0
+
+SMALL_RESULT, SMALL_COLUMNS = 2000, 4
+"""Values and columns of a result that is compared in this process."""
+
+COMPARE_SECONDS = 20.0
+"""CPU seconds to compare two results."""
+
+_pool = ProcessPool(Path(__file__).with_name("compare.py"), name="the process that compares results of queries")
 
 Match: TypeAlias = Literal["rows", "bird", "spider"]
 _BLOCK = re.compile(r"```sql\s(.*?)```", re.DOTALL | re.IGNORECASE)
@@ -228,15 +237,24 @@ async def _score(databases: Databases, timeout: float, match: str, outcome: Outc
     if not blocks or outcome.stop_reason is not StopReason.ANSWERED:
         return Score(0.0, {"ran": 0.0})
     try:
-        compare = functools.partial(_compare, databases, timeout, match)
-        return await with_deadline(in_thread(compare, outcome.task, blocks[-1].strip()), 2 * timeout + GRACE)
+        run = functools.partial(_run_both, databases, timeout, match)
+        results = await with_deadline(in_thread(run, outcome.task, blocks[-1].strip()), 2 * timeout + GRACE)
     except DeadlineError as error:
         if error.queued:
             raise
         return Score(0.0, {"ran": 0.0})  # a function of SQLite that looks at no clock
+    if results is None:
+        return Score(0.0, {"ran": 0.0})
+    try:
+        return Score(float(await _same(match, str(outcome.task.ground_truth), *results)), {"ran": 1.0})
+    except OverrunError as error:
+        return Score(0.0, {"ran": 1.0, error.component: 1.0})
 
 
-def _compare(databases: Databases, timeout: float, match: str, task: Task, query: str) -> Score:
+def _run_both(
+    databases: Databases, timeout: float, match: str, task: Task, query: str
+) -> tuple[QueryResult, QueryResult] | None:
+    """Run the known query and the policy's query; return None if the latter does not run."""
     known = str(task.ground_truth)
     database = databases.open(_database_of(task))
     as_run = spider_query if match == "spider" else str
@@ -249,18 +267,19 @@ def _compare(databases: Databases, timeout: float, match: str, task: Task, query
             raise ConfigError(f"a known query gives more than the {MOST_ROWS} rows that are compared")
         most = MOST_ROWS if match == "bird" else len(expected.rows)
         try:
-            result = database.query(as_run(query), max_rows=most, timeout=timeout)
+            return expected, database.query(as_run(query), max_rows=most, timeout=timeout)
         except QueryError:
-            return Score(0.0, {"ran": 0.0})
+            return None
     finally:
         database.close()
-    return Score(float(not result.more and _same(match, known, expected, result)), {"ran": 1.0})
 
 
-def _same(match: str, known: str, expected: QueryResult, answer: QueryResult) -> bool:
-    if match == "bird":
-        return bird_same(expected.rows, answer.rows)
-    if match == "spider":
-        return spider_same(expected.rows, answer.rows, known)
-    alike = len(answer.columns) == len(expected.columns)
-    return alike and same_rows(expected.rows, answer.rows, ordered=is_ordered(known))
+async def _same(match: str, known: str, expected: QueryResult, answer: QueryResult) -> bool:
+    """Compare two results: small ones here, and others in a process, because Spider's rule tries orders of columns."""
+    if answer.more or (match == "rows" and len(answer.columns) != len(expected.columns)):
+        return False
+    arguments = match, known, expected.rows, answer.rows
+    columns = len(answer.columns)
+    if len(answer.rows) * columns <= SMALL_RESULT and (match != "spider" or columns <= SMALL_COLUMNS):
+        return same_result(*arguments)
+    return bool(await _pool.call("same_result", *arguments, cpu_seconds=COMPARE_SECONDS))

@@ -5,10 +5,10 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from typing import Any, Literal, NamedTuple
 
+from toolgym.tools.confined.costly_checks import is_python_program
 from toolgym.tools.library.bash import BashTool
 from toolgym.tools.library.editor import EditorTool
 from toolgym.tools.parsers.hermes import parse_hermes
@@ -17,21 +17,9 @@ from toolgym.tools.schema import ToolCall, ToolCallError, ToolSchema, check_call
 _SHELL = ("bash", "sh", "shell")
 _PATCH = ("diff", "patch")
 
-_CODE = (
-    ast.FunctionDef,
-    ast.AsyncFunctionDef,
-    ast.ClassDef,
-    ast.Import,
-    ast.ImportFrom,
-    ast.Assign,
-    ast.AugAssign,
-    ast.For,
-    ast.While,
-    ast.With,
-    ast.Try,
-)
 _FENCE = re.compile(r" {0,3}(?P<fence>`{3,}|~{3,})[ \t]*(?P<kind>[^\s`]*)[^`]*")
 _DIFF = re.compile(r"^(?:diff --git .*|--- \S.*\n\+\+\+ \S.*\n@@ .*)", re.M)
+_SPECIAL_TOKEN = re.compile(r"<\|[^|>\n]*\|>")
 _THINKING = re.compile(r"<think>.*?(?:</think>|\Z)", re.S)
 
 HOW_TO_ACT = (
@@ -64,7 +52,7 @@ _PATCH_SCHEMA = ToolSchema(
 _SCHEMAS = {schema.name: schema for schema in (*TOOLS, _PATCH_SCHEMA)}
 
 
-def read_actions(content: str) -> list[RepositoryAction]:
+async def read_actions(content: str) -> list[RepositoryAction]:
     """Return the actions of a turn, in its order; an empty list if there are none. No text makes this raise."""
     requests = parse_hermes(content).requests
     if requests:
@@ -77,35 +65,25 @@ def read_actions(content: str) -> list[RepositoryAction]:
         return actions
     plain = [block for kind, block in fenced_blocks(text) if not kind and block.strip()]
     if plain:
-        return [_of_text(block) or RepositoryAction("shell", block) for block in plain]
-    action = _of_text(_without_special_tokens(text))
+        return [await _of_text(block) or RepositoryAction("shell", block) for block in plain]
+    action = await _of_text(_without_special_tokens(text))
     return [action] if action is not None else []
 
 
-def bare_program(text: str) -> str | None:
-    r"""Return a turn that is a program of Python as a whole, without a fence; None: it is something else, as prose is.
+async def bare_program(text: str) -> str | None:
+    """Return a turn that is a program of Python as a whole, without a fence; None if it is something else, as prose is.
 
-    >>> bare_program("x = 1; print(x)")
-    'x = 1; print(x)\n'
-    >>> bare_program("Done")
+    Python's parser reads the text in another process.
     """
     program = _without_special_tokens(text).rstrip() + "\n"
-    try:
-        body = ast.parse(program).body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
-    # Words may be Python too: `Done`, `not yet`, `Answer: 42`.
-    code = any(
-        isinstance(node, _CODE) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)) for node in body
-    )
-    return program if code else None
+    return program if await is_python_program(program) else None
 
 
-def _of_text(text: str) -> RepositoryAction | None:
+async def _of_text(text: str) -> RepositoryAction | None:
     patch = _DIFF.search(text)
     if patch is not None:
         return RepositoryAction("patch", text[patch.start() :])
-    program = bare_program(text)
+    program = await bare_program(text)
     return None if program is None else RepositoryAction("python", program)
 
 
@@ -147,4 +125,16 @@ def _of_block(kind: str, text: str) -> RepositoryAction | None:
 
 def _without_special_tokens(text: str) -> str:
     """Return a text without the end-of-turn token that some trainers leave in a turn."""
-    return re.sub(r"\s*(?:<\|[^|>\n]*\|>\s*)+\Z", "\n", text)
+    end, has_tokens = _end_of_words(text, len(text)), False
+    while text.endswith("|>", 0, end) and (start := text.rfind("<|", 0, end - 1)) >= 0:
+        if _SPECIAL_TOKEN.fullmatch(text, start, end) is None:
+            break
+        end, has_tokens = _end_of_words(text, start), True
+    return text[:end] + "\n" if has_tokens else text
+
+
+def _end_of_words(text: str, end: int) -> int:
+    """The end of a text's beginning without the white space at its end."""
+    while end and text[end - 1].isspace():
+        end -= 1
+    return end

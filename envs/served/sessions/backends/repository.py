@@ -110,7 +110,7 @@ class _Repository(Instance):
         self.greeting = f"{task.to_task(FOLDER).messages[0]['content']}\n\n{HOW_TO_ACT}"
 
     async def process_action(self, content: str) -> ActionReply:
-        actions = read_actions(content)
+        actions = await read_actions(content)
         if not actions:
             return ActionReply(NO_ACTION, True)
         if self._snapshot is None:

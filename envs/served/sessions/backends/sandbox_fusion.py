@@ -86,7 +86,7 @@ class _Problem(Instance):
 
     async def process_action(self, content: str) -> ActionReply:
         blocks = fenced_blocks(content)
-        if not blocks and (bare := bare_program(content)) is not None:
+        if not blocks and (bare := await bare_program(content)) is not None:
             blocks, content = [("python", bare)], f"```python\n{bare}```"
         if not blocks:
             return ActionReply(NO_PROGRAM, True)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import toolgym
+from toolgym.envs.families.sql import env as sql_env
 from toolgym.envs.families.sql.compare import bird_same, is_ordered, same_rows, spider_query, spider_same
 from toolgym.envs.families.sql.database import embedded
 from toolgym.envs.tasks.task import Task
@@ -448,3 +449,29 @@ async def test_a_match_is_chosen_by_name(answer, rewards, db_root):
             assert (await env.step(f"```sql\n{answer}\n```")).reward == reward, match
     with pytest.raises(UnknownNameError, match="there is no match 'birds', did you mean 'bird'"):
         toolgym.make("SQL-v0", match="birds")
+
+
+def rows_of(columns: int, values) -> str:
+    """A query whose result is one row for each list of values."""
+    names = ", ".join(f"column{number} AS c{number}" for number in range(1, columns + 1))
+    return f"SELECT {names} FROM (VALUES {', '.join(map(str, map(tuple, values)))})"
+
+
+async def test_results_that_take_too_long_to_compare_score_0(db_root, monkeypatch):
+    """Spider's rule tries the orders of the columns, and each order of these fits up to the last column."""
+    monkeypatch.setattr(sql_env, "COMPARE_SECONDS", 0.3)
+    identity = [[int(row == column) for column in range(12)] for row in range(12)]
+    wrong = [[*row[:-1], 1 - row[-1]] for row in identity]
+    question = {**SPIDER, "query": rows_of(12, identity)}
+    async with toolgym.make("SQL-v0", questions=[question], db_root=db_root, match="spider") as env:
+        for query, score in ((question["query"], 1.0), (rows_of(12, wrong), 0.0)):
+            await env.reset(seed=0)
+            result = await env.step(f"```sql\n{query}\n```")
+            assert (result.reward, result.info["metrics"]["score/ran"]) == (score, 1.0)
+        assert result.info["metrics"]["score/too_slow"] == 1.0
+
+
+def test_what_is_not_closed_in_a_query_reaches_to_its_end():
+    for text in ("[", "'", '"', "`", "/* "):
+        assert spider_query(f"SELECT a FROM t WHERE a = {text}distinct") == f"SELECT a FROM t WHERE a = {text}distinct"
+        assert not is_ordered(f"SELECT a FROM t {text} ORDER BY a")

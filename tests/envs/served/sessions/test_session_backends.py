@@ -61,8 +61,8 @@ DIFF = "--- a/x.py\n+++ b/x.py\n@@ -1 +1 @@\n-a\n+b\n"
         ("", []),
     ],
 )
-def test_how_a_turn_is_read(content, expected):
-    assert [(one.kind, one.text) for one in read_actions(content)] == expected
+async def test_how_a_turn_is_read(content, expected):
+    assert [(one.kind, one.text) for one in await read_actions(content)] == expected
 
 
 @pytest.mark.parametrize(
@@ -73,15 +73,15 @@ def test_how_a_turn_is_read(content, expected):
         ('<tool_call>{"name": "bash"', "closing </tool_call> is missing"),
     ],
 )
-def test_what_is_wrong_with_a_call_is_said(content, expected):
-    [action] = read_actions(content)
+async def test_what_is_wrong_with_a_call_is_said(content, expected):
+    [action] = await read_actions(content)
     assert action.kind == "wrong"
     assert expected in action.text
 
 
-def test_reading_a_long_turn_takes_linear_time():
+async def test_reading_a_long_turn_takes_linear_time():
     for text in ("```bash\n" * 20_000, "<think>" * 50_000, "--- a\n" * 50_000, "`" * 200_000):
-        read_actions(text)
+        await read_actions(text)
 
 
 @pytest.mark.long

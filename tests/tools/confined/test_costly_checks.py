@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from toolgym.tools.confined import patterns
-from toolgym.tools.confined.patterns import matches
+from toolgym.tools.confined import costly_checks
+from toolgym.tools.confined.costly_checks import matches
 
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
-    monkeypatch.setattr(patterns, "SECONDS", 0.3)
+    monkeypatch.setattr(costly_checks, "SECONDS", 0.3)
 
 
 async def test_a_pattern_is_searched_or_matches_as_a_whole():
