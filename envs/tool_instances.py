@@ -20,7 +20,7 @@ from toolgym.tools.concurrency.event_loop_thread import EventLoopThread
 from toolgym.tools.concurrency.log_throttle import LogThrottle
 from toolgym.tools.concurrency.loop_watch import tool_works
 from toolgym.tools.concurrency.run_limits import TOOL_CALLS
-from toolgym.tools.errors import ConfigError, error_text, is_infrastructure, shorten
+from toolgym.tools.errors import ConfigError, error_text, is_infrastructure, on_one_line
 from toolgym.tools.function import ToolFunction, as_tool
 from toolgym.tools.http.retries import RetryCount
 from toolgym.tools.message import Content, with_images
@@ -213,7 +213,7 @@ class ToolInstances:
             try:
                 await self._in_time(name, self._run(name, release), self._timeout)
             except Exception as error:  # noqa: BLE001  the episode's result is worth more
-                _log.warning("releasing tool %r failed: %s: %s", name, type(error).__name__, error)
+                _log.warning("releasing tool %r failed: %s", name, on_one_line(error_text(error)))
 
     def _kwargs(self, name: str, call: str) -> Mapping[str, Any]:
         kwargs: Mapping[str, Any] = self._task.tools_kwargs.get(name, {}).get(call) or _NONE
@@ -261,7 +261,7 @@ def _warn(name: str, failure: str) -> None:
     more = _warnings.due(name)
     if more is not None:
         since = f" ({more} more since the last of these lines)" if more else ""
-        _log.warning("the infrastructure of the tool %r failed: %s%s", name, shorten(failure), since)
+        _log.warning("the infrastructure of the tool %r failed: %s%s", name, on_one_line(failure), since)
 
 
 def encodable(text: str) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -191,9 +192,15 @@ def require_seed(seed: object) -> None:
         require_whole_number("seed", seed, at_least=0)
 
 
+MAX_KEY = 1000
+"""Characters of the `repr` of a missing key that is read."""
+
+
 def error_text(error: BaseException) -> str:
     name, text = type(error).__name__, str(error)
-    if name == "KeyError" and text:  # its text is the `repr` of the key; by name, as a replayed one has another class
+    if (
+        name == "KeyError" and 0 < len(text) <= MAX_KEY
+    ):  # its text is the `repr` of the key; by name, as a replayed one has another class
         try:
             key = ast.literal_eval(text)
         except (SyntaxError, ValueError):
@@ -205,3 +212,16 @@ def error_text(error: BaseException) -> str:
 def shorten(value: object, most: int = 300) -> str:
     text = value if isinstance(value, str) else repr(value)
     return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def on_one_line(text: str) -> str:
+    """Return a text for a log, which may hold what a policy wrote: shortened, and with everything that breaks a line or
+    that a terminal obeys written as an escape.
+
+    >>> on_one_line("a\\n\\x1b[2Jb")
+    'a\\\\n\\\\x1b[2Jb'
+    """
+    return _CONTROL.sub(lambda match: match.group().encode("unicode_escape").decode("ascii"), shorten(text))
+
+
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")

@@ -14,7 +14,7 @@ from toolgym.envs.driven_episode import DrivenEpisode, EpisodeStage
 from toolgym.envs.tasks.row_fields import TASK_COLUMN
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import EpisodeFailedError, StopReason
-from toolgym.tools.errors import EpisodeError, error_text
+from toolgym.tools.errors import EpisodeError, error_text, on_one_line
 from toolgym.tools.lazy import missing_package
 from toolgym.tools.message import Message, described, image_data, images_of, joined
 from toolgym.tools.parsers.base import ParsedTurn
@@ -108,7 +108,7 @@ class ToolEpisode:
 
     def _fail(self, error: EpisodeFailedError) -> None:
         self.failure = error_text(error if error.cause is None else error.cause)
-        _log.warning("an episode failed, and has no reward: %s", self.failure)
+        _log.warning("an episode failed, and has no reward: %s", on_one_line(str(self.failure)))
 
 
 def _task(row: Mapping[str, Any]) -> Task | None:

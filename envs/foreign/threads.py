@@ -16,7 +16,7 @@ import numpy as np
 from toolgym.envs.types import EpisodeFailedError, StopReason
 from toolgym.tools.concurrency.blocking import DaemonThread, contained
 from toolgym.tools.concurrency.execution_pool import tool_pool
-from toolgym.tools.errors import EpisodeError, error_text
+from toolgym.tools.errors import EpisodeError, error_text, on_one_line
 
 T = TypeVar("T")
 
@@ -122,7 +122,7 @@ def _quietly(function: Callable[[], Any], what: str) -> None:
     try:
         function()
     except Exception as error:  # noqa: BLE001  nothing waits for it
-        _log.warning("%s failed: %s", what, error_text(error))
+        _log.warning("%s failed: %s", what, on_one_line(error_text(error)))
 
 
 RANDOM_TIMEOUT = 60.0

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from toolgym.envs.types import EpisodeFailedError, StopReason
 from toolgym.rollout.trajectory.trajectory import Trajectory
-from toolgym.tools.errors import ToolgymError, shorten
+from toolgym.tools.errors import ToolgymError, on_one_line
 
 log = logging.getLogger("toolgym.rollout.trajectory.failures")
 """Gets one warning for each kind of failure, at the end of a run."""
@@ -85,4 +85,4 @@ def _kind(trajectory: Trajectory) -> _Kind:
 
 def _cause(trajectory: Trajectory) -> str:
     assert trajectory.error is not None
-    return shorten(trajectory.error.message)
+    return on_one_line(trajectory.error.message)

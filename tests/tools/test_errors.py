@@ -8,7 +8,15 @@ import pkgutil
 
 import pytest
 
-from toolgym.tools.errors import ConfigError, MissingExtraError, ToolgymError, check_seconds, missing_file, shorten
+from toolgym.tools.errors import (
+    ConfigError,
+    MissingExtraError,
+    ToolgymError,
+    check_seconds,
+    missing_file,
+    on_one_line,
+    shorten,
+)
 
 
 def test_a_missing_file_names_its_nearest_sibling(tmp_path):
@@ -54,3 +62,9 @@ def test_every_public_error_hangs_in_the_tree():
             and not issubclass(value, ToolgymError)
         ]
     assert outside == []
+
+
+def test_a_text_for_a_log_stays_on_one_line_and_draws_nothing():
+    hostile = "a\nWARNING forged\r\x1b[2J\u202e\u2028\ud800é"
+    assert on_one_line(hostile) == r"a\nWARNING forged\r\x1b[2J\u202e\u2028\ud800é"
+    assert len(on_one_line("x" * 10_000)) == 300

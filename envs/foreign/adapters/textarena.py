@@ -24,6 +24,9 @@ _RESTATES = "LLMObservationWrapper"
 _GAME = -1
 _OWN_ACTION = "PLAYER_ACTION"
 
+MAX_ACTION = 4096
+"""Characters of a turn that a game reads, from its end."""
+
 
 class TextArenaGame:
     """One game of TextArena, whose calls run in `threads`, with random generators of their own."""
@@ -57,7 +60,11 @@ class TextArenaGame:
         return observation
 
     async def act(self, action: Any) -> tuple[bool, Mapping[str, Any]]:
-        """Take the action of the player whose turn it is. Returns whether the game is over, and the step's info."""
+        """Take the action of the player whose turn it is. Returns whether the game is over, and the step's info.
+
+        A game reads the last `MAX_ACTION` characters of a text: some search it in quadratic time, in this process.
+        """
+        action = action[-MAX_ACTION:] if isinstance(action, str) else action
         done, info = await self._call(self.env.step, action=action)
         return bool(done), info or {}
 

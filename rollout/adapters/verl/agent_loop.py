@@ -17,7 +17,7 @@ from toolgym.rollout.adapters.versions import needs
 from toolgym.rollout.models.images import ImageProcessor, picture
 from toolgym.rollout.runner.run_episode import run_episode
 from toolgym.rollout.trajectory.trajectory import Trajectory
-from toolgym.tools.errors import ConfigError
+from toolgym.tools.errors import ConfigError, on_one_line
 
 with needs("verl", "An agent loop of verl"):
     from omegaconf import OmegaConf
@@ -113,7 +113,9 @@ class ToolgymAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl has no type
         if trajectory.error is not None:
             place = f"task {trajectory.task_id!r}, turn {trajectory.error.turn}"
             reason, message = trajectory.stop_reason.value, trajectory.error.message
-            _log.warning("an episode of %s failed with %s: %s: %s", trajectory.env_id, reason, place, message)
+            _log.warning(
+                "an episode of %s failed with %s: %s: %s", trajectory.env_id, reason, place, on_one_line(message)
+            )
         return trajectory, generate
 
     def _outputs(

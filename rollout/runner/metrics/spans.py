@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
+from toolgym.envs.tool_instances import encodable
 from toolgym.rollout.episode.observer import EpisodeObserver, Phase
 from toolgym.rollout.job import Job
 
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from toolgym.rollout.runner.envs.env_factory import EnvFactory
     from toolgym.rollout.tokens.conversation import Conversation
     from toolgym.rollout.trajectory.trajectory import Trajectory, Turn
+
+MAX_NAME = 100
+"""Characters of a call's name and id, which the policy wrote, that a span has."""
 
 RL_NAMES = {
     "rollout.env.id": "rl.environment.name",
@@ -185,14 +189,15 @@ class RunSpans(EpisodeObserver):
     def _calls(self, spans: _EpisodeSpans, turn: Turn) -> None:
         """The spans of a turn's calls, all from the time when the env was stepped."""
         for record in turn.tool_calls:
+            name, call_id = (encodable(text[:MAX_NAME]) for text in (record.name, record.id))  # the policy's text
             span = self._tracer.start_span(
-                f"execute_tool {record.name}",
+                f"execute_tool {name}",
                 context=self._trace.set_span_in_context(spans.span),
                 start_time=spans.stepped_at,
                 attributes={
                     "gen_ai.operation.name": "execute_tool",
-                    "gen_ai.tool.name": record.name,
-                    "gen_ai.tool.call.id": record.id,
+                    "gen_ai.tool.name": name,
+                    "gen_ai.tool.call.id": call_id,
                     "gen_ai.tool.type": "function",
                     "rollout.tool.status": record.status,
                     "rollout.tool.retries": record.retries,
