@@ -21,7 +21,11 @@ from toolgym.envs.result_text import cut
 from toolgym.envs.rewards import answer, conduct, judge, qa, unit_tests
 from toolgym.envs.served.sessions.backends import actions
 from toolgym.envs.tool_instances import encodable
-from toolgym.tools.errors import error_text, nearest, shorten
+from toolgym.rollout.capture import canonical
+from toolgym.rollout.capture.wires import responses_history
+from toolgym.rollout.recording.secrets import scrub
+from toolgym.rollout.runner.metrics import figures
+from toolgym.tools.errors import error_text, nearest, on_one_line, shorten
 from toolgym.tools.judge import extract_program, same_output
 from toolgym.tools.library import editor, final_answer
 from toolgym.tools.message import assistant, tool_call
@@ -29,6 +33,7 @@ from toolgym.tools.parsers import get_parser, split_reasoning
 from toolgym.tools.parsers.registry import _PARSERS
 from toolgym.tools.parsers.strict_json import read_json, read_whole_json
 from toolgym.tools.schema import ToolCall, ToolSchema, check_call
+from toolgym.tools.search import bm25
 from toolgym.tools.views.html import escaped
 
 Work = Callable[[str], object]
@@ -62,6 +67,12 @@ READERS: dict[str, Work] = {
     "special tokens at the end": actions._without_special_tokens,
     "patches": actions._DIFF.search,
     "thinking in turns": lambda text: actions._THINKING.sub("", text),
+    "marks of replies": canonical._MARK.findall,
+    "thinking of Responses": responses_history._THOUGHT.fullmatch,
+    "scrub": scrub,
+    "on_one_line": on_one_line,
+    "metric names": figures._name,
+    "words of a search": bm25._WORD.findall,
     "editor": lambda text: editor._insert("f", text, {"command": "insert", "insert_text": text, "insert_line": 0}),
 }
 

@@ -19,6 +19,13 @@ _HUNK = re.compile(r"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
 _MODE = re.compile(r"(?:new file mode|new mode) 100(\d{3})")
 
 
+MAX_DIGITS = 9
+"""Digits of a line number."""
+
+MAX_COMPARED = 2_000_000
+"""Lines that are compared to find the places of a file's hunks. Lines that are all the same would make it quadratic."""
+
+
 class PatchError(ToolgymError, ValueError):
     """A diff cannot be applied. Says which file and where; the policy reads it."""
 
@@ -75,8 +82,9 @@ def _patched(name: str, data: bytes, hunks: Sequence[_Hunk]) -> bytes:
     lines = _split(data)
     done: list[bytes] = []
     at = shift = 0
+    search = _Search(name, lines)
     for number, hunk in enumerate(hunks, start=1):
-        place = _find(lines, hunk.old, at, max(at, hunk.start + shift))
+        place = search.find(hunk.old, at, max(at, hunk.start + shift))
         if place is None:
             raise PatchError(
                 f"{name}: hunk {number} of {len(hunks)} does not apply: the lines that it expects around line "
@@ -91,16 +99,33 @@ def _split(data: bytes) -> list[bytes]:
     return re.findall(rb"[^\n]*\n|[^\n]+", data)
 
 
-def _find(lines: Sequence[bytes], wanted: Sequence[bytes], least: int, guess: int) -> int | None:
-    """Return the place nearest to `guess`, and not before `least`, at which the wanted lines stand."""
-    last = len(lines) - len(wanted)
-    if not wanted:
-        return min(guess, len(lines))
-    for distance in range(max(last - guess, guess - least) + 1):
-        for place in (guess - distance, guess + distance):
-            if least <= place <= last and lines[place : place + len(wanted)] == list(wanted):
-                return place
-    return None
+class _Search:
+    """The search for the lines of hunks in a file, which compares a limited number of lines."""
+
+    def __init__(self, name: str, lines: list[bytes]) -> None:
+        self._name, self._lines = name, lines
+        self._compared = 0
+
+    def find(self, wanted: list[bytes], least: int, guess: int) -> int | None:
+        """Return the index nearest to `guess`, and not before `least`, at which the wanted lines stand."""
+        lines, last = self._lines, len(self._lines) - len(wanted)
+        if not wanted:
+            return min(guess, len(lines))
+        guess = max(least, min(guess, last))
+        for distance in range(max(last - guess, guess - least) + 1):
+            for place in (guess - distance, guess + distance):
+                if least <= place <= last and self._stands(wanted, place):
+                    return place
+        return None
+
+    def _stands(self, wanted: list[bytes], place: int) -> bool:
+        self._compared += 1
+        if self._lines[place] != wanted[0]:
+            return False
+        self._compared += len(wanted)
+        if self._compared > MAX_COMPARED:
+            raise PatchError(f"{self._name}: its hunks take too long to find; give other lines of context")
+        return self._lines[place : place + len(wanted)] == wanted
 
 
 # ---------------------------------------------------------------------- reading a diff
@@ -173,6 +198,8 @@ def _body(lines: Sequence[bytes], at: int, file: _FilePatch) -> int:
 
 
 def _hunk(lines: Sequence[bytes], at: int, file: _FilePatch, header: re.Match[str]) -> int:
+    if any(len(number or "") > MAX_DIGITS for number in header.groups()):
+        raise PatchError(f"line {at} of the diff: a line number has more than {MAX_DIGITS} digits")
     counts = [int(header[place] or 1) if header[place] != "0" else 0 for place in (2, 4)]
     # A hunk without old lines stands behind the line that its header names.
     hunk = _Hunk(max(0, int(header[1]) - (1 if counts[0] else 0)))

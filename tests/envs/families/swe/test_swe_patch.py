@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import shutil
 import subprocess
 
 import pytest
 
+from tests.hostile.growth import first_superlinear
 from toolgym.envs.families.swe.patch import PatchError, apply_patch, patched_names
 from toolgym.envs.families.swe.tree import Node, changed
 
@@ -111,3 +113,44 @@ def test_the_diffs_of_git_give_what_git_compared(tmp_path):
 def _relative(diff: bytes) -> bytes:
     """Git names the two folders; a repository's diff names files alone."""
     return diff.replace(b"a/a/", b"a/").replace(b"b/b/", b"b/").replace(b"a/b/", b"a/").replace(b"b/a/", b"b/")
+
+
+FILE, HEADER = {"a.txt": "1\n2\n"}, "--- a/a.txt\n+++ b/a.txt\n"
+
+
+def test_a_line_number_far_beyond_the_file_ends_at_once():
+    assert patched(FILE, f"{HEADER}@@ -999999999 +999999999 @@\n-2\n+3\n") == {"a.txt": "1\n3\n"}
+    with pytest.raises(PatchError, match="does not apply"):
+        patched(FILE, f"{HEADER}@@ -999999999 +999999999 @@\n-4\n+3\n")
+
+
+@pytest.mark.parametrize("number", ["9" * 10, "9" * 5000])
+def test_a_line_number_with_too_many_digits_is_the_models_mistake(number):
+    with pytest.raises(PatchError):
+        patched(FILE, f"{HEADER}@@ -{number} +1 @@\n-4\n+3\n")
+
+
+def test_hunks_that_take_too_long_to_find_are_refused():
+    hunk = "@@ -1 +1 @@\n" + " same\n" * 2_000 + "-other\n"
+    with pytest.raises(PatchError, match="too long to find"):
+        patched({"a.txt": "same\n" * 20_000}, HEADER + hunk)
+
+
+@pytest.mark.parametrize(
+    ("begin", "piece", "end"),
+    [
+        ("diff --git a/", "b/ ", "\n"),
+        ("diff --git a/a b/", '"', "\n"),
+        ("", "--- a/a\n+++ b/a\n", ""),
+        ("", "@@ -1 +1 @@\n", ""),
+        ("--- a/a\n+++ b/a\n", "@@ -1 +1 @@\n", ""),
+        ("--- a/a\n+++ b/a\n@@ -1 +1 @@\n", "-a\n", ""),
+        ('--- "a/', "\\", '"\n+++ b/a\n'),
+    ],
+)
+def test_a_diff_is_read_in_linear_time(begin, piece, end):
+    def read(text):
+        with contextlib.suppress(PatchError):
+            patched_names(text)
+
+    assert first_superlinear(read, lambda length: begin + piece * (length // len(piece)) + end, 1 << 15, 1 << 17) == ""
