@@ -33,9 +33,9 @@ class WorkProcess:
         self._link, theirs = socket.socketpair()
         try:
             # By its path, and not by multiprocessing, which would import the user's main module, a whole trainer.
-            self._process = subprocess.Popen(
+            self._process: subprocess.Popen[bytes] = subprocess.Popen(
                 [sys.executable, "-P", str(_CHILD), str(work), str(memory)],
-                stdin=theirs,
+                stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 env=_environment(),

@@ -118,7 +118,8 @@ def _with_new_defaults(function: Callable[..., Any]) -> Callable[..., Any]:
 def _utils() -> Any:
     """BFCL's module that carries out calls, with an `eval` that evaluates no code."""
     utils = importlib.import_module(f"{_EVAL}.multi_turn_utils")
-    utils.eval = functools.partial(_carry_out, vars(utils))  # found before the built-in one
+    variables = vars(utils)
+    variables["eval"] = functools.partial(_carry_out, variables)  # found before the built-in one
     return utils
 
 
