@@ -8,7 +8,9 @@ from toolgym.tools.lazy import lazy_names
 
 if TYPE_CHECKING:
     from toolgym.tools.judge.cases import AssertTest as AssertTest
+    from toolgym.tools.judge.cases import CheckerTest as CheckerTest
     from toolgym.tools.judge.cases import FunctionTest as FunctionTest
+    from toolgym.tools.judge.cases import InteractiveTest as InteractiveTest
     from toolgym.tools.judge.cases import Problem as Problem
     from toolgym.tools.judge.cases import StdioTest as StdioTest
     from toolgym.tools.judge.cases import Test as Test

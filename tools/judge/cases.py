@@ -5,43 +5,78 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
-from toolgym.tools.errors import ConfigError
+from toolgym.tools.errors import ConfigError, check_seconds, require_whole_number
 from toolgym.tools.sandbox.base import ExecutionResult
+
+CheckerProtocol: TypeAlias = Literal["printed", "testlib"]
+"""How a checker is called, and how it reports its verdict. See `CheckerTest`."""
 
 
 @dataclass(frozen=True)
-class StdioTest:
-    """The program reads standard input and prints; the comparison is made outside of its sandbox.
+class _Limited:
+    """The limits that every test can set for itself.
 
     Attributes:
-        expected: the right output, or several right ones.
-        tolerance: most difference of two numbers, relative to the expected one if that is above 1, as AtCoder's judge
-            has it, but not of two whole numbers. Default: they must be equal, as in LiveCodeBench.
-        ignore_case: whether letters may differ in case, as SandboxFusion has it.
+        cpu_seconds: CPU seconds of the program on this test. Default: the judge's `timeout`.
+        memory_mb: memory of the program on this test in MiB. Default: the judge's `memory_mb`.
+    """
+
+    cpu_seconds: float | None = field(default=None, kw_only=True)
+    memory_mb: int | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        check_seconds(cpu_seconds=self.cpu_seconds)
+        if self.memory_mb is not None:
+            require_whole_number("memory_mb", self.memory_mb, at_least=1)
+
+
+@dataclass(frozen=True)
+class StdioTest(_Limited):
+    """The program reads standard input and prints. Its output is compared outside its sandbox.
+
+    Attributes:
+        expected: the right output, or a sequence of right outputs.
+        tolerance: largest difference of two numbers. It is relative to the expected number if that is above 1, as in
+            AtCoder's judge. Two whole numbers must be equal. Default: numbers must be equal, as in LiveCodeBench.
+        ignore_case: whether letters may differ in case, as in SandboxFusion.
+        close: compare numbers as `numpy.allclose` does, which is the rule of APPS, TACO and verl: two numbers may
+            differ by 1e-8 plus 1e-5 of the expected number. Two whole numbers must be equal. Cannot be combined with
+            `tolerance`.
+        input_file: file that holds the input instead of standard input.
+        output_file: file that the program writes instead of standard output.
+        cpu_seconds: CPU seconds of the program on this test. Default: the judge's `timeout`.
+        memory_mb: memory of the program on this test in MiB. Default: the judge's `memory_mb`.
     """
 
     stdin: str
     expected: str | Sequence[str]
     tolerance: float | None = None
     ignore_case: bool = False
+    close: bool = field(default=False, kw_only=True)
+    input_file: str = field(default="", kw_only=True)
+    output_file: str = field(default="", kw_only=True)
 
     def __post_init__(self) -> None:
-        check_tolerance(self.tolerance)
+        super().__post_init__()
+        check_rule(self.tolerance, self.close)
 
 
 @dataclass(frozen=True)
-class FunctionTest:
-    """A function of the program is called; its value is compared outside of its sandbox.
+class FunctionTest(_Limited):
+    """A function of the program is called. Its value is compared outside its sandbox.
 
     Attributes:
-        function: its name. A method of that name of a class `Solution` is called instead, as LiveCodeBench and LeetCode
-            have it.
-        args: arguments, as JSON holds them.
-        expected: the right value, as JSON holds it; tuples count as lists.
+        function: name of the function. If the program has a class `Solution` with a method of that name, the method is
+            called, as in LiveCodeBench and LeetCode.
+        args: arguments, as JSON values.
+        expected: the right value, as a JSON value. Tuples count as lists.
         or_expected: further right values.
         tolerance: as for `StdioTest`.
+        close: as for `StdioTest`.
+        cpu_seconds: CPU seconds of the program on this test. Default: the judge's `timeout`.
+        memory_mb: memory of the program on this test in MiB. Default: the judge's `memory_mb`.
     """
 
     function: str
@@ -49,20 +84,24 @@ class FunctionTest:
     expected: Any
     or_expected: Sequence[Any] = ()
     tolerance: float | None = None
+    close: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
-        check_tolerance(self.tolerance)
+        super().__post_init__()
+        check_rule(self.tolerance, self.close)
 
 
 @dataclass(frozen=True)
-class AssertTest:
+class AssertTest(_Limited):
     """Python source that calls the program's functions and asserts their values, from another process of the sandbox.
 
     Attributes:
         code: the assertions.
-        setup: source that stands before the program. Its imports are there for `code` too.
-        helpers: source that stands only before `code`: functions that the program must not replace.
-        entry_points: names of the program that `code` uses. Default: all its names but Python's builtins.
+        setup: source that runs before the program. Its imports are available to `code` too.
+        helpers: source that runs only before `code`: functions that the program must not replace.
+        entry_points: names of the program that `code` uses. Default: all its names except Python's builtins.
+        cpu_seconds: CPU seconds of the program and the assertions on this test. Default: the judge's `timeout`.
+        memory_mb: memory of the program on this test in MiB. Default: the judge's `memory_mb`.
     """
 
     code: str
@@ -71,7 +110,73 @@ class AssertTest:
     entry_points: Sequence[str] = ()
 
 
-Test: TypeAlias = StdioTest | FunctionTest | AssertTest
+@dataclass(frozen=True)
+class CheckerTest(_Limited):
+    """The program reads and prints, and a checker program of the data set judges its output.
+
+    The checker runs in a sandbox of its own after the program has ended. It gets three files as arguments:
+
+    - `printed`, the protocol of open-r1/codeforces: `checker input.txt correct_output.txt solution_output.txt`. It
+      prints a number: 0 rejects the output and any other number accepts it.
+    - `testlib`, the protocol of Codeforces and CodeContests+: `checker input.txt solution_output.txt
+      correct_output.txt`. Exit code 0 accepts the output.
+
+    A checker that crashes rejects the output, unless it also fails on the reference output. The test is then
+    `NOT_JUDGEABLE`, as it is if the checker cannot be compiled.
+
+    Attributes:
+        checker: source of the checker.
+        expected: the reference output. It may be empty if the checker does not need it.
+        checker_language: language of the checker, for example `python` or `cpp`.
+        protocol: `printed` or `testlib`.
+        checker_files: further files of the checker by name, for example `testlib.h`.
+        input_file: as for `StdioTest`.
+        output_file: as for `StdioTest`.
+        cpu_seconds: CPU seconds of the program on this test. Default: the judge's `timeout`.
+        memory_mb: memory of the program on this test in MiB. Default: the judge's `memory_mb`.
+    """
+
+    stdin: str
+    checker: str
+    expected: str = ""
+    checker_language: str = "python"
+    protocol: CheckerProtocol = "printed"
+    checker_files: Mapping[str, str] = field(default_factory=dict)
+    input_file: str = field(default="", kw_only=True)
+    output_file: str = field(default="", kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.protocol not in get_args(CheckerProtocol):
+            raise ConfigError(f"protocol must be 'printed' or 'testlib', got {self.protocol!r}")
+
+
+@dataclass(frozen=True)
+class InteractiveTest(_Limited):
+    """The program talks to an interactor: each reads what the other one prints.
+
+    The interactor is called as `interactor input.txt output.txt correct_output.txt`, as testlib does it. It reads the
+    hidden input from the first file, and its exit code is the verdict: 0 accepts the program. It runs with another user
+    id or in another sandbox than the program, so the program can read only what the interactor prints.
+
+    Attributes:
+        stdin: the hidden input, which only the interactor reads.
+        interactor: source of the interactor.
+        expected: the reference output, for interactors that read it.
+        interactor_language: language of the interactor, for example `python` or `cpp`.
+        interactor_files: further files of the interactor by name, for example `testlib.h`.
+        cpu_seconds: CPU seconds of the program on this test. Default: the judge's `timeout`.
+        memory_mb: memory of the program on this test in MiB. Default: the judge's `memory_mb`.
+    """
+
+    stdin: str
+    interactor: str
+    expected: str = ""
+    interactor_language: str = "python"
+    interactor_files: Mapping[str, str] = field(default_factory=dict)
+
+
+Test: TypeAlias = StdioTest | FunctionTest | AssertTest | CheckerTest | InteractiveTest
 
 
 class VerdictStatus(enum.StrEnum):
@@ -132,5 +237,13 @@ class Problem:
 
 
 def check_tolerance(tolerance: float | None) -> None:
+    """Raise ConfigError unless a tolerance is None or a number from 0 to below 1."""
     if tolerance is not None and not (isinstance(tolerance, int | float) and 0 <= tolerance < 1):
         raise ConfigError(f"tolerance must be a number from 0 to below 1, or None, got {tolerance!r}")
+
+
+def check_rule(tolerance: float | None, close: bool) -> None:
+    """Raise ConfigError unless at most one rule for numbers is set, and its tolerance can be used."""
+    check_tolerance(tolerance)
+    if close and tolerance is not None:
+        raise ConfigError(f"a test compares numbers by 'tolerance' or by 'close', not by both; got {tolerance!r}")

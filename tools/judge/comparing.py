@@ -4,18 +4,36 @@ from __future__ import annotations
 
 import math
 from decimal import Decimal, InvalidOperation
-from typing import Any
+from typing import Any, TypeAlias
 
 TOLERANCE = 1e-5
-"""Tolerance of data sets whose own judge has one, as those of APPS, TACO and SandboxFusion."""
+"""Tolerance of data sets of SandboxFusion."""
+
+ALLCLOSE_ABSOLUTE, ALLCLOSE_RELATIVE = 1e-8, 1e-5
+"""The defaults of `numpy.allclose`, by which the judges of APPS, TACO and verl compare printed numbers."""
 
 
-def same_output(actual: str, expected: str, *, tolerance: float | None = None, ignore_case: bool = False) -> bool:
-    """Compare two outputs line by line and word by word; white space and empty lines around them do not count.
+def same_output(
+    actual: str,
+    expected: str,
+    *,
+    tolerance: float | None = None,
+    close: bool = False,
+    ignore_case: bool = False,
+) -> bool:
+    """Compare two outputs line by line and word by word.
 
-    Without a tolerance, a line that has only numbers may write them in another way, `0.5` for `0.50` or `1e3` for
-    `1000`, as in LiveCodeBench. With a tolerance (see `StdioTest`), each word that is a number may differ by it, but
-    two whole numbers must be the same: 10000001 is not 10000000.
+    White space around lines and empty lines at both ends do not count. Without a rule for numbers, a line that has only
+    numbers may write them in another way, `0.5` for `0.50` or `1e3` for `1000`, as in LiveCodeBench. With a rule, each
+    word that is a number may differ by it, but two whole numbers must be the same: 10000001 is not 10000000. The time
+    grows linearly with the length of the outputs.
+
+    Args:
+        actual: output of the program.
+        expected: the right output.
+        tolerance: largest difference of two numbers. See `StdioTest`.
+        close: compare numbers as `numpy.allclose` does. See `StdioTest`.
+        ignore_case: whether letters may differ in case.
     """
     left, right = actual.strip(), expected.strip()
     if ignore_case:
@@ -23,53 +41,66 @@ def same_output(actual: str, expected: str, *, tolerance: float | None = None, i
     if left == right:
         return True
     lines, wanted = left.split("\n"), right.split("\n")
+    rule = _rule(tolerance, close)
     return len(lines) == len(wanted) and all(
-        _same_line(line, other, tolerance) for line, other in zip(lines, wanted, strict=True)
+        line == other or _same_line(line, other, rule) for line, other in zip(lines, wanted, strict=True)
     )
 
 
-def same_value(actual: Any, expected: Any, *, tolerance: float | None = None) -> bool:
-    """Compare two values; tuples count as lists, and numbers may differ as for `same_output`."""
+def same_value(actual: Any, expected: Any, *, tolerance: float | None = None, close: bool = False) -> bool:
+    """Compare two values. Tuples count as lists, and numbers may differ as for `same_output`."""
+    return _same_value(actual, expected, _rule(tolerance, close))
+
+
+Rule: TypeAlias = tuple[float, float, float]
+"""Two numbers may differ by `absolute + relative * max(floor, abs(expected))`."""
+
+
+def _rule(tolerance: float | None, close: bool) -> Rule | None:
+    if close:
+        return (ALLCLOSE_ABSOLUTE, ALLCLOSE_RELATIVE, 0.0)
+    return None if tolerance is None else (0.0, tolerance, 1.0)
+
+
+def _same_value(actual: Any, expected: Any, rule: Rule | None) -> bool:
     if isinstance(actual, list | tuple) and isinstance(expected, list | tuple):
         return len(actual) == len(expected) and all(
-            same_value(left, other, tolerance=tolerance) for left, other in zip(actual, expected, strict=True)
+            _same_value(left, other, rule) for left, other in zip(actual, expected, strict=True)
         )
     if isinstance(actual, dict) and isinstance(expected, dict):
         values = {_key(key): value for key, value in actual.items()}
         wanted = {_key(key): value for key, value in expected.items()}
-        return values.keys() == wanted.keys() and all(
-            same_value(values[key], wanted[key], tolerance=tolerance) for key in wanted
-        )
-    if tolerance is not None and _is_number(actual) and _is_number(expected):
-        return _close(actual, expected, tolerance)
+        if len(values) != len(actual) or values.keys() != wanted.keys():  # 1 and "1" are not one key
+            return False
+        return all(_same_value(values[key], wanted[key], rule) for key in wanted)
+    if rule is not None and _is_number(actual) and _is_number(expected):
+        return _close(actual, expected, rule)
     return bool(actual == expected)
 
 
-def _same_line(actual: str, expected: str, tolerance: float | None) -> bool:
+def _same_line(actual: str, expected: str, rule: Rule | None) -> bool:
     words, wanted = actual.split(), expected.split()
     if words == wanted:
         return True
     if len(words) != len(wanted):
         return False
-    if tolerance is not None:
-        return all(
-            word == want or _close_words(word, want, tolerance) for word, want in zip(words, wanted, strict=True)
-        )
+    if rule is not None:
+        return all(word == want or _close_words(word, want, rule) for word, want in zip(words, wanted, strict=True))
     try:
         return list(map(Decimal, words)) == list(map(Decimal, wanted))
-    except InvalidOperation:  # a word is no number
+    except InvalidOperation:  # a word is not a number
         return False
 
 
-def _close_words(actual: str, expected: str, tolerance: float) -> bool:
+def _close_words(actual: str, expected: str, rule: Rule) -> bool:
     try:
         numbers = [Decimal(word) if word.lstrip("+-").isdecimal() else float(word) for word in (actual, expected)]
     except (ValueError, InvalidOperation):
         return False
-    return _close(numbers[0], numbers[1], tolerance)
+    return _close(numbers[0], numbers[1], rule)
 
 
-def _close(actual: Any, expected: Any, tolerance: float) -> bool:
+def _close(actual: Any, expected: Any, rule: Rule) -> bool:
     if not (isinstance(actual, float) or isinstance(expected, float)):  # whole numbers
         return bool(actual == expected)
     try:
@@ -78,7 +109,8 @@ def _close(actual: Any, expected: Any, tolerance: float) -> bool:
         return False
     if not (math.isfinite(actual) and math.isfinite(expected)):
         return bool(actual == expected)
-    return bool(abs(actual - expected) <= tolerance * max(1.0, abs(expected)))
+    absolute, relative, floor = rule
+    return bool(abs(actual - expected) <= absolute + relative * max(floor, abs(expected)))
 
 
 def _is_number(value: Any) -> bool:
@@ -86,5 +118,5 @@ def _is_number(value: Any) -> bool:
 
 
 def _key(key: Any) -> Any:
-    """Write a key as JSON has it: `json.loads` gives texts for the numbers that a program uses."""
+    """Write a key as JSON does: `json.loads` returns texts for the numbers that a program uses as keys."""
     return str(key) if isinstance(key, int | float) else key

@@ -202,7 +202,10 @@ def _stdio_verdict(run: ExecutionResult, test: StdioTest) -> Verdict:
     wanted = [test.expected] if isinstance(test.expected, str) else list(test.expected)
     if run.stdout_truncated:
         return Verdict(VerdictStatus.LIMIT, "the program printed more than the sandbox keeps of its output", run)
-    if any(same_output(run.stdout, text, tolerance=test.tolerance, ignore_case=test.ignore_case) for text in wanted):
+    if any(
+        same_output(run.stdout, text, tolerance=test.tolerance, close=test.close, ignore_case=test.ignore_case)
+        for text in wanted
+    ):
         return Verdict(VerdictStatus.PASSED, run=run)
     return Verdict(VerdictStatus.WRONG, _difference(run.stdout, wanted[0] if wanted else ""), run)
 
@@ -217,7 +220,7 @@ def _reported_verdict(run: ExecutionResult, word: str, test: FunctionTest | Asse
         if isinstance(test, FunctionTest) and report["status"] == "value":
             value = _value(report["value"])
             right = (test.expected, *test.or_expected)
-            if any(same_value(value, expected, tolerance=test.tolerance) for expected in right):
+            if any(same_value(value, expected, tolerance=test.tolerance, close=test.close) for expected in right):
                 return Verdict(VerdictStatus.PASSED, run=run)
             return Verdict(VerdictStatus.WRONG, _difference(repr(value), repr(test.expected)), run)
     except (ValueError, RecursionError):  # too much for a line, or nested too deeply

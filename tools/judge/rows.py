@@ -21,8 +21,7 @@ from dataclasses import replace
 from typing import Any
 
 from toolgym.tools.errors import ConfigError, shorten
-from toolgym.tools.judge.cases import AssertTest, FunctionTest, Problem, StdioTest, Test
-from toolgym.tools.judge.comparing import TOLERANCE
+from toolgym.tools.judge.cases import AssertTest, CheckerTest, FunctionTest, InteractiveTest, Problem, StdioTest, Test
 
 STDIN_HINT = "Write a Python program that reads standard input and prints the answer to standard output."
 
@@ -62,7 +61,10 @@ def read_tests(spec: Any, tolerance: float | None = None) -> tuple[Test, ...]:
     tests = _read_tests(_json("a task's tests", spec))
     if tolerance is None:
         return tests
-    return tuple(test if isinstance(test, AssertTest) else replace(test, tolerance=tolerance) for test in tests)
+    return tuple(
+        replace(test, tolerance=tolerance, close=False) if isinstance(test, StdioTest | FunctionTest) else test
+        for test in tests
+    )
 
 
 def _read_tests(spec: Any) -> tuple[Test, ...]:
@@ -75,18 +77,23 @@ def _read_tests(spec: Any) -> tuple[Test, ...]:
     raise ConfigError(f"a task's tests must be an object or a list, got {shorten(repr(spec))}")
 
 
-_MAY_BE_NONE = frozenset({"expected", "tolerance"})
+_MAY_BE_NONE = frozenset({"expected", "tolerance", "cpu_seconds", "memory_mb"})
 
 
 def _own(tests: Sequence[Mapping[str, Any]]) -> tuple[Test, ...]:
-    kinds: dict[str, type[StdioTest | FunctionTest | AssertTest]]
-    kinds = {"stdin": StdioTest, "function": FunctionTest, "code": AssertTest}
+    kinds: dict[str, type[Test]] = {
+        "checker": CheckerTest,
+        "interactor": InteractiveTest,
+        "stdin": StdioTest,
+        "function": FunctionTest,
+        "code": AssertTest,
+    }
     visible: list[Test] = []
     for test in tests:
         kind = next((kind for key, kind in kinds.items() if test.get(key) is not None), None)
         try:
             if kind is None:
-                raise TypeError("it needs 'stdin', 'function' or 'code'")
+                raise TypeError("it needs 'stdin', 'function', 'code', 'checker' or 'interactor'")
             # Arrow fills keys that a test of this kind does not have with None when it unites rows.
             fields = {key: value for key, value in test.items() if value is not None or key in _MAY_BE_NONE}
             visible.append(kind(**fields))
@@ -286,11 +293,13 @@ def _input_output(spec: Mapping[str, Any]) -> tuple[Test, ...]:
     if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs) or not inputs:
         raise ConfigError("'inputs' and 'outputs' must be lists of the same length, with at least one test")
     if not name:
-        return tuple(StdioTest(_text(stdin), _text(out), TOLERANCE) for stdin, out in zip(inputs, outputs, strict=True))
+        return tuple(
+            StdioTest(_text(stdin), _text(out), close=True) for stdin, out in zip(inputs, outputs, strict=True)
+        )
     # APPS wraps the values of some rows in a list of one, and its checker takes either.
     wrapped = all(isinstance(out, list) and len(out) == 1 for out in outputs)
     return tuple(
-        FunctionTest(name, tuple(args), out, tuple(out) if wrapped else (), TOLERANCE)
+        FunctionTest(name, tuple(args), out, tuple(out) if wrapped else (), close=True)
         for args, out in zip(inputs, outputs, strict=True)
     )
 

@@ -7,7 +7,16 @@ from typing import Any
 
 from toolgym.tools.base import ToolResult
 from toolgym.tools.errors import SandboxError, shorten
-from toolgym.tools.judge.cases import AssertTest, FunctionTest, StdioTest, Test, Verdict, check_tolerance
+from toolgym.tools.judge.cases import (
+    AssertTest,
+    CheckerTest,
+    FunctionTest,
+    InteractiveTest,
+    StdioTest,
+    Test,
+    Verdict,
+    check_tolerance,
+)
 from toolgym.tools.judge.judge import Judge
 from toolgym.tools.judge.rows import read_tests
 from toolgym.tools.library.code_interpreter import SANDBOX_FAILED, CodeInterpreterConfig
@@ -99,7 +108,7 @@ def _failure(number: int, test: Test, verdict: Verdict) -> str:
 def shown(test: Test, most: int = _CHARS) -> str:
     """Show a test to a reader, cut to `most` characters."""
     match test:
-        case StdioTest():
+        case StdioTest() | CheckerTest() | InteractiveTest():
             return f"Input:\n{shorten(test.stdin.rstrip(), most)}"
         case FunctionTest():
             return shorten(f"{test.function}({', '.join(map(repr, test.args))})", most)
@@ -114,7 +123,9 @@ def example(test: Test, most: int = _CHARS) -> str:
         case StdioTest():
             expected = test.expected if isinstance(test.expected, str) else test.expected[0]
             return f"{text}\nOutput:\n{shorten(expected.rstrip(), most)}"
+        case CheckerTest() if test.expected:
+            return f"{text}\nOutput (others may be right too):\n{shorten(test.expected.rstrip(), most)}"
         case FunctionTest():
             return f"{text} == {shorten(repr(test.expected), most)}"
-        case AssertTest():
+        case _:
             return text

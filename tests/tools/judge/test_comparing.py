@@ -1,8 +1,21 @@
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
+
 import pytest
 
-from toolgym.tools.judge import same_output, same_value
+from toolgym.tools.errors import ConfigError
+from toolgym.tools.judge import (
+    AssertTest,
+    CheckerTest,
+    FunctionTest,
+    InteractiveTest,
+    StdioTest,
+    read_tests,
+    same_output,
+    same_value,
+)
 from toolgym.tools.judge.comparing import TOLERANCE
 
 
@@ -39,6 +52,15 @@ from toolgym.tools.judge.comparing import TOLERANCE
         ("nan", "1", {"tolerance": 0.9}, False),
         ("inf", "1e400", {"tolerance": 0.9}, True),
         ("1 2 3", "1 2", {"tolerance": 0.9}, False),
+        ("0.0", "0.000004", {"close": True}, False),
+        ("0.001009", "0.001", {"close": True}, False),
+        ("0.00100000999", "0.001", {"close": True}, True),
+        ("0.000000005", "0.0", {"close": True}, True),
+        ("1000.009", "1000.0", {"close": True}, True),
+        ("1000.011", "1000.0", {"close": True}, False),
+        ("3", "3.0", {"close": True}, True),
+        ("10000001", "10000000", {"close": True}, False),
+        ("-inf", "inf", {"close": True}, False),
     ],
 )
 def test_output(actual, expected, options, same):
@@ -61,8 +83,50 @@ def test_output(actual, expected, options, same):
         (10**400, 0.5, 0.1, False),  # no float holds it
         (10**7 + 1, 10**7, TOLERANCE, False),
         (10.0**7 + 1, 10**7, TOLERANCE, True),
+        ({1: 2, "1": 3}, {"1": 3}, None, False),  # two keys are not one
+        ({"1": 3}, {1: 3}, None, True),
         ({1, 2}, [1, 2], TOLERANCE, False),  # as APPS and LiveCodeBench have it
     ],
 )
 def test_values(actual, expected, tolerance, same):
     assert same_value(actual, expected, tolerance=tolerance) is same
+
+
+def test_values_close_as_numpy_has_it():
+    assert same_value([0.001], [0.001 + 1e-8], close=True)
+    assert not same_value([0.0], [9e-6], close=True)
+
+
+@pytest.mark.parametrize(
+    "kind", [lambda **rule: StdioTest("", "", **rule), lambda **rule: FunctionTest("f", [], 0, **rule)]
+)
+def test_a_test_has_one_rule_for_numbers(kind):
+    with pytest.raises(ConfigError, match="not by both"):
+        kind(tolerance=0.1, close=True)
+
+
+def test_limits_and_protocols_of_tests_are_checked():
+    for limits in ({"cpu_seconds": 0}, {"memory_mb": 0}, {"memory_mb": 1.5}):
+        with pytest.raises(ConfigError, match=next(iter(limits))):
+            AssertTest("", **limits)
+    with pytest.raises(ConfigError, match="protocol must be 'printed' or 'testlib', got 'kattis'"):
+        CheckerTest("", "", protocol="kattis")
+
+
+def test_tests_survive_json():
+    tests = [
+        StdioTest("1", "2", close=True, cpu_seconds=1.5),
+        FunctionTest("f", [1], 2, memory_mb=64),
+        AssertTest("assert f(1) == 2"),
+        CheckerTest("1", "print(1)", "2", checker_files={"a": "b"}),
+        InteractiveTest("1", "print(1)", interactor_language="cpp"),
+    ]
+    written = [
+        {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(test).items()}
+        for test in tests
+    ]
+    assert read_tests(json.dumps(written[:1])) == (tests[0],)
+    for test, row in zip(tests, written, strict=True):
+        (again,) = read_tests([row])
+        assert type(again) is type(test)
+        assert asdict(again) == row

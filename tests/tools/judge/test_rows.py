@@ -12,7 +12,6 @@ import pytest
 
 from toolgym.tools.errors import ConfigError
 from toolgym.tools.judge import AssertTest, FunctionTest, StdioTest, problem_of, read_tests
-from toolgym.tools.judge.comparing import TOLERANCE
 from toolgym.tools.judge.rows import packed_text
 
 HUMANEVAL = {
@@ -150,11 +149,13 @@ def test_livecodebench():
 
 def test_apps():
     problem = problem_of(APPS)
-    assert problem.hidden == tuple(StdioTest(*one, TOLERANCE) for one in [("1\n", "2\n"), ("2\n", "4"), ("3\n", "6")])
+    assert problem.hidden == tuple(
+        StdioTest(*texts, close=True) for texts in [("1\n", "2\n"), ("2\n", "4"), ("3\n", "6")]
+    )
     assert problem.visible == problem.hidden[:2]
     assert problem_of(APPS_CALLS).hidden == (
-        FunctionTest("up", ("a",), ["A"], ("A",), TOLERANCE),
-        FunctionTest("up", ("b",), ["B"], ("B",), TOLERANCE),
+        FunctionTest("up", ("a",), ["A"], ("A",), close=True),
+        FunctionTest("up", ("b",), ["B"], ("B",), close=True),
     )
     lists = {**APPS, "input_output": {"fn_name": "f", "inputs": [[1], [2]], "outputs": [[1], [2, 3]]}}
     assert problem_of(lists).hidden[0].or_expected == ()  # a list, and not wrapped
