@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from decimal import Decimal, InvalidOperation
 from typing import Any, TypeAlias
 
@@ -120,3 +121,43 @@ def _is_number(value: Any) -> bool:
 def _key(key: Any) -> Any:
     """Write a key as JSON does: `json.loads` returns texts for the numbers that a program uses as keys."""
     return str(key) if isinstance(key, int | float) else key
+
+
+# ---------------------------------------------------------------------- values of functions
+
+
+class Other:
+    """A value that JSON lacks, so that no test expects it."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __repr__(self) -> str:
+        return self._text
+
+
+def read_value(encoded: Any) -> Any:
+    """Read a value that `in_sandbox.plain` has written."""
+    if isinstance(encoded, list):
+        return [read_value(item) for item in encoded]
+    if not isinstance(encoded, dict):
+        return encoded
+    if "dict" in encoded:
+        pairs = [(_hashable(read_value(key)), read_value(item)) for key, item in encoded["dict"]]
+        value = dict(pairs)
+        return value if len(value) == len(pairs) else Other("a dictionary with equal keys")
+    if "int" in encoded:
+        return int(encoded["int"], 16)
+    return Other(encoded["other"])
+
+
+def _hashable(key: Any) -> Any:
+    return tuple(map(_hashable, key)) if isinstance(key, list) else key
+
+
+def is_right(what: str, actual: Any, wanted: Sequence[Any], rules: Mapping[str, Any]) -> bool:
+    """Return whether an output (`what` is `output`) or an encoded value is one of those that are wanted."""
+    if what == "output":
+        return any(same_output(actual, expected, **rules) for expected in wanted)
+    value = read_value(actual)
+    return any(same_value(value, read_value(expected), **rules) for expected in wanted)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import builtins
 import collections
 import importlib
+import io
 import json
 import operator
 import re
@@ -17,10 +18,17 @@ import struct
 import sys
 import types
 from collections.abc import Callable
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, NoReturn, Protocol
 
 DATA_MODULES = frozenset({"numpy", "sympy", "pandas", "scipy"})
 """Modules beside the standard library's that tests may use."""
+
+_LONG = 1 << 4000
+_MAX_MESSAGE = 1 << 30
+_FRAMEWORKS = frozenset(
+    {"unittest", "doctest", "bdb", "pdb", "asyncio", "concurrent", "multiprocessing", "threading", "_thread", "test"}
+)
+"""Modules whose exceptions steer a framework, and do not tell of an error: `unittest.SkipTest` makes a test pass."""
 
 _NUMPY_KINDS = "biufcSU"
 _DATA = (int, float, str, bool, list, tuple, set, frozenset, dict, bytes, bytearray, complex, range)
@@ -108,6 +116,16 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
 """Operations of the program's objects for the tests."""
 
 
+class Stream(Protocol):
+    """One end of a pipe, or both."""
+
+    def read(self, size: int, /) -> bytes: ...
+
+    def write(self, data: bytes, /) -> object: ...
+
+    def flush(self) -> object: ...
+
+
 class Link:
     """One end of the two pipes between the program's process and that of the tests.
 
@@ -115,13 +133,18 @@ class Link:
     references. Functions always can.
     """
 
-    def __init__(self, reader: BinaryIO, writer: BinaryIO, serves: dict[str, Callable[..., Any]], keeps: bool) -> None:
+    def __init__(self, reader: Stream, writer: Stream, serves: dict[str, Callable[..., Any]], keeps: bool) -> None:
         self._reader, self._writer = reader, writer
         self._serves, self.keeps = serves, keeps
         self._asked = 0
         self._objects: dict[int, Any] = {}
         self._ids: dict[int, int] = {}
         self._remotes: dict[int, Any] = {}
+
+    @classmethod
+    def data(cls) -> Link:
+        """Return a link without another end, which only encodes and decodes plain data."""
+        return cls(io.BytesIO(), io.BytesIO(), {}, False)
 
     # -------------------------------------------------------------- messages
 
@@ -135,7 +158,8 @@ class Link:
 
     def _receive(self) -> tuple[str, list[Any]]:
         head = self._reader.read(4)
-        data = self._reader.read(struct.unpack("<I", head)[0]) if len(head) == 4 else b""
+        size = struct.unpack("<I", head)[0] if len(head) == 4 else 0
+        data = self._reader.read(size) if size <= _MAX_MESSAGE else b""
         if not data:
             raise BrokenLinkError("the program's process has ended")
         try:
@@ -216,7 +240,7 @@ class Link:
 
     def encode(self, value: Any) -> Any:
         """Make JSON of a value: each object of JSON has one key, which tells the kind of its value."""
-        if value is None or value is True or value is False or type(value) in (int, float, str):
+        if value is None or value is True or value is False or type(value) in (float, str):
             return value
         encode = _ENCODERS.get(type(value)) or next(
             (encoder for kind, encoder in _ENCODERS.items() if isinstance(value, kind)), None
@@ -261,6 +285,11 @@ def _sequence(kind: str) -> Callable[[Link, Any], Any]:
     return lambda link, value: {kind: [link.encode(item) for item in value]}
 
 
+def encode_integer(value: int) -> Any:
+    """Write a long integer in hexadecimal: in decimal that takes quadratic time, and Python limits the digits."""
+    return value if -_LONG < value < _LONG else {"int": hex(value)}
+
+
 def _encode_tuple(link: Link, value: Any) -> Any:
     items = [link.encode(item) for item in value]
     fields = getattr(type(value), "_fields", None)
@@ -269,7 +298,7 @@ def _encode_tuple(link: Link, value: Any) -> Any:
 
 _ENCODERS: dict[type, Callable[[Link, Any], Any]] = {
     Remote: lambda link, value: {"own": value._id},
-    int: lambda link, value: int(value),
+    int: lambda link, value: encode_integer(int(value)),
     float: lambda link, value: float(value),
     str: lambda link, value: str.__str__(value),
     list: lambda link, value: [link.encode(item) for item in value],
@@ -286,9 +315,10 @@ _ENCODERS: dict[type, Callable[[Link, Any], Any]] = {
 
 _DECODERS: dict[str, Callable[[Link, Any], Any]] = {
     "own": lambda link, value: link._objects[value],
+    "int": lambda link, value: int(value, 16),
     "ref": lambda link, value: _known(link, int(value[0]), lambda: Remote(link, int(value[0]), str(value[1]))),
     "tuple": lambda link, value: tuple(link.decode(value)),
-    "named": lambda link, value: collections.namedtuple(value[0], value[1], rename=True)(*link.decode(value[2])),
+    "named": lambda link, value: _named_tuple(value[0], value[1], link.decode(value[2])),
     "frozenset": lambda link, value: frozenset(link.decode(value)),
     "set": lambda link, value: set(link.decode(value)),
     "deque": lambda link, value: collections.deque(link.decode(value)),
@@ -301,6 +331,12 @@ _DECODERS: dict[str, Callable[[Link, Any], Any]] = {
     "class": lambda link, value: _decode_class(link, *value),
     "error": lambda link, value: _decode_error(*map(link.decode, value)),
 }
+
+
+def _named_tuple(name: str, fields: list[str], items: Any) -> Any:
+    """Make a tuple with names. A field that has the name of a method of tuples is renamed."""
+    safe = [f"_{at}" if hasattr(tuple, field) else field for at, field in enumerate(fields)]
+    return collections.namedtuple(name, safe, rename=True)(*items)
 
 
 def _known(link: Link, id: int, make: Callable[[], Any]) -> Any:
@@ -395,7 +431,8 @@ def _encode_class(link: Link, kind: type) -> Any:
 
 def _decode_class(link: Link, id: int | None, module: str, name: str, base: Any) -> Any:
     """Find a class of plain data, or of an exception: Python's, the standard library's, or one like the program's."""
-    is_pythons = module.partition(".")[0] in sys.stdlib_module_names and module in sys.modules
+    top = module.partition(".")[0]
+    is_pythons = top in sys.stdlib_module_names and top not in _FRAMEWORKS and module in sys.modules
     kind = vars(sys.modules[module]).get(name) if is_pythons else None
     if kind in _DATA or (isinstance(kind, type) and issubclass(kind, Exception | SystemExit)):
         return kind

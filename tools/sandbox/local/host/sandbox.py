@@ -166,6 +166,11 @@ class LocalSandbox(Sandbox):
         return isolation
 
     @property
+    def packages(self) -> str | None:
+        """The folder with packages for programs, if there is one."""
+        return self._packages
+
+    @property
     def template_ids(self) -> list[int]:
         """Process ids of the template processes that run."""
         return [pid for pool in self._pools for pid in pool.process_ids]
