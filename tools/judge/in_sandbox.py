@@ -1,13 +1,13 @@
-"""Runs inside a sandbox: the program in one process, its tests in another.
+"""Runs inside a sandbox: a program in some processes, its tests in another.
 
-`judge` sends the source of this file and of `link`, followed by a call of `main`, which forks first. The child waits;
-the parent reads the tests and a secret word from standard input, prepares the tests, lets the child run the program,
-runs the tests, and prints the word with their outcome. So the program's process never holds the tests or the word in
-any object, nor the descriptors of the parent, and the kernel refuses it the parent's memory (`PR_SET_DUMPABLE`). A
-failure before the program runs is no fault of the program.
+The judge sends the sources of this file, of `supervise` and of `link`, followed by a call of `main`, which forks first.
+The child becomes the *loader*: it waits, and later loads the program once and forks a process for each test. The parent
+reads the tests and a secret word from standard input, runs the tests, and prints the word with each outcome. So the
+program's processes never hold the tests or the word in any object, nor the descriptors of the parent, and the kernel
+refuses them the parent's memory (`PR_SET_DUMPABLE`). A failure before the program runs is no fault of the program.
 
-Only plain data crosses between the two: see `link`. The tests hold a `Remote` of each other object. The file needs only
-the standard library and `link`.
+Only plain data crosses between the program and assertions: see `link`. The tests hold a `Remote` of each other object.
+The file needs only the standard library, `link` and `supervise`.
 """
 
 from __future__ import annotations
@@ -17,23 +17,51 @@ import base64
 import builtins
 import collections
 import contextlib
-import ctypes
+import gc
 import importlib
+import io
 import json
+import linecache
 import os
+import shutil
 import signal
 import sys
 import traceback
 import types
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from toolgym.tools.judge.link import DATA_MODULES, OPERATIONS, BrokenLinkError, Link, NotJudgeableError, said
+from toolgym.tools.judge import emptiness, supervise
+from toolgym.tools.judge.link import (
+    DATA_MODULES,
+    OPERATIONS,
+    BrokenLinkError,
+    Link,
+    NotJudgeableError,
+    encode_integer,
+    said,
+)
+from toolgym.tools.judge.supervise import (
+    Folder,
+    LimitError,
+    Limits,
+    SliceOverError,
+    Streams,
+    Watch,
+    WatchedReader,
+    WatchedWriter,
+)
 
-_PR_SET_DUMPABLE = 4
-_MOST_BITS = 14_000  # the judge's Python reads no longer numbers
 _SHORT_NAMES = {"np": "numpy", "pd": "pandas"}
+_MAX_MESSAGE = 65536
+_MAX_ERROR = 4000
+_OWN_CALLS = 40
+"""Calls of the judge below each call of a program's function, which must not count against its recursion."""
+_FIRST_FREE = 4
+"""Descriptor 3 of a program's process may be the sandbox's."""
+_FILE = "<judge>"
+_ENDED = "the program's process has ended"
 
 PRELUDE = """
 import bisect, collections, copy, datetime, functools, heapq, itertools, math, operator, random, re, string, sys
@@ -49,50 +77,201 @@ from builtins import pow
 """Names for function tests without an import, as in LiveCodeBench. `math` has another `pow`."""
 
 
-# ---------------------------------------------------------------------- the program's process
+# ---------------------------------------------------------------------- the program's processes
 
 
-def _be_program(setup: str, program: str, reader: int, writer: int) -> NoReturn:
-    try:
-        _leave_parent(reader, writer)
-        module = types.ModuleType("solution")
-        module.__dict__["__builtins__"] = builtins
-        sys.modules["solution"] = module
-        namespace = module.__dict__
-        sys.path.insert(0, os.getcwd())
-        serves: dict[str, Callable[..., Any]] = {
-            "setup": lambda: exec(compile(setup, "<setup>", "exec"), namespace),
-            "begin": lambda: _begin(program, namespace),
-            "find": lambda names: {name: namespace[name] for name in names if name in namespace},
-            "function": lambda name: _function(namespace, name),
-        }
-        Link(os.fdopen(reader, "rb"), os.fdopen(writer, "wb"), {**OPERATIONS, **serves}, True).serve()
-    finally:
+class Loader:
+    """The process that has loaded the program, as the tests' process sees it. All that it says may be a lie.
+
+    It and the tests' process share pipes, and the files of a script's streams, which all tests use in turn.
+    """
+
+    def __init__(self, setup: str, program: str, script_name: str) -> None:
+        """Fork it. `script_name` is the file of a program that is a script, and empty for a program with functions.
+
+        In a process that a script's test was forked in, `script` is the code to run.
+        """
+        self.script: types.CodeType | None = None
+        self.streams = Streams() if script_name else None
+        # Each pair is what the loader reads, and what it writes.
+        control, calls = (os.pipe(), os.pipe()), (os.pipe(), os.pipe())
+        self.pid = supervise.fork_apart()
+        if self.pid == 0:
+            theirs = [pair[at][at] for pair in (control, calls) for at in (0, 1)]
+            streams = self.streams.files if self.streams is not None else ()
+            self.script = _be_loader(theirs, streams, setup, program, script_name)
+            return
+        for pair in (control, calls):
+            os.close(pair[0][0])
+            os.close(pair[1][1])
+        self._asks, self._replies = control[0][1], control[1][0]
+        self.asks, self.answers = calls[0][1], calls[1][0]
+        self.can_share = True
+
+    def load(self, limits: Limits, memory_mb: int | None) -> tuple[str, str]:
+        """Load the program. Returns the status of all its tests and an error, both empty if it could be loaded."""
+        message = json.dumps({"seconds": limits.seconds, "memory_mb": memory_mb}).encode()
+        try:
+            reply = json.loads(self._ask(message, Watch(self.pid, limits)))
+            self.can_share = bool(reply["shares"])
+            return str(reply["status"]), str(reply["error"])
+        except LimitError as error:
+            return str(error.args[0]), str(error.args[1])
+        except BrokenLinkError as error:
+            return "error", said(error)
+        except (ValueError, TypeError, KeyError, RecursionError):
+            return "error", _ENDED
+
+    def fork(self, limits: Limits, argv: Sequence[str] = ()) -> int:
+        """Have it fork a process for a test. Returns the process's id."""
+        message = "\0".join(["share" if self.can_share else "alone", *argv])
+        try:
+            return int(self._ask(message.encode(), Watch(self.pid, limits, alone=True)))
+        except ValueError as error:
+            raise BrokenLinkError(_ENDED) from error
+
+    def link(self, watch: Watch) -> Link:
+        """Return a link to the last test's process."""
+        reader = WatchedReader(self.answers, watch, self._replies)
+        writer = WatchedWriter(self.asks, watch)
+        return Link(io.BufferedReader(reader), io.BufferedWriter(writer), {"call": OPERATIONS["call"]}, False)
+
+    def reap(self, limits: Limits) -> tuple[int, float]:
+        """Wait for the end of the last test's process. Returns its exit status, and CPU seconds with its children."""
+        if not self.can_share:
+            return supervise.reap(self.pid)
+        try:
+            status, cpu = self._receive(Watch(self.pid, limits, alone=True)).split()
+            return int(status), float(cpu)
+        except (ValueError, LimitError) as error:
+            raise BrokenLinkError(_ENDED) from error
+
+    def is_ready(self) -> bool:
+        """Empty what the last test left in the pipes. Returns whether the loader can fork for another test."""
+        return self.can_share and supervise.drain(self.answers) and supervise.is_drained(self.asks)
+
+    def end(self) -> None:
+        supervise.kill(self.pid)
+        with contextlib.suppress(OSError):
+            supervise.reap(self.pid)
+
+    def _ask(self, message: bytes, watch: Watch) -> bytes:
+        try:
+            os.write(self._asks, message)
+        except OSError as error:
+            raise BrokenLinkError(_ENDED) from error
+        return self._receive(watch)
+
+    def _receive(self, watch: Watch) -> bytes:
+        """Read a line. Raises BrokenLinkError if the loader has ended."""
+        line = b""
+        while not line.endswith(b"\n"):
+            watch.wait(self._replies)
+            part = os.read(self._replies, 1 if line else 2)
+            line += part
+            if not part or len(line) > _MAX_MESSAGE:
+                raise BrokenLinkError(_ENDED)
+        return line
+
+
+def _be_loader(
+    pipes: Sequence[int], streams: Sequence[int], setup: str, program: str, script_name: str
+) -> types.CodeType:
+    """Load the program when asked to, then fork a process for each test. Returns in the process of a script's test.
+
+    After each fork, every page of memory that either process writes to is copied. So little is done from there on.
+    """
+    control, replies, reader, writer = pipes
+    _leave_parent([*pipes, *streams])
+    supervise.be_dumpable()
+    data = os.read(control, _MAX_MESSAGE)
+    if not data:
         os._exit(0)
+    limits = json.loads(data)
+    supervise.limit_cpu(limits["seconds"])
+    supervise.limit_memory(limits["memory_mb"])
+    supervise.free_stack(limits["memory_mb"])
+    namespace: dict[str, Any] = {}
+    script: types.CodeType | BaseException | None = None
+    status = error = ""
+    if script_name:
+        script = _compiled_script(program, script_name)
+        _hide_judge()
+    else:
+        namespace, status, error = _loaded(setup, program)
+    reply = {"status": status, "error": error, "shares": supervise.is_alone()}
+    pipe = supervise.Pipe(reader, writer)
+    link = Link(pipe, pipe, {**OPERATIONS, **_operations(namespace)}, True)
+    own, fork, wait, read, write = os.getpid, supervise.fork, supervise.reap, os.read, os.write
+    gc.collect()  # or each script ends with a thorough one
+    gc.freeze()
+    supervise.unfreeze(sys.modules["__main__"].__dict__)
+    write(replies, json.dumps(reply).encode() + b"\n")
+    while data := read(control, _MAX_MESSAGE):
+        shares = data.startswith(b"share")
+        pid = fork() if shares else 0
+        if pid == 0:
+            if not shares:
+                write(replies, b"%d\n" % own())
+            if script_name:
+                return _enter_script(script, streams, [script_name, *data.decode().split("\0")[1:]])
+            os.close(replies)
+            os.close(control)
+            _serve(link)
+        write(replies, b"%d\n" % pid)
+        write(replies, b"%d %f\n" % wait(pid))
+    os._exit(0)
 
 
-def _begin(program: str, namespace: dict[str, Any]) -> None:
-    try:
-        exec(compile(program, "solution.py", "exec"), namespace)
-    except BaseException:
-        traceback.print_exc()
-        raise
-
-
-def _leave_parent(reader: int, writer: int) -> None:
-    """Close all descriptors but these two and standard error, to which all prints of the program go."""
+def _leave_parent(kept: Sequence[int]) -> None:
+    """Close all descriptors but these and standard error, to which all prints of the program go."""
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)
     os.dup2(2, 1)
     last = 2
-    for kept in sorted((reader, writer)):
-        os.closerange(last + 1, kept)
-        last = kept
+    for fd in sorted(kept):
+        os.closerange(last + 1, fd)
+        last = fd
     os.closerange(last + 1, max(256, nothing + 1, last + 2))
 
 
+def _loaded(setup: str, program: str) -> tuple[dict[str, Any], str, str]:
+    """Run the setup and the program as a module. Returns its names; and a status and an error if one of them raised."""
+    module = types.ModuleType("solution")
+    module.__dict__["__builtins__"] = builtins
+    sys.modules["solution"] = module
+    sys.setrecursionlimit(sys.getrecursionlimit() + _OWN_CALLS)
+    status = "not_judgeable"
+    try:
+        exec(compile(setup, "<setup>", "exec"), module.__dict__)
+        status = "error"
+        exec(compile(program, "solution.py", "exec"), module.__dict__)
+    except BaseException as error:  # noqa: BLE001  whatever the program raises is its answer
+        with contextlib.suppress(BaseException):
+            traceback.print_exc()
+        text = f"{type(error).__name__}: {said(error)}".encode(errors="replace").decode()
+        return module.__dict__, status, text[:_MAX_ERROR]
+    return module.__dict__, "", ""
+
+
+def _operations(namespace: dict[str, Any]) -> dict[str, Callable[..., Any]]:
+    """Return what the tests may ask of a program, in addition to `OPERATIONS`."""
+    return {
+        "find": lambda names: {name: namespace[name] for name in names if name in namespace},
+        "function": lambda name, *args: _function(namespace, name)(*args),
+    }
+
+
+def _serve(link: Link) -> NoReturn:
+    """Serve the tests that call the program's functions."""
+    try:
+        link.serve()
+    finally:
+        os._exit(0)
+
+
 def _function(namespace: dict[str, Any], name: str) -> Any:
-    """Return the function, or else the method of that name of a new `Solution`, as LiveCodeBench has it."""
+    """Return the function, or the method of that name of a new `Solution`, as LiveCodeBench does."""
     solution = namespace.get("Solution")
     if isinstance(solution, type) and hasattr(solution, name):
         return getattr(solution(), name)
@@ -101,34 +280,136 @@ def _function(namespace: dict[str, Any], name: str) -> Any:
     return namespace[name]
 
 
+def _compiled_script(program: str, name: str) -> types.CodeType | BaseException:
+    """Compile a script. A mistake in it is raised where it would run."""
+    linecache.cache[name] = (lambda: program,)  # type: ignore[assignment]
+    try:
+        with open(name, "wb") as file:
+            file.write(program.encode("utf-8", "surrogatepass"))
+        return compile(program, name, "exec")
+    except BaseException as error:  # noqa: BLE001
+        return error
+
+
+def _hide_judge() -> None:
+    """Make the interpreter look as if it had just started."""
+    main = sys.modules["__main__"].__dict__
+    for name in [name for name in main if not (name.startswith("__") and name.endswith("__"))]:
+        del main[name]
+    for module in [module for module in sys.modules if module.startswith("toolgym.tools.judge")]:
+        del sys.modules[module]
+    sys.excepthook = _show_error
+    sys.setrecursionlimit(sys.getrecursionlimit() + 1)  # for the call that runs the script
+
+
+def _enter_script(
+    script: types.CodeType | BaseException | None, streams: Sequence[int], argv: list[str]
+) -> types.CodeType:
+    """Connect this process's streams, and return the code of the script."""
+    for target, fd in enumerate(streams):
+        os.dup2(fd, target)
+    os.closerange(_FIRST_FREE, 64)
+    sys.argv[:] = argv
+    if isinstance(script, types.CodeType):
+        return script
+    assert script is not None
+    raise script.with_traceback(None)
+
+
+def _show_error(kind: type[BaseException], error: BaseException, frames: types.TracebackType | None) -> None:
+    """Print an error without the frames that belong to the judge."""
+    while frames is not None and frames.tb_frame.f_code.co_filename == _FILE:
+        frames = frames.tb_next
+    if frames is not None and frames.tb_frame.f_code.co_name == "<module>" and frames.tb_next is not None:
+        frames = frames.tb_next
+    sys.__excepthook__(kind, error.with_traceback(frames), frames)
+
+
+class Command:
+    """A program of another language: compiled once, and started for each test. It has the methods of `Loader`."""
+
+    def __init__(self, command: Mapping[str, Any], program: str) -> None:
+        self._command, self._program = command, program
+        self._environment = {**os.environ, **command["env"]}
+        self.pid = 0
+        self._memory_mb: int | None = None
+        self.streams = Streams()
+
+    def load(self, limits: Limits, memory_mb: int | None) -> tuple[str, str]:
+        self._memory_mb = memory_mb
+        for need in self._command["needs"]:
+            if shutil.which(need, path=self._environment.get("PATH")) is None and not os.path.exists(need):
+                return "not_installed", need
+        with open(self._command["source"], "wb") as file:
+            file.write(self._program.encode("utf-8", "surrogatepass"))
+        if not self._command["compile"]:
+            return "", ""
+        self.streams.begin("")
+        stdin, out, _ = self.streams.files
+        pid = self._start(self._command["compile"], (stdin, out, out), limits)
+        status, _, failure = _awaited(self, pid, limits, self.streams)
+        if failure:
+            return "compile_error", failure[1]
+        return ("", "") if status == 0 else ("compile_error", self.streams.read(1, _MAX_ERROR)[0])
+
+    def fork(self, limits: Limits, argv: Sequence[str] = ()) -> int:
+        words = [*self._command["argv"], *argv]
+        return self._start(words, self.streams.files, limits, native=self._command["native"])
+
+    def is_ready(self) -> bool:
+        return True
+
+    def reap(self, limits: Limits) -> tuple[int, float]:
+        return supervise.reap(self.pid)
+
+    def end(self) -> None: ...
+
+    def _start(self, argv: Sequence[str], fds: Sequence[int], limits: Limits, *, native: bool = False) -> int:
+        self.pid = supervise.start(
+            argv, fds, self._environment, limits.seconds, self._memory_mb if native else None, native=native
+        )
+        return self.pid
+
+
 # ---------------------------------------------------------------------- the process of the tests
 
 
-def main(setup: str, program: str) -> None:
-    with contextlib.suppress(AttributeError):  # before Python 3.11
-        sys.set_int_max_str_digits(0)
+def main(kind: str, setup: str, program: str, file_name: str, command: Mapping[str, Any] | None) -> types.CodeType:
+    """Judge a program. Returns the code to run in this process, which is empty in that of the tests.
+
+    Args:
+        kind: `functions` if tests call the program's functions, `script` if it reads and prints, and `command` if it is
+            a program of another language.
+        setup: source that runs before a program with functions.
+        program: source of the program.
+        file_name: name of the file that calls this.
+        command: how a program of another language is compiled and run.
+    """
+    nothing = compile("", file_name, "exec")
+    sys.set_int_max_str_digits(0)
+    subject: Loader | Command
+    try:
+        supervise.guard()
+        if command is not None:
+            supervise.check_can_fork()
+            subject = Command(command, program)
+        else:
+            subject = Loader(setup, program, file_name if kind == "script" else "")
+            if subject.script is not None:
+                return subject.script
+    except (OSError, AttributeError) as error:  # the program has not run, so it is not to blame
+        _say(_read_task(), {"status": "no_fork", "error": str(error)})
+        return nothing
     # The program may write modules to its folder.
     sys.path[:] = [folder for folder in sys.path if folder and folder != os.getcwd()]
-    ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
-    asks, answers = os.pipe(), os.pipe()
-    try:
-        child = os.fork()
-    except OSError as error:  # the program has not run, so it is not to blame
-        _say(_read_task(), {"status": "no_fork", "error": str(error)})
-        return
-    if child == 0:
-        os.close(asks[1])
-        os.close(answers[0])
-        _be_program(setup, program, asks[0], answers[1])
-    os.close(asks[0])
-    os.close(answers[1])
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    supervise.prepare_alarm()
     task = _read_task()
-    link = Link(os.fdopen(answers[0], "rb"), os.fdopen(asks[1], "wb"), {"call": OPERATIONS["call"]}, False)
-    _say(task, _report(link, task))
-    with contextlib.suppress(OSError):
-        os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
+    try:
+        _judge(task, subject)
+    finally:
+        subject.end()
+    return nothing
 
 
 def _read_task() -> dict[str, Any]:
@@ -136,82 +417,203 @@ def _read_task() -> dict[str, Any]:
     return task
 
 
-def _say(task: dict[str, Any], report: dict[str, Any]) -> None:
-    print(f"\n{task['word']}{json.dumps(report)}", flush=True)
+def _say(task: Mapping[str, Any], report: Mapping[str, Any]) -> None:
+    sys.stdout.write(f"\n{task['word']}{json.dumps(report)}\n")
+    sys.stdout.flush()
 
 
-def _report(link: Link, task: dict[str, Any]) -> dict[str, Any]:
-    status = "not_judgeable"
+def _judge(task: dict[str, Any], subject: Loader | Command) -> None:
+    """Run tests in their order and report each outcome, until one may have left something behind for the next."""
+    tests = [prepare(test) for test in task["tests"]]
+    status, error = subject.load(Limits(task["load"]), task["memory_mb"])
+    if status:
+        _say(task, {"load": status, "error": error, "unprepared": _unprepared(tests)})
+        return
+    folder = Folder()
+    left = max(task["slice"], 3 * supervise.cpu_clock(subject.pid))
+    for number, test in enumerate(tests):
+        try:
+            outcome = test.outcome or test.run(subject, left if number else None)
+        except SliceOverError:
+            return
+        _say(task, {"test": number, **outcome})
+        if outcome["status"] not in ("value", "output", "passed") and task["stop"]:
+            return
+        left -= outcome.get("seconds", 0.0)
+        if left < 0 or not (subject.is_ready() and supervise.end_leftovers() and folder.is_clean()):
+            return
+
+
+def _unprepared(tests: Sequence[_Test]) -> dict[int, str]:
+    return {number: test.outcome["error"] for number, test in enumerate(tests) if test.outcome is not None}
+
+
+class _Test:
+    """A test that is ready to run; or one that is not judgeable, and has its `outcome` already."""
+
+    def __init__(self, task: Mapping[str, Any]) -> None:
+        self.task, self.limits = task, Limits(task)
+        self.outcome: dict[str, Any] | None = None
+
+    def run(self, subject: Loader | Command, left: float | None) -> dict[str, Any]:
+        """Run it. Raises SliceOverError if it still runs after `left` seconds of its own."""
+        raise NotImplementedError
+
+
+class _ScriptTest(_Test):
+    """Runs a program that reads standard input and prints."""
+
+    def run(self, subject: Loader | Command, left: float | None) -> dict[str, Any]:
+        files, reads, streams = self.task["files"], self.task["reads"], subject.streams
+        most = self.limits.output_bytes
+        assert streams is not None
+        try:
+            Folder.place(files)
+            streams.begin(self.task["stdin"])
+        except OSError as error:
+            return {"status": "no_room", "error": str(error)}
+        try:
+            pid = subject.fork(self.limits, self.task["argv"])
+            status, used, failure = _awaited(subject, pid, self.limits, streams, left)
+            outcome: dict[str, Any] = {"status": "output", "code": status, "seconds": used}
+            if failure:
+                outcome |= {"status": failure[0], "error": failure[1]}
+            outcome["stderr"] = streams.read_end(2, _MAX_ERROR)
+            outcome["stdout"], outcome["truncated"] = streams.read(1, most)
+            if reads:
+                data, outcome["truncated"] = Folder.read(reads, most)
+                outcome["stdout"] = data.decode("utf-8", "replace")
+        except BrokenLinkError as error:
+            return {"status": "error", "error": said(error), "stderr": streams.read_end(2, _MAX_ERROR)}
+        finally:
+            Folder.remove([*files, *filter(None, [reads])])
+        return outcome
+
+
+def _awaited(
+    subject: Loader | Command, pid: int, limits: Limits, streams: Streams, left: float | None = None
+) -> tuple[int, float, tuple[str, str] | None]:
+    """Wait for a process. Returns its exit status, the seconds that it used, and the limit that it met, if any."""
+    watch, failure = Watch(pid, limits, left=left), None
     try:
-        run = _called(task) if "function" in task else _prepared(task)
-        link.ask("setup")
-        status = "error"
-        link.ask("begin")
-        status = "wrong"
-        return run(link)
-    except NotJudgeableError as error:
-        return {"status": "not_judgeable", "error": said(error)}
-    except BaseException as error:  # noqa: BLE001  the tests run the program
-        if isinstance(error, AssertionError) and status == "wrong":
+        supervise.await_end(pid, watch, lambda: streams.check(limits.output_bytes))
+        watch.glance()
+        streams.check(limits.output_bytes)
+    except LimitError as error:
+        failure = (str(error.args[0]), str(error.args[1]))
+        supervise.kill(pid)
+    except OSError as error:
+        raise BrokenLinkError("the program's process has ended") from error
+    status, cpu = subject.reap(limits)
+    if failure is None and cpu > limits.seconds:
+        failure = ("timeout", f"it used more than {limits.seconds:g} s of CPU time")
+    return status, max(watch.used, cpu), failure
+
+
+class _CallTest(_Test):
+    """Calls functions of the program, from here."""
+
+    def run(self, subject: Loader | Command, left: float | None) -> dict[str, Any]:
+        assert isinstance(subject, Loader)
+        try:
+            pid = subject.fork(self.limits)
+        except (LimitError, BrokenLinkError) as error:
+            return _ended(error)
+        watch = Watch(pid, self.limits, own=True, left=left)
+        with supervise.alarm(self.limits.seconds):
+            outcome = self.outcome_of(subject.link(watch))
+        watch.glance()
+        supervise.kill(pid)
+        try:
+            _, cpu = subject.reap(self.limits)
+        except BrokenLinkError:
+            cpu = 0.0
+        if max(watch.cpu, cpu) > self.limits.seconds:
+            outcome = {"status": "timeout", "error": f"it used more than {self.limits.seconds:g} s of CPU time"}
+        return {**outcome, "seconds": max(watch.used, cpu)}
+
+    def outcome_of(self, link: Link) -> dict[str, Any]:
+        """Run the test over a link. Whatever the other end does, the outcome is a report."""
+        try:
+            return self.ask(link)
+        except NotJudgeableError as error:
+            return {"status": "not_judgeable", "error": said(error)}
+        except AssertionError as error:
             return {"status": "wrong", "error": said(error) or "an assertion does not hold"}
-        name = "" if isinstance(error, BrokenLinkError) else f"{type(error).__name__}: "
-        return {"status": "error" if status == "wrong" else status, "error": f"{name}{said(error)}"}
+        except SliceOverError:
+            raise
+        except MemoryError:
+            return {"status": "limit", "error": "what the program returned does not fit into the memory"}
+        except BaseException as error:  # noqa: BLE001  the tests run the program
+            return _ended(error)
+
+    def ask(self, link: Link) -> dict[str, Any]:
+        raise NotImplementedError
 
 
-def _called(task: dict[str, Any]) -> Callable[[Link], dict[str, Any]]:
-    return lambda link: {"status": "value", "value": _plain(link.ask("function", task["function"])(*task["args"]))}
+def _ended(error: BaseException) -> dict[str, Any]:
+    if isinstance(error, LimitError):
+        return {"status": error.args[0], "error": error.args[1]}
+    name = "" if isinstance(error, BrokenLinkError) else f"{type(error).__name__}: "
+    return {"status": "error", "error": f"{name}{said(error)}"}
 
 
-def _plain(value: Any) -> Any:
-    """Write a value for the judge: JSON, but for `{"dict": pairs}` and `{"other": text}`."""
+class _FunctionTest(_CallTest):
+    def ask(self, link: Link) -> dict[str, Any]:
+        args = [link.decode(value) for value in self.task["args"]]
+        return {"status": "value", "value": plain(link.ask("function", self.task["function"], *args))}
+
+
+class _AssertTest(_CallTest):
+    """Runs assertions. All that can fail without the program fails when it is made."""
+
+    def __init__(self, task: Mapping[str, Any]) -> None:
+        super().__init__(task)
+        self._namespace: dict[str, Any] = {"__name__": "tests", "__builtins__": builtins}
+        namespace = self._namespace
+        try:
+            imports = [node for node in ast.parse(task["setup"]).body if isinstance(node, ast.Import | ast.ImportFrom)]
+            exec(compile(ast.Module(list(imports), []), "<setup>", "exec"), namespace)
+            namespace.update(emptiness.NAMES)
+            emptiness.guard_numpy(f"{task['setup']}\n{task['helpers']}\n{task['code']}")
+            helpers = emptiness.guard_source(ast.parse(task["helpers"], "<helpers>"))
+            exec(compile(helpers, "<helpers>", "exec"), namespace)
+            tree = ast.parse(task["code"], "<tests>")
+            self._names = _asked(tree, task["entry_points"], namespace)
+            self._code = compile(emptiness.guard_source(_told(tree)), "<tests>", "exec")
+        except BaseException as error:  # noqa: BLE001  the test's own fault, whatever it raises
+            self.outcome = {"status": "not_judgeable", "error": f"{type(error).__name__}: {said(error)}"}
+
+    def ask(self, link: Link) -> dict[str, Any]:
+        values = link.ask("find", self._names)
+        if not values.keys() <= set(self._names):
+            raise BrokenLinkError("the program's process has sent names that were not asked for")
+        self._namespace.update(values)
+        exec(self._code, self._namespace)
+        return {"status": "passed"}
+
+
+def prepare(task: Mapping[str, Any]) -> _Test:
+    """Make a test ready to run."""
+    kinds: dict[str, type[_Test]] = {"script": _ScriptTest, "function": _FunctionTest, "assert": _AssertTest}
+    return kinds[task["kind"]](task)
+
+
+def plain(value: Any) -> Any:
+    """Write a value for the judge: JSON, but for `{"dict": pairs}`, `{"int": hexadecimal}` and `{"other": text}`."""
     if value is None or isinstance(value, bool | float | str):
         return value
     if isinstance(value, int):
-        return value if value.bit_length() < _MOST_BITS else {"other": "a very large number"}
+        return encode_integer(value)
     if isinstance(value, list | tuple | collections.deque):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, dict):
-        return {"dict": [[_plain(key), _plain(item)] for key, item in value.items()]}
+        return {"dict": [[plain(key), plain(item)] for key, item in value.items()]}
     if type(value).__module__ == "numpy":
-        return _plain(value.tolist())
+        return plain(value.tolist())
     if type(value).__module__ in ("decimal", "fractions") and value == float(value):
         return float(value)
     return {"other": said(value)}
-
-
-def _prepared(task: dict[str, Any]) -> Callable[[Link], dict[str, Any]]:
-    """Make assertions ready to run: all that can fail without the program fails here."""
-    namespace: dict[str, Any] = {"__name__": "tests", "__builtins__": builtins}
-    imports = [node for node in ast.parse(task["setup"]).body if isinstance(node, ast.Import | ast.ImportFrom)]
-    exec(compile(ast.Module(list(imports), []), "<setup>", "exec"), namespace)
-    exec(compile(task["helpers"], "<helpers>", "exec"), namespace)
-    if "allclose" in task["code"]:
-        _refuse_emptiness()
-    tree = ast.parse(task["code"], "<tests>")
-    names = _asked(tree, task["entry_points"], namespace)
-    code = compile(_told(tree), "<tests>", "exec")
-
-    def run(link: Link) -> dict[str, Any]:
-        values = link.ask("find", names)
-        if not values.keys() <= set(names):
-            raise BrokenLinkError("the program's process has sent names that were not asked for")
-        namespace.update(values)
-        exec(code, namespace)
-        return {"status": "passed"}
-
-    return run
-
-
-def _refuse_emptiness() -> None:
-    """Keep `numpy.allclose` from holding for no numbers at all: HumanEval+ would take `[]` for each number."""
-    numpy: Any = importlib.import_module("numpy")
-    close = numpy.allclose
-
-    def allclose(a: Any, b: Any, *args: Any, **kwargs: Any) -> bool:
-        a, b = numpy.asarray(a), numpy.asarray(b)
-        return bool(a.size) == bool(b.size) and bool(close(a, b, *args, **kwargs))
-
-    numpy.allclose = allclose
 
 
 def _asked(tree: ast.Module, entry_points: Sequence[str], namespace: dict[str, Any]) -> list[str]:

@@ -90,14 +90,17 @@ ATTACKS = {
     ),
     "reads the memory of the tests' process": (
         "import os, re\n"
-        f"NEEDLE = ({SECRET[:5]!r} + {SECRET[5:]!r}).encode()\n"
-        "def f(n):\n"
-        "    with open(f'/proc/{os.getppid()}/mem', 'rb') as memory, open(f'/proc/{os.getppid()}/maps') as maps:\n"
+        "def needles(who):\n"
+        "    with open(f'/proc/{who}/mem', 'rb') as memory, open(f'/proc/{who}/maps') as maps:\n"
         "        for line in maps:\n"
         "            low, high = (int(x, 16) for x in line.split()[0].split('-'))\n"
-        "            try:\n                memory.seek(low)\n"
-        "                if NEEDLE in memory.read(high - low): return int(NEEDLE)\n"
-        "            except (OSError, OverflowError, ValueError): pass\n"
+        "            try:\n                memory.seek(low)\n                data = memory.read(high - low)\n"
+        "            except (OSError, OverflowError, ValueError): continue\n"
+        f"            yield from re.findall({SECRET[:3].encode()!r} + rb'\\d' * {len(SECRET) - 3}, data)\n"
+        "def f(n):\n"
+        "    for who in range(1, 99):\n"
+        "        try:\n            for needle in needles(who): return int(needle)\n"
+        "        except OSError: pass\n"
     ),
     "opens the output of the tests' process": (
         "import os\ndef f(n):\n"

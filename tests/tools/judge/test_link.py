@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from toolgym.tools.judge import AssertTest, FunctionTest, VerdictStatus
-from toolgym.tools.judge.in_sandbox import _report
-from toolgym.tools.judge.judge import _value
+from toolgym.tools.judge.comparing import read_value
+from toolgym.tools.judge.in_sandbox import prepare
 from toolgym.tools.judge.link import OPERATIONS, Link
 
 SECRET = 98765432123
@@ -281,10 +281,11 @@ class Hostile(io.BytesIO):
 
 
 def task_of(test):
+    limits = {"seconds": 60.0, "idle": 60.0, "wall": 60.0, "output_bytes": 1 << 20}
     if isinstance(test, FunctionTest):
-        return {"function": test.function, "args": list(test.args)}
-    entry_points = list(test.entry_points)
-    return {"setup": test.setup, "helpers": test.helpers, "code": test.code, "entry_points": entry_points}
+        return {"kind": "function", "function": test.function, "args": list(test.args), **limits}
+    source = {"setup": test.setup, "helpers": test.helpers, "code": test.code}
+    return {"kind": "assert", **source, "entry_points": list(test.entry_points), **limits}
 
 
 @settings(max_examples=9 * settings.default.max_examples, deadline=None)
@@ -294,13 +295,12 @@ def task_of(test):
     st.lists(REPLIES, max_size=8),
 )
 def test_no_bytes_pass(name, found, replies):
-    start = [("answer", None, []), ("answer", None, []), ("answer", found, [])]
-    hostile = Hostile([*start, *replies])
-    report = _report(Link(hostile, hostile, {"call": OPERATIONS["call"]}, False), task_of(TESTS[name]))
+    hostile = Hostile([("answer", found, []), *replies])
+    report = prepare(task_of(TESTS[name])).outcome_of(Link(hostile, hostile, {"call": OPERATIONS["call"]}, False))
     json.dumps(report)
     assert report["status"] in ("wrong", "error", "value"), report
     if report["status"] == "value":
-        assert _value(report["value"]) != SECRET
+        assert read_value(report["value"]) != SECRET
     if name not in ("a callback", "membership"):  # what is expected is never sent
         assert not any(str(SECRET).encode() in data for data in hostile.seen)
 

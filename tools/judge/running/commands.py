@@ -1,0 +1,68 @@
+"""Commands of other languages: how the process of the tests compiles a program and starts it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from toolgym.tools.errors import ConfigError, UnknownNameError
+from toolgym.tools.sandbox.base import Sandbox
+from toolgym.tools.sandbox.local.host import languages
+from toolgym.tools.sandbox.local.host.sandbox import LocalSandbox
+from toolgym.tools.sandbox.process import ProcessSandbox
+from toolgym.tools.sandbox.shared import SharedSandbox
+
+MAIN_MEMORY_MB = 1024
+"""MiB that a program's own settings (the heap of Java, for example) assume if neither judge nor sandbox has a limit."""
+
+_NATIVE = frozenset({"c", "cpp", "rust", "D_ut"})
+"""Languages whose programs use the stack of the process, and no more address space than they need."""
+
+
+def command_of(sandbox: Sandbox, language: str, code: str, memory_mb: int | None) -> dict[str, Any] | None:
+    """Return the command for a program of a language; None for Python.
+
+    Raises UnknownNameError for an unknown language, and ConfigError if this machine runs the programs and the language
+    is not installed.
+    """
+    if isinstance(sandbox, ProcessSandbox):
+        sandbox.check_language(language)
+    try:
+        found = languages.find(language)
+    except UnknownNameError:
+        raise
+    except ConfigError:
+        if _local(sandbox) is not None or isinstance(sandbox, ProcessSandbox):
+            raise
+        found = languages.LANGUAGES[language]  # the machine of the sandbox may have it
+    if found is None:
+        return None
+    local = _local(sandbox)
+    memory = memory_mb or (MAIN_MEMORY_MB if local is None else local.limits.memory_mb)
+    packages = None if local is None else local.packages
+    program = found.request(code, memory, "namespaces", folder=packages)
+    return {
+        "source": program["source"],
+        "argv": program["argv"],
+        "compile": program["compile"],
+        "memory_mb": program["compile_memory_mb"],
+        "code": program["code"],
+        "env": dict(program["env"]),
+        "needs": list(found.needs),
+        "native": language in _NATIVE,
+    }
+
+
+def runs_in_place(sandbox: Sandbox, command: Mapping[str, Any] | None) -> bool:
+    """Whether the process of the tests can run a command: packages of a server are known only to the server."""
+    return command is None or _local(sandbox) is not None or not _uses_packages(command)
+
+
+def _uses_packages(command: Mapping[str, Any]) -> bool:
+    return any(need in ("go", "java", "javac", "jest", "scala", "kotlin") for need in command["needs"])
+
+
+def _local(sandbox: Sandbox) -> LocalSandbox | None:
+    if isinstance(sandbox, SharedSandbox):
+        return sandbox.local
+    return sandbox if isinstance(sandbox, LocalSandbox) else None

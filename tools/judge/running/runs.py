@@ -1,0 +1,412 @@
+"""Runs a program on many inputs or calls, in as few runs of a sandbox as its behaviour allows.
+
+All jobs of a program start in one run of the sandbox: see `in_sandbox`. A run ends early if a job may have left
+something behind for the next one (a file, a process), if the program killed it, or if its time slice is over. The
+remaining jobs then go to new runs, several at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import functools
+import json
+import marshal
+import secrets
+import weakref
+import zlib
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.util import MAGIC_NUMBER
+from pathlib import Path
+from typing import Any
+
+from toolgym.tools.errors import ConfigError, SandboxError, SandboxUnsupportedError
+from toolgym.tools.judge import emptiness, in_sandbox, link, supervise
+from toolgym.tools.sandbox.base import ExecutionResult, ExecutionStatus, Sandbox
+
+AT_ONCE = 8
+"""Runs of one program at once."""
+
+SLICE = 3.0
+"""Seconds of a program after which a run hands its remaining jobs back, so that several runs can share them."""
+
+MAX_JOBS = 200
+"""Jobs of one run."""
+
+MAX_BYTES = 8 << 20
+"""Characters of the inputs of one run, and likely bytes of its outputs, unless a single job has more."""
+
+WALL_FACTOR, WALL_GRACE = 10.0, 10.0
+"""A process may take this many times its limit in wall seconds, and some more."""
+
+MIN_IDLE = 2.0
+"""Seconds that a program may sleep at least, however short its limit."""
+
+_MAX_WALL = 3000.0
+"""Wall seconds of one run of the sandbox. Servers refuse more than an hour."""
+
+_PACKAGE = "toolgym.tools.judge"
+
+
+@dataclass(frozen=True)
+class Limit:
+    """Limits of one process: CPU seconds, and memory in MiB (None: the sandbox's)."""
+
+    seconds: float
+    memory_mb: int | None = None
+
+    @property
+    def wall(self) -> float:
+        return WALL_FACTOR * self.seconds + WALL_GRACE
+
+    def task(self, output_bytes: int) -> dict[str, Any]:
+        idle = max(self.seconds, MIN_IDLE)
+        return {"seconds": self.seconds, "idle": idle, "wall": self.wall, "output_bytes": output_bytes}
+
+
+@dataclass(frozen=True)
+class Job:
+    """One execution of a program.
+
+    Attributes:
+        task: what the process of the tests gets, see `in_sandbox`: its `kind` and the fields of that kind.
+        limit: its limits.
+        output_bytes: bytes of its output that are kept.
+        expected_bytes: bytes of output that are likely.
+    """
+
+    task: Mapping[str, Any]
+    limit: Limit
+    output_bytes: int
+    expected_bytes: int = 0
+
+    @functools.cached_property
+    def packed(self) -> str:
+        return json.dumps({**self.task, **self.limit.task(self.output_bytes)})
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The end of a job.
+
+    Attributes:
+        status: `output`, `value` or `passed` if it came to its end; or a value of `VerdictStatus`.
+        error: what went wrong.
+        run: the run of the sandbox that it was part of.
+        report: further fields of the report of the process of the tests.
+        seconds: seconds that the program computed or slept.
+        size: characters of the report.
+    """
+
+    status: str
+    error: str = ""
+    run: ExecutionResult | None = None
+    report: Mapping[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
+    size: int = 0
+
+    @property
+    def ended(self) -> bool:
+        return self.status in ("output", "value", "passed")
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program, and how a run loads it.
+
+    Attributes:
+        kind: `functions`, `script` or `command`, see `in_sandbox.main`.
+        code: its source.
+        setup: source that runs before a program with functions.
+        command: how a program of another language is compiled and run.
+        load: limits of loading or compiling it.
+        memory_mb: memory that the sandbox must allow for loading or compiling it.
+        hint: further source that runs beside it, so that the sandbox knows which libraries are needed.
+        files: further files, which are there when it is loaded or compiled.
+    """
+
+    kind: str
+    code: str
+    load: Limit
+    setup: str = ""
+    command: Mapping[str, Any] | None = None
+    memory_mb: int = 0
+    hint: str = ""
+    files: Mapping[str, str] = field(default_factory=dict)
+
+
+Accept = Callable[[Mapping[int, Outcome]], Awaitable[int | None]]
+"""Called with outcomes of jobs, by their numbers. Returns the first job after which none is of interest, if any."""
+
+
+class NoForkError(SandboxUnsupportedError):
+    """The sandbox lets a program have one process, so no process can watch another."""
+
+
+async def run_jobs(
+    sandbox: Sandbox, program: Program, jobs: Sequence[Job], accept: Accept, *, stop: bool, total: float | None = None
+) -> None:
+    """Run all jobs of a program, and hand each outcome to `accept`.
+
+    Args:
+        sandbox: runs them.
+        program: the program.
+        jobs: its jobs.
+        accept: gets each outcome once, those of jobs that run at once in any order.
+        stop: whether a run ends at the first job that does not come to its end.
+        total: seconds that all jobs together may compute or sleep. The jobs after that get the status `timeout`.
+
+    Raises:
+        NoForkError: the sandbox allows no second process.
+        ConfigError: the language is not installed, or an input does not fit into the sandbox.
+        SandboxError: the sandbox failed.
+    """
+    waiting = list(range(len(jobs)))
+    spent = 0.0
+    running: dict[asyncio.Task[dict[int, Outcome]], list[int]] = {}
+    at_once, last = 1, len(jobs)
+    try:
+        while waiting or running:
+            chunks = list(_chunks(jobs, waiting, at_once)) if waiting else []
+            while chunks and len(running) < at_once:
+                chunk = chunks.pop(0)
+                waiting = [number for number in waiting if number not in chunk]
+                running[asyncio.create_task(_run(sandbox, program, jobs, chunk, stop=stop))] = chunk
+            done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                chunk = running.pop(task)
+                outcomes = task.result()
+                spent += sum(outcome.seconds for outcome in outcomes.values())
+                failed = await accept(outcomes)
+                last = last if failed is None else min(last, failed)
+                waiting += [number for number in chunk if number not in outcomes]
+            at_once = AT_ONCE
+            waiting = sorted(number for number in waiting if number < last)
+            for task, chunk in [*running.items()]:
+                if min(chunk) > last:
+                    await _cancelled(task)
+                    del running[task]
+            if total is not None and spent > total:
+                for task, chunk in [*running.items()]:
+                    await _cancelled(task)
+                    waiting += chunk
+                running.clear()
+                late = Outcome("timeout", f"all tests together used more than {total:g} s")
+                await accept(dict.fromkeys(sorted(waiting), late))
+                return
+    finally:
+        for task in running:
+            await _cancelled(task)
+
+
+async def run_alone(
+    sandbox: Sandbox,
+    language: str,
+    program: Program,
+    jobs: Sequence[Job],
+    accept: Accept,
+    *,
+    stop: bool,
+    total: float | None = None,
+) -> None:
+    """Run jobs of a program that reads and prints as `run_jobs`, each in a run of its own, without a watching process.
+
+    A sandbox measures the CPU time of such a run only at its end, so programs that compute for too long run until the
+    wall limit. Raises SandboxUnsupportedError for jobs with files or arguments.
+    """
+    if any(job.task["files"] or job.task["reads"] or job.task["argv"] for job in jobs):
+        raise SandboxUnsupportedError("tests with files need a sandbox that lets a program have several processes")
+    spent, last = 0.0, len(jobs)
+    limit = asyncio.Semaphore(AT_ONCE)
+
+    async def run(number: int) -> None:
+        nonlocal spent, last
+        async with limit:
+            if number > last:
+                return
+            if total is not None and spent > total:
+                outcome = Outcome("timeout", f"all tests together used more than {total:g} s")
+            else:
+                outcome = await _run_alone(sandbox, language, program, jobs[number])
+            spent += outcome.seconds
+            failed = await accept({number: outcome})
+            last = last if failed is None else min(last, failed)
+
+    tasks = [asyncio.ensure_future(run(number)) for number in range(len(jobs))]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            await _cancelled(task)
+
+
+async def _run_alone(sandbox: Sandbox, language: str, program: Program, job: Job) -> Outcome:
+    run = await sandbox.run(
+        program.code,
+        language=language,
+        timeout=job.limit.wall,
+        compile_timeout=program.load.wall,
+        memory_mb=job.limit.memory_mb,
+        output_bytes=job.output_bytes,
+        stdin=job.task["stdin"],
+    )
+    if run.status is ExecutionStatus.SANDBOX_ERROR:
+        raise SandboxError(f"a test could not be run: {run.message}")
+    seconds = run.cpu_seconds if run.cpu_seconds is not None else run.duration
+    if run.status in (ExecutionStatus.OK, ExecutionStatus.ERROR, ExecutionStatus.KILLED):
+        if run.cpu_seconds is not None and run.cpu_seconds > job.limit.seconds:
+            error = f"it used more than {job.limit.seconds:g} s of CPU time"
+            return Outcome("timeout", error, run, seconds=seconds)
+        report = {
+            "code": run.return_code,
+            "stdout": run.stdout,
+            "stderr": run.stderr,
+            "truncated": run.stdout_truncated,
+        }
+        return Outcome("output", "", run, report, seconds, len(run.stdout))
+    return Outcome("killed", "", run, seconds=seconds)
+
+
+async def _cancelled(task: asyncio.Task[Any]) -> None:
+    task.cancel()
+    await asyncio.wait([task])
+
+
+def _chunks(jobs: Sequence[Job], waiting: Sequence[int], at_once: int) -> Iterator[list[int]]:
+    """Divide jobs into runs, in their order: about equal ones, with the same limit of memory and bounded sizes."""
+    most = min(MAX_JOBS, -(-len(waiting) // at_once))
+    chunk: list[int] = []
+    size = 0
+    for number in waiting:
+        job = jobs[number]
+        more = len(job.packed) + job.expected_bytes
+        too_large = len(chunk) >= most or size + more > MAX_BYTES
+        if chunk and (too_large or job.limit.memory_mb != jobs[chunk[0]].limit.memory_mb):
+            yield chunk
+            chunk, size = [], 0
+        chunk.append(number)
+        size += more
+    yield chunk
+
+
+async def _run(
+    sandbox: Sandbox, program: Program, jobs: Sequence[Job], chunk: Sequence[int], *, stop: bool
+) -> dict[int, Outcome]:
+    """Run some jobs. Returns the outcomes of the first of them, at least of one."""
+    word = secrets.token_hex(16)
+    memory = jobs[chunk[0]].limit.memory_mb
+    head = {"word": word, "stop": stop, "slice": SLICE, "memory_mb": memory, "load": program.load.task(1 << 20)}
+    tests = ", ".join(jobs[number].packed for number in chunk)
+    text = f'{json.dumps(head)[:-1]}, "tests": [{tests}]}}'
+    call = f"main({program.kind!r}, {program.setup!r}, {program.code!r}, file_name, {program.command!r})"
+    wall = program.load.wall + WALL_FACTOR * SLICE + max(jobs[number].limit.wall for number in chunk)
+    options: dict[str, Any] = {
+        "timeout": min(_MAX_WALL, wall),
+        "memory_mb": max(memory or 0, program.memory_mb) or None,
+        "output_bytes": sum(2 * jobs[number].output_bytes + (16 << 10) for number in chunk),
+        "files": {name: text.encode("utf-8", "surrogatepass") for name, text in program.files.items()},
+        "stdin": base64.b64encode(zlib.compress(text.encode("utf-8", "surrogatepass"), 1)).decode(),
+    }
+    run = await _driven(sandbox, f"exec({call})  # {program.hint}\n", options)
+    return _outcomes(run, word, chunk)
+
+
+async def _driven(sandbox: Sandbox, call: str, options: Any) -> ExecutionResult:
+    """Run a call of the code that runs in the sandbox."""
+    for as_source in (False, True) if sandbox not in _needs_source else (True,):
+        run = await sandbox.run(f"{_driver(as_source=as_source)}\n{call}", **options)
+        if run.status is ExecutionStatus.SANDBOX_ERROR:
+            raise SandboxError(f"a test could not be run: {run.message}")
+        if as_source or not run.stdout.startswith(_OTHER_PYTHON):
+            return run
+        _needs_source.add(sandbox)
+    raise AssertionError
+
+
+def _outcomes(run: ExecutionResult, word: str, chunk: Sequence[int]) -> dict[int, Outcome]:
+    """Read the reports of the process of the tests. Without its word there is none."""
+    outcomes: dict[int, Outcome] = {}
+    for line in run.stdout.split("\n"):
+        if not line.startswith(word):
+            continue
+        try:
+            report = json.loads(line.removeprefix(word))
+        except (ValueError, RecursionError):  # cut in its middle
+            continue
+        if report.get("status") == "no_fork":
+            raise NoForkError(
+                "functions and assertions are judged by two processes, and the sandbox lets a program have one "
+                f"({report['error']}); use the isolation level namespaces or uid"
+            )
+        if "load" in report:
+            return _not_loaded(run, report, chunk)
+        if report["status"] == "no_room":
+            raise ConfigError(f"the files of a test do not fit into the sandbox's limits: {report['error']}")
+        outcomes[chunk[report["test"]]] = Outcome(
+            report["status"],
+            _readable(report.get("error", "")),
+            run,
+            report,
+            float(report.get("seconds", 0.0)),
+            len(line),
+        )
+    missing = [number for number in chunk if number not in outcomes]
+    if run.stdout_truncated:  # all reports together, or one alone, were too long
+        if not outcomes:
+            outcomes[chunk[0]] = Outcome("limit", "its output is longer than the sandbox keeps", run, {}, run.duration)
+    elif not outcomes or (missing and not run.ok):
+        # The first job without an outcome was running when the run was killed, or ended by the program.
+        outcomes[missing[0]] = Outcome("killed", run=run, seconds=run.duration)
+    return outcomes
+
+
+def _not_loaded(run: ExecutionResult, report: Mapping[str, Any], chunk: Sequence[int]) -> dict[int, Outcome]:
+    if report["load"] == "not_installed":
+        raise ConfigError(
+            f"the language needs {report['error']}, which is not installed where the sandbox runs programs"
+        )
+    error = _readable(report["error"])
+    outcomes = {number: Outcome(report["load"], error, run) for number in chunk}
+    for at, reason in report["unprepared"].items():
+        outcomes[chunk[int(at)]] = Outcome("not_judgeable", _readable(reason), run)
+    return outcomes
+
+
+def _readable(text: object) -> str:
+    return str(text).encode(errors="replace").decode()  # it may hold half a character
+
+
+_COMPILE = "compile(source, '<judge>', 'exec')"
+_OTHER_PYTHON = "the judge needs its source"
+"""Printed by a Python of another version than this one, before the program is loaded."""
+
+_needs_source: weakref.WeakSet[Sandbox] = weakref.WeakSet()
+"""Sandboxes whose Python has another version than this one."""
+
+
+@functools.cache
+def _driver(*, as_source: bool) -> str:
+    """Return the code that runs in the sandbox: compiled for a Python of this version, or as source."""
+    modules = (link, supervise, emptiness, in_sandbox)
+    sources: list[Any] = [Path(str(module.__file__)).read_text("utf-8") for module in modules]
+    if not as_source:
+        sources = [compile(source, "<judge>", "exec", optimize=2) for source in sources]
+    packed = base64.b64encode(zlib.compress(marshal.dumps(sources), 9)).decode()
+    names = [module.__name__.rpartition(".")[2] for module in modules]
+    check = (
+        ""
+        if as_source
+        else f"if _frozen_importlib_external.MAGIC_NUMBER != {MAGIC_NUMBER!r}:\n"
+        f"    raise SystemExit(print({_OTHER_PYTHON!r}))\n"
+    )
+    return (
+        f"import base64, marshal, sys, types, zlib, _frozen_importlib_external\n{check}"
+        f"sources = marshal.loads(zlib.decompress(base64.b64decode({packed!r})))\n"
+        f"package = sys.modules[{_PACKAGE!r}] = types.ModuleType({_PACKAGE!r})\n"
+        f"for name, source in zip({names!r}, sources):\n"
+        f"    module = sys.modules[{_PACKAGE!r} + '.' + name] = types.ModuleType({_PACKAGE!r} + '.' + name)\n"
+        "    setattr(package, name, module)\n"
+        f"    exec({_COMPILE if as_source else 'source'}, vars(module))\n"
+        "main, file_name = module.main, sys._getframe().f_code.co_filename\n"
+    )
