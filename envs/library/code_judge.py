@@ -35,7 +35,7 @@ class CodeJudgeEnv(ToolEnv):
         tasks: the rows of HumanEval, MBPP, LiveCodeBench, APPS or TACO, as a file or as mappings (see `code_tasks`); or
             tasks whose ground truth `toolgym.tools.judge.read_tests` reads. None: the embedded ones.
         reward: `all`: 1 if all hidden tests pass, else 0; `fraction`: the fraction of them that pass.
-        test_timeout: wall seconds for one test.
+        test_timeout: seconds that a program may compute on one test.
         tolerance: how much numbers may differ; see `toolgym.tools.judge.StdioTest`. None: as the tests' data set has
             it.
         tool_config: options of both tools and of the runs of hidden tests, see `toolgym.tools.CodeInterpreterConfig`.
@@ -57,6 +57,7 @@ class CodeJudgeEnv(ToolEnv):
         tools: list[BaseTool] = [CodeInterpreterTool(config), run_tests]
         scorer = UnitTests(run_tests.sandbox, reward=reward, timeout=test_timeout, tolerance=tolerance)
         env_kwargs.setdefault("scorer", scorer)
+        env_kwargs.setdefault("score_timeout", scorer.wall_timeout)
         source = _source(EMBEDDED if tasks is None else tasks)
         super().__init__(tools, source, owns_tools=tools, **env_kwargs)
 

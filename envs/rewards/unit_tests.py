@@ -7,7 +7,7 @@ from typing import Literal
 from toolgym.envs.rewards.base import Outcome, Score
 from toolgym.envs.types import EpisodeFailedError, StopReason
 from toolgym.tools.closeable import AsyncCloseable
-from toolgym.tools.concurrency.deadline import DeadlineError, with_deadline
+from toolgym.tools.concurrency.deadline import with_deadline
 from toolgym.tools.errors import ConfigError, check_seconds
 from toolgym.tools.judge import Judge, VerdictStatus, extract_program, read_tests
 from toolgym.tools.judge.cases import check_tolerance
@@ -17,23 +17,39 @@ from toolgym.tools.sandbox import Sandbox, SharedSandbox
 QUEUE_TIMEOUT = 600.0
 """Seconds that all tests of a program may wait for the sandbox."""
 
+WALL_FACTOR, WALL_GRACE = 10.0, 60.0
+"""Scoring may take this many times the limit of all tests in wall seconds, and some more."""
+
+_STATUSES = {
+    "compile_error": VerdictStatus.COMPILE_ERROR,
+    "error": VerdictStatus.ERROR,
+    "timed_out": VerdictStatus.TIMEOUT,
+    "over_limit": VerdictStatus.LIMIT,
+}
+"""Verdicts that have components of their own."""
+
+_SHARES = ("has_program", "no_program", *_STATUSES, "too_slow")
+
 
 class UnitTests(AsyncCloseable):
     """Scores the last fenced code block of the final turn by the tests of the task's ground truth.
 
-    The components of a score are `tests_passed` (the fraction), `tests` (how many), `has_program` and, if the program
-    took too long in all, `too_slow`. A sandbox that fails ends the episode with `SANDBOX_FAILED`, and a test that
+    The components of a score are `tests_passed` (the fraction), `tests` (their number), and 0 or 1 each, so that their
+    means over a run are shares of trajectories: `has_program` and `no_program`; `compile_error`; `error` if the program
+    raised or ended early; `timed_out` and `over_limit` if a test met a limit of time or of anything else; `too_slow` if
+    all tests together took too long. A sandbox that fails ends the episode with `SANDBOX_FAILED`, and a test that
     cannot be judged, whatever the program is, with `SCORE_FAILED`.
 
     Args:
-        sandbox: where tests run; it stays the caller's to close. None: a `SharedSandbox` of its own.
-        reward: `all`: 1 if all tests pass, else 0; `fraction`: the fraction of them that pass.
-        timeout: wall seconds for one test.
-        total_timeout: wall seconds for all tests of one program, not counting its wait for the sandbox. It should be
-            below the env's deadline for scoring.
-        memory_mb: memory of one test in MiB. Default: the sandbox's own limit.
-        tolerance: how much numbers may differ; see `toolgym.tools.judge.StdioTest`. None: as the tests' data set has
-            it.
+        sandbox: runs the tests. The caller closes it. Default: a `SharedSandbox` of its own.
+        reward: `all` for 1 if all tests pass, else 0; `fraction` for the fraction of tests that pass.
+        timeout: seconds that the program may compute on one test. See `toolgym.tools.judge.Judge`.
+        total_timeout: seconds that it may compute or sleep on all tests together. An env's `score_timeout` should be at
+            least `wall_timeout`, which is longer because the machine may be busy.
+        memory_mb: memory of one test in MiB. Default: the sandbox's limit.
+        tolerance: largest difference of two numbers, see `toolgym.tools.judge.StdioTest`. Default: the rule of the
+            tests' data set.
+        language: language of the programs.
     """
 
     def __init__(
@@ -45,36 +61,47 @@ class UnitTests(AsyncCloseable):
         total_timeout: float = 100.0,
         memory_mb: int | None = None,
         tolerance: float | None = None,
+        language: str = "python",
     ) -> None:
         if reward not in ("all", "fraction"):
             raise ConfigError(f"reward must be 'all' or 'fraction', got {reward!r}")
         check_seconds(timeout=timeout, total_timeout=total_timeout)
         check_tolerance(tolerance)
         self.reward, self.timeout, self.total_timeout, self.memory_mb = reward, timeout, total_timeout, memory_mb
-        self.tolerance = tolerance
+        self.tolerance, self.language = tolerance, language
         self._given = sandbox
         self._made: SharedSandbox | None = None
 
+    @property
+    def wall_timeout(self) -> float:
+        """Wall seconds that scoring may take on a busy machine, not counting its wait for the sandbox."""
+        return WALL_FACTOR * self.total_timeout + WALL_GRACE
+
     async def __call__(self, outcome: Outcome) -> Score:
         tests = read_tests(outcome.task.ground_truth, self.tolerance)
-        components = {"tests_passed": 0.0, "tests": float(len(tests)), "has_program": 0.0}
-        program = final_program(outcome.final_text) if outcome.stop_reason is StopReason.ANSWERED else None
+        components = {"tests_passed": 0.0, "tests": float(len(tests)), **dict.fromkeys(_SHARES, 0.0)}
+        answered = outcome.stop_reason is StopReason.ANSWERED
+        program = final_program(outcome.final_text, self.language) if answered else None
         if program is None:
-            return Score(0.0, components)
+            return Score(0.0, components | {"no_program": 1.0})
         judge = Judge(
-            self._sandbox(), timeout=self.timeout, memory_mb=self.memory_mb, stop_at_failure=self.reward == "all"
+            self._sandbox(),
+            language=self.language,
+            timeout=self.timeout,
+            memory_mb=self.memory_mb,
+            stop_at_failure=self.reward == "all",
+            total_timeout=self.total_timeout,
         )
-        try:
-            verdicts = await with_deadline(judge.judge(program, tests), self.total_timeout, queue=QUEUE_TIMEOUT)
-        except DeadlineError as error:
-            if error.queued:
-                raise
-            return Score(0.0, components | {"has_program": 1.0, "too_slow": 1.0})
+        verdicts = await with_deadline(judge.judge(program, tests), self.wall_timeout, queue=QUEUE_TIMEOUT)
         for number, verdict in enumerate(verdicts, start=1):
             if verdict.status is VerdictStatus.NOT_JUDGEABLE:
                 raise EpisodeFailedError(StopReason.SCORE_FAILED, f"test {number} cannot be judged: {verdict.detail}")
         passed = sum(verdict.passed for verdict in verdicts) / len(verdicts)
         components |= {"tests_passed": passed, "has_program": 1.0}
+        statuses = {verdict.status for verdict in verdicts}
+        components |= {name: 1.0 for name, status in _STATUSES.items() if status in statuses}
+        if sum(verdict.run.cpu_seconds or 0.0 for verdict in verdicts if verdict.run) > self.total_timeout:
+            components["too_slow"] = 1.0
         return Score(passed if self.reward == "fraction" else float(passed == 1.0), components)
 
     async def close(self) -> None:
@@ -90,7 +117,7 @@ class UnitTests(AsyncCloseable):
         return self._made
 
 
-def final_program(text: str) -> str | None:
-    """The last closed fenced block of a text, outside of its thinking; None if there is none."""
-    program = extract_program(without_thinking(text))
+def final_program(text: str, language: str = "python") -> str | None:
+    """Return the last closed fenced block of a text, outside of its thinking; None if it has none."""
+    program = extract_program(without_thinking(text), language)
     return program.code if program.kind == "fenced" else None

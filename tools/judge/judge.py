@@ -140,7 +140,9 @@ class _Judging:
         return self._judge.stop_at_failure and not all(verdict.passed for verdict in ended)
 
     def _limit(self, test: Test) -> Limit:
-        return Limit(test.cpu_seconds or self._judge.timeout, test.memory_mb or self._judge.memory_mb)
+        judge = self._judge
+        seconds = test.cpu_seconds or judge.timeout
+        return Limit(min(seconds, judge.total_timeout or seconds), test.memory_mb or judge.memory_mb)
 
     async def _interact(self, numbers: Sequence[int]) -> None:
         judge = self._judge

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 
 import pytest
 
@@ -11,6 +12,9 @@ from toolgym.envs.types import EpisodeFailedError, StopReason
 from toolgym.tools.errors import ConfigError, SandboxError
 from toolgym.tools.message import user
 from toolgym.tools.sandbox import ExecutionResult, ExecutionStatus, Sandbox, SharedSandbox
+from toolgym.tools.sandbox.local.host import languages
+
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler is installed")
 
 TRUTH = {"inputs": ["1\n", "2\n", "3\n", "4\n"], "outputs": ["2", "4", "6", "8"]}
 RIGHT = "```python\nprint(int(input()) * 2)\n```"
@@ -34,7 +38,31 @@ async def sandbox():
 async def test_all_tests_or_the_fraction_that_passes(sandbox, text, reward, value, passed):
     score = await UnitTests(sandbox, reward=reward)(outcome(f"See:\n{text}"))
     assert score.value == value
-    assert score.components == {"tests_passed": passed, "tests": 4.0, "has_program": 1.0}
+    nonzero = {name: number for name, number in score.components.items() if number}
+    assert nonzero == {"tests_passed": passed, "tests": 4.0, "has_program": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("program", "language", "component"),
+    [
+        ("1 / 0", "python", "error"),
+        ("while True: pass", "python", "timed_out"),
+        ("print('x' * (1 << 22))", "python", "over_limit"),
+        pytest.param("int main() {", "cpp", "compile_error", marks=needs_compiler),
+    ],
+)
+async def test_components_tell_why_a_program_failed(sandbox, program, language, component):
+    scorer = UnitTests(sandbox, timeout=0.5, language=language)
+    score = await scorer(outcome(f"```{language}\n{program}\n```"))
+    shares = {"no_program", "error", "timed_out", "over_limit", "compile_error", "too_slow"}
+    assert score.value == 0.0
+    assert {name for name in shares if score.components[name]} == {component}
+
+
+async def test_a_language_that_is_not_installed_is_no_score(sandbox, monkeypatch):
+    monkeypatch.setattr(languages, "SEARCH_PATH", "/nowhere")
+    with pytest.raises(ConfigError, match="language 'rust' needs rustc"):
+        await UnitTests(sandbox, language="rust")(outcome("```rust\nfn main() {}\n```"))
 
 
 @pytest.mark.parametrize(
@@ -43,7 +71,7 @@ async def test_all_tests_or_the_fraction_that_passes(sandbox, text, reward, valu
 )
 async def test_a_turn_without_a_closed_block_scores_nothing(sandbox, text):
     score = await UnitTests(sandbox)(outcome(text))
-    assert (score.value, score.components["has_program"]) == (0.0, 0.0)
+    assert (score.value, score.components["has_program"], score.components["no_program"]) == (0.0, 0.0, 1.0)
 
 
 async def test_an_episode_that_ended_otherwise_scores_nothing(sandbox):

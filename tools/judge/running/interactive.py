@@ -24,6 +24,9 @@ _MAX_STDERR = 1 << 16
 _STEP = 5.0
 """Seconds that one request waits for output."""
 
+_FAIL = 3
+"""Exit code of testlib for a fault of the problem itself."""
+
 _KILLED_BY_CPU_LIMIT = (-24, -9)
 
 
@@ -95,6 +98,7 @@ class _Talk:
         self._program, self._interactor, self._quiet = program, interactor, quiet
         self._codes: dict[Process, int] = {}
         self._errors: dict[Process, bytes] = {program: b"", interactor: b""}
+        self._said = False
         self._last = asyncio.get_running_loop().time()
 
     async def run(self, wall: float) -> None:
@@ -115,6 +119,7 @@ class _Talk:
             self._errors[source] = (self._errors[source] + state.output.stderr)[-_MAX_STDERR:]
             if state.output.stdout:
                 self._last = loop.time()
+                self._said = self._said or source is self._program
                 await target.ask(ProcessRequest(data=state.output.stdout))
             elif not state.running:
                 break
@@ -134,7 +139,7 @@ class _Talk:
             return Verdict(VerdictStatus.PASSED, run=run)
         if code in _KILLED_BY_CPU_LIMIT or code is None:
             return Verdict(VerdictStatus.TIMEOUT, f"it computed or waited for more than {limit.seconds:g} s", run)
-        if verdict == 3:
+        if verdict == _FAIL and not self._said:  # it failed before the program could have any part in that
             return Verdict(VerdictStatus.NOT_JUDGEABLE, f"the interactor failed: {words}", run)
         if verdict is None:
             return Verdict(VerdictStatus.WRONG, "the interactor waited for the program, which had ended", run)
