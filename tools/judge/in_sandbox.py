@@ -107,19 +107,25 @@ class Loader:
         self._asks, self._replies = control[0][1], control[1][0]
         self.asks, self.answers = calls[0][1], calls[1][0]
         self.can_share = True
+        self._received = b""
 
     def load(self, limits: Limits, memory_mb: int | None) -> tuple[str, str]:
-        """Load the program. Returns the status of all its tests and an error, both empty if it could be loaded."""
+        """Load the program. Returns the status of all its tests and an error, both empty if it could be loaded.
+
+        Only the first reply, about the setup, comes from a process that has not run the program yet.
+        """
         message = json.dumps({"seconds": limits.seconds, "memory_mb": memory_mb}).encode()
+        watch = Watch(self.pid, limits)
         try:
-            reply = json.loads(self._ask(message, Watch(self.pid, limits)))
-            self.can_share = bool(reply["shares"])
-            return str(reply["status"]), str(reply["error"])
+            failed = json.loads(self._ask(message, watch))
+            if failed:
+                return "not_judgeable", str(failed)
+            error, shares = json.loads(self._receive(watch))
+            self.can_share = bool(shares)
+            return ("error", str(error)) if error else ("", "")
         except LimitError as error:
             return str(error.args[0]), str(error.args[1])
-        except BrokenLinkError as error:
-            return "error", said(error)
-        except (ValueError, TypeError, KeyError, RecursionError):
+        except (BrokenLinkError, ValueError, TypeError, RecursionError):
             return "error", _ENDED
 
     def fork(self, limits: Limits, argv: Sequence[str] = ()) -> int:
@@ -164,13 +170,13 @@ class Loader:
 
     def _receive(self, watch: Watch) -> bytes:
         """Read a line. Raises BrokenLinkError if the loader has ended."""
-        line = b""
-        while not line.endswith(b"\n"):
+        while b"\n" not in self._received:
             watch.wait(self._replies)
-            part = os.read(self._replies, 1 if line else 2)
-            line += part
-            if not part or len(line) > _MAX_MESSAGE:
+            part = os.read(self._replies, _MAX_MESSAGE)
+            self._received += part
+            if not part or len(self._received) > _MAX_MESSAGE:
                 raise BrokenLinkError(_ENDED)
+        line, _, self._received = self._received.partition(b"\n")
         return line
 
 
@@ -191,18 +197,24 @@ def _be_loader(
     supervise.limit_cpu(limits["seconds"])
     supervise.limit_memory(limits["memory_mb"])
     supervise.free_stack(limits["memory_mb"])
-    namespace: dict[str, Any] = {}
+    module = types.ModuleType("solution")
+    namespace = module.__dict__
     script: types.CodeType | BaseException | None = None
-    status = error = ""
+    error = ""
+    own, fork, wait, read, write = os.getpid, supervise.fork, supervise.reap, os.read, os.write
     if script_name:
+        write(replies, b'""\n')
         script = _compiled_script(program, script_name)
         _hide_judge()
     else:
-        namespace, status, error = _loaded(setup, program)
-    reply = {"status": status, "error": error, "shares": supervise.is_alone()}
+        namespace["__builtins__"] = builtins
+        sys.modules["solution"] = module
+        sys.setrecursionlimit(sys.getrecursionlimit() + _OWN_CALLS)
+        write(replies, json.dumps(_error_of(setup, "<setup>", namespace)).encode() + b"\n")
+        error = _error_of(program, "solution.py", namespace)
+    reply = [error, supervise.is_alone()]
     pipe = supervise.Pipe(reader, writer)
     link = Link(pipe, pipe, {**OPERATIONS, **_operations(namespace)}, True)
-    own, fork, wait, read, write = os.getpid, supervise.fork, supervise.reap, os.read, os.write
     gc.collect()  # or each script ends with a thorough one
     gc.freeze()
     supervise.unfreeze(sys.modules["__main__"].__dict__)
@@ -235,23 +247,15 @@ def _leave_parent(kept: Sequence[int]) -> None:
     os.closerange(last + 1, max(256, nothing + 1, last + 2))
 
 
-def _loaded(setup: str, program: str) -> tuple[dict[str, Any], str, str]:
-    """Run the setup and the program as a module. Returns its names; and a status and an error if one of them raised."""
-    module = types.ModuleType("solution")
-    module.__dict__["__builtins__"] = builtins
-    sys.modules["solution"] = module
-    sys.setrecursionlimit(sys.getrecursionlimit() + _OWN_CALLS)
-    status = "not_judgeable"
+def _error_of(source: str, name: str, namespace: dict[str, Any]) -> str:
+    """Run a source. Returns what it raised, if anything, after its traceback was printed."""
     try:
-        exec(compile(setup, "<setup>", "exec"), module.__dict__)
-        status = "error"
-        exec(compile(program, "solution.py", "exec"), module.__dict__)
+        exec(compile(source, name, "exec"), namespace)
     except BaseException as error:  # noqa: BLE001  whatever the program raises is its answer
         with contextlib.suppress(BaseException):
             traceback.print_exc()
-        text = f"{type(error).__name__}: {said(error)}".encode(errors="replace").decode()
-        return module.__dict__, status, text[:_MAX_ERROR]
-    return module.__dict__, "", ""
+        return f"{type(error).__name__}: {said(error)}".encode(errors="replace").decode()[:_MAX_ERROR]
+    return ""
 
 
 def _operations(namespace: dict[str, Any]) -> dict[str, Callable[..., Any]]:

@@ -257,7 +257,7 @@ class Link:
         if "numpy" in sys.modules and isinstance(value, sys.modules["numpy"].generic):
             return self.encode(value.item())
         if "numpy" in sys.modules and type(value) is sys.modules["numpy"].ndarray and value.dtype.kind in _NUMPY_KINDS:
-            return {"array": [value.dtype.str, self.encode(value.tolist())]}
+            return {"array": [value.dtype.str, list(value.shape), self.encode(value.ravel().tolist())]}
         if not self.keeps and not isinstance(value, types.FunctionType | types.BuiltinFunctionType):
             raise NotJudgeableError(f"an object of {type(value).__name__} cannot be handed to the program")
         return {"ref": [self.keep(value), type(value).__name__]}
@@ -327,7 +327,7 @@ _DECODERS: dict[str, Callable[[Link, Any], Any]] = {
     "bytearray": lambda link, value: bytearray.fromhex(value),
     "complex": lambda link, value: complex(*value),
     "range": lambda link, value: range(*value),
-    "array": lambda link, value: _array(link.decode(value[1]), value[0]),
+    "array": lambda link, value: _array(link.decode(value[2]), value[1], value[0]),
     "class": lambda link, value: _decode_class(link, *value),
     "error": lambda link, value: _decode_error(*map(link.decode, value)),
 }
@@ -345,11 +345,11 @@ def _known(link: Link, id: int, make: Callable[[], Any]) -> Any:
     return link._remotes[id]
 
 
-def _array(items: Any, kind: str) -> Any:
+def _array(items: Any, shape: list[int], kind: str) -> Any:
     numpy = importlib.import_module("numpy")
     if numpy.dtype(kind).kind not in _NUMPY_KINDS:
         raise TypeError(f"the tests take no array of {kind!r}")
-    return numpy.array(items, dtype=kind)
+    return numpy.array(items, dtype=kind).reshape(shape)
 
 
 # ---------------------------------------------------------------------- values of libraries

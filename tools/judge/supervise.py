@@ -92,12 +92,12 @@ class Watch:
 
     def look(self) -> None:
         now = time.monotonic()
-        tree = None if self._alone else _tree(self._pid)
+        tree = _tree(self._pid, alone=self._alone)
         if tree is None:
-            self.cpu = max(self.cpu, cpu_clock(self._pid) - self._base)
+            self.glance()
         else:
-            progress = tree[0] - self.cpu
-            self.cpu = max(self.cpu, tree[0])
+            progress = tree[0] - self._base - self.cpu
+            self.cpu = max(self.cpu, tree[0] - self._base)
             if tree[1] and self._asleep and progress < _TICK / 2:
                 self.idle += now - self._looked
             self._asleep = tree[1]
@@ -150,16 +150,17 @@ def cpu_clock(pid: int) -> float:
 _TICK = 1 / os.sysconf("SC_CLK_TCK")
 
 
-def _tree(pid: int) -> tuple[float, bool] | None:
+def _tree(pid: int, *, alone: bool) -> tuple[float, bool] | None:
     """Return the CPU seconds of a process and all below it, and whether all sleep; None if /proc does not show it."""
     pending, seconds, asleep = [pid], cpu_clock(pid), True
     for process in pending:
         try:
             words = _text(f"/proc/{process}/stat").rpartition(")")[2].split()
             # Of the process itself the clock is more exact. The next two fields are those of children that ended.
-            fields = words[13:15] if process == pid else words[11:15]
+            fields = words[11:15] if process != pid else words[13:15] if not alone else []
             for thread in os.listdir(f"/proc/{process}/task"):
-                pending += map(int, _text(f"/proc/{process}/task/{thread}/children").split())
+                if not alone:
+                    pending += map(int, _text(f"/proc/{process}/task/{thread}/children").split())
                 state = _text(f"/proc/{process}/task/{thread}/stat").rpartition(")")[2].split()[0]
                 asleep = asleep and state in ("S", "T")
         except OSError:
