@@ -44,6 +44,8 @@ class StdioTest(_Limited):
         close: compare numbers as `numpy.allclose` does, which is the rule of APPS, TACO and verl: two numbers may
             differ by 1e-8 plus 1e-5 of the expected number. Two whole numbers must be equal. Cannot be combined with
             `tolerance`.
+        any_lines: whether line breaks count as blanks, so that words may stand in other lines than in the expected
+            output, as in CodeContests and open-r1/codeforces.
         input_file: file that holds the input instead of standard input.
         output_file: file that the program writes instead of standard output.
         cpu_seconds: CPU seconds of the program on this test. Default: the judge's `timeout`.
@@ -55,6 +57,7 @@ class StdioTest(_Limited):
     tolerance: float | None = None
     ignore_case: bool = False
     close: bool = field(default=False, kw_only=True)
+    any_lines: bool = field(default=False, kw_only=True)
     input_file: str = field(default="", kw_only=True)
     output_file: str = field(default="", kw_only=True)
 
@@ -225,6 +228,7 @@ class Problem:
         solution: a program that passes, if known.
         source: the format that it was read from, for example `humaneval`.
         labels: further columns of its row.
+        language: language that programs have to be written in, as the sandbox names it.
     """
 
     prompt: str
@@ -234,6 +238,7 @@ class Problem:
     solution: str = ""
     source: str = ""
     labels: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    language: str = "python"
 
 
 def check_tolerance(tolerance: float | None) -> None:

@@ -21,6 +21,7 @@ def same_output(
     tolerance: float | None = None,
     close: bool = False,
     ignore_case: bool = False,
+    any_lines: bool = False,
 ) -> bool:
     """Compare two outputs line by line and word by word.
 
@@ -35,14 +36,17 @@ def same_output(
         tolerance: largest difference of two numbers. See `StdioTest`.
         close: compare numbers as `numpy.allclose` does. See `StdioTest`.
         ignore_case: whether letters may differ in case.
+        any_lines: whether line breaks count as blanks.
     """
     left, right = actual.strip(), expected.strip()
     if ignore_case:
         left, right = left.lower(), right.lower()
     if left == right:
         return True
-    lines, wanted = left.split("\n"), right.split("\n")
     rule = _rule(tolerance, close)
+    if any_lines:
+        return _same_line(left, right, rule)
+    lines, wanted = left.split("\n"), right.split("\n")
     return len(lines) == len(wanted) and all(
         line == other or _same_line(line, other, rule) for line, other in zip(lines, wanted, strict=True)
     )

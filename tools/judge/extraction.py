@@ -195,7 +195,7 @@ def _blocks(text: str, names: Collection[str]) -> Iterator[_Block]:
 
 
 class _End(NamedTuple):
-    """Where a block's code ends, and where the search for the next block goes on."""
+    """The end of a block: of its code, and of the text that belongs to it."""
 
     code: int
     next: int

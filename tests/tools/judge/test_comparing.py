@@ -130,3 +130,18 @@ def test_tests_survive_json():
         (again,) = read_tests([row])
         assert type(again) is type(test)
         assert asdict(again) == row
+
+
+@pytest.mark.parametrize(
+    ("actual", "expected", "rule", "right"),
+    [
+        ("1 2\n3", "1\n2 3\n", {}, True),
+        ("1 2\n4", "1\n2 3\n", {}, False),
+        ("1 2 3", "1\n2", {}, False),
+        ("1.000001\n2", "1 2.0", {"tolerance": 1e-5}, True),
+        ("yes no", "YES\nNO", {"ignore_case": True}, True),
+    ],
+)
+def test_words_may_stand_in_other_lines_if_the_data_set_says_so(actual, expected, rule, right):
+    assert same_output(actual, expected, any_lines=True, **rule) is right
+    assert not same_output(actual, expected, **rule)

@@ -108,7 +108,7 @@ async def compared(sandbox: Sandbox, test: StdioTest | FunctionTest, outcome: Ou
     run = run_of(outcome)
     rules: dict[str, Any] = {"tolerance": test.tolerance, "close": test.close}
     if isinstance(test, StdioTest):
-        rules["ignore_case"] = test.ignore_case
+        rules |= {"ignore_case": test.ignore_case, "any_lines": test.any_lines}
         wanted = [test.expected] if isinstance(test.expected, str) else list(test.expected)
         what, actual, size = "output", run.stdout, len(run.stdout)
         is_same = actual.strip() in [text.strip() for text in wanted]
