@@ -78,6 +78,8 @@ class FunctionTest(_Limited):
         or_expected: further right values.
         tolerance: as for `StdioTest`.
         close: as for `StdioTest`.
+        integer_keys: whether an argument that is a dictionary gets whole numbers as keys, if all its keys are whole
+            numbers. JSON has only texts as keys, and the judges of APPS, TACO and verl give numbers back.
         cpu_seconds: CPU seconds of the program on this test. Default: the judge's `timeout`.
         memory_mb: memory of the program on this test in MiB. Default: the judge's `memory_mb`.
     """
@@ -88,10 +90,27 @@ class FunctionTest(_Limited):
     or_expected: Sequence[Any] = ()
     tolerance: float | None = None
     close: bool = field(default=False, kw_only=True)
+    integer_keys: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_rule(self.tolerance, self.close)
+
+    @property
+    def call_args(self) -> list[Any]:
+        """The arguments of the call, with whole numbers as keys of dictionaries if `integer_keys` says so."""
+        return [_with_integer_keys(value) for value in self.args] if self.integer_keys else list(self.args)
+
+
+def _with_integer_keys(value: Any) -> Any:
+    """Return a dictionary whose keys are all whole numbers with these as its keys; any other value as it is."""
+    if not isinstance(value, Mapping):
+        return value
+    try:
+        keys = {key: int(key) for key in value}
+    except ValueError:
+        return value
+    return {keys[key]: item for key, item in value.items()} if all(str(keys[key]) == key for key in keys) else value
 
 
 @dataclass(frozen=True)

@@ -232,7 +232,7 @@ def _job(test: Test, limit: Limit) -> Job:
         return Job(task, limit, expected + _OUTPUT, expected)
     if isinstance(test, FunctionTest):
         try:
-            args = [Link.data().encode(value) for value in test.args]
+            args = [Link.data().encode(value) for value in test.call_args]
         except NotJudgeableError as error:
             raise ConfigError(f"an argument of {test.function!r} is not a JSON value: {error}") from error
         task = {"kind": "function", "function": test.function, "args": args}

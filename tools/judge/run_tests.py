@@ -111,7 +111,7 @@ def shown(test: Test, most: int = _CHARS) -> str:
         case StdioTest() | CheckerTest() | InteractiveTest():
             return f"Input:\n{shorten(test.stdin.rstrip(), most)}"
         case FunctionTest():
-            return shorten(f"{test.function}({', '.join(map(repr, test.args))})", most)
+            return shorten(f"{test.function}({', '.join(map(repr, test.call_args))})", most)
         case AssertTest():
             return shorten(test.code.strip(), most)
 

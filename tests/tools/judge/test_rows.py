@@ -12,7 +12,7 @@ import pytest
 
 from toolgym.tools.errors import ConfigError
 from toolgym.tools.judge import AssertTest, FunctionTest, StdioTest, problem_of, read_tests
-from toolgym.tools.judge.rows import packed_text
+from toolgym.tools.judge.rows.livecodebench import packed_text
 
 HUMANEVAL = {
     "task_id": "own/1",
@@ -192,14 +192,14 @@ def test_tests_of_a_ground_truth():
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        ({"a": 1}, "needs 'entry_point'.*it has a"),
+        ({"a": 1}, "needs the columns of one of these: 'entry_point'.*it has a"),
         ([], "must be an object"),
         ({"entry_point": "f", "prompt": ""}, "needs 'test' too"),
         ({"test_list": []}, "'test_list' must be a list"),
         ({"test_list": ["assert f()"]}, "needs 'text' too"),
         ({**STDIN, "private_test_cases": "AAAA"}, "base64 of zlib"),
         ({**STDIN, "public_test_cases": "{"}, "public_test_cases must be JSON"),
-        ({**FUNCTIONAL, "metadata": "{}"}, "with a function's name"),
+        ({**FUNCTIONAL, "metadata": "{}"}, "needs a function's name"),
         ({**APPS, "input_output": '{"inputs": ["1"], "outputs": []}'}, "of the same length"),
         ({**APPS, "input_output": "{"}, "input_output must be JSON"),
     ],

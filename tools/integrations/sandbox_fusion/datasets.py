@@ -34,7 +34,7 @@ from toolgym.tools.judge.cases import AssertTest, StdioTest, Test, Verdict, Verd
 from toolgym.tools.judge.comparing import TOLERANCE
 from toolgym.tools.judge.extraction import Extracted, extract_program
 from toolgym.tools.judge.judge import Judge
-from toolgym.tools.judge.rows import mbpp_tests, prompt_helpers
+from toolgym.tools.judge.rows.functions import mbpp_tests, prompt_helpers
 from toolgym.tools.sandbox.base import ExecutionResult, ExecutionStatus, Sandbox
 from toolgym.tools.sandbox.protocol.fusion import RunCodeResponse
 from toolgym.tools.serving.json_bodies import problem
