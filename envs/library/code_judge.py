@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+import logging
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,20 +12,24 @@ from toolgym.envs.base import Action
 from toolgym.envs.library.embedded import DATA
 from toolgym.envs.rewards.unit_tests import UnitTests
 from toolgym.envs.tasks.loading import records
+from toolgym.envs.tasks.prepare.programs import program_extra, program_question, read_problem, tests_kwargs
+from toolgym.envs.tasks.prepare.readers import UnusableRecordError
 from toolgym.envs.tasks.row_fields import verl_row
 from toolgym.envs.tasks.sources import TaskList, TaskSource
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.tool_env import ToolEnv
 from toolgym.tools.base import BaseTool
 from toolgym.tools.errors import ConfigError, shorten
-from toolgym.tools.judge import Problem, problem_of, read_tests
-from toolgym.tools.judge.run_tests import RunTestsTool, example
+from toolgym.tools.judge import Problem, read_tests
+from toolgym.tools.judge.languages import answer_request, fence_tag
+from toolgym.tools.judge.rows.cases_json import write_test
+from toolgym.tools.judge.run_tests import RunTestsTool
 from toolgym.tools.library.code_interpreter import CodeInterpreterTool
 from toolgym.tools.message import assistant, tool_call, user
 
 EMBEDDED = DATA / "code_judge.jsonl"
 
-ANSWER = "Answer with the whole program in one block that begins with ```python."
+logger = logging.getLogger(__name__)
 
 
 class CodeJudgeEnv(ToolEnv):
@@ -32,10 +37,13 @@ class CodeJudgeEnv(ToolEnv):
     call.
 
     Args:
-        tasks: the rows of HumanEval, MBPP, LiveCodeBench, APPS or TACO, as a file or as mappings (see `code_tasks`); or
-            tasks whose ground truth `toolgym.tools.judge.read_tests` reads. None: the embedded ones.
+        tasks: rows of a code data set, as a file or as mappings (see `code_tasks`), or tasks whose ground truth
+            `toolgym.tools.judge.read_tests` reads. Default: the embedded tasks.
+        language: language of the programs, as the sandbox names it, for example `cpp`, `java`, `go` or `nodejs`. The
+            tests must be programs that read and print. Default: the language that a row says, else Python.
+        ignore_columns: columns of rows that may be overlooked, see `code_tasks`.
         reward: `all`: 1 if all hidden tests pass, else 0; `fraction`: the fraction of them that pass.
-        test_timeout: seconds that a program may compute on one test.
+        test_timeout: seconds that a program may compute on one test whose row does not say its limit.
         tolerance: how much numbers may differ; see `toolgym.tools.judge.StdioTest`. None: as the tests' data set has
             it.
         tool_config: options of both tools and of the runs of hidden tests, see `toolgym.tools.CodeInterpreterConfig`.
@@ -46,6 +54,8 @@ class CodeJudgeEnv(ToolEnv):
         self,
         tasks: TaskSource | Sequence[Task] | Iterable[Mapping[str, Any]] | str | Path | None = None,
         *,
+        language: str | None = None,
+        ignore_columns: Collection[str] = (),
         reward: Literal["all", "fraction"] = "all",
         test_timeout: float = 10.0,
         tolerance: float | None = None,
@@ -53,12 +63,15 @@ class CodeJudgeEnv(ToolEnv):
         **env_kwargs: Any,
     ) -> None:
         config = dict(tool_config or {})
-        run_tests = RunTestsTool({**config, "default_timeout": test_timeout}, tolerance=tolerance)
+        options = {**config, "default_timeout": test_timeout}
+        run_tests = RunTestsTool(options, tolerance=tolerance, language=language or "python")
         tools: list[BaseTool] = [CodeInterpreterTool(config), run_tests]
-        scorer = UnitTests(run_tests.sandbox, reward=reward, timeout=test_timeout, tolerance=tolerance)
+        scorer = UnitTests(
+            run_tests.sandbox, reward=reward, timeout=test_timeout, tolerance=tolerance, language=language
+        )
         env_kwargs.setdefault("scorer", scorer)
         env_kwargs.setdefault("score_timeout", scorer.wall_timeout)
-        source = _source(EMBEDDED if tasks is None else tasks)
+        source = _source(EMBEDDED if tasks is None else tasks, language, ignore_columns)
         super().__init__(tools, source, owns_tools=tools, **env_kwargs)
 
     def prepare(self, task: Task) -> Task:
@@ -72,38 +85,65 @@ class CodeJudgeEnv(ToolEnv):
         solution = None if self.task is None else self.task.extra_info.get("solution")
         if not solution:
             return None
-        return [assistant("", [tool_call("run_tests", {"code": solution})]), assistant(f"```python\n{solution}\n```")]
+        tag = fence_tag(self.task.extra_info.get("language") or "python")
+        return [assistant("", [tool_call("run_tests", {"code": solution})]), assistant(f"```{tag}\n{solution}\n```")]
 
 
-def code_tasks(source: str | Path | Iterable[Mapping[str, Any]]) -> TaskList:
+def code_tasks(
+    source: str | Path | Iterable[Mapping[str, Any]],
+    *,
+    language: str | None = None,
+    ignore_columns: Collection[str] = (),
+) -> TaskList:
     """Return the tasks of a data set of programs: rows as their authors publish them, in a file or as mappings.
 
-    Raises `UnknownNameError` if there is no such file, and `ConfigError`, which names the row, if one cannot be used.
+    Rows that are known not to be tasks, for example because they have no tests, are left out, and the log says how many
+    for which reason.
+
+    Args:
+        source: the file, or the rows.
+        language: language of the programs, as the sandbox names it. Default: the language that a row says, else Python.
+        ignore_columns: columns that may be overlooked, although their names or contents are those of tests or limits.
+            Default: such a column is an error.
+
+    Raises:
+        UnknownNameError: there is no such file.
+        ConfigError: a row cannot be used, or none is a task; names the row.
     """
-    tasks = []
+    folder = Path(source).parent if isinstance(source, str | Path) else None
+    tasks, left_out = [], Counter[str]()
     for where, number, row in records(source):
         try:
-            tasks.append(_task(problem_of(row), number))
+            problem = read_problem(row, folder=folder, language=language, ignore=ignore_columns)
+        except UnusableRecordError as reason:
+            left_out[str(reason)] += 1
         except ConfigError as error:
             raise ConfigError(f"{where}: {error}") from error
+        else:
+            tasks.append(_task(problem, number))
+    for reason, count in left_out.items():
+        logger.warning("Left out %d of %d rows: each %s.", count, len(tasks) + left_out.total(), reason)
     if not tasks:
         raise ConfigError(f"expected rows of programs, and there are none in {shorten(repr(source))}")
     return TaskList(tasks)
 
 
-def _source(tasks: Any) -> TaskSource:
+def _source(tasks: Any, language: str | None, ignore_columns: Collection[str]) -> TaskSource:
     if isinstance(tasks, TaskSource):
         return tasks
     if isinstance(tasks, str | Path):
-        return code_tasks(tasks)
+        return code_tasks(tasks, language=language, ignore_columns=ignore_columns)
     rows = tasks if isinstance(tasks, Sequence) else list(tasks)
-    return TaskList(rows) if rows and isinstance(rows[0], Task) else code_tasks(rows)
+    if rows and isinstance(rows[0], Task):
+        return TaskList(rows)
+    return code_tasks(rows, language=language, ignore_columns=ignore_columns)
 
 
 def _task(problem: Problem, number: int) -> Task:
-    examples = "\n\n".join(example(test, 2000) for test in problem.visible)
-    parts = [problem.prompt, f"Example tests:\n\n{examples}" if examples else "", ANSWER]
-    kwargs = {"run_tests": {"create_kwargs": {"tests": [asdict(test) for test in problem.visible]}}}
-    extra = {"index": problem.id or str(number), "solution": problem.solution, "tools_kwargs": kwargs}
-    hidden = [asdict(test) for test in problem.hidden]
-    return Task.from_row(verl_row(problem.source, [user("\n\n".join(filter(None, parts)))], hidden, extra))
+    question = f"{program_question(problem)}\n\n{answer_request(problem.language)}"
+    extra = {
+        **program_extra(problem),
+        "index": problem.id or str(number),
+        "tools_kwargs": tests_kwargs(problem.visible, problem.language),
+    }
+    return Task.from_row(verl_row(problem.source, [user(question)], list(map(write_test, problem.hidden)), extra))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Literal
 
 from toolgym.envs.rewards.base import Outcome, Score
@@ -11,6 +12,7 @@ from toolgym.tools.concurrency.deadline import with_deadline
 from toolgym.tools.errors import ConfigError, check_seconds
 from toolgym.tools.judge import Judge, VerdictStatus, extract_program, read_tests
 from toolgym.tools.judge.cases import check_tolerance
+from toolgym.tools.judge.extraction import names_to_define
 from toolgym.tools.library.final_answer import without_thinking
 from toolgym.tools.sandbox import Sandbox, SharedSandbox
 
@@ -49,7 +51,8 @@ class UnitTests(AsyncCloseable):
         memory_mb: memory of one test in MiB. Default: the sandbox's limit.
         tolerance: largest difference of two numbers, see `toolgym.tools.judge.StdioTest`. Default: the rule of the
             tests' data set.
-        language: language of the programs.
+        language: language of the programs, as the sandbox names it. Default: `extra_info.language` of the task, else
+            Python.
     """
 
     def __init__(
@@ -61,7 +64,7 @@ class UnitTests(AsyncCloseable):
         total_timeout: float = 100.0,
         memory_mb: int | None = None,
         tolerance: float | None = None,
-        language: str = "python",
+        language: str | None = None,
     ) -> None:
         if reward not in ("all", "fraction"):
             raise ConfigError(f"reward must be 'all' or 'fraction', got {reward!r}")
@@ -80,13 +83,15 @@ class UnitTests(AsyncCloseable):
     async def __call__(self, outcome: Outcome) -> Score:
         tests = read_tests(outcome.task.ground_truth, self.tolerance)
         components = {"tests_passed": 0.0, "tests": float(len(tests)), **dict.fromkeys(_SHARES, 0.0)}
-        answered = outcome.stop_reason is StopReason.ANSWERED
-        program = final_program(outcome.final_text, self.language) if answered else None
+        language = self.language or outcome.task.extra_info.get("language") or "python"
+        program = None
+        if outcome.stop_reason is StopReason.ANSWERED:
+            program = final_program(outcome.final_text, language, names_to_define(tests))
         if program is None:
             return Score(0.0, components | {"no_program": 1.0})
         judge = Judge(
             self._sandbox(),
-            language=self.language,
+            language=language,
             timeout=self.timeout,
             memory_mb=self.memory_mb,
             stop_at_failure=self.reward == "all",
@@ -117,7 +122,13 @@ class UnitTests(AsyncCloseable):
         return self._made
 
 
-def final_program(text: str, language: str = "python") -> str | None:
-    """Return the last closed fenced block of a text, outside of its thinking; None if it has none."""
-    program = extract_program(without_thinking(text), language)
+def final_program(text: str, language: str = "python", defines: Collection[str] = ()) -> str | None:
+    """Return the program in a text: its last closed fenced block outside its thinking. None if it has no such block.
+
+    Args:
+        text: the text of a turn.
+        language: language of the program. Blocks with its tag are preferred to other blocks.
+        defines: names of functions and classes. Blocks that define one of them are preferred to other blocks.
+    """
+    program = extract_program(without_thinking(text), language, defines=defines, bare=False)
     return program.code if program.kind == "fenced" else None

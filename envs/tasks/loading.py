@@ -81,8 +81,10 @@ def _is_parquet(path: Path) -> bool:
         return file.read(len(PARQUET)) == PARQUET
 
 
-def folder_records(folder: Path) -> Iterator[Record]:
-    files = sorted(path for path in folder.rglob("*") if path.name.endswith(SUFFIXES) and path.is_file())
+def folder_records(folder: Path, *, skip: str | None = None) -> Iterator[Record]:
+    """Yield the records of all files of a folder and its folders, but not of folders with the name `skip`."""
+    paths = (path for path in folder.rglob("*") if path.name.endswith(SUFFIXES) and path.is_file())
+    files = sorted(path for path in paths if skip is None or skip not in path.relative_to(folder).parts[:-1])
     if not files:
         raise ConfigError(f"the folder {str(folder)!r} has no file whose name ends with {', '.join(SUFFIXES)}")
     for path in files:

@@ -17,8 +17,10 @@ from __future__ import annotations
 import contextlib
 import itertools
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Literal, NamedTuple
+
+from toolgym.tools.judge.cases import AssertTest, FunctionTest, Test
 
 Kind = Literal["fenced", "incomplete_fenced", "heuristic", "empty"]
 """Origin of a program, in SandboxFusion's words: in a fence, in one that is not closed, without a fence, absent."""
@@ -125,6 +127,17 @@ def extract_program(
         return Extracted(min(ranked, key=rank).code(text), "fenced" if closed else "incomplete_fenced")
     code = _bare_python(text) if bare and language in ("python", "pytest") else ""
     return Extracted(code, "heuristic" if code else "empty")
+
+
+def names_to_define(tests: Iterable[Test]) -> set[str]:
+    """Return the names of functions and classes that tests call, one of which a program has to define."""
+    names: set[str] = set()
+    for test in tests:
+        if isinstance(test, FunctionTest):
+            names.add(test.function)
+        elif isinstance(test, AssertTest):
+            names.update(test.entry_points)
+    return names
 
 
 def _definition(names: Collection[str]) -> re.Pattern[str] | None:

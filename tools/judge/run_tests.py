@@ -32,17 +32,18 @@ _CHARS = 400  # of one test, and of its failure
 class RunTestsTool(SandboxTool[CodeInterpreterConfig]):
     """Runs the task's visible tests on the `code` that the model sends, and says which fail and how.
 
-    A task's `create_kwargs` have `tests`: JSON for `toolgym.tools.judge.read_tests`, without hidden tests.
+    A task's `create_kwargs` have `tests`: JSON for `toolgym.tools.judge.read_tests`, without hidden tests. They may
+    have `language`: the language of the program, as the sandbox names it. Default: that of the tool.
 
     The options are those of `toolgym.tools.CodeInterpreterConfig`, with `default_timeout` for one test; `tolerance` is
-    that of `read_tests`. The other arguments are those of `SandboxTool`.
+    that of `read_tests`, and `language` that of the programs. The other arguments are those of `SandboxTool`.
     """
 
     label = "run_tests"
     options_type = CodeInterpreterConfig
     default_schema = ToolSchema(
         name="run_tests",
-        description="Run the example tests of the task on a Python program and return which of them fail.",
+        description="Run the example tests of the task on a program and return which of them fail.",
         parameters={
             "type": "object",
             "properties": {"code": {"type": "string", "description": "The whole program."}},
@@ -57,18 +58,23 @@ class RunTestsTool(SandboxTool[CodeInterpreterConfig]):
         *,
         sandbox: Sandbox | None = None,
         tolerance: float | None = None,
+        language: str = "python",
     ) -> None:
         check_tolerance(tolerance)
         super().__init__(config, tool_schema, sandbox=sandbox)
-        self._tolerance = tolerance
-        options = self.options
-        memory = options.memory_limit_mb if options.memory_limit_mb > 0 else None
-        self._judge = Judge(self.sandbox, timeout=options.default_timeout, memory_mb=memory, stop_at_failure=False)
+        self._tolerance, self._language = tolerance, language
 
     async def open(self, **create_kwargs: Any) -> ToolSession:
         """Begin an episode. Raises ConfigError if the tests cannot be read."""
-        tests = create_kwargs.get("tests")
-        return _Episode(self._judge, read_tests(tests, self._tolerance) if tests else ())
+        tests, language = create_kwargs.get("tests"), create_kwargs.get("language") or self._language
+        return _Episode(self._judge(language), read_tests(tests, self._tolerance) if tests else ())
+
+    def _judge(self, language: str) -> Judge:
+        options = self.options
+        memory = options.memory_limit_mb if options.memory_limit_mb > 0 else None
+        return Judge(
+            self.sandbox, language=language, timeout=options.default_timeout, memory_mb=memory, stop_at_failure=False
+        )
 
 
 class _Episode(ToolSession):

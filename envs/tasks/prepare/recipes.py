@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from toolgym.envs.tasks.loading import folder_records, records
+from toolgym.envs.tasks.prepare.programs import GENERATED_TESTS, contest, mbpp, program
 from toolgym.envs.tasks.prepare.readers import (
     DataRecord,
     Prepared,
     UnusableRecordError,
-    contest,
     dapo_math,
     gsm8k,
-    humaneval,
     math,
-    mbpp,
     question,
 )
 from toolgym.envs.tasks.row_fields import verl_row
@@ -73,9 +71,15 @@ RECIPES: dict[str, Recipe] = {
     "popqa": _searched("popqa"),
     "bamboogle": _searched("bamboogle"),
     "mbpp": _judged("mbpp", mbpp),
-    "humaneval": _judged("openai_humaneval", humaneval),
+    "humaneval": _judged("openai_humaneval", program("humaneval")),
     "apps": _judged("apps", contest),
     "taco": _judged("taco", contest),
+    "codecontests": _judged("codecontests", program("codecontests")),
+    "codeforces": _judged("codeforces", program("codeforces")),
+    "livecodebench": _judged("livecodebench", program("livecodebench")),
+    "leetcode": _judged("leetcode", program("leetcode")),
+    "synthetic-1": _judged("synthetic-1", program("synthetic-1")),
+    "deepcoder": _judged("deepcoder", program("deepcoder")),
 }
 
 
@@ -91,6 +95,8 @@ class Preparation:
         system: the first message in place of the data set's own; empty: none.
         agent_name: the rows' `agent_name`, by which verl chooses its agent loop; None: no such column.
         with_tools_kwargs: whether rows have what the env's tools are made with. Without, they fit any env.
+        ignore_columns: columns that may be overlooked, although their names or contents are those of columns that
+            change what a right answer is. Default: such a column is an error.
 
     Attributes:
         left_out: how many records made no task, by the reason.
@@ -106,6 +112,7 @@ class Preparation:
     system: str | None = None
     agent_name: str | None = None
     with_tools_kwargs: bool = True
+    ignore_columns: Collection[str] = ()
     left_out: Counter[str] = field(default_factory=Counter, init=False)
 
     def __post_init__(self) -> None:
@@ -124,8 +131,10 @@ class Preparation:
         seen: set[str] = set()
         index = 0
         path = Path(self.path)
-        for where, _, fields in folder_records(path) if path.is_dir() else records(path):
-            prepared = self._prepared(where, fields)
+        folder = path if path.is_dir() else path.parent
+        rows = folder_records(path, skip=GENERATED_TESTS) if path.is_dir() else records(path)
+        for where, _, fields in rows:
+            prepared = self._prepared(where, fields, folder)
             if prepared is None:
                 continue
             if self.split is not None and prepared.split not in (None, self.split):
@@ -138,11 +147,11 @@ class Preparation:
                 yield Task.from_row(self._row(prepared, index))
                 index += 1
 
-    def _prepared(self, where: str, fields: object) -> Prepared | None:
+    def _prepared(self, where: str, fields: object, folder: Path) -> Prepared | None:
         try:
             if not isinstance(fields, Mapping):
                 raise ConfigError(f"expected a JSON object, got {shorten(repr(fields), 60)}")
-            return self.recipe.read(DataRecord(fields))
+            return self.recipe.read(DataRecord(fields, folder, self.ignore_columns))
         except UnusableRecordError as reason:
             self.left_out[str(reason)] += 1
             return None

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import shutil
 from contextlib import AsyncExitStack
 
 import aiohttp
@@ -247,3 +248,52 @@ def test_a_data_set_as_parquet(tmp_path):
     parquet = pytest.importorskip("pyarrow.parquet")
     parquet.write_table(pyarrow.Table.from_pylist([MBPP, {**MBPP, "task_id": 2}]), tmp_path / "a.parquet")
     assert [task.id for task in code_tasks(tmp_path / "a.parquet").tasks] == ["1", "2"]
+
+
+JAVASCRIPT = "const n = Number(require('fs').readFileSync(0, 'utf8'));\nconsole.log(n * 2);"
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="Node.js is not installed")
+async def test_programs_in_another_language(tmp_path):
+    row = {"question": "Print twice the number.", "input_output": {"inputs": ["2\n", "4\n"], "outputs": ["4\n", "8\n"]}}
+    async with toolgym.make("CodeJudge-v0", tasks=[row], language="nodejs") as env:
+        (message,), _ = await env.reset(seed=0)
+        assert "Write a JavaScript program" in message["content"]
+        assert "begins with ```javascript" in message["content"]
+        answer = f"In Python:\n```python\nprint(0)\n```\nIn JavaScript:\n```js\n{JAVASCRIPT}\n```\n```\n4\n```"
+        assert (await env.step(answer)).reward == 1.0
+    async with toolgym.make("CodeJudge-v0", tasks=[row], language="nodejs") as env:
+        await env.reset(seed=0)
+        call = {"name": "run_tests", "arguments": {"code": JAVASCRIPT.replace("* 2", "+ 2")}}
+        assert (await env.step("```js\nconsole.log(4)\n```")).reward == 0.0
+        await env.reset(seed=0)
+        result = await env.step(f"<tool_call>{json.dumps(call)}</tool_call>")
+        assert result.obs[0]["content"] == "[This task has no example tests]"
+
+
+def test_tests_of_python_functions_are_refused_for_other_languages():
+    with pytest.raises(ConfigError, match="row 1: the tests of a row of MBPP call functions of Python programs"):
+        toolgym.make("CodeJudge-v0", tasks=[MBPP], language="cpp")
+
+
+def test_rows_that_are_not_tasks_are_left_out_and_counted(caplog):
+    without_tests = {"question": "?", "input_output": ""}
+    tasks = code_tasks([MBPP, without_tests, without_tests]).tasks
+    assert [task.id for task in tasks] == ["1"]
+    assert "Left out 2 of 3 rows: each has no tests" in caplog.text
+    with pytest.raises(ConfigError, match="there are none"):
+        code_tasks([without_tests])
+
+
+async def test_a_usage_example_after_the_program_does_not_replace_it():
+    answer = f"```python\n{MBPP['code']}\n```\nFor example:\n```python\nprint(add(1, 2))\n```"
+    async with toolgym.make("CodeJudge-v0", tasks=[MBPP]) as env:
+        await env.reset(seed=0)
+        assert (await env.step(answer)).reward == 1.0
+
+
+def test_columns_can_be_ignored():
+    row = {**MBPP, "timeout": 3}
+    with pytest.raises(ConfigError, match="row 1: the column 'timeout' of a row of MBPP is not read"):
+        toolgym.make("CodeJudge-v0", tasks=[row])
+    toolgym.make("CodeJudge-v0", tasks=[row], ignore_columns=["timeout"])

@@ -184,7 +184,7 @@ def test_tests_of_a_ground_truth():
     assert read_tests(HUMANEVAL) == problem_of(HUMANEVAL).hidden
     assert read_tests('[{"input": "1", "output": "2", "testtype": "stdin"}]') == (StdioTest("1", "2"),)
     given = [asdict(AssertTest("assert f()")), asdict(FunctionTest("f", [1], None)), asdict(StdioTest("", "x"))]
-    assert read_tests(given) == (AssertTest("assert f()"), FunctionTest("f", [1], None), StdioTest("", "x"))
+    assert read_tests(given) == (AssertTest("assert f()"), FunctionTest("f", (1,), None), StdioTest("", "x"))
     united = {key: None for one in given for key in one}  # as Arrow reads them back
     assert read_tests([{**united, **given[2]}]) == (StdioTest("", "x"),)
 

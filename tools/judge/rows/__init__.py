@@ -22,7 +22,7 @@ from dataclasses import replace
 from typing import Any
 
 from toolgym.tools.errors import ConfigError, UnknownNameError, nearest, shorten
-from toolgym.tools.judge.cases import FunctionTest, Problem, StdioTest, Test
+from toolgym.tools.judge.cases import AssertTest, FunctionTest, Problem, StdioTest, Test
 from toolgym.tools.judge.rows.cases_json import own_tests, read_cases, read_lists
 from toolgym.tools.judge.rows.columns import RowFormat, check_columns, plain, plain_row, read_json
 from toolgym.tools.judge.rows.contests import APPS, CODE_CONTESTS, CODEFORCES
@@ -45,18 +45,22 @@ FORMATS: dict[str, RowFormat] = {
 """Formats by name. The first one that fits a row reads it."""
 
 
-def problem_of(row: object, *, format: str | None = None, ignore: Collection[str] = ()) -> Problem:
+def problem_of(
+    row: object, *, format: str | None = None, language: str | None = None, ignore: Collection[str] = ()
+) -> Problem:
     """Read a row of any format of the table above.
 
     Args:
         row: the row, as JSON has it or as pandas and pyarrow read Parquet.
         format: name of its format in `FORMATS`. Default: the columns tell the format.
+        language: language of the programs, as the sandbox names it. Default: the language that the row says, else
+            Python.
         ignore: columns that may be overlooked, although their names or contents are those of tests or limits.
 
     Raises:
         UnusableRowError: the row is not a task, for example because it has no tests.
         ConfigError: the row has no known format, a column cannot be read, or a column that may hold a test or a limit
-            is not read.
+            is not read. Also, the row's tests are for programs in another language.
         UnknownNameError: there is no format of that name.
     """
     if not isinstance(row, Mapping):
@@ -67,11 +71,29 @@ def problem_of(row: object, *, format: str | None = None, ignore: Collection[str
     check_columns(row, row_format, ignore)
     row = {name: value for name, value in row.items() if name not in ignore}
     try:
-        return row_format.read(row)
+        problem = row_format.read(row, language or "python")
     except KeyError as error:
         raise ConfigError(f"a row of {row_format.name} needs {error.args[0]!r} too; it has {columns}") from error
     except (TypeError, AttributeError) as error:
         raise ConfigError(f"a row of {row_format.name} has a column of another kind: {error}") from error
+    return _in_language(problem, row_format, language)
+
+
+def _in_language(problem: Problem, row_format: RowFormat, language: str | None) -> Problem:
+    """Return a problem for programs in a language. Raises ConfigError if its tests are for another language."""
+    language = language or problem.language
+    if row_format.any_language and language != problem.language:
+        raise ConfigError(f"a row of {row_format.name} asks for a program in {problem.language!r}, not in {language!r}")
+    if language == "python":
+        return problem
+    for test in problem.hidden:
+        if isinstance(test, FunctionTest | AssertTest):
+            raise ConfigError(
+                f"the tests of a row of {row_format.name} call functions of Python programs, so they cannot judge "
+                f"programs in {language!r}"
+            )
+    keeps_solution = row_format.any_language or row_format is CODE_CONTESTS
+    return replace(problem, language=language, solution=problem.solution if keeps_solution else "")
 
 
 def _format(row: Mapping[str, Any], name: str | None, columns: str) -> RowFormat:

@@ -203,6 +203,7 @@ _OWN: dict[str, type[Test]] = {
 }
 """Types of tests by the field that only they have. The first field that a test has decides."""
 
+_TUPLES = frozenset({"args", "or_expected", "entry_points"})
 _MAY_BE_NONE = frozenset({"expected", "tolerance", "cpu_seconds", "memory_mb"})
 
 
@@ -216,9 +217,11 @@ def own_tests(tests: Sequence[Mapping[str, Any]]) -> tuple[Test, ...]:
                 raise TypeError("it needs 'stdin', 'function', 'code', 'checker' or 'interactor'")
             # Arrow fills keys that a test of this kind does not have with None when it unites rows.
             values = {key: value for key, value in test.items() if value is not None or key in _MAY_BE_NONE}
-            of_kind = {field.name for field in fields(kind)}
-            extra = {key for key, value in values.items() if value is None} - of_kind
-            read.append(kind(**{key: value for key, value in values.items() if key not in extra}))
+            known = {field.name for field in fields(kind)}
+            values = {key: value for key, value in values.items() if value is not None or key in known}
+            for key in _TUPLES & values.keys():
+                values[key] = tuple(values[key])
+            read.append(kind(**values))
         except TypeError as error:
             raise ConfigError(f"a test cannot be used: {error}; got {shorten(repr(test))}") from error
     return tuple(read)

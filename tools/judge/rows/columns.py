@@ -37,16 +37,16 @@ class RowFormat:
         marks: columns that tell the format. A row has it if all of them have a value.
         uses: columns that `read` reads, the marks among them.
         labels: columns that are known not to change what is right.
-        read: reads a row. A column that is missing may be a KeyError.
+        read: reads a row, for programs in a language. A column that is missing may be a KeyError.
         matches: whether a row with these marks has this format. Default: always.
-        any_language: whether `read` follows the column `language`.
+        any_language: whether the row itself may say the language of its programs.
     """
 
     name: str
     marks: tuple[str, ...]
     uses: frozenset[str]
     labels: frozenset[str]
-    read: Callable[[Mapping[str, Any]], Problem]
+    read: Callable[[Mapping[str, Any], str], Problem]
     matches: Callable[[Mapping[str, Any]], bool] = lambda row: True
     any_language: bool = False
 

@@ -9,6 +9,7 @@ from typing import Any
 from toolgym.tools.errors import ConfigError, shorten
 from toolgym.tools.judge.cases import CheckerTest, Problem, StdioTest, Test
 from toolgym.tools.judge.comparing import TOLERANCE
+from toolgym.tools.judge.languages import program_request
 from toolgym.tools.judge.rows.cases_json import TestLimits, read_lists
 from toolgym.tools.judge.rows.columns import (
     RowFormat,
@@ -21,7 +22,6 @@ from toolgym.tools.judge.rows.columns import (
     row_id,
     seconds,
 )
-from toolgym.tools.judge.rows.livecodebench import STDIN_HINT
 
 VISIBLE = 2
 """Tests of a longer row that its writer may see, if the data set does not say which tests are public."""
@@ -35,7 +35,7 @@ def visible_tests(tests: tuple[Test, ...]) -> tuple[Test, ...]:
 # ---------------------------------------------------------------------- APPS, TACO
 
 
-def _apps(row: Mapping[str, Any]) -> Problem:
+def _apps(row: Mapping[str, Any], language: str) -> Problem:
     if is_empty(row["input_output"]):
         raise UnusableRowError("has no tests ('input_output' is empty)")
     spec = read_json("input_output", row["input_output"])
@@ -43,7 +43,7 @@ def _apps(row: Mapping[str, Any]) -> Problem:
         raise ConfigError(f"'input_output' must hold 'inputs' and 'outputs', got {shorten(repr(spec), 80)}")
     tests = read_lists(spec, TestLimits.of(row))
     starter, name = row.get("starter_code") or "", spec.get("fn_name")
-    ask = f"Write a Python function `{name}`." if name else STDIN_HINT
+    ask = f"Write a Python function `{name}`." if name else program_request(language)
     code = f"Begin with this:\n\n```python\n{starter.rstrip()}\n```" if starter.strip() else ""
     return Problem(
         prompt="\n\n".join(part for part in (row["question"].strip(), ask, code) if part),
@@ -69,10 +69,11 @@ _ONLY_TACO = ("skill_types", "raw_tags", "Expected Time Complexity")
 
 # ---------------------------------------------------------------------- CodeContests
 
-_PYTHON_3 = 3
+_LANGUAGES = {"python": (3, "PYTHON3"), "cpp": (2, "CPP"), "java": (4, "JAVA")}
+"""The data set's numbers and names of languages."""
 
 
-def _code_contests(row: Mapping[str, Any]) -> Problem:
+def _code_contests(row: Mapping[str, Any], language: str) -> Problem:
     limits = TestLimits(
         seconds("time_limit", row.get("time_limit")),
         megabytes("memory_limit_bytes", row.get("memory_limit_bytes"), unit="bytes"),
@@ -86,11 +87,11 @@ def _code_contests(row: Mapping[str, Any]) -> Problem:
     if not hidden:
         raise UnusableRowError("has no tests ('public_tests', 'private_tests' and 'generated_tests' are empty)")
     return Problem(
-        prompt=f"{row['description'].strip()}\n\n{request(**files)}",
+        prompt=f"{row['description'].strip()}\n\n{program_request(language, **files)}",
         hidden=hidden,
         visible=public,
         id=row_id(row, "name"),
-        solution=_python_solution(row.get("solutions")),
+        solution=_solution(row.get("solutions"), language),
         source="codecontests",
         labels=other_columns(row, CODE_CONTESTS.uses | {"incorrect_solutions"}),
     )
@@ -120,23 +121,14 @@ def pairs(name: str, tests: Any) -> list[tuple[str, str]]:
     return [(test["input"], test["output"]) for test in tests]
 
 
-def _python_solution(solutions: Any) -> str:
-    if is_empty(solutions):
+def _solution(solutions: Any, language: str) -> str:
+    if is_empty(solutions) or language not in _LANGUAGES:
         return ""
     if isinstance(solutions, Mapping):
         rows = zip(solutions.get("language") or (), solutions.get("solution") or (), strict=True)
     else:
         rows = ((row["language"], row["solution"]) for row in solutions)  # type: ignore[assignment]
-    return next((code for language, code in rows if language in (_PYTHON_3, "PYTHON3")), "")
-
-
-def request(input_file: str = "", output_file: str = "") -> str:
-    """Return what a program of a contest has to do."""
-    if not input_file and not output_file:
-        return STDIN_HINT
-    source = f"the file `{input_file}`" if input_file else "standard input"
-    target = f"the file `{output_file}`" if output_file else "standard output"
-    return f"Write a Python program that reads {source} and writes the answer to {target}."
+    return next((code for name, code in rows if name in _LANGUAGES[language]), "")
 
 
 # ---------------------------------------------------------------------- open-r1/codeforces
@@ -144,7 +136,7 @@ def request(input_file: str = "", output_file: str = "") -> str:
 _YES_NO = re.compile(r"(?:\s*(?:yes|no|[-+.\d]+)(?=\s|$))+\s*", re.IGNORECASE)
 
 
-def _codeforces(row: Mapping[str, Any]) -> Problem:
+def _codeforces(row: Mapping[str, Any], language: str) -> Problem:
     if not is_empty(row.get("interaction_format")):
         raise UnusableRowError("is interactive, and the data set has no interactors")
     files = _files(row.get("input_mode"))
@@ -157,7 +149,7 @@ def _codeforces(row: Mapping[str, Any]) -> Problem:
     if row.get("executable") is False:
         raise UnusableRowError("cannot be judged by running programs ('executable' is false)")
     return Problem(
-        prompt=_codeforces_prompt(row, request(**files)),
+        prompt=_codeforces_prompt(row, program_request(language, **files)),
         hidden=tests,
         visible=examples,
         id=row_id(row, "id"),

@@ -22,7 +22,7 @@ def prompt_helpers(prompt: str, entry_point: str) -> str:
     return "\n".join(ast.unparse(node) for node in kept if not isinstance(node, ast.Expr))
 
 
-def _humaneval(row: Mapping[str, Any]) -> Problem:
+def _humaneval(row: Mapping[str, Any], language: str) -> Problem:
     prompt, name = text_of(row, "prompt"), text_of(row, "entry_point")
     if not name.isidentifier():
         raise ConfigError(f"'entry_point' must be the name of a function, got {shorten(repr(name))}")
@@ -92,7 +92,7 @@ def mbpp_tests(row: Mapping[str, Any], assertions: Sequence[str]) -> tuple[Test,
     return tuple(AssertTest(assertion, setup=setup, entry_points=entry_points) for assertion in assertions)
 
 
-def _mbpp(row: Mapping[str, Any]) -> Problem:
+def _mbpp(row: Mapping[str, Any], language: str) -> Problem:
     assertions = _assertions(row, "test_list")
     if not assertions:
         raise ConfigError(f"'test_list' must be a list of assertions, got {shorten(repr(row['test_list']))}")

@@ -91,7 +91,7 @@ def candidate(*args, **kwargs):
 """Source before the tests: the data set's functions for linked lists and trees, on plain data."""
 
 
-def _leetcode(row: Mapping[str, Any]) -> Problem:
+def _leetcode(row: Mapping[str, Any], language: str) -> Problem:
     """Read a row whose tests call a method of a class `Solution`, with linked lists and trees as arguments.
 
     A test and the program run in two processes, and only plain data crosses between them. So lists and trees are built
@@ -105,7 +105,7 @@ def _leetcode(row: Mapping[str, Any]) -> Problem:
     test = AssertTest(
         f"{_IN_TESTS}\n{row['test']}\n\ncheck(candidate)\n",
         setup=f"{prelude}\n{_IN_PROGRAM.replace('METHOD', method[1])}",
-        entry_points=("_call_solution",),
+        entry_points=("_call_solution", "Solution"),
     )
     return Problem(
         prompt=_leetcode_prompt(row),

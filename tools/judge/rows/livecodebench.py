@@ -11,10 +11,9 @@ from typing import Any
 
 from toolgym.tools.errors import ConfigError
 from toolgym.tools.judge.cases import Problem
+from toolgym.tools.judge.languages import program_request
 from toolgym.tools.judge.rows.cases_json import read_cases
 from toolgym.tools.judge.rows.columns import RowFormat, names, other_columns, read_json, row_id
-
-STDIN_HINT = "Write a Python program that reads standard input and prints the answer to standard output."
 
 MAX_PACKED_BYTES = 512 * 1024 * 1024
 """Most bytes of a packed text; the largest of LiveCodeBench have about 100 MB."""
@@ -23,13 +22,13 @@ _TEXT = frozenset({"UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"})
 _HARMLESS = frozenset({"PROTO", "FRAME", "MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT", "STOP"})
 
 
-def _livecodebench(row: Mapping[str, Any]) -> Problem:
+def _livecodebench(row: Mapping[str, Any], language: str) -> Problem:
     metadata = read_json("metadata", row.get("metadata") or "{}")
     name, starter = metadata.get("func_name"), row.get("starter_code") or ""
     public = read_cases(read_json("public_test_cases", row["public_test_cases"]), name)
     private = read_cases(_private(row["private_test_cases"]), name)
     return Problem(
-        prompt=f"{row['question_content'].strip()}\n\n{starter_request(starter)}",
+        prompt=f"{row['question_content'].strip()}\n\n{starter_request(starter, language)}",
         hidden=(*public, *private),
         visible=public,
         id=row_id(row, "question_id"),
@@ -38,9 +37,11 @@ def _livecodebench(row: Mapping[str, Any]) -> Problem:
     )
 
 
-def starter_request(starter: str) -> str:
-    """Return what to ask for: the completion of some code, or a program that reads and prints."""
-    return f"Complete this Python code.\n\n```python\n{starter.rstrip()}\n```" if starter.strip() else STDIN_HINT
+def starter_request(starter: str, language: str) -> str:
+    """Return what to ask for: the completion of some Python code, or a program that reads and prints."""
+    if starter.strip():
+        return f"Complete this Python code.\n\n```python\n{starter.rstrip()}\n```"
+    return program_request(language)
 
 
 def _private(packed: Any) -> Any:

@@ -29,7 +29,7 @@ from toolgym.tools.judge.rows.livecodebench import starter_request
 _INFO = names("language, test_cases, tests, time_limit, memory_limit, fn_name")
 
 
-def _synthetic(row: Mapping[str, Any]) -> Problem:
+def _synthetic(row: Mapping[str, Any], language: str) -> Problem:
     kind = row.get("task_type")
     if not is_empty(kind) and kind != "verifiable_code":
         raise UnusableRowError(f"is not a programming task ('task_type' is {kind!r})")
@@ -42,7 +42,8 @@ def _synthetic(row: Mapping[str, Any]) -> Problem:
     cases = _literal("test_cases", info.get("test_cases") or info.get("tests"))
     if is_empty(cases):
         raise UnusableRowError("has no tests ('test_cases' is empty)")
-    language = "python" if is_python(info.get("language") or "python") else language_of(info["language"].lower())
+    own_language = info.get("language") or "python"
+    language = "python" if is_python(own_language) else language_of(own_language.lower())
     tests = _any_tests(cases, info.get("fn_name"), TestLimits.of(info))
     return Problem(
         prompt=row["prompt"].strip(),
@@ -86,7 +87,7 @@ def _any_tests(tests: Any, name: Any, limits: TestLimits) -> tuple[Test, ...]:
 # ---------------------------------------------------------------------- DeepCoder
 
 
-def _deepcoder(row: Mapping[str, Any]) -> Problem:
+def _deepcoder(row: Mapping[str, Any], language: str) -> Problem:
     cases = _literal("tests", row["tests"])
     if is_empty(cases):
         raise UnusableRowError("has no tests ('tests' is empty)")
@@ -101,7 +102,9 @@ def _deepcoder(row: Mapping[str, Any]) -> Problem:
     limits = TestLimits.of(row)
     tests = read_cases(cases, name, limits=limits) if is_livecodebench else _any_tests(cases, name, limits)
     return Problem(
-        prompt="\n\n".join(part for part in (_problem_text(row["problem"]), _request(starter, tests)) if part),
+        prompt="\n\n".join(
+            part for part in (_problem_text(row["problem"]), _request(starter, tests, language)) if part
+        ),
         hidden=tests,
         visible=visible_tests(tests),
         id=row_id(row, "problem_id", "id", "uid"),
@@ -117,11 +120,11 @@ def _problem_text(problem: Any) -> str:
     return problem.strip()
 
 
-def _request(starter: str, tests: tuple[Test, ...]) -> str:
+def _request(starter: str, tests: tuple[Test, ...], language: str) -> str:
     functions = sorted({function for test in tests if (function := getattr(test, "function", ""))})
     if functions and not starter.strip():
         return f"Write the Python function `{'`, `'.join(functions)}`."
-    return starter_request(starter)
+    return starter_request(starter, language)
 
 
 SYNTHETIC = RowFormat(

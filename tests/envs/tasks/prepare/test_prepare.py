@@ -9,12 +9,15 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from tests.tools.judge.code_rows import CODE_CONTESTS, CODEFORCES, LEETCODE, PRIME, SYNTHETIC, TACO
+from toolgym.envs.library.code_judge import code_tasks
 from toolgym.envs.tasks.loading import load_tasks
 from toolgym.envs.tasks.prepare.readers import last_boxed
 from toolgym.envs.tasks.prepare.recipes import RECIPES, Preparation
 from toolgym.envs.tasks.stored import from_parquet
 from toolgym.envs.tasks.writing import write_tasks
 from toolgym.tools.errors import ConfigError, UnknownNameError
+from toolgym.tools.judge import problem_of, read_tests
 
 GSM8K = {
     "question": "Mia packs 12 boxes of 100 pens. How many pens is that?",
@@ -58,6 +61,14 @@ HUMANEVAL = {
 APPS = {
     "id": 7, "question": "Print the sum.", "solutions": "[]", "difficulty": "interview", "url": "u", "starter_code": "",
     "input_output": json.dumps({"inputs": ["1 2\n"], "outputs": ["3\n"]}),
+}  # fmt: skip
+
+
+LIVECODEBENCH = {
+    "question_title": "Double", "question_content": "Print twice the number.", "platform": "own", "question_id": "a",
+    "contest_id": "c", "contest_date": "2026-01-01", "starter_code": "", "difficulty": "easy", "metadata": "{}",
+    "public_test_cases": json.dumps([{"input": "1", "output": "2", "testtype": "stdin"}]),
+    "private_test_cases": json.dumps([{"input": "4", "output": "8", "testtype": "stdin"}]),
 }  # fmt: skip
 
 
@@ -222,9 +233,10 @@ def test_mbpp_by_its_splits(file):
     tasks = Preparation("mbpp", path, split="train")
     [row] = [task.to_row() for task in tasks]
     assert dict(tasks.left_out) == {"belongs to another split": 2}
-    assert json.loads(row["reward_model"]["ground_truth"]) == MBPP
+    assert read_tests(row["reward_model"]["ground_truth"]) == problem_of(MBPP).hidden
     assert row["extra_info"]["id"] == "MBPP/602"
-    assert MBPP["test_list"][1] in row["prompt"][1]["content"]
+    assert MBPP["test_list"][0] in row["prompt"][1]["content"]
+    assert MBPP["test_list"][1] not in row["prompt"][1]["content"]
     assert "return 2 * n" not in row["prompt"][1]["content"]
 
 
@@ -239,7 +251,7 @@ def test_mbpp_sanitized_is_a_list(file):
 )
 def test_humaneval(file, name, data):
     [row] = prepared("humaneval", file(data, name))
-    assert json.loads(row["reward_model"]["ground_truth"]) == HUMANEVAL
+    assert read_tests(row["reward_model"]["ground_truth"]) == problem_of(HUMANEVAL).hidden
     assert HUMANEVAL["prompt"].strip() in row["prompt"][1]["content"]
     assert "a == b" not in row["prompt"][1]["content"]
     assert row["extra_info"]["id"] == "HumanEval/0"
@@ -254,9 +266,9 @@ def test_apps_and_taco(file, name):
     without_tests = [{**APPS, "input_output": ""}, tests(inputs=[], outputs=[])]
     tasks = Preparation(name, file(lines(APPS, function, *without_tests)))
     plain, named = [task.to_row() for task in tasks]
-    assert plain["reward_model"]["ground_truth"] == APPS["input_output"]
+    assert json.loads(plain["reward_model"]["ground_truth"]) == json.loads(APPS["input_output"])
     assert "standard input" in plain["prompt"][1]["content"]
-    assert "Write the function `add`" in named["prompt"][1]["content"]
+    assert "Write a Python function `add`" in named["prompt"][1]["content"]
     assert "def add(a, b):" in named["prompt"][1]["content"]
     assert sum(tasks.left_out.values()) == 2
 
@@ -264,7 +276,8 @@ def test_apps_and_taco(file, name):
 ORIGINALS = {
     "gsm8k": GSM8K, "math": MATH, "dapo-math": DAPO, "hotpotqa": HOTPOTQA, "2wiki": FLASHRAG, "musique": MUSIQUE,
     "nq": FLASHRAG, "triviaqa": FLASHRAG, "popqa": FLASHRAG, "bamboogle": FLASHRAG, "mbpp": MBPP,
-    "humaneval": HUMANEVAL, "apps": APPS, "taco": APPS,
+    "humaneval": HUMANEVAL, "apps": APPS, "taco": TACO, "codecontests": CODE_CONTESTS, "codeforces": CODEFORCES,
+    "livecodebench": LIVECODEBENCH, "leetcode": LEETCODE, "synthetic-1": SYNTHETIC, "deepcoder": PRIME,
 }  # fmt: skip
 
 
@@ -276,6 +289,47 @@ def test_every_data_set_is_written_as_a_plain_table_and_read_again(file, tmp_pat
     write_tasks(out, Preparation(name, source))
     assert pyarrow.parquet.read_table(out).to_pylist() == rows
     assert [task.to_row() for task in from_parquet(out)] == rows
+
+
+PROGRAMS = {name: ORIGINALS[name] for name, recipe in RECIPES.items() if recipe.env_id == "CodeJudge-v0"}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_prepare_and_the_env_read_a_row_of_programs_alike(file, name):
+    path = file(lines(PROGRAMS[name]))
+    [prepared_task] = Preparation(name, path)
+    [task] = code_tasks(path).tasks
+    assert read_tests(prepared_task.ground_truth) == read_tests(task.ground_truth) == problem_of(PROGRAMS[name]).hidden
+    assert task.messages[-1]["content"].startswith(prepared_task.messages[-1]["content"])
+    visible = [
+        read_tests(one.tools_kwargs["run_tests"]["create_kwargs"]["tests"]) for one in (prepared_task, task)
+    ] if problem_of(PROGRAMS[name]).visible else []  # fmt: skip
+    assert visible == [problem_of(PROGRAMS[name]).visible] * len(visible)
+    assert prepared_task.extra_info["solution"] == task.extra_info["solution"]
+
+
+def test_generated_tests_of_codeforces_are_joined_from_their_folder(file, tmp_path):
+    incomplete = {**CODEFORCES, "official_tests_complete": False, "generated_tests": 1}
+    path = file(lines(incomplete), "data/train.jsonl")
+    with pytest.raises(ConfigError, match=r"train\.jsonl, line 1: .*'generated_tests' says that 1 more"):
+        list(Preparation("codeforces", path))
+    table = pyarrow.Table.from_pylist(
+        [{"problem_id": "1/A", "input": "6\n", "output": "12\n"}, {"problem_id": "1/B", "input": "", "output": ""}]
+    )
+    (tmp_path / "generated_tests").mkdir()
+    pyarrow.parquet.write_table(table, tmp_path / "generated_tests" / "test_cases_0001.parquet")
+    for tasks in (Preparation("codeforces", path), Preparation("codeforces", tmp_path), code_tasks(path).tasks):
+        [task] = tasks
+        assert [test.stdin for test in read_tests(task.ground_truth)] == ["1\n", "4\n", "5\n", "6\n"]
+    other = {**incomplete, "id": "1/C"}
+    with pytest.raises(ConfigError, match=r"has no tests of the problem '1/C'"):
+        list(Preparation("codeforces", file(lines(other), "data/train.jsonl")))
+
+
+def test_limits_are_in_the_ground_truth_that_verl_reads(file):
+    [task] = Preparation("taco", file(lines(TACO)))
+    assert json.loads(task.ground_truth)["inputs"] == ["1\n", "4\n"]
+    assert {(test.cpu_seconds, test.memory_mb) for test in read_tests(task.ground_truth)} == {(2.0, 256)}
 
 
 def without(record, name):
@@ -297,10 +351,10 @@ def without(record, name):
         ("nq", {"question": "q"}, "there is no field 'golden_answers'"),
         ("musique", {**MUSIQUE, "answer_aliases": [3]}, "field 'answer_aliases' must be a list of texts"),
         ("mbpp", {**MBPP, "task_id": "602"}, "field 'task_id' must be a whole number"),
-        ("mbpp", {**MBPP, "test_list": "assert"}, "field 'test_list' must be a list of texts"),
-        ("humaneval", without(HUMANEVAL, "entry_point"), "there is no field 'entry_point'"),
-        ("apps", {**APPS, "input_output": "{"}, "field 'input_output' must be JSON text"),
-        ("apps", {**APPS, "input_output": '{"inputs": 3}'}, "must hold lists of inputs and outputs"),
+        ("mbpp", {**MBPP, "test_list": "assert"}, "'test_list' must be a list of assertions"),
+        ("humaneval", without(HUMANEVAL, "entry_point"), "a row of HumanEval needs 'entry_point'"),
+        ("apps", {**APPS, "input_output": "{"}, "input_output must be JSON"),
+        ("apps", {**APPS, "input_output": '{"inputs": 3}'}, "'inputs' and 'outputs' must be lists"),
         ("gsm8k", [1], r"expected a JSON object, got \[1\]"),
     ],
 )
