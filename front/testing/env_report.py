@@ -14,6 +14,7 @@ from toolgym.testing import env_checks
 from toolgym.testing.env_checks import EnvSubject
 from toolgym.testing.env_verdict import check_attacks, check_scores, check_secrets
 from toolgym.testing.errors import ConformanceError
+from toolgym.testing.mutants.check import check_mutants
 from toolgym.tools.errors import ConfigError, error_text
 
 Check: TypeAlias = Callable[[EnvSubject], Awaitable[str | None]]
@@ -43,6 +44,7 @@ CHECKS: dict[str, Check] = {
     "fork": _check_fork,
     "cancellation": env_checks.check_cancellation,
     "scores": check_scores,
+    "mutants": check_mutants,
     "attacks": check_attacks,
     "secrets": check_secrets,
     "leaks": env_checks.check_leaks,
@@ -92,8 +94,9 @@ async def check_env(
 
     The reward of the known solution (`BaseEnv.gold_actions`) must be full, that of silence none, and that of attacks
     less than full: answers that claim success, and programs that tamper with tests, for tools with an argument `code`
-    (Python) or `command` (a shell). Programs must not find long lines of the task's ground truth, or of the env's
-    `hidden_texts`, either.
+    (Python) or `command` (a shell). If the known solution is a Python program in the last answer, wrong programs that
+    differ from it in one place must not earn the full reward. Programs must not find long lines of the task's ground
+    truth, or of the env's `hidden_texts`, either.
 
     Args:
         env: an id, or a function that makes the env anew; or an env, which is closed, and of which leaks are not
