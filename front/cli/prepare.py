@@ -23,7 +23,7 @@ def command(
         typer.Argument(
             metavar="NAME",
             help="gsm8k, math, dapo-math, hotpotqa, 2wiki, musique, nq, triviaqa, popqa, bamboogle, mbpp, humaneval, "
-            "apps or taco.",
+            "apps, taco, codecontests, codeforces, livecodebench, leetcode, synthetic-1 or deepcoder.",
             autocompletion=_names,
         ),
     ],
@@ -48,6 +48,10 @@ def command(
     tools_kwargs: Annotated[
         bool, typer.Option(help="What the env's own tools are made with; without it the rows fit any env.")
     ] = True,
+    ignore_column: Annotated[
+        list[str] | None,
+        typer.Option(help="A column that may be overlooked, although its name is that of one that matters; repeat it."),
+    ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -55,7 +59,7 @@ def command(
     from toolgym.envs.tasks.prepare.recipes import Preparation
     from toolgym.envs.tasks.writing import write_tasks
 
-    tasks = Preparation(name, source, split, system, agent_name, tools_kwargs)
+    tasks = Preparation(name, source, split, system, agent_name, tools_kwargs, ignore_column or ())
     if not overwrite:
         require_absent("--out", out)
     count = write_tasks(out, tasks)

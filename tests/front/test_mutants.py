@@ -92,9 +92,12 @@ def test_inputs_are_like_those_of_the_tests():
         assert [type(value) for value in args] == [int, str, list, dict, bool]
         assert 0 <= args[0] <= 9
         assert all(0 <= number <= 9 for number in args[2])
-    for text in similar_stdin(["2\n10 20\n", "2\n30 5\n"], 100):
-        assert text.count("\n") == 2
-        assert all(5 <= int(word) <= 30 for word in text.split("\n")[1].split() if word.isdecimal() and len(word) == 2)
+    words = {word for text in similar_stdin(["2\n10 20\n", "2\n30 5\n"], 200) for word in text.split()}
+    assert {int(word) for word in words} <= set(range(2, 31))
+    assert len(words) > 12
+    times = [text.strip() for text in similar_stdin(["03:15\n", "12:40\n"], 200) if text.count(":") == 1]
+    assert all(3 <= int(time[:2]) <= 12 and 15 <= int(time[3:]) <= 40 for time in times)
+    assert all("  " not in args[0] for _, args in similar_calls([("f", ["a b c"])], 100))
 
 
 async def checked(tests, solution=CLAMP, truth=None):

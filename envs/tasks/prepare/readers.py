@@ -11,6 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from toolgym.tools.errors import ConfigError, ToolgymError, nearest, shorten
+from toolgym.tools.judge.rows.columns import check_names, names, plain_row, read_json
+
+_QUESTION = names(
+    "answer, answers, aliases, alternatives, audio, choice, choices, context, contexts, diagram, document, documents, "
+    "figure, image, images, instruction, instructions, option, options, passage, passages, picture, rubric, system, "
+    "table, unit, units, video"
+)
+"""Words in the name of a field that belongs to the question, or to what a right answer is."""
 
 
 class UnusableRecordError(ToolgymError):
@@ -30,6 +38,16 @@ class DataRecord:
     fields: Mapping[str, Any]
     folder: Path | None = None
     ignore: Collection[str] = ()
+
+    def check(self, uses: str, labels: str = "") -> None:
+        """Raise ConfigError for a field that may change what a right answer is and that is not read.
+
+        Args:
+            uses: names of the fields that are read, separated by commas.
+            labels: names of fields that are known not to matter, separated by commas.
+        """
+        known = names(uses) | names(labels) | set(self.ignore)
+        check_names(plain_row(self.fields), known, "the record", _QUESTION)
 
     def text(self, name: str) -> str:
         value = self._required(name)
@@ -77,6 +95,7 @@ class Prepared:
 
 def gsm8k(record: DataRecord) -> Prepared:
     """`question`, and `answer`: a solution whose last line is `#### 1,234`."""
+    record.check("question, answer")
     question, solution = record.text("question"), record.text("answer")
     _, mark, last = solution.rpartition("####")
     answer = last.strip().replace(",", "")
@@ -93,6 +112,7 @@ def gsm8k(record: DataRecord) -> Prepared:
 
 def math(record: DataRecord) -> Prepared:
     r"""`problem`, `level`, `type` and `solution`, whose last `\boxed{...}` is the answer; or `answer`, as MATH-500."""
+    record.check("problem, answer, solution", "level, type, subject, unique_id")
     name = record.first_of("answer", "solution")
     answer = record.text("answer") if name == "answer" else last_boxed(record.text("solution"))
     extra = record.some("level", "type", "subject", "solution")
@@ -101,10 +121,16 @@ def math(record: DataRecord) -> Prepared:
 
 def dapo_math(record: DataRecord) -> Prepared:
     """Rows in verl's shape whose problem stands between instructions, which are the first and the last paragraph."""
+    record.check("prompt, reward_model, extra_info", "data_source, ability")
     prompt, model, extra = (record.fields.get(name) for name in ("prompt", "reward_model", "extra_info"))
     try:
+        if len(prompt) != 1 or model.get("style", "rule") != "rule":  # type: ignore[arg-type, union-attr]
+            raise ConfigError(
+                "prompt must be one message and reward_model.style must be 'rule', got "
+                f"{shorten(repr({'prompt': prompt, 'reward_model': model}))}"
+            )
         text, answer, id = prompt[-1]["content"], model["ground_truth"], (extra or {}).get("index")  # type: ignore[index]
-    except (TypeError, KeyError, IndexError):
+    except (TypeError, KeyError, IndexError, AttributeError):
         raise ConfigError(
             "expected the fields prompt[-1].content and reward_model.ground_truth, got "
             f"{shorten(repr(dict(record.fields)))}"
@@ -132,15 +158,23 @@ def last_boxed(solution: str) -> str:
 
 
 def question(record: DataRecord) -> Prepared:
-    """`question` with `golden_answers` (FlashRAG), or `answer` (a text or several) with `answer_aliases`."""
-    name = record.first_of("golden_answers", "answer")
+    """`question` with `golden_answers` (FlashRAG), `possible_answers` as JSON (PopQA), or `answer`, a text or several;
+    and further right answers in `answer_aliases`.
+    """
+    record.check(
+        "question, golden_answers, possible_answers, answer, answer_aliases, answerable, supporting_facts",
+        "id, _id, type, level, evidences, evidences_id, answer_id, entity_ids, context, metadata, paragraphs, "
+        "question_decomposition, s_aliases, o_aliases",
+    )
+    name = record.first_of("golden_answers", "possible_answers", "answer")
     answer = record.fields[name]
-    if name == "answer" and isinstance(answer, str):
-        answers = [answer, *(record.fields.get("answer_aliases") or ())]
+    if name == "possible_answers" and isinstance(answer, str):
+        answers = read_json("field 'possible_answers'", answer)
     else:
-        answers = record.texts(name)
+        answers = [answer] if name == "answer" and isinstance(answer, str) else record.texts(name)
+    answers = [*answers, *(record.fields.get("answer_aliases") or ())]
     if not all(isinstance(text, str) for text in answers):
-        raise ConfigError(f"field 'answer_aliases' must be a list of texts, got {shorten(repr(answers[1:]), 60)}")
+        raise ConfigError(f"field 'answer_aliases' must be a list of texts, got {shorten(repr(answers), 60)}")
     if record.fields.get("answerable") is False:
         raise UnusableRecordError("has no answer (answerable is false)")
     id = next(iter(record.some("id", "_id").values()), None)

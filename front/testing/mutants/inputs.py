@@ -6,7 +6,7 @@ import ast
 import copy
 import random
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from toolgym.tools.judge.cases import AssertTest, CheckerTest, FunctionTest, StdioTest, Test
@@ -60,23 +60,34 @@ def numbers_in(program: str) -> list[int]:
 
 
 def similar_stdin(inputs: Sequence[str], count: int, seed: int = 0, hints: Sequence[int] = ()) -> list[str]:
-    """Return inputs with the shape of some inputs, whose numbers stay within the bounds seen in the same line.
+    """Return inputs that are made of the lines of some inputs.
 
-    `hints` are numbers that are tried more often than others.
+    Lines are left out, repeated, exchanged, or taken from another input, and numbers change within the bounds that they
+    have in the same place of the same line. `hints` are numbers that are tried more often than others.
     """
     rng = random.Random(seed)
-    by_line: dict[int, list[int]] = {}
+    bounds: dict[tuple[int, int], list[str]] = {}
+    pool = [line for text in inputs for line in text.split("\n")[1:]]
     for text in inputs:
         for at, line in enumerate(text.split("\n")):
-            by_line.setdefault(at, []).extend(int(word) for word in re.findall(r"(?<!\S)-?\d{1,18}(?!\S)", line))
+            for place, number in enumerate(_NUMBER.findall(line)):
+                bounds.setdefault((at, place), []).append(number)
     similar: list[str] = []
     for _ in range(count):
         lines = rng.choice(inputs).split("\n")
         for _ in range(rng.randint(1, 3)):
             at = rng.randrange(len(lines))
-            lines[at] = _similar_line(lines[at], _within(by_line.get(at, []), hints), rng)
+            if rng.random() < 0.5 and _NUMBER.search(lines[at]):
+                lines[at] = _other_number(lines[at], at, bounds, hints, rng)
+            elif rng.random() < 0.5:
+                lines = _other_lines(lines, at, pool, rng)
+            else:
+                lines[at] = _other_words(lines[at], rng)
         similar.append("\n".join(lines))
     return similar
+
+
+_NUMBER = re.compile(r"(?<![\d.])-?\d{1,18}(?![\d.])")
 
 
 def _within(numbers: Sequence[Any], hints: Sequence[int]) -> list[Any]:
@@ -87,15 +98,40 @@ def _within(numbers: Sequence[Any], hints: Sequence[int]) -> list[Any]:
     return [low, high, *(hint for hint in hints if low < hint < high)]
 
 
-def _similar_line(line: str, numbers: Sequence[int], rng: random.Random) -> str:
+def _other_number(
+    line: str, at: int, bounds: Mapping[tuple[int, int], Sequence[str]], hints: Sequence[int], rng: random.Random
+) -> str:
+    matches = list(_NUMBER.finditer(line))
+    place = rng.randrange(len(matches))
+    match = matches[place]
+    seen = bounds.get((at, place), [match.group()])
+    number = str(_number(int(match.group()), _within(list(map(int, seen)), hints), rng))
+    if any(len(other) > 1 and other[0] == "0" for other in seen):
+        number = number.zfill(len(match.group()))
+    return line[: match.start()] + number + line[match.end() :]
+
+
+def _other_lines(lines: Sequence[str], at: int, pool: Sequence[str], rng: random.Random) -> list[str]:
+    other = rng.randrange(len(lines))
+    lines = list(lines)
+    match rng.randrange(4):
+        case 0 if len(lines) > 1:
+            del lines[at]
+        case 1:
+            lines.insert(at, lines[other])
+        case 2 if pool:
+            lines.insert(at, rng.choice(pool))
+        case _:
+            lines[at], lines[other] = lines[other], lines[at]
+    return lines
+
+
+def _other_words(line: str, rng: random.Random) -> str:
     words = line.split(" ")
-    at = rng.randrange(len(words))
-    if re.fullmatch(r"-?\d{1,18}", words[at]) and numbers:
-        words[at] = str(_number(int(words[at]), numbers, rng))
-    elif len(words) > 1 and rng.random() < 0.5:
-        other = rng.randrange(len(words))
+    at, other = rng.randrange(len(words)), rng.randrange(len(words))
+    if len(words) > 1 and rng.random() < 0.5:
         words[at], words[other] = words[other], words[at]
-    else:
+    elif not any(letter.isdigit() for letter in words[at]):
         words[at] = _text(words[at], rng)
     return " ".join(words)
 
@@ -175,14 +211,19 @@ def _number(value: int, numbers: Sequence[int], rng: random.Random) -> int:
 
 
 def _text(text: str, rng: random.Random) -> str:
+    """Return a text with a letter less, more or changed. Blanks stay as single as they are."""
     if not text:
         return text
     at, other = rng.randrange(len(text)), rng.randrange(len(text))
-    action = rng.randrange(4)
-    if action == 0:
-        return text[:at] + text[at + 1 :]
-    if action == 1:
-        return text[:at] + text[other] + text[at:]
-    if action == 2:
-        return text[:at] + text[other] + text[at + 1 :]
-    return text[min(at, other) :]
+    changed = rng.choice(
+        [
+            text[:at] + text[at + 1 :],
+            text[:at] + text[other] + text[at:],
+            text[:at] + text[other] + text[at + 1 :],
+            text[min(at, other) :],
+        ]
+    )
+    return text if _ODD_BLANKS.search(changed) and not _ODD_BLANKS.search(text) else changed
+
+
+_ODD_BLANKS = re.compile(r"\s\s|^\s|\s$")

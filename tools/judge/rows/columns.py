@@ -93,16 +93,23 @@ def check_columns(row: Mapping[str, Any], row_format: RowFormat, ignore: Collect
         )
 
 
-def check_names(fields: Mapping[str, Any], known: Collection[str], what: str) -> None:
-    """Raise ConfigError for a field that is not known and that has the name or the content of a test or a limit."""
+def check_names(fields: Mapping[str, Any], known: Collection[str], what: str, words: Collection[str] = ()) -> None:
+    """Raise ConfigError for a field that is not known and that has the name or the content of a test or a limit.
+
+    Args:
+        fields: the fields.
+        known: fields that are read, and fields that are known not to matter.
+        what: the fields' owner, for the error.
+        words: further words in the name of a field that matters.
+    """
     for name, value in fields.items():
         if name in known:
             continue
-        reason = _suspicion(str(name), value)
+        reason = _suspicion(str(name), value, words)
         if reason:
             raise ConfigError(
                 f"the column {name!r} of {what} is not read, and {reason}: {shorten(repr(value), 80)}. Rows are read "
-                "whole or refused, because a test or a limit that is overlooked changes what is right. Remove the "
+                "whole or refused, because such a column changes what is right if it is overlooked. Remove the "
                 "column, or name it among those to ignore if it does not matter"
             )
 
@@ -111,7 +118,7 @@ def is_python(tag: str) -> bool:
     return language_of(tag.strip().lower()) == "python" or bool(re.fullmatch(r"(?i)python ?3?[\d.]*", tag.strip()))
 
 
-def _suspicion(name: str, value: Any) -> str:
+def _suspicion(name: str, value: Any, more: Collection[str]) -> str:
     """Return why a column may hold tests or limits; empty if it does not look like that."""
     if is_empty(value):
         return ""
@@ -122,6 +129,8 @@ def _suspicion(name: str, value: Any) -> str:
         return ""
     if words & _TESTS:
         return "its name is that of tests"
+    if not words.isdisjoint(more):
+        return "its name is that of a part of the question or of the answer"
     if _holds_tests(value):
         return "its content looks like tests"
     return ""

@@ -389,3 +389,40 @@ def test_names_that_are_not_there(tmp_path):
         list(Preparation("gsm8k", tmp_path / "train.jsonl"))
     with pytest.raises(ConfigError, match="has no file whose name ends with"):
         list(Preparation("gsm8k", tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("name", "record", "column", "value"),
+    [
+        ("gsm8k", GSM8K, "choices", ["A", "B"]),
+        ("gsm8k", GSM8K, "tolerance", 0.1),
+        ("math", MATH, "image", "x.png"),
+        ("math", MATH, "final_answer", "7"),
+        ("dapo-math", DAPO, "system_prompt", "Answer in French."),
+        ("nq", FLASHRAG, "options", ["a", "b"]),
+        ("nq", FLASHRAG, "passage", "Ada built it."),
+        ("musique", MUSIQUE, "wrong_answers", ["x"]),
+        ("apps", APPS, "checker", "int main() {}"),
+    ],
+)
+def test_a_field_that_changes_what_is_right_is_refused_by_name(file, name, record, column, value):
+    path = file(lines(record, {**record, column: value}))
+    with pytest.raises(ConfigError, match=rf"data\.jsonl, line 2: the column '{column}' of .* is not read"):
+        list(Preparation(name, path))
+    assert list(Preparation(name, path, ignore_columns=[column]))
+    assert list(Preparation(name, file(lines({**record, column: None}))))
+
+
+def test_dapo_rows_with_more_messages_or_another_reward_are_refused(file):
+    more = [{"role": "system", "content": "Be brief."}, *DAPO["prompt"]]
+    for row in ({**DAPO, "prompt": more}, {**DAPO, "reward_model": {"style": "model", "ground_truth": "34"}}):
+        with pytest.raises(ConfigError, match="prompt must be one message and reward_model.style must be 'rule'"):
+            list(Preparation("dapo-math", file(lines(row))))
+
+
+def test_all_right_answers_of_a_question_are_used(file):
+    popqa = {"id": 1, "question": "Who?", "possible_answers": '["Ivo", "Ivo K."]', "s_aliases": "[]", "prop": "author"}
+    [row] = prepared("popqa", file(lines(popqa)))
+    assert row["reward_model"]["ground_truth"] == {"target": ["Ivo", "Ivo K."]}
+    [row] = prepared("nq", file(lines({**FLASHRAG, "answer_aliases": ["A. B."]})))
+    assert row["reward_model"]["ground_truth"] == {"target": ["Ada", "Ada B.", "A. B."]}
