@@ -14,6 +14,7 @@ from toolgym.envs.families.sql.compare import same_result, spider_query
 from toolgym.envs.families.sql.database import Database, Databases, QueryError, QueryResult, embedded
 from toolgym.envs.rewards.base import Outcome, Score
 from toolgym.envs.tasks.loading import load_tasks
+from toolgym.envs.tasks.prepare.readers import QUESTION_WORDS
 from toolgym.envs.tasks.row_fields import verl_row
 from toolgym.envs.tasks.sources import TaskList, TaskSource
 from toolgym.envs.tasks.task import Task
@@ -25,6 +26,7 @@ from toolgym.tools.concurrency.deadline import DeadlineError, with_deadline
 from toolgym.tools.concurrency.execution_pool import tool_pool
 from toolgym.tools.confined import OverrunError, ProcessPool
 from toolgym.tools.errors import ConfigError, UnknownNameError, check_seconds, nearest, require_whole_number
+from toolgym.tools.judge.rows.columns import check_names, names
 from toolgym.tools.library.final_answer import without_thinking
 from toolgym.tools.message import assistant, system, tool_call, user
 from toolgym.tools.schema import ToolSchema
@@ -189,6 +191,13 @@ class SQLEnv(ToolEnv):
         return [assistant("", [tool_call("sql", {"query": query})]), f"```sql\n{query}\n```"]
 
 
+_COLUMNS = names(
+    "db_id, query, SQL, evidence, difficulty, question_id, hardness, query_toks, query_toks_no_value, "
+    "question_toks, sql"
+)
+"""Columns of Spider and BIRD that are read, and those that are labels or repeat the question and its query."""
+
+
 def sql_tasks(questions: str | Path | Iterable[Mapping[str, Any]], databases: Databases) -> TaskList:
     """Return rows of questions, or a file of them, as tasks, each with the schema of its database; see `SQLEnv`."""
 
@@ -206,8 +215,11 @@ def sql_tasks(questions: str | Path | Iterable[Mapping[str, Any]], databases: Da
 
 def _task(plain: Task, place: int, schema: Any) -> Task:
     columns = plain.extra_info
+    check_names(columns, _COLUMNS, f"question {place + 1}", QUESTION_WORDS, way_out="Remove the column")
     query = columns.get("query") or columns.get("SQL")
     db_id = columns.get("db_id")
+    if columns.get("SQL") not in (None, "", query):
+        raise ConfigError(f"question {place + 1} has both `query` and `SQL`, and they are different")
     if not isinstance(query, str) or not isinstance(db_id, str):
         raise ConfigError(
             f"question {place + 1} needs `db_id` and `query` (or `SQL`), got the columns {', '.join(columns)}"

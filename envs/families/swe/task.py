@@ -17,6 +17,7 @@ from toolgym.envs.tasks.loading import records
 from toolgym.envs.tasks.row_fields import verl_row
 from toolgym.envs.tasks.task import Task
 from toolgym.tools.errors import ConfigError, shorten
+from toolgym.tools.judge.rows.columns import check_names, names
 from toolgym.tools.message import user
 from toolgym.tools.sandbox.names import check_files
 
@@ -36,6 +37,19 @@ The folder `{folder}` holds a repository. Repair what the following report descr
 
 Change the files in the folder. Its tests run with `{command}` there. Hidden tests decide whether the repair is right; \
 changes to existing tests do not count. Say in a turn without tool calls that you are done."""
+
+
+_COLUMNS = names(
+    "instance_id, problem_statement, files, test_files, test_command, fail_to_pass, pass_to_pass, FAIL_TO_PASS, "
+    "PASS_TO_PASS, gold_patch, patch, executable, links, image, docker_image, image_name, test_patch, repository, "
+    "repo, base_commit, environment_setup_commit, hints_text, created_at, version, difficulty, license_name"
+)
+"""Columns that are read, and those of SWE-bench that are labels."""
+
+_MORE_WORDS = names(
+    "cmd, command, commands, dockerfile, env, environment, install, interface, parser, requirements, script"
+)
+"""Words in the name of a column that belongs to the problem, or that says how tests run."""
 
 
 @dataclass(frozen=True)
@@ -164,6 +178,8 @@ class RepositoryTask:
         """
         if not isinstance(row, Mapping):
             raise ConfigError(f"a row of a repository task must be a mapping, got {_short(row)}")
+        what = f"the repository task {row.get('instance_id')!r}"
+        check_names(row, _COLUMNS, what, _MORE_WORDS, way_out="Remove the column if it does not matter")
         id, image = row.get("instance_id"), next((str(row[key]) for key in IMAGE_KEYS if row.get(key)), "")
         of_image = bool(image) and not row.get("files") and "repository" not in row
         if not of_image and ("files" in row) == ("repository" in row):

@@ -13,7 +13,7 @@ from typing import Any
 from toolgym.tools.errors import ConfigError, ToolgymError, nearest, shorten
 from toolgym.tools.judge.rows.columns import check_names, names, plain_row, read_json
 
-_QUESTION = names(
+QUESTION_WORDS = names(
     "answer, answers, aliases, alternatives, audio, choice, choices, context, contexts, diagram, document, documents, "
     "figure, image, images, instruction, instructions, option, options, passage, passages, picture, rubric, system, "
     "table, unit, units, video"
@@ -47,7 +47,7 @@ class DataRecord:
             labels: names of fields that are known not to matter, separated by commas.
         """
         known = names(uses) | names(labels) | set(self.ignore)
-        check_names(plain_row(self.fields), known, "the record", _QUESTION)
+        check_names(plain_row(self.fields), known, "the record", QUESTION_WORDS)
 
     def text(self, name: str) -> str:
         value = self._required(name)

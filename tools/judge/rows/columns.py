@@ -93,7 +93,14 @@ def check_columns(row: Mapping[str, Any], row_format: RowFormat, ignore: Collect
         )
 
 
-def check_names(fields: Mapping[str, Any], known: Collection[str], what: str, words: Collection[str] = ()) -> None:
+def check_names(
+    fields: Mapping[str, Any],
+    known: Collection[str],
+    what: str,
+    words: Collection[str] = (),
+    *,
+    way_out: str = "Remove the column, or name it among those to ignore if it does not matter",
+) -> None:
     """Raise ConfigError for a field that is not known and that has the name or the content of a test or a limit.
 
     Args:
@@ -101,6 +108,7 @@ def check_names(fields: Mapping[str, Any], known: Collection[str], what: str, wo
         known: fields that are read, and fields that are known not to matter.
         what: the fields' owner, for the error.
         words: further words in the name of a field that matters.
+        way_out: the end of the error, which says what a caller can do.
     """
     for name, value in fields.items():
         if name in known:
@@ -109,8 +117,7 @@ def check_names(fields: Mapping[str, Any], known: Collection[str], what: str, wo
         if reason:
             raise ConfigError(
                 f"the column {name!r} of {what} is not read, and {reason}: {shorten(repr(value), 80)}. Rows are read "
-                "whole or refused, because such a column changes what is right if it is overlooked. Remove the "
-                "column, or name it among those to ignore if it does not matter"
+                f"whole or refused, because such a column changes what is right if it is overlooked. {way_out}"
             )
 
 

@@ -475,3 +475,16 @@ def test_what_is_not_closed_in_a_query_reaches_to_its_end():
     for text in ("[", "'", '"', "`", "/* "):
         assert spider_query(f"SELECT a FROM t WHERE a = {text}distinct") == f"SELECT a FROM t WHERE a = {text}distinct"
         assert not is_ordered(f"SELECT a FROM t {text} ORDER BY a")
+
+@pytest.mark.parametrize(
+    ("column", "value"), [("context", "CREATE TABLE a (b)"), ("expected_rows", [[1]]), ("timeout", 3)]
+)
+def test_a_column_that_is_not_read_is_refused_if_it_may_matter(db_root, column, value):
+    with pytest.raises(ConfigError, match=f"the column '{column}' of question 1 is not read"):
+        toolgym.make("SQL-v0", questions=[{**SPIDER, column: value}], db_root=db_root)
+    toolgym.make("SQL-v0", questions=[{**SPIDER, column: None, "query_toks": ["SELECT"]}], db_root=db_root)
+
+
+def test_a_row_with_two_queries_is_refused(db_root):
+    with pytest.raises(ConfigError, match="has both `query` and `SQL`"):
+        toolgym.make("SQL-v0", questions=[{**SPIDER, "SQL": "SELECT 1"}], db_root=db_root)

@@ -120,3 +120,20 @@ def test_the_embedded_tasks_have_solutions_that_apply():
     for task in tasks:
         assert len(task.files) >= 4
         assert task.gold_files()
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("eval_script", "pytest -x"),
+        ("before_repo_set_up_cmd", "make"),
+        ("interface", "def add(a, b)"),
+        ("log_parser", "pytest"),
+        ("test_timeout", 30),
+        ("selected_test_files_to_run", ["tests/test_calc.py"]),
+    ],
+)
+def test_a_column_that_is_not_read_is_refused_if_it_may_matter(task, column, value):
+    with pytest.raises(ConfigError, match=f"the column '{column}' of the repository task 'calc-1' is not read"):
+        RepositoryTask.from_row({**task.to_row(), column: value})
+    assert RepositoryTask.from_row({**task.to_row(), column: None, "repo": "a/b", "hints_text": "x"}) == task
