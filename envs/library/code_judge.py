@@ -82,10 +82,11 @@ class CodeJudgeEnv(ToolEnv):
         return task
 
     def gold_actions(self) -> list[Action] | None:
-        solution = None if self.task is None else self.task.extra_info.get("solution")
+        extra = {} if self.task is None else self.task.extra_info
+        solution = extra.get("solution")
         if not solution:
             return None
-        tag = fence_tag(self.task.extra_info.get("language") or "python")
+        tag = fence_tag(extra.get("language") or "python")
         return [assistant("", [tool_call("run_tests", {"code": solution})]), assistant(f"```{tag}\n{solution}\n```")]
 
 
@@ -115,8 +116,8 @@ def code_tasks(
     for where, number, row in records(source):
         try:
             problem = read_problem(row, folder=folder, language=language, ignore=ignore_columns)
-        except UnusableRecordError as reason:
-            left_out[str(reason)] += 1
+        except UnusableRecordError as error:
+            left_out[str(error)] += 1
         except ConfigError as error:
             raise ConfigError(f"{where}: {error}") from error
         else:

@@ -90,7 +90,8 @@ def mutants_of(source: str, *, most: int | None = None, seed: int = 0) -> list[M
     ]
     if most is not None and len(sites) > most:
         random.Random(seed).shuffle(sites)
-    seen, mutants = {original}, []
+    seen = {original}
+    mutants: list[Mutant] = []
     for index, change in sites:
         if most is not None and len(mutants) >= most:
             break

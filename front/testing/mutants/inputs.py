@@ -67,14 +67,15 @@ def similar_stdin(inputs: Sequence[str], count: int, seed: int = 0, hints: Seque
     """
     rng = random.Random(seed)
     bounds: dict[tuple[int, int], list[str]] = {}
-    pool = [line for text in inputs for line in text.split("\n")[1:]]
+    pool = [line for text in inputs for line in text.removesuffix("\n").split("\n")[1:]]
     for text in inputs:
         for at, line in enumerate(text.split("\n")):
             for place, number in enumerate(_NUMBER.findall(line)):
                 bounds.setdefault((at, place), []).append(number)
     similar: list[str] = []
     for _ in range(count):
-        lines = rng.choice(inputs).split("\n")
+        text = rng.choice(inputs)
+        lines = text.removesuffix("\n").split("\n")
         for _ in range(rng.randint(1, 3)):
             at = rng.randrange(len(lines))
             if rng.random() < 0.5 and _NUMBER.search(lines[at]):
@@ -83,7 +84,7 @@ def similar_stdin(inputs: Sequence[str], count: int, seed: int = 0, hints: Seque
                 lines = _other_lines(lines, at, pool, rng)
             else:
                 lines[at] = _other_words(lines[at], rng)
-        similar.append("\n".join(lines))
+        similar.append("\n".join(lines) + ("\n" if text.endswith("\n") else ""))
     return similar
 
 

@@ -23,6 +23,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from toolgym.tools.errors import ConfigError
 from toolgym.tools.integrations.sandbox_fusion.messages import (
     EvalResult,
     EvalTestCase,
@@ -34,6 +35,7 @@ from toolgym.tools.judge.cases import AssertTest, StdioTest, Test, Verdict, Verd
 from toolgym.tools.judge.comparing import TOLERANCE
 from toolgym.tools.judge.extraction import Extracted, extract_program
 from toolgym.tools.judge.judge import Judge
+from toolgym.tools.judge.rows.columns import check_names
 from toolgym.tools.judge.rows.functions import mbpp_tests, prompt_helpers
 from toolgym.tools.sandbox.base import ExecutionResult, ExecutionStatus, Sandbox
 from toolgym.tools.sandbox.protocol.fusion import RunCodeResponse
@@ -101,6 +103,7 @@ class HumanEval(CodeDataset):
         return Prompt(id=row_id(row), prompt=text, labels=labels)
 
     async def submit(self, row: Row, request: SubmitRequest, sandbox: Sandbox) -> EvalResult:
+        _check_columns(row, _HUMANEVAL_COLUMNS)
         language, prompt = _language(row), _column(row, "prompt")
         if request.config.extra.get("is_freeform"):
             extracted = await _extract(sandbox, request, language)
@@ -131,9 +134,13 @@ class Mbpp(CodeDataset):
         )
 
     async def submit(self, row: Row, request: SubmitRequest, sandbox: Sandbox) -> EvalResult:
+        _check_columns(row, _MBPP_COLUMNS)
         extracted = await _extract(sandbox, request, "python")
-        tests = mbpp_tests({**row, **_labels(row)}, _assertions(row))
-        return await _judged(sandbox, request, "python", extracted, extracted.code, tests, "\n".join(_assertions(row)))
+        assertions = _assertions(row)
+        if row.get("test"):  # MBPP+ has the most tests there
+            assertions.append(_column(row, "test"))
+        tests = mbpp_tests({**row, **_labels(row)}, assertions)
+        return await _judged(sandbox, request, "python", extracted, extracted.code, tests, "\n".join(assertions))
 
 
 class CommonOJ(CodeDataset):
@@ -151,13 +158,21 @@ class CommonOJ(CodeDataset):
         language = request.config.language
         if language is None:
             raise RequestRefusedError(400, "config.language must be given for CommonOJDataset", reason="bad_config")
+        _check_columns(row, _OJ_COLUMNS)
         cases = _json(row, "test", list)
         try:
+            for case in cases:
+                for part, known in (
+                    (case, ("input", "output")),
+                    (case["input"], ("stdin",)),
+                    (case["output"], ("stdout",)),
+                ):
+                    _check_columns(part, known, "a test")
             ignore_case = bool(request.config.extra.get("ignore_case"))
             tests = [
                 StdioTest(case["input"]["stdin"], case["output"]["stdout"], TOLERANCE, ignore_case) for case in cases
             ]
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, AttributeError) as error:
             raise _bad_row("test", 'a list of {"input": {"stdin"}, "output": {"stdout"}}') from error
         extracted = await _extract(sandbox, request, language)
         return await _judged(sandbox, request, language, extracted, extracted.code, tests, None)
@@ -305,7 +320,7 @@ def _shown(verdict: Verdict, test: Test) -> ExecutionResult:
 def _info(test: Test) -> dict[str, Any] | None:
     if isinstance(test, StdioTest):
         return {"input": {"stdin": test.stdin}, "output": {"stdout": test.expected}}
-    return {"code": test.code} if isinstance(test, AssertTest) else {"function": test.function}
+    return {"code": test.code} if isinstance(test, AssertTest) else None
 
 
 async def _exit_status(
@@ -353,6 +368,26 @@ def _result(
 
 
 # ---------------------------------------------------------------------- rows
+
+
+_IDS = ("id", "task_id", "name", "labels", "canonical_solution", "content", "prompt")
+_HUMANEVAL_COLUMNS = (
+    *_IDS, "entry_point", "test", "tests", "language", "stop_tokens", "doctests", "original", "prompt_terminology",
+    "contract", "declaration", "example_test", "docstring",
+)  # fmt: skip
+_MBPP_COLUMNS = (
+    *_IDS, "text", "code", "test_list", "test", "test_setup_code", "test_imports", "challenge_test_list", "source_file",
+)  # fmt: skip
+_OJ_COLUMNS = (*_IDS, "test")
+"""Columns that a format reads, and those that are labels. SandboxFusion does not read `challenge_test_list` either."""
+
+
+def _check_columns(row: Row, known: Sequence[str], what: str = "the row") -> None:
+    """Refuse a row with a column that may hold tests or limits and that is not read."""
+    try:
+        check_names(row, known, what, way_out="Remove the column if it does not matter")
+    except ConfigError as error:
+        raise RequestRefusedError(400, str(error), reason="bad_row") from error
 
 
 def _column(row: Row, name: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypedDict
 
 from toolgym.tools.errors import ConfigError, shorten
 from toolgym.tools.judge.cases import CheckerTest, Problem, StdioTest, Test
@@ -22,6 +22,14 @@ from toolgym.tools.judge.rows.columns import (
     row_id,
     seconds,
 )
+
+
+class _Files(TypedDict):
+    """Files that a program reads and writes instead of standard input and output; empty if it does not."""
+
+    input_file: str
+    output_file: str
+
 
 VISIBLE = 2
 """Tests of a longer row that its writer may see, if the data set does not say which tests are public."""
@@ -78,7 +86,7 @@ def _code_contests(row: Mapping[str, Any], language: str) -> Problem:
         seconds("time_limit", row.get("time_limit")),
         megabytes("memory_limit_bytes", row.get("memory_limit_bytes"), unit="bytes"),
     )
-    files = {"input_file": row.get("input_file") or "", "output_file": row.get("output_file") or ""}
+    files: _Files = {"input_file": row.get("input_file") or "", "output_file": row.get("output_file") or ""}
     public, private, generated = (
         limits.on([_word_test(stdin, out, files) for stdin, out in pairs(name, row.get(name))])
         for name in ("public_tests", "private_tests", "generated_tests")
@@ -97,7 +105,7 @@ def _code_contests(row: Mapping[str, Any], language: str) -> Problem:
     )
 
 
-def _word_test(stdin: str, expected: str, files: Mapping[str, str]) -> StdioTest:
+def _word_test(stdin: str, expected: str, files: _Files) -> StdioTest:
     """Make a test that is judged as CodeContests' own judge does: by words, without case, numbers within 1e-5."""
     return StdioTest(stdin, expected, TOLERANCE, True, any_lines=True, **files)
 
@@ -158,7 +166,7 @@ def _codeforces(row: Mapping[str, Any], language: str) -> Problem:
     )
 
 
-def _files(mode: Any) -> dict[str, str]:
+def _files(mode: Any) -> _Files:
     if is_empty(mode) or mode == "stdio":
         return {"input_file": "", "output_file": ""}
     if mode == "file":
@@ -181,7 +189,7 @@ def _codeforces_pairs(row: Mapping[str, Any]) -> list[tuple[str, str]]:
     return official
 
 
-def _codeforces_tests(tests: list[tuple[str, str]], checker: str, files: Mapping[str, str]) -> list[Test]:
+def _codeforces_tests(tests: list[tuple[str, str]], checker: str, files: _Files) -> list[Test]:
     """Make tests with the row's checker, or tests by words in which `yes` and `no` may have any case."""
     return [
         CheckerTest(stdin, checker, expected, **files)
