@@ -211,3 +211,37 @@ def test_data_sets_that_cannot_be_served(tmp_path, text, said):
         (tmp_path / "set.jsonl").write_text(text)
     with pytest.raises(ConfigError, match=said):
         load_datasets(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("format", "row", "column"),
+    [
+        ("MBPPDataset", {**MBPP, "hidden_tests": ["assert sum(1, 1) == 2"]}, "hidden_tests"),
+        ("HumanEvalDataset", {**HUMANEVAL, "plus_input": [[1]]}, "plus_input"),
+        ("CommonOJDataset", {"id": 1, "content": "?", "test": [], "checker": "int main() {}"}, "checker"),
+        (
+            "CommonOJDataset",
+            {"id": 1, "content": "?", "test": [{"input": {"stdin": ""}, "output": {"stdout": ""}, "time_limit": 1}]},
+            "time_limit",
+        ),
+        (
+            "CommonOJDataset",
+            {"id": 1, "content": "?", "test": [{"input": {"stdin": "", "input.txt": "5"}, "output": {"stdout": ""}}]},
+            "input.txt",
+        ),
+    ],
+)
+async def test_a_row_with_a_column_that_is_not_read_is_refused(ask, format, row, column):
+    config = {"dataset_type": format, "provided_data": row, "language": "python"}
+    status, answer = await ask("submit", dataset="x", id=1, completion="```python\nprint()\n```", config=config)
+    assert status == 400
+    assert f"the column '{column}' of" in answer["detail"]
+
+
+async def test_the_tests_of_mbpp_plus_are_judged(ask):
+    row = {**MBPP, "test": "for a in (5, 6):\n    assert sum(a, 1) == a + 1"}
+    config = {"dataset_type": "MBPPDataset", "provided_data": row}
+    cheat = "def sum(a, b):\n    return {(1, 2): 3}.get((a, b), 0) or a + b if a < 5 else 0"
+    for program, accepted in ((GOOD["own_mbpp"][1], True), (f"```python\n{cheat}\n```", False)):
+        _, result = await ask("submit", dataset="x", id=1, completion=program, config=config)
+        assert result["accepted"] is accepted
