@@ -54,11 +54,12 @@ async def test_all_tests_of_a_program_share_one_run(judge, count_runs):
 LEFTOVERS = {
     "names": "COUNT = [0]\ndef f(n):\n    COUNT[0] += 1\n    return COUNT[0]",
     "modules": "import math\ndef f(n):\n    math.left = getattr(math, 'left', 0) + 1\n    return math.left",
-    "files": "import os\ndef f(n):\n    new = not os.path.exists('left')\n    open('left', 'w').close()\n    return int(new)",
+    "files": "import os\ndef f(n):\n    new = not os.path.exists('left')\n    open('left', 'w').close()\n"
+    "    return int(new)",
     "folders": "import os\ndef f(n):\n    new = not os.path.exists('a')\n    os.makedirs('a/b', exist_ok=True)\n"
     "    return int(new)",
-    "its own source": "def f(n):\n    with open('main.py', 'a') as file: file.write('#left')\n"
-    "    return open('main.py').read().count('#left')",
+    "its own source": "import os\nSIZE = os.path.getsize('main.py')\ndef f(n):\n"
+    "    with open('main.py', 'a') as file: file.write('#')\n    return os.path.getsize('main.py') - SIZE",
     "the environment": "import os\ndef f(n):\n    os.environ['LEFT'] = os.environ.get('LEFT', '') + 'x'\n"
     "    return len(os.environ['LEFT'])",
     "the folder that it is in": "import os\nTOP = os.getcwd()\ndef f(n):\n    here = os.getcwd() == TOP\n"

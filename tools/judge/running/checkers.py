@@ -65,7 +65,8 @@ async def _faulty(sandbox: Sandbox, tests: Sequence[CheckerTest]) -> set[bytes]:
 
 
 def _key(test: CheckerTest) -> bytes:
-    parts = (test.checker, test.checker_language, test.protocol, test.stdin, test.expected)
+    files = [part for pair in sorted(test.checker_files.items()) for part in pair]
+    parts = (test.checker, test.checker_language, test.protocol, test.stdin, test.expected, *files)
     return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).digest()
 
 

@@ -31,6 +31,8 @@ AT_ONCE = 8
 SLICE = 3.0
 """Seconds of a program after which a run hands its remaining jobs back, so that several runs can share them."""
 
+_MIN_SLICE = 0.1
+
 MAX_JOBS = 200
 """Jobs of one run."""
 
@@ -172,7 +174,8 @@ async def run_jobs(
             while chunks and len(running) < at_once:
                 chunk = chunks.pop(0)
                 waiting = [number for number in waiting if number not in chunk]
-                running[asyncio.create_task(_run(sandbox, program, jobs, chunk, stop=stop))] = chunk
+                slice_ = SLICE if total is None else min(SLICE, max(_MIN_SLICE, total - spent))
+                running[asyncio.create_task(_run(sandbox, program, jobs, chunk, stop=stop, slice_=slice_))] = chunk
             done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 chunk = running.pop(task)
@@ -291,12 +294,12 @@ def _chunks(jobs: Sequence[Job], waiting: Sequence[int], at_once: int) -> Iterat
 
 
 async def _run(
-    sandbox: Sandbox, program: Program, jobs: Sequence[Job], chunk: Sequence[int], *, stop: bool
+    sandbox: Sandbox, program: Program, jobs: Sequence[Job], chunk: Sequence[int], *, stop: bool, slice_: float
 ) -> dict[int, Outcome]:
     """Run some jobs. Returns the outcomes of the first of them, at least of one."""
     word = secrets.token_hex(16)
     memory = jobs[chunk[0]].limit.memory_mb
-    head = {"word": word, "stop": stop, "slice": SLICE, "memory_mb": memory, "load": program.load.task(1 << 20)}
+    head = {"word": word, "stop": stop, "slice": slice_, "memory_mb": memory, "load": program.load.task(1 << 20)}
     tests = ", ".join(jobs[number].packed for number in chunk)
     text = f'{json.dumps(head)[:-1]}, "tests": [{tests}]}}'
     call = f"main({program.kind!r}, {program.setup!r}, {program.code!r}, file_name, {program.command!r})"
