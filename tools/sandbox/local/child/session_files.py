@@ -150,10 +150,17 @@ def _row(path: str, name: str) -> list[Any]:
 
 
 def _below(root: str) -> Iterator[str]:
-    for folder, folders, files in os.walk(root):
-        folders.sort()
-        for name in sorted([*folders, *files]):
-            yield os.path.relpath(os.path.join(folder, name), root)
+    """Yield the names below a folder, a folder before its content. Not recursive: programs choose the depth."""
+    waiting = [""]
+    while waiting:
+        folder = waiting.pop()
+        try:
+            with os.scandir(os.path.join(root, folder)) as entries:
+                entries_by_name = sorted((entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries)
+        except OSError:
+            continue  # a folder that may not be read, as with `os.walk`
+        yield from (os.path.join(folder, name) for name, _ in entries_by_name)
+        waiting += [os.path.join(folder, name) for name, is_folder in reversed(entries_by_name) if is_folder]
 
 
 def _open_regular(path: str, flags: int) -> int:
