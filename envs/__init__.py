@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from toolgym.envs.types import Blame as Blame
     from toolgym.envs.types import End as End
     from toolgym.envs.types import EpisodeFailedError as EpisodeFailedError
+    from toolgym.envs.types import PolicyFaultError as PolicyFaultError
     from toolgym.envs.types import ResetInfo as ResetInfo
     from toolgym.envs.types import StepInfo as StepInfo
     from toolgym.envs.types import StopReason as StopReason

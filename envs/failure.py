@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 import math
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
 
 from toolgym.envs.base import StepResult
-from toolgym.envs.types import EpisodeFailedError, StopReason
-from toolgym.tools.concurrency.deadline import DeadlineError
-from toolgym.tools.errors import SandboxError, error_text
+from toolgym.envs.types import EpisodeFailedError, PolicyFaultError, StopReason
+from toolgym.tools.concurrency.deadline import DeadlineError, with_deadline
+from toolgym.tools.errors import SandboxClosedError, SandboxError, SandboxFileError, SandboxUnsupportedError, error_text
+from toolgym.tools.stateful import ToolSession
+
+BROKEN_BY_POLICY = "broken_by_policy"
+"""The component, 1.0, of the score 0 of an episode that its own policy made impossible to score."""
+
+CONTROL_TIMEOUT = 60.0
+"""Wall seconds that a control of `policy_fault` may take."""
+
+_log = logging.getLogger("toolgym.envs")
 
 
 class failing:
@@ -44,6 +56,55 @@ class failing:
         if self._what:
             raise EpisodeFailedError(reason, f"{self._what} {error_text(cause)}") from cause
         raise EpisodeFailedError(reason, error_text(cause), cause) from cause
+
+
+async def policy_fault(
+    error: Exception, control: Callable[[], Awaitable[Any]], what: str, *, timeout: float = CONTROL_TIMEOUT
+) -> PolicyFaultError | None:
+    """Find out who caused a failure, by doing the same work again without what the policy contributed.
+
+    Args:
+        error: what the work raised.
+        control: does the same work without the policy's contribution, for example in a new session, or asks the same
+            model with the policy's text shortened. It raises if that fails.
+        what: what the policy broke, for the message.
+        timeout: wall seconds that the control may take.
+
+    Returns:
+        The error to raise in place of `error` if the control succeeds, so that the policy is to blame; None if the
+        control fails too, so that the infrastructure is.
+    """
+    try:
+        await with_deadline(_awaited(control), timeout)
+    except Exception as failure:  # noqa: BLE001  whatever it raises, the work fails without the policy too
+        _log.info("%s, and the control failed too: %s", what, error_text(failure))
+        return None
+    fault = PolicyFaultError(f"{what}: {error_text(error)}")
+    fault.__cause__ = error
+    return fault
+
+
+async def _awaited(control: Callable[[], Awaitable[Any]]) -> None:
+    await control()
+
+
+async def is_policy_fault(error: BaseException, sessions: Iterable[Any]) -> bool:
+    """Return whether the policy caused what a scorer raised, given the tools' sessions of its episode.
+
+    `SandboxFileError` is about files that only the policy's programs had in hand: a missing file, a link or a folder in
+    the place of a file, a full disk. After another `SandboxError` or a deadline, the sessions are compared to new ones,
+    see `ToolSession.broken_by_programs`.
+    """
+    if isinstance(error, PolicyFaultError):
+        return True
+    tool_sessions = [session for session in sessions if isinstance(session, ToolSession)]
+    if not tool_sessions or not isinstance(error, SandboxError | DeadlineError):
+        return False
+    if isinstance(error, SandboxUnsupportedError | SandboxClosedError) or getattr(error, "queued", False):
+        return False
+    if isinstance(error, SandboxFileError):
+        return not any(session.lost_to_sandbox for session in tool_sessions)
+    return any([await session.broken_by_programs() for session in tool_sessions])
 
 
 def reason_to_end(result: StepResult) -> StopReason | None:

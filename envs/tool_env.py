@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import inspect
 import itertools
+import logging
 import random
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Self, TypeVar
@@ -16,18 +17,28 @@ from typing import Any, Self, TypeVar
 from toolgym.envs.actions import read_action
 from toolgym.envs.bad_calls import BadCallPolicy
 from toolgym.envs.base import Action, BaseEnv, StepResult
-from toolgym.envs.failure import failing
+from toolgym.envs.failure import BROKEN_BY_POLICY, failing, is_policy_fault
 from toolgym.envs.result_text import ImageLimits, check_cut, cut
 from toolgym.envs.rewards.base import Outcome, Score, Scorer, outcome_scorer
 from toolgym.envs.tasks.sources import TaskList, TaskSource, require_task, task_of_reset
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.tool_instances import AnsweredCall, OwnTools, ToolInstances, encodable, tools_by_name
-from toolgym.envs.types import Continue, End, ResetInfo, ResetOptions, ResetResult, StepInfo, StopReason, ToolCallRecord
+from toolgym.envs.types import (
+    Continue,
+    End,
+    PolicyFaultError,
+    ResetInfo,
+    ResetOptions,
+    ResetResult,
+    StepInfo,
+    StopReason,
+    ToolCallRecord,
+)
 from toolgym.tools.base import BaseTool, ToolResult
 from toolgym.tools.closeable import AsyncCloseable
 from toolgym.tools.concurrency.deadline import own_deadline, shielded, together, with_deadline
 from toolgym.tools.concurrency.eager_task import awaited
-from toolgym.tools.errors import ConfigError, EpisodeError, check_seconds, require_whole_number
+from toolgym.tools.errors import ConfigError, EpisodeError, check_seconds, error_text, require_whole_number
 from toolgym.tools.function import ToolFunction, as_tool
 from toolgym.tools.keywords import named_keywords
 from toolgym.tools.message import Message, assistant, tool
@@ -36,6 +47,8 @@ from toolgym.tools.schema import CallProblem, ToolCall, ToolCallError, ToolSchem
 from toolgym.tools.sessions.tool_scope import tool_scope
 
 MAX_RESULT_CHARS = 50_000
+
+_log = logging.getLogger("toolgym.envs")
 
 T = TypeVar("T")
 
@@ -325,6 +338,8 @@ class ToolEnv(BaseEnv):
                 answer = Continue(answer)
             if not isinstance(answer, End) and not (isinstance(answer, Continue) and answer.messages):
                 raise ConfigError(f"respond must return End or a list of messages that is not empty, got {answer!r}")
+        except PolicyFaultError as fault:
+            return await self._end(StopReason.ANSWERED, message, [], final_text=text, fault=fault)
         except BaseException:
             self._over = True
             await self._release()
@@ -347,37 +362,58 @@ class ToolEnv(BaseEnv):
         *,
         reward: float = 0.0,
         final_text: str = "",
+        fault: PolicyFaultError | None = None,
     ) -> StepResult:
+        """Score and release the episode. After a `fault` of the policy, its score is 0 and no scorer is called."""
         self._over = True
         assert self._instances is not None
         metrics: dict[str, Any] = {}
         try:
             with own_deadline():
-                score = await self._score(self._instances, reason, final_text)
+                score = await self._score(self._instances, reason, final_text, fault)
                 if score is not None:
                     reward += score.value
                     metrics["score"] = score.value
                     metrics |= {f"score/{name}": value for name, value in score.components.items()}
                 for name in self._instances.names:
                     with failing(StopReason.TOOL_FAILED, what=f"calc_reward of the tool {name!r} failed:"):
-                        metrics[f"reward/{name}"] = await self._instances.reward(name)
+                        try:
+                            metrics[f"reward/{name}"] = await self._instances.reward(name)
+                        except Exception as error:  # noqa: BLE001  raised again unless the policy caused it
+                            await self._raise_unless_policy_fault(error, self._instances)
+                            metrics |= {f"reward/{name}": 0.0, f"score/{BROKEN_BY_POLICY}": 1.0}
                     reward += metrics[f"reward/{name}"]
         finally:
             await self._release()
         return StepResult([], reward, True, self._info(reason, message, records, metrics))
 
-    async def _score(self, instances: ToolInstances, reason: StopReason, final_text: str) -> Score | None:
+    async def _score(
+        self, instances: ToolInstances, reason: StopReason, final_text: str, fault: PolicyFaultError | None
+    ) -> Score | None:
+        if fault is not None:
+            await self._raise_unless_policy_fault(fault, instances)  # logs it
+            return Score(0.0, {BROKEN_BY_POLICY: 1.0})
         if self._scorer is None or reason.failed:
             return None
         assert self._task is not None
         records = tuple(self._records)
         outcome = Outcome(self._task, self.messages, self._turn, records, final_text, reason, instances.sessions)
         with failing(StopReason.SCORE_FAILED, StopReason.SCORE_TIMEOUT, what="the scorer failed:"):
-            score = self._scorer(outcome)
-            if inspect.isawaitable(score):
-                with tool_scope(instances.scope):
-                    score = await self._deadline(awaited(score), self.score_timeout)
+            try:
+                score = self._scorer(outcome)
+                if inspect.isawaitable(score):
+                    with tool_scope(instances.scope):
+                        score = await self._deadline(awaited(score), self.score_timeout)
+            except Exception as error:  # noqa: BLE001  raised again unless the policy caused it
+                await self._raise_unless_policy_fault(error, instances)
+                score = Score(0.0, {BROKEN_BY_POLICY: 1.0})
             return None if score is None else Score.of(score)
+
+    async def _raise_unless_policy_fault(self, error: Exception, instances: ToolInstances) -> None:
+        if not await is_policy_fault(error, instances.sessions.values()):
+            raise error
+        assert self._task is not None
+        _log.warning("the policy broke the scoring of its episode (task %r): %s", self._task.id, error_text(error))
 
     def _info(
         self,

@@ -133,6 +133,15 @@ class EpisodeFailedError(ToolgymError, RuntimeError):
         self.cause = cause
 
 
+class PolicyFaultError(ToolgymError, RuntimeError):
+    """The policy itself made it impossible to score or continue its episode.
+
+    A scorer, a tool's `reward` or a simulated user raises it, for example when a judge's model refuses a turn that is
+    too long. The episode ends with a score of 0 and the component `broken_by_policy`, and stays in its group. A failure
+    that the policy did not cause is an `EpisodeFailedError`. `toolgym.envs.failure.policy_fault` tells them apart.
+    """
+
+
 @dataclass(frozen=True)
 class ToolCallRecord:
     """Record of one tool call.

@@ -26,6 +26,19 @@ class ToolSession(ABC):
         """Return the contribution to the episode's reward, asked once when the episode ends. Default 0."""
         return 0.0
 
+    @property
+    def lost_to_sandbox(self) -> bool:
+        """Whether the sandbox lost what the policy had done, so that missing files are not the policy's fault."""
+        return False
+
+    async def broken_by_programs(self) -> bool:
+        """Return whether programs of the policy made the session unusable for whoever scores the episode.
+
+        Called after a scorer or `reward` failed with a `SandboxError` or a deadline. If it returns True, the policy is
+        to blame and scores 0; if False, the infrastructure is, and the episode fails. Default: False.
+        """
+        return False
+
     async def fork(self) -> ToolSession:
         """Return an independent session in the same state. By default it raises `ForkNotSupportedError`."""
         raise ForkNotSupportedError(f"{type(self).__name__} does not implement fork")

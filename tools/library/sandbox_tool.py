@@ -89,5 +89,12 @@ class SandboxToolSession(ToolSession):
         """Return the sandbox session, for a scorer; opened if no call was made. It may have ended (`alive`)."""
         return await self._session.opened()
 
+    @property
+    def lost_to_sandbox(self) -> bool:
+        return self._session.lost_to_sandbox
+
+    async def broken_by_programs(self) -> bool:
+        return await self._session.broken_by_programs()
+
     async def close(self) -> None:
         await self._session.close()

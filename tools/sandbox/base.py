@@ -197,6 +197,11 @@ class Session(SessionFiles, AsyncCloseable):
         """Whether it can run another cell."""
 
     @property
+    def lost_to_sandbox(self) -> bool:
+        """Whether the session ended because the sandbox failed, not because its programs ended it. False if unknown."""
+        return False
+
+    @property
     @abstractmethod
     def checkpoints(self) -> tuple[str, ...]:
         """Names of the checkpoints that it keeps, oldest first."""

@@ -8,6 +8,7 @@ from typing import Self
 from toolgym.tools.concurrency.deadline import shielded
 from toolgym.tools.errors import SessionLostError
 from toolgym.tools.sandbox.base import Sandbox, Session
+from toolgym.tools.sessions.session_check import broken_by_programs
 
 
 class EpisodeSession:
@@ -19,6 +20,7 @@ class EpisodeSession:
         self._session: Session | None = None
         self._changing = asyncio.Lock()  # the calls of one turn come at the same time, and share one session
         self._closed = False
+        self._earlier_lost_to_sandbox = False
 
     async def get(self) -> tuple[Session, bool]:
         """Return the session, and whether another one was lost before."""
@@ -27,6 +29,7 @@ class EpisodeSession:
             if before is not None and before.alive:
                 return before, False
             if before is not None:
+                self._earlier_lost_to_sandbox |= before.lost_to_sandbox
                 await before.close()
             if not self.is_closed():
                 opened = await self._sandbox.session()
@@ -41,12 +44,24 @@ class EpisodeSession:
     async def opened(self) -> Session:
         return self._session if self._session is not None else (await self.get())[0]
 
+    @property
+    def lost_to_sandbox(self) -> bool:
+        """Whether the sandbox lost the session, or an earlier session of the episode with its files."""
+        return self._earlier_lost_to_sandbox or (self._session is not None and self._session.lost_to_sandbox)
+
+    async def broken_by_programs(self) -> bool:
+        """Return whether programs of the episode made the session unusable; see `session_check.broken_by_programs`."""
+        if self._session is None or self.lost_to_sandbox:
+            return False
+        return await broken_by_programs(self._session, self._sandbox)
+
     def is_closed(self) -> bool:
         """Asked again each time: it may have been closed during an await."""
         return self._closed
 
     async def fork(self) -> Self:
         twin = type(self)(self._sandbox, self.folder)
+        twin._earlier_lost_to_sandbox = self._earlier_lost_to_sandbox
         async with self._changing:
             session = self._session
             # A session that ended goes to the copy too, whose model then reads of the loss. Closing it twice is fine.

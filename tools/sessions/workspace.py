@@ -140,6 +140,10 @@ class WorkspaceSession(Session):
         return self._open and self._inner.alive
 
     @property
+    def lost_to_sandbox(self) -> bool:
+        return self._inner.lost_to_sandbox
+
+    @property
     def checkpoints(self) -> tuple[str, ...]:
         return self._inner.checkpoints
 

@@ -77,6 +77,10 @@ class RemoteSession(Session):
     def alive(self) -> bool:
         return self._alive
 
+    @property
+    def lost_to_sandbox(self) -> bool:
+        return self._unreached
+
     async def run_cell(self, code: str, *, timeout: float = 30.0) -> CellResult:
         body = json_body({"code": code, "timeout": positive("timeout", timeout)})
         try:

@@ -101,7 +101,7 @@ class LocalSession(Session):
         in_image: bool = False,
     ) -> None:
         self._opened, self._template, self.id, self._limits, self._user = opened, template, name, limits, user
-        self._closed = False
+        self._closed = self._lost = False
         self._has_launcher, self._in_image = False, in_image
         self._lock = _OneAtATime()
         self._programs = Programs(self, opened.level, bool(template.layers.get("terminals")), opened.cpu_slots)
@@ -113,6 +113,10 @@ class LocalSession(Session):
     @property
     def alive(self) -> bool:
         return self.id in self._opened and self._template.alive
+
+    @property
+    def lost_to_sandbox(self) -> bool:
+        return self._lost or (not self._closed and not self._template.alive)
 
     @property
     def checkpoints(self) -> tuple[str, ...]:
@@ -173,6 +177,7 @@ class LocalSession(Session):
             try:
                 answer = await self._template.request(request, patience=patience, settle=settle, slot=slot)
             except TemplateLostError:
+                self._lost = True
                 answer["message"] = "the template process of the session was lost"
         if answer.get("answered"):
             try:
