@@ -198,7 +198,10 @@ class Session(SessionFiles, AsyncCloseable):
 
     @property
     def lost_to_sandbox(self) -> bool:
-        """Whether the session ended because the sandbox failed, not because its programs ended it. False if unknown."""
+        """Whether the sandbox lost the session or its owner closed it, so that its programs did not end it.
+
+        False if unknown.
+        """
         return False
 
     @property

@@ -9,9 +9,10 @@ from typing import Any, Self
 
 from toolgym.envs.base import Action, BaseEnv
 from toolgym.envs.entry_points import load
+from toolgym.envs.failure import BROKEN_BY_POLICY
 from toolgym.envs.families.swe.task import RepositoryTask, load_repository_tasks
 from toolgym.envs.families.swe.verdict import TestReport
-from toolgym.envs.families.swe.workspace import FOLDER, OPEN_TIMEOUT, TEST_TIMEOUT, RepositoryWorkspace
+from toolgym.envs.families.swe.workspace import FOLDER, TEST_TIMEOUT, RepositoryWorkspace, verdict_patience
 from toolgym.envs.rewards.base import Outcome, Score, outcome_scorer
 from toolgym.envs.tasks.sources import TaskSource
 from toolgym.envs.tasks.task import Task
@@ -91,7 +92,7 @@ class SWEDevEnv(ToolEnv):
         self._own_scorer = "scorer" not in env_kwargs
         env_kwargs.setdefault("scorer", self._judge)
         env_kwargs.setdefault("max_turns", MAX_TURNS)
-        env_kwargs.setdefault("score_timeout", 2 * OPEN_TIMEOUT + test_timeout + 60)
+        env_kwargs.setdefault("score_timeout", verdict_patience(test_timeout))
         owned: list[BaseTool] = [bash, editor]
         super().__init__(
             [*owned, *map(as_tool, tools)], _source(tasks, testbed or FOLDER), owns_tools=owned, **env_kwargs
@@ -165,13 +166,12 @@ class SWEDevEnv(ToolEnv):
     async def _judge(self, outcome: Outcome) -> Score:
         report = await self.run_tests()
         if report.infra_error is not None:
-            if any(record.metrics.get("session_ended") for record in outcome.tool_calls):
-                # The policy itself ended its session.
-                return Score(0.0, {"f2p": 0.0, "p2p": 0.0, "resolved": 0.0, "tampered": 0.0})
             raise EpisodeFailedError(StopReason.SANDBOX_FAILED, f"the tests could not be run: {report.infra_error}")
         f2p = report.f2p_count / report.f2p_total
         p2p = report.p2p_count / report.p2p_total if report.p2p_total else 1.0
         components = {"f2p": f2p, "p2p": p2p, "resolved": float(report.resolved), "tampered": float(report.tampered)}
+        if report.broken_by_policy:
+            components[BROKEN_BY_POLICY] = 1.0
         return Score(report.worth(strict=self._strict), components)
 
     async def _release(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import fnmatch
+import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -120,6 +121,12 @@ class RepositoryTask:
         }
         links = {name: Node(target.encode(), 0o777, link=True) for name, target in self.links.items()}
         return without_history({**nodes, **links})
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of the whole row."""
+        row = json.dumps(self.to_row(), sort_keys=True, ensure_ascii=False)
+        return hashlib.sha256(row.encode("utf-8", "surrogatepass")).hexdigest()
 
     def completed(self, tree: Tree) -> RepositoryTask:
         """Return the task with the files that its image holds. Those that no test or patch needs may be empty."""

@@ -36,7 +36,7 @@ CONTROLS: Any = {
 
 def main() -> None:
     request = json.loads(sys.stdin.buffer.readline())
-    report = TestReporter(os.dup(1), request["token"], request["tests"], request["control"])
+    report = TestReporter(os.dup(1), request["token"], request["tests"], request["control"], request["cut"])
     os.dup2(2, 1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     sys.argv = ["tests"]
@@ -57,23 +57,36 @@ def main() -> None:
 
 def leave() -> NoReturn:
     """Exit at once, without the exit handlers and threads of the policy's files."""
-    os._exit(0)
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(0)
 
 
 class TestReporter:
     """Writes two lines for each wanted test and each control: that it began, and how it ended.
 
-    A wanted test has its place for a name, since what can be printed is bounded.
+    A wanted test has its place for a name, since what can be printed is bounded. A test that a `cut` id stands for has
+    the place of that id and its own id.
     """
 
-    def __init__(self, fd: int, token: str, tests: list[str], control: str) -> None:
+    def __init__(self, fd: int, token: str, tests: list[str], control: str, cut: list[str]) -> None:
         self._fd, self._token, self._write, self._dumps = fd, token, os.write, json.dumps
         self._places = {test: place for place, test in enumerate(tests)}
-        self._control = control
+        self._control, self.cut = control, cut
+
+    def wants(self, test: str) -> bool:
+        return test in self._places or self._control in test or any(test.startswith(cut) for cut in self.cut)
+
+    def name_of(self, test: str | None) -> Any:
+        if test is None or test in self._places or self._control in test:
+            return self._places.get(test, test)
+        return next(([self._places[cut], test] for cut in self.cut if test.startswith(cut)), None)
 
     def __call__(self, test: str | None, outcome: str) -> None:
-        name = test if test is None else self._places.get(test, test)
-        if name is test and test is not None and self._control not in test:
+        name = self.name_of(test)
+        if name is None and test is not None:
             return
         line = f"\n{self._token} {self._dumps([name, outcome])}\n".encode("ascii")
         while line:
@@ -138,10 +151,42 @@ def control_case(name: str) -> type[unittest.TestCase]:
     return type(name, (unittest.TestCase,), {**tests, "test_raises": raises, "__module__": name})
 
 
+def load_wanted(loader: unittest.TestLoader, request: dict[str, Any], report: TestReporter) -> list[Any]:
+    """Load the wanted tests by their names, and those that are known by the first line of their docstring alone."""
+    described = {*request["described"]}
+    suites = []
+    for name in request["tests"]:
+        if name not in described:
+            loaded = loader.loadTestsFromName(name)
+            suites.append(loaded)
+            error = next((getattr(test, "_exception", None) for test in cases_of(loaded)), None)
+            if isinstance(error, AttributeError):
+                report(name, "absent")
+    for module in request["modules"] if described else ():
+        for test in cases_of(loader.loadTestsFromName(module)):
+            line = test.shortDescription()
+            if line in described:
+                described.remove(line)
+                report._places[test.id()] = report._places[line]
+                suites.append(test)
+    return suites
+
+
+def cases_of(suite: Any) -> list[Any]:
+    waiting, cases = [suite], []
+    while waiting:
+        part = waiting.pop(0)
+        if isinstance(part, unittest.TestCase):
+            cases.append(part)
+        else:
+            waiting[:0] = list(part)
+    return cases
+
+
 def run_unittest(request: dict[str, Any], report: TestReporter) -> None:
     sys.path[:0] = [os.path.abspath(path) for path in request["paths"]]
     loader = unittest.TestLoader()
-    suite = unittest.TestSuite(loader.loadTestsFromName(name) for name in dict.fromkeys(request["tests"]))
+    suite = unittest.TestSuite(load_wanted(loader, request, report))
     suite.addTests(loader.loadTestsFromTestCase(control_case(request["control"])))
     stderr, result = sys.stderr, ReportedResult(report, request["control"])
     sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
@@ -154,8 +199,8 @@ def run_unittest(request: dict[str, Any], report: TestReporter) -> None:
 
 class Plugin:
     def __init__(self, request: dict[str, Any], report: TestReporter) -> None:
-        self._report, self._control = report, request["control"]
-        self._wanted = {*request["tests"]}
+        self._report, self._tests = report, request["tests"]
+        self._unread: list[str] = []
         self._paths = [os.path.abspath(path) for path in request["paths"]]
         self._outcomes: dict[str, str] = {}
 
@@ -163,8 +208,18 @@ class Plugin:
         # Not before: what the repository holds must not pass for an installed plugin.
         sys.path[:0] = self._paths
 
+    def pytest_collectreport(self, report: Any) -> None:
+        if report.failed:
+            self._unread.append(report.nodeid)
+
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
-        items[:] = [item for item in items if item.nodeid in self._wanted or self._control in item.nodeid]
+        items[:] = [item for item in items if self._report.wants(item.nodeid)]
+        ids = [item.nodeid for item in items]
+        for test in self._tests:
+            is_read = not any(test.startswith(nodeid) for nodeid in self._unread)
+            is_cut = test in self._report.cut
+            if is_read and not any(nodeid == test or (is_cut and nodeid.startswith(test)) for nodeid in ids):
+                self._report(test, "absent")
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self._report(nodeid, "began")
@@ -190,7 +245,8 @@ def run_pytest(pytest: Any) -> Any:
         with open(f"test_{control}.py", "x", encoding="utf-8") as file:
             file.write(f"def test_{control}_assert():\n    value = 1\n    assert value == 2\n\n\n")
             file.write(f"def test_{control}_raise():\n    raise AssertionError\n")
-        files = [*dict.fromkeys(test.partition("::")[0] for test in request["tests"]), file.name]
+        named = dict.fromkeys(test.partition("::")[0] for test in request["tests"])
+        files = [*(name for name in named if os.path.exists(name)), file.name]  # pytest refuses to run without one
         fixed = ["-c", request["config"], "--rootdir", ".", "-p", "no:cacheprovider"]
         fixed += ["--continue-on-collection-errors", "--maxfail=0"]
         pytest.main([*request["options"], *fixed, *files], plugins=[Plugin(request, report)])

@@ -7,14 +7,16 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import Any, Self, cast
 
+from toolgym.envs.failure import policy_fault
+from toolgym.envs.families.swe.altered.tests import AlterableTests, AlteredRun
 from toolgym.envs.families.swe.patch import PatchError, apply_patch, patched_names
+from toolgym.envs.families.swe.row_check import checked_reference, reference_changes
 from toolgym.envs.families.swe.task import RepositoryTask
 from toolgym.envs.families.swe.testbed import activated, completed
 from toolgym.envs.families.swe.tree import Changes, Node, Tree, changes, is_left_out, link, pack, unpack
 from toolgym.envs.families.swe.verdict import (
     SLACK,
     TestReport,
-    failing_tests,
     judge,
     no_verdict,
     report_of,
@@ -22,7 +24,7 @@ from toolgym.envs.families.swe.verdict import (
 )
 from toolgym.tools.closeable import AsyncCloseable, closed_on_error
 from toolgym.tools.concurrency.blocking import in_thread
-from toolgym.tools.concurrency.deadline import DeadlineError, shielded, with_deadline
+from toolgym.tools.concurrency.deadline import DeadlineError, shielded, together, with_deadline
 from toolgym.tools.errors import (
     ConfigError,
     SandboxError,
@@ -35,13 +37,14 @@ from toolgym.tools.sandbox.base import ExecResult, Sandbox, Session
 from toolgym.tools.sandbox.files import FileInfo, FileRow, stays_inside
 from toolgym.tools.sandbox.names import OptionError, check_name
 from toolgym.tools.sessions.tool_scope import tool_scope
+from toolgym.tools.sessions.workspace import Workspace
 
 FOLDER = "repo"
 OPEN_TIMEOUT = 120.0
 TEST_TIMEOUT = 300.0
 
-LEAST = 10.0
-"""Seconds that tests which must fail get at least, if the others took nearly all of the time."""
+TRIES = 2
+"""How often work is judged if a sandbox fails meanwhile, and how often a test that passed may fail again."""
 
 SMALL = 8 * 1024 * 1024
 """Bytes of a repository that is read whole for a snapshot. Files of a larger one with the same size and time of change
@@ -138,43 +141,92 @@ class RepositoryWorkspace(AsyncCloseable):
         """Run the hidden tests on the repository as it is now, in a session of their own.
 
         Only the files of the repository that are no tests come along from the policy's session. Tests that passed run
-        once more so that they must fail. `docs/envs/swe_dev.md` lists the attacks that this verdict withstands.
+        again, some of them altered so that they must fail. `docs/envs/swe_dev.md` lists the attacks that this verdict
+        withstands. Each run of the tests may take `timeout` seconds.
+
+        Raises BrokenRowError if the tests do not pass beside the known solution either.
         """
         try:
             work = await with_deadline(self.changes(), OPEN_TIMEOUT)
-            return await with_deadline(self._judge(work, timeout), OPEN_TIMEOUT + timeout + 2 * LEAST + SLACK)
-        except SandboxFileError as error:  # the policy made it so
-            return report_of(self.task, {}, error_text(error), 0.0)
+        except SandboxFileError as error:
+            return self._broken(error)
         except (SandboxError, DeadlineError) as error:
-            return no_verdict(self.task, error_text(error))
+            return await self._blamed(error, timeout)
+        failure: Exception | None = None
+        for _ in range(TRIES):
+            try:
+                return await with_deadline(self._judge(work, timeout), _patience(timeout))
+            except SandboxFileError as error:  # the files do not fit into a session like the policy's
+                return self._broken(error)
+            except (SandboxError, DeadlineError) as error:
+                failure = error
+        assert failure is not None
+        return await self._blamed(failure, timeout)
+
+    def _broken(self, error: Exception) -> TestReport:
+        return replace(report_of(self.task, {}, error_text(error), 0.0), broken_by_policy=True)
+
+    async def _blamed(self, error: Exception, timeout: float) -> TestReport:
+        """Find out whose fault it is that the work cannot be judged: run the tests without it, in a new session."""
+        reason = error_text(error)
+        if self.session.lost_to_sandbox:
+            return no_verdict(self.task, reason)
+        fault = await policy_fault(error, lambda: self._run_reference(timeout), reason, timeout=_patience(timeout))
+        return no_verdict(self.task, reason) if fault is None else self._broken(error)
 
     async def _judge(self, work: Changes, timeout: float) -> TestReport:
         tree = repository_to_judge(self.task, work)
         report = await self._run(tree, timeout)
+        if report.resolved_by_passing or report.tampered:
+            reference: Mapping[str, str] = {}
+        else:  # the tests, or the sandbox, may be at fault
+            reference = await self._reference(timeout)
+            report = report.counted(self.task, reference)
         if not report.f2p_count or report.p2p_count < report.p2p_total:
             return report  # it is worth nothing, forged or not
-        left = timeout - report.seconds
-        failing = await self._run_failing(tree, report.passed, left)
-        if failing.infra_error is not None:
-            return failing
-        if failing.passed:  # also beside the first repository: then it is a test that nothing can fail
-            first = repository_to_judge(self.task, {})
-            untouched = await self._run_failing(first, failing.passed, left - failing.seconds)
-            if untouched.infra_error is not None:
-                return untouched
-            if untouched.passed == failing.passed:
+        return await self._without_forgeries(tree, report, reference, timeout)
+
+    async def _without_forgeries(
+        self, tree: Tree, report: TestReport, reference: Mapping[str, str], timeout: float
+    ) -> TestReport:
+        """Run the tests that passed again, some of them altered. A test counts if it passes as it is, and only so."""
+        alterable = await in_thread(AlterableTests, self.task, tree, report.passed)
+        failed: set[str] = set()
+        for _ in range(TRIES):  # a test that fails now and then has another chance
+            runs = alterable.runs()
+            reports = await together([self._run(run.tree, timeout, run.tests) for run in runs])
+            passed = [run.must_fail & altered.passed for run, altered in zip(runs, reports, strict=True)]
+            tampered = any(altered.tampered for altered in reports)
+            for run, tests in zip(runs, passed, strict=True):
+                tampered = tampered or bool(tests and await self._must_fail(run, tree, tests, timeout))
+            if tampered:
+                return report_of(self.task, {}, report.output, report.seconds, tampered=True)
+            failed = {
+                test
+                for run, altered in zip(runs, reports, strict=True)
+                for test in {*run.tests} - run.must_fail - altered.passed
+            }
+            if not failed:
                 return report
-        if failing.passed or failing.tampered:
-            return report_of(self.task, {}, report.output, report.seconds, tampered=True)
-        return report
+        outcomes = {**report.outcomes, **dict.fromkeys(failed, "failed")}
+        return replace(report, outcomes=outcomes).counted(self.task, reference)
 
-    async def _run_failing(self, tree: Tree, tests: set[str], timeout: float) -> TestReport:
-        """Run the tests so that they must fail, and report only those of `tests` that can be made to."""
-        changed, must_fail = await in_thread(failing_tests, self.task, tree, tests)
-        report = await self._run(changed, max(timeout, LEAST))
-        return replace(report, outcomes={test: how for test, how in report.outcomes.items() if test in must_fail})
+    async def _must_fail(self, run: AlteredRun, tree: Tree, tests: set[str], timeout: float) -> bool:
+        """Whether one of the altered tests fails beside the reference, as it must unless it swallows its failures."""
+        altered = {name: node for name, node in run.tree.items() if node != tree.get(name)}
+        first = {**repository_to_judge(self.task, reference_changes(self.task)), **altered}
+        return bool(tests - (await self._run(first, timeout, sorted(tests))).passed)
 
-    async def _run(self, tree: Tree, timeout: float) -> TestReport:
+    async def _reference(self, timeout: float) -> Mapping[str, str]:
+        sandbox = self._sandbox.sandbox if isinstance(self._sandbox, Workspace) else self._sandbox
+        key = f"{self.task.fingerprint} {self._options!r} {self._testbed} {timeout}"
+        return (await checked_reference(self.task, sandbox, key, lambda: self._run_reference(timeout))).outcomes
+
+    async def _run_reference(self, timeout: float) -> TestReport:
+        return await self._run(repository_to_judge(self.task, reference_changes(self.task)), timeout)
+
+    async def _run(self, tree: Tree, timeout: float, tests: Sequence[str] | None = None) -> TestReport:
+        """Run tests in a new session. Raises SandboxError if that fails."""
         with tool_scope(None):  # of its own, also where the tools of an episode share one
             session = await _open(self._sandbox, tree, self._options, self._testbed)
         try:
@@ -184,9 +236,12 @@ class RepositoryWorkspace(AsyncCloseable):
                     raise SandboxError(f"the history of the image stays: {gone.message}{gone.stderr[:500]}")
                 there = type(self)(self.task, self._sandbox, session, {}, {}, self._testbed)
                 await there._apply(changes(self.task.tree, tree))
-            return await judge(self.task, session, self._folder, tree, timeout)
+            report = await judge(self.task, session, self._folder, tree, timeout, tests=tests)
         finally:
             await shielded(session.close())
+        if report.infra_error is not None:
+            raise SandboxError(report.infra_error)
+        return report
 
     async def changes(self) -> Changes:
         """Return the changes since the beginning, without compiled Python, Git's own files and names that are no text.
@@ -252,6 +307,16 @@ class RepositoryWorkspace(AsyncCloseable):
             if await self._is_in_the_way(name, node):
                 await self.session.remove(f"{self._folder}/{name}", recursive=True)
         await self.session.write_rows(self._folder, *_rows(new))
+
+
+def _patience(timeout: float) -> float:
+    """Seconds in which work is judged: with its tests, the reference's, altered tests and their control."""
+    return 5 * (OPEN_TIMEOUT + timeout + SLACK)
+
+
+def verdict_patience(timeout: float) -> float:
+    """Return the seconds after which `RepositoryWorkspace.run_tests` has ended, whatever the policy did."""
+    return OPEN_TIMEOUT + (TRIES + 1) * _patience(timeout)
 
 
 def _is_kept(name: str) -> bool:

@@ -70,7 +70,7 @@ class RemoteSession(Session):
         self._owner, self.replica, self.id = owner, replica, name
         self._checkpoints: dict[str, None] = {}
         self._alive = True
-        self._closed = self._gone = self._unreached = False
+        self._closed = self._gone = self._unreached = self._closed_alive = False
         self._lock = asyncio.Lock()
 
     @property
@@ -79,7 +79,7 @@ class RemoteSession(Session):
 
     @property
     def lost_to_sandbox(self) -> bool:
-        return self._unreached
+        return self._unreached or self._closed_alive
 
     async def run_cell(self, code: str, *, timeout: float = 30.0) -> CellResult:
         body = json_body({"code": code, "timeout": positive("timeout", timeout)})
@@ -203,7 +203,7 @@ class RemoteSession(Session):
         """Close the session. A server that cannot be reached ends the session itself when it is idle."""
         if self._closed:
             return
-        self._closed = True
+        self._closed, self._closed_alive = True, self._alive
         self._owner.forget(self)
         reachable, self._alive = not self._unreached, False
         self._checkpoints.clear()

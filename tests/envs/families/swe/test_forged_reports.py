@@ -7,8 +7,8 @@ import textwrap
 
 import pytest
 
+from toolgym.envs.families.swe.altered.tests import AlterableTests
 from toolgym.envs.families.swe.tree import Node
-from toolgym.envs.families.swe.verdict import failing_tests
 from toolgym.envs.families.swe.workspace import RepositoryWorkspace
 
 FIND = """
@@ -41,9 +41,9 @@ SOURCES = {
     "        except OSError: pass\n",
     "other words for what fails": FIND + "call = type(report).__call__\ndef better(self, test, how):\n"
     "    call(self, test, 'passed' if how == 'failed' and test in tests else how)\ntype(report).__call__ = better\n",
-    "unittest's result": "import __main__\nfailed = __main__.ReportedResult.addFailure\ndef add(self, test, error):\n"
+    "unittest's result": "import __main__\nfailed = __main__.ReportedResult.addFailure\ndef other(self, test, error):\n"
     f"    self.addSuccess(test) if {NOT_CONTROLS} else failed(self, test, error)\n"
-    "__main__.ReportedResult.addFailure = add\n",
+    "__main__.ReportedResult.addFailure = other\n",
     "unittest's case": "import unittest\nrun = unittest.TestCase.run\ndef other(test, result):\n"
     f"    if {NOT_CONTROLS}: result.startTest(test); result.addSuccess(test); result.stopTest(test)\n"
     "    else: run(test, result)\nunittest.TestCase.run = other\n",
@@ -108,7 +108,7 @@ PYTEST = {
     "while type(frame.f_locals.get('report')).__name__ != 'TestReporter': frame = frame.f_back\n"
     "report = frame.f_locals['report']\n" + FORGE.replace("tests", "report._places"),
     "a plugin": "import gc, os\nfor plugin in gc.get_objects():\n    if type(plugin).__name__ == 'Plugin':\n"
-    "        for test in plugin._wanted: plugin._report(test, 'began'); plugin._report(test, 'passed')\n"
+    "        for test in plugin._tests: plugin._report(test, 'began'); plugin._report(test, 'passed')\n"
     "        os._exit(0)\n",
 }
 
@@ -170,6 +170,6 @@ async def test_a_test_that_nothing_can_fail_is_no_tampering(task, sandbox):
 def test_the_tests_that_must_fail_are_those_of_the_files_of_tests(task):
     tree = {**task.tree, **task.hidden, "tests/broken.py": Node(b"def test_broken(:")}
     ids = ["tests.test_calc.CalcTest.test_add", "tests.broken.test_broken", "tests.test_calc.CalcTest.test_inherited"]
-    made, must_fail = failing_tests(task, tree, ids)
-    assert must_fail == {ids[0]}
-    assert {name for name in tree if made[name] != tree[name]} == {"tests/test_calc.py"}
+    run = AlterableTests(task, tree, ids).run_of(ids)
+    assert run.must_fail == {ids[0]}
+    assert {name for name in tree if run.tree[name] != tree[name]} == {"tests/test_calc.py"}

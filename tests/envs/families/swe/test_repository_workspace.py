@@ -100,12 +100,12 @@ async def test_a_fork_is_independent(task, sandbox):
 
 async def test_any_command_with_the_id_of_a_test_in_it_can_judge(task, sandbox):
     task = dataclasses.replace(
-        task, test_command="grep -q {test} calc.py", fail_to_pass=("a + b",), pass_to_pass=("return 2", "nothing")
+        task, test_command="grep -q {test} calc.py", fail_to_pass=("a + b",), pass_to_pass=("return 2", "def")
     )
     async with await RepositoryWorkspace.open(task, sandbox) as workspace:
-        await workspace.apply_patch(task.gold_patch)
+        await workspace.session.write_file("repo/calc.py", b"a + b\nreturn 2\n")
         report = await workspace.run_tests()
-    assert {**report.outcomes} == {"a + b": "passed", "return 2": "passed", "nothing": "failed"}
+    assert {**report.outcomes} == {"a + b": "passed", "return 2": "passed", "def": "failed"}
     assert (report.f2p_count, report.p2p_count, report.resolved) == (1, 1, False)
 
 

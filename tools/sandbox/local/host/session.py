@@ -331,6 +331,7 @@ class LocalSession(Session):
         await self._checkpoints.pop(name).close()
 
     async def close(self) -> None:
+        self._lost = self.lost_to_sandbox or self.alive
         self._closed = True
         checkpoints, self._checkpoints = self._checkpoints, {}
         # Shielded: a caller that is cancelled here would cancel tasks that have not begun, and leave the processes.
