@@ -24,6 +24,7 @@ COMMANDS = {
     "play": "Play a task yourself, as the policy, in the terminal.",
     "replay": "Play a recorded run again, without its engine and tools, and compare.",
     "prepare": "Turn a public data set, as downloaded, into tasks.",
+    "validate": "Play each task with its known solution and without a change, before a policy trains on it.",
     "envs": "List the ids of envs.",
     "check-env": "Check that an env keeps its contract, leaks nothing, and cannot be cheated.",
     "check-template": "Check whether a model's chat template keeps tokens exact.",
@@ -44,6 +45,7 @@ ELSEWHERE = {
     "bench": "toolgym.commands.bench",
     "export": "toolgym.exports.command",
     "view": "toolgym.viewer.command",
+    "validate": "toolgym.validation.command",
 }
 """Modules of the commands that are not `toolgym.cli.NAME`."""
 

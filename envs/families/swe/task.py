@@ -17,6 +17,7 @@ from toolgym.envs.families.swe.tree import Node, Tree, changed, read_repository,
 from toolgym.envs.tasks.loading import records
 from toolgym.envs.tasks.row_fields import verl_row
 from toolgym.envs.tasks.task import Task
+from toolgym.envs.tasks.verdicts import known_faults
 from toolgym.tools.errors import ConfigError, shorten
 from toolgym.tools.judge.rows.columns import check_names, names
 from toolgym.tools.message import user
@@ -254,12 +255,18 @@ class RepositoryTask:
 
 
 def load_repository_tasks(source: str | Path | Iterable[Mapping[str, Any]] | None = None) -> list[RepositoryTask]:
-    """Read tasks of a file of JSON Lines, or of rows (see `RepositoryTask.from_row`), or the embedded ones."""
+    """Read tasks of a file of JSON Lines, or of rows (see `RepositoryTask.from_row`), or the embedded ones.
+
+    Tasks that `toolgym validate` found broken, by the verdicts beside the file, are left out with a warning.
+    """
     source = EMBEDDED if source is None else source
     path = Path(source) if isinstance(source, str | Path) else None
     folder = Path() if path is None else path.absolute().parent
+    faults = known_faults(path) if path is not None else {}
     tasks: dict[str, RepositoryTask] = {}
     for where, _, row in records(source):
+        if isinstance(row, Mapping) and str(row.get("instance_id")) in faults:
+            continue
         try:
             task = RepositoryTask.from_row(cast(Any, row), folder=folder)
         except ConfigError as error:
@@ -268,7 +275,8 @@ def load_repository_tasks(source: str | Path | Iterable[Mapping[str, Any]] | Non
             raise ConfigError(f"{where}: there is another task with the instance_id {task.instance_id!r}")
         tasks[task.instance_id] = task
     if not tasks:
-        raise ConfigError(f"{'the rows hold' if path is None else f'{path} holds'} no tasks")
+        left_out = f" but the {len(faults)} that its verdicts refuse" if faults else ""
+        raise ConfigError(f"{'the rows hold' if path is None else f'{path} holds'} no tasks{left_out}")
     return [*tasks.values()]
 
 

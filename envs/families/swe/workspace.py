@@ -36,6 +36,7 @@ from toolgym.tools.errors import (
 from toolgym.tools.sandbox.base import ExecResult, Sandbox, Session
 from toolgym.tools.sandbox.files import FileInfo, FileRow, stays_inside
 from toolgym.tools.sandbox.names import OptionError, check_name
+from toolgym.tools.sessions.session_check import broken_by_programs
 from toolgym.tools.sessions.tool_scope import tool_scope
 from toolgym.tools.sessions.workspace import Workspace
 
@@ -173,6 +174,12 @@ class RepositoryWorkspace(AsyncCloseable):
             return no_verdict(self.task, reason)
         fault = await policy_fault(error, lambda: self._run_reference(timeout), reason, timeout=_patience(timeout))
         return no_verdict(self.task, reason) if fault is None else self._broken(error)
+
+    async def broken_by_programs(self, error: Exception) -> bool:
+        """Return whether programs in the session, or the files that they left, caused an error of the session."""
+        if isinstance(error, SandboxFileError):
+            return not self.session.lost_to_sandbox
+        return await broken_by_programs(self.session, self._sandbox)
 
     async def _judge(self, work: Changes, timeout: float) -> TestReport:
         tree = repository_to_judge(self.task, work)

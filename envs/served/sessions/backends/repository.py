@@ -12,7 +12,8 @@ from toolgym.envs.families.swe.workspace import FOLDER, RepositoryWorkspace
 from toolgym.envs.served.sessions.backends.actions import HOW_TO_ACT, NO_ACTION, RepositoryAction, read_actions
 from toolgym.envs.served.sessions.backends.base import ActionReply, Instance, SessionBackend, number_of
 from toolgym.tools.base import ToolResult
-from toolgym.tools.errors import ConfigError, SandboxError, SessionLostError, UnknownNameError, check_seconds, nearest
+from toolgym.tools.concurrency.deadline import DeadlineError
+from toolgym.tools.errors import ConfigError, SandboxError, UnknownNameError, check_seconds, nearest
 from toolgym.tools.library.bash import BashTool
 from toolgym.tools.library.code_interpreter import render_result
 from toolgym.tools.library.editor import EditorTool
@@ -25,7 +26,7 @@ MAX_ACTIONS = 16
 OUTPUT_CHARS = 16_384
 """Characters of one action's output that the policy reads; a longer one loses its middle."""
 
-SESSION_LOST = "[The sandbox session ended in this turn. The repository is as it was before the turn.]"
+SESSION_LOST = "[The sandbox session ended, or broke, in this turn. The repository is as it was before the turn.]"
 
 OUT_OF_TIME = "[This action was not carried out: the turn has used up its {:g} s]"
 
@@ -121,7 +122,9 @@ class _Repository(Instance):
             for action in actions[:MAX_ACTIONS]:
                 answers.append(await self._carry_out(action, ends - time.monotonic()))
             self._snapshot = await self._workspace.snapshot()
-        except SessionLostError:
+        except (SandboxError, DeadlineError) as error:
+            if not await self._workspace.broken_by_programs(error):
+                raise
             await self._workspace.close()
             self._workspace = await self._backend.workspace(self._task, self._snapshot)
             self._tools.clear()
