@@ -177,11 +177,11 @@ class Seat(ToolEnv):
         reward = self._table.earned(self.role)
         return End(self._table.stop_reason, reward) if messages is None else Continue(messages, reward)
 
-    async def _end(self, reason: StopReason, *answer: Any, reward: float = 0.0, final_text: str = "") -> Any:
+    async def _end(self, reason: StopReason, *answer: Any, reward: float = 0.0, **details: Any) -> Any:
         if not self._table.over:
             await self._table.forfeit(self.role, reason)
             reward += self._table.earned(self.role)
-        return await super()._end(reason, *answer, reward=reward, final_text=final_text)
+        return await super()._end(reason, *answer, reward=reward, **details)
 
     async def _deadline(self, coroutine: Coroutine[Any, Any, T], seconds: float) -> T:
         return await with_deadline(coroutine, seconds, queue=math.inf)  # the episode's own deadline ends the wait

@@ -55,7 +55,7 @@ def command(
 
     options: SweepOptions = {"full_reward": full_reward, "silent_reward": silent_reward}
     options |= {"repeats": repeats, "at_once": at_once}
-    results = asyncio.run(_validate(spec, kwargs, options, report=lambda verdict: as_json or _show(verdict)))
+    results = asyncio.run(_validate(spec, kwargs, options, _keep_silent if as_json else _show))
     if target is not None:
         lines = [json.dumps(dataclasses.asdict(verdict), ensure_ascii=False) for verdict in results]
         target.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
@@ -86,6 +86,10 @@ async def _validate(
         results.append(verdict)
         report(verdict)
     return results
+
+
+def _keep_silent(verdict: TaskVerdict) -> None:
+    pass
 
 
 def _show(verdict: TaskVerdict) -> None:

@@ -80,8 +80,11 @@ class TestReporter:
         return test in self._places or self._control in test or any(test.startswith(cut) for cut in self.cut)
 
     def name_of(self, test: str | None) -> Any:
-        if test is None or test in self._places or self._control in test:
-            return self._places.get(test, test)
+        if test is None:
+            return None
+        if test in self._places or self._control in test:
+            names: dict[str, Any] = self._places
+            return names.get(test, test)  # a control has its own name
         return next(([self._places[cut], test] for cut in self.cut if test.startswith(cut)), None)
 
     def __call__(self, test: str | None, outcome: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import Any, Self, cast
@@ -218,7 +218,7 @@ class RepositoryWorkspace(AsyncCloseable):
         outcomes = {**report.outcomes, **dict.fromkeys(failed, "failed")}
         return replace(report, outcomes=outcomes).counted(self.task, reference)
 
-    async def _must_fail(self, run: AlteredRun, tree: Tree, tests: set[str], timeout: float) -> bool:
+    async def _must_fail(self, run: AlteredRun, tree: Tree, tests: Set[str], timeout: float) -> bool:
         """Whether one of the altered tests fails beside the reference, as it must unless it swallows its failures."""
         altered = {name: node for name, node in run.tree.items() if node != tree.get(name)}
         first = {**repository_to_judge(self.task, reference_changes(self.task)), **altered}

@@ -137,13 +137,10 @@ def _functions_of(test: str, by_name: Mapping[str, Sequence[Function]]) -> list[
     """Return the functions that a test may be: those of its name, in its class and file if it names them."""
     words = {*re.findall(r"\w+", test.partition("[")[0])}
     functions = [*by_name.get(test, ())] or [function for word in words for function in by_name.get(word, ())]
-    for fits in (
-        lambda function: function.owner in words,
-        lambda function: PurePosixPath(function.file).stem in words,
-        lambda function: test.replace(".", "/").startswith(function.file.removesuffix(".py")),
-    ):
-        functions = [function for function in functions if fits(function)] or functions
-    return functions
+    dotted = test.replace(".", "/")
+    in_class = [function for function in functions if function.owner in words] or functions
+    in_file = [function for function in in_class if PurePosixPath(function.file).stem in words] or in_class
+    return [function for function in in_file if dotted.startswith(function.file.removesuffix(".py"))] or in_file
 
 
 def _groups(functions: Mapping[str, Sequence[Function]]) -> dict[Function, int]:
