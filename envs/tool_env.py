@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import itertools
 import logging
 import random
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -284,17 +283,17 @@ class ToolEnv(BaseEnv):
             await self._release()
             return StepResult([], 0.0, True, {"stop_reason": reason})
         if turn is not None:
-            cut, requests = self._read(turn)
+            cut, _ = self._read(turn)
             self._turn += 1
             self._messages.append(cut)
-            final_text = "" if requests else cut.content
-            return await self._end(reason, cut.message, [], final_text=final_text)
-        read = itertools.takewhile(lambda message: message["role"] != "assistant", reversed(self.messages))
-        answered = any(message["role"] == "tool" for message in read)
-        last = next((message for message in reversed(self.messages) if message["role"] == "assistant"), None)
-        final_text = "" if answered or last is None else last["content"]
-        result = await self._end(reason, assistant(""), [], final_text=final_text)
+            return await self._end(reason, cut.message, [])
+        result = await self._end(reason, assistant(""), [], final_text=self._last_said())
         return result._replace(info={"stop_reason": reason, "metrics": result.info["metrics"]})
+
+    def _last_said(self) -> str:
+        """Return the answer of the policy's last turn, which was not cut; empty if it has calls."""
+        last = next((turn for turn in reversed(self._messages) if isinstance(turn, ParsedTurn)), None)
+        return "" if last is None or last.requests else answer_text(last)
 
     async def close(self) -> None:
         self._over = True
@@ -329,7 +328,7 @@ class ToolEnv(BaseEnv):
         return ToolResult("\n".join([*([text] if text else []), *notes]), *result[1:], images=images)
 
     async def _respond(self, turn: ParsedTurn) -> StepResult:
-        text, message = turn.content, turn.message
+        text, message = answer_text(turn), turn.message
         try:
             answer = self.respond(turn)
             if inspect.isawaitable(answer):
@@ -449,3 +448,8 @@ class ToolEnv(BaseEnv):
         finally:
             if held is not None:
                 await shielded(held.close())
+
+
+def answer_text(turn: ParsedTurn) -> str:
+    """Return what a turn without calls says to its reader: nothing if it ended inside of its thinking."""
+    return "" if turn.open_thinking else turn.content

@@ -17,6 +17,7 @@ from toolgym.envs.tool_env import ToolEnv
 from toolgym.tools.errors import ConfigError
 from toolgym.tools.message import system
 from toolgym.tools.parsers import ParsedTurn
+from toolgym.tools.parsers.base import read_plain_turn
 from toolgym.tools.schema import ToolCall, ToolCallError
 
 MATHEMATICS = ("math", "aime", "amc", "olympiad", "minerva", "numina")
@@ -44,8 +45,8 @@ class SingleTurnEnv(ToolEnv):
 
     def _read(self, action: Action) -> tuple[ParsedTurn, list[ToolCall | ToolCallError]]:
         """Return the answer. What looks like a call of a tool is text: there are none."""
-        turn = read_action(action, lambda text: ParsedTurn(text, text, [], []))
-        return (ParsedTurn(turn.text, turn.text, [], [], turn.reasoning) if turn.requests else turn), []
+        turn = read_action(action, read_plain_turn)
+        return (turn._replace(content=turn.text, calls=[], errors=[]) if turn.requests else turn), []
 
     def prepare(self, task: Task) -> Task:
         if self._by_source and not truth_texts(task.ground_truth):

@@ -25,7 +25,8 @@ class Outcome:
         messages: the whole conversation, the task's messages and the last turn included, also one that a limit cut.
         turns: turns that the policy took, with one that was cut.
         tool_calls: the records of all tool calls, in order.
-        final_text: the text of the last turn, also of one that was cut; empty if the policy called a tool in it.
+        final_text: the text of the last turn. Empty if the policy called a tool in it, if a limit cut it, or if it
+            ended inside of its thinking, because such a turn does not hold an answer. `messages` has its text.
         stop_reason: why the episode ended.
         sessions: what the tools keep for the episode, by the tool's name; `session` is the way to it.
     """

@@ -26,6 +26,7 @@ from toolgym.tools.errors import ConfigError, TemplateError, shorten
 from toolgym.tools.lazy import missing_extra
 from toolgym.tools.message import Message, assistant, images_of, user
 from toolgym.tools.parsers import ParsedTurn, Parser, get_parser, parser_for_template, parser_names
+from toolgym.tools.parsers.base import read_plain_turn
 from toolgym.tools.schema import ToolSchema
 
 try:
@@ -113,7 +114,7 @@ class ChatRenderer:
         self.facts = analysis.facts
         self._schemas = {schema.name: schema for schema in tools}
         if parser is None:
-            parser = parser_for_template(self._template.source) or (None if tools else _read_as_content)
+            parser = parser_for_template(self._template.source) or (None if tools else read_plain_turn)
         self.parser: Parser | None = get_parser(parser) if isinstance(parser, str) else parser
         self.opens_thinking = _opens_thinking(self.facts.generation_prompt)
         self._mark = encoder.nonce + "m"
@@ -372,7 +373,3 @@ class ChatRenderer:
 
 def _opens_thinking(text: str) -> bool:
     return text.rstrip().endswith(_OPENS_THINKING)
-
-
-def _read_as_content(text: str, **_: Any) -> ParsedTurn:
-    return ParsedTurn(text, text, [], [])

@@ -12,6 +12,8 @@ from toolgym.tools import BaseTool, ToolSchema, tool
 from toolgym.tools.concurrency.deadline import DeadlineError
 from toolgym.tools.errors import ConfigError, EpisodeError, SandboxError
 from toolgym.tools.message import user
+from toolgym.tools.parsers import get_parser
+from toolgym.tools.parsers.base import read_plain_turn
 
 TASK = Task(({"role": "user", "content": "go"},), ground_truth=["a", "b"], id="t")
 
@@ -196,3 +198,53 @@ async def test_a_respond_that_breaks_ends_the_episode(answer, error, said):
             await env.step("x")
         with pytest.raises(EpisodeError, match="after the episode ended"):
             await env.step("x")
+
+
+async def final_text_of(act):
+    seen = []
+    async with make(lambda outcome: float(seen.append(outcome.final_text) is not None)) as env:
+        await env.reset()
+        await act(env)
+    return seen[0]
+
+
+@pytest.mark.parametrize("text", ["6 * 7 = 42", "so \\boxed{42}", "<think>42", "#### 42"])
+async def test_a_turn_that_a_limit_cut_has_no_final_text(text):
+    assert await final_text_of(lambda env: env.truncate(StopReason.LENGTH, text)) == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "starts_open", "final_text"),
+    [
+        ("6 * 7 is 42", False, "6 * 7 is 42"),
+        ("6 * 7 is 42", True, ""),
+        ("<think>6 * 7 is 42", False, ""),
+        ("<think>Hm.</think>42", False, "<think>Hm.</think>42"),
+        ("Hm.</think>42", True, "Hm.</think>42"),
+        ("<think>Hm.</think>41. <think>Or 42", False, ""),
+    ],
+)
+@pytest.mark.parametrize("parser", [get_parser("hermes"), read_plain_turn])
+async def test_a_turn_that_ends_inside_of_its_thinking_has_no_final_text(parser, text, starts_open, final_text):
+    assert await final_text_of(lambda env: env.step(parser(text, starts_open=starts_open))) == final_text
+
+
+async def test_a_limit_between_turns_scores_the_last_whole_turn():
+    class Chatty(ToolEnv):
+        def respond(self, turn):
+            return [user("And now?")]
+
+    async def last_said(*turns):
+        seen = []
+        env = make(lambda outcome: float(seen.append(outcome.final_text) is not None), kind=Chatty)
+        async with env:
+            await env.reset()
+            for turn in turns:
+                await env.step(turn)
+            await env.truncate(StopReason.BUDGET)
+        return seen[0]
+
+    thought = get_parser("hermes")("41?", starts_open=True)
+    assert await last_said("41") == "41"
+    assert [await last_said("41", turn) for turn in (thought, call(text="hi"))] == ["", ""]
+    assert await last_said() == ""

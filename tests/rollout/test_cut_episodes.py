@@ -75,11 +75,12 @@ async def test_a_turn_that_was_cut_is_scored_and_its_calls_are_not_run(scripted,
     assert batch.token_rewards.sum() == 1.0
 
 
-async def test_a_cut_text_is_what_the_policy_said_last(scripted, tokenizer):
+async def test_a_cut_text_is_not_an_answer(scripted, tokenizer):
     scorer = Watching()
     [one] = await play(scripted, tokenizer, turns("word " * 90), scorer, sampling=SHORT)
     assert one.stop_reason is StopReason.LENGTH
-    assert scorer.seen[0].final_text == one.turns[0].text != ""
+    assert scorer.seen[0].final_text == ""
+    assert scorer.seen[0].turn_texts == [one.turns[0].text] != [""]
 
 
 async def test_an_observation_without_room_and_a_turn_without_room_for_its_end_are_scored(scripted, tokenizer):

@@ -92,7 +92,7 @@ async def test_a_turn_that_was_cut_reaches_the_env_through_wrappers(counting, co
         with pytest.raises(EpisodeError):
             await env.step(call(1))
     [outcome] = outcomes
-    assert (outcome.turns, outcome.final_text, outcome.messages[-1]["content"]) == (2, *["and so I th"] * 2)
+    assert (outcome.turns, outcome.final_text, outcome.messages[-1]["content"]) == (2, "", "and so I th")
     [line] = map(json.loads, path.read_text().splitlines())
     assert (line["actions"][-1], line["messages"][-1]["content"], line["stop_reason"]) == (
         *["and so I th"] * 2,

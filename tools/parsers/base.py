@@ -17,6 +17,8 @@ class ParsedTurn(NamedTuple):
         content: the text outside of calls, as written. Thinking between tags is part of it; see `split_reasoning`.
         errors: the malformed calls. `index` orders calls and errors together.
         reasoning: the thinking, if the format has no tags for it that could stay in the content (`gpt_oss`).
+        open_thinking: whether the turn ended inside of thinking that its tags, or the generation prompt, had opened.
+            Nothing after the opening is an answer then.
     """
 
     text: str
@@ -24,6 +26,7 @@ class ParsedTurn(NamedTuple):
     calls: list[ToolCall]
     errors: list[ToolCallError]
     reasoning: str | None = None
+    open_thinking: bool = False
 
     @property
     def requests(self) -> list[ToolCall | ToolCallError]:
@@ -72,6 +75,12 @@ class Parser(Protocol):
         of thinking. If that is not known, a closing tag tells it, but thinking that never closes looks like content.
         """
         ...
+
+
+def read_plain_turn(text: str, *, starts_open: bool = False, **_: object) -> ParsedTurn:
+    """Read a turn that has no calls: all of the text is content. A `Parser` for policies without tools."""
+    opened = max(text.rfind("<think>"), 0 if starts_open else -1)
+    return ParsedTurn(text, text, [], [], open_thinking=opened > text.rfind("</think>"))
 
 
 def split_reasoning(

@@ -134,16 +134,18 @@ def _parse_open_thinking(
 ) -> ParsedTurn:
     """Read a turn as `parser` does, except that a call ends thinking which never closes. Calls in thinking that closes
     stay thoughts."""
-    content, calls, errors, reasoning = parser(text, first_id=first_id, schemas=schemas, starts_open=starts_open)[1:]
+    turn = parser(text, first_id=first_id, schemas=schemas, starts_open=starts_open)
+    content, calls, errors, open_thinking = turn.content, turn.calls, turn.errors, turn.open_thinking
     while errors and errors[-1].problem is CallProblem.OPEN_THINKING and len(calls) + len(errors) < MAX_REQUESTS:
         rest = errors[-1].raw  # from the first call in it to the end
         errors, begun = errors[:-1], len(calls) + len(errors) - 1
         more = parser(rest, first_id=first_id + begun, schemas=schemas)
         taken = {request.id for request in calls} | {request.id for request in errors}
         content = content.removesuffix(rest) + more.content
+        open_thinking = more.open_thinking
         calls = [*calls, *(_behind(call, begun, first_id, taken) for call in more.calls)]
         errors = [*errors, *(_behind(error, begun, first_id, taken) for error in more.errors)]
-    return ParsedTurn(text, content, calls, errors, reasoning)
+    return ParsedTurn(text, content, calls, errors, turn.reasoning, open_thinking)
 
 
 def _behind(request: Request, begun: int, first_id: int, taken: Set[str]) -> Request:

@@ -22,8 +22,11 @@ COUNTED: CallId = "call_{}".format
 
 
 class TurnBuilder:
-    """Collects content, calls and errors in the order that a parser finds them. `misses` are texts that looked like the
-    beginning of a request and were none."""
+    """Collects content, calls and errors in the order that a parser finds them.
+
+    `misses` counts texts that looked like the beginning of a request and were not. `open_thinking` becomes
+    `ParsedTurn.open_thinking`.
+    """
 
     def __init__(
         self, first_id: int, call_id: CallId = COUNTED, schemas: Mapping[str, ToolSchema] | None = None
@@ -32,6 +35,7 @@ class TurnBuilder:
         self.errors: list[ToolCallError] = []
         self.schemas = schemas
         self.misses = 0
+        self.open_thinking = False
         self._content: list[str] = []
         self._first_id = first_id
         self._call_id = call_id
@@ -86,7 +90,8 @@ class TurnBuilder:
         self._content[:] = [text]
 
     def parsed(self, text: str, reasoning: str | None = None) -> ParsedTurn:
-        return ParsedTurn(text, "".join(self._content), self.calls, self.errors, reasoning)
+        content = "".join(self._content)
+        return ParsedTurn(text, content, self.calls, self.errors, reasoning, self.open_thinking)
 
     def _id(self, wanted: str) -> str:
         id = wanted if wanted and wanted not in self._ids else self._call_id(self._first_id + self.requests)
@@ -188,6 +193,7 @@ def _past_thinking(
         turn.add_content(text[start:end])
         return end
     turn.add_content(text[start:])
+    turn.open_thinking = True
     if call := opened.search(text, inside):
         message = (
             f"The tool call was not run: it stands inside {tags[0]}, which was never closed. "

@@ -70,6 +70,7 @@ def _parse(
     parser = new_parser(tools, name)  # detectors keep state: one for each turn
     reasoning, rest = split_reasoning(text, starts_open=starts_open)
     turn.add_content(text[: len(text) - len(rest)])
+    turn.open_thinking = reasoning is not None and "</think>" not in text
     marked = parser.has_tool_call(rest)
     try:
         content, items = parser.parse_non_stream(rest)
