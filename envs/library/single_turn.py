@@ -8,12 +8,14 @@ from typing import Any
 from toolgym.envs.actions import read_action
 from toolgym.envs.base import Action
 from toolgym.envs.library.gsm8k import gsm8k_tasks
-from toolgym.envs.rewards.answer import exact, last_number, marked_answer, numeric, truth_texts
+from toolgym.envs.rewards.answer import exact, score_as_number, truth_texts
 from toolgym.envs.rewards.base import Outcome, OutcomeScorer
 from toolgym.envs.rewards.math_answer import same_value
 from toolgym.envs.tasks.sources import TaskSource
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.tool_env import ToolEnv
+from toolgym.tools.answers.marks import marked_answer
+from toolgym.tools.answers.numbers import read_number
 from toolgym.tools.errors import ConfigError
 from toolgym.tools.message import system
 from toolgym.tools.parsers import ParsedTurn
@@ -65,7 +67,7 @@ def score_by_source() -> OutcomeScorer:
     numbers (`numeric`) if the ground truth is one, or GSM8K's solution that ends with one; else as text (`exact`), in
     any case.
     """
-    as_number, as_text = numeric(), exact(ignore_case=True)
+    as_number, as_text = score_as_number(), exact(ignore_case=True)
     as_mathematics: list[OutcomeScorer] = []  # made when it is needed, since it needs an extra
 
     def score(outcome: Outcome) -> Any:
@@ -82,7 +84,7 @@ def score_by_source() -> OutcomeScorer:
 def _is_number(truth: str) -> bool:
     marked = marked_answer(truth)
     text = (truth if marked is None else marked).strip().lstrip("$").rstrip(".")
-    return last_number(text) is not None and set(text) <= {*"0123456789.,+-/eE "}
+    return read_number(text) is not None and set(text) <= {*"0123456789.,+-/eE "}
 
 
 def _embedded() -> list[Task]:

@@ -4,34 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any
 
-from toolgym.envs.rewards.base import Outcome, OutcomeScorer
+from toolgym.envs.rewards.base import Outcome, OutcomeScorer, Score
 from toolgym.envs.tasks.task import Task
+from toolgym.tools.answers.marks import marked_answer, said_answer, without_thinking
+from toolgym.tools.answers.numbers import read_number
 from toolgym.tools.errors import ConfigError, shorten
-from toolgym.tools.library.final_answer import half_width, score_final_answer, without_thinking
+from toolgym.tools.library.final_answer import score_final_answer
 
-_BRACES = re.compile(r"\\(?:boxed|fbox)\s*\{|[{}]")
-_HASHES = re.compile(r"####[ \t]*([^\n]*)")
 _CHOICE = re.compile(r"\(?([A-Za-z])\)?[.:]?")
-_NUMBER = re.compile(r"[-+]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?(?:/\d+)?")
-MAX_EXPONENT = 400
-"""Largest exponent of a number: a longer number takes long to write out."""
-
-
-def marked_answer(text: str) -> str | None:
-    """Return the answer that a text marks, outside of its thinking; None if it marks none.
-
-    The first of these marks that occurs counts, at its last place: the line behind `####` (GSM8K), `\\boxed{...}`
-    (MATH), `<answer>...</answer>` (DeepSeek-R1, Search-R1).
-    """
-    spoken = without_thinking(text)
-    for answers in (_HASHES.findall(spoken), _boxed(spoken), _tagged(spoken)):
-        if answers:
-            return str(answers[-1]).strip()
-    return None
 
 
 def plain_choice(text: str) -> str:
@@ -43,8 +27,9 @@ def plain_choice(text: str) -> str:
 def exact(*, ignore_case: bool = False) -> OutcomeScorer:
     """Return a scorer: 1 if the answer is the ground truth, character by character, else 0.
 
-    The answer is what the final text marks (see `marked_answer`), or all of it outside of its thinking. `A.` and `(A)`
-    are `A`. A ground truth may be text, a number, true or false, or a list of these, any of which is right.
+    The answer is what the final text marks (see `toolgym.tools.answers.marks.marked_answers`), or all of it outside of
+    its thinking. `A.` and `(A)` are `A`. A ground truth may be text, a number, true or false, or a list of these, any
+    of which is right.
     """
 
     def form(text: str) -> str:
@@ -60,24 +45,52 @@ def exact(*, ignore_case: bool = False) -> OutcomeScorer:
 
 
 def numeric(*, tolerance: float = 0.0) -> OutcomeScorer:
-    """Return a scorer: 1 if the answer is the number of the ground truth, else 0.
+    r"""Return a scorer: 1 if the answer is the number of the ground truth, else 0.
 
-    The number is that of the marked answer (see `marked_answer`), or the last one of the final text outside of its
-    thinking. It may have thousands separators, an exponent, or be a fraction. `tolerance` is a part of the truth: 0.01
-    is one percent. A ground truth that is no number is a `ConfigError`.
+    The number is the whole answer that the final text marks (see `toolgym.tools.answers.marks.marked_answers`), or else
+    what it says its answer is (`said_answer`): `\frac{1}{2}` is a half, and `42 (in 3 steps)` is 42. Numbers are exact.
+    A formula and a list of values are not a number (see `toolgym.tools.answers.numbers.read_number`).
+
+    Args:
+        tolerance: the difference that is allowed, as a part of the ground truth: 0.01 is one percent.
+
+    Raises:
+        ConfigError: the tolerance is not usable, or, when scoring, a ground truth is not a number.
+    """
+    number_score = score_as_number(tolerance=tolerance)
+    return lambda outcome: number_score(outcome).value
+
+
+def score_as_number(*, tolerance: float = 0.0) -> Callable[[Outcome], Score]:
+    """Return `numeric` as a scorer with the components `no_answer` and `unreadable`, which are 0 or 1.
+
+    `no_answer`: the text does not give an answer. `unreadable`: its answer is not a number.
     """
     if isinstance(tolerance, bool) or not isinstance(tolerance, int | float) or not 0 <= tolerance < float("inf"):
         raise ConfigError(f"tolerance must be a number of at least 0, got {tolerance!r}")
 
-    def score(outcome: Outcome) -> float:
+    def score(outcome: Outcome) -> Score:
         truths = [_require_number(text) for text in truth_texts(outcome.task.ground_truth)]
-        marked = marked_answer(outcome.final_text)
-        answer = last_number(without_thinking(outcome.final_text) if marked is None else marked)
-        if answer is None:
-            return 0.0
-        return float(any(abs(answer - truth) <= abs(truth) * Fraction(tolerance) for truth in truths))
+        answer = found_answer(outcome.final_text)
+        number = None if answer is None else read_number(answer)
+        is_right = number is not None and any(
+            abs(number - truth) <= abs(truth) * Fraction(tolerance) for truth in truths
+        )
+        return answer_score(is_right, no_answer=answer is None, unreadable=answer is not None and number is None)
 
     return score
+
+
+def found_answer(text: str) -> str | None:
+    """Return the answer that a text marks, or else says; None if it gives none."""
+    marked = marked_answer(text)
+    return said_answer(text) if marked is None else marked
+
+
+def answer_score(is_right: bool, **remarks: bool) -> Score:
+    """Return a score of 1 or 0. Its components tell answers that cannot be read from wrong ones; their means are
+    shares of episodes."""
+    return Score(float(is_right), {name: float(value) for name, value in remarks.items()})
 
 
 def final_answer_score(text: str, task: Task) -> float:
@@ -101,43 +114,8 @@ def truth_texts(ground_truth: Any) -> list[str]:
     return [json.dumps(ground_truth) if isinstance(ground_truth, bool | int | float) else str(ground_truth)]
 
 
-def last_number(text: str) -> Fraction | None:
-    numbers = _NUMBER.findall(half_width(text))
-    return _fraction(numbers[-1]) if numbers else None
-
-
 def _require_number(text: str) -> Fraction:
-    number = last_number(marked_answer(text) or text)
+    number = read_number(marked_answer(text) or text)
     if number is None:
         raise ConfigError(f"a number is compared with a number, got the ground truth {shorten(repr(text))}")
     return number
-
-
-def _fraction(text: str) -> Fraction | None:
-    plain, _, below = text.replace(",", "").partition("/")
-    exponent = re.search(r"[eE]([-+]?\d+)$", plain)
-    if exponent is not None and (len(exponent[1]) > 5 or abs(int(exponent[1])) > MAX_EXPONENT):
-        return None
-    if max(len(plain), len(below)) > 4 * MAX_EXPONENT or (below and not int(below)):
-        return None
-    return Fraction(plain) / (int(below) if below else 1)
-
-
-def _boxed(text: str) -> list[str]:
-    r"""The content of the last `\boxed{...}` whose braces close, ordered by their ends; inner braces are part of it.
-
-    Only that one is cut out of the text: the contents of nested boxes would take quadratic memory.
-    """
-    last, open_braces = None, []
-    for brace in _BRACES.finditer(text):
-        if brace[0] != "}":
-            open_braces.append(brace)
-        elif open_braces and (opened := open_braces.pop())[0] != "{":
-            last = (opened.end(), brace.start())
-    return [] if last is None else [text[slice(*last)]]
-
-
-def _tagged(text: str) -> list[str]:
-    end = text.rfind("</answer>")
-    start = text.rfind("<answer>", 0, max(end, 0))
-    return [text[start + len("<answer>") : end]] if start >= 0 else []

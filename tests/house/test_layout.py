@@ -107,6 +107,7 @@ ORDERS = {
         "parsers",
         "sandbox",
         "confined",
+        "answers",
         "sessions",
         "library",
         "judge",

@@ -4,38 +4,30 @@ from __future__ import annotations
 
 import json
 import re
-from decimal import Decimal, InvalidOperation
 from typing import Any
 
+from toolgym.tools.answers.marks import MAX_TEXT, hash_answer, without_thinking
+from toolgym.tools.answers.numbers import read_number
+from toolgym.tools.answers.tokens import half_width
 from toolgym.tools.errors import ConfigError
 
-_MARK = re.compile(r"####[ \t]*([^\n]*)")
+__all__ = ["final_answer", "half_width", "score_final_answer", "without_thinking"]
+
 _NUMBER = re.compile(r"\$?\s*([-+]?\$?\s*(?:\d[\d,]*(?:\.\d+)?|\.\d+))")
-
-_HALF_WIDTH = {0xFF00 + at: 0x20 + at for at in range(1, 0x5F)} | {0x2212: ord("-")}
-
-
-def half_width(text: str) -> str:
-    """Return a text with full-width letters, digits and signs as in ASCII, and the minus of mathematics as `-`."""
-    return text.translate(_HALF_WIDTH)
-
-
-def without_thinking(text: str) -> str:
-    return text.rpartition("</think>")[2].partition("<think>")[0]
 
 
 def final_answer(text: str) -> str | None:
-    """The answer after the last `####` of a text (GSM8K's convention), outside of `<think>` blocks; None if there is
-    none. A number is returned without currency signs and thousands separators; anything else as the rest of the
-    line."""
-    answers = _MARK.findall(without_thinking(text))
-    if not answers:
-        return None
-    line: str = answers[-1].strip()
-    number = _NUMBER.match(half_width(line))
-    if number:
-        return re.sub(r"[$,\s]", "", number.group(1))
-    return line or None
+    """Return the answer after the last `####` of a text (GSM8K's convention), outside of `<think>` blocks.
+
+    A plain number is returned without currency signs and thousands separators, and without the words after it. Anything
+    else is the rest of the line. None: there is no such line, or it is a heading with text after it.
+    """
+    line = _line(text)
+    number = None if line is None else _NUMBER.match(half_width(line))
+    if line is None or number is None:
+        return line
+    digits = re.sub(r"[$,\s]", "", number.group(1))
+    return digits if read_number(digits) == read_number(line) else line
 
 
 def score_final_answer(text: str, ground_truth: Any) -> float:
@@ -51,20 +43,15 @@ def score_final_answer(text: str, ground_truth: Any) -> float:
             "a final answer is compared with text, a number or a list of these, got the ground truth "
             f"{ground_truth!r}; give the env a scorer of its own"
         )
-    answer = final_answer(text)
-    if answer is None or ground_truth is None:
+    line = _line(text)
+    if line is None or ground_truth is None:
         return 0.0
     truth = ground_truth if isinstance(ground_truth, str) else json.dumps(ground_truth)
-    left, right = _number(answer), _number(truth)
+    left, right = read_number(line), read_number(truth)
     if left is not None and right is not None:
         return float(left == right)
-    line = _MARK.findall(without_thinking(text))[-1].strip()  # such as 1/2, whose number is 1
-    return float(truth.strip() in (answer, line))
+    return float(truth.strip() == line)
 
 
-def _number(text: str) -> Decimal | None:
-    try:
-        value = Decimal(re.sub(r"[$,\s]", "", half_width(text)))
-    except InvalidOperation:
-        return None
-    return value if value.is_finite() else None
+def _line(text: str) -> str | None:
+    return hash_answer(without_thinking(text)[-MAX_TEXT:])

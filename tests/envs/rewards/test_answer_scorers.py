@@ -11,7 +11,7 @@ import pytest
 from tests.envs.rewards.outcomes import outcome
 from toolgym.envs import StopReason
 from toolgym.envs.rewards import exact, numeric
-from toolgym.envs.rewards.answer import marked_answer
+from toolgym.tools.answers.marks import marked_answer
 from toolgym.tools.errors import ConfigError
 from toolgym.tools.library.final_answer import score_final_answer
 
@@ -20,7 +20,8 @@ from toolgym.tools.library.final_answer import score_final_answer
     ("text", "answer"),
     [
         ("so\n#### 42\n#### 43 \nbye", "43"),
-        (r"\boxed{1} and \boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+        (r"\boxed{1} and \boxed{\frac{1}{2}}", r"1, \frac{1}{2}"),
+        (r"\boxed{1}, no, \boxed{\frac{1}{2}}", r"\frac{1}{2}"),
         (r"\fbox {x}", "x"),
         (r"\boxed{a\boxed{b}}", r"a\boxed{b}"),
         (r"\boxed{1} \boxed{2", "1"),
