@@ -1,0 +1,83 @@
+"""Answers of words: numerals, choices, and texts with a meaning in mathematics."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+import sympy
+
+from toolgym.envs.rewards.mathematics.formulas import UnreadableError
+from toolgym.envs.rewards.mathematics.parts import JOINS, joined
+from toolgym.envs.rewards.mathematics.values import Answer, Choice, Listing, Quantity, Region, Words
+from toolgym.tools.answers.tokens import AnswerToken
+
+_ONES = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
+    "eighteen nineteen"
+)
+NUMERALS = {word: number for number, word in enumerate(_ONES.split())} | {
+    word: 10 * number
+    for number, word in enumerate(["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"], 2)
+}
+
+_EMPTY = ("no solution", "no solutions", "no real solution", "no real solutions", "empty set", "the empty set", "无解")
+_REALS = ("all real numbers", "all reals", "all real", "real numbers", "any real number")
+_CHOICE_LETTERS = "ABCDEFGHIJ"
+
+
+def as_words(tokens: Sequence[AnswerToken], *, always: bool = False) -> Answer | None:
+    """A text of words alone. Numerals and texts with a meaning in mathematics become what they mean."""
+    plain = [token for token in tokens if not token.is_symbol(".", ",", "'", "-", "!", "?", ":", '"')]
+    if not always and not all(token.kind == "word" for token in plain):
+        return None
+    text = joined(plain)
+    if text in _EMPTY:
+        return Listing((), "set")
+    if text in _REALS:
+        return Region(sympy.S.Reals)
+    if text in ("infinity", "positive infinity"):
+        return Quantity(sympy.oo)
+    number = numeral(text.split())
+    if number is not None:
+        return Quantity(sympy.Integer(number))
+    if len(plain) == 1 and len(text) == 1 and plain[0].text in _CHOICE_LETTERS:
+        return Choice(plain[0].text)
+    if len(plain) == 2 and plain[0].is_word("option", "choice", "answer") and plain[1].text in _CHOICE_LETTERS:
+        return Choice(plain[1].text)
+    return Words(re.sub(r"^(?:the|an?) ", "", text))
+
+
+def numeral(words: Sequence[str]) -> int | None:
+    if not words or len(words) > 2 or any(word not in NUMERALS for word in words):
+        return None
+    if len(words) == 1:
+        return NUMERALS[words[0]]
+    tens, ones = NUMERALS[words[0]], NUMERALS[words[1]]
+    return tens + ones if tens >= 20 and 0 < ones < 10 else None
+
+
+def as_choice(tokens: Sequence[AnswerToken], read: Callable[[Sequence[AnswerToken]], Answer]) -> Choice | None:
+    """A letter in brackets, or with a sign after it, and perhaps the value of that choice."""
+    at = 1 if tokens[0].is_word("option", "choice", "answer") else 0
+    if at == 1 and len(tokens) > 2 and tokens[1].is_word("is"):
+        at = 2
+    is_open = at < len(tokens) and tokens[at].is_symbol("(")
+    at += is_open
+    letter = tokens[at] if at < len(tokens) else None
+    if letter is None or letter.kind not in ("letter", "word") or letter.text not in _CHOICE_LETTERS:
+        return None
+    rest = tokens[at + 1 :]
+    if not rest and not is_open:
+        return Choice(letter.text)
+    if not rest or not rest[0].is_symbol(*((")",) if is_open else (")", ".", ":"))):
+        return None
+    rest = rest[1:]
+    if not rest:
+        return Choice(letter.text)
+    if rest[0].is_word(*JOINS) or rest[0].is_symbol(",", ";", "=", "(") or rest[0].kind == "letter":
+        return None
+    try:
+        return Choice(letter.text, read(rest))
+    except UnreadableError:
+        return Choice(letter.text, Words(joined(rest)))
