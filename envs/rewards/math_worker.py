@@ -1,23 +1,53 @@
-"""Compares answers with `math-verify`: the work of a `ProcessPool`, which imports nothing of toolgym."""
+"""`compare`: whether an answer is the same mathematics as a ground truth. It is the work of a `ProcessPool`."""
 
 from __future__ import annotations
 
-import re
+import logging
+
+from toolgym.envs.rewards.mathematics.engine import Verdict, load, verify
+from toolgym.envs.rewards.mathematics.equality import same
+from toolgym.envs.rewards.mathematics.readings import plain_text, read_answer
+from toolgym.envs.rewards.mathematics.values import Answer
+
+__all__ = ["compare", "load"]
+
+_log = logging.getLogger(__name__)
 
 
-def load() -> None:
-    import math_verify  # noqa: F401
-
-
-def compare(truth: str, answer: str) -> str:
-    """Return `right`, `wrong`, or `no truth` if the ground truth cannot be read as mathematics."""
-    from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
-
-    configs = [LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig()]
-    boxed = f"\\boxed{{{truth}}}"
-    marked = truth if "\\boxed" in truth or re.search(r"(?<!\\)\$", truth) else boxed  # `\$` is a dollar
-    # Without time-outs of its own, which need signals: the parent has a deadline.
-    gold = parse(marked, configs, parsing_timeout=None) or parse(boxed, configs, parsing_timeout=None)
-    if not gold:
+def compare(truth: str, answer: str) -> Verdict:
+    """Return `right` or `wrong`, `unreadable` if the answer is not mathematics, or `no truth` if the truth is not."""
+    text = plain_text(truth)
+    if not text:
         return "no truth"
-    return "right" if verify(gold, parse(answer, configs, parsing_timeout=None), timeout_seconds=None) else "wrong"
+    if text == plain_text(answer):
+        return "right"
+    truths, answers = _readings(truth), _readings(answer)
+    verdicts = [_same(gold, reading) for gold in truths for reading in answers]
+    if True in verdicts:
+        return "right"
+    if verdicts and None not in verdicts:
+        return "wrong"
+    verdict = verify(truth, answer)
+    if verdict == "no truth" and truths:
+        return "wrong" if answers else "unreadable"
+    return "unreadable" if verdict == "wrong" and not answers else verdict
+
+
+def _same(truth: Answer, answer: Answer) -> bool | None:
+    """Whether two answers are the same; None if SymPy cannot tell."""
+    try:
+        return same(truth, answer)
+    except Exception as error:  # noqa: BLE001  SymPy raises whatever it likes
+        _log.debug("two answers cannot be compared: %r", error)
+        return None
+
+
+def _readings(text: str) -> list[Answer]:
+    r"""Return the answers that a text may be: `1,200` is a number or a list. The ground truth decides between them."""
+    readings = []
+    for groups in (True, False) if "," in text else (True,):
+        try:
+            readings.append(read_answer(text, groups=groups))
+        except Exception as error:  # noqa: BLE001  SymPy raises whatever it likes
+            _log.debug("an answer cannot be read: %r", error)
+    return readings

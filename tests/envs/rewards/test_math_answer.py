@@ -17,7 +17,7 @@ from toolgym.tools.errors import ConfigError, MissingExtraError
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("math_verify") is None, reason="needs the extra math")
 
-HANGS = r"\boxed{9^{9^{9^{9^{9}}}}}"
+HANGS = r"\boxed{\sin(10^{1000000})}"
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -76,7 +76,7 @@ def _is_worker(process):
     ],
 )
 async def test_equal_as_mathematics(text, truth, score):
-    assert await same_value(timeout=60)(outcome(text, truth=truth)) == Score(score)
+    assert (await same_value(timeout=60)(outcome(text, truth=truth))).value == score
 
 
 async def test_a_comparison_that_does_not_end_is_no_right_answer_and_holds_nothing_up(no_workers):
@@ -93,10 +93,10 @@ async def test_a_comparison_that_does_not_end_is_no_right_answer_and_holds_nothi
     ticking = asyncio.create_task(tick())
     found = await scorer(outcome(HANGS, truth="5"))
     ticking.cancel()
-    assert found == Score(0.0, {"not_comparable": 1.0})
+    assert found == Score(0.0, {"no_answer": 0.0, "unreadable": 0.0, "not_comparable": 1.0})
     assert ticks > 5
     assert processes() == []  # it was killed
-    assert await same_value(timeout=60)(outcome(r"\boxed{1.0}", truth="1")) == Score(1.0)
+    assert (await same_value(timeout=60)(outcome(r"\boxed{1.0}", truth="1"))).value == 1.0
 
 
 async def test_a_worker_that_died_is_replaced(no_workers):
@@ -104,7 +104,7 @@ async def test_a_worker_that_died_is_replaced(no_workers):
     await scorer(outcome(r"\boxed{1.0}", truth="1"))
     [worker] = processes()
     os.kill(worker.pid, signal.SIGKILL)
-    assert await scorer(outcome(r"\boxed{2.0}", truth="2")) == Score(1.0)
+    assert (await scorer(outcome(r"\boxed{2.0}", truth="2"))).value == 1.0
 
 
 async def test_a_comparison_that_is_cancelled_leaves_no_process(no_workers):
@@ -135,7 +135,25 @@ async def test_a_ground_truth_that_is_no_mathematics_is_the_users_error():
 
 async def test_an_episode_without_an_answer_scores_nothing():
     cut = outcome(r"\boxed{1}", truth="1", stop_reason=StopReason.MAX_TURNS)
-    assert await same_value()(cut) == Score(0.0)
+    assert (await same_value()(cut)).value == 0.0
+
+
+@pytest.mark.parametrize(
+    ("text", "remark"),
+    [
+        ("I do not know.", "no_answer"),
+        (r"\boxed{}", "no_answer"),
+        (r"\boxed{\frac{1}{}", "no_answer"),
+        (r"\boxed{5 + }", "unreadable"),
+        (r"\boxed{" + "9" * 9000 + "}", "unreadable"),
+        (r"\boxed{6}", None),
+        (r"\boxed{\text{six}}", None),
+    ],
+)
+async def test_the_components_tell_what_cannot_be_read_from_what_is_wrong(text, remark):
+    score = await same_value(timeout=60)(outcome(text, truth="5"))
+    names = ("no_answer", "unreadable", "not_comparable")
+    assert (score.value, score.components) == (0.0, {name: float(name == remark) for name in names})
 
 
 def test_a_missing_extra_is_said_when_the_scorer_is_made(monkeypatch):

@@ -1,0 +1,163 @@
+"""Answers of several values: lists, tuples, sets, intervals, unions and matrices."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import sympy
+
+from toolgym.envs.rewards.mathematics.formulas import UnreadableError, read_formula
+from toolgym.envs.rewards.mathematics.parts import closes, closing_of, opens, split
+from toolgym.envs.rewards.mathematics.values import Answer, Listing, Matrix, Named, Quantity, Region
+from toolgym.tools.answers.tokens import AnswerToken, read_tokens, word_set
+
+MAX_ITEMS = 200
+
+Read = Callable[[Sequence[AnswerToken]], Answer]
+
+_MATRICES = word_set("matrix pmatrix bmatrix Bmatrix smallmatrix array psmallmatrix bsmallmatrix")
+_BEGIN = re.compile(r"\\begin\s*\{(\w+\*?)\}(?:\s*\{[clr|\s]*\})?")
+
+
+def as_listing(parts: Sequence[Sequence[AnswerToken]], read: Read) -> Answer:
+    if len(parts) > MAX_ITEMS:
+        raise UnreadableError("the answer has too many parts")
+    items = [read(part) for part in parts]
+    first = items[0]
+    if isinstance(first, Named) and not any(isinstance(item, Named) for item in items[1:]):  # n = 4, 5, 6
+        items[0] = first.value
+    regions = [item for item in items if isinstance(item, Region)]
+    if len(regions) == len(items) and any(region.name for region in regions):  # x < 1 or x > 2
+        return Region(sympy.Union(*(region.points for region in regions)), regions[0].name)
+    return Listing(tuple(_flattened(items)), "bare")
+
+
+def _flattened(items: Sequence[Answer]) -> list[Answer]:
+    names = {item.name for item in items if isinstance(item, Named)}
+    if len(names) == 1:  # x = 1 or x = 2
+        items = [item.value if isinstance(item, Named) else item for item in items]
+    flat: list[Answer] = []
+    for item in items:
+        flat += item.items if isinstance(item, Listing) and item.kind == "bare" else [item]
+    return flat
+
+
+def as_bracketed(tokens: Sequence[AnswerToken], read: Read) -> Answer | None:
+    if not opens(tokens[0]) or closing_of(tokens, 0) != len(tokens) - 1:
+        return None
+    opening, closing, inner = tokens[0].text, tokens[-1].text, list(tokens[1:-1])
+    if opening == "{" and tokens[0].kind == "command":
+        return _as_set(inner, read)
+    parts = split(inner, (",", ";"), joins=False)
+    if len(parts) == 1:
+        if opening in ("(", "{") and not _is_formula(tokens):
+            return read(inner)
+        if opening == "[" and closing == "]":
+            return read(inner)
+        return None
+    if any(not part for part in parts):
+        raise UnreadableError("a part in brackets is empty")
+    items = tuple(read(part) for part in parts)
+    if opening in ("langle", "lbrack") and opening == "langle":
+        return Listing(items, "tuple")
+    if len(items) == 2 and (interval := _interval(items, opening == "(", closing == ")")) is not None:
+        return interval
+    return Listing(items, "bracket" if opening == "[" else "tuple")
+
+
+def _is_formula(tokens: Sequence[AnswerToken]) -> bool:
+    try:
+        read_formula(tokens)
+    except UnreadableError:
+        return False
+    return True
+
+
+def _as_set(inner: Sequence[AnswerToken], read: Read) -> Answer:
+    if not inner:
+        return Listing((), "set")
+    for at, token in enumerate(inner):
+        if token.is_command("mid") or token.is_symbol(":", "|"):  # { x | x > 5 }
+            condition = read(inner[at + 1 :])
+            if isinstance(condition, Region):
+                return condition
+            raise UnreadableError("the condition of a set")
+    items = [read(part) for part in split(inner, (",", ";"))]
+    flat: list[Answer] = []
+    for item in items:
+        flat += item.items if isinstance(item, Listing) and item.kind == "bare" else [item]
+    return Listing(tuple(flat), "set")
+
+
+def _interval(items: Sequence[Answer], left_open: bool, right_open: bool) -> Answer | None:
+    low, high = items
+    if not (isinstance(low, Quantity) and isinstance(high, Quantity)) or low.unit or high.unit:
+        return None
+    ends = low.formula, high.formula
+    is_real = all(end.is_extended_real and not end.free_symbols for end in ends)
+    if not is_real or (left_open != right_open and not ends[0].is_comparable and not ends[0].is_infinite):
+        return None
+    pair = Listing(tuple(items), "tuple") if left_open and right_open else None
+    if not left_open and not right_open:
+        pair = Listing(tuple(items), "bracket")
+    if sympy.Lt(*ends) != True:  # noqa: E712  a relation of SymPy
+        return pair
+    return Region(sympy.Interval(*ends, left_open, right_open), pair=pair)
+
+
+def as_union(tokens: Sequence[AnswerToken], read: Read) -> Answer | None:
+    """A union of intervals, all real numbers, or a set without some of its points."""
+    if len(tokens) == 1:
+        if tokens[0].is_command("emptyset"):
+            return Listing((), "set")
+        sets = {"setR": sympy.S.Reals, "setZ": sympy.S.Integers, "setN": sympy.S.Naturals, "setQ": sympy.S.Rationals}
+        return Region(sets[tokens[0].text]) if tokens[0].kind == "command" and tokens[0].text in sets else None
+    for command, join in (("setminus", sympy.Complement), ("cup", sympy.Union), ("cap", sympy.Intersection)):
+        parts: list[list[AnswerToken]] = [[]]
+        depth = 0
+        for token in tokens:
+            depth += opens(token) - closes(token)
+            if depth == 0 and token.is_command(command):
+                parts.append([])
+            else:
+                parts[-1].append(token)
+        if len(parts) > 1:
+            sets_of_parts = [points_of(read(part)) for part in parts]
+            if any(points is None for points in sets_of_parts):
+                raise UnreadableError("a part of a union")
+            points = sets_of_parts[0]
+            for other in sets_of_parts[1:]:
+                points = join(points, other)
+            return Region(points)
+    return None
+
+
+def points_of(answer: Answer) -> Any:
+    """Return the set of SymPy that an answer is as a set of numbers; None if it is not one."""
+    if isinstance(answer, Region):
+        return answer.points
+    if isinstance(answer, Listing) and answer.kind in ("set", "bare"):
+        formulas = [item.formula for item in answer.items if isinstance(item, Quantity)]
+        return sympy.FiniteSet(*formulas) if len(formulas) == len(answer.items) else None
+    return None
+
+
+def as_matrix(text: str, read: Callable[[str], Answer]) -> Answer:
+    """An answer with a matrix: the matrix alone, or with a name before it."""
+    begin = _BEGIN.search(text)
+    end = text.rfind("\\end")
+    if begin is None or end < begin.end() or begin[1] not in _MATRICES or "\\begin" in text[begin.end() : end]:
+        raise UnreadableError("an environment that is not a matrix")
+    around = text[: begin.start()] + " \\matrix " + text[end:].partition("}")[2]
+    rows = [row for row in re.split(r"\\\\(?:\[\w+\])?|\\cr", text[begin.end() : end]) if row.strip()]
+    matrix = Matrix(tuple(tuple(read(cell) for cell in row.split("&")) for row in rows))
+    tokens = [token for token in read_tokens(around) if not token.is_symbol("(", ")", "[", "]", ".", ",", "{", "}")]
+    place = next(at for at, token in enumerate(tokens) if token.is_command("matrix"))
+    before, after = tokens[:place], tokens[place + 1 :]
+    if after or (before and not before[-1].is_symbol("=")):
+        raise UnreadableError("a formula with a matrix")
+    if not before:
+        return matrix
+    return Named("".join(token.text for token in before[:-1]), matrix)

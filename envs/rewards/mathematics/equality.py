@@ -1,0 +1,368 @@
+"""Whether two answers are the same, by what they are. Numbers are compared exactly."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import sympy
+
+from toolgym.envs.rewards.mathematics.units import UNITS
+from toolgym.envs.rewards.mathematics.values import (
+    Answer,
+    Based,
+    Choice,
+    Listing,
+    Matrix,
+    Named,
+    Quantity,
+    Ratio,
+    Region,
+    Relation,
+    Words,
+)
+
+MIN_DECIMALS = 6
+"""Digits after the point, and significant digits, of a decimal that stands for all values that round to it."""
+
+NOISE_DIGITS = 15
+"""Significant digits of a decimal that a computer has rounded."""
+
+PRECISION = 60
+POINTS = 6
+
+
+def same(truth: Answer, answer: Answer) -> bool:
+    """Whether an answer is what the ground truth is. The ground truth decides what an ambiguous answer means."""
+    if isinstance(answer, Choice) and not isinstance(truth, Choice):
+        return answer.value is not None and same(truth, answer.value)
+    for kinds, compare in _COMPARISONS:
+        if isinstance(truth, kinds):
+            return compare(truth, answer)
+    raise TypeError(f"no comparison for {type(truth).__name__}")
+
+
+def _value(answer: Answer) -> Answer:
+    """An answer without its name, and a list or set of one value as that value."""
+    while True:
+        if isinstance(answer, Named):
+            answer = answer.value
+        elif isinstance(answer, Listing) and len(answer.items) == 1:
+            answer = answer.items[0]
+        else:
+            return answer
+
+
+# ---------------------------------------------------------------------- numbers
+
+
+def _same_quantity(truth: Quantity, answer: Answer) -> bool:
+    answer = _value(answer)
+    if isinstance(answer, Based):
+        return answer.value is not None and same_formula(truth.formula, sympy.Integer(answer.value))
+    if isinstance(answer, Ratio) and len(answer.terms) == 2 and not answer.is_time:
+        quotient = _quotient(answer)
+        return quotient is not None and same_formula(truth.formula, quotient)
+    if isinstance(answer, Listing) and len(answer.items) > 1:
+        return all(_same_quantity(truth, item) for item in answer.items)  # 5, 5
+    if not isinstance(answer, Quantity):
+        return False
+    if truth.unit is not None and answer.unit is not None and truth.unit != answer.unit:
+        if truth.unit.dimension != answer.unit.dimension:
+            return False
+        factors = [sympy.Rational(unit.factor.numerator, unit.factor.denominator) for unit in (truth.unit, answer.unit)]
+        return same_formula(truth.formula * factors[0], answer.formula * factors[1])
+    if answer.parts and truth.unit is None:
+        return False
+    if _same_number(truth, answer):
+        return True
+    if truth.is_percent and not answer.is_percent:
+        return same_formula(truth.formula / 100, answer.formula)
+    in_degrees = truth.unit == UNITS["degree"] and answer.unit is None and answer.formula.has(sympy.pi)
+    return in_degrees and same_formula(truth.formula * sympy.pi / 180, answer.formula)
+
+
+def _same_number(truth: Quantity, answer: Quantity) -> bool:
+    if truth.formula == answer.formula:
+        return True
+    for decimal, other in ((truth, answer), (answer, truth)):
+        if decimal.decimals >= 0 and _rounds_to(decimal, other):
+            return True
+    return same_formula(truth.formula, answer.formula)
+
+
+def _rounds_to(decimal: Quantity, other: Quantity) -> bool:
+    """Whether a decimal with enough digits is the other value, rounded at its last digit."""
+    if decimal.decimals < MIN_DECIMALS or decimal.digits < MIN_DECIMALS:
+        return False
+    if 0 <= other.decimals < decimal.decimals and decimal.digits < NOISE_DIGITS:
+        return False  # the shorter decimal would have to be the rounded one
+    if other.formula.free_symbols or not other.formula.is_comparable:
+        return False
+    difference = abs(sympy.N(other.formula - decimal.formula, PRECISION))
+    if decimal.digits >= NOISE_DIGITS and difference <= abs(decimal.formula) * sympy.Rational(1, 10**12):
+        return True
+    return bool(difference <= sympy.Rational(1, 2) / sympy.Integer(10) ** decimal.decimals)
+
+
+def same_formula(truth: Any, answer: Any) -> bool:
+    """Whether two SymPy expressions are equal wherever both are real. A difference is looked for in numbers first."""
+    if truth == answer:
+        return True
+    if truth.is_Rational and answer.is_Rational:
+        return False
+    if truth.is_infinite or answer.is_infinite or truth.is_Boolean or answer.is_Boolean:
+        return False
+    difference = truth - answer
+    if difference == 0:
+        return True
+    symbols = sorted(difference.free_symbols, key=str)
+    if not symbols:
+        return _is_zero(difference, truth, answer)
+    return _agree_at_points(truth, answer, symbols)
+
+
+def _is_zero(difference: Any, truth: Any, answer: Any) -> bool:
+    values = [_number(value) for value in (truth, answer)]
+    if any(value is None for value in values):
+        return bool(sympy.simplify(difference) == 0)
+    if not _close(values[0], values[1]):
+        return False
+    return difference.is_zero is not False and abs(sympy.N(difference, 5, maxn=1000)) < sympy.Rational(1, 10**200)
+
+
+def _number(value: Any) -> Any:
+    number = sympy.N(value, PRECISION)
+    return (
+        number
+        if number.is_number and not number.has(sympy.nan, sympy.zoo) and not number.atoms(sympy.Function)
+        else None
+    )
+
+
+def _close(left: Any, right: Any) -> bool:
+    size = max(abs(left), abs(right))
+    return bool(abs(left - right) <= size * sympy.Float(10, PRECISION) ** (10 - PRECISION))
+
+
+def _agree_at_points(truth: Any, answer: Any, symbols: Sequence[Any]) -> bool:
+    """Whether two expressions agree at points drawn at random, of which at least three must be real for both."""
+    drawn = random.Random(7)
+    compared = 0
+    for at in range(4 * POINTS):
+        sign = 1 if at < 2 * POINTS else -1
+        point = {
+            symbol: sign * sympy.Rational(drawn.randint(100, 999), drawn.choice((7, 11, 13, 101))) / 10
+            for symbol in symbols
+        }
+        numbers = [_number(value.xreplace(point)) for value in (truth, answer)]
+        if any(number is None for number in numbers):
+            continue
+        if at >= 2 * POINTS and not all(number.is_real for number in numbers):
+            continue
+        if not _close(*numbers):
+            return False
+        compared += 1
+        if compared >= POINTS and at >= 2 * POINTS:
+            break
+    return compared >= 3 or bool(sympy.simplify(truth - answer) == 0)
+
+
+# ---------------------------------------------------------------------- several values
+
+
+def _same_listing(truth: Listing, answer: Answer) -> bool:
+    if isinstance(answer, Named) and not (len(truth.items) == 1 and isinstance(truth.items[0], Named)):
+        answer = answer.value
+    if isinstance(answer, Region):
+        if answer.pair is not None and truth.kind in ("tuple", "bare", "bracket"):
+            return _same_listing(truth, answer.pair)
+        return not truth.items and answer.points is sympy.S.EmptySet
+    if isinstance(answer, Matrix) and truth.kind == "tuple":
+        cells = _vector(answer)
+        return cells is not None and _all_same(truth.items, cells)
+    if not isinstance(answer, Listing):
+        answer = Listing((answer,), "bare")
+    if truth.kind == "set" and answer.kind in ("tuple", "bracket"):
+        return False
+    if truth.kind in ("tuple", "bracket"):
+        if answer.kind == "set" or (truth.kind != answer.kind and answer.kind != "bare"):
+            return False
+        return _all_same(truth.items, _in_order(answer.items))
+    if _names(truth.items) and _names(answer.items):
+        return _same_items(truth.items, answer.items)
+    if any(isinstance(item, Named) for item in (*truth.items, *answer.items)):  # x = 1, y = 2 beside 1, 2
+        return _all_same(_in_order(truth.items), _in_order(answer.items))
+    return _same_items(truth.items, answer.items)
+
+
+def _names(items: Sequence[Answer]) -> list[str]:
+    names = [item.name for item in items if isinstance(item, Named)]
+    return names if len(names) == len(items) else []
+
+
+def _in_order(items: Sequence[Answer]) -> Sequence[Answer]:
+    """Named values by their names if these are neighbours in the alphabet, such as x and y; others as they stand."""
+    names = _names(items)
+    if names and all(len(name) == 1 for name in names):
+        letters = sorted(map(ord, names))
+        if letters[-1] - letters[0] == len(letters) - 1:
+            items = sorted(items, key=lambda item: item.name if isinstance(item, Named) else "")
+    return [item.value if isinstance(item, Named) else item for item in items]
+
+
+def _all_same(truths: Sequence[Answer], answers: Sequence[Answer]) -> bool:
+    return len(truths) == len(answers) and all(map(same, truths, answers))
+
+
+def _same_items(truths: Sequence[Answer], answers: Sequence[Answer]) -> bool:
+    """Whether two lists have the same values in any order, a value that stands twice counted once."""
+    truths, answers = _distinct(truths), _distinct(answers)
+    if len(truths) != len(answers):
+        return False
+    left = list(answers)
+    for truth in truths:
+        match = next((at for at, answer in enumerate(left) if same(truth, answer)), None)
+        if match is None:
+            return False
+        left.pop(match)
+    return True
+
+
+def _distinct(items: Sequence[Answer]) -> list[Answer]:
+    kept: list[Answer] = []
+    for item in items:
+        if not any(type(item) is type(other) and same(other, item) for other in kept):
+            kept.append(item)
+    return kept
+
+
+def _vector(matrix: Matrix) -> Sequence[Answer] | None:
+    if all(len(row) == 1 for row in matrix.rows):
+        return [row[0] for row in matrix.rows]
+    return matrix.rows[0] if len(matrix.rows) == 1 else None
+
+
+def _same_matrix(truth: Matrix, answer: Answer) -> bool:
+    answer = _value(answer)
+    if isinstance(answer, Region) and answer.pair is not None:
+        answer = answer.pair
+    if isinstance(answer, Listing):
+        cells = _vector(truth)
+        return cells is not None and answer.kind in ("tuple", "bracket") and _all_same(cells, answer.items)
+    if not isinstance(answer, Matrix) or len(truth.rows) != len(answer.rows):
+        return False
+    return all(map(_all_same, truth.rows, answer.rows))
+
+
+# ---------------------------------------------------------------------- the rest
+
+
+def _same_region(truth: Region, answer: Answer) -> bool:
+    if isinstance(answer, Named):
+        answer = answer.value
+    if isinstance(answer, Listing):
+        if truth.pair is not None and answer.kind in ("tuple", "bare", "bracket"):
+            return _same_listing(truth.pair, answer)
+        return not answer.items and truth.points is sympy.S.EmptySet
+    if isinstance(answer, Matrix):
+        return truth.pair is not None and _same_listing(truth.pair, answer)
+    if not isinstance(answer, Region):
+        return False
+    if truth.name and answer.name and truth.name != answer.name:
+        return False
+    if truth.points == answer.points:
+        return True
+    if truth.pair is not None and answer.pair is not None:
+        return _same_listing(truth.pair, answer.pair)
+    try:
+        return bool(sympy.SymmetricDifference(truth.points, answer.points).is_empty)
+    except (NotImplementedError, TypeError, ValueError):
+        return False
+
+
+def _same_named(truth: Named, answer: Answer) -> bool:
+    if isinstance(answer, Named):
+        return truth.name == answer.name and same(truth.value, answer.value)
+    if isinstance(answer, Relation):
+        if not isinstance(truth.value, Quantity) or answer.sign != "=":
+            return False
+        return _same_relation(Relation("=", sympy.Symbol(truth.name), truth.value.formula), answer)
+    return same(truth.value, answer)
+
+
+def _same_relation(truth: Relation, answer: Answer) -> bool:
+    if isinstance(answer, Named) and isinstance(answer.value, Quantity):
+        answer = Relation("=", sympy.Symbol(answer.name), answer.value.formula)
+    if not isinstance(answer, Relation) or truth.sign != answer.sign:
+        return False
+    left, right = truth.left - truth.right, answer.left - answer.right
+    if left == 0 or right == 0:
+        return bool(left == right)
+    ratio = sympy.cancel(left / right)
+    if ratio.free_symbols or not ratio.is_number:
+        return False
+    return bool(ratio > 0) if truth.sign in ("<", "<=") else bool(ratio != 0)
+
+
+def _same_ratio(truth: Ratio, answer: Answer) -> bool:
+    answer = _value(answer)
+    if isinstance(answer, Quantity):
+        quotient = None if truth.is_time else _quotient(truth)
+        return quotient is not None and same_formula(quotient, answer.formula)
+    if not isinstance(answer, Ratio) or len(truth.terms) != len(answer.terms):
+        return False
+    if truth.half and answer.half and truth.half != answer.half:
+        return False
+    if _all_same(truth.terms, answer.terms):
+        return True
+    if (truth.is_time and answer.is_time) or truth.half or answer.half:
+        return False
+    left, right = _formulas(truth), _formulas(answer)
+    return None not in (left, right) and all(
+        same_formula(left[0] * there, right[0] * here) for here, there in zip(left, right, strict=True)
+    )
+
+
+def _formulas(ratio: Ratio) -> list[Any]:
+    return [term.formula for term in ratio.terms if isinstance(term, Quantity)]
+
+
+def _quotient(ratio: Ratio) -> Any:
+    formulas = _formulas(ratio)
+    return formulas[0] / formulas[1] if len(formulas) == 2 and formulas[1] != 0 else None
+
+
+def _same_based(truth: Based, answer: Answer) -> bool:
+    answer = _value(answer)
+    if isinstance(answer, Based):
+        return truth.base == answer.base and truth.digits.lstrip("0") == answer.digits.lstrip("0")
+    # The question names the base, so an answer may leave it out.
+    return (
+        isinstance(answer, Quantity) and answer.formula == sympy.Integer(truth.digits)
+        if truth.digits.isdigit()
+        else False
+    )
+
+
+def _same_choice(truth: Choice, answer: Answer) -> bool:
+    return isinstance(answer, Choice) and truth.letter == answer.letter
+
+
+def _same_words(truth: Words, answer: Answer) -> bool:
+    return isinstance(answer, Words) and truth.text == answer.text
+
+
+_COMPARISONS: tuple[tuple[type, Callable[[Any, Answer], bool]], ...] = (
+    (Quantity, _same_quantity),
+    (Listing, _same_listing),
+    (Region, _same_region),
+    (Matrix, _same_matrix),
+    (Named, _same_named),
+    (Relation, _same_relation),
+    (Ratio, _same_ratio),
+    (Based, _same_based),
+    (Choice, _same_choice),
+    (Words, _same_words),
+)

@@ -1,0 +1,189 @@
+"""Answers that are one value: a number or formula with its unit, digits in a base, a ratio or a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
+
+import sympy
+
+from toolgym.envs.rewards.mathematics.formulas import DEGREE, PLUS_MINUS, UnreadableError, rational, read_formula_at
+from toolgym.envs.rewards.mathematics.parts import JOINS, split
+from toolgym.envs.rewards.mathematics.units import NO_UNIT, UNITS, Unit, read_unit
+from toolgym.envs.rewards.mathematics.values import Answer, Based, Listing, Quantity, Ratio
+from toolgym.envs.rewards.mathematics.wordings import NUMERALS, numeral
+from toolgym.tools.answers.numbers import MULTIPLIERS, NEGATIONS
+from toolgym.tools.answers.tokens import AnswerToken, word_set
+
+_CURRENCIES: dict[str, Unit | None] = {"$": UNITS["dollar"], "euro": UNITS["euro"], "pounds": None, "yen": None}
+_PERCENT = word_set("percent pct percentage")
+_UNSAFE = word_set("to plus minus times over more less fewer than divided squared cubed factorial least most choose")
+_SINGLE_UNITS = "mgsLlhNJWV"
+
+
+def as_based(tokens: Sequence[AnswerToken]) -> Based | None:
+    if len(tokens) < 3 or not tokens[1].is_symbol("_"):
+        return None
+    index = [token for token in tokens[2:] if not token.is_symbol("{", "}", "(", ")")]
+    if len(index) != 1 or tokens[0].kind not in ("number", "word") or "." in tokens[0].text:
+        return None
+    name = index[0].text.lower()
+    base = int(name) if name.isdigit() and len(name) < 3 else NUMERALS.get(name)
+    if base is None or not 2 <= base <= 36:
+        raise UnreadableError("an index that is not a base")
+    return Based(tokens[0].text.lower(), base)
+
+
+def as_ratio(tokens: Sequence[AnswerToken]) -> Ratio | None:
+    parts = split(tokens, (":",), joins=False)
+    if len(parts) < 2 or any(not part for part in parts):
+        return None
+    half = ""
+    text = "".join(token.text for token in parts[-1]).lower().replace(".", "")
+    if text.endswith(("am", "pm")):
+        half = text[-2:]
+        parts[-1] = parts[-1][:1]
+    is_time = len(parts) < 4 and all(len(part) == 1 and part[0].text.isdigit() for part in parts)
+    is_time = (
+        is_time and int(parts[0][0].text) <= 24 and all(len(p[0].text) == 2 and p[0].text < "60" for p in parts[1:])
+    )
+    return Ratio(tuple(as_quantity(part) for part in parts), is_time, half)
+
+
+def as_quantity(tokens: Sequence[AnswerToken]) -> Answer:
+    currency: Unit | None = None
+    is_money = False
+    plain = []
+    for token in tokens:
+        if token.kind == "command" and token.text in _CURRENCIES:
+            currency, is_money = _CURRENCIES[token.text], True
+        else:
+            plain.append(token)
+    if not plain:
+        raise UnreadableError("a currency alone")
+    start = 1 if plain[0].is_symbol("-", "+") else 0
+    if not is_money and (spelt := _spelt(plain)) is not None:
+        return spelt
+    end = _unit_letter(plain)
+    formula, stop = read_formula_at(plain[:end])
+    rest = plain[stop:]
+    decimals, digits = _decimal(plain[start:stop])
+    quantity = Quantity(formula, currency, decimals=decimals, digits=digits)
+    return _expanded(_with_tail(quantity, rest))
+
+
+def _spelt(tokens: Sequence[AnswerToken]) -> Answer | None:
+    """A numeral with a unit, such as "five apples"."""
+    if not tokens[0].is_word(*NUMERALS):
+        return None
+    count = 2 if len(tokens) > 1 and tokens[1].is_word(*NUMERALS) else 1
+    number = numeral([token.text.lower() for token in tokens[:count]])
+    if number is None:
+        raise UnreadableError("a numeral")
+    return _with_tail(Quantity(sympy.Integer(number)), tokens[count:])
+
+
+def _unit_letter(tokens: Sequence[AnswerToken]) -> int:
+    """Return the index of a unit of one letter at the end, as in `64 m`. `2m` is a product."""
+    at = len(tokens) - 1
+    if at > 1 and tokens[at - 1].is_symbol("^"):
+        at -= 2
+    if at > 0 and tokens[at].kind == "letter" and tokens[at].spaced and tokens[at].text in _SINGLE_UNITS:
+        before = tokens[at - 1]
+        if before.kind in ("number", "repeating") or before.is_symbol(")", "}"):
+            return at
+    return len(tokens)
+
+
+def _decimal(tokens: Sequence[AnswerToken]) -> tuple[int, int]:
+    """The digits after the point of a plain decimal, and its significant ones."""
+    if not tokens or tokens[0].kind != "number":
+        return -1, 0
+    mantissa, _, exponent = tokens[0].text.lower().partition("e")
+    whole, point, fixed = mantissa.partition(".")
+    if not point:
+        return -1, 0
+    shift = int(exponent or 0)
+    if len(tokens) > 1:
+        texts = [token.text for token in tokens[1:] if not token.is_symbol("{", "}")]
+        if len(texts) < 3 or texts[0] not in ("times", "cdot", "*") or texts[1:3] != ["10", "^"]:
+            return -1, 0
+        try:
+            shift = int("".join(texts[3:]))
+        except ValueError:
+            return -1, 0
+    return len(fixed) - shift, len((whole + fixed).lstrip("0"))
+
+
+def _with_tail(quantity: Quantity, rest: Sequence[AnswerToken]) -> Quantity:
+    """Read what follows a number: a percent sign, a unit, a word that multiplies, a remark."""
+    if not rest:
+        return _with_degrees(quantity)
+    first = rest[0]
+    if first.is_symbol("%") or first.is_command("%") or first.is_word(*_PERCENT):
+        return _remarked(replace(quantity, is_percent=True), rest[1:])
+    if first.is_word(*MULTIPLIERS):
+        formula = quantity.formula * MULTIPLIERS[first.text.lower()]
+        return _with_tail(replace(quantity, formula=formula, decimals=-1), rest[1:])
+    if first.kind == "word" and first.text[:1] in MULTIPLIERS and not first.text.isascii():  # 5万元
+        formula = quantity.formula * MULTIPLIERS[first.text[0]]
+        rest = [first._replace(text=first.text[1:]), *rest[1:]] if first.text[1:] else rest[1:]
+        return _with_tail(replace(quantity, formula=formula, decimals=-1), rest)
+    quantity = _with_degrees(quantity)
+    for end in range(len(rest), 0, -1):
+        unit = read_unit(rest[:end])
+        if unit is None:
+            continue
+        known = unit if quantity.unit is None else quantity.unit
+        if end < len(rest) and rest[end].kind == "number":
+            return _added(replace(quantity, unit=known), rest[end:])
+        return _remarked(replace(quantity, unit=known), rest[end:])
+    return _remarked(quantity, rest)
+
+
+def _added(quantity: Quantity, rest: Sequence[AnswerToken]) -> Quantity:
+    """The sum of 5 feet and 3 inches, in the base unit."""
+    second = as_quantity(rest)
+    unit = quantity.unit or NO_UNIT
+    if not isinstance(second, Quantity) or second.unit is None or second.unit.dimension != unit.dimension:
+        raise UnreadableError("two quantities in a row")
+    total = quantity.formula * rational(unit.factor) + second.formula * rational(second.unit.factor)
+    return Quantity(total, Unit(unit.dimension, Fraction(1)), parts=True)
+
+
+def _remarked(quantity: Quantity, rest: Sequence[AnswerToken]) -> Quantity:
+    """Accept words after a value that leave it as it is."""
+    rest = [token for token in rest if not token.is_symbol(".", ",")]
+    if not rest:
+        return quantity
+    first = rest[0]
+    if first.kind == "letter" and first.upright is False and not first.spaced:
+        raise UnreadableError("a letter after a value")
+    if any(token.kind in ("command",) or token.is_symbol("=", "<", ">", "+", "/", "_") for token in rest):
+        raise UnreadableError("a formula after a value")
+    if any(token.is_word(*JOINS, *NEGATIONS, *MULTIPLIERS, *_UNSAFE) for token in rest):
+        raise UnreadableError("words after a value that may change it")
+    if first.kind == "word" or (first.is_symbol("(") and len(rest) > 1 and rest[1].kind == "word"):
+        return quantity
+    if first.is_symbol("^") and quantity.unit is not None:
+        return quantity
+    raise UnreadableError("something after a value")
+
+
+def _with_degrees(quantity: Quantity) -> Quantity:
+    formula = quantity.formula
+    if not formula.has(DEGREE):
+        return quantity
+    per_degree = formula.coeff(DEGREE) if formula.is_Add else formula / DEGREE
+    if per_degree.has(DEGREE) or sympy.expand(per_degree * DEGREE - formula) != 0:
+        raise UnreadableError("degrees inside of a formula")
+    return replace(quantity, formula=per_degree, unit=UNITS["degree"])
+
+
+def _expanded(quantity: Quantity) -> Answer:
+    r"""Both values of a quantity with `\pm`."""
+    if not quantity.formula.has(PLUS_MINUS):
+        return quantity
+    formulas = [quantity.formula.subs(PLUS_MINUS, sign) for sign in (1, -1)]
+    return Listing(tuple(replace(quantity, formula=formula) for formula in formulas), "bare")
