@@ -6,7 +6,7 @@ import logging
 
 from toolgym.envs.rewards.mathematics.engine import Verdict, load, verify
 from toolgym.envs.rewards.mathematics.equality import same
-from toolgym.envs.rewards.mathematics.readings import plain_text, read_answer
+from toolgym.envs.rewards.mathematics.readings import plain_texts, read_answer
 from toolgym.envs.rewards.mathematics.values import Answer
 
 __all__ = ["compare", "load"]
@@ -16,10 +16,10 @@ _log = logging.getLogger(__name__)
 
 def compare(truth: str, answer: str) -> Verdict:
     """Return `right` or `wrong`, `unreadable` if the answer is not mathematics, or `no truth` if the truth is not."""
-    text = plain_text(truth)
-    if not text:
+    texts = plain_texts(truth)
+    if not texts:
         return "no truth"
-    if text == plain_text(answer):
+    if texts & plain_texts(answer):
         return "right"
     truths, answers = _readings(truth), _readings(answer)
     verdicts = [_same(gold, reading) for gold in truths for reading in answers]
@@ -27,7 +27,11 @@ def compare(truth: str, answer: str) -> Verdict:
         return "right"
     if verdicts and None not in verdicts:
         return "wrong"
-    verdict = verify(truth, answer)
+    try:
+        verdict = verify(truth, answer)
+    except Exception as error:  # noqa: BLE001  math-verify and SymPy raise whatever they like
+        _log.debug("math-verify cannot compare two answers: %r", error)
+        return "unreadable"
     if verdict == "no truth" and truths:
         return "wrong" if answers else "unreadable"
     return "unreadable" if verdict == "wrong" and not answers else verdict

@@ -51,8 +51,8 @@ FUNCTIONS = word_set(
 """Names that are functions also without a backslash."""
 
 _SHORT_WORDS = word_set(
-    "an and any are as at be but by can did do far few for has had hot if in is it its lot may new nor not no "
-    "now odd of off old on one or our out own per red she so sum ten that the to top two up was way we why yes "
+    "an and any are isn don won as at be but by can did do far few for has had hot if in is it its lot may new nor "
+    "not no now odd of off old on one or our out own per red she so sum ten that the to top two up was way we why yes "
     "yet you all six low cm mm km dm nm ft yd mi kg mg lb lbs oz ml cl kl hr hrs min sec ms mph kph cal kj kw "
     "pm am gal deg rad men day sq cu cup age bus cat dog egg hat inf pen pie pet cow hen boy pts usd"
 )
@@ -73,10 +73,10 @@ _COMMANDS_OF_SIGNS = {
     "∖": r"\setminus ", "≡": r"\equiv ", "∼": r"\sim ", "∧": r"\land ", "∨": r"\lor ", "∀": r"\forall ",
     "∃": r"\exists ", "\u2009": r"\,", "\u202f": r"\,", "\u00a0": r"\,", "\u2061": "", "\u200b": "", "\ufeff": "",
 }  # fmt: skip
-_SUPERSCRIPTS = {"⁰¹²³⁴⁵⁶⁷⁸⁹⁻ⁿ"[at]: "^{" + "0123456789-n"[at] + "}" for at in range(12)}
-_SUBSCRIPTS = {chr(0x2080 + digit): f"_{{{digit}}}" for digit in range(10)}
-_SIGNS = str.maketrans(_COMMANDS_OF_SIGNS | _SUPERSCRIPTS | _SUBSCRIPTS)
-_SCRIPT_RUN = re.compile(r"\}([_^])\{(?=[-\dn]\})")
+_SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻ⁿ", "0123456789-n")
+_SUBSCRIPTS = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
+_SCRIPTS = re.compile(r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁻ⁿ]+|[₀-₉]+")
+_SIGNS = str.maketrans(_COMMANDS_OF_SIGNS)
 
 _LOOKS = word_set(
     "displaystyle textstyle scriptstyle left right middle big Big bigg Bigg bigl bigr Bigl Bigr biggl biggr "
@@ -120,8 +120,13 @@ def half_width(text: str) -> str:
 
 def plain_signs(text: str) -> str:
     r"""Return a text with the signs of Unicode as LaTeX: `√` as `\sqrt`, `²` as `^{2}`, a narrow space as `\,`."""
-    text = half_width(text).translate(_SIGNS)
-    return _SCRIPT_RUN.sub("", text)  # 10¹² is 10^{12}
+    return _SCRIPTS.sub(_plain_script, half_width(text).translate(_SIGNS))
+
+
+def _plain_script(script: re.Match[str]) -> str:
+    if "₀" <= script[0][0] <= "₉":
+        return f"_{{{script[0].translate(_SUBSCRIPTS)}}}"
+    return f"^{{{script[0].translate(_SUPERSCRIPTS)}}}"
 
 
 def read_tokens(text: str, *, groups: bool = True) -> list[AnswerToken]:
@@ -193,13 +198,17 @@ class _Reader:
                 self._closings.append("upright" if upright else "drop")
                 self._upright += upright
             return []
+        if name == "colon":
+            return [self._new("symbol", ":")]
         if name in "{}":
             self._brackets += 1 if name == "{" else -1
         return [self._new("command", _SAME_COMMANDS.get(name, name))]
 
     def _blackboard(self) -> list[AnswerToken]:
+        """Read the rest of `\\mathbb{R}`, whose brace has been read."""
         letter = self._peek_group()
-        self._skip_group()
+        end = self._text.find("}", self._at)
+        self._at = len(self._text) if end < 0 else end + 1
         return [self._new("command", f"set{letter}")]
 
     def _letters(self, text: str) -> list[AnswerToken]:

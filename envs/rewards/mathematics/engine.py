@@ -48,7 +48,7 @@ def verify(truth: str, answer: str) -> Verdict:
         return "wrong"
     values = [next((value for value in side if not isinstance(value, str)), None) for side in (gold, parsed)]
     if all(isinstance(value, Expr) for value in values):
-        return "right" if same_formula(*values) else "wrong"
+        return "right" if same_formula(*(value.doit() for value in values)) else "wrong"
     return "right" if math_verify.verify(gold, parsed, timeout_seconds=None) else "wrong"
 
 

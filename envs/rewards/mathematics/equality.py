@@ -263,7 +263,7 @@ def _same_region(truth: Region, answer: Answer) -> bool:
     if isinstance(answer, Named):
         answer = answer.value
     if isinstance(answer, Listing):
-        if truth.pair is not None and answer.kind in ("tuple", "bare", "bracket"):
+        if truth.pair is not None and truth.pair.kind == "tuple" and answer.kind in ("tuple", "bare"):
             return _same_listing(truth.pair, answer)
         return not answer.items and truth.points is sympy.S.EmptySet
     if isinstance(answer, Matrix):
@@ -272,7 +272,7 @@ def _same_region(truth: Region, answer: Answer) -> bool:
         return False
     if truth.name and answer.name and truth.name != answer.name:
         return False
-    if truth.points == answer.points:
+    if truth.points == answer.points or _both_all(truth.points, answer.points):
         return True
     if truth.pair is not None and answer.pair is not None:
         return _same_listing(truth.pair, answer.pair)
@@ -280,6 +280,11 @@ def _same_region(truth: Region, answer: Answer) -> bool:
         return bool(sympy.SymmetricDifference(truth.points, answer.points).is_empty)
     except (NotImplementedError, TypeError, ValueError):
         return False
+
+
+def _both_all(left: Any, right: Any) -> bool:
+    everything = sympy.Interval(-sympy.oo, sympy.oo)
+    return all(points in (sympy.S.Reals, everything) for points in (left, right))
 
 
 def _same_named(truth: Named, answer: Answer) -> bool:

@@ -29,7 +29,7 @@ GREEK = word_set(
     "psi omega Gamma Delta Theta Lambda Xi Sigma Upsilon Phi Psi Omega ell hbar"
 )
 
-_power = sympy.Function("power")  # a power that is too long to be written out
+_power, _factorial, _binomial = map(sympy.Function, ("power", "factorial", "binomial"))  # too long to be written out
 
 _FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "sin": sympy.sin, "cos": sympy.cos, "tan": sympy.tan, "cot": sympy.cot, "sec": sympy.sec, "csc": sympy.csc,
@@ -227,9 +227,8 @@ class _Formula:
             if self._take_symbol("!"):
                 if self._next_symbol("!", "="):
                     raise UnreadableError("a double factorial")
-                if value.is_Integer and not 0 <= value <= MAX_FACTORIAL:
-                    raise UnreadableError("a factorial is too long")
-                value = sympy.factorial(value)
+                is_long = value.is_Number and not 0 <= value <= MAX_FACTORIAL
+                value = _factorial(value) if is_long else sympy.factorial(value)
             elif self._next_symbol("^") and self._at_degree():
                 self.at += 1
                 self.at += 3 if self._next_symbol("{") else 1
@@ -373,9 +372,8 @@ class _Formula:
 
     def binomial(self) -> Any:
         above, below = self._atom_digit(), self._atom_digit()
-        if above.is_Integer and not -MAX_FACTORIAL <= above <= MAX_FACTORIAL:
-            raise UnreadableError("a binomial is too long")
-        return sympy.binomial(above, below)
+        is_long = above.is_Number and not -MAX_FACTORIAL <= above <= MAX_FACTORIAL
+        return _binomial(above, below) if is_long else sympy.binomial(above, below)
 
     def rounded(self, closing: str, function: Callable[[Any], Any]) -> Any:
         value = self.sum()

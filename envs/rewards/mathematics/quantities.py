@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
@@ -23,16 +24,16 @@ _SINGLE_UNITS = "mgsLlhNJWV"
 
 
 def as_based(tokens: Sequence[AnswerToken]) -> Based | None:
-    if len(tokens) < 3 or not tokens[1].is_symbol("_"):
-        return None
-    index = [token for token in tokens[2:] if not token.is_symbol("{", "}", "(", ")")]
-    if len(index) != 1 or tokens[0].kind not in ("number", "word") or "." in tokens[0].text:
+    place = next((at for at, token in enumerate(tokens) if token.is_symbol("_")), 0)
+    digits = "".join(token.text for token in tokens[:place])
+    index = [token for token in tokens[place + 1 :] if not token.is_symbol("{", "}", "(", ")")]
+    if len(index) != 1 or not re.fullmatch("[0-9A-Z]*[0-9][0-9A-Z]*", digits):
         return None
     name = index[0].text.lower()
     base = int(name) if name.isdigit() and len(name) < 3 else NUMERALS.get(name)
     if base is None or not 2 <= base <= 36:
         raise UnreadableError("an index that is not a base")
-    return Based(tokens[0].text.lower(), base)
+    return Based(digits, base)
 
 
 def as_ratio(tokens: Sequence[AnswerToken]) -> Ratio | None:

@@ -31,11 +31,24 @@ def read_answer(text: str, *, groups: bool = True) -> Answer:
     return _read(tokens)
 
 
-def plain_text(text: str) -> str:
-    """Return a text without its look, so that equal texts are equal answers: `\\text{ Red}` is `red`, `7 t` is `7t`."""
+def plain_texts(text: str) -> set[str]:
+    """Return a text without its look, so that equal texts are equal answers: as formulas, and as words in any case.
+
+    `\\text{ Red}` is `red`, and `7 t` is `7t`.
+    """
     tokens = stripped(read_tokens(text)[:MAX_TOKENS])
-    is_words = all(token.kind in ("word", "symbol", "number") for token in tokens)
-    return joined(tokens) if is_words else "".join(f"\\{t.text}" if t.kind == "command" else t.text for t in tokens)
+    if not tokens:
+        return set()
+    texts = {"".join(_apart(before, token) for before, token in zip([None, *tokens], tokens, strict=False))}
+    if all(token.kind in ("word", "symbol", "number") for token in tokens):
+        texts.add(joined(tokens))
+    return texts
+
+
+def _apart(before: AnswerToken | None, token: AnswerToken) -> str:
+    text = f"\\{token.text}" if token.kind == "command" else token.text
+    is_blank = before is not None and before.kind == token.kind and token.kind in ("number", "word")
+    return f" {text}" if is_blank else text
 
 
 def _read(tokens: Sequence[AnswerToken]) -> Answer:

@@ -75,7 +75,7 @@ def as_choice(tokens: Sequence[AnswerToken], read: Callable[[Sequence[AnswerToke
     rest = rest[1:]
     if not rest:
         return Choice(letter.text)
-    if rest[0].is_word(*JOINS) or rest[0].is_symbol(",", ";", "=", "(") or rest[0].kind == "letter":
+    if rest[0].is_word(*JOINS) or rest[0].is_symbol(",", ";", "=", "("):
         return None
     try:
         return Choice(letter.text, read(rest))

@@ -1,0 +1,68 @@
+r"""Labelled pairs of a ground truth and a turn: no right answer is refused, and no wrong one is paid."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+
+from toolgym.envs.rewards.answer import found_answer
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("math_verify") is None, reason="needs the extra math")
+
+PAIRS = [json.loads(line) for line in Path(__file__).with_name("math_pairs.jsonl").read_text("utf-8").splitlines()]
+
+SPRAYS = [
+    "{a} or {b}", r"\boxed{{{a} \text{{ or }} {b}}}", r"\boxed{{{a}, {b}}}", r"\boxed{{{a}}}, \boxed{{{b}}}",
+    r"\boxed{{{a}}} \boxed{{{b}}}", r"First \boxed{{{a}}}. Then \boxed{{{b}}}", "#### {a}\n#### {b}",
+    "#### {a} or {b}", "<answer>{a}</answer><answer>{b}</answer>", r"<answer>{a}</answer>\boxed{{{b}}}",
+    r"\boxed{{{a}}}" "\n#### {b}", "The answer is {a}. The answer is {b}.", "The answer is {a} ({b}).", "{a}\n{b}",
+    "**{a}** and **{b}**", "${a}$ or ${b}$", r"\boxed{{{a} = {b}}}", r"\boxed{{{a} \approx {b}}}",
+    r"\boxed{{{a} / {b}}}", r"\boxed{{{a} \text{{ or maybe }} {b}}}", r"\boxed{{\pm {a}, {b}}}",
+    r"\boxed{{{a}; {b}}}", r"\boxed{{({a}, {b})}}", r"\boxed{{[{a}, {b}]}}", r"\boxed{{\{{{a}, {b}\}}}}",
+    r"\boxed{{x = {a} \text{{ or }} x = {b}}}", r"\boxed{{{a}:{b}}}", r"\boxed{{{a} \le x \le {b}}}",
+    r"\boxed{{\begin{{pmatrix}}{a}\\{b}\end{{pmatrix}}}}", r"\boxed{{{a}\text{{ (}}{b}\text{{)}}}}",
+    r"\boxed{{{a} \quad {b}}}", r"\boxed{{{a} \cdot 1 = {b}}}", "Answer: {a}, Answer: {b}",
+    r"\boxed{{\text{{(A) }}{a}\text{{ (B) }}{b}}}", r"\boxed{{{a}_{{{b}}}}}", r"\boxed{{{a}\text{{ not }}{b}}}",
+    r"(a) \boxed{{{a}}}" "\n" r"(b) \boxed{{{b}}}", r"\boxed{{{a}!{b}}}", r"\boxed{{{a}^{{{b}}}}}",
+    r"\boxed{{{a}\%{b}}}", "<think>{a}</think>{b}", r"\boxed{{{a} \ne {b}}}", r"\boxed{{{a},{b}}}",
+]  # fmt: skip
+"""Turns that hold two values."""
+
+
+def verdict(gold, text):
+    from toolgym.envs.rewards.math_worker import compare
+
+    answer = found_answer(text)
+    return compare(gold, answer) == "right" if answer else False
+
+
+def wrong_verdicts(pairs):
+    return [(pair["gold"], pair["text"]) for pair in pairs if verdict(pair["gold"], pair["text"]) != pair["label"]]
+
+
+def test_every_tenth_pair_is_judged_by_its_label():
+    assert wrong_verdicts(PAIRS[::10]) == []
+
+
+@pytest.mark.long
+def test_every_pair_is_judged_by_its_label():
+    assert wrong_verdicts(PAIRS) == []
+
+
+def test_no_spray_is_paid_for_two_truths():
+    values = [("37", "62"), (r"\frac{1}{3}", "0.5"), ("12", "120")]
+    for template, pair in itertools.product(SPRAYS, values):
+        for a, b in (pair, pair[::-1]):
+            text = template.format(a=a, b=b)
+            assert sum(verdict(truth, text) for truth in (a, b)) < 2, text
+
+
+@pytest.mark.parametrize(
+    "text", [r"\boxed{37\%}", r"\boxed{37}", r"\boxed{0.37}", r"\boxed{37^\circ}", r"\boxed{37\text{ cm}}"]
+)
+def test_a_plain_ground_truth_is_met_by_one_number(text):
+    assert sum(verdict(truth, text) for truth in ("37", "0.37", "3700", r"\frac{37\pi}{180}")) == 1
