@@ -24,7 +24,7 @@ _WEIGHTY_COMMANDS = word_set(
     "ne not neg le ge in notin subset subseteq supset forall exists setminus cup cap pm mp infty emptyset "
     "approx equiv sim to setR setZ setQ setN setC overline vec int sum prod lim parallel perp"
 )
-_WEIGHTY_SYMBOLS = frozenset("<>=")
+_WEIGHTY_SYMBOLS = frozenset("<>='%:!|")
 
 
 def load() -> None:

@@ -19,7 +19,7 @@ def stripped(tokens: Sequence[AnswerToken]) -> list[AnswerToken]:
     tokens = list(tokens)
     while True:
         before = len(tokens)
-        while tokens and (tokens[-1].is_symbol(".", ",", ";", ":", "*", "#", '"') or tokens[-1].is_command("ldots")):
+        while tokens and (tokens[-1].is_symbol(".", ",", ";", ":", "*", "#", '"')):
             tokens.pop()
         while tokens and tokens[0].is_symbol("*", "#", ":", ",", '"', "&"):
             tokens.pop(0)
@@ -97,11 +97,12 @@ def closes(token: AnswerToken) -> bool:
 
 def split(tokens: Sequence[AnswerToken], separators: Sequence[str], *, joins: bool = True) -> list[list[AnswerToken]]:
     """Split at separators, and at words such as "and", outside of brackets."""
+    has_relation = any(token.is_symbol("=", "<", ">") or token.is_command("le", "ge", "ne", "in") for token in tokens)
     parts: list[list[AnswerToken]] = [[]]
     depth = 0
     for token in tokens:
         depth += opens(token) - closes(token)
-        is_join = joins and (token.is_word(*JOINS) or token.is_command("lor", "land", "cr"))
+        is_join = joins and (token.is_word(*JOINS) or (has_relation and token.is_command("lor", "land")))
         if depth == 0 and (token.is_symbol(*separators) or is_join):
             parts.append([])
         else:

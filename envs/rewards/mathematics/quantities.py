@@ -121,6 +121,9 @@ def _with_tail(quantity: Quantity, rest: Sequence[AnswerToken]) -> Quantity:
     """Read what follows a number: a percent sign, a unit, a word that multiplies, a remark."""
     if not rest:
         return _with_degrees(quantity)
+    half = "".join(token.text for token in rest).lower().replace(".", "")
+    if half in ("am", "pm"):  # of the day
+        return replace(quantity, unit=Unit(((half, 1),), Fraction(1)))
     first = rest[0]
     if first.is_symbol("%") or first.is_command("%") or first.is_word(*_PERCENT):
         return _remarked(replace(quantity, is_percent=True), rest[1:])
@@ -165,6 +168,8 @@ def _remarked(quantity: Quantity, rest: Sequence[AnswerToken]) -> Quantity:
         raise UnreadableError("a formula after a value")
     if any(token.is_word(*JOINS, *NEGATIONS, *MULTIPLIERS, *_UNSAFE) for token in rest):
         raise UnreadableError("words after a value that may change it")
+    if len(rest) > 1 and first.is_word("of") and rest[1].kind == "number":
+        raise UnreadableError("a part of another value")
     if first.kind == "word" or (first.is_symbol("(") and len(rest) > 1 and rest[1].kind == "word"):
         return quantity
     if first.is_symbol("^") and quantity.unit is not None:
