@@ -46,9 +46,9 @@ def verify(truth: str, answer: str) -> Verdict:
         return "wrong" if parsed else "unreadable"
     if _weights(truth) != _weights(answer):
         return "wrong"
-    values = [next((value for value in side if not isinstance(value, str)), None) for side in (gold, parsed)]
-    if all(isinstance(value, Expr) for value in values):
-        return "right" if same_formula(*(value.doit() for value in values)) else "wrong"
+    formulas = [value for side in (gold, parsed) for value in side[:1] if isinstance(value, Expr)]
+    if len(formulas) == 2:
+        return "right" if same_formula(*(formula.doit() for formula in formulas)) else "wrong"
     return "right" if math_verify.verify(gold, parsed, timeout_seconds=None) else "wrong"
 
 
