@@ -4,6 +4,7 @@ images."""
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NotRequired, TypedDict
 
@@ -29,6 +30,14 @@ class ImagePart(TypedDict):
 
 
 _HEADS = {b"\x89PNG\r\n": "png", b"\xff\xd8\xff": "jpeg", b"GIF8": "gif", b"BM": "bmp"}
+
+_THINKING_TAGS = re.compile(
+    r"<(/?)(?:think|thinking|seed:think|think:opensource)>"
+    r"|\[(/?)THINK\]"
+    r"|\u25c1(/?)think\u25b7"
+    r"|<\|(START|END)_THINKING\|>"
+)
+"""The tags of all known models, so that a text can be cleaned without knowing which model wrote it."""
 
 Content = str | list[TextPart | ImagePart]
 """A text, or texts and images in order."""
@@ -188,3 +197,42 @@ def _images(parts: Iterable[TextPart | ImagePart]) -> list[ImagePart]:
 def _description(part: ImagePart) -> str:
     media_type, data = image_data(part["image_url"]["url"])
     return f"[{media_type}, {len(data) * 3 / 4000:.1f} kB]"
+
+
+def visible_text(text: str, *, starts_open: bool = False) -> str:
+    """Return a text without its thinking. The time is linear in the text.
+
+    If the tags are not balanced, too much is removed rather than too little:
+
+    * Thinking that is never closed is removed up to the end of the text.
+    * Everything before a closing tag that has no opening tag is removed: the prompt opened the thinking.
+    * An opening tag inside of thinking does not count.
+
+    Args:
+        text: what a model wrote, without tool calls.
+        starts_open: the prompt ended inside of thinking, so that the text begins there.
+
+    >>> visible_text("<think>They look tired.</think>How are you?")
+    'How are you?'
+    >>> visible_text("They look tired.</think>How are you?")
+    'How are you?'
+    >>> visible_text("They look tired.", starts_open=True)
+    ''
+    """
+    visible: list[str] = []
+    position, thinking = 0, starts_open
+    for tag in _THINKING_TAGS.finditer(text):
+        if _closes_thinking(tag):
+            if not thinking:
+                visible.clear()
+            position, thinking = tag.end(), False
+        elif not thinking:
+            visible.append(text[position : tag.start()])
+            thinking = True
+    if not thinking:
+        visible.append(text[position:])
+    return "".join(visible)
+
+
+def _closes_thinking(tag: re.Match[str]) -> bool:
+    return any(mark in ("/", "END") for mark in tag.groups())

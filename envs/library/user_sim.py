@@ -12,7 +12,7 @@ from toolgym.envs.tasks.sources import TaskSource
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.tool_env import ToolEnv
 from toolgym.envs.types import Continue, End, ResetOptions, ResetResult, StepInfo, StopReason
-from toolgym.envs.users.base import FunctionUser, User, UserReply, UserSession
+from toolgym.envs.users.base import FunctionUser, User, UserReply, UserSession, heard_message
 from toolgym.tools.base import BaseTool
 from toolgym.tools.closeable import closed_on_error
 from toolgym.tools.errors import ConfigError, UnknownNameError, check_seconds, nearest
@@ -23,6 +23,8 @@ from toolgym.tools.parsers.base import ParsedTurn
 
 class UserSimEnv(ToolEnv):
     """An env with a user. A turn without tool calls goes to the user, whose reply the policy reads next.
+
+    The user does not read the policy's thinking.
 
     The episode ends when the user is done. If a task's last message is not a user's, the user begins: its first text is
     the last message of `reset`. The user's own conversation, which the policy does not read, is the attribute
@@ -84,7 +86,7 @@ class UserSimEnv(ToolEnv):
     async def respond(self, turn: ParsedTurn) -> Continue | End:
         reply = await self._ask()
         if reply.done:
-            return End(reward=reply.reward)
+            return End(reply.stop_reason, reply.reward)
         assert reply.text is not None
         return Continue([user(reply.text)], reply.reward)
 
@@ -104,7 +106,8 @@ class UserSimEnv(ToolEnv):
         return self._held
 
     async def _ask(self) -> UserReply:
-        reply = await self._deadline(self._session.reply(self.messages), self.user_timeout)
+        messages = [heard_message(message) for message in self._messages]
+        reply = await self._deadline(self._session.reply(messages), self.user_timeout)
         self.user_trace = self._session.trace
         self._user_metrics |= {f"user/{name}": value for name, value in reply.metrics.items()}
         return reply

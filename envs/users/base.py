@@ -9,9 +9,26 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from toolgym.envs.tasks.task import Task
+from toolgym.envs.types import StopReason
 from toolgym.tools.closeable import AsyncCloseable
 from toolgym.tools.errors import ConfigError, ForkNotSupportedError
-from toolgym.tools.message import Message
+from toolgym.tools.message import Message, mapped, visible_text
+from toolgym.tools.parsers import ParsedTurn
+
+
+def heard_message(message: Message | ParsedTurn) -> Message:
+    """Return a message of a conversation as a user reads it: an assistant's without its thinking.
+
+    Thinking is also removed if the prompt opened it, if it was never closed, and if it has a field of its own.
+    """
+    if isinstance(message, ParsedTurn):
+        heard = {**message.message, "content": message.visible_content}
+    elif message["role"] == "assistant":
+        heard = {**message, "content": mapped(message["content"], visible_text)}
+    else:
+        return message.copy()
+    heard.pop("reasoning_content", None)
+    return heard
 
 
 @dataclass(frozen=True)
@@ -21,6 +38,7 @@ class UserReply:
     Attributes:
         text: what the policy reads next; None if the user says nothing more, which needs `done`.
         done: whether the conversation is over.
+        stop_reason: why the conversation is over, if it is `done`.
         reward: added to the reward of the policy's turn.
         metrics: numbers about the conversation so far, by name; kept in the trajectory as `user/NAME`.
     """
@@ -29,12 +47,17 @@ class UserReply:
     done: bool = False
     reward: float = 0.0
     metrics: Mapping[str, Any] = field(default_factory=dict)
+    stop_reason: StopReason = StopReason.ANSWERED
 
     def __post_init__(self) -> None:
         if not isinstance(self.text, str | None):
             raise ConfigError(f"the text of a user's reply must be a text or None, got {self.text!r}")
         if self.text is None and not self.done:
             raise ConfigError("a user who says nothing must be done: give a text, or done=True")
+        if not isinstance(self.stop_reason, StopReason) or self.stop_reason.failed:
+            raise ConfigError(
+                f"the stop_reason of a user's reply is a StopReason that is not a failure, got {self.stop_reason!r}"
+            )
 
     @classmethod
     def of(cls, value: Any) -> UserReply:
@@ -52,7 +75,10 @@ class UserSession(AsyncCloseable):
 
     @abstractmethod
     async def reply(self, messages: Sequence[Message]) -> UserReply:
-        """Reply to the conversation as the policy sees it, which ends with its turn, or with the task's messages."""
+        """Reply to the conversation, which ends with the policy's turn or with the task's messages.
+
+        The messages are those of the policy's conversation, without the policy's thinking (`heard_message`).
+        """
 
     @property
     def trace(self) -> list[Message]:
@@ -81,7 +107,8 @@ class User(AsyncCloseable):
 UserFunction: TypeAlias = Callable[
     [Sequence[Message], Task], UserReply | str | Awaitable[UserReply | str | None] | None
 ]
-"""From the conversation so far and the task to the user's reply; None ends the conversation. It may be async."""
+"""From the conversation so far, without the policy's thinking, and the task to the user's reply; None ends the
+conversation. It may be async."""
 
 
 class FunctionUser(User):

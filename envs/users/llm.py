@@ -11,12 +11,18 @@ from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import EpisodeFailedError, StopReason
 from toolgym.envs.users.base import User, UserReply, UserSession
 from toolgym.tools.errors import ConfigError
-from toolgym.tools.http.chat_endpoint import ChatEndpoint
+from toolgym.tools.http.chat_endpoint import ChatEndpoint, PromptTooLongError
 from toolgym.tools.http.client import CallError, ClientClosedError
-from toolgym.tools.message import Message, assistant, system, user
+from toolgym.tools.message import Message, assistant, system, text_of, user
 
 STOP = "###STOP###"
 """What the user says when it is done, as in tau-bench (https://arxiv.org/abs/2406.12045)."""
+
+GREETING = "Hello, how can I help you?"
+"""What the user reads first if it begins the conversation."""
+
+NOTHING_HEARD = "(The assistant says nothing.)"
+"""What the user reads in place of an empty turn, such as a turn of thinking alone."""
 
 PROMPT = """\
 You play a person who talks to an assistant. This is what you want, and all that you know:
@@ -31,13 +37,17 @@ once. Never invent what is not written above. When the assistant has done what y
 class LLMUser(User):
     """A user played by a model behind an OpenAI-compatible chat address.
 
-    It reads none of the policy's tool calls. Its trace has its system prompt. If the model does not answer, the episode
-    fails (`ENV_FAILED`). The user's aim is the row's `interaction_kwargs.instruction` or `extra_info.instruction`.
+    The model reads neither the policy's tool calls nor its thinking, and the policy does not read the model's thinking.
+    A stop word in thinking does not count. The trace begins with the system prompt. The user's aim is the row's
+    `interaction_kwargs.instruction` or `extra_info.instruction`.
+
+    If the model does not answer, the episode fails (`ENV_FAILED`). If the conversation becomes too long for the model,
+    the episode ends with `BUDGET` and stays in its group, because the policy wrote too much.
 
     Args:
         model: asks the model; closed with the user.
         prompt: the system prompt, with `{instruction}`, `{stop}` and `{ground_truth}`. Other braces are doubled.
-        stop: the text that ends the conversation when it stands in a message of the user.
+        stop: the text that ends the conversation if a message of the user has it outside of thinking.
 
     Example:
         >>> from toolgym.tools.http.chat_endpoint import ChatEndpoint
@@ -74,18 +84,34 @@ class _LLMSession(UserSession):
         return [*self._trace]
 
     async def reply(self, messages: Sequence[Message]) -> UserReply:
-        heard = messages[-1]["content"] if messages[-1]["role"] == "assistant" else "Hello, how can I help you?"
-        trace = [*self._trace, user(heard)]
+        heard = text_of(messages[-1]["content"]).strip() if messages[-1]["role"] == "assistant" else GREETING
+        trace = [*self._trace, user(heard or NOTHING_HEARD)]
         try:
             reply = await self._model.ask(trace)
+        except PromptTooLongError as error:
+            if not self._policy_made_long(trace):
+                problem = f"the user's own prompt is too long for its model: {error}"
+                raise EpisodeFailedError(StopReason.ENV_FAILED, problem) from error
+            self._trace = trace
+            return UserReply(None, done=True, stop_reason=StopReason.BUDGET, metrics={"too_long": 1})
         except (CallError, ClientClosedError) as error:
             raise EpisodeFailedError(StopReason.ENV_FAILED, f"the user's model did not answer: {error}") from error
-        self._trace = [*trace, assistant(reply)]
-        text = reply.replace(self._stop, "").strip()
-        done = self._stop in reply
+        message = assistant(reply.text)
+        if reply.thinking:
+            message["reasoning_content"] = reply.thinking
+        self._trace = [*trace, message]
+        text = reply.text.replace(self._stop, "").strip()
+        done = self._stop in reply.text
         if not done and not text:
-            raise EpisodeFailedError(StopReason.ENV_FAILED, "the user's model gave an empty message")
+            problem = "an empty message" if not reply.thinking else "a message of thinking alone"
+            raise EpisodeFailedError(StopReason.ENV_FAILED, f"the user's model gave {problem}")
         return UserReply(text or None, done=done)
 
     async def fork(self) -> UserSession:
         return _LLMSession(self._model, self._stop, self._trace)
+
+    def _policy_made_long(self, trace: Sequence[Message]) -> bool:
+        """Whether the model had room for the user's prompt, or the policy wrote more than the prompt."""
+        if any(message["role"] == "assistant" for message in trace):
+            return True
+        return len(text_of(trace[-1]["content"])) > len(text_of(trace[0]["content"]))

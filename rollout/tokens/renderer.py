@@ -311,7 +311,10 @@ class ChatRenderer:
 
     def parse_text(self, text: str, *, first_id: int = 0, starts_open: bool | None = None) -> ParsedTurn:
         starts_open = self.opens_thinking if starts_open is None else starts_open
-        return self.require_parser()(text, first_id=first_id, schemas=self._schemas, starts_open=starts_open)
+        turn = self.require_parser()(text, first_id=first_id, schemas=self._schemas, starts_open=starts_open)
+        if starts_open and not turn.requests and _CLOSES_THINKING not in text:  # a parser of others may not know it
+            return turn._replace(open_thinking=True)
+        return turn
 
     def leaves_thinking_open(self, context: Sequence[int]) -> bool:
         """Whether a turn that goes on from these ids begins inside of thinking.

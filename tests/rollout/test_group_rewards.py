@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import re
 
 import pytest
 from aiohttp import web
@@ -62,7 +63,7 @@ async def test_a_judge_compares_the_answers_of_a_run(scripted, tokenizer):
 
     async def chat(request):
         bodies.append((await request.json())["messages"][0]["content"])
-        prefers_first = "<first>\nx\n</first>" in bodies[-1]
+        prefers_first = re.search(r"<first-(\w+)>\nx\n</first-\1>", bodies[-1]) is not None
         return web.json_response({"choices": [{"message": {"content": f"Verdict: {int(prefers_first)}"}}]})
 
     trajectories = await rolled_out(scripted, tokenizer)

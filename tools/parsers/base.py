@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
-from toolgym.tools.message import Message, assistant
+from toolgym.tools.message import Message, assistant, visible_text
 from toolgym.tools.schema import ToolCall, ToolCallError, ToolSchema
 
 
@@ -14,7 +14,8 @@ class ParsedTurn(NamedTuple):
 
     Attributes:
         text: the turn as generated, without its end-of-turn token.
-        content: the text outside of calls, as written. Thinking between tags is part of it; see `split_reasoning`.
+        content: the text outside of calls, as written. Thinking between tags is part of it; `visible_content` is the
+            content without thinking.
         errors: the malformed calls. `index` orders calls and errors together.
         reasoning: the thinking, if the format has no tags for it that could stay in the content (`gpt_oss`).
         open_thinking: whether the turn ended inside of thinking that its tags, or the generation prompt, had opened.
@@ -27,6 +28,22 @@ class ParsedTurn(NamedTuple):
     errors: list[ToolCallError]
     reasoning: str | None = None
     open_thinking: bool = False
+
+    @property
+    def visible_content(self) -> str:
+        """The content without its thinking: what another model, another role or a simulated user may read.
+
+        A turn that ended inside of its thinking has none. Calls that could not be read are part of it.
+        """
+        return self.without_thinking().content.strip()
+
+    def without_thinking(self) -> ParsedTurn:
+        """Return the turn for other readers: its text and content without thinking, and no `reasoning`."""
+        if self.open_thinking:
+            return self._replace(text="", content="", reasoning=None, open_thinking=False)
+        content = visible_text(self.text if self.errors else self.content)
+        text = content if self.reasoning is not None else visible_text(self.text)
+        return self._replace(text=text, content=content, reasoning=None)
 
     @property
     def requests(self) -> list[ToolCall | ToolCallError]:

@@ -18,6 +18,7 @@ from toolgym.tools.concurrency.deadline import DeadlineError
 from toolgym.tools.errors import ConfigError, ForkNotSupportedError, UnknownNameError
 from toolgym.tools.http.chat_endpoint import ChatEndpoint
 from toolgym.tools.message import assistant, system, user
+from toolgym.tools.parsers import get_parser
 
 TASK = Task((user("Guess my town."),), ground_truth="Oslo", row={})
 
@@ -179,6 +180,87 @@ async def test_a_model_that_does_not_answer_fails_the_episode():
         with pytest.raises(EpisodeFailedError, match="the user's model did not answer") as failed:
             await env.reset()
     assert failed.value.stop_reason is StopReason.ENV_FAILED
+
+
+THOUGHTS = [
+    "<think>a secret</think>Here it is.",
+    "Here it is.<think>a secret ###STOP###",
+    "a secret ###STOP###</think>Here it is.",
+    "[THINK]a secret[/THINK]Here it is.",
+    {"role": "assistant", "content": "Here it is.", "reasoning_content": "a secret"},
+]
+
+
+@pytest.mark.parametrize("turn", THOUGHTS)
+async def test_a_user_does_not_read_thinking(turn):
+    heard = []
+
+    def listens(messages, task):
+        heard.extend(message for message in messages if message["role"] == "assistant")
+        return "Go on."
+
+    class Interaction:
+        async def start_interaction(self, instance_id, **kwargs):
+            return instance_id
+
+        async def generate_response(self, instance_id, messages, **kwargs):
+            return False, listens(messages, None), 0.0, {}
+
+        async def finalize_interaction(self, instance_id, **kwargs):
+            pass
+
+    for player in (listens, InteractionUser(Interaction())):
+        async with toolgym.make("UserSim-v0", tasks=[TASK], user=player) as env:
+            await env.reset()
+            await env.step(turn)
+            assert "secret" in str(env.messages)
+    made, bodies = chat_server("A tent, please.", "Go on.")
+    async with made as url, played_by(f"{url}/v1", row(instruction="Buy a tent.")) as env:
+        await env.reset()
+        assert not (await env.step(turn)).done
+    assert len(heard) == 2
+    assert "secret" not in str(heard) + str(bodies)
+    if not str(turn).startswith("Here"):
+        assert bodies[-1]["messages"][-1] == user("Here it is.")
+
+
+@pytest.mark.parametrize("text", ["6 * 7 is a secret", "<think>a secret"])
+async def test_a_user_reads_nothing_of_thinking_that_never_ended(text):
+    turn = get_parser("hermes")(text, starts_open=True)
+    made, bodies = chat_server("A tent, please.", "Hello?")
+    async with made as url, played_by(f"{url}/v1", row(instruction="Buy a tent.")) as env:
+        await env.reset()
+        assert (await env.step(turn)).obs == [user("Hello?")]
+    assert bodies[-1]["messages"][-1] == user("(The assistant says nothing.)")
+
+
+@pytest.mark.parametrize(
+    ("reply", "obs"),
+    [
+        ("<think>###STOP### yet?</think>Go on.", "Go on."),
+        ("###STOP### yet? No.</think>Go on.", "Go on."),
+        ("Go on.<think>###STOP###", "Go on."),
+        ("<think>Fine.</think>###STOP###", None),
+        ("<think>Fine.</think>Thanks. ###STOP###", None),
+    ],
+)
+async def test_a_stop_word_in_the_thinking_of_a_model_does_not_count(reply, obs):
+    made, bodies = chat_server("A tent, please.", reply, "Bye. ###STOP###")
+    async with made as url, played_by(f"{url}/v1", row(instruction="Buy a tent.")) as env:
+        await env.reset()
+        result = await env.step("Here it is.")
+        assert result.obs == ([user(obs)] if obs else [])
+        if obs:
+            await env.step("And?")
+            assert "yet?" not in str(bodies[-1]["messages"])
+            assert env.user_trace[4]["reasoning_content"]
+
+
+async def test_a_message_of_thinking_alone_fails_the_episode():
+    made, _ = chat_server("<think>Hm.")
+    async with made as url, played_by(f"{url}/v1", row(instruction="Buy a tent.")) as env:
+        with pytest.raises(EpisodeFailedError, match="a message of thinking alone"):
+            await env.reset()
 
 
 async def test_what_a_model_is_not_given_is_named():
