@@ -14,7 +14,7 @@ from toolgym.tools.concurrency.deadline import DeadlineError, with_deadline
 from toolgym.tools.errors import ConfigError, check_seconds, error_text
 from toolgym.tools.keywords import named_keywords
 from toolgym.tools.message import system, user
-from toolgym.tools.parsers import split_reasoning
+from toolgym.tools.parsers.base import read_plain_turn
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -74,5 +74,5 @@ class EnginePlayer:
         most = min(longest - len(ids), self._sampling.max_new_tokens)
         params = replace(self._sampling, max_new_tokens=most, stop_token_ids=stops)
         generation = await self._engine.generate(ids, params, request_id=f"player-{uuid.uuid4().hex}")
-        text_of_answer = self._renderer.text(generation.token_ids)
-        return split_reasoning(text_of_answer, starts_open="</think>" in text_of_answer)[1].strip()
+        answer = self._renderer.text(generation.token_ids)
+        return read_plain_turn(answer, starts_open=self._renderer.leaves_thinking_open(ids)).visible_content

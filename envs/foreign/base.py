@@ -17,7 +17,7 @@ from toolgym.envs.types import StopReason
 from toolgym.tools.errors import ConfigError, ToolgymError, check_seconds, require_whole_number
 from toolgym.tools.keywords import named_fields
 from toolgym.tools.message import Message
-from toolgym.tools.parsers import ParsedTurn, Parser, get_parser, split_reasoning
+from toolgym.tools.parsers import ParsedTurn, Parser, get_parser
 from toolgym.tools.schema import ToolCall, ToolSchema
 
 Player = Callable[[str], str | Awaitable[str]]
@@ -43,7 +43,8 @@ class WrapOptions:
         project: the project whose contract the object keeps, by its import name; None: that of its classes.
         to_text: from an observation to a text or messages, if it is neither.
         to_action: from a turn to an action, if it is no text. The policy reads the text of a `ValueError`.
-        drop_thinking: leave the thinking that a turn begins with out of the text that the env gets.
+        drop_thinking: leave thinking out of the text that the env gets. None: as the project needs it; TextArena shows
+            the text to the other players, so it gets no thinking, and the other projects get it.
         players: TextArena: how many play.
         player: TextArena: which of them is the policy, counted from 0.
         opponents: TextArena: from what a player reads to its move; or one for each other player, by number. May be
@@ -69,7 +70,7 @@ class WrapOptions:
     project: str | None = None
     to_text: Callable[[Any], str | Sequence[Message]] | None = None
     to_action: Callable[[ParsedTurn], Any] | None = None
-    drop_thinking: bool = False
+    drop_thinking: bool | None = None
     players: int = 1
     player: int = 0
     opponents: Player | Mapping[int, Player] | None = None
@@ -174,10 +175,8 @@ def name_of(project: str, env: Any) -> str:
 
 
 def text_of_turn(turn: ParsedTurn, *, drop_thinking: bool) -> str:
-    """Return the text of a turn as generated, or without the thinking that it begins with."""
-    if not drop_thinking:
-        return turn.text
-    return split_reasoning(turn.text, starts_open="</think>" in turn.text)[1].strip()
+    """Return the text of a turn as generated, or without its thinking."""
+    return turn.without_thinking().text.strip() if drop_thinking else turn.text
 
 
 class Adapter(ABC):
@@ -188,12 +187,14 @@ class Adapter(ABC):
     Attributes:
         project: the project's name in errors.
         uses: the names of those of `WrapOptions` that it uses.
+        drops_thinking: the default of `WrapOptions.drop_thinking`: true if other models read what the policy wrote.
         one_episode: whether an object plays one episode, so that each needs a new one.
         max_calls: tool calls of one turn that the env takes; None: any number.
     """
 
     project: ClassVar[str]
     uses: ClassVar[frozenset[str]] = frozenset()
+    drops_thinking: ClassVar[bool] = False
     one_episode: ClassVar[bool] = False
     max_calls: ClassVar[int | None] = None
 
@@ -220,7 +221,8 @@ class Adapter(ABC):
 
     def said(self, turn: ParsedTurn) -> str:
         """Return the text of a turn for an env that reads texts."""
-        return text_of_turn(turn, drop_thinking=self.options.drop_thinking)
+        drop = self.options.drop_thinking
+        return text_of_turn(turn, drop_thinking=self.drops_thinking if drop is None else drop)
 
     def action(self, turn: ParsedTurn) -> Any:
         """Return the result of `to_action`, or the turn's text. Raises InvalidActionError: the turn is no action."""

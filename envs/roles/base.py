@@ -47,12 +47,15 @@ class RolesEnv(BaseEnv):
         tools: tools by role. A role's calls are run before the others see anything: `act` gets a turn without calls.
             They are shared by the episodes of this env, and `close` is the place to close them.
         max_turns: most turns of one role in an episode, those with calls included.
+        hears_thinking: whether `act` gets the roles' thinking. False (the default): the turns that it gets, and what it
+            makes of them for other roles, hold none.
         tasks: the env's own source of tasks, if it has one.
     """
 
     roles: Sequence[str] = ()
     tools: Mapping[str, Sequence[BaseTool | ToolFunction[..., Any]]] = {}
     max_turns: int = 64
+    hears_thinking: bool = False
 
     @abstractmethod
     async def begin(self, task: Task, *, seed: int | None) -> RolesStep:
@@ -61,7 +64,10 @@ class RolesEnv(BaseEnv):
     @abstractmethod
     async def act(self, turns: Mapping[str, ParsedTurn]) -> RolesStep:
         """Take the turns of the roles that were to speak: of all of them together, in the order of `RolesStep.next`.
-        What a policy does wrong is answered or costs reward; what is raised fails the episode of every role."""
+
+        Turns come without tool calls and without thinking, see `hears_thinking`. What a policy does wrong is answered
+        or costs reward; what is raised fails the episode of every role.
+        """
 
     async def forfeit(self, role: str, reason: StopReason) -> RolesStep | None:
         """Return the last step of an episode that a limit ends for a role, as when its turn got too long: with an empty

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -17,7 +17,7 @@ from toolgym.envs.tasks.task import Task
 from toolgym.envs.tool_env import ToolEnv
 from toolgym.envs.types import Continue, End, EpisodeFailedError, ResetOptions, ResetResult, StepInfo, StopReason
 from toolgym.tools.concurrency.deadline import own_deadline, queueing, with_deadline
-from toolgym.tools.errors import ConfigError
+from toolgym.tools.errors import ConfigError, shorten
 from toolgym.tools.message import Message, user
 from toolgym.tools.parsers import ParsedTurn
 
@@ -61,16 +61,16 @@ class Table:
         None: the episode ended without it. Raises `EpisodeFailedError` if the env or another role failed."""
         if role == self.roles[0]:
             with failing(StopReason.RESET_FAILED, StopReason.ENV_TIMEOUT):
-                self._take(await self._ask(self.env.begin(task, seed=seed)))
+                self._take(self._checked("begin", await self._ask(self.env.begin(task, seed=seed))))
         return await self._turn_of(role)
 
     async def play(self, role: str, turn: ParsedTurn) -> list[Message] | None:
         """Take a role's turn, and wait for its next one, as `begin` does."""
-        self._turns[role] = turn
+        self._turns[role] = turn if self.env.hears_thinking else turn.without_thinking()
         if not self.over and self._turns.keys() >= {*self._next}:
             turns, self._turns = {name: self._turns[name] for name in self._next}, {}
             with failing(StopReason.ENV_FAILED, StopReason.ENV_TIMEOUT):
-                self._take(await self._ask(self.env.act(turns)))
+                self._take(self._checked("act", await self._ask(self.env.act(turns))))
         return await self._turn_of(role)
 
     async def forfeit(self, role: str, reason: StopReason) -> None:
@@ -78,6 +78,7 @@ class Table:
         with failing(StopReason.ENV_FAILED, StopReason.ENV_TIMEOUT):
             async with self._forfeits:  # of two roles at a limit, the first decides
                 step = None if self.over else await self._ask(self.env.forfeit(role, reason))
+            step = None if step is None else self._checked("forfeit", step)
             if step is not None and step.next:
                 raise ConfigError(f"forfeit must end the episode: RolesStep(next=()), got next={step.next!r}")
             self._take(RolesStep((), info={"stop_reason": StopReason.ROLE_CUT}) if step is None else step)
@@ -115,6 +116,31 @@ class Table:
         with own_deadline():
             return await with_deadline(call, self._timeout)
 
+    def _checked(self, method: str, step: Any) -> RolesStep:
+        """Return what a method of the env returned. Raises `ConfigError` unless it is a usable `RolesStep`."""
+        what = f"{type(self.env).__name__}.{method}"
+        if not isinstance(step, RolesStep):
+            raise ConfigError(
+                f"{what} must return a RolesStep(next, obs, rewards, info), got {type(step).__name__}: "
+                f"{shorten(repr(step))}"
+            )
+        speak = [step.next] if isinstance(step.next, str) else step.next
+        if not isinstance(speak, Sequence) or not all(isinstance(role, str) for role in speak):
+            raise ConfigError(f"{what}: next must be a role or several, or empty at the end, got {step.next!r}")
+        for name, value in (("obs", step.obs), ("rewards", step.rewards), ("info", step.info)):
+            if not isinstance(value, Mapping):
+                raise ConfigError(f"{what}: {name} must be a mapping, got {shorten(repr(value))}")
+        for role, messages in step.obs.items():
+            if not _are_messages(messages):
+                raise ConfigError(
+                    f"{what}: obs[{role!r}] must be a list of messages such as user('...'), got "
+                    f"{shorten(repr(messages))}"
+                )
+        for role, reward in step.rewards.items():
+            if not hasattr(reward, "__float__"):
+                raise ConfigError(f"{what}: rewards[{role!r}] must be a number, got {shorten(repr(reward))}")
+        return step
+
     def _take(self, step: RolesStep) -> None:
         if self.over:  # another role's episode ended meanwhile
             return
@@ -147,6 +173,12 @@ class Table:
         """Wake those that wait now; who waits later waits for the next news."""
         news, self._news = self._news, asyncio.Event()
         news.set()
+
+
+def _are_messages(value: Any) -> bool:
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        return False
+    return all(isinstance(message, Mapping) and {"role", "content"} <= message.keys() for message in value)
 
 
 class Seat(ToolEnv):

@@ -198,6 +198,41 @@ async def test_a_role_has_tools_of_its_own_whose_calls_no_other_sees(scripted):
     assert done["solver"].reward == 1.0
 
 
+async def test_act_gets_turns_without_thinking_unless_the_env_hears_it(scripted):
+    class Hears(Talk):
+        hears_thinking = True
+
+    heard = {}
+    for env in (Talk, Hears):
+        done = await rollout(env, scripted(lambda *_: "<think>a secret</think>hello"), [nim_task(5)], config=config())
+        heard[env] = shown(next(one for one in done if one.role == "solver"))[0]
+    assert "hello" in heard[Talk]
+    assert "hello" in heard[Hears]
+    assert "secret" not in heard[Talk]
+    assert "secret" in heard[Hears]
+
+
+@pytest.mark.parametrize(
+    ("step", "text"),
+    [
+        ({"next": "asker"}, r"Odd\.act must return a RolesStep\(next, obs, rewards, info\), got dict"),
+        (None, r"Odd\.act must return a RolesStep.*got NoneType"),
+        (RolesStep(3), "next must be a role or several"),
+        (RolesStep("solver", {"solver": "hello"}), r"obs\['solver'\] must be a list of messages"),
+        (RolesStep("solver", [user("hello")]), "obs must be a mapping"),
+        (RolesStep((), rewards={"solver": "much"}), r"rewards\['solver'\] must be a number"),
+    ],
+)
+async def test_a_wrong_return_of_a_method_is_named(scripted, step, text):
+    class Odd(Talk):
+        async def act(self, turns):
+            return step
+
+    done = await Runner(Odd, scripted(lambda *_: "hello"), config=config()).run([nim_task(5)])
+    assert {one.stop_reason for one in done} == {StopReason.ENV_FAILED}
+    assert re.search(text, done[0].error.message)
+
+
 # ---------------------------------------------------------------------- who plays a role
 
 

@@ -33,7 +33,7 @@ class TextArenaPlayers(RolesEnv):
         tasks: where tasks come from, see `toolgym.envs.wrap`: of a task, `extra_info` has the game's seed and further
             arguments of its `reset`, and each player reads the messages first. None: each task is a seed.
         system_prompt: what each player reads before everything else.
-        drop_thinking: leave the thinking that a turn begins with out of the text that the game gets.
+        drop_thinking: leave thinking out of the text that the game gets, and shows to the other players.
         max_turns: most turns of one player.
 
     Raises:
@@ -47,7 +47,7 @@ class TextArenaPlayers(RolesEnv):
         players: int = 2,
         tasks: TaskSource | Sequence[Task] | None = None,
         system_prompt: str | None = None,
-        drop_thinking: bool = False,
+        drop_thinking: bool = True,
         max_turns: int = 64,
     ) -> None:
         require_whole_number("players", players, at_least=1)
@@ -59,7 +59,7 @@ class TextArenaPlayers(RolesEnv):
         self.roles = tuple(f"player-{number}" for number in range(players))
         self.tasks = SeedTasks() if tasks is None else tasks if isinstance(tasks, TaskSource) else TaskList(tasks)
         self.max_turns = max_turns
-        self._make, self._system_prompt, self._drop_thinking = make, system_prompt, drop_thinking
+        self._make, self._system_prompt, self.hears_thinking = make, system_prompt, not drop_thinking
         self._threads = EnvThreads("a game of TextArena")
         self._game: TextArenaGame | None = None
         self._rng = random.Random()
@@ -78,7 +78,7 @@ class TextArenaPlayers(RolesEnv):
         game = self._game
         assert game is not None
         [turn] = turns.values()
-        done, _ = await game.act(text_of_turn(turn, drop_thinking=self._drop_thinking))
+        done, _ = await game.act(text_of_turn(turn, drop_thinking=not self.hears_thinking))
         if not done:
             return await self._asks(game)
         rewards, infos = await game.result(range(len(self.roles)))

@@ -16,7 +16,7 @@ from toolgym.envs.foreign.values import led_by, opened
 from toolgym.envs.types import EpisodeFailedError, StopReason
 from toolgym.tools.errors import shorten
 from toolgym.tools.message import Message, tool, user
-from toolgym.tools.parsers import ParsedTurn, split_reasoning
+from toolgym.tools.parsers import ParsedTurn
 from toolgym.tools.schema import ToolSchema
 
 _REASONS = {
@@ -64,7 +64,7 @@ class Tau2Adapter(Adapter):
         if call is not None:
             action = json.dumps({"id": call.id, "name": call.name, "arguments": call.arguments})
         else:
-            action = split_reasoning(turn.content, starts_open="</think>" in turn.content)[1].strip()
+            action = turn.visible_content
         text, reward, terminated, truncated, info = await self.threads.run(self.env.step, action)
         reason = self._reason(info) if terminated else None
         messages: list[Message] = [user(_said(text))] if text else []

@@ -97,6 +97,7 @@ class TextArenaAdapter(Adapter):
     """TextArena's games. The policy reads what is new to it; the opponents read what TextArena's own agents would."""
 
     project = "textarena"
+    drops_thinking = True
     uses = frozenset({"to_text", "to_action", "drop_thinking", "players", "player", "opponents"})
 
     def __init__(self, env: Any, options: WrapOptions, threads: EnvThreads) -> None:
