@@ -75,7 +75,10 @@ class ToolInstances:
         return {name: session for name, session in sessions.items() if session is not None}
 
     async def open(self) -> None:
-        """Open every tool. If one raises or overruns its deadline, or the caller is cancelled, none is left behind."""
+        """Open every tool. If one raises or overruns its deadline, or the caller is cancelled, none is left behind.
+        Raises `ConfigError` if the task has arguments for a tool that the tool does not take."""
+        for name, opened in self._tools.items():
+            opened.check_task_kwargs(self._task.tools_kwargs.get(name, _NONE))
         try:
             for name, opened in self._tools.items():
                 if (loop := _own_loop(opened)) is not None:

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple, cast
 
-from toolgym.tools.errors import ConfigError, ForkNotSupportedError, shorten
+from toolgym.tools.errors import ConfigError, ForkNotSupportedError, UnknownArgumentError, nearest, shorten
 from toolgym.tools.message import ImagePart, image_part, images_of, is_parts, require_content, text_of
 from toolgym.tools.schema import ToolSchema
 from toolgym.tools.views.html import drawn_by, facts, page
+
+_METHODS = {
+    "create_kwargs": "create",
+    "execute_kwargs": "execute",
+    "calc_reward_kwargs": "calc_reward",
+    "release_kwargs": "release",
+}
+"""From what a task may have for a tool to the method that gets it."""
 
 
 class _ToolResult(NamedTuple):
@@ -93,6 +102,9 @@ class BaseTool(ABC):
             runs on one of its own in later episodes.
         calls_server: another program's server answers the calls. A call that it does not answer in time is counted as a
             failure of the infrastructure.
+        task_kwargs: the names that a task's `tools_kwargs` may have for this tool, by the call that they go to:
+            `{"create_kwargs": ["db_id"], "execute_kwargs": ["timeout"]}`. For a call that is left out, the names are
+            those in the signature of the method; see `check_task_kwargs`.
 
     Raises:
         ConfigError: there is no schema, it is not valid, or lacks an argument that the class's own schema requires.
@@ -101,6 +113,7 @@ class BaseTool(ABC):
     default_schema: ToolSchema | None = None
     stays_on_loop: bool = False
     calls_server: bool = False
+    task_kwargs: Mapping[str, Collection[str]] = {}
 
     def __init__(
         self,
@@ -133,9 +146,44 @@ class BaseTool(ABC):
     def get_openai_tool_schema(self) -> dict[str, Any]:
         return self.tool_schema.to_openai()
 
+    def check_task_kwargs(self, tools_kwargs: Mapping[str, Mapping[str, Any] | None]) -> None:
+        """Refuse arguments of a task that no method of this tool takes; nothing of a task is dropped.
+
+        Called by the env before the tool is opened, with the task's `tools_kwargs[name]`. A method that takes
+        `**kwargs` takes any name, unless `task_kwargs` names those of its call. A method that is not overridden takes
+        no names.
+
+        Raises:
+            UnknownArgumentError: a name is not known; the message has it, the nearest and all known names.
+        """
+        for call, kwargs in tools_kwargs.items():
+            if call not in _METHODS:
+                raise UnknownArgumentError(
+                    f"tools_kwargs of the tool {self.name!r} have {call!r}{nearest(call, _METHODS) or ';'} "
+                    f"they may have: {', '.join(_METHODS)}"
+                )
+            names = self._names_of(call) if kwargs else None
+            unknown = [name for name in kwargs or () if names is not None and name not in names]
+            if names is not None and unknown:
+                takes = f"it takes: {', '.join(names)}" if names else "it takes none"
+                raise UnknownArgumentError(
+                    f"the tool {self.name!r} has no {call} {unknown[0]!r}{nearest(unknown[0], names) or ';'} {takes}"
+                )
+
+    def _names_of(self, call: str) -> Collection[str] | None:
+        """Return the names that a call takes from a task; None if it takes any."""
+        if call in self.task_kwargs:
+            return self.task_kwargs[call]
+        method = getattr(self, _METHODS[call])
+        if getattr(method, "__func__", None) is getattr(BaseTool, _METHODS[call]):
+            return ()
+        return keywords_of(method, without=("instance_id", "parameters"))
+
     async def create(self, instance_id: str | None = None, **create_kwargs: Any) -> str:
         """Open this tool for one episode, with the task's `tools_kwargs[name]["create_kwargs"]`, and return the id that
         the other calls take; without an `instance_id`, a fresh one."""
+        if create_kwargs and type(self).create is BaseTool.create:
+            self.check_task_kwargs({"create_kwargs": create_kwargs})
         return instance_id if instance_id is not None else os.urandom(16).hex()
 
     @abstractmethod
@@ -168,3 +216,15 @@ class BaseTool(ABC):
 
     async def close(self) -> None:
         """Free what the tool itself holds (pools, connections). Called by its owner, after the last `release`."""
+
+
+def keywords_of(function: Callable[..., Any], *, without: Collection[str] = ()) -> Collection[str] | None:
+    """Return the names of the keyword arguments of a function; None if it takes any, or does not say."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return None
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return None
+    kinds = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [parameter.name for parameter in parameters if parameter.kind in kinds and parameter.name not in without]

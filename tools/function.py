@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Literal, ParamSpec, Protocol, TypeVar, overload
 
 import docstring_parser
@@ -35,6 +35,8 @@ class FunctionTool(BaseTool):
     a process is killed; a thread runs on to its end, unheard, while another takes its place. The log names the tool,
     and `tool_pool().left_behind` counts such threads.
     """
+
+    task_kwargs: Mapping[str, Collection[str]] = {"execute_kwargs": ()}
 
     def __init__(
         self, function: Callable[..., Any], schema: ToolSchema, model: type[pydantic.BaseModel], runs_in: RunsIn

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import AsyncExitStack
 from typing import Any
 
-from toolgym.tools.base import BaseTool, ToolResult
+from toolgym.tools.base import BaseTool, ToolResult, keywords_of
 from toolgym.tools.concurrency.deadline import shielded
 from toolgym.tools.errors import ConfigError, EpisodeError, ForkNotSupportedError
 from toolgym.tools.schema import ToolSchema
@@ -60,14 +60,29 @@ class StatefulTool(BaseTool):
 
     @abstractmethod
     async def open(self, **create_kwargs: Any) -> ToolSession:
-        """Begin an episode, with the task's `tools_kwargs[name]["create_kwargs"]`. When it is cancelled, it frees what
-        it has taken so far; from its return on, the tool closes the session."""
+        """Begin an episode, with the task's `tools_kwargs[name]["create_kwargs"]`.
+
+        Name the arguments that the tool takes, as in `open(self, *, seed=0)`, or in `task_kwargs`: any other name is
+        then a `ConfigError`. When it is cancelled, it frees what it has taken so far; after its return, the tool closes
+        the session.
+        """
 
     async def create(self, instance_id: str | None = None, **create_kwargs: Any) -> str:
         """Open a session. Raises `ConfigError` if the id is in use."""
         if instance_id in self._sessions:
             raise ConfigError(f"the tool {self.name!r} has an instance {instance_id!r} already; release that one first")
+        if create_kwargs:
+            self.check_task_kwargs({"create_kwargs": create_kwargs})
         return await self._keep(await self.open(**create_kwargs), instance_id)
+
+    def _names_of(self, call: str) -> Collection[str] | None:
+        if call in self.task_kwargs:
+            return self.task_kwargs[call]
+        if call == "create_kwargs" and type(self).create is StatefulTool.create:
+            return keywords_of(self.open)
+        if call == "release_kwargs" and type(self).release is StatefulTool.release:
+            return ()
+        return super()._names_of(call)
 
     async def execute(self, instance_id: str, parameters: dict[str, Any], **execute_kwargs: Any) -> ToolResult:
         return ToolResult.of(await self.session_of(instance_id).execute(parameters, **execute_kwargs))

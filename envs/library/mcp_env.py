@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from toolgym.envs.base import Action
@@ -136,6 +136,7 @@ class McpEnv(ToolEnv):
 class _McpTool(BaseTool):
     stays_on_loop = True
     calls_server = True
+    task_kwargs: Mapping[str, Collection[str]] = {"execute_kwargs": ()}
 
     def __init__(self, env: McpEnv, schema: ToolSchema) -> None:
         super().__init__(None, schema)

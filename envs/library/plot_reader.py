@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
 from toolgym.envs.base import Action
@@ -44,6 +44,10 @@ class PlotTool(CodeInterpreterTool):
     """Draws the values of a task in the sandbox and shows the plot. A task's `execute_kwargs` have them: `names`, and
     as many numbers, `values`."""
 
+    task_kwargs: Mapping[str, Collection[str]] = {
+        **CodeInterpreterTool.task_kwargs,
+        "execute_kwargs": ("names", "values", "timeout"),
+    }
     default_schema = ToolSchema(
         name="show_plot",
         description="Show the plot that the question is about.",

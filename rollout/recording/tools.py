@@ -36,6 +36,9 @@ class RecordedTool(BaseTool):
         self.inside = inside
         self._cassette, self._deadline, self._score_deadline = cassette, deadline, score_deadline
 
+    def check_task_kwargs(self, tools_kwargs: Mapping[str, Mapping[str, Any] | None]) -> None:
+        self.inside.check_task_kwargs(tools_kwargs)
+
     async def create(self, instance_id: str | None = None, **create_kwargs: Any) -> str:
         call = self.inside.create(instance_id, **create_kwargs)
         return await self._record("create", None, create_kwargs, call, lambda instance: None)

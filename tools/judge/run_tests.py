@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from toolgym.tools.base import ToolResult
@@ -40,6 +40,11 @@ class RunTestsTool(SandboxTool[CodeInterpreterConfig]):
     """
 
     label = "run_tests"
+    task_kwargs: Mapping[str, Collection[str]] = {
+        "create_kwargs": ("tests",),
+        "execute_kwargs": (),
+        "calc_reward_kwargs": (),
+    }
     options_type = CodeInterpreterConfig
     default_schema = ToolSchema(
         name="run_tests",

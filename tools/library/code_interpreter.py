@@ -13,7 +13,7 @@ config: {sandbox_fusion_url: "http://c:8080/run_code"}    # SandboxFusion's /run
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import pydantic
@@ -23,7 +23,7 @@ from toolgym.tools.concurrency.rate_limit import LocalRateLimiter, RateLimiter
 from toolgym.tools.concurrency.run_limits import LimitScope, hold_permits, named_limiter
 from toolgym.tools.errors import ConfigError, SandboxError, SandboxUnsupportedError
 from toolgym.tools.library.outcome import ENDINGS, cut_middle, render_outcome
-from toolgym.tools.library.sandbox_tool import SandboxTool, SandboxToolSession
+from toolgym.tools.library.sandbox_tool import SandboxTool, SandboxToolSession, begun_session
 from toolgym.tools.message import ImagePart, image_part
 from toolgym.tools.sandbox.base import CellResult, ExecutionResult, ExecutionStatus, Sandbox, Session
 from toolgym.tools.sandbox.open import SandboxOptions
@@ -31,6 +31,7 @@ from toolgym.tools.sandbox.remote.sandbox import RemoteSandbox
 from toolgym.tools.sandbox.shared import SharedSandbox
 from toolgym.tools.schema import ToolSchema
 from toolgym.tools.sessions.episode_session import EpisodeSession
+from toolgym.tools.sessions.session_setup import SETUP_KWARGS, SessionSetup
 from toolgym.tools.stateful import ToolSession
 
 _log = logging.getLogger("toolgym.tools")
@@ -99,6 +100,8 @@ class _Interpreter(SandboxToolSession):
                         timeout=timeout,
                         memory_mb=options.memory_limit_mb if options.memory_limit_mb > 0 else None,
                         stdin=stdin,
+                        files=self._session.setup.files,
+                        env=self._session.setup.env,
                     )
                     status, seconds, text = run.status, run.duration, render_result(run, timeout, most)
                     return_code, failure = run.return_code, run.message
@@ -137,6 +140,11 @@ class CodeInterpreterTool(SandboxTool[CodeInterpreterConfig]):
     """
 
     label = "code interpreter"
+    task_kwargs: Mapping[str, Collection[str]] = {
+        "create_kwargs": SETUP_KWARGS,
+        "execute_kwargs": ("timeout", "stdin"),
+        "calc_reward_kwargs": (),
+    }
     options_type = CodeInterpreterConfig
     default_schema = ToolSchema(
         name="code_interpreter",
@@ -181,7 +189,11 @@ class CodeInterpreterTool(SandboxTool[CodeInterpreterConfig]):
             _log.warning("%s", error)
         if isinstance(self.sandbox, SharedSandbox):
             self.sandbox.warm()  # while the model writes its first turn
-        return _Interpreter(self, EpisodeSession(self.sandbox))
+        setup = SessionSetup.of(create_kwargs, f"the tool {self.name!r}")
+        if self.stateful is False:
+            _check_without_session(self.name, setup)
+            return _Interpreter(self, EpisodeSession(self.sandbox, setup=setup))
+        return _Interpreter(self, await begun_session(EpisodeSession(self.sandbox, setup=setup)))
 
     async def close(self) -> None:
         self.limiters = []  # another tool may set another limit of the process now
@@ -209,6 +221,16 @@ class CodeInterpreterTool(SandboxTool[CodeInterpreterConfig]):
                 _log.info("%s: SandboxFusion's API has no sessions, so every call is a clean start", where)
             self.stateful = has_sessions
         return self.stateful
+
+
+def _check_without_session(name: str, setup: SessionSetup) -> None:
+    """Raise `ConfigError` if a setup has what only a session can have: each program runs separately."""
+    lost = sorted({*setup.model_fields_set} - {"files", "env"})
+    if lost:
+        raise ConfigError(
+            f"create_kwargs of the tool {name!r} have {lost[0]!r}, which needs a session, and each program runs "
+            "separately: use a stateful code interpreter, or leave it out"
+        )
 
 
 def render_result(result: ExecutionResult, timeout: float, max_chars: int = 4096) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import pydantic
@@ -48,6 +48,11 @@ class Gsm8kRewardTool(StatefulTool):
     with `#### number`. The tool itself adds nothing to the reward at the end: that is the env's scorer.
     """
 
+    task_kwargs: Mapping[str, Collection[str]] = {
+        "create_kwargs": ("ground_truth",),
+        "execute_kwargs": (),
+        "calc_reward_kwargs": (),
+    }
     default_schema: ToolSchema = ToolSchema(
         name="calc_gsm8k_reward",
         description="Find out whether an answer is right.",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Generic, TypeVar
 
 import pydantic
@@ -13,6 +13,7 @@ from toolgym.tools.sandbox.base import Sandbox, Session
 from toolgym.tools.sandbox.open import SandboxOptions, open_sandbox
 from toolgym.tools.schema import ToolSchema
 from toolgym.tools.sessions.episode_session import EpisodeSession, GivenSession
+from toolgym.tools.sessions.session_setup import SETUP_KWARGS, SessionSetup
 from toolgym.tools.sessions.workspace import Workspace, WorkspaceOptions, require_sessions
 from toolgym.tools.stateful import StatefulTool, ToolSession
 
@@ -66,6 +67,11 @@ class WorkspaceTool(SandboxTool[FolderOptions]):
     one session. Raises `SandboxUnsupportedError` if the sandbox has no sessions."""
 
     needs_sessions = True
+    task_kwargs: Mapping[str, Collection[str]] = {
+        "create_kwargs": SETUP_KWARGS,
+        "execute_kwargs": ("timeout",),
+        "calc_reward_kwargs": (),
+    }
 
     def _open_sandbox(self) -> Sandbox:
         return Workspace.of(self.options, self.label)
@@ -75,10 +81,24 @@ class WorkspaceTool(SandboxTool[FolderOptions]):
         pass
 
     async def open(self, **create_kwargs: Any) -> ToolSession:
-        return self.begin(EpisodeSession(self.sandbox, self.options.folder))
+        """Begin an episode. With a setup (`SessionSetup`), the session is opened and prepared now. Raises `ConfigError`
+        if the setup cannot be used, or its command fails."""
+        setup = SessionSetup.of(create_kwargs, f"the tool {self.name!r}")
+        return self.begin(await begun_session(EpisodeSession(self.sandbox, self.options.folder, setup)))
 
     def on(self, session: Session) -> ToolSession:
         return self.begin(GivenSession(session, self.sandbox))
+
+
+async def begun_session(session: EpisodeSession) -> EpisodeSession:
+    """Return a session, opened if its task prepares it; if that fails, it is closed."""
+    if session.setup:
+        try:
+            await session.get()
+        except BaseException:
+            await session.close()
+            raise
+    return session
 
 
 class SandboxToolSession(ToolSession):

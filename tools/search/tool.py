@@ -10,7 +10,7 @@ or without a server, `config: {corpus: passages.jsonl, topk: 3}`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import pydantic
@@ -83,6 +83,10 @@ class SearchTool(BaseTool):
     """
 
     stays_on_loop = True
+    task_kwargs: Mapping[str, Collection[str]] = {
+        "create_kwargs": ("ground_truth", "question", "data_source"),  # verl's rows have them, for a scorer
+        "execute_kwargs": ("topk",),
+    }
     default_schema = ToolSchema(
         name="search",
         description="Search for passages about each of the queries.",

@@ -9,18 +9,30 @@ from toolgym.tools.concurrency.deadline import shielded
 from toolgym.tools.errors import SessionLostError
 from toolgym.tools.sandbox.base import Sandbox, Session
 from toolgym.tools.sessions.session_check import broken_by_programs
+from toolgym.tools.sessions.session_setup import FolderSetup, SessionSetup
+from toolgym.tools.sessions.workspace import open_prepared
 
 
 class EpisodeSession:
-    """A tool's session in one episode: opened when it is first needed, and again if it has ended. The tool works in its
-    `folder`, which is made; None: the session's own."""
+    """A tool's session in one episode: opened when it is first needed, and again if it has ended.
 
-    def __init__(self, sandbox: Sandbox, folder: str | None = None) -> None:
+    Args:
+        sandbox: opens the session.
+        folder: the folder that the tool works in, which is made. None: the session's own.
+        setup: what the task prepares in each session that is opened.
+    """
+
+    def __init__(self, sandbox: Sandbox, folder: str | None = None, setup: SessionSetup | None = None) -> None:
         self._sandbox, self.folder = sandbox, folder
+        self._folder_setup = FolderSetup(folder, setup or SessionSetup())
         self._session: Session | None = None
         self._changing = asyncio.Lock()  # the calls of one turn come at the same time, and share one session
         self._closed = False
         self._earlier_lost_to_sandbox = False
+
+    @property
+    def setup(self) -> SessionSetup:
+        return self._folder_setup.setup
 
     async def get(self) -> tuple[Session, bool]:
         """Return the session, and whether another one was lost before."""
@@ -32,11 +44,9 @@ class EpisodeSession:
                 self._earlier_lost_to_sandbox |= before.lost_to_sandbox
                 await before.close()
             if not self.is_closed():
-                opened = await self._sandbox.session()
+                opened = await open_prepared(self._sandbox, self._folder_setup)
                 if not self.is_closed():
                     self._session = opened
-                    if self.folder is not None:
-                        await opened.mkdir(self.folder, parents=True, exist_ok=True)
                     return opened, before is not None
                 await shielded(opened.close())
             raise SessionLostError("the episode was released before this call could run")
@@ -60,7 +70,7 @@ class EpisodeSession:
         return self._closed
 
     async def fork(self) -> Self:
-        twin = type(self)(self._sandbox, self.folder)
+        twin = type(self)(self._sandbox, self.folder, self._folder_setup.setup)
         twin._earlier_lost_to_sandbox = self._earlier_lost_to_sandbox
         async with self._changing:
             session = self._session

@@ -9,16 +9,18 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import fields
 from functools import partial
 from typing import Any
 
 from toolgym.tools.concurrency.deadline import shielded
-from toolgym.tools.errors import SandboxUnsupportedError, SessionLostError
+from toolgym.tools.errors import ConfigError, SandboxUnsupportedError, SessionLostError
 from toolgym.tools.sandbox.base import CellResult, ExecResult, ExecutionResult, Sandbox, Session
 from toolgym.tools.sandbox.files import FileAction, FileInfo, FileRow
 from toolgym.tools.sandbox.open import SandboxOptions, SandboxTarget, open_sandbox
 from toolgym.tools.sandbox.options import RunRequest, SessionRequest
 from toolgym.tools.sandbox.processes import Command, Process
+from toolgym.tools.sessions.session_setup import FolderSetup
 from toolgym.tools.sessions.tool_scope import current_scope
 
 _by_options: weakref.WeakValueDictionary[str, Workspace] = weakref.WeakValueDictionary()
@@ -36,12 +38,37 @@ class WorkspaceOptions(SandboxTarget):
 
 
 class _Shared:
-    """The session of one episode. The last one of its `users` (handles that are open or being opened) closes it."""
+    """The session of one episode. The last one of its `users` (handles that are open or being opened) closes it.
 
-    def __init__(self) -> None:
+    `options` are those that the session is opened with, `folder_setups` what its tools have prepared in it: both hold
+    for a session that replaces a lost one. A shared session that comes from a fork begins with those of its `origin`.
+    """
+
+    def __init__(self, origin: _Shared | None = None) -> None:
         self.session: Session | None = None
         self.users = 0
         self.opening = asyncio.Lock()
+        self.options: dict[str, Any] = {} if origin is None else dict(origin.options)
+        self.folder_setups: list[FolderSetup] = [] if origin is None else [*origin.folder_setups]
+
+    @property
+    def is_open(self) -> bool:
+        return self.session is not None and self.session.alive
+
+    def add_options(self, options: Mapping[str, Any]) -> None:
+        """Add the options of a tool. Raises `ConfigError` if the session has others, or is open without them."""
+        for name, value in options.items():
+            if name in self.options and name != "hint" and self.options[name] != value:
+                raise ConfigError(
+                    f"the tools of an episode share one session, which cannot have two values of {name!r}: "
+                    f"{self.options[name]!r} and {value!r}"
+                )
+            if name not in self.options and name != "hint" and self.is_open:
+                raise ConfigError(
+                    f"the tools of an episode share one session, which was opened without {name!r}={value!r}: give the "
+                    "option to the first of the tools that has create_kwargs"
+                )
+        self.options |= options
 
 
 class Workspace(Sandbox):
@@ -87,10 +114,18 @@ class Workspace(Sandbox):
         return await self.sandbox.execute(request)
 
     async def open_session(self, request: SessionRequest) -> Session:
+        return await self._join_here(_options_of(request), None)
+
+    async def open_prepared(self, folder_setup: FolderSetup) -> Session:
+        """Open or join the session of the episode, and prepare it unless that was done. Raises as `FolderSetup.apply`
+        does, and `ConfigError` if the session is open with other options."""
+        return await self._join_here(folder_setup.setup.options, folder_setup)
+
+    async def _join_here(self, options: Mapping[str, Any], folder_setup: FolderSetup | None) -> Session:
         scope = current_scope()
         if scope is None:
-            return await self.sandbox.open_session(request)
-        return await self._join(scope, partial(self.sandbox.open_session, request))
+            return await _open(self.sandbox, options, folder_setup)
+        return await self._join(scope, options=options, folder_setup=folder_setup)
 
     async def close(self) -> None:
         self._owners -= 1
@@ -105,21 +140,38 @@ class Workspace(Sandbox):
         if self._owns:
             await self.sandbox.close()
 
-    async def _join(self, scope: str, opening: Callable[[], Awaitable[Session]]) -> WorkspaceSession:
-        shared = self._shared.setdefault(scope, _Shared())
+    async def _join(
+        self,
+        scope: str,
+        *,
+        options: Mapping[str, Any] | None = None,
+        folder_setup: FolderSetup | None = None,
+        fork: Callable[[], Awaitable[Session]] | None = None,
+        origin: _Shared | None = None,
+    ) -> WorkspaceSession:
+        shared = self._shared.setdefault(scope, _Shared(origin))
         shared.users += 1
         try:
             async with shared.opening:
                 before = shared.session
+                shared.add_options(options or {})
+                is_new = folder_setup is not None and folder_setup not in shared.folder_setups
+                if folder_setup is not None and is_new:
+                    shared.folder_setups.append(folder_setup)
                 if before is None or not before.alive:
-                    shared.session = await opening()
+                    shared.session = await (fork() if fork is not None else self._open(shared))
                     if before is not None:
                         await shielded(before.close())
+                elif folder_setup is not None and is_new:
+                    await folder_setup.apply(before)
                 assert shared.session is not None
                 return WorkspaceSession(self, scope, shared, shared.session)
         except BaseException:  # cancelled or not, this handle is given back
             await self._leave(scope, shared)
             raise
+
+    async def _open(self, shared: _Shared) -> Session:
+        return await _open(self.sandbox, shared.options, *shared.folder_setups)
 
     async def _leave(self, scope: str, shared: _Shared) -> None:
         shared.users -= 1
@@ -175,7 +227,8 @@ class WorkspaceSession(Session):
         scope = current_scope()
         if n > 1 or scope is None or scope == self._scope:
             return await self._session.fork(name, n=n)
-        return [await self._workspace._join(scope, partial(self._session.fork, name))]
+        fork = partial(self._session.fork, name)
+        return [await self._workspace._join(scope, fork=fork, origin=self._shared)]
 
     async def _checkpoint(self, name: str) -> None:
         await self._session.checkpoint(name)
@@ -193,6 +246,33 @@ class WorkspaceSession(Session):
         if not self._open:
             raise SessionLostError("this handle of the session is closed")
         return self._inner
+
+
+async def open_prepared(sandbox: Sandbox, folder_setup: FolderSetup) -> Session:
+    """Open a session of a sandbox and prepare it; if that fails, nothing is left behind. Raises as
+    `FolderSetup.apply`."""
+    if isinstance(sandbox, Workspace):
+        return await sandbox.open_prepared(folder_setup)
+    return await _open(sandbox, folder_setup.setup.options, folder_setup)
+
+
+async def _open(sandbox: Sandbox, options: Mapping[str, Any], *folder_setups: FolderSetup | None) -> Session:
+    session = await sandbox.open_session(SessionRequest.of(options))
+    try:
+        for folder_setup in folder_setups:
+            if folder_setup is not None:
+                await folder_setup.apply(session)
+    except BaseException:
+        await shielded(session.close())
+        raise
+    return session
+
+
+def _options_of(request: SessionRequest) -> dict[str, Any]:
+    """Return the options of a request that differ from the default."""
+    default = SessionRequest()
+    values = {option.name: getattr(request, option.name) for option in fields(request)}
+    return {name: value for name, value in values.items() if value != getattr(default, name)}
 
 
 def require_sessions(sandbox: Sandbox) -> Sandbox:

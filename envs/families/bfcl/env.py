@@ -7,7 +7,7 @@ import copy
 import functools
 import inspect
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
@@ -69,6 +69,7 @@ class Apis:
 
 class ApiFunction(BaseTool):
     stays_on_loop = True
+    task_kwargs: Mapping[str, Collection[str]] = {"execute_kwargs": ()}
 
     def __init__(self, apis: Apis, schema: ToolSchema) -> None:
         super().__init__(None, schema)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -39,6 +39,11 @@ class SqlTool(StatefulTool):
     """A tool that runs SQL on the database of the episode, which the task names: `create_kwargs: {"db_id": ...}`."""
 
     stays_on_loop = True
+    task_kwargs: Mapping[str, Collection[str]] = {
+        "create_kwargs": ("db_id",),
+        "execute_kwargs": (),
+        "calc_reward_kwargs": (),
+    }
     default_schema = ToolSchema(
         "sql",
         "Run one SQLite statement on the database and return its rows.",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -261,6 +261,11 @@ class RemoteSessionTool(StatefulTool):
     """
 
     stays_on_loop = True
+    task_kwargs: Mapping[str, Collection[str]] = {
+        "create_kwargs": ("instance_hash",),
+        "execute_kwargs": (),
+        "calc_reward_kwargs": (),
+    }
     default_schema = ToolSchema(
         name="process_action",
         description="Carry out an action in the environment, and read what comes of it.",

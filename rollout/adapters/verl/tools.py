@@ -44,8 +44,8 @@ class _WrappedTool(BaseTool):  # type: ignore[misc]  # verl has no types
     async def create(
         self, instance_id: str | None = None, create_kwargs: Mapping[str, Any] | None = None, **further: Any
     ) -> tuple[str, ToolResponse]:
-        """Open an instance. verl's loop gives what the row has in `create_kwargs`, which are not used."""
-        return await self._tool.create(instance_id), ToolResponse()
+        """Open an instance with the row's `create_kwargs`. Raises `ConfigError` if one is not known."""
+        return await self._tool.create(instance_id, **(create_kwargs or {})), ToolResponse()
 
     async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Answer:
         checked = _checked(parameters, self._tool.tool_schema)
