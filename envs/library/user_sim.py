@@ -86,7 +86,7 @@ class UserSimEnv(ToolEnv):
     async def respond(self, turn: ParsedTurn) -> Continue | End:
         reply = await self._ask()
         if reply.done:
-            return End(reply.stop_reason, reply.reward)
+            return End(reward=reply.reward)
         assert reply.text is not None
         return Continue([user(reply.text)], reply.reward)
 

@@ -19,11 +19,12 @@ import string
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from toolgym.envs.failure import policy_fault
 from toolgym.envs.rewards.base import Outcome
-from toolgym.envs.types import EpisodeFailedError, StopReason
+from toolgym.envs.types import EpisodeFailedError, PolicyFaultError, StopReason
 from toolgym.tools.closeable import AsyncCloseable
 from toolgym.tools.errors import ConfigError, shorten
-from toolgym.tools.http.chat_endpoint import ChatEndpoint
+from toolgym.tools.http.chat_endpoint import ChatEndpoint, PromptTooLongError
 from toolgym.tools.http.client import CallError, ClientClosedError
 from toolgym.tools.message import Message, described, user, visible_text
 
@@ -82,7 +83,8 @@ class LLMJudge(AsyncCloseable):
 
     The judge's reply must end with a line `Verdict: N`, N from 0 to 1. A reply without such a line, or a reply that was
     cut, is asked for again, `TRIES` times in all. If the judge cannot be reached, refuses the request or gives no
-    verdict, the episode fails (`SCORE_FAILED`).
+    verdict, the episode fails (`SCORE_FAILED`). If the policy wrote too much for the judge's model, the score is 0 and
+    has the component `broken_by_policy`.
 
     Args:
         urls: the address that an OpenAI client would be given, with `/v1`; or those of several equal servers.
@@ -127,29 +129,42 @@ class LLMJudge(AsyncCloseable):
 
     async def __call__(self, outcome: Outcome) -> float:
         truth = outcome.task.ground_truth
-        return await self._verdict(
-            self._prompt,
-            {
-                "question": question_of(outcome.task.messages),
-                "answer": visible_text(outcome.final_text).strip(),
-                "ground_truth": truth if isinstance(truth, str) else json.dumps(truth, ensure_ascii=False),
-                "conversation": [_as_read(message) for message in outcome.messages],
-            },
-        )
+        fields = {
+            "question": question_of(outcome.task.messages),
+            "answer": visible_text(outcome.final_text).strip(),
+            "ground_truth": truth if isinstance(truth, str) else json.dumps(truth, ensure_ascii=False),
+            "conversation": [_as_read(message) for message in outcome.messages],
+        }
+        without = {**fields, "answer": "", "conversation": fields["conversation"][: len(outcome.task.messages)]}
+        return await self._verdict(self._prompt, fields, without)
 
     async def compare(self, question: str, first: str, second: str) -> float:
-        """Return 1 if the first answer is better, 0 if it is worse, and 0.5 if the answers are equally good."""
+        """Return 1 if the first answer is better, 0 if it is worse, and 0.5 if the answers are equally good.
+
+        If the answers are too long for the judge's model, the longer answer is the worse one.
+        """
         fields = {"question": question, "first": visible_text(first), "second": visible_text(second)}
-        return await self._verdict(self._comparison, fields)
+        try:
+            return await self._verdict(self._comparison, fields, {**fields, "first": "", "second": ""})
+        except PolicyFaultError:
+            return 0.5 if len(fields["first"]) == len(fields["second"]) else float(len(first) < len(second))
 
     async def close(self) -> None:
         await self._model.close()
 
-    async def _verdict(self, prompt: _JudgePrompt, fields: Mapping[str, Any]) -> float:
+    async def _verdict(self, prompt: _JudgePrompt, fields: Mapping[str, Any], without: Mapping[str, Any]) -> float:
+        """Ask for a verdict. `without` are the fields without what the policy wrote.
+
+        Raises:
+            PolicyFaultError: the policy wrote too much for the judge's model.
+            EpisodeFailedError: the judge did not answer, or gave no verdict.
+        """
         text = ""
         for _ in range(TRIES):
             try:
                 reply = await self._model.ask([user(prompt.filled(fields))])
+            except PromptTooLongError as error:
+                raise await self._too_long(error, prompt.filled(fields), prompt.filled(without)) from error
             except (CallError, ClientClosedError) as error:
                 raise EpisodeFailedError(StopReason.SCORE_FAILED, f"the judge did not answer: {error}") from error
             text = reply.text
@@ -161,6 +176,19 @@ class LLMJudge(AsyncCloseable):
             f"the judge gave no verdict in {TRIES} replies; the last line must be 'Verdict: N' with N from 0 to 1, the "
             f"last reply ends with {shorten(repr(text[-200:]))}",
         )
+
+    async def _too_long(
+        self, error: PromptTooLongError, prompt: str, without: str
+    ) -> PolicyFaultError | EpisodeFailedError:
+        """Return the error for a prompt that is too long: the policy's if the prompt `without` its text fits."""
+        problem = "what the policy wrote is too long for the judge's model"
+        if len(prompt) > 2 * len(without):
+            return PolicyFaultError(f"{problem}: {error}")
+        fault = await policy_fault(error, lambda: self._model.ask([user(without)]), problem)
+        if fault is not None:
+            return fault
+        message = f"the judge's prompt is too long for its model, even without what the policy wrote: {error}"
+        return EpisodeFailedError(StopReason.SCORE_FAILED, message, error)
 
 
 class _JudgePrompt:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from toolgym.envs.tasks.task import Task
-from toolgym.envs.types import StopReason
 from toolgym.tools.closeable import AsyncCloseable
 from toolgym.tools.errors import ConfigError, ForkNotSupportedError
 from toolgym.tools.message import Message, mapped, visible_text
@@ -38,7 +37,6 @@ class UserReply:
     Attributes:
         text: what the policy reads next; None if the user says nothing more, which needs `done`.
         done: whether the conversation is over.
-        stop_reason: why the conversation is over, if it is `done`.
         reward: added to the reward of the policy's turn.
         metrics: numbers about the conversation so far, by name; kept in the trajectory as `user/NAME`.
     """
@@ -47,17 +45,12 @@ class UserReply:
     done: bool = False
     reward: float = 0.0
     metrics: Mapping[str, Any] = field(default_factory=dict)
-    stop_reason: StopReason = StopReason.ANSWERED
 
     def __post_init__(self) -> None:
         if not isinstance(self.text, str | None):
             raise ConfigError(f"the text of a user's reply must be a text or None, got {self.text!r}")
         if self.text is None and not self.done:
             raise ConfigError("a user who says nothing must be done: give a text, or done=True")
-        if not isinstance(self.stop_reason, StopReason) or self.stop_reason.failed:
-            raise ConfigError(
-                f"the stop_reason of a user's reply is a StopReason that is not a failure, got {self.stop_reason!r}"
-            )
 
     @classmethod
     def of(cls, value: Any) -> UserReply:

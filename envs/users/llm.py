@@ -6,9 +6,10 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from toolgym.envs.failure import policy_fault
 from toolgym.envs.rewards.judge import checked_template
 from toolgym.envs.tasks.task import Task
-from toolgym.envs.types import EpisodeFailedError, StopReason
+from toolgym.envs.types import EpisodeFailedError, PolicyFaultError, StopReason
 from toolgym.envs.users.base import User, UserReply, UserSession
 from toolgym.tools.errors import ConfigError
 from toolgym.tools.http.chat_endpoint import ChatEndpoint, PromptTooLongError
@@ -41,8 +42,8 @@ class LLMUser(User):
     A stop word in thinking does not count. The trace begins with the system prompt. The user's aim is the row's
     `interaction_kwargs.instruction` or `extra_info.instruction`.
 
-    If the model does not answer, the episode fails (`ENV_FAILED`). If the conversation becomes too long for the model,
-    the episode ends with `BUDGET` and stays in its group, because the policy wrote too much.
+    If the model does not answer, the episode fails (`ENV_FAILED`). If the policy wrote too much for the model, the
+    episode ends with the score 0 and the component `broken_by_policy`, and stays in its group.
 
     Args:
         model: asks the model; closed with the user.
@@ -89,11 +90,7 @@ class _LLMSession(UserSession):
         try:
             reply = await self._model.ask(trace)
         except PromptTooLongError as error:
-            if not self._policy_made_long(trace):
-                problem = f"the user's own prompt is too long for its model: {error}"
-                raise EpisodeFailedError(StopReason.ENV_FAILED, problem) from error
-            self._trace = trace
-            return UserReply(None, done=True, stop_reason=StopReason.BUDGET, metrics={"too_long": 1})
+            raise await self._too_long(error, trace) from error
         except (CallError, ClientClosedError) as error:
             raise EpisodeFailedError(StopReason.ENV_FAILED, f"the user's model did not answer: {error}") from error
         message = assistant(reply.text)
@@ -110,8 +107,25 @@ class _LLMSession(UserSession):
     async def fork(self) -> UserSession:
         return _LLMSession(self._model, self._stop, self._trace)
 
-    def _policy_made_long(self, trace: Sequence[Message]) -> bool:
-        """Whether the model had room for the user's prompt, or the policy wrote more than the prompt."""
-        if any(message["role"] == "assistant" for message in trace):
-            return True
-        return len(text_of(trace[-1]["content"])) > len(text_of(trace[0]["content"]))
+    async def _too_long(
+        self, error: PromptTooLongError, trace: Sequence[Message]
+    ) -> PolicyFaultError | EpisodeFailedError:
+        """Return the error for a conversation that is too long: the policy's if it fits without what the policy
+        wrote."""
+        without = [user(NOTHING_HEARD) if _is_of_policy(message) else message for message in trace]
+        problem = "what the policy wrote is too long for the user's model"
+        if sum(map(_length, trace)) > 2 * sum(map(_length, without)):
+            return PolicyFaultError(f"{problem}: {error}")
+        fault = await policy_fault(error, lambda: self._model.ask(without), problem) if without != trace else None
+        if fault is not None:
+            return fault
+        message = f"the user's own prompt is too long for its model: {error}"
+        return EpisodeFailedError(StopReason.ENV_FAILED, message, error)
+
+
+def _is_of_policy(message: Message) -> bool:
+    return message["role"] == "user" and message["content"] != GREETING
+
+
+def _length(message: Message) -> int:
+    return len(text_of(message["content"]))

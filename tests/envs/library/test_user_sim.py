@@ -263,6 +263,25 @@ async def test_a_message_of_thinking_alone_fails_the_episode():
             await env.reset()
 
 
+async def test_a_turn_that_is_too_long_for_the_users_model_ends_the_episode_with_0():
+    async def chat(request):
+        size = sum(len(message["content"]) for message in (await request.json())["messages"])
+        if size > 600:
+            return web.json_response({"error": {"code": "context_length_exceeded"}}, status=400)
+        return web.json_response({"choices": [{"message": {"content": "A tent, please."}}]})
+
+    async with serving({"POST /v1/chat/completions": chat}) as url:
+        for turn in ("word " * 80, "word " * 3000):
+            async with played_by(f"{url}/v1", row(instruction="Buy a tent.")) as env:
+                await env.reset()
+                result = await env.step(turn)
+                assert (result.done, result.reward, result.stop_reason) == (True, 0.0, StopReason.ANSWERED)
+                assert result.info["metrics"]["score/broken_by_policy"] == 1.0
+        async with played_by(f"{url}/v1", row(instruction="Buy a tent." * 300)) as env:
+            with pytest.raises(EpisodeFailedError, match="the user's own prompt is too long"):
+                await env.reset()
+
+
 async def test_what_a_model_is_not_given_is_named():
     async with played_by("http://127.0.0.1:9/v1", TASK) as env:
         with pytest.raises(ConfigError, match="an LLMUser needs a text 'instruction'"):

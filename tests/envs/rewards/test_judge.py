@@ -193,6 +193,58 @@ async def test_a_request_that_the_server_refuses_is_the_users_error():
         await judged(lambda: web.Response(status=404, text="no such model"))
 
 
+def limited(chars, message="This model's maximum context length is 64 tokens.", status=400):
+    """A chat server that refuses requests of more than so many characters."""
+
+    async def chat(request):
+        body = await request.json()
+        if sum(len(message["content"]) for message in body["messages"]) > chars:
+            return web.json_response({"error": {"message": message}}, status=status)
+        return says("Verdict: 1")
+
+    return serving({"POST /v1/chat/completions": chat})
+
+
+@pytest.mark.parametrize(
+    ("message", "status"),
+    [
+        ("This model's maximum context length is 64 tokens. However, you requested 99.", 400),
+        ("The input (99 tokens) is longer than the model's context length (64 tokens).", 400),
+        ("`inputs` tokens + `max_new_tokens` must be <= 64", 422),
+        ("prompt is too long: 99 tokens > 64 maximum", 400),
+        ("the request exceeds the available context size", 400),
+        ("request entity too large", 413),
+    ],
+)
+@pytest.mark.parametrize("answer", ["word " * 400, "word " * 3000])
+async def test_an_answer_that_is_too_long_for_the_judge_scores_0(message, status, answer):
+    task = Task(({"role": "user", "content": "q"},), ground_truth="42")
+    async with (
+        limited(2500, message, status) as url,
+        LLMJudge(f"{url}/v1", "m") as judge,
+        ToolEnv([], [task], scorer=judge) as env,
+    ):
+        await env.reset()
+        result = await env.step(answer)
+    assert (result.reward, result.stop_reason) == (0.0, StopReason.ANSWERED)
+    assert result.info["metrics"]["score/broken_by_policy"] == 1.0
+
+
+async def test_a_prompt_that_is_too_long_without_the_answer_fails_the_episode():
+    async with limited(100) as url, LLMJudge(f"{url}/v1", "m") as judge:
+        with pytest.raises(EpisodeFailedError, match="even without what the policy wrote") as caught:
+            await judge(outcome("short"))
+    assert caught.value.stop_reason is StopReason.SCORE_FAILED
+
+
+async def test_the_longer_answer_of_a_comparison_that_is_too_long_is_worse():
+    async with limited(2500) as url, LLMJudge(f"{url}/v1", "m") as judge:
+        long = "word " * 3000
+        assert await judge.compare("Which?", long, "Oslo") == 0.0
+        assert await judge.compare("Which?", "Oslo", long) == 1.0
+        assert await judge.compare("Which?", long, long) == 0.5
+
+
 async def test_a_closed_judge_says_so():
     judge = LLMJudge("http://127.0.0.1:1/v1", "m")
     await judge.close()
