@@ -2,45 +2,35 @@
 
 from __future__ import annotations
 
+import bisect
 import math
-import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from toolgym.envs.families.sql.tokens import find_order, without_distinct
+
 Row = Sequence[Any]
 
+NEAR = 100
+"""Rows before and after its place that are compared with a row whose reals may be nearly equal."""
+
 TOLERANCE = 1e-6
-"""By what part of themselves two numbers may differ."""
+"""The part of themselves by which two numbers may differ if one is a real; two integers must be equal."""
 
-_QUOTED_OR_COMMENT = re.compile(
-    r"'(?:[^']|'')*+(?:'|\Z)|\"(?:[^\"]|\"\")*+(?:\"|\Z)|`[^`]*+(?:`|\Z)|\[[^\]]*+(?:\]|\Z)|--[^\n]*+"
-    r"|/\*.*?(?:\*/|\Z)",
-    re.DOTALL,
-)
-"""Text of a query that is not SQL. What is not closed reaches to the end, so that the search takes linear time."""
-
-_DISTINCT = re.compile(rf"({_QUOTED_OR_COMMENT.pattern})|\bdistinct\b", re.IGNORECASE | re.DOTALL)
-_ORDER = re.compile(r"[()]|\border\s+by\b", re.IGNORECASE)
+ROUNDING = 1e-12
+"""The amount by which they may differ in any case, so that 0.1 + 0.2 - 0.3 is 0."""
 
 
 def is_ordered(sql: str) -> bool:
-    """Whether a query orders its rows: it has an ORDER BY that is in no parentheses."""
-    depth = 0
-    for match in _ORDER.finditer(_QUOTED_OR_COMMENT.sub(" ", sql)):
-        if match.group() == "(":
-            depth += 1
-        elif match.group() == ")":
-            depth -= 1
-        elif depth == 0:
-            return True
-    return False
+    """Whether a query orders its rows: it has an ORDER BY that stands in no parentheses."""
+    return find_order(sql) is not None
 
 
 def same_rows(expected: Sequence[Row], answer: Sequence[Row], *, ordered: bool) -> bool:
     """Whether two results have the same rows as often, in the same order if `ordered`.
 
-    Numbers are equal within `TOLERANCE`, an integer and a real one too. Names of columns are not compared.
+    Reals are equal within `TOLERANCE`, and so are an integer and a real. Names of columns are not compared.
     """
     if len(expected) != len(answer):
         return False
@@ -59,10 +49,9 @@ def bird_same(expected: Sequence[Row], answer: Sequence[Row]) -> bool:
 
 
 def spider_query(sql: str) -> str:
-    """Return the query as Spider's test suite runs it: without DISTINCT, and without blanks within an operator."""
-    for operator in (">", "<", "!"):
-        sql = sql.replace(f"{operator} =", f"{operator}=")
-    return _DISTINCT.sub(lambda match: match[1] or "", sql)
+    """Return the query as Spider's test suite runs it: without DISTINCT, and without blanks within an operator. The
+    operator `IS DISTINCT FROM` stays, which the test suite breaks."""
+    return without_distinct(sql)
 
 
 def spider_same(expected: Sequence[Row], answer: Sequence[Row], known: str) -> bool:
@@ -113,13 +102,22 @@ def same_result(match: str, known: str, expected: Sequence[Row], answer: Sequenc
     return same_rows(expected, answer, ordered=is_ordered(known))
 
 
-def _match(expected: Sequence[Row], answer: Sequence[Row]) -> bool:
-    left = list(answer)
-    for row in expected:
-        place = next((at for at, other in enumerate(left[:100]) if _same_row(row, other)), None)
+def contains_rows(expected: Sequence[Row], answer: Sequence[Row]) -> bool:
+    """Whether each row of an answer is among the expected rows, at most as often."""
+    return len(answer) <= len(expected) and _match(answer, expected)
+
+
+def _match(rows: Sequence[Row], among: Sequence[Row]) -> bool:
+    """Whether each row is another one of those in `among`. Rows whose reals are nearly equal may be sorted in another
+    order, so the rows near to its place are looked at."""
+    remaining = sorted(among, key=_key)
+    for row in rows:
+        start = max(0, bisect.bisect_left(remaining, _key(row), key=_key) - NEAR)
+        near = range(start, min(len(remaining), start + 2 * NEAR))
+        place = next((at for at in near if _same_row(row, remaining[at])), None)
         if place is None:
             return False
-        del left[place]
+        del remaining[place]
     return True
 
 
@@ -128,8 +126,10 @@ def _same_row(row: Row, other: Row) -> bool:
 
 
 def _same(value: Any, other: Any) -> bool:
+    if isinstance(value, int) and isinstance(other, int):
+        return value == other
     if isinstance(value, int | float) and isinstance(other, int | float):
-        return math.isclose(value, other, rel_tol=TOLERANCE, abs_tol=1e-9)
+        return math.isclose(value, other, rel_tol=TOLERANCE, abs_tol=ROUNDING)
     return type(value) is type(other) and bool(value == other)
 
 

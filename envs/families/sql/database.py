@@ -55,6 +55,19 @@ _NEVER = frozenset({sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_DETACH})
 _PRAGMAS = frozenset(
     {"table_info", "table_xinfo", "table_list", "foreign_key_list", "index_list", "index_info", "index_xinfo"}
 )
+_BROKEN = frozenset(
+    {
+        sqlite3.SQLITE_CORRUPT,
+        sqlite3.SQLITE_NOTADB,
+        sqlite3.SQLITE_CANTOPEN,
+        sqlite3.SQLITE_IOERR,
+        sqlite3.SQLITE_PERM,
+        sqlite3.SQLITE_BUSY,
+        sqlite3.SQLITE_PROTOCOL,
+    }
+)
+"""Codes of errors that are about the file of the database, and not about a statement."""
+
 _LIMITS = {
     sqlite3.SQLITE_LIMIT_LENGTH: MAX_VALUE_BYTES,
     sqlite3.SQLITE_LIMIT_SQL_LENGTH: 100_000,
@@ -73,6 +86,10 @@ class QueryError(ToolgymError, ValueError):
 
     def __str__(self) -> str:
         return str(self.args[0])
+
+
+class DatabaseFailedError(ToolgymError, OSError):
+    """The database itself cannot be read: it is damaged, gone or locked. No query is to blame."""
 
 
 class QueryResult(NamedTuple):
@@ -109,18 +126,27 @@ class Database:
 
     @classmethod
     def open_file(cls, path: Path, *, read_only: bool) -> Self:
-        """Open a file to read it, or a copy in memory that may be changed. Raises ConfigError: it is no database."""
+        """Open a file to read it, or a copy in memory that may be changed.
+
+        Raises:
+            ConfigError: the file is not a database of SQLite, or holds no tables, as an empty file does.
+        """
+        source = None
         try:
             source = sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, check_same_thread=False)
-            source.execute("SELECT count(*) FROM sqlite_master")
+            if not source.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+                raise ConfigError(f"the database {str(path)!r} holds no tables")
             if read_only:
-                return cls(source, read_only=True, path=path)
+                database, source = cls(source, read_only=True, path=path), None
+                return database
             copied = sqlite3.connect(":memory:", check_same_thread=False)
             source.backup(copied)
-            source.close()
             return cls(copied, read_only=False)
         except sqlite3.Error as error:
             raise ConfigError(f"cannot read {str(path)!r} as a database of SQLite: {error}") from error
+        finally:
+            if source is not None:
+                source.close()
 
     @classmethod
     def from_bytes(cls, data: bytes, *, read_only: bool) -> Self:
@@ -141,7 +167,12 @@ class Database:
         return "\n".join(f"{sql.strip()};" for (sql,) in result.rows)
 
     def query(self, sql: str, *, max_rows: int = 100_000, timeout: float = 10.0) -> QueryResult:
-        """Run one statement, for at most `timeout` wall seconds. Raises QueryError, if the result is too large too."""
+        """Run one statement, for at most `timeout` wall seconds.
+
+        Raises:
+            QueryError: the statement is wrong, refused or too slow, or its result is too large.
+            DatabaseFailedError: the database cannot be read.
+        """
         with self._lock:
             self._refused = False
             try:
@@ -167,8 +198,12 @@ class Database:
         except sqlite3.OperationalError as error:
             if str(error) == "interrupted":
                 raise _too_slow(timeout) from error
+            self._check_readable(error)
             raise QueryError(str(error)) from error
+        except MemoryError as error:
+            raise QueryError("the query needs too much memory") from error
         except (sqlite3.Error, sqlite3.Warning, ValueError, OverflowError) as error:
+            self._check_readable(error)
             text = str(error)
             if text.startswith(("not authorized", "access to")):
                 text += f": {'the database is read-only' if self.read_only else 'this statement is not allowed'}"
@@ -194,15 +229,24 @@ class Database:
             raise _too_slow(timeout) from error
         if ended.returncode == -signal.SIGALRM:
             raise _too_slow(timeout)
-        if ended.returncode:
+        if ended.returncode < 0:
             raise QueryError("the query ended its process")
+        if ended.returncode:
+            why = ended.stderr.decode("utf-8", "replace").strip()[-500:]
+            raise DatabaseFailedError(f"the process for a statement failed: {why}")
         result, data = pickle.loads(ended.stdout)  # it ran SQLite and no code of the policy
-        if isinstance(result, QueryError):
+        if isinstance(result, ToolgymError):
             raise result
         if not self.read_only and data != database:
             self._connection.deserialize(data)
             self._bound_pages()
         return QueryResult(*result)
+
+    def _check_readable(self, error: Exception) -> None:
+        """Raise `DatabaseFailedError` if an error of SQLite is the database's fault."""
+        if getattr(error, "sqlite_errorcode", 0) & 0xFF in _BROKEN:
+            where = repr(str(self._path)) if self._path is not None else "in memory"
+            raise DatabaseFailedError(f"the database {where} cannot be read: {error}") from error
 
     def _bound_pages(self) -> None:
         for name, pages in self._most.items():
@@ -233,7 +277,12 @@ def answer() -> None:
     source, most, sql, max_rows, timeout = pickle.loads(sys.stdin.buffer.read())
     signal.alarm(math.ceil(timeout) + 1)  # it ends the process, whatever SQLite does
     make = Database.open_file if isinstance(source, Path) else Database.from_bytes
-    database = make(source, read_only=most is None)
+    try:
+        database = make(source, read_only=most is None)
+    except ConfigError as error:
+        failure = DatabaseFailedError(str(error))
+        sys.stdout.buffer.write(pickle.dumps((failure, b"")))
+        return
     if most is not None:
         database._connection.set_authorizer(None)
         database._most = most
@@ -245,7 +294,7 @@ def answer() -> None:
             tuple(database._run(sql, max_rows, timeout)),
             b"" if most is None else database.dump(),
         )
-    except QueryError as error:
+    except (QueryError, DatabaseFailedError) as error:
         reply = (error, b"")
     sys.stdout.buffer.write(pickle.dumps(reply))
 

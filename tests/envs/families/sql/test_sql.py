@@ -432,6 +432,134 @@ def test_spider_minds_the_order_where_the_known_query_has_one_anywhere():
 
 
 @pytest.mark.parametrize(
+    ("sql", "run"),
+    [
+        ("SELECT a IS DISTINCT FROM b FROM t", None),
+        (
+            "SELECT DISTINCT a is not /* no */ distinct\nfrom b FROM t",
+            "SELECT  a is not /* no */ distinct\nfrom b FROM t",
+        ),
+        ("SELECT count(DISTINCT a) FROM t WHERE NOT (a IS DISTINCT FROM 'DISTINCT')", None),
+        ('SELECT "distinct", [DISTINCT], `distinct` FROM t -- distinct', None),
+        ("SELECT 'a > = b' FROM t WHERE a ! /* x */ = b", "SELECT 'a > = b' FROM t WHERE a != b"),
+        ("SELECT distinction FROM t WHERE a > = 1 AND b< =2", "SELECT distinction FROM t WHERE a >= 1 AND b<=2"),
+    ],
+)
+def test_spider_leaves_out_the_keyword_distinct_alone(sql, run):
+    expected = run if run is not None else sql.replace("count(DISTINCT a)", "count( a)")
+    assert spider_query(sql) == expected
+
+
+def test_tokens_are_read_in_linear_time():
+    for part in ("'", '"', "[", "/*", "--", "(", "''", "distinct "):
+        assert spider_query(part * 20_000).strip() == ("" if part == "distinct " else part * 20_000)
+
+
+TIED = (
+    "CREATE TABLE animals (name TEXT, legs INTEGER, weight REAL);"
+    "INSERT INTO animals VALUES ('ant', 6, 1.5), ('bee', 6, 1.5), ('cat', 4, 2.5), ('dog', 4, 3.5), ('eel', 0, 2.5);"
+)
+
+
+@pytest.mark.parametrize(
+    ("known", "right", "wrong"),
+    [
+        (
+            "SELECT name FROM animals ORDER BY legs",
+            ["SELECT name FROM animals ORDER BY legs, name DESC", "SELECT name FROM animals ORDER BY legs, name"],
+            ["SELECT name FROM animals ORDER BY name", "SELECT name FROM animals ORDER BY legs DESC"],
+        ),
+        (
+            "SELECT name FROM animals ORDER BY legs DESC LIMIT 1",
+            ["SELECT 'bee'", "SELECT name FROM animals WHERE name = 'ant'"],
+            ["SELECT 'cat'", "SELECT 'fly'", "SELECT name FROM animals ORDER BY legs DESC LIMIT 2"],
+        ),
+        (
+            "SELECT name FROM animals ORDER BY legs DESC LIMIT 2 OFFSET 1;",
+            ["VALUES ('bee'), ('cat')", "VALUES ('ant'), ('dog')"],
+            ["VALUES ('cat'), ('bee')", "VALUES ('bee'), ('eel')", "VALUES ('ant'), ('bee')"],
+        ),
+        ("SELECT name FROM animals ORDER BY legs DESC LIMIT 1, 3", ["VALUES ('ant'), ('dog'), ('cat')"], []),
+        (
+            "SELECT legs, count(*) AS n FROM animals GROUP BY legs ORDER BY n DESC -- most first",
+            ["VALUES (6, 2), (4, 2), (0, 1)", "VALUES (4, 2), (6, 2), (0, 1)"],
+            ["VALUES (0, 1), (6, 2), (4, 2)"],
+        ),
+        (
+            "SELECT DISTINCT legs, weight FROM animals ORDER BY weight",
+            ["VALUES (6, 1.5), (0, 2.5), (4, 2.5), (4, 3.5)"],
+            ["VALUES (0, 2.5), (6, 1.5), (4, 2.5), (4, 3.5)"],
+        ),
+        (
+            "SELECT name FROM animals UNION SELECT 'Ant' ORDER BY name COLLATE NOCASE",
+            ["VALUES ('Ant'), ('ant'), ('bee'), ('cat'), ('dog'), ('eel')"],
+            ["VALUES ('bee'), ('ant'), ('Ant'), ('cat'), ('dog'), ('eel')"],
+        ),
+        (
+            "WITH a AS (SELECT * FROM animals ORDER BY name LIMIT 4) SELECT name FROM a ORDER BY (SELECT 1 ORDER BY 1)",
+            ["VALUES ('dog'), ('cat'), ('bee'), ('ant')"],
+            ["VALUES ('dog'), ('cat'), ('bee'), ('eel')"],
+        ),
+    ],
+)
+async def test_rows_with_equal_keys_may_come_in_any_order(known, right, wrong, db_root):
+    path = db_root / "zoo" / "zoo.sqlite"
+    path.unlink()
+    connection = sqlite3.connect(path)
+    connection.executescript(TIED)
+    connection.close()
+    async with toolgym.make("SQL-v0", questions=[{**SPIDER, "query": known}], db_root=db_root) as env:
+        for answer in [known, *right]:
+            assert await answered(env, f"```sql\n{answer}\n```") == 1.0, answer
+        for answer in wrong:
+            assert await answered(env, f"```sql\n{answer}\n```") == 0.0, answer
+
+
+async def test_integers_must_be_equal(db_root):
+    question = {**SPIDER, "query": "SELECT 2000000, 5e-10"}
+    async with toolgym.make("SQL-v0", questions=[question], db_root=db_root) as env:
+        for answer, reward in (
+            ("2000000, 5e-10", 1),
+            ("2000000.5, 5e-10", 1),
+            ("2000001, 5e-10", 0),
+            ("2000000, 0.0", 0),
+        ):
+            assert await answered(env, f"```sql\nSELECT {answer}\n```") == reward, answer
+
+
+@pytest.mark.parametrize("content", [b"", b"version https://git-lfs.github.com/spec/v1\n" * 30])
+async def test_a_file_that_is_not_a_database_is_a_broken_row(content, db_root):
+    env = toolgym.make("SQL-v0", questions=[SPIDER], db_root=db_root)
+    (db_root / "zoo" / "zoo.sqlite").write_bytes(content)
+    with pytest.raises(ConfigError, match=r"zoo\.sqlite' (as a database|holds no tables)"):
+        await env.reset(seed=0)
+
+
+@pytest.mark.parametrize("answer", ["SELECT name FROM animals", "SELECT printf('%s', name) FROM animals"])
+async def test_a_damaged_database_is_never_the_policys_fault(answer, db_root):
+    path = db_root / "zoo" / "zoo.sqlite"
+    question = {**SPIDER, "query": "SELECT 1"}  # reads no table
+    async with toolgym.make("SQL-v0", questions=[question], db_root=db_root) as env:
+        data = path.read_bytes()
+        path.write_bytes(data[:4096] + b"\xff" * (len(data) - 4096))
+        await env.reset(seed=0)
+        result = await env.step(call(answer))
+        [record] = result.info["tool_calls"]
+        assert record.infra_failure
+        assert "cannot be read" in record.metrics["error"]
+        with pytest.raises(EpisodeFailedError, match="cannot be read") as caught:
+            await env.step(f"```sql\n{answer}\n```")
+    assert caught.value.stop_reason is StopReason.SCORE_FAILED
+
+
+async def test_a_known_query_without_columns_is_a_broken_row(db_root):
+    async with toolgym.make("SQL-v0", questions=[{**SPIDER, "query": "-- nothing"}], db_root=db_root) as env:
+        await env.reset(seed=0)
+        with pytest.raises(EpisodeFailedError, match="returns no columns"):
+            await env.step("```sql\n-- nothing\n```")
+
+
+@pytest.mark.parametrize(
     ("answer", "rewards"),
     [
         ("SELECT name, legs FROM animals", (1, 1, 1)),
