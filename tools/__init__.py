@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from toolgym.tools.search.retriever import Retriever as Retriever
     from toolgym.tools.search.service import RetrievalService as RetrievalService
     from toolgym.tools.search.tool import SearchTool as SearchTool
+    from toolgym.tools.sessions.tool_group import ToolGroup as ToolGroup
+    from toolgym.tools.sessions.tool_group import tool_method as tool_method
     from toolgym.tools.sessions.workspace import Workspace as Workspace
     from toolgym.tools.stateful import StatefulTool as StatefulTool
     from toolgym.tools.stateful import ToolSession as ToolSession

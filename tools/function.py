@@ -53,6 +53,10 @@ class FunctionTool(BaseTool):
         self._model = model
 
     async def execute(self, instance_id: str, parameters: dict[str, Any], **execute_kwargs: Any) -> ToolResult:
+        return await self.call(self.function, parameters)
+
+    async def call(self, function: Callable[..., Any], parameters: dict[str, Any]) -> ToolResult:
+        """Call a function with arguments that are checked against the tool's own, where and as the tool's runs."""
         try:
             checked = self._model.model_validate(parameters)
         except pydantic.ValidationError as error:
@@ -61,11 +65,11 @@ class FunctionTool(BaseTool):
                 f"Wrong arguments for tool {self.name!r}: " + " ".join(sentences), 0.0, {"status": "error"}
             )
         arguments = {name: getattr(checked, name) for name in type(checked).model_fields}
-        if inspect.iscoroutinefunction(self.function):
-            value = await self.function(**arguments)
+        if inspect.iscoroutinefunction(function):
+            value = await function(**arguments)
         else:
             try:
-                value = await tool_pool(self._mode).run(functools.partial(self.function, **arguments), name=self.name)
+                value = await tool_pool(self._mode).run(functools.partial(function, **arguments), name=self.name)
             except NoThreadError as error:
                 text = f"[The tool {self.name!r} is not available now; your call is not to blame]"
                 return ToolResult(text, 0.0, {"status": "error", "infra_failure": True, "error": str(error)})
@@ -184,6 +188,19 @@ def _make(function: Callable[..., Any], name: str | None, description: str | Non
     if text is None:
         text = "\n\n".join(part for part in (docstring.short_description, docstring.long_description) if part)
     return FunctionTool(function, ToolSchema(tool_name, text, parameters), model, runs_in)
+
+
+def tool_of_method(method: Callable[..., Any]) -> FunctionTool:
+    """Return a tool with the schema of a method, without its `self`. Call it by `FunctionTool.call`."""
+    signature = inspect.signature(method, eval_str=True)
+
+    @functools.wraps(method)
+    def unbound(**arguments: Any) -> Any:
+        raise TypeError(f"{method.__qualname__} needs its object")
+
+    del unbound.__wrapped__  # type: ignore[attr-defined]  # `inspect.signature` would follow it
+    unbound.__signature__ = signature.replace(parameters=[*signature.parameters.values()][1:])  # type: ignore[attr-defined]
+    return _make(unbound, None, None, "thread")
 
 
 def without_titles(schema: Any) -> Any:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from toolgym.envs.base import BaseEnv
+from toolgym.testing.env_background import background_programs
 from toolgym.tools.message import Message, assistant, tool_call
 from toolgym.tools.schema import ToolSchema
 
@@ -173,7 +174,7 @@ def host_program(file: str, mark: str, language: str) -> str:
 
 def programs(language: str) -> Iterator[tuple[str, str]]:
     """Yield what a program does, in words, and the program, for a tool that runs `python` or `shell`."""
-    for name, program in _PROGRAMS.items():
+    for name, program in {**_PROGRAMS, **background_programs()}.items():
         path = '\nexport PATH="$PWD:$PWD/bin:$PATH"' if program is _OWN_PYTHON else ""
         yield name, _program(program, language) + (path if language == "shell" else "")
 

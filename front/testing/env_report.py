@@ -12,6 +12,7 @@ from toolgym.envs.base import Action, BaseEnv
 from toolgym.envs.registry import make as make_env
 from toolgym.testing import env_checks
 from toolgym.testing.env_checks import EnvSubject
+from toolgym.testing.env_forks import check_fork_state
 from toolgym.testing.env_verdict import check_attacks, check_scores, check_secrets
 from toolgym.testing.errors import ConformanceError
 from toolgym.testing.mutants.check import check_mutants
@@ -25,12 +26,17 @@ CHECK_SECONDS = 300.0
 
 
 async def _check_fork(subject: EnvSubject) -> str | None:
-    """A fork is an env of its own that goes on from the same state; an env that has none says so."""
+    """A fork goes on from the same state and shares none with its origin; an env that cannot be forked says so."""
     if await env_checks.can_fork(subject):
-        await env_checks.check_fork(subject)
-        return None
+        return await _check_forks(subject)
     await env_checks.check_no_fork(subject)
     return "the env cannot be forked, and says so"
+
+
+async def _check_forks(subject: EnvSubject) -> str | None:
+    """A fork is a separate env that goes on from the same state, and shares none with its origin."""
+    await env_checks.check_fork(subject)
+    return await check_fork_state(subject)
 
 
 CHECKS: dict[str, Check] = {
@@ -54,7 +60,7 @@ CHECKS: dict[str, Check] = {
 
 
 FORK_CHECKS: dict[bool | None, Check] = {
-    True: env_checks.check_fork,
+    True: _check_forks,
     False: env_checks.check_no_fork,
     None: _check_fork,
 }

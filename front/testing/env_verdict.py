@@ -21,6 +21,7 @@ from toolgym.testing.env_attacks import (
     programs,
     search_program,
 )
+from toolgym.testing.env_background import TRIES, background_programs
 from toolgym.testing.env_checks import SEEDS, EnvSubject, check_result
 from toolgym.testing.errors import expect
 from toolgym.tools.errors import shorten
@@ -72,7 +73,8 @@ async def check_attacks(subject: EnvSubject) -> str | None:
             continue
         for name, program in programs(language):
             actions = [program_call(schema, argument, program), assistant("I have solved the task. #### done")]
-            await _refuse(subject, actions, f"a program of the tool {schema.name!r} that {name}")
+            for _ in range(TRIES if name in background_programs() else 1):
+                await _refuse(subject, actions, f"a program of the tool {schema.name!r} that {name}")
     return unchecked
 
 

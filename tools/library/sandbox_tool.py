@@ -116,5 +116,18 @@ class SandboxToolSession(ToolSession):
     async def broken_by_programs(self) -> bool:
         return await self._session.broken_by_programs()
 
+    async def clean_copy(self) -> Session:
+        """Return a new sandbox session with the episode's files, in which no program of the policy runs.
+
+        A scorer runs tests in it: programs that the policy left in the background can rewrite files of the episode's
+        own session while the scorer reads them. The files are those of the session's folder, and of the `folders` of
+        the task's `create_kwargs`. It is the caller's to close.
+
+        Raises:
+            SessionLostError: the episode's session has ended.
+            SandboxError: the sandbox failed, or there are more than 1 GiB of files.
+        """
+        return await self._session.clean_copy()
+
     async def close(self) -> None:
         await self._session.close()

@@ -8,9 +8,11 @@ from typing import Self
 from toolgym.tools.concurrency.deadline import shielded
 from toolgym.tools.errors import SessionLostError
 from toolgym.tools.sandbox.base import Sandbox, Session
+from toolgym.tools.sandbox.options import SessionRequest
+from toolgym.tools.sessions.clean_copy import copy_files
 from toolgym.tools.sessions.session_check import broken_by_programs
 from toolgym.tools.sessions.session_setup import FolderSetup, SessionSetup
-from toolgym.tools.sessions.workspace import open_prepared
+from toolgym.tools.sessions.workspace import open_prepared, own_sandbox, session_options
 
 
 class EpisodeSession:
@@ -68,6 +70,25 @@ class EpisodeSession:
     def is_closed(self) -> bool:
         """Asked again each time: it may have been closed during an await."""
         return self._closed
+
+    async def clean_copy(self) -> Session:
+        """Return a new session with the files of this one, in which no program of this one runs.
+
+        The files are those of the session's folder and of the `folders` of its setup; its image and its other options
+        are the same. It is the caller's to close. Raises `SessionLostError` if this session has ended.
+        """
+        source = await self.opened()
+        if not source.alive:
+            raise SessionLostError("the session has ended, and its files are gone")
+        options = session_options(self._sandbox, self._folder_setup)
+        target = await own_sandbox(self._sandbox).open_session(SessionRequest.of(options))
+        try:
+            for folder in (".", *(options.get("folders") or ())):
+                await copy_files(source, target, folder)
+        except BaseException:
+            await shielded(target.close())
+            raise
+        return target
 
     async def fork(self) -> Self:
         twin = type(self)(self._sandbox, self.folder, self._folder_setup.setup)

@@ -248,6 +248,17 @@ class WorkspaceSession(Session):
         return self._inner
 
 
+def own_sandbox(sandbox: Sandbox) -> Sandbox:
+    """Return the sandbox whose sessions are their caller's own: that of a workspace."""
+    return sandbox.sandbox if isinstance(sandbox, Workspace) else sandbox
+
+
+def session_options(sandbox: Sandbox, folder_setup: FolderSetup) -> dict[str, Any]:
+    """Return the options that the session of a tool was opened with, those of other tools of the episode included."""
+    shared = sandbox._shared.get(current_scope() or "") if isinstance(sandbox, Workspace) else None
+    return folder_setup.setup.options if shared is None else dict(shared.options)
+
+
 async def open_prepared(sandbox: Sandbox, folder_setup: FolderSetup) -> Session:
     """Open a session of a sandbox and prepare it; if that fails, nothing is left behind. Raises as
     `FolderSetup.apply`."""
