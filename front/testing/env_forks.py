@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from toolgym.envs.actions import read_action
 from toolgym.envs.base import Action, BaseEnv
 from toolgym.envs.types import StopReason
+from toolgym.testing.env_attacks import program_call, program_tools
 from toolgym.testing.env_checks import EnvSubject
 from toolgym.testing.errors import expect
 from toolgym.tools.base import BaseTool
@@ -20,6 +21,13 @@ from toolgym.tools.parsers import get_parser
 
 MOST_POINTS = 3
 """Turns of an episode after which it is forked."""
+
+
+_PROGRAMS = {
+    "python": ("toolgym_check = 1\nprint(1)", "print('toolgym_check' in globals())"),
+    "shell": ("export TOOLGYM_CHECK=1; echo 1", "echo ${TOOLGYM_CHECK:-unset}"),
+}
+"""A program that changes the state of its session, and a program that shows whether it was changed, by language."""
 
 
 class _Turn(NamedTuple):
@@ -36,18 +44,24 @@ async def check_fork_state(subject: EnvSubject) -> str | None:
     env = subject.env
     await env.reset(seed=0)
     actions: Sequence[Action] = env.gold_actions() or subject.actions
+    idle: Sequence[Action] = [assistant("")]
+    programs = program_tools(env)
+    if programs and subject.repeatable and not any(map(_has_calls, actions)):
+        schema, argument, language = programs[0]
+        actions, idle = ([program_call(schema, argument, program), *actions] for program in _PROGRAMS[language])
     if env.tool_schemas and not any(map(_has_calls, actions)):
         await _check_references(subject)
         return (
             "no action of the check calls a tool: implement gold_actions(), or give actions= with calls, to check that "
             "the tools of a fork and of its origin share no state"
         )
-    silent = [assistant("")]
     expected = await _unforked(subject, actions)
     for at in _points(len(expected)):
-        expected_silent = await _unforked(subject, [*actions[:at], *silent])
+        expected_idle = await _unforked(subject, [*actions[:at], *idle])
         for origin_acts in (True, False):
-            await _check_pair(subject, actions, at, (expected[at:], expected_silent[at:]), origin_acts=origin_acts)
+            await _check_pair(
+                subject, (actions, idle), at, (expected[at:], expected_idle[at:]), origin_acts=origin_acts
+            )
     await _check_turns(subject, actions, expected)
     return None
 
@@ -77,14 +91,15 @@ async def _step(env: BaseEnv, action: Action) -> _Turn:
 
 async def _check_pair(
     subject: EnvSubject,
-    actions: Sequence[Action],
+    both: tuple[Sequence[Action], Sequence[Action]],
     at: int,
     expected: tuple[Sequence[_Turn], Sequence[_Turn]],
     *,
     origin_acts: bool,
 ) -> None:
-    """Let one of a fork and its origin solve the task and the other one say nothing, in this order."""
+    """Let one of a fork and its origin solve the task and then the other one do nothing."""
     env = subject.env
+    actions, idle_actions = both
     await env.reset(seed=0)
     for action in actions[:at]:
         await env.step(action)
@@ -94,7 +109,7 @@ async def _check_pair(
         names = ("the origin", "its fork") if origin_acts else ("a fork", "its origin")
         turns = await _play(subject, acting, actions[at:])
         _compare(subject, expected[0], turns, f"{names[0]} goes on after {at} turns as without a fork")
-        turns = await _play(subject, idle, [assistant("")])
+        turns = await _play(subject, idle, idle_actions)
         _compare(subject, expected[1], turns, f"what {names[0]} does after {at} turns does not show in {names[1]}")
     finally:
         await twin.close()
