@@ -65,7 +65,8 @@ class Outcome:
     def session(self, tool: str) -> Any:
         """Return the `ToolSession` of a `StatefulTool`, open until all scorers are done; `ConfigError` if it has none.
 
-        A code interpreter's has `sandbox_session`, to run a program and read files where the policy's programs ran.
+        That of a tool that runs programs has `clean_copy`, a new sandbox session with the episode's files, in which no
+        program of the policy runs; and `sandbox_session`, where the policy's programs may still run.
         """
         if tool not in self.sessions:
             names = ", ".join(self.sessions) or "none"
