@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from toolgym.tools.schema import ToolSchema as ToolSchema
     from toolgym.tools.search.bm25 import BM25Retriever as BM25Retriever
     from toolgym.tools.search.dense import DenseRetriever as DenseRetriever
+    from toolgym.tools.search.open_page import OpenPageTool as OpenPageTool
     from toolgym.tools.search.retriever import Passage as Passage
     from toolgym.tools.search.retriever import Retriever as Retriever
     from toolgym.tools.search.service import RetrievalService as RetrievalService

@@ -198,7 +198,7 @@ def tool_of_method(method: Callable[..., Any]) -> FunctionTool:
     def unbound(**arguments: Any) -> Any:
         raise TypeError(f"{method.__qualname__} needs its object")
 
-    del unbound.__wrapped__  # type: ignore[attr-defined]  # `inspect.signature` would follow it
+    del unbound.__wrapped__  # `inspect.signature` would follow it
     unbound.__signature__ = signature.replace(parameters=[*signature.parameters.values()][1:])  # type: ignore[attr-defined]
     return _make(unbound, None, None, "thread")
 

@@ -16,9 +16,12 @@ from toolgym.envs.tasks.row_fields import verl_row
 from toolgym.envs.tasks.sources import TaskList, TaskSource
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.tool_env import ToolEnv
+from toolgym.tools.base import BaseTool
 from toolgym.tools.errors import ConfigError
+from toolgym.tools.function import ToolFunction
 from toolgym.tools.message import Message, assistant, text_of, tool_call, user
 from toolgym.tools.schema import ToolSchema
+from toolgym.tools.search.open_page import OpenPageTool
 from toolgym.tools.search.retriever import Retriever
 from toolgym.tools.search.tool import SearchTool
 
@@ -54,6 +57,9 @@ class SearchQAEnv(ToolEnv):
         retriever: search with this one instead; it stays the caller's to close.
         reward: what the reward is made of: `em`, exact match, or `f1`, of words.
         format_weight: the part of the reward that is for the form of the answer, from 0 to 1.
+        open_page: whether the policy also has the tool `open_page`, which shows a whole passage by its id. With the
+            option `max_passage_chars` in `tool_config`, searches show the beginning of each passage.
+        tools: further tools of the policy, which stay the caller's to close.
         convention: how the policy asks for a search. With `tags` the chat template is given no tool, actions that are
             text are read by the parser `search_r1` (a runner needs `RunConfig(parser="search_r1")`), and results stand
             between `<information>` tags.
@@ -68,6 +74,8 @@ class SearchQAEnv(ToolEnv):
         retriever: Retriever | None = None,
         reward: Measure = "em",
         format_weight: float = 0.0,
+        open_page: bool = False,
+        tools: Sequence[BaseTool | ToolFunction[..., Any]] = (),
         convention: Convention = "tools",
         **env_kwargs: Any,
     ) -> None:
@@ -77,12 +85,19 @@ class SearchQAEnv(ToolEnv):
         config = dict(tool_config or {})
         if retriever is None and not {"corpus", "retrieval_service_url"} & set(config):
             config |= {"corpus": str(CORPUS), "index": ":memory:"}
+        config.setdefault("show_ids", convention == "tools")
         if convention == "tags":
+            if open_page or tools:
+                raise ConfigError('with convention="tags" the policy only searches: leave open_page and tools out')
             config.setdefault("result_tag", "information")
             env_kwargs.setdefault("parser", "search_r1")
         search = SearchTool(config, retriever=retriever)
-        env_kwargs["owns_tools"] = True
-        super().__init__([search], tasks if tasks is not None else _embedded(convention), **env_kwargs)
+        owned: list[BaseTool] = [search]
+        if open_page:
+            options = {name: config[name] for name in ("max_result_chars",) if name in config}
+            owned.append(OpenPageTool(options, retriever=search.retriever))
+        env_kwargs["owns_tools"] = owned
+        super().__init__([*owned, *tools], tasks if tasks is not None else _embedded(convention), **env_kwargs)
 
     @property
     def tool_schemas(self) -> list[ToolSchema]:

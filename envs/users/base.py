@@ -21,11 +21,12 @@ def heard_message(message: Message | ParsedTurn) -> Message:
     Thinking is also removed if the prompt opened it, if it was never closed, and if it has a field of its own.
     """
     if isinstance(message, ParsedTurn):
-        heard = {**message.message, "content": message.visible_content}
-    elif message["role"] == "assistant":
-        heard = {**message, "content": mapped(message["content"], visible_text)}
+        heard = message.message
+        heard["content"] = message.visible_content
     else:
-        return message.copy()
+        heard = message.copy()
+        if heard["role"] == "assistant":
+            heard["content"] = mapped(heard["content"], visible_text)
     heard.pop("reasoning_content", None)
     return heard
 

@@ -19,6 +19,7 @@ from toolgym.tools.lazy import missing_extra
 from toolgym.tools.sandbox.local.host.resources import available_processors
 from toolgym.tools.search.corpus import Corpus, read_passages
 from toolgym.tools.search.index_folder import index_folder
+from toolgym.tools.search.passage_ids import PassageIds
 from toolgym.tools.search.retriever import Passage
 from toolgym.tools.search.threads import ThreadedRetriever
 
@@ -69,6 +70,12 @@ class BM25Retriever(ThreadedRetriever):
         self._index = None  # the last retriever to let go of it closes its files
         await super().close()
 
+    def _open(self, id: str) -> Passage | None:
+        index = self._index
+        if index is None:
+            raise RetrievalError("the retriever is closed")
+        return index.ids.find(id)
+
     def _find(self, queries: Sequence[str], topk: int) -> list[list[Passage]]:
         index = self._index
         if index is None:
@@ -82,6 +89,7 @@ class _Index:
 
     def __init__(self, corpus: Corpus, scores: bm25s.BM25, places: Sequence[int]) -> None:
         self.corpus, self._scores, self.places = corpus, scores, places
+        self.ids = PassageIds(corpus, places)
         self._words = _tokenizer()
         self._words.word_to_id = scores.vocab_dict
         scores.unique_token_ids_set = set()  # only for `retrieve`, and large

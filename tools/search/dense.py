@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from toolgym.tools.errors import ConfigError, RetrievalError, error_text, require_whole_number
 from toolgym.tools.search.corpus import Corpus, read_passages
 from toolgym.tools.search.index_folder import index_folder
+from toolgym.tools.search.passage_ids import PassageIds
 from toolgym.tools.search.retriever import Passage
 from toolgym.tools.search.threads import ThreadedRetriever
 
@@ -70,6 +71,8 @@ class DenseRetriever(ThreadedRetriever):
             numbers = np.memmap(folder / VECTORS, dtype=np.float32, mode="r")
             self._vectors = numbers.reshape(len(self._places) - 1, -1)
 
+        self._ids = PassageIds(self._corpus, self._places)
+
     def __len__(self) -> int:
         return len(self._vectors)
 
@@ -89,6 +92,9 @@ class DenseRetriever(ThreadedRetriever):
                 f"{list(vectors.shape)}"
             )
         return vectors
+
+    def _open(self, id: str) -> Passage | None:
+        return self._ids.find(id)
 
     def _find(self, queries: Sequence[str], topk: int) -> list[list[Passage]]:
         try:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from toolgym.tools.closeable import AsyncCloseable
+from toolgym.tools.errors import RetrievalError
 
 
 class Passage(NamedTuple):
@@ -39,3 +40,16 @@ class Retriever(AsyncCloseable):
         Raises:
             RetrievalError: the retriever failed, and the queries are not to blame.
         """
+
+    @property
+    def can_open(self) -> bool:
+        """Whether it implements `open_passage`."""
+        return type(self).open_passage is not Retriever.open_passage
+
+    async def open_passage(self, id: str) -> Passage | None:
+        """Return the passage with an id; None if there is none.
+
+        Raises:
+            RetrievalError: the retriever failed, or cannot open passages.
+        """
+        raise RetrievalError(f"{self!r} cannot open a passage by its id")

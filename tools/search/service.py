@@ -63,16 +63,22 @@ class RetrievalService(Retriever):
         self.protocol = protocol
         self.urls = check_addresses(urls, "a RetrievalService", _address)
         check_seconds(timeout=timeout, patience=patience)
-        # A health check asks the same address: any answer to a GET will do, also that it takes none.
-        self._client = LazyClient(
-            self,
-            self.urls,
-            Retries(attempt_margin=timeout, patience=patience),
-            token=token,
-            max_connections=max_connections,
-            max_answer=MAX_ANSWER,
-            health_path="",
-        )
+
+        def client(urls: Sequence[str]) -> LazyClient:
+            # A health check asks the same address: any answer to a GET will do, also that it takes none.
+            return LazyClient(
+                self,
+                urls,
+                Retries(attempt_margin=timeout, patience=patience),
+                token=token,
+                max_connections=max_connections,
+                max_answer=MAX_ANSWER,
+                health_path="",
+            )
+
+        self._client = client(self.urls)
+        opens = all(url.endswith("/retrieve") for url in self.urls)
+        self._pages = client([f"{url.removesuffix('retrieve')}passages" for url in self.urls]) if opens else None
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {', '.join(self.urls)}>"
@@ -82,6 +88,20 @@ class RetrievalService(Retriever):
             return [passages[:topk] for passages in await together(map(self._kilt, queries))]
         message = {"queries": list(queries), "topk": topk, "return_scores": True}
         return await self._call(message, lambda answer: _read(answer, len(queries)))
+
+    @property
+    def can_open(self) -> bool:
+        return self._pages is not None
+
+    async def open_passage(self, id: str) -> Passage | None:
+        if self._pages is None:
+            raise RetrievalError(f"{self!r} cannot open a passage: its addresses do not end in /retrieve")
+        request = HttpRequest("POST", "", json_body({"ids": [id]}))
+        try:
+            passages, _ = await self._pages.connected().call(request, lambda reply: _read_pages(_json(reply)))
+        except (CallError, ClientClosedError) as error:
+            raise RetrievalError(str(error)) from error
+        return passages
 
     async def _kilt(self, query: str) -> list[Passage]:
         return await self._call({"content": query, "translate": False}, _read_kilt)
@@ -96,6 +116,8 @@ class RetrievalService(Retriever):
 
     async def close(self) -> None:
         await self._client.close()
+        if self._pages is not None:
+            await self._pages.close()
 
 
 def _address(url: object) -> str:
@@ -124,6 +146,13 @@ def _read(answer: Any, queries: int) -> list[list[Passage]]:
     ):
         raise GarbledError(f"expected 'result' with a list for each of {queries} queries, got {shorten(repr(answer))}")
     return [[_passage(hit) for hit in result] for result in results]
+
+
+def _read_pages(answer: Any) -> Passage | None:
+    result = answer.get("result") if isinstance(answer, Mapping) else None
+    if not isinstance(result, list) or len(result) != 1:
+        raise GarbledError(f"expected 'result' with one passage or null, got {shorten(repr(answer))}")
+    return None if result[0] is None else _passage(result[0])
 
 
 def _read_kilt(answer: Any) -> list[Passage]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from abc import abstractmethod
@@ -32,6 +33,16 @@ class ThreadedRetriever(Retriever):
     @abstractmethod
     def _find(self, queries: Sequence[str], topk: int) -> list[list[Passage]]:
         pass
+
+    @abstractmethod
+    def _open(self, id: str) -> Passage | None:
+        """Return the passage with an id, in a thread."""
+
+    async def open_passage(self, id: str) -> Passage | None:
+        try:
+            return await self._pool.run(functools.partial(self._open, id), name="open_passage")
+        except (NoThreadError, SandboxError) as error:
+            raise RetrievalError(str(error)) from error
 
     async def search(self, queries: Sequence[str], topk: int) -> list[list[Passage]]:
         try:

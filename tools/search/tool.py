@@ -67,6 +67,10 @@ class SearchConfig(pydantic.BaseModel):
     """Seconds for a call with all its attempts."""
     max_result_chars: int = pydantic.Field(default=16384, ge=64)
     """Characters that the model sees of one call; what is beyond is cut at the end, and the text says so."""
+    show_ids: bool = False
+    """Whether the model sees the id of each passage that has one, so that another tool can open it."""
+    max_passage_chars: int | None = pydantic.Field(default=None, ge=1)
+    """Characters that the model sees of each passage. Default: all."""
     result_tag: str | None = pydantic.Field(default=None, pattern=r"^[A-Za-z_]+$")
     """A tag that the result stands in, such as Search-R1's `information`; None: no tag."""
     type: str = "native"
@@ -114,7 +118,7 @@ class SearchTool(BaseTool):
         super().__init__(config, tool_schema)
         self.options = options = read_options(SearchConfig, self.config, "search")
         self._owns_retriever = retriever is None
-        self.retriever = retriever if retriever is not None else _retriever(options)
+        self.retriever = retriever if retriever is not None else retriever_of(options, "search")
         self._limiters: list[RateLimiter] = [LocalRateLimiter(options.num_workers)]
         if options.enable_global_rate_limit:
             self._limiters.append(named_limiter(GLOBAL_LIMIT_NAME, options.rate_limit, options.rate_limit_scope))
@@ -138,7 +142,11 @@ class SearchTool(BaseTool):
         metrics["total_results"] = sum(map(len, passages))
         if not metrics["total_results"]:
             metrics["status"] = "no_results"
-        return ToolResult(self._tagged(render_passages(passages, self.options.max_result_chars)), 0.0, metrics)
+        options = self.options
+        text = render_passages(
+            passages, options.max_result_chars, show_ids=options.show_ids, max_passage_chars=options.max_passage_chars
+        )
+        return ToolResult(self._tagged(text), 0.0, metrics)
 
     def _tagged(self, text: str) -> str:
         tag = self.options.result_tag
@@ -154,23 +162,42 @@ class SearchTool(BaseTool):
             await self.retriever.close()
 
 
-def render_passages(results: Sequence[Sequence[Passage]], max_chars: int = 16384) -> str:
-    """Return the results in the form of Search-R1: numbered passages, `---` between queries."""
+def render_passages(
+    results: Sequence[Sequence[Passage]],
+    max_chars: int = 16384,
+    *,
+    show_ids: bool = False,
+    max_passage_chars: int | None = None,
+) -> str:
+    """Return the results in the form of Search-R1: numbered passages, `---` between queries. With `show_ids`, the id
+    stands after the title."""
     if not any(results):
         return "No search results found."
     text = "\n---\n".join(
         "\n\n".join(
-            f"Doc {number} (Title: {passage.title})\n{passage.text}" for number, passage in enumerate(passages, 1)
+            f"Doc {number} ({_head(passage, show_ids)})\n{_cut(passage.text, max_passage_chars)}"
+            for number, passage in enumerate(passages, 1)
         ).strip()
         for passages in results
     )
     return text if len(text) <= max_chars else f"{text[:max_chars]}\n... [{len(text) - max_chars} characters cut]"
 
 
-def _retriever(options: SearchConfig) -> Retriever:
+def _head(passage: Passage, show_ids: bool) -> str:
+    return f"Title: {passage.title}, id: {passage.id}" if show_ids and passage.id else f"Title: {passage.title}"
+
+
+def _cut(text: str, max_chars: int | None) -> str:
+    if max_chars is None or len(text) <= max_chars:
+        return text
+    return f"{text[:max_chars]}... [{len(text) - max_chars} more characters]"
+
+
+def retriever_of(options: SearchConfig, what: str) -> Retriever:
+    """Return the retriever that options name; `what` is the tool's name in errors."""
     if (options.retrieval_service_url is None) == (options.corpus is None):
         raise ConfigError(
-            "search: give one of the options 'retrieval_service_url' (a server) and 'corpus' (a file), or the tool a "
+            f"{what}: give one of the options 'retrieval_service_url' (a server) and 'corpus' (a file), or the tool a "
             "retriever"
         )
     if options.corpus is not None:

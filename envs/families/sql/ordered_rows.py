@@ -21,11 +21,11 @@ class OrderedRows(NamedTuple):
 
     groups: Sequence[Sequence[Row]]
     offset: int
-    count: int
+    size: int
 
     def accepts(self, answer: Sequence[Row]) -> bool:
         """Whether rows are in an order, and a choice at the ends of the window, that the query leaves open."""
-        if len(answer) != self.count:
+        if len(answer) != self.size:
             return False
         for group, rows in self._parts(answer):
             if not (same_rows(group, rows, ordered=False) if len(group) == len(rows) else contains_rows(group, rows)):
@@ -36,7 +36,7 @@ class OrderedRows(NamedTuple):
         place = -self.offset
         for group in self.groups:
             end = place + len(group)
-            rows = answer[max(0, place) : max(0, min(end, self.count))]
+            rows = answer[max(0, place) : max(0, min(end, self.size))]
             if rows:
                 yield group, rows
             place = end

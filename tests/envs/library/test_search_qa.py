@@ -14,8 +14,9 @@ from toolgym.envs.library.search_qa import CORPUS, INSTRUCTIONS, SearchQAEnv, lo
 from toolgym.rollout import RunConfig, Runner, SamplingParams, open_engine
 from toolgym.rollout.engines import CallableEngine
 from toolgym.testing import check_env
-from toolgym.tools import BM25Retriever
+from toolgym.tools import BM25Retriever, Retriever, tool
 from toolgym.tools.errors import ConfigError, UnknownNameError
+from toolgym.tools.message import assistant, tool_call
 
 SEARCH_R1 = {
     "id": "test_0",
@@ -199,3 +200,55 @@ async def test_an_episode_is_forked():
                 await one.step(actions[1])
                 assert (await one.step(actions[2])).reward == 1.0
             assert (await twin.reset(seed=1))[0]
+
+
+PAGES = [
+    {"id": "p-7", "contents": "Tern\nA bird that " + "flies " * 40},
+    {"id": "1", "contents": "Gull\nAnother bird."},
+]
+
+
+def step_of(name, **arguments):
+    return assistant("", [tool_call(name, arguments)])
+
+
+async def test_a_page_is_opened_by_the_id_that_a_search_shows(tmp_path):
+    path = tmp_path / "c.jsonl"
+    path.write_text("".join(json.dumps(page) + "\n" for page in PAGES))
+
+    @tool
+    def count(id: str) -> int:
+        """Count the letters of an id."""
+        return len(id)
+
+    config = {"corpus": str(path), "max_passage_chars": 20, "max_result_chars": 150}
+    async with toolgym.make("SearchQA-v0", tool_config=config, open_page=True, tools=[count]) as env:
+        await env.reset(seed=0)
+        assert [schema.name for schema in env.tool_schemas] == ["search", "open_page", "count"]
+
+        async def read(name, **arguments):
+            result = await env.step(step_of(name, **arguments))
+            return result.obs[0]["content"], result.info["tool_calls"][0].status
+
+        text, _ = await read("search", query_list=["tern"])
+        assert text == "Doc 1 (Title: Tern, id: p-7)\nA bird that flies fl... [232 more characters]"
+        text, status = await read("open_page", id="p-7")
+        assert (text.startswith("Tern\nA bird that flies"), status) == (True, "ok")
+        assert text.endswith("... [107 more characters; go on with start=150]")
+        assert (await read("open_page", id="p-7", start=150))[0].strip().endswith("flies")
+        assert (await read("open_page", id="1"))[0] == "Gull\nAnother bird."
+        assert await read("open_page", id="0") == ("[There is no page with the id '0']", "no_page")
+    with pytest.raises(ConfigError, match="leave open_page and tools out"):
+        toolgym.make("SearchQA-v0", convention="tags", open_page=True)
+
+
+async def test_a_retriever_that_cannot_open_pages_is_refused():
+    class Nothing(Retriever):
+        async def search(self, queries, topk):
+            return [[] for _ in queries]
+
+        async def close(self):
+            pass
+
+    with pytest.raises(ConfigError, match="cannot open a passage by its id"):
+        SearchQAEnv(retriever=Nothing(), open_page=True)

@@ -37,6 +37,18 @@ class RetrieveResponse(pydantic.BaseModel):
     result: list[list[dict[str, Any]]]
 
 
+class PassagesRequest(pydantic.BaseModel):
+    """Ids of passages to open."""
+
+    ids: Annotated[list[str], pydantic.Field(min_length=1, max_length=64)]
+
+
+class PassagesResponse(pydantic.BaseModel):
+    """A document `{"id", "contents"}` for each id; null if no passage has the id."""
+
+    result: list[dict[str, Any] | None]
+
+
 class KiltRequest(pydantic.BaseModel):
     """A request of clients of the older protocol. `translate` has no effect: the server has nothing to translate
     with."""
@@ -61,8 +73,10 @@ class SearchApp(HttpApp):
         self._retriever, self._settings = retriever, config
         kilt = {"POST": Operation(self._kilt, "Find passages for one text", KiltRequest, "application/json")}
         retrieve = Operation(self._retrieve, "Find passages for queries", RetrieveRequest, RetrieveResponse)
+        passages = Operation(self._passages, "Open passages by their ids", PassagesRequest, PassagesResponse)
         self.add_routes(
             [
+                Route("/passages", {"POST": passages}, runs=True),
                 Route("/retrieve", {"POST": retrieve}, runs=True),
                 Route("/observation_kilt/", kilt, runs=True),
                 Route("/observation_kilt", kilt, runs=True),
@@ -82,6 +96,16 @@ class SearchApp(HttpApp):
         return answer(
             {"result": [[_document(passage, request.return_scores) for passage in each] for each in passages]}
         )
+
+    async def _passages(self, call: Call) -> web.Response:
+        request = parse(PassagesRequest, call.body)
+        async with self.gate.slot() as seconds:
+            self._figures.queue_seconds.observe(seconds)
+            try:
+                passages = [await self._retriever.open_passage(id) for id in request.ids]
+            except RetrievalError as error:
+                raise RequestRefusedError(503, str(error)) from error
+        return answer({"result": [None if each is None else _document(each, False) for each in passages]})
 
     async def _kilt(self, call: Call) -> web.Response:
         request = parse(KiltRequest, call.body)

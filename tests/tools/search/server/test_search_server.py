@@ -152,6 +152,18 @@ async def test_a_search_that_fails_is_answered_503_and_is_no_fault_of_the_model(
         await tool.close()
 
 
+async def test_a_client_opens_passages_of_the_server(corpus):
+    async with BM25Retriever(corpus, index=":memory:") as retriever, serving(retriever, corpus=corpus) as url:
+        async with RetrievalService(f"{url}/retrieve") as service:
+            [[passage]] = await service.search(["France"], 1)
+            assert service.can_open
+            assert (await service.open_passage(passage.id)).contents == passage.contents
+            assert await service.open_passage("no such id") is None
+        assert (await post(f"{url}/passages", {"ids": []}))[0] == 422
+    async with RetrievalService("http://127.0.0.1:9/other") as service:
+        assert not service.can_open
+
+
 async def test_its_health_figures_and_description(corpus):
     async with (
         BM25Retriever(corpus, index=":memory:") as retriever,
