@@ -150,7 +150,7 @@ async def _agents(
     if not config.one_sequence or config.branching is not None:
         raise ConfigError("an agent keeps its own context: leave out history, context and branching")
     idle = config.limits.episode_timeout + config.limits.score_grace + 60.0  # the episode's deadline comes first
-    settings = {"port": 0, "max_sessions": 1_000_000, "session_idle_timeout": idle}
+    defaults = {"port": 0, "max_sessions": 1_000_000, "session_idle_timeout": idle}
     renderers = Renderers(tokenizer, config)
 
     def make(job: Job, config: RunConfig, env: AgentEnv, engine: Engine, _: Any, **options: Any) -> AgentEpisode:
@@ -158,9 +158,9 @@ async def _agents(
         capture = CaptureSession(engine, renderers, job, config, rules=rules, **options)
         return AgentEpisode(job, env, server, capture, config, observers)
 
-    async with CaptureServer(
-        engine, tokenizer=tokenizer, config=gateway or CaptureConfig.load(flags=settings)
-    ) as server:
+    settings = gateway or CaptureConfig.load(flags=defaults)
+    # The run opens and ends the sessions itself: over HTTP there is nothing that an agent could use for that.
+    async with CaptureServer(engine, tokenizer=tokenizer, config=settings, has_control=False) as server:
         yield make
 
 

@@ -13,7 +13,7 @@ import time
 import uuid
 from collections import Counter, deque
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
@@ -21,6 +21,7 @@ from toolgym.envs.types import EpisodeFailedError, StopReason
 from toolgym.rollout.capture.agent_call import AgentCall, CallRefusedError, Reply, ReplyCall
 from toolgym.rollout.capture.canonical import new_reply_id
 from toolgym.rollout.capture.forest import CapturedCall, Forest, State
+from toolgym.rollout.capture.journal import NotWrittenError, SavedSession, SessionJournal, restore_forest
 from toolgym.rollout.capture.prompts import CallIds, Renderers, delta_form, prompt_forms, to_messages
 from toolgym.rollout.capture.rows import CapturedRows, captured_rows
 from toolgym.rollout.capture.rules import CaptureRules
@@ -36,7 +37,7 @@ from toolgym.rollout.replace_fields import replace_fields
 from toolgym.rollout.seeds import step_seed, stream_seed
 from toolgym.rollout.tokens.conversation import Conversation, Extension, part_reasoning
 from toolgym.rollout.tokens.token_bounds import TooManyTokensError
-from toolgym.rollout.trajectory.trajectory import Failure, Trajectory, Turn
+from toolgym.rollout.trajectory.trajectory import Failure, Trajectory, Turn, plain
 from toolgym.tools.errors import ConfigError, MissingLogprobsError, TemplateError
 from toolgym.tools.message import assistant, text_of
 from toolgym.tools.parsers import ParsedTurn
@@ -49,6 +50,9 @@ _JSON = json.JSONEncoder(ensure_ascii=False).encode
 
 _UNSCORED = "without_logprobs"
 """Reason for which a turn is left out that the engine sampled and gave no log-probabilities for."""
+
+_UNWRITTEN = "not_written"
+"""Reason for which a sampled turn is left out because the journal could not be written, so it was not sent."""
 
 
 class _Parts(EpisodeObserver):
@@ -104,6 +108,8 @@ class CaptureSession:
         self._running: set[TurnSampler] = set()
         self._recent: deque[CapturedCall] = deque()
         self._trajectory: Trajectory | None = None
+        self.journal: SessionJournal | None = None
+        """Where answered calls are written before their answers are sent."""
 
     # ------------------------------------------------------------------ a call
 
@@ -122,6 +128,7 @@ class CaptureSession:
         self._require_open()
         if self._rules.max_calls is not None and self._calls >= self._rules.max_calls:
             self._reason = StopReason.MAX_TURNS
+            self._note_state()
             raise CallRefusedError(410, "max_turns", f"the episode has had its {self._rules.max_calls} calls")
         call = self._forest.attach(self._calls, request, renderer)
         self._calls += 1
@@ -129,6 +136,8 @@ class CaptureSession:
         try:
             reply = await self._reply(request, call)
             kept = call.state is not State.GENERATING
+            if kept and self.journal is not None:
+                await self.journal.flush()
             return reply
         except asyncio.CancelledError:
             self._counts["undelivered"] += 1
@@ -146,6 +155,7 @@ class CaptureSession:
         finally:
             if not kept and self._trajectory is None:
                 self._forest.drop(call)
+                self._note_state()
 
     async def count_tokens(self, request: AgentCall) -> int:
         """The tokens of the prompt that a call with this request would have. Raises CallRefusedError as `answer`."""
@@ -161,6 +171,7 @@ class CaptureSession:
         """Note that an answer did not reach the agent."""
         if self._trajectory is None:
             self._forest.undelivered(reply_id)
+            self._note_state()
 
     def _require_open(self) -> None:
         if self._trajectory is not None:
@@ -357,10 +368,69 @@ class CaptureSession:
             int(time.time()),
         )
         call.turn, call.message = turn, conversation.messages[-1]
+        self._write(call, reply)
         self._reason = self.broken = None
         self._forest.keep(call, reply)
         self._remember(call, conversation)
         return reply
+
+    # ------------------------------------------------------------------ its journal
+
+    def _write(self, call: CapturedCall, reply: Reply) -> None:
+        """Append an answered call to the journal. Raises NotWrittenError, and then the call is not kept."""
+        if self.journal is None:
+            return
+        try:
+            self.journal.keep(call, reply, self._forest, {**self._state(), "reason": None, "broken": None})
+        except NotWrittenError:
+            tokens = sum(len(part.token_ids) for part in call.parts)
+            self._unscored.update({_UNWRITTEN: 1, f"{_UNWRITTEN}_tokens": tokens})
+            raise
+
+    def _note_state(self) -> None:
+        if self.journal is not None:
+            self.journal.note(self._forest, self._state())
+
+    def _state(self) -> dict[str, Any]:
+        counts = {"counts": self._counts, "left_out": self._unscored, "forest": self._forest.counts}
+        return {"calls": self._calls, "reason": self._reason, "broken": self.broken, **counts}
+
+    async def restore(self, saved: SavedSession) -> None:
+        """Continue a session of an earlier process, from its journal. Nothing has been asked of this one yet."""
+        renderers = [await self._renderers.of(tools) for tools in saved.tools]
+        restore_forest(saved, renderers, self._forest)
+        if self.journal is not None:
+            self.journal.follow(self._forest)
+        opening, state = saved.opening, saved.state
+        self.id = opening["id"]
+        self._record = EpisodeRecord(self.job, self._config, self.id, opening["env_id"], opening["settings"])
+        self._record.started_at = opening["started_at"]
+        self._began = time.monotonic() - max(0.0, time.time() - opening["started_at"])
+        self._calls = max([state.get("calls", 0), *(call.number + 1 for call in self._forest)])
+        self._reason = None if state.get("reason") is None else StopReason(state["reason"])
+        self.broken = None if state.get("broken") is None else StopReason(state["broken"])
+        self._counts.update(state.get("counts", {}))
+        self._unscored.update(state.get("left_out", {}))
+        self._forest.counts = Counter(state.get("forest", {}))
+
+    def opening(self) -> dict[str, Any]:
+        """The facts about this session that its journal begins with."""
+        record = self._record
+        return {
+            "id": self.id,
+            "env_id": record.env_id,
+            "settings": record.settings,
+            "started_at": record.started_at,
+            "task": plain(self.job.task.to_json_row()),
+            "task_id": self.job.task.id,
+            "key": self.job.key,
+            "group_id": self.job.group_id,
+            "seed": self.job.seed,
+            "sampling": asdict(self._config.sampling),
+            "limits": asdict(self._config.limits),
+            "training_step": self._config.training_step,
+            "rules": asdict(self._rules),
+        }
 
     # ------------------------------------------------------------------ the end
 
@@ -379,6 +449,25 @@ class CaptureSession:
         """End the episode, and return its trajectory; the same one if it is over already. Calls that are under way are
         aborted, and they and later ones get 410. `stop_reason` defaults to the limit that the episode met, to the
         engine's failure if that answered no call, or to `answered`."""
+        if self._trajectory is None:
+            self.close(self.draft(reward, metrics, stop_reason, error))
+        assert self._trajectory is not None
+        return self._trajectory
+
+    def close(self, trajectory: Trajectory) -> None:
+        """End the episode with a trajectory that `draft` made a moment ago. Calls that are under way are aborted."""
+        self._trajectory = trajectory
+        for sampler in self._running:
+            sampler.interrupt()
+
+    def draft(
+        self,
+        reward: float,
+        metrics: Mapping[str, Any] | None = None,
+        stop_reason: StopReason | None = None,
+        error: Failure | None = None,
+    ) -> Trajectory:
+        """Return the trajectory that `finish` would return now. The episode stays open."""
         if self._trajectory is not None:
             return self._trajectory
         rows = captured_rows(self._forest, self._rules.untrained, reward)
@@ -400,9 +489,6 @@ class CaptureSession:
                 prompt_text=partial(renderer.decode, last.prompt_ids.tolist()),
                 response_text=partial(renderer.decode, last.response_ids.tolist()),
             )
-        self._trajectory = trajectory
-        for sampler in self._running:
-            sampler.interrupt()
         return trajectory
 
     def _end_of(self, rows: CapturedRows) -> StopReason:

@@ -72,6 +72,11 @@ class TrajectoryWriter:
             ) from error
         self._count_written()
 
+    def drop_unwritten(self) -> None:
+        """Give up the trajectories that `write` could not append, so that the caller may write them again."""
+        self._file.drop_pending()
+        self._waiting = 0
+
     def remove_last(self, count: int) -> None:
         """Remove the last lines of the file."""
         with self.path.open("rb") as lines:

@@ -53,6 +53,7 @@ class LineFile:
     def __init__(self, file: io.FileIO) -> None:
         self.file = file
         self._pending = bytearray()
+        self._partial = 0  # bytes of the first pending line that are in the file
 
     def clear(self) -> None:
         if is_on_disk(self.file):
@@ -63,7 +64,18 @@ class LineFile:
         """Append a line, which ends with a newline. If that fails, the rest of it comes with the next one."""
         self._pending += line
         while self._pending:
-            del self._pending[: self.file.write(self._pending)]
+            written = self.file.write(self._pending)
+            ended = self._pending.rfind(b"\n", 0, written)
+            self._partial = self._partial + written if ended < 0 else written - ended - 1
+            del self._pending[:written]
+
+    def drop_pending(self) -> None:
+        """Remove the lines that could not be written whole, also the part of them that is in the file."""
+        self._pending.clear()
+        if self._partial and is_on_disk(self.file):
+            self.file.truncate(self.file.seek(0, os.SEEK_END) - self._partial)
+            self.file.seek(0, os.SEEK_END)
+        self._partial = 0
 
     def close(self) -> None:
         """Write what is left to disk and close the file, which is closed in any case. Closing twice is fine."""

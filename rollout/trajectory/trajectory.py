@@ -308,7 +308,7 @@ class Trajectory:
             "tools": [_text_of(schema) for schema in self.tools],
             **({"images": elsewhere} if elsewhere else {}),
             "sequences": [sequence.to_json() for sequence in self.sequences],
-            "turns": [_turn_to_json(turn) for turn in self.turns],
+            "turns": [turn_to_json(turn) for turn in self.turns],
         }
 
     @classmethod
@@ -328,7 +328,7 @@ class Trajectory:
             shown = (url for message in data["messages"] for url in images_of(message["content"]))
             urls = {hashlib.sha256(url.encode()).hexdigest(): url for url in (*shown, *data.pop("images", ()))}
             data["sequences"] = tuple(TokenSequence.from_json(sequence, urls) for sequence in data["sequences"])
-            data["turns"] = tuple(_turn_from_json(turn) for turn in data["turns"])
+            data["turns"] = tuple(turn_from_json(turn) for turn in data["turns"])
             data["error"] = Failure(**data["error"]) if data["error"] is not None else None
             data["peers"] = tuple(Peer(**peer) for peer in data.get("peers", ()))
             data["stop_reason"] = StopReason(data["stop_reason"])
@@ -392,7 +392,7 @@ def _with_calls(message: Any, change: Callable[[Any], Any]) -> Any:
     return {**message, "tool_calls": calls}
 
 
-def _turn_to_json(turn: Turn) -> dict[str, Any]:
+def turn_to_json(turn: Turn) -> dict[str, Any]:
     value: dict[str, Any] = plain(turn)
     for record in value["tool_calls"]:
         record["arguments"] = None if record["arguments"] is None else _text_of(record["arguments"])
@@ -400,7 +400,7 @@ def _turn_to_json(turn: Turn) -> dict[str, Any]:
     return value
 
 
-def _turn_from_json(value: Mapping[str, Any]) -> Turn:
+def turn_from_json(value: Mapping[str, Any]) -> Turn:
     calls = tuple(
         ToolCallRecord(
             **{

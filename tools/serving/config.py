@@ -102,7 +102,7 @@ class ServingConfig(StrictSettings):
     log_level: Literal["debug", "info", "warning", "error"] = flag("info")
     access_log: Literal["none", "requests"] = flag("none")
 
-    @pydantic.field_validator("token")
+    @pydantic.field_validator("token", "agents_key", check_fields=False)
     @classmethod
     def _usable_token(cls, token: pydantic.SecretStr | None) -> pydantic.SecretStr | None:
         text = token.get_secret_value() if token is not None else None
@@ -138,13 +138,21 @@ class ServingConfig(StrictSettings):
             raise _problem(cls, error, path, set_flags) from None
         if config.token is None and config.token_file is not None:
             config = config._with_token_from(config.token_file)
-        if config.token is None and not is_loopback(config.host):
-            raise ConfigError(
-                f"host: {config.host!r} can be reached from other machines, and every client there could use this "
-                "server: set a token (token_file, or the environment variable "
-                f"{cls.spec.token_variable}), or listen on 127.0.0.1"
-            )
+        config._check_reachable()
         return config
+
+    def secrets(self) -> dict[str, str]:
+        """Return the values of the settings that are secrets, which dumps of the settings leave out."""
+        return {name: value.get_secret_value() for name, value in self if isinstance(value, pydantic.SecretStr)}
+
+    def _check_reachable(self) -> None:
+        """Raise ConfigError if clients on other machines could use this server without a secret."""
+        if self.token is None and not is_loopback(self.host):
+            raise ConfigError(
+                f"host: {self.host!r} can be reached from other machines, and every client there could use this "
+                "server: set a token (token_file, or the environment variable "
+                f"{self.spec.token_variable}), or listen on 127.0.0.1"
+            )
 
     def _with_token_from(self, path: Path) -> Self:
         try:
@@ -152,7 +160,7 @@ class ServingConfig(StrictSettings):
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"token_file: cannot read {str(path)!r}: {error}") from None
         try:
-            return self.model_validate(self.model_dump() | {"token": text})
+            return self.model_validate(dict(self) | {"token": text})
         except pydantic.ValidationError:
             raise ConfigError(
                 f"token_file: {str(path)!r} should hold one line of printable ASCII without spaces"
@@ -203,7 +211,7 @@ def _problem(
     where = f"--{names[0].replace('_', '-')}" if names[0] in flags else f"{path}: {field}" if path else field
     if first["type"] == "extra_forbidden":
         return UnknownNameError(f"{where}: no such setting{nearest(names[-1], _known_names(model, names))}")
-    got = "" if names[0] == "token" else f" (got {first['input']!r})"
+    got = "" if names[0] in ("token", "agents_key") else f" (got {first['input']!r})"
     return ConfigError(f"{where}: {message}{got}")
 
 
@@ -219,7 +227,8 @@ def _known_names(model: type[StrictSettings], field: list[str]) -> list[str]:
 def _yaml_lines(config: StrictSettings, indent: str) -> list[str]:
     lines = []
     texts = meanings(type(config))
-    plain = config.model_dump(mode="json") | ({"token": None} if "token" in type(config).model_fields else {})
+    plain = config.model_dump(mode="json")
+    plain |= {name: None for name in plain if isinstance(getattr(config, name), pydantic.SecretStr)}
     for name, field in type(config).model_fields.items():
         value = getattr(config, name)
         text = re.sub(r"\bNone\b", "null", texts[name])

@@ -138,7 +138,7 @@ class _Supervisor:
     async def _run_once(self, number: int) -> tuple[bool, str]:
         """Run a worker until it ends. Returns whether it was ever ready, and the reason of its end."""
         setup = {
-            "config": self._config.model_dump(mode="json") | {"token": self._config.secret, "token_file": None},
+            "config": self._config.model_dump(mode="json") | self._config.secrets() | {"token_file": None},
             "worker": number,
             "restarts": self._restarts[number],
             "folder": self._folder,

@@ -8,7 +8,7 @@ import json
 import logging
 import os
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +19,9 @@ from toolgym.rollout.capture.agent_call import AgentCall, CallRefusedError
 from toolgym.rollout.capture.gateway import agent_headers
 from toolgym.rollout.capture.gateway.captured_run import CapturedRun, captured_run
 from toolgym.rollout.capture.gateway.config import CaptureConfig
-from toolgym.rollout.capture.gateway.control import FINAL, Control, NewSession
+from toolgym.rollout.capture.gateway.control import FINAL, Control, NewSession, alive_routes
 from toolgym.rollout.capture.gateway.hosting import Answering, Begin, Episodes, HostedEpisode
+from toolgym.rollout.capture.journal import NotWrittenError
 from toolgym.rollout.capture.prompts import Renderers
 from toolgym.rollout.capture.rules import CaptureRules
 from toolgym.rollout.capture.session import CaptureSession
@@ -64,7 +65,12 @@ class CaptureApp(HttpApp):
     title = "toolgym capture"
     summary = "A gateway for agents, which keeps the exact tokens of their episodes."
 
-    def __init__(self, config: CaptureConfig, run: CapturedRun, begin: Begin, wires: Sequence[Wire]) -> None:
+    def __init__(
+        self, config: CaptureConfig, run: CapturedRun, begin: Begin, wires: Sequence[Wire], *, has_control: bool = True
+    ) -> None:
+        """With `has_control=False`, only the agents' routes are served: their sessions are opened in this process."""
+        config = config.guarded()
+        self._has_control = has_control
         gate = Gate(config.max_concurrency, config.max_queue, config.queue_timeout)
         metrics = ServerMetrics(METRICS_PREFIX)
         super().__init__(config, gate, metrics)
@@ -72,8 +78,13 @@ class CaptureApp(HttpApp):
         limit, idle, keep = config.max_sessions, config.session_idle_timeout, config.keep_ended
         self.episodes = Episodes(run, begin, limit=limit, idle_timeout=idle, keep=keep)
         metrics.gauge("sessions", "Open sessions.", lambda: len(self.episodes.table))
-        control = Control(self.episodes, config, self._token.check)
-        self.add_routes([*self._agents_routes(wires), *control.routes(), self.health_route()])
+        routes = self._agents_routes(wires)
+        if has_control:
+            routes += [*Control(self.episodes, config, self._token.check).routes(), self.health_route()]
+        self.add_routes(routes)
+
+    def _service_routes(self) -> list[Route]:
+        return super()._service_routes() if self._has_control else []
 
     async def start(self) -> None:
         self._heap.enter_context(freeze_heap())
@@ -88,6 +99,9 @@ class CaptureApp(HttpApp):
     def error_answer(self, error: Exception) -> web.Response | None:
         if isinstance(error, NoSessionError):
             return answer({"detail": "there is no such session", "reason": "no_session"}, 404)
+        if isinstance(error, NotWrittenError):
+            body = {"detail": str(error), "reason": "not_written"}
+            return answer(body, error.status, {"Retry-After": str(error.retry_after)})
         return None
 
     async def undelivered(self, request: web.BaseRequest, response: web.StreamResponse) -> None:
@@ -95,14 +109,11 @@ class CaptureApp(HttpApp):
         if (lost := response.get(_UNDELIVERED)) is not None:
             lost()
 
-    def about(self) -> Mapping[str, Any]:
-        return {"sessions": len(self.episodes.table)}
-
     # ------------------------------------------------------------------ agents
 
     def _agents_routes(self, wires: Sequence[Wire]) -> list[Route]:
         models = Operation(self._models, "List the policy's model", None, "application/json")
-        routes = []
+        routes = alive_routes()
         for prefix in ("/sessions/{session}/v1", "/v1"):
             routes.append(Route(f"{prefix}/models", {"GET": models}, public=True))
             for wire in wires:
@@ -138,6 +149,9 @@ class CaptureApp(HttpApp):
             return answer(wire.refusal(refusal), 429, {"Retry-After": str(error.retry_after)})
         except NoSessionError:
             return _refused(wire, CallRefusedError(410, "episode_ended", "the episode has ended"))
+        except NotWrittenError as error:
+            refusal = CallRefusedError(error.status, "not_written", str(error))
+            return answer(wire.refusal(refusal), error.status, {"Retry-After": str(error.retry_after)})
         except CallRefusedError as error:
             return _refused(wire, error)
 
@@ -190,7 +204,7 @@ class CaptureApp(HttpApp):
         """Find the episode by path, key or header, the first that is there. Raises CallRefusedError."""
         headers = call.request.headers
         keys = agent_headers.shown_keys(headers)
-        trusted = agent_headers.shows(keys, self.settings.secret)
+        trusted = agent_headers.shows(keys, self.settings.agents_secret)
         name = call.params.get("session") or self.episodes.name_of(keys) or headers.get(agent_headers.EPISODE)
         episode = None if name is None else self.episodes.find(name, keys, trusted=trusted)
         if episode is None and self.settings.open_by == "agents":
@@ -204,7 +218,7 @@ class CaptureApp(HttpApp):
 
     def _opened_by_agent(self, name: str | None, keys: Sequence[str], trusted: bool) -> HostedEpisode | None:
         """Open an episode for an agent's first request; None if it shows no key that allows it."""
-        guarded = self.settings.secret is not None
+        guarded = self.settings.agents_secret is not None
         if not keys or (guarded and not (trusted and name)) or (name and self.episodes.known(name)):
             return None
         try:
@@ -256,7 +270,8 @@ def _refused(wire: Wire, error: CallRefusedError) -> web.Response:
 
 def sessions_of(engine: Engine, tokenizer: PreTrainedTokenizerBase | None, config: CaptureConfig) -> Begin:
     """The captures of a gateway over one engine; they share their renderers."""
-    renderers = Renderers(require_tokenizer(tokenizer, engine), RunConfig(parser=config.parser))
+    settings = RunConfig(parser=config.parser, template_kwargs=config.template_kwargs)
+    renderers = Renderers(require_tokenizer(tokenizer, engine), settings)
 
     def begin(job: Job, episode: EpisodeConfig, rules: CaptureRules) -> CaptureSession:
         return CaptureSession(engine, renderers, job, episode, rules=rules)
@@ -270,10 +285,17 @@ async def open_app(config: CaptureConfig, number: int, folder: Path | None) -> A
     async with open_engine(config.engine, tokenizer=config.tokenizer, api_key=api_key) as engine:
         tokenizer = require_tokenizer(None, engine)
         with captured_run(
-            config.out, tokenizer, engine=config.engine, tokenizer_name=config.tokenizer, seed=config.seed
+            config.out,
+            tokenizer,
+            engine=config.engine,
+            tokenizer_name=config.tokenizer,
+            seed=config.seed,
+            fsync=config.fsync == "turn",
         ) as run:
             app = CaptureApp(config, run, sessions_of(engine, tokenizer, config), WIRES)
-            yield app, f"engine {scrub(config.engine)}, trajectories in {config.out}"
+            restored = await app.episodes.restore()
+            continued = f", {restored} open session{'s'[: restored != 1]} continued" if restored else ""
+            yield app, f"engine {scrub(config.engine)}, trajectories in {config.out}{continued}"
 
 
 if __name__ == "__main__":

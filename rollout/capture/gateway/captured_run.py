@@ -11,13 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toolgym.envs.tasks.task import Task
+from toolgym.rollout.capture.gateway.session_files import EndedSession, SessionFiles
+from toolgym.rollout.capture.journal import NotWrittenError, SessionJournal
 from toolgym.rollout.job import EpisodeKey, Job
 from toolgym.rollout.recording.recorder import tokenizer_fingerprint
 from toolgym.rollout.recording.run_folder import RUN, TRAJECTORIES, RunFile, RunFolder, tasks_hash
 from toolgym.rollout.recording.secrets import scrub
 from toolgym.rollout.replace_fields import replace_fields
 from toolgym.rollout.runner.base import Sink
-from toolgym.rollout.trajectory.file import read_trajectories
+from toolgym.rollout.trajectory.file import TrajectoryWriter, read_trajectories
 from toolgym.rollout.trajectory.trajectory import Trajectory
 from toolgym.tools.errors import ConfigError
 
@@ -30,6 +32,9 @@ MARK = "capture"
 GROUP = "group"
 """Setting of a trajectory: the name of its group, as the caller has it."""
 
+SESSION = "session"
+"""Setting of a trajectory: the name of its session."""
+
 
 @dataclass
 class CapturedRun:
@@ -39,6 +44,9 @@ class CapturedRun:
     sink: Sink
     run_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     seed: int | None = None
+    files: SessionFiles | None = None
+    """The files of open sessions; None if the sink is not a folder."""
+    _earlier: dict[str, Trajectory] = field(default_factory=dict)
     _groups: dict[str, int] = field(default_factory=dict)
     _group_names: dict[int, str] = field(default_factory=dict)
     _taken: set[EpisodeKey] = field(default_factory=set)
@@ -61,17 +69,56 @@ class CapturedRun:
         """Free the place of a session that was dropped."""
         self._taken.discard(job.key)
 
-    def write(self, trajectory: Trajectory, session: str) -> Trajectory:
+    def write(self, trajectory: Trajectory, ended: EndedSession) -> Trajectory:
         """Hand a trajectory to the sink, and return it, with the names of its group and session in its settings. Raises
-        ConfigError if the disk is full."""
-        names = {GROUP: self._group_names[trajectory.task_index], "session": session}
+        NotWrittenError if that failed: then the sink does not have it."""
+        names = {GROUP: self._group_names[trajectory.task_index], SESSION: ended.name}
         trajectory = replace_fields(trajectory, settings={**trajectory.settings, **names})
-        self.sink.write(trajectory)
+        try:
+            self.sink.write(trajectory)
+        except ConfigError as error:
+            if isinstance(self.sink, TrajectoryWriter):
+                self.sink.drop_unwritten()
+            raise NotWrittenError(f"cannot write the trajectory: {error}", error) from error
+        if self.files is not None:
+            with contextlib.suppress(NotWrittenError):  # a restarted gateway reads the end from the trajectory
+                self.files.end(ended)
         return trajectory
+
+    def forget(self, ended: EndedSession) -> None:
+        """Note that a session was dropped. Raises NotWrittenError."""
+        if self.files is not None:
+            self.files.end(ended)
+
+    def journal(self, name: str) -> SessionJournal | None:
+        return None if self.files is None else self.files.journal(name)
+
+    def open_journals(self) -> Iterator[SessionJournal]:
+        """Yield the journals of the sessions that an earlier process left open."""
+        yield from () if self.files is None else self.files.journals()
+
+    def ended_sessions(self, most: int) -> list[tuple[EndedSession, Trajectory | None]]:
+        """Return the newest sessions of earlier processes that ended, with their trajectories unless they were
+        dropped."""
+        ended = {} if self.files is None else dict(self.files.ended)
+        for name, trajectory in self._earlier.items():
+            ended.setdefault(name, EndedSession.of(trajectory, name))
+        newest = [(each, self._earlier.get(name)) for name, each in ended.items()][-most:]
+        self._earlier.clear()
+        return newest
+
+    def reserve(self, group: str, job: Job) -> None:
+        """Take the place of a session of an earlier process."""
+        self._take(group, job.key)
+
+    def group_of(self, job: Job) -> str:
+        return self._group_names[job.key.task_index]
 
     def remember(self, trajectory: Trajectory) -> None:
         """Take the place of an earlier trajectory of this run."""
         key = EpisodeKey(trajectory.task_index, trajectory.sample_index)
+        if SESSION in trajectory.settings:
+            self._earlier[trajectory.settings[SESSION]] = trajectory
         self._take(trajectory.settings.get(GROUP, f"task-{key.task_index}"), key)
 
     def _take(self, group: str, key: EpisodeKey) -> None:
@@ -82,7 +129,13 @@ class CapturedRun:
 
 @contextlib.contextmanager
 def captured_run(
-    out: Path, tokenizer: PreTrainedTokenizerBase, *, engine: str, tokenizer_name: str | None, seed: int | None
+    out: Path,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    engine: str,
+    tokenizer_name: str | None,
+    seed: int | None,
+    fsync: bool = False,
 ) -> Iterator[CapturedRun]:
     """Begin the run in a folder, or go on with it. Raises ConfigError if another run is there, of another command or
     with another tokenizer, or a server writes it now."""
@@ -99,7 +152,7 @@ def captured_run(
         pad = next(pad for pad in (tokenizer.pad_token_id, tokenizer.eos_token_id, 0) if pad is not None)
         run_id = earlier.run_id if earlier is not None else uuid.uuid4().hex
         file = RunFile(run_id, options, 0, tasks_hash([]), tokenizer=fingerprint, pad_token_id=pad)
-        run = CapturedRun(folder.writer, run_id, seed)
+        run = CapturedRun(folder.writer, run_id, seed, SessionFiles(out, fsync=fsync))
         if earlier is None:
             folder.begin(file)
         else:

@@ -12,7 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from toolgym.envs.tasks.task import Task
 from toolgym.rollout.capture.gateway.config import CaptureConfig
-from toolgym.rollout.capture.gateway.hosting import Episodes, HostedEpisode
+from toolgym.rollout.capture.gateway.hosting import EndedOtherwiseError, Episodes, HostedEpisode
+from toolgym.rollout.capture.journal import NotWrittenError
 from toolgym.rollout.capture.rules import CaptureRules
 from toolgym.rollout.engines.base import SamplingParams
 from toolgym.rollout.episode.config import EpisodeConfig
@@ -117,6 +118,19 @@ class SessionEnd(_Body):
     error: str | None = None
 
 
+def alive_routes() -> list[Route]:
+    """Return the routes that agents ask for before their first request. They say nothing about sessions."""
+    alive = Operation(_alive)
+    return [
+        Route("/sessions/{session}/v1", {"HEAD": alive, "GET": alive}, public=True),
+        Route("/v1", {"HEAD": alive, "GET": alive}, public=True),
+    ]
+
+
+async def _alive(call: Call) -> web.Response:
+    return answer({"service": "toolgym capture"})
+
+
 class Control:
     """The operations on sessions. `check` raises for a client without the server's token."""
 
@@ -127,22 +141,21 @@ class Control:
         opening = Operation(self._open, "Open a session for an agent", NewSession, OpenedSession)
         listing = Operation(self._list, "List the open sessions", None, "application/json")
         finishing = Operation(self._finish, "End a session, and get its figures", SessionEnd, "application/json")
-        alive = Operation(self._alive)  # agents ask for it before their first request
         showing = Operation(self._show, "Show a session's figures", None, "application/json")
         dropping = Operation(self._drop, "Drop a session with all that was captured", None, "application/json")
         session = "/sessions/{session}"
         return [
             Route("/sessions", {"POST": opening, "GET": listing}),
             Route(f"{session}/finish", {"POST": finishing}, while_draining=True),
-            Route(session, {"HEAD": alive, "GET": showing, "DELETE": dropping}, public=True, while_draining=True),
-            Route(f"{session}/v1", {"HEAD": alive, "GET": alive}, public=True),
-            Route("/v1", {"HEAD": alive, "GET": alive}, public=True),
+            Route(session, {"HEAD": Operation(_alive), "GET": showing, "DELETE": dropping}, True, while_draining=True),
         ]
 
     async def _open(self, call: Call) -> web.Response:
         request = parse(NewSession, call.body or b"{}")
         try:
             episode = request.open(self._episodes, self._config)
+        except NotWrittenError:
+            raise
         except ConfigError as error:
             taken = request.id is not None and self._episodes.known(request.id) is not None
             raise RequestRefusedError(409 if taken else 400, str(error)) from error
@@ -168,17 +181,16 @@ class Control:
         end = parse(SessionEnd, call.body or b"{}")
         try:
             episode = await self._episodes.end(call.params["session"], end.reward, end.metrics, error=end.error)
-        except ConfigError as error:
-            raise RequestRefusedError(500, str(error), reason="not_written") from error
+        except EndedOtherwiseError as error:
+            refused = RequestRefusedError(409, str(error), FINAL, reason="ended_otherwise")
+            refused.body |= _summary(error.trajectory)
+            raise refused from error
         if (trajectory := episode.trajectory) is None:
             raise RequestRefusedError(410, "the session was dropped", FINAL, reason="dropped")
         if call.request.query.get("full") not in ("1", "true"):
             return answer(_summary(trajectory))
         body = await in_thread(lambda: encode({**_summary(trajectory), "trajectory": trajectory.to_json()}))
         return web.Response(body=body, content_type="application/json")
-
-    async def _alive(self, call: Call) -> web.Response:
-        return answer({"service": "toolgym capture"})
 
 
 def _summary(trajectory: Trajectory) -> dict[str, Any]:

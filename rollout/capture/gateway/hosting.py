@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import hashlib
+import hmac
+import logging
 import secrets
 import time
 from collections import OrderedDict
@@ -13,17 +15,21 @@ from typing import Any
 
 from toolgym.envs.types import StopReason
 from toolgym.rollout.capture.agent_call import AgentCall, CallRefusedError, Reply
-from toolgym.rollout.capture.gateway.agent_headers import SubAgents, shows
+from toolgym.rollout.capture.gateway.agent_headers import SubAgents
 from toolgym.rollout.capture.gateway.captured_run import CapturedRun
+from toolgym.rollout.capture.gateway.session_files import EndedSession
+from toolgym.rollout.capture.journal import NotWrittenError, SavedSession, SessionJournal
 from toolgym.rollout.capture.rules import CaptureRules
 from toolgym.rollout.capture.session import CaptureSession
 from toolgym.rollout.capture.wires.memory import RequestMemory
 from toolgym.rollout.episode.config import EpisodeConfig
 from toolgym.rollout.job import Job
-from toolgym.rollout.trajectory.trajectory import Failure, Trajectory
+from toolgym.rollout.trajectory.trajectory import Failure, Trajectory, plain
 from toolgym.tools.concurrency.deadline import shielded
-from toolgym.tools.errors import ConfigError, NoSessionError
+from toolgym.tools.errors import ConfigError, EpisodeError, NoSessionError
 from toolgym.tools.serving.session_table import SessionTable, TableSession, new_name
+
+_log = logging.getLogger("toolgym.rollout.capture")
 
 Begin = Callable[[Job, EpisodeConfig, CaptureRules], CaptureSession]
 """Begins the capture of an episode in its place of the run."""
@@ -56,20 +62,67 @@ class Answering:
             self._episode.capture.undelivered(self._task.result().id)
 
 
+class EndedOtherwiseError(EpisodeError):
+    """A session has ended already, and not as this request says: nothing was changed."""
+
+    def __init__(self, episode: HostedEpisode) -> None:
+        trajectory = episode.trajectory
+        assert trajectory is not None
+        reason = trajectory.stop_reason.value
+        super().__init__(
+            f"the session has ended already, with reward {trajectory.reward:g} and stop reason {reason!r}: this end "
+            "was not recorded"
+        )
+        self.trajectory = trajectory
+
+
 class HostedEpisode(TableSession):
     """An episode that is open for its agent, who shows its `key`. It has its `trajectory` once it ended, unless it was
-    dropped. Its calls are answered in a `context`."""
+    dropped. Its calls are answered in a `context`. Of a session that an earlier process opened, only the digest of the
+    key is known."""
 
     context: contextvars.Context | None = None
 
-    def __init__(self, name: str, key: str, capture: CaptureSession, job: Job, episodes: Episodes) -> None:
+    def __init__(
+        self,
+        name: str,
+        capture: CaptureSession | None,
+        episodes: Episodes,
+        *,
+        key: str = "",
+        digest: str | None = None,
+    ) -> None:
         super().__init__(name, patience=1.0, max_waiting=0)
-        self.key, self.capture, self.job = key, capture, job
+        self.key, self.key_digest = key, _digest(key) if digest is None else bytes.fromhex(digest)
+        self._capture = capture
         self.sub_agents, self.memory = SubAgents(), RequestMemory()
         self._episodes = episodes
         self.calls = self.answering = 0
-        self.is_over = False
+        self.ended: EndedSession | None = None
         self.trajectory: Trajectory | None = None
+
+    @property
+    def capture(self) -> CaptureSession:
+        if self._capture is None:
+            raise CallRefusedError(410, "episode_ended", "the episode is over: begin another one")
+        return self._capture
+
+    @property
+    def job(self) -> Job:
+        return self.capture.job
+
+    @property
+    def is_over(self) -> bool:
+        return self.ended is not None
+
+    def is_shown_by(self, keys: Iterable[str]) -> bool:
+        """Return whether one of these keys is the session's. Takes the same time for every key."""
+        fits = [hmac.compare_digest(_digest(key), self.key_digest) for key in keys]
+        return any(fits)
+
+    def facts(self) -> dict[str, Any]:
+        """Return what a journal needs to restore of this object."""
+        return {"hosted_calls": self.calls, "sub_agents": dict(vars(self.sub_agents))}
 
     def begin(self, call: AgentCall) -> Answering:
         """Answer a call, beside others. The caller ends it."""
@@ -96,28 +149,44 @@ class HostedEpisode(TableSession):
         error: str | None = None,
         drop: bool = False,
     ) -> None:
-        """End the episode at once, and write it; calls under way are aborted. The first end holds. With an `error` it
-        failed, and has no reward. Raises ConfigError if the trajectory could not be written."""
-        if self.is_over:
+        """End the episode at once, and write it; calls under way are aborted. With an `error` it failed, and has no
+        reward. The same end again changes nothing.
+
+        Raises EndedOtherwiseError if the episode ended in another way before. Raises NotWrittenError if the trajectory
+        could not be written: then the episode is still open, and the end may be repeated.
+        """
+        ended = EndedSession(self.name, self.key_digest.hex(), reward, plain(metrics or {}), error, reason, drop)
+        if self.ended is not None:
+            if self.trajectory is not None and not drop and not self.ended.is_same_end(ended):
+                raise EndedOtherwiseError(self)
             return
-        self.is_over = True
         failure = None
         if error is not None:
             reward, failure = 0.0, Failure(error, self.calls)
             reason = reason if reason.failed else StopReason.ENV_FAILED
-        trajectory = self.capture.finish(reward, metrics, reason, failure)
-        self._episodes.remember(self)
+        trajectory = self.capture.draft(reward, metrics, reason, failure)
         if drop:
+            self._episodes.run.forget(ended)
             self._episodes.run.release(self.job)
         else:
-            self.trajectory = self._episodes.run.write(trajectory, self.name)
+            self.trajectory = self._episodes.run.write(trajectory, ended)
+        self.ended = ended
+        self.capture.close(trajectory)
+        self._episodes.remember(self)
 
     async def close(self) -> None:
-        self.end(reason=StopReason.ABORTED)
+        if self.ended is None:
+            self.end(reason=StopReason.ABORTED)
 
     async def delete(self) -> None:
+        if self.ended is not None:
+            return
         error = f"the agent made no call for {time.monotonic() - self.used:.0f} s, and no one finished the episode"
-        self.end(reason=StopReason.EPISODE_TIMEOUT, error=error)
+        try:
+            self.end(reason=StopReason.EPISODE_TIMEOUT, error=error)
+        except NotWrittenError:
+            self._episodes.reopen(self)
+            raise
 
 
 class Episodes:
@@ -139,21 +208,70 @@ class Episodes:
             if self.known(name) is not None:
                 raise ConfigError(f"session {name!r} was opened before: give each episode a name of its own")
             with self.table.room():
-                episode = HostedEpisode(name, key, self._begin(job, config, rules), job, self)
+                episode = HostedEpisode(name, self._begin(job, config, rules), self, key=key)
+                self._open_journal(episode, named_by_key)
         except BaseException:
             self.run.release(job)
             raise
         if named_by_key:
-            self._names[_digest(key)] = name
+            self._names[episode.key_digest] = name
         return self.table.add(episode)
+
+    def _open_journal(self, episode: HostedEpisode, named_by_key: bool) -> None:
+        journal = self.run.journal(episode.name)
+        if journal is None:
+            return
+        names = {"name": episode.name, "key_sha256": episode.key_digest.hex(), "named_by_key": named_by_key}
+        group = self.run.group_of(episode.job)
+        journal.facts = episode.facts
+        journal.open({**names, "group": group, **episode.capture.opening()})
+        episode.capture.journal = journal
+
+    async def restore(self) -> int:
+        """Continue the sessions that an earlier process of this run left open, and remember those that ended. Returns
+        the number of sessions that continue."""
+        for ended, trajectory in self.run.ended_sessions(self._keep):
+            episode = HostedEpisode(ended.name, None, self, digest=ended.key_sha256)
+            episode.ended, episode.trajectory = ended, trajectory
+            self._names[episode.key_digest] = ended.name
+            self.remember(episode)
+        restored = 0
+        for journal in self.run.open_journals():
+            try:
+                saved = journal.read()
+                if saved is None or self.known(saved.opening["name"]) is not None:
+                    journal.remove()  # killed before the session had its key, or after its trajectory was written
+                    continue
+                await self._restore(journal, saved)
+            except (CallRefusedError, ConfigError, KeyError, TypeError, ValueError) as error:
+                _log.error("%s: the session cannot be continued, its file is left as it is: %s", journal.path, error)
+                continue
+            restored += 1
+        return restored
+
+    async def _restore(self, journal: SessionJournal, saved: SavedSession) -> None:
+        opening = saved.opening
+        job, config, rules = saved.job(), saved.config(), saved.rules()
+        capture = self._begin(job, config, rules)
+        capture.journal = journal
+        await capture.restore(saved)
+        episode = HostedEpisode(opening["name"], capture, self, digest=opening["key_sha256"])
+        episode.calls = saved.state.get("hosted_calls", 0)
+        vars(episode.sub_agents).update(saved.state.get("sub_agents", {}))
+        journal.facts = episode.facts
+        self.run.reserve(opening["group"], job)
+        if opening["named_by_key"]:
+            self._names[episode.key_digest] = episode.name
+        self.table.add(episode)
 
     def host(self, capture: CaptureSession) -> HostedEpisode:
         """Let an agent speak to an episode that its caller ends. Its calls are the caller's: the limits of a run, for
         example, hold for them."""
         with self.table.room():
-            episode = HostedEpisode(new_name(), f"sk-{secrets.token_urlsafe(24)}", capture, capture.job, self)
+            key = f"sk-{secrets.token_urlsafe(24)}"
+            episode = HostedEpisode(new_name(), capture, self, key=key)
         episode.context = contextvars.copy_context()
-        self._names[_digest(episode.key)] = episode.name
+        self._names[episode.key_digest] = episode.name
         return self.table.add(episode)
 
     def known(self, name: str) -> HostedEpisode | None:
@@ -168,30 +286,33 @@ class Episodes:
         """Return an open episode to a client that shows its key, or is trusted. Others learn nothing: they get None, as
         for a name that does not exist. Raises CallRefusedError for an episode that ended."""
         episode = self.known(name)
-        if not shows(keys, None if episode is None else episode.key) and not (trusted and episode):
+        if episode is None or not (trusted or episode.is_shown_by(keys)):
             return None
-        if episode is not None and episode.is_over:
+        if episode.is_over:
             raise CallRefusedError(410, "episode_ended", "the episode is over: begin another one")
         return episode
 
+    def reopen(self, episode: HostedEpisode) -> None:
+        """Keep an idle session whose end could not be written: it ends when it has been idle for as long again."""
+        episode.closed = False
+        episode.touch()
+        self.table.add(episode)
+
     async def end(self, name: str, *ending: Any, **options: Any) -> HostedEpisode:
-        """End an episode, see `HostedEpisode.end`. Raises NoSessionError, and ConfigError if the trajectory could not
-        be written."""
+        """End an episode, see `HostedEpisode.end`. Raises NoSessionError, and as `HostedEpisode.end` does."""
         episode = self.known(name)
         if episode is None:
             raise NoSessionError(name)
-        try:
-            episode.end(*ending, **options)
-        finally:
-            await self.table.discard(name)
+        episode.end(*ending, **options)
+        await self.table.discard(name)
         return episode
 
     def remember(self, episode: HostedEpisode) -> None:
         self._ended[episode.name] = episode
         if len(self._ended) > self._keep:
             name, oldest = self._ended.popitem(last=False)
-            if self._names.get(_digest(oldest.key)) == name:
-                del self._names[_digest(oldest.key)]
+            if self._names.get(oldest.key_digest) == name:
+                del self._names[oldest.key_digest]
 
 
 def _digest(key: str) -> bytes:

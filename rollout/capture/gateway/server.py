@@ -36,6 +36,8 @@ class CaptureServer:
             trajectories.
         tokenizer: of the model that the engine serves; None: the engine's.
         config: further settings; its `engine`, `tokenizer` and `out` are not used. Its port is any free one by default.
+            The control API is served with its token, or a random one (`server.config.secret`).
+        has_control: whether the control API is served. Without it, sessions are opened and ended by this object only.
     """
 
     @named_keywords
@@ -46,9 +48,11 @@ class CaptureServer:
         out: str | Path | Sink | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
         config: CaptureConfig | None = None,
+        has_control: bool = True,
     ) -> None:
         self._engine, self._out, self._tokenizer = engine, out, tokenizer
         self.config = CaptureConfig.load(flags={"port": 0} if config is None else dict(config))
+        self._has_control = has_control
         self._app: CaptureApp | None = None
         self._stack = contextlib.AsyncExitStack()
         self.url = ""
@@ -56,7 +60,8 @@ class CaptureServer:
     async def __aenter__(self) -> Self:
         async with contextlib.AsyncExitStack() as stack:
             begin = sessions_of(self._engine, self._tokenizer, self.config)
-            app = CaptureApp(self.config, self._run(stack), begin, WIRES)
+            app = CaptureApp(self.config, self._run(stack), begin, WIRES, has_control=self._has_control)
+            await app.episodes.restore()
             self.url = await stack.enter_async_context(listening(app))
             self._app, self._stack = app, stack.pop_all()
         return self
@@ -87,8 +92,9 @@ class CaptureServer:
         error: str | None = None,
     ) -> Trajectory:
         """End an episode with its reward; or with an `error`, if the agent or its machine broke: then it has none.
-        Asked again, it returns the same trajectory. Raises NoSessionError, EpisodeError if it was dropped, and
-        ConfigError if it could not be written."""
+        The same end again returns the same trajectory. Raises NoSessionError; EpisodeError if the session was dropped,
+        or ended in another way before; NotWrittenError if the trajectory could not be written, and then the session is
+        still open."""
         episode = await self._serving().episodes.end(_name(session), reward, metrics, error=error)
         if episode.trajectory is None:
             raise EpisodeError("the session was dropped, so it has no trajectory")
@@ -112,7 +118,14 @@ class CaptureServer:
         tokenizer = require_tokenizer(self._tokenizer, self._engine)
         name = str(tokenizer.name_or_path)
         return stack.enter_context(
-            captured_run(Path(out), tokenizer, engine=name, tokenizer_name=name, seed=self.config.seed)
+            captured_run(
+                Path(out),
+                tokenizer,
+                engine=name,
+                tokenizer_name=name,
+                seed=self.config.seed,
+                fsync=self.config.fsync == "turn",
+            )
         )
 
 

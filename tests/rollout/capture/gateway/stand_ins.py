@@ -88,11 +88,14 @@ class Episode:
     def figures(self):
         return {"lost": len(self.lost)}
 
-    def finish(self, reward, metrics, stop_reason=StopReason.ANSWERED, error=None):
+    def close(self, trajectory):
         assert self.trajectory is None
+        self.trajectory = trajectory
         for gate in self.wait.values():
             gate.set()
-        self.trajectory = Trajectory(
+
+    def draft(self, reward, metrics, stop_reason=StopReason.ANSWERED, error=None):
+        return Trajectory(
             id=f"{self.job.group_id}-{self.job.key.sample_index}",
             env_id="agent",
             task_id=self.job.task.id,
@@ -108,6 +111,5 @@ class Episode:
             turns=tuple(Turn(call.messages[-1].content, "stop", 1, 1) for call in self.calls),
             error=error,
             ground_truth=self.job.task.ground_truth,
-            metrics=metrics,
+            metrics=dict(metrics or {}),
         )
-        return self.trajectory

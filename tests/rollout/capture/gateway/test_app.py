@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 
 import aiohttp
@@ -16,6 +17,7 @@ from toolgym.rollout.capture.gateway.app import CaptureApp
 from toolgym.rollout.capture.gateway.captured_run import CapturedRun
 from toolgym.rollout.capture.gateway.config import CaptureConfig
 from toolgym.rollout.capture.gateway.server import listening
+from toolgym.tools.errors import ConfigError
 
 TOKEN = {"Authorization": "Bearer the-servers"}
 
@@ -42,9 +44,9 @@ class Gateway:
 
 
 @contextlib.asynccontextmanager
-async def gateway(**settings):
+async def gateway(*, kept=None, **settings):
     config = CaptureConfig(**{"port": 0, "token": "the-servers", **settings})
-    episodes, kept = [], Kept()
+    episodes, kept = [], kept or Kept()
 
     def begin(*arguments):
         episodes.append(Episode(*arguments))
@@ -76,12 +78,78 @@ async def test_an_episode_from_its_opening_to_its_figures():
         status, summary = await server.control("POST", finish, {"reward": 0.5, "metrics": {"tests": 3}})
         assert (status, summary["reward"], summary["stop_reason"], summary["turns"]) == (200, 0.5, "answered", 1)
         assert "trajectory" not in summary
-        again = await server.control("POST", f"{finish}?full=1", {"reward": 1.0})
-        assert again[1]["reward"] == 0.5, "the first end holds"
+        again = await server.control("POST", f"{finish}?full=1", {"reward": 0.5, "metrics": {"tests": 3}})
+        assert again[1]["reward"] == 0.5
         assert again[1]["trajectory"]["gts"] == 7
         [written] = server.kept.trajectories
         assert (written.task_id, written.source, written.settings["group"]) == ("t1", "mine", "t1")
         assert written.metrics == {"tests": 3}
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ({"reward": 0.5, "metrics": {"tests": 3}}, 200),
+        ({"reward": 0.5}, 409),
+        ({"reward": 1.0, "metrics": {"tests": 3}}, 409),
+        ({"reward": 0.5, "error": "the container died"}, 409),
+        ({}, 409),
+    ],
+)
+async def test_a_second_finish_is_refused_unless_it_says_the_same(body, status):
+    async with gateway() as server:
+        session = await server.open()
+        finish = f"/sessions/{session['id']}/finish"
+        await server.control("POST", finish, {"reward": 0.5, "metrics": {"tests": 3}})
+        answered, told = await server.control("POST", finish, body)
+        assert (answered, told["reward"], told["error"]) == (status, 0.5, None), "both say what holds"
+        assert told.get("reason") == (None if status == 200 else "ended_otherwise")
+        assert [trajectory.reward for trajectory in server.kept.trajectories] == [0.5]
+
+
+class FullOnce(Kept):
+    """A sink whose disk is full at the first write."""
+
+    error = OSError(errno.ENOSPC, "No space left on device")
+
+    def write(self, trajectory):
+        error, self.error = self.error, None
+        if error is not None:
+            raise ConfigError("cannot append") from error
+        super().write(trajectory)
+
+
+@pytest.mark.parametrize(("number", "status"), [(errno.ENOSPC, 507), (errno.EIO, 503)])
+async def test_a_finish_that_could_not_be_written_changes_nothing_and_may_be_repeated(number, status):
+    sink = FullOnce()
+    sink.error = OSError(number, "no")
+    async with gateway(kept=sink) as server:
+        session = await server.open()
+        finish = f"/sessions/{session['id']}/finish"
+        async with server.http.post(finish, json={"reward": 1.0}, headers=TOKEN) as response:
+            assert (response.status, response.headers["Retry-After"]) == (status, "5")
+            assert (await response.json())["reason"] == "not_written"
+        assert (await server.ask("/v1/lines", "x", key_of(session)))[0] == 200, "the session is still open"
+        # Nothing was recorded, so another reward is not a contradiction.
+        answered, told = await server.control("POST", finish, {"reward": 0.25})
+        assert (answered, told["reward"], told["turns"]) == (200, 0.25, 1)
+        assert [trajectory.reward for trajectory in sink.trajectories] == [0.25]
+
+
+async def test_an_idle_session_whose_end_could_not_be_written_ends_later():
+    sink = FullOnce()
+    async with gateway(kept=sink, session_idle_timeout=0.1) as server:
+        await server.open()
+        await until(lambda: sink.trajectories)
+        assert sink.trajectories[0].stop_reason is StopReason.EPISODE_TIMEOUT
+
+
+async def test_without_a_token_the_control_api_is_closed_by_a_random_one():
+    async with gateway(token=None) as server:
+        for headers in ({}, {"Authorization": "Bearer "}, {"Authorization": "Bearer None"}):
+            assert (await server.control("POST", "/sessions", {}, headers=headers))[0] == 401
+        secret = server.app.settings.secret
+        assert (await server.control("POST", "/sessions", {}, headers={"Authorization": f"Bearer {secret}"}))[0] == 200
 
 
 async def test_an_ended_episode_is_gone_for_its_agent_and_clients_do_not_ask_again():
@@ -378,12 +446,15 @@ async def test_agents_may_open_sessions_by_their_first_request():
         assert (await server.ask("/sessions/a:b/v1/lines", "b", named))[0] == 400
 
 
-async def test_agents_open_sessions_of_a_server_with_a_token_by_that():
-    async with gateway(open_by="agents") as server:
+async def test_agents_open_sessions_with_the_agents_key_and_not_with_the_control_token():
+    async with gateway(open_by="agents", agents_key="the-agents") as server:
+        agents = {"Authorization": "Bearer the-agents"}
         assert (await server.ask("/sessions/x/v1/lines", "b", {"x-api-key": "dummy"}))[0] == 404
-        assert (await server.ask("/v1/lines", "b", TOKEN))[0] == 401
+        assert (await server.ask("/v1/lines", "b", agents))[0] == 401, "it names no session"
         for name in ("x", "y"):
-            assert (await server.ask("/v1/lines", "b", {**TOKEN, "x-episode": name}))[0] == 200
+            assert (await server.ask("/v1/lines", "b", {**agents, "x-episode": name}))[0] == 200
+        assert (await server.ask("/v1/lines", "b", {**TOKEN, "x-episode": "z"}))[0] == 404
+        assert (await server.control("GET", "/sessions", headers=agents))[0] == 401
         assert [len(episode.calls) for episode in server.episodes] == [1, 1]
 
 

@@ -129,7 +129,9 @@ async def test_the_ends_of_a_session_in_python(engine):
         session = await server.open({"id": "t", "reward_model": {"ground_truth": "42"}})
         await chat(session, QUESTION)
         trajectory = await server.finish(session, 1.0)
-        assert await server.finish(session.id, 0.0) is trajectory
+        assert await server.finish(session.id, 1.0) is trajectory
+        with pytest.raises(EpisodeError, match="ended already, with reward 1"):
+            await server.finish(session.id, 0.0)
         assert (trajectory.ground_truth, trajectory.reward) == ("42", 1.0)
         broken = await server.open()
         failed = await server.finish(broken, 1.0, error="no machine")
