@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from toolgym.envs.base import BaseEnv
 from toolgym.envs.driven_episode import DrivenEpisode
@@ -139,6 +139,9 @@ class EndpointRun:
     """`run` with some of its arguments bound. It may be called, and has `run` as its method: trainers want either."""
 
     arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    shares_loop: ClassVar[bool] = True
+    """It never blocks, so `agent_env` calls it on the run's event loop."""
 
     async def run(self, data: Task | Mapping[str, Any], **arguments: Any) -> float:
         return await run(data, **{**self.arguments, **arguments})

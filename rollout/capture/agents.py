@@ -8,16 +8,17 @@ import inspect
 import json
 import re
 import shlex
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from toolgym.envs.base import BaseEnv
 from toolgym.envs.failure import failing, finite_reward
 from toolgym.envs.rewards.base import Outcome, Score, Scorer, outcome_scorer
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import EpisodeFailedError, StopReason
+from toolgym.rollout.capture.agent_thread import AgentThread
 from toolgym.rollout.capture.gateway.config import CaptureConfig
 from toolgym.rollout.capture.gateway.server import CaptureServer
 from toolgym.rollout.capture.prompts import Renderers
@@ -41,6 +42,9 @@ from toolgym.tools.sandbox.process import ProcessSandbox
 
 _AT_LIMIT = (StopReason.MAX_TURNS, StopReason.BUDGET)
 """Ends of an episode upon which the gateway refuses further calls, so that many agents break off."""
+
+LEFT_BEHIND = "agent_left_behind"
+"""Metric of an episode whose agent still blocks its thread after the end."""
 
 _ENV = {
     "OPENAI_BASE_URL": "{base_url}",
@@ -67,6 +71,9 @@ class AgentCommand:
     fetch_files: Sequence[str] = ()
     timeout: float = 3600.0
     sandbox: Sandbox | None = None
+
+    shares_loop: ClassVar[bool] = True
+    """It never blocks, so it runs on the run's event loop."""
 
     def __post_init__(self) -> None:
         if isinstance(self.words, str) or not self.words or not all(isinstance(word, str) for word in self.words):
@@ -97,12 +104,13 @@ class AgentCommand:
 
 @named_keywords
 def agent_env(
-    agent: Callable[..., Awaitable[Any]] | Sequence[str],
+    agent: Callable[..., Any] | Sequence[str],
     *,
     scorer: Scorer | None = None,
     rules: CaptureRules | None = None,
     gateway: CaptureConfig | None = None,
     name: str | None = None,
+    own_thread: bool | None = None,
 ) -> EnvFactory:
     """Return what a runner, `rollout` or a `RolloutQueue` takes as env, so that an agent plays each episode.
 
@@ -110,28 +118,38 @@ def agent_env(
     breaks off at a limit of its episode is not: it is scored. Observers hear of an episode's beginning and end.
 
     Args:
-        agent: an async function, called as `agent(task, base_url=..., api_key=...)`, that returns the reward (a
-            number or a `Score`) or None, such as `toolgym.rollout.endpoint.make_run("Env-v0")`; an `AgentCommand`, or
-            its words.
+        agent: a function, blocking or async, called as `agent(task, base_url=..., api_key=...)`, that returns the
+            reward (a number or a `Score`) or None, such as `toolgym.rollout.endpoint.make_run("Env-v0")`; an
+            `AgentCommand`, or its words.
         scorer: says what an episode is worth in place of the agent. `outcome.session("trajectory")` is the `Trajectory`
             and `outcome.session("agent")` what the agent returned, of a command the `ExecutionResult`.
         rules: of the gateway for each episode.
         gateway: address and limits of the gateway's server; what concerns an episode, the `RunConfig` says.
         name: the env's name in trajectories; None: the agent's.
+        own_thread: whether each episode's agent runs in a thread of its own, an async one on an event loop of its own.
+            So an agent may block, and its deadline still ends its episode. False: async agents share the run's event
+            loop, and may share clients, locks and other objects of one loop; they must not block. Defaults to True,
+            except for an `AgentCommand` and `make_run`, which never block.
 
     Raises ConfigError: an argument is of the wrong kind.
     """
     player = agent if callable(agent) else AgentCommand(agent)
+    if own_thread is None:
+        own_thread = not getattr(player, "shares_loop", False)
+    if not own_thread and not any(map(inspect.iscoroutinefunction, (player, type(player).__call__))):
+        raise ConfigError(f"own_thread=False needs an async function, got {player!r}: it would block the run")
     score = None if scorer is None else outcome_scorer(scorer)
     known_as = name or str(getattr(player, "__name__", type(player).__name__))
-    return EnvFactory(known_as, partial(AgentEnv, player, score), episodes=partial(_agents, rules, gateway))
+    return EnvFactory(known_as, partial(AgentEnv, player, score, own_thread), episodes=partial(_agents, rules, gateway))
 
 
 class AgentEnv(BaseEnv):
     """The agent and the scorer of a run, in the place of an env. It cannot be stepped."""
 
-    def __init__(self, agent: Callable[..., Awaitable[Any]], scorer: Callable[[Outcome], Any] | None) -> None:
-        self.agent, self.scorer = agent, scorer
+    def __init__(
+        self, agent: Callable[..., Any], scorer: Callable[[Outcome], Any] | None, own_thread: bool = True
+    ) -> None:
+        self.agent, self.scorer, self.own_thread = agent, scorer, own_thread
 
     async def reset(self, **_: Any) -> Any:
         raise ConfigError("an agent plays this env as a whole: give its EnvFactory to a Runner or to rollout")
@@ -175,6 +193,7 @@ class AgentEpisode:
     config: RunConfig
     observers: Sequence[EpisodeObserver]
     is_cut: bool = False
+    _left_behind: bool = False  # the agent's thread blocks, though the episode has ended
     _deadline: episode_deadline | None = None  # while it runs
 
     def cut(self) -> None:
@@ -206,19 +225,21 @@ class AgentEpisode:
     async def _play(self) -> Score:
         """Have the agent play, and score the episode."""
         session, limits, result = self.server.host(self.capture), self.config.limits, None
+        call = partial(self.env.agent, self.job.task, base_url=session.openai_url, api_key=session.key)
+        thread = AgentThread(call) if self.env.own_thread else None
         try:
             with failing(StopReason.ENV_FAILED):
-                call = self.env.agent(self.job.task, base_url=session.openai_url, api_key=session.key)
-                if not inspect.iscoroutine(call):
-                    raise ConfigError(f"an agent must be an async function, it returned {call!r}")
+                playing = call() if thread is None else thread.result()
                 # The episode's deadline ends it; this one is to leave behind an agent that ignores its cancellation.
-                result = await with_deadline(call, limits.episode_timeout + limits.score_grace)
+                result = await with_deadline(playing, limits.episode_timeout + limits.score_grace)
         except EpisodeFailedError as error:
             if self.capture.finish(0.0).stop_reason not in _AT_LIMIT or error.stop_reason is not StopReason.ENV_FAILED:
                 raise
         finally:
             trajectory = self.capture.finish(0.0)
             await shielded(self.server.drop(session))
+            # Only now: a blocking agent ends when its call is refused.
+            self._left_behind = thread is not None and not await shielded(thread.stop())
         if not trajectory.turns:
             raise EpisodeFailedError(StopReason.ENV_FAILED, "the agent made no call that was answered")
         if self.env.scorer is None:
@@ -232,6 +253,8 @@ class AgentEpisode:
 
     def _ended(self, score: Score, failure: EpisodeFailedError | None) -> Trajectory:
         trajectory = self.capture.finish(0.0)
+        if self._left_behind:
+            trajectory = replace_fields(trajectory, metrics={**trajectory.metrics, LEFT_BEHIND: 1})
         if failure is None:
             metrics = {**trajectory.metrics, **{f"score/{name}": part for name, part in score.components.items()}}
             turns = (

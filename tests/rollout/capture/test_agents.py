@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
+import json
 import sys
+import threading
 import time
+import urllib.error
+import urllib.request
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,6 +32,7 @@ from toolgym.rollout import (
 )
 from toolgym.rollout.capture import AgentCommand, CaptureRules, agent_env
 from toolgym.rollout.endpoint import make_run
+from toolgym.rollout.job import EpisodeKey, current_episode
 from toolgym.rollout.runner.envs.env_factory import EnvFactory
 from toolgym.tools.errors import ConfigError, EngineError
 
@@ -102,7 +108,7 @@ async def test_groups_come_whole_and_an_agent_that_raises_is_one_failed_trajecto
         ("makes_no_call", StopReason.ENV_FAILED, "made no call that was answered"),
         ("returns_a_text", StopReason.ENV_FAILED, "a scorer must return a Score or a number, got 'good'"),
         ("returns_nan", StopReason.ENV_FAILED, "not finite"),
-        ("is_not_async", StopReason.ENV_FAILED, "an agent must be an async function"),
+        ("is_not_async", StopReason.ENV_FAILED, "made no call that was answered"),
         ("exits", StopReason.ENV_FAILED, "SystemExit"),
     ],
 )
@@ -287,11 +293,102 @@ async def test_a_straggler_is_cut_and_keeps_its_tokens(engine):
 
     started = time.monotonic()
     plan = GroupPlan(groups=2, spare_groups=1, stragglers="keep")
-    played = await Runner(agent_env(agent), engine, config=config()).run(TASKS, plan=plan)
+    sharing = agent_env(agent, own_thread=False)  # they wait for the same event
+    played = await Runner(sharing, engine, config=config()).run(TASKS, plan=plan)
     assert time.monotonic() - started < 20
     stragglers = [each.task_id for each in played if each.stop_reason is StopReason.STRAGGLER]
     assert (len(played), stragglers) == (3, ["t2"])
     assert all(each.policy_tokens for each in played)
+
+
+def blocking_ask(task, base_url, api_key):
+    body = json.dumps({"model": "m", "messages": list(task.messages)}).encode()
+    headers = {"Authorization": f"Bearer {api_key}", "Content-Type": "application/json"}
+    try:
+        with urllib.request.urlopen(urllib.request.Request(f"{base_url}/chat/completions", body, headers)) as response:
+            return json.load(response)["choices"][0]["message"]["content"]
+    except urllib.error.HTTPError as error:
+        error.close()
+        raise
+
+
+def plain_agent(task, *, base_url, api_key):
+    return float(len(blocking_ask(task, base_url, api_key)))
+
+
+async def async_agent_that_blocks(task, *, base_url, api_key):
+    await asyncio.sleep(0)
+    return float(len(blocking_ask(task, base_url, api_key)))
+
+
+@pytest.mark.parametrize("agent", [plain_agent, async_agent_that_blocks])
+async def test_agents_that_block_play_side_by_side(scripted, agent):
+    together = asyncio.Barrier(6)
+
+    class Meeting(type(scripted(lambda *_: "x"))):
+        async def _generate(self, request):
+            await together.wait()  # all agents are in a blocking call at once
+            return await super()._generate(request)
+
+    engine = Meeting(scripted(lambda *_: "x").tokenizer, lambda *_: "four")
+    played = await Runner(agent_env(agent), engine, config=config(group_size=2)).run(TASKS)
+    assert [(each.reward, each.error) for each in played] == [(4.0, None)] * 6
+
+
+@pytest.mark.parametrize("blocks", ["for ever", "in a call"])
+async def test_an_agent_that_blocks_ends_at_its_deadline(scripted, blocks):
+    release, hanging = threading.Event(), asyncio.Event()
+
+    async def agent(task, *, base_url, api_key):
+        blocking_ask(task, base_url, api_key)
+        if blocks == "for ever":
+            release.wait()
+            return
+        blocking_ask(task, base_url, api_key)
+
+    class Slow(type(scripted(lambda *_: "x"))):
+        async def _generate(self, request):
+            if self.given and blocks == "in a call":
+                await hanging.wait()
+            return await super()._generate(request)
+
+        async def abort(self, request_id):
+            hanging.set()
+
+    engine = Slow(scripted(lambda *_: "x").tokenizer, lambda *_: "four")
+    limited = config(limits=EpisodeLimits(episode_timeout=1.0))
+    [trajectory] = await Runner(agent_env(agent), engine, config=limited).run(TASKS[:1])
+    assert (trajectory.stop_reason, len(trajectory.turns)) == (StopReason.EPISODE_TIMEOUT, 1)
+    # The call under way was refused, so that thread has ended; the other thread cannot be stopped.
+    assert trajectory.metrics.get("agent_left_behind", 0) == (blocks == "for ever")
+    release.set()
+
+
+async def test_context_variables_reach_the_thread_of_an_agent(engine):
+    seen = contextvars.ContextVar("seen", default="")
+    episodes = []
+
+    def agent(task, *, base_url, api_key):
+        episodes.append((seen.get(), current_episode()))
+        return plain_agent(task, base_url=base_url, api_key=api_key)
+
+    seen.set("here")
+    await Runner(agent_env(agent), engine, config=config()).run(TASKS[:1])
+    assert episodes == [("here", EpisodeKey(0, 0))]
+
+
+async def test_what_an_agents_loop_is_bound_to_is_not_shared_unless_asked_for(engine):
+    def agent_of(lock):
+        async def agent(task, *, base_url, api_key):
+            async with lock:
+                return await asks_once(task, base_url=base_url, api_key=api_key)
+
+        return agent
+
+    shared = agent_env(agent_of(asyncio.Lock()), own_thread=False)
+    assert all(each.error is None for each in await Runner(shared, engine, config=config()).run(TASKS))
+    with pytest.raises(ConfigError, match="own_thread=False needs an async function"):
+        agent_env(plain_agent, own_thread=False)
 
 
 async def test_what_does_not_fit_is_an_error_of_one_line(engine):
