@@ -208,6 +208,15 @@ def _serve(settings: ServingConfig) -> None:
     from toolgym.tools.serving.supervisor import serve
     from toolgym.tools.serving.worker import LOG_FORMAT
 
+    from toolgym.tools.serving.process_secrets import hide_secrets
+
     logging.basicConfig(level=settings.log_level.upper(), format=LOG_FORMAT)
     console = Console(soft_wrap=True, highlight=False)
-    asyncio.run(serve(settings, lambda text: console.print(text, markup=False)))
+    hide_secrets(settings.secrets().values())
+
+    def announce(text: str) -> None:
+        console.print(text, markup=False)
+        if settings.generated_secret is not None:
+            console.print(f"token of its control API: {settings.generated_secret}", markup=False)
+
+    asyncio.run(serve(settings, announce))

@@ -26,11 +26,16 @@ _WIDTH = 100
 
 @dataclass(frozen=True)
 class ServerSpec:
-    """Identity of a server: `toolgym serve COMMAND`, its name in announcements, the module that is run as a worker."""
+    """Identity of a server: `toolgym serve COMMAND`, its name in announcements, the module that is run as a worker.
+
+    If `hides_memory`, other processes of the same user cannot read the memory of its workers: for servers whose
+    clients may run programs as that user, and that start none themselves.
+    """
 
     command: str
     name: str
     worker: str
+    hides_memory: bool = False
 
     @property
     def token_variable(self) -> str:
@@ -119,6 +124,11 @@ class ServingConfig(StrictSettings):
     @property
     def secret(self) -> str | None:
         return self.token.get_secret_value() if self.token is not None else None
+
+    @property
+    def generated_secret(self) -> str | None:
+        """The token, if the server generated it and no file holds it, so that its user must be told."""
+        return None
 
     def share(self, total: int) -> int:
         """Return one worker's part of a total, rounded up."""

@@ -27,6 +27,7 @@ from toolgym.tools.errors import ToolgymError
 from toolgym.tools.serving.app import HttpApp
 from toolgym.tools.serving.config import ServingConfig
 from toolgym.tools.serving.peers import socket_path
+from toolgym.tools.serving.process_secrets import hide_secrets
 
 BACKLOG = 4096
 """Connections that the kernel keeps for a worker that is busy."""
@@ -212,6 +213,8 @@ def run_worker(model: type[C], open_app: OpenApp[C]) -> None:
     setup = json.loads(sys.stdin.buffer.readline())
     logging.basicConfig(level=setup["config"]["log_level"].upper(), format=LOG_FORMAT)
     os.set_blocking(1, False)
+    if model.spec.hides_memory:
+        hide_secrets(())
     allow_many_files()
     try:
         asyncio.run(_main(model, open_app, setup))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toolgym.envs.tasks.task import Task
-from toolgym.rollout.capture.gateway.session_files import EndedSession, SessionFiles
+from toolgym.rollout.capture.gateway.journal_folder import EndedSession, JournalFolder
 from toolgym.rollout.capture.journal import NotWrittenError, SessionJournal
 from toolgym.rollout.job import EpisodeKey, Job
 from toolgym.rollout.recording.recorder import tokenizer_fingerprint
@@ -44,7 +44,7 @@ class CapturedRun:
     sink: Sink
     run_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     seed: int | None = None
-    files: SessionFiles | None = None
+    files: JournalFolder | None = None
     """The files of open sessions; None if the sink is not a folder."""
     _earlier: dict[str, Trajectory] = field(default_factory=dict)
     _groups: dict[str, int] = field(default_factory=dict)
@@ -152,7 +152,7 @@ def captured_run(
         pad = next(pad for pad in (tokenizer.pad_token_id, tokenizer.eos_token_id, 0) if pad is not None)
         run_id = earlier.run_id if earlier is not None else uuid.uuid4().hex
         file = RunFile(run_id, options, 0, tasks_hash([]), tokenizer=fingerprint, pad_token_id=pad)
-        run = CapturedRun(folder.writer, run_id, seed, SessionFiles(out, fsync=fsync))
+        run = CapturedRun(folder.writer, run_id, seed, JournalFolder(out, fsync=fsync))
         if earlier is None:
             folder.begin(file)
         else:

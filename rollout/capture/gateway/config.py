@@ -63,7 +63,12 @@ class CaptureConfig(ServingConfig):
             random.
     """
 
-    spec = ServerSpec(command="capture", name="capture gateway", worker="toolgym.rollout.capture.gateway.app")
+    spec = ServerSpec(
+        command="capture",
+        name="capture gateway",
+        worker="toolgym.rollout.capture.gateway.app",
+        hides_memory=True,
+    )
 
     port: int = flag(8090, ge=0, le=65535)
     workers: int = Field(1, ge=1, le=1)

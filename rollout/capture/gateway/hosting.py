@@ -17,7 +17,7 @@ from toolgym.envs.types import StopReason
 from toolgym.rollout.capture.agent_call import AgentCall, CallRefusedError, Reply
 from toolgym.rollout.capture.gateway.agent_headers import SubAgents
 from toolgym.rollout.capture.gateway.captured_run import CapturedRun
-from toolgym.rollout.capture.gateway.session_files import EndedSession
+from toolgym.rollout.capture.gateway.journal_folder import EndedSession
 from toolgym.rollout.capture.journal import NotWrittenError, SavedSession, SessionJournal
 from toolgym.rollout.capture.rules import CaptureRules
 from toolgym.rollout.capture.session import CaptureSession

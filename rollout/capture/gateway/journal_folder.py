@@ -1,4 +1,4 @@
-"""`SessionFiles`: the files that let a gateway continue after it was killed.
+"""`JournalFolder`: the files that let a gateway continue after it was killed.
 
 | file | what it holds |
 | --- | --- |
@@ -23,7 +23,7 @@ SESSIONS, ENDED, JOURNAL = "sessions", "sessions.ended", ".journal"
 
 @dataclass(frozen=True)
 class EndedSession:
-    """How a session ended, as its caller asked for it. A `dropped` session has no trajectory."""
+    """The end of a session, as its caller asked for it. A `dropped` session has no trajectory."""
 
     name: str
     key_sha256: str
@@ -46,7 +46,7 @@ class EndedSession:
         return self.reward == other.reward and same_metrics and self.reason == other.reason
 
 
-class SessionFiles:
+class JournalFolder:
     """The files of one run's sessions, in the run's folder. Raises ConfigError if they cannot be made."""
 
     def __init__(self, folder: Path, *, fsync: bool = False) -> None:
