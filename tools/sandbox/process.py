@@ -1,11 +1,12 @@
 """`ProcessSandbox`: every execution is a fresh process.
 
-What it does: own temporary folder, own process group, clean environment variables, capped output, the whole group
-killed at the deadline, on cancellation and when the program ends.
+What it does: own temporary folder, clean environment variables, capped output. At the deadline, on cancellation, when
+the program ends and when this process ends, the program is killed with everything that it started. On Linux that
+includes daemons: a supervisor adopts them (`process_supervisor.py`). Elsewhere it is the program's process group.
 
-What it does **not** do: it isolates nothing else. The program runs as the user who runs toolgym, can read that
-user's files and reach the network, may use all memory, and a grandchild that starts a session of its own survives
-the kill. Run code that you do not trust in a container, or on a remote sandbox.
+What it does **not** do: it isolates nothing else. The program runs as the user who runs toolgym, can read that user's
+files, reach the network, kill that user's processes (the supervisor and this process too), and use all memory. Run code
+that you do not trust in a `LocalSandbox`, in a container, or on a remote sandbox.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from toolgym.tools.concurrency.blocking import in_thread
 from toolgym.tools.concurrency.deadline import shielded
 from toolgym.tools.concurrency.rate_limit import LocalRateLimiter
 from toolgym.tools.errors import ConfigError, SandboxClosedError, UnknownNameError, nearest
+from toolgym.tools.sandbox import process_supervisor
 from toolgym.tools.sandbox.base import ExecutionResult, ExecutionStatus, Sandbox
 from toolgym.tools.sandbox.local.host.cpu_slots import COMPUTING_EACH
 from toolgym.tools.sandbox.local.host.resources import available_processors
@@ -69,7 +71,7 @@ class ProcessSandbox(Sandbox):
             raise ConfigError(f"max_output_bytes must be at least 2, got {max_output_bytes!r}")
         self.max_output_bytes = max_output_bytes
         self._limiter = _limiter_of_all() if max_running is None else LocalRateLimiter(max_running)
-        self._groups: set[int] = set()
+        self._groups: dict[int, _Supervision] = {}
         self._closed = False
 
     @property
@@ -120,16 +122,24 @@ class ProcessSandbox(Sandbox):
 
     async def close(self) -> None:
         self._closed = True
-        for group in tuple(self._groups):
-            _kill_group(group)
+        for supervision in tuple(self._groups.values()):
+            supervision.kill()
 
     async def _run(self, command: list[str], folder: Path, stdin: bytes, request: RunRequest) -> ExecutionResult:
         started = time.monotonic()
         most = max(request.output_bytes or 0, self.max_output_bytes)
         program = _Program(Capture(most), Capture(most))
-        transport, cancelled = await _start(program, command, folder, {**_environment(folder), **request.env})
+        supervision = _Supervision(folder)
+        try:
+            transport, cancelled = await _start(
+                program, supervision.command(command), folder, {**_environment(folder), **request.env}, supervision.ends
+            )
+        except BaseException:
+            supervision.close()
+            raise
         group = transport.get_pid()
-        self._groups.add(group)
+        supervision.begin(group)
+        self._groups[group] = supervision
         timed_out = False
         try:
             if cancelled is not None:
@@ -140,15 +150,16 @@ class ProcessSandbox(Sandbox):
             )
             timed_out = not done
         finally:
-            # After any end, cancellation included, nothing of the group may survive.
-            _kill_group(group)
+            # After any end, cancellation included, nothing that the program started may survive.
+            supervision.kill()
             try:
                 await shielded(program.settle())
             finally:
+                code = supervision.close(transport.get_returncode())
                 transport.close()
-                self._groups.discard(group)
+                del self._groups[group]
         duration = time.monotonic() - started
-        status, return_code = _ending(transport.get_returncode(), timed_out, program.flooded.done())
+        status, return_code = _ending(code, timed_out, program.flooded.done())
         return ExecutionResult(
             status=status,
             stdout=program.out.text().replace(f"{folder}/", ""),  # the folder's random name is noise to a model
@@ -161,7 +172,7 @@ class ProcessSandbox(Sandbox):
 
 
 async def _start(
-    program: _Program, command: list[str], folder: Path, env: Mapping[str, str]
+    program: _Program, command: list[str], folder: Path, env: Mapping[str, str], pass_fds: Sequence[int]
 ) -> tuple[asyncio.SubprocessTransport, asyncio.CancelledError | None]:
     """Start a program in a process group of its own.
 
@@ -170,7 +181,7 @@ async def _start(
     """
     starting = asyncio.ensure_future(
         asyncio.get_running_loop().subprocess_exec(
-            lambda: program, *command, cwd=folder, env=env, start_new_session=True
+            lambda: program, *command, cwd=folder, env=env, start_new_session=True, pass_fds=pass_fds
         )
     )
     try:
@@ -180,6 +191,85 @@ async def _start(
             raise
         return starting.result()[0], error
     return transport, None
+
+
+class _Supervision:
+    """One program with everything that it starts. On other systems than Linux, that is its process group."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._group, self._closed = folder, 0, False
+        self.ends: tuple[int, ...] = ()
+        """Descriptors for the supervisor."""
+        if sys.platform == "linux":
+            control, self._control = os.pipe()
+            self._status, status = os.pipe()
+            self.ends = (control, status)
+            os.set_blocking(self._status, False)
+
+    def command(self, command: list[str]) -> list[str]:
+        """Return the command that runs a program under supervision."""
+        return [*_SUPERVISOR, *map(str, self.ends), *command] if self.ends else command
+
+    def begin(self, group: int) -> None:
+        """The supervisor was started: it has its descriptors, and leads the process group `group`."""
+        self._group = group
+        for descriptor in self.ends:
+            os.close(descriptor)
+
+    def kill(self) -> None:
+        """Kill the program with everything that it started. Does not wait."""
+        if not self.ends:
+            _kill_group(self._group)
+        elif self._control >= 0:
+            with contextlib.suppress(BrokenPipeError):  # not only closed: a fork of this process may hold it open
+                os.write(self._control, b"k")
+            os.close(self._control)
+            self._control = -1
+
+    def close(self, code: int | None = None) -> int | None:
+        """Free everything, and return the program's exit status; `code` is the supervisor's, None if it still runs."""
+        if self._closed:
+            return code
+        self._closed = True
+        if not self._group:  # it was not started
+            for descriptor in self.ends:
+                os.close(descriptor)
+        self.kill()
+        if not self.ends or not self._group:
+            if self.ends:
+                os.close(self._status)
+            return code
+        with open(self._status, "rb", buffering=0) as file:
+            numbers = [int(line) for line in (file.read() or b"").split()]
+        if len(numbers) < 2:  # the program killed or stopped its supervisor
+            _kill_orphans(self._folder, self._group if code is None else None)
+            return -signal.SIGKILL
+        return numbers[1]
+
+
+_SUPERVISOR = [sys.executable, "-I", "-S", process_supervisor.__file__]
+
+
+def _kill_orphans(folder: Path, supervisor: int | None) -> None:
+    """Kill what is left of a program that stopped or killed its supervisor: all processes below a `supervisor` that
+    still exists, and those with the execution's folder in their environment or as their working folder."""
+    for _ in range(_ROUNDS):
+        were_any = supervisor is not None and process_supervisor.kill_descendants(supervisor)
+        for name in filter(str.isdigit, os.listdir("/proc")):
+            with contextlib.suppress(OSError):
+                place = os.readlink(f"/proc/{name}/cwd")
+                here = place == str(folder) or place.startswith(f"{folder}/")
+                if here or f"={folder}\0".encode() in Path(f"/proc/{name}/environ").read_bytes():
+                    os.kill(int(name), signal.SIGKILL)
+                    were_any = True
+        if not were_any:
+            break
+    if supervisor is not None:
+        _kill_group(supervisor)
+
+
+_ROUNDS = 20
+"""Most looks for processes that are left: each may have started others meanwhile."""
 
 
 def _ending(code: int | None, timed_out: bool, flooded: bool) -> tuple[ExecutionStatus, int | None]:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -273,3 +276,87 @@ async def test_folders_that_are_hard_to_remove_are_removed(sandbox, tmp_path, mo
 @pytest.mark.parametrize(("code", "shell_code"), [(0, 0), (3, 3), (-15, 143), (None, 137)])
 def test_a_return_code_as_a_shell_has_it(code, shell_code):
     assert ExecResult(ExecutionStatus.ERROR, return_code=code).shell_code == shell_code
+
+
+DAEMONS = {
+    "setsid": "setsid sleep 300 & sleep 0.2",
+    "setsid-with-its-pipes-closed": "(setsid nohup sleep 300 >/dev/null 2>&1 </dev/null &)",
+    "double-fork": """python3 - <<'END'
+import os, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        os.chdir("/")
+        os.closerange(0, 64)
+        time.sleep(300)
+    os._exit(0)
+os.wait()
+END""",
+    "environment-cleared": "(cd / && setsid env -i sleep 300 >/dev/null 2>&1 &)",
+    "hopping": """python3 - <<'END'
+import os
+if os.fork() == 0:
+    while os.fork() == 0 or os._exit(0):  # each process ends as soon as the next one runs
+        os.setsid() if os.getpid() != os.getsid(0) else None
+END
+sleep 0.1""",
+    "its-supervisor-stopped": "(setsid sleep 300 &) ; kill -STOP $PPID",
+    "its-supervisor-killed": "(setsid sleep 300 &) ; kill -KILL $PPID; sleep 300",
+}
+
+
+def processes_with(mark):
+    """The processes that have a mark in their environment or were started by one that has."""
+    found = set()
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if mark in path.read_text(errors="replace"):
+                found.add(int(path.parent.name))
+        except OSError:
+            continue
+    return found
+
+
+def sleepers():
+    lines = subprocess.run(["ps", "-eo", "pid=,args="], capture_output=True, text=True).stdout.splitlines()
+    return {line.split()[0] for line in lines if line.split()[1:3] == ["sleep", "300"]}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the supervisor is for Linux")
+@pytest.mark.parametrize("how", sorted(DAEMONS))
+async def test_daemons_of_a_program_are_killed_with_it(monkeypatch, how):
+    monkeypatch.setattr("toolgym.tools.sandbox.process.KILL_GRACE", 1.0)  # of a supervisor that is stopped
+    before, mark = sleepers(), f"daemon-of-{os.getpid()}-{how}"
+    async with ProcessSandbox() as sandbox:
+        timeout = 1 if how == "its-supervisor-stopped" else 30
+        result = await sandbox.run(DAEMONS[how], language="bash", timeout=timeout, env={"MARK": mark})
+    expected = {"its-supervisor-stopped": ExecutionStatus.TIMEOUT, "its-supervisor-killed": ExecutionStatus.KILLED}
+    assert result.status is expected.get(how, ExecutionStatus.OK), result
+    assert (sleepers() - before, processes_with(mark)) == (set(), set())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the supervisor is for Linux")
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.matrix)])
+def test_programs_end_when_the_process_that_started_them_is_killed(tmp_path, number):
+    mark = f"orphan-of-{tmp_path}"
+    script = f"(setsid sleep 300 &) ; touch {tmp_path}/begun; sleep 300"
+    program = f"""
+import asyncio
+from toolgym.tools.sandbox import ProcessSandbox
+asyncio.run(ProcessSandbox().run({script!r}, language="bash", timeout=300, env={{"MARK": {mark!r}}}))
+"""
+    with subprocess.Popen([sys.executable, "-c", program]) as process:
+        while not (tmp_path / "begun").exists():
+            time.sleep(0.01)
+        assert processes_with(mark)
+        process.send_signal(number)
+    deadline = time.monotonic() + 30
+    while processes_with(mark) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert processes_with(mark) == set()
+
+
+@pytest.mark.parametrize(("code", "expected"), [("exit 3", 3), ("kill -TERM $$", -15), ("kill -SEGV $$", -11)])
+async def test_a_programs_exit_status_passes_the_supervisor(code, expected):
+    async with ProcessSandbox() as sandbox:
+        assert (await sandbox.run(code, language="bash")).return_code == expected
