@@ -59,7 +59,8 @@ class AgentCall:
         stream: whether it wants events.
         agent: the sub-agent that its headers name; empty for the main one, or where they say nothing.
         compacts: whether it says that it asks for a summary of its context.
-        retries: how often it sent the request before, as its client says.
+        agent_is_guess: whether `agent` comes from a session id that may also change within one conversation: then the
+            messages decide first.
         left_out: names of fields that ask for something that the turn does not get, and that agents send all the same:
             a forced tool call, a tool that its maker's servers run.
         extra: what only its wire's answer needs, such as `include_usage`.
@@ -74,7 +75,7 @@ class AgentCall:
     stream: bool = False
     agent: str = ""
     compacts: bool = False
-    retries: int = 0
+    agent_is_guess: bool = False
     left_out: tuple[str, ...] = ()
     extra: Mapping[str, Any] = field(default_factory=dict)
 

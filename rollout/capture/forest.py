@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from toolgym.rollout.capture.agent_call import AgentCall, AgentMessage, Reply
 from toolgym.rollout.capture.canonical import Likeness, begins_with, likeness, marks_of, same, written
@@ -37,8 +37,6 @@ class State(enum.StrEnum):
     KEPT = "kept"
     UNDELIVERED = "undelivered"
     """The client was gone before it had the answer."""
-    RETRIED = "retried"
-    """The client says that it sent the request again, so it never used the answer."""
     RETRACTED = "retracted"
     """The agent went on from the same prompt, with other messages in place of the answer."""
 
@@ -48,7 +46,8 @@ class CapturedCall:
     """A call. `messages` are those of its request behind the parent's answer, all of them at a root; `observation` the
     same as the chat template gets them. `lead` are the ids between the parent's last one and the first sampled one; at
     a root the whole prompt. `cause` says why it does not go on its parent's sequence, and `origin` is the root of its
-    conversation: of several roots that asked for the same, the first."""
+    conversation: of several roots that asked for the same, the first. `twin` is the first of the calls that asked for
+    the same in the same place. `summarizes` is the newest call in the history of a request that has no tools."""
 
     number: int
     agent: str
@@ -74,6 +73,10 @@ class CapturedCall:
     """All messages of its request, as long as the next call is likely to go on from it."""
     seen: AgentMessage | None = None
     conversation: Conversation | None = None
+    twin: CapturedCall | None = None
+    summarizes: CapturedCall | None = None
+    is_quoted: bool = False
+    """Whether a new conversation began with its answer in a text, as after a compaction."""
 
     def __post_init__(self) -> None:
         self.origin = self
@@ -113,6 +116,8 @@ class Forest:
         """Put a request into its place, as a call that is generating; or only find the place, for `counting`. One that
         brings turns which are none of the parent's descendants is a root, for a template cannot go on with turns that
         were not sampled there."""
+        if request.agent_is_guess:
+            request = replace(request, agent=self._agent_of(request, renderer))
         parent, at = self._find(request, renderer)
         origin = parent
         if parent is not None and any(message.role == "assistant" for message in request.messages[at:]):
@@ -121,14 +126,17 @@ class Forest:
         if counting:
             return CapturedCall(number, request.agent, renderer, messages, parent, GOES_ON)
         siblings = self._roots_beside(request.agent, renderer) if parent is None else parent.children
-        cause, beside = self._cause_beside(siblings, messages, request)
+        cause, beside, twin = self._cause_beside(siblings, messages)
+        summarizes: CapturedCall | None = None
         if cause is None and parent is not None:
             cause = "fork" if siblings else GOES_ON
         elif cause is None and origin is not None:
             cause = "rewrite"
         elif cause is None:
-            cause, origin = self._cause_of_root(request, renderer)
-        call = CapturedCall(number, request.agent, renderer, messages, parent, cause)
+            cause, origin, summarizes = self._cause_of_root(request, renderer)
+        call = CapturedCall(number, request.agent, renderer, messages, parent, cause, summarizes=summarizes)
+        if twin is not None:
+            call.twin = twin.twin = twin.twin or twin
         origin = origin or beside
         call.origin = call if origin is None else origin.origin
         (self.roots if parent is None else parent.children).append(call)
@@ -138,7 +146,7 @@ class Forest:
         """Make a call a root, since the chat template cannot go on with its messages."""
         if self.drop(call):
             self.roots.append(call)
-        call.parent, call.messages, call.cause = None, request.messages, "rewrite"
+        call.parent, call.messages, call.cause, call.twin = None, request.messages, "rewrite", None
 
     def drop(self, call: CapturedCall) -> bool:
         """Take a call without an answer out; False if it was only counted."""
@@ -168,6 +176,14 @@ class Forest:
 
     # ------------------------------------------------------------------ the place of a request
 
+    def _agent_of(self, request: AgentCall, renderer: ChatRenderer) -> str:
+        """Return the agent whose conversation the request continues, whatever name it has now; else that name."""
+        for message in reversed(request.messages):
+            if (call := self.call_of(message)) is not None:
+                return call.agent
+        agents = dict.fromkeys([request.agent, *(root.agent for root in self.roots)])
+        return next((name for name in agents if self._candidates(name, request, renderer)[0]), request.agent)
+
     def _find(self, request: AgentCall, renderer: ChatRenderer) -> tuple[CapturedCall | None, int]:
         """The call with the most messages whose answer, and all before it, the request holds, and their number."""
         messages = request.messages
@@ -175,7 +191,19 @@ class Forest:
         if newest is not None:
             self._note(*newest, messages)
             return newest
-        waiting = [(root, 0) for root in self._roots_beside(request.agent, renderer)]
+        best, most = self._candidates(request.agent, request, renderer)
+        if not best:
+            return None, 0
+        if len({call.token_ids for call in best}) > 1:
+            self.counts["ambiguous"] += 1
+        parent = max(best, key=lambda call: call.number)
+        self._note(parent, most, messages)
+        return parent, most
+
+    def _candidates(self, agent: str, request: AgentCall, renderer: ChatRenderer) -> tuple[list[CapturedCall], int]:
+        """Return the calls of an agent with the most messages that the request holds, and the number of messages."""
+        messages = request.messages
+        waiting = [(root, 0) for root in self._roots_beside(agent, renderer)]
         best: list[CapturedCall] = []
         most = 0
         while waiting:
@@ -190,13 +218,7 @@ class Forest:
             if behind == most:
                 best.append(call)
             waiting.extend((child, behind) for child in call.children)
-        if not best:
-            return None, 0
-        if len({call.token_ids for call in best}) > 1:
-            self.counts["ambiguous"] += 1
-        parent = max(best, key=lambda call: call.number)
-        self._note(parent, most, messages)
-        return parent, most
+        return best, most
 
     def _newest_in(self, request: AgentCall, renderer: ChatRenderer) -> tuple[CapturedCall, int] | None:
         """The call whose answer is the last one in the request by its id, if all before it looks as it did; and the
@@ -239,57 +261,74 @@ class Forest:
     # ------------------------------------------------------------------ causes
 
     def _cause_beside(
-        self, siblings: list[CapturedCall], messages: tuple[AgentMessage, ...], request: AgentCall
-    ) -> tuple[str | None, CapturedCall | None]:
-        """The cause of a call whose messages are, or begin with, those of another one, and that one; else None."""
-        cause, beside = None, None
+        self, siblings: list[CapturedCall], messages: tuple[AgentMessage, ...]
+    ) -> tuple[str | None, CapturedCall | None, CapturedCall | None]:
+        """Return the cause of a call whose messages are, or begin with, those of a sibling; that sibling; and the
+        first sibling that asked for the same. Each is None if no sibling qualifies.
+
+        A delivered answer stays trained when its request is sent again: a client repeats a request because an attempt
+        was *not* answered, and nothing in the request says which attempt that was.
+        """
+        cause, beside, twin = None, None, None
         for call in siblings:
             behind = messages[len(call.messages) :]
             if not begins_with(messages, 0, call.messages) or (behind and behind[0].role == "assistant"):
                 continue
+            twin = twin if behind or twin is not None else call
             if call.children or call.state is State.GENERATING:
                 if cause is None and not behind:
                     cause, beside = "fork", call
                 continue
+            if behind and call.parent is None and self._quoted(messages) not in (None, call):
+                continue  # it goes on with the text of a later answer, so nothing was taken back
             beside, cause = call, "retraction" if behind else "retry"
             if call.state is State.KEPT and behind:
                 call.state = State.RETRACTED
-            elif call.state is State.KEPT and request.retries:
-                call.state = State.RETRIED
-        return cause, beside
+        return cause, beside, twin
 
-    def _cause_of_root(self, request: AgentCall, renderer: ChatRenderer) -> tuple[str, CapturedCall | None]:
-        """The cause of a call that nothing stands before, and a call of the conversation that it belongs to."""
+    def _cause_of_root(
+        self, request: AgentCall, renderer: ChatRenderer
+    ) -> tuple[str, CapturedCall | None, CapturedCall | None]:
+        """Return the cause of a call without a parent, a call of the conversation that it belongs to, and the call
+        that it may summarize."""
         if not self.roots:
-            return "start", None
+            return "start", None, None
         if request.agent and not any(root.agent == request.agent for root in self.roots):
-            return "sub_agent", None
+            return "sub_agent", None, None
+        if request.compacts:
+            return "compaction", None, None
         systems = _systems(request.messages)
         known = next((call for each in reversed(request.messages) if (call := self.call_of(each)) is not None), None)
-        if request.compacts or (known is not None and not request.tools and known.renderer.tools):
-            return "compaction", None
         if known is not None:
+            if not request.tools and known.renderer.tools:
+                return "tools", known, known  # the last answer or a summary: what follows tells, see `rows`
             if systems != _systems(known.origin.messages):
-                return "sub_agent", None
-            return "rewrite" if _same_tools(known, renderer) else "tools", known
+                return "sub_agent", None, None
+            return "rewrite" if _same_tools(known, renderer) else "tools", known, None
         alike = [root for root in self.roots if root.agent == request.agent and _systems(root.messages) == systems]
         same_tools = [root for root in alike if _same_tools(root, renderer)]
-        if self._quotes(request.messages):
-            return ("compacted", same_tools[-1]) if same_tools else ("compaction", None)
+        quoted = self._quoted(request.messages)
+        if quoted is not None and same_tools:
+            quoted.is_quoted = True
+            return "compacted", same_tools[-1], None
+        if quoted is not None and not request.tools:
+            return "compaction", None, None
         if same_tools:
             cause = same_tools[-1].origin.cause
-            return (cause, None) if cause in ASIDE else ("rewrite", same_tools[-1])
+            return (cause, None, None) if cause in ASIDE else ("rewrite", same_tools[-1], None)
         if not request.tools and any(root.renderer.tools for root in self.roots):
-            return "side_call", None
+            return "side_call", None, None
         opening = request.messages[: len(systems) + 1]
         other_tools = next((root for root in alike if begins_with(root.messages, 0, opening)), None)
-        return ("sub_agent" if other_tools is None else "tools"), other_tools
+        return ("sub_agent" if other_tools is None else "tools"), other_tools, None
 
-    def _quotes(self, messages: tuple[AgentMessage, ...]) -> bool:
-        """Whether what a late reply says stands in a text that is none of the policy's."""
-        texts = [call.reply.content.strip() for call in self._newest if call.reply is not None]
-        texts = [text for text in texts if len(text) >= _QUOTED]
-        return any(text in message.content for message in messages for text in texts)
+    def _quoted(self, messages: tuple[AgentMessage, ...]) -> CapturedCall | None:
+        """Return the newest call whose reply stands in a text of the messages."""
+        for call in reversed(self._newest):
+            text = "" if call.reply is None else call.reply.content.strip()
+            if len(text) >= _QUOTED and any(text in message.content for message in messages):
+                return call
+        return None
 
 
 def _same_tools(call: CapturedCall, renderer: ChatRenderer) -> bool:

@@ -65,7 +65,7 @@ def captured_rows(forest: Forest, untrained: Collection[str], reward: float) -> 
                 kept.append(call)
         if kept:
             rows.append(_Row(tuple(kept), row.cause, row.kind))
-    rows.sort(key=lambda row: (row.kind != "start", row.first.number))
+    rows.sort(key=lambda row: (row.cause != "start", row.kind != "start", row.first.number))
     last = max((row.calls[-1].number for row in rows if row.kind not in ASIDE), default=None)
     turns: list[Turn] = []
     messages: list[Message] = []
@@ -76,8 +76,8 @@ def captured_rows(forest: Forest, untrained: Collection[str], reward: float) -> 
     return CapturedRows(main, tuple(map(_sequence, rows)), turns, messages, left_out)
 
 
-_LOST = (State.UNDELIVERED, State.RETRIED)
-"""States of calls whose answers the agent did not use, and whose tokens are left out."""
+_LOST = (State.UNDELIVERED,)
+"""States of calls whose answers never reached the agent, and whose tokens are left out."""
 
 
 def _main(roots: Sequence[CapturedCall]) -> CapturedCall | None:
@@ -86,7 +86,10 @@ def _main(roots: Sequence[CapturedCall]) -> CapturedCall | None:
     answered = [root for root in roots if root.state is not State.GENERATING]
     usable = [root for root in answered if root.state not in _LOST] or answered
     ours = [root for root in usable if not root.agent] or usable
-    return next((root for root in ours if root.children or root.renderer.tools), ours[0] if ours else None)
+    main = next((root for root in ours if root.children or root.renderer.tools), ours[0] if ours else None)
+    if main is None or main.children:
+        return main
+    return next((root for root in ours if root.children and _are_twins(root, main)), main)
 
 
 def _rows(forest: Forest, main: CapturedCall | None, lost: Collection[str]) -> list[_Row]:
@@ -100,26 +103,59 @@ def _rows(forest: Forest, main: CapturedCall | None, lost: Collection[str]) -> l
             row = row_of[parent.number]
         row_of[call.number] = row
         calls_of.setdefault(row, []).append(call)
-    return [_Row(tuple(calls), _cause(calls[0], main), _kind(calls[0], main)) for calls in calls_of.values()]
+    return [_Row(tuple(calls), _cause(calls[0], main, forest), _kind(calls[0], main)) for calls in calls_of.values()]
 
 
 def _successor(call: CapturedCall, lost: Collection[str]) -> CapturedCall | None:
-    """The call that continues the sequence of another one: the first whose answer was used."""
+    """The call that continues the sequence of another one: the first whose answer was delivered, or the call that asked
+    for the same and whose answer the agent went on from."""
     answered = [child for child in call.children if child.state is not State.GENERATING]
-    return min(answered, key=lambda child: (child.state in lost, child.number), default=None)
+    first = min(answered, key=lambda child: (child.state in lost, child.number), default=None)
+    if first is None or first.children:
+        return first
+    return next((child for child in answered if child.children and _are_twins(child, first)), first)
 
 
-def _cause(call: CapturedCall, main: CapturedCall | None) -> str:
+def _are_twins(call: CapturedCall, other: CapturedCall) -> bool:
+    """Whether two calls asked for the same in the same place."""
+    return call.twin is not None and call.twin is other.twin
+
+
+def _cause(call: CapturedCall, main: CapturedCall | None, forest: Forest) -> str:
+    """The cause of a sequence by its first call, now that it is known how all calls went on."""
     if call is main:
         return "start"
-    if call.cause == "start":
-        return _kind(call, main)
-    return "fork" if call.cause == GOES_ON else call.cause
+    cause = call.cause
+    if cause not in ASIDE and call.twin is not None:
+        if call is not _used_twin(call, forest):
+            return "fork" if call.children else "retry"
+        cause = call.twin.cause
+    if cause == "start":
+        kind = _kind(call, main)
+        return kind if kind != "start" or main is None else main.cause
+    if call.summarizes is not None and _is_summary(call, call.summarizes):
+        return "compaction"
+    return "fork" if cause == GOES_ON else cause
+
+
+def _used_twin(call: CapturedCall, forest: Forest) -> CapturedCall:
+    """Of the calls that asked for the same as this one, the one that the agent went on from, or else the first."""
+    siblings = forest.roots if call.parent is None else call.parent.children
+    answered = [twin for twin in siblings if _are_twins(twin, call) and twin.state is not State.GENERATING]
+    return min(answered, key=lambda twin: (twin.state in _LOST, not twin.children, twin.number), default=call)
+
+
+def _is_summary(call: CapturedCall, known: CapturedCall) -> bool:
+    """Whether a call without tools was a compaction: the agent went on with its answer as a text, or went on from the
+    history before it. Otherwise it is the conversation's last answer."""
+    return call.is_quoted or any(child.number > call.number for child in known.children)
 
 
 def _kind(call: CapturedCall, main: CapturedCall | None) -> str:
     """The kind of conversation that a call belongs to, now that the main one is known. Others began before it."""
     origin = call.origin
+    if call.summarizes is not None and _is_summary(call, call.summarizes):
+        return "compaction"
     if main is not None and origin is main.origin:
         return "start"
     if origin.cause != "start":

@@ -7,7 +7,6 @@ import contextlib
 import hmac
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 EPISODE = "x-episode"
 """Header that names the episode, for agents that can set a header and neither path nor key."""
@@ -45,12 +44,6 @@ def compacts(headers: Mapping[str, str]) -> bool:
     return kind == "compaction" or headers.get("x-openai-subagent") == COMPACT
 
 
-def retries(headers: Mapping[str, str]) -> int:
-    """The times that the client sent the request before, as the official SDKs say it."""
-    count = headers.get("x-stainless-retry-count", "")
-    return int(count) if count.isascii() and count.isdigit() and len(count) < 9 else 0
-
-
 class SubAgents:
     """Names of the sub-agents of one episode. Clients that name each conversation, and of none say whose it is, begin
     with the main one."""
@@ -58,16 +51,18 @@ class SubAgents:
     def __init__(self) -> None:
         self._main = ""
 
-    def name(self, headers: Mapping[str, str], body: Mapping[str, Any]) -> str:
-        """The sub-agent that sent a request; empty for the main agent, or if the request does not say."""
+    def name(self, headers: Mapping[str, str]) -> tuple[str, bool]:
+        """Return the sub-agent that sent a request, and whether that is a guess from a session id.
+
+        The name is empty for the main agent, and if the headers do not say. A cache key (`prompt_cache_key`) is not a
+        name: clients change it within one conversation.
+        """
         for conversation, signs in SUB_AGENTS:
             shown = [headers[sign] for sign in signs if headers.get(sign, COMPACT) != COMPACT]
             if shown:
-                return headers.get(conversation) or shown[0]
+                return headers.get(conversation) or shown[0], False
         if any(conversation in headers for conversation, _ in SUB_AGENTS):
-            return ""
-        name = headers.get("x-litellm-session-id") or body.get("prompt_cache_key")
-        if not isinstance(name, str) or not name:
-            return ""
+            return "", False
+        name = headers.get("x-litellm-session-id", "")
         self._main = self._main or name
-        return "" if name == self._main else name
+        return ("", False) if name in ("", self._main) else (name, True)

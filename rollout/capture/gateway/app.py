@@ -136,11 +136,12 @@ class CaptureApp(HttpApp):
             headers, body = call.request.headers, _json_object(call.body)
             # What a request asks for in vain is named where it is read first, and a count is no call.
             memory = episode.memory if handle == self._turn else RequestMemory()
+            agent, is_guess = episode.sub_agents.name(headers)
             agent_call = replace_fields(
                 wire.read(body, memory),
-                agent=episode.sub_agents.name(headers, body),
+                agent=agent,
+                agent_is_guess=is_guess,
                 compacts=agent_headers.compacts(headers),
-                retries=agent_headers.retries(headers),
             )
             with episode.attached():
                 return await handle(wire, call, episode, agent_call)

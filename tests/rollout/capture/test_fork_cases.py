@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 import pytest
@@ -18,10 +19,18 @@ from tests.rollout.capture.played_agent import (
     user,
     written_call,
 )
+from toolgym.rollout.capture.agent_call import CallRefusedError
 from toolgym.rollout.capture.rules import CaptureRules
+from toolgym.tools.errors import EngineError
 
 LS, CAT = written_call("ls"), written_call("cat")
 OTHER = system("You summarise conversations.")
+
+
+def _parent(agent, number):
+    """The number of the call that a call goes on from."""
+    call = next(call for call in agent.session._forest if call.number == number)
+    return call.parent.number
 
 
 async def test_case_25_another_system_prompt(play):
@@ -47,20 +56,56 @@ async def test_case_27_the_same_request_twice(play):
     assert agent.finish() == [("start", [0]), ("retry", [1])]
 
 
-@pytest.mark.parametrize("sign", ["undelivered", "counted-by-the-client"])
-async def test_case_27_an_answer_that_was_lost_is_not_trained(play, sign):
+async def test_case_27_an_answer_that_was_lost_is_not_trained(play):
     agent = play(LS, "One.", "Two.", "Bye.")
     first = await agent.ask(*START)
     messages = (*START, back(first), result(first, "a"))
     lost = await agent.ask(*messages)
-    if sign == "undelivered":
-        agent.session.undelivered(lost.id)
-    again = await agent.ask(*messages, retries=int(sign != "undelivered"))
+    agent.session.undelivered(lost.id)
+    again = await agent.ask(*messages)
     await agent.ask(*messages, back(again), user("Thanks."))
     assert agent.finish() == [("start", [0, 2, 3])]
-    name = "undelivered" if sign == "undelivered" else "retried"
-    assert agent.trajectory.metrics[f"left_out_{name}"] == 1
-    assert agent.trajectory.metrics[f"left_out_{name}_tokens"] == len(agent.sampled(1))
+    assert agent.trajectory.metrics["left_out_undelivered"] == 1
+    assert agent.trajectory.metrics["left_out_undelivered_tokens"] == len(agent.sampled(1))
+
+
+@pytest.mark.parametrize("used", [0, 1, 2])
+async def test_of_equal_requests_the_answer_in_use_continues_the_row(play, used):
+    """The other answers were delivered, so they are trained, and are called what they are."""
+    agent = play(LS, "One.", "Two.", "Three.", "Bye.")
+    first = await agent.ask(*START)
+    messages = (*START, back(first), result(first, "a"))
+    replies = await asyncio.gather(*(agent.ask(*messages) for _ in range(3)))
+    await agent.ask(*messages, back(replies[used]), user("Thanks."))
+    unused = [number for number in range(3) if number != used]
+    assert agent.finish() == [("start", [0, 1 + used, 4]), *(("retry", [1 + number]) for number in unused)]
+
+
+async def test_equal_requests_that_all_go_on_are_forks(play):
+    agent = play("One.", "Two.", "Left.", "Right.")
+    replies = await asyncio.gather(*(agent.ask(*START) for _ in range(2)))
+    for reply in replies:
+        await agent.ask(*START, back(reply), user("Go on."))
+    assert agent.finish() == [("start", [0, 2]), ("fork", [1, 3])]
+
+
+async def test_repeated_requests_of_a_further_row_keep_its_cause(play):
+    agent = play("One.", "A.", "B.", "Bye.")
+    await agent.ask(*START)
+    edited = (SYSTEM, user("Something else."))
+    for _ in range(2):
+        second = await agent.ask(*edited)
+    await agent.ask(*edited, back(second), user("Thanks."))
+    assert agent.finish() == [("start", [0]), ("retry", [1]), ("rewrite", [2, 3])]
+
+
+async def test_a_failed_attempt_leaves_the_answers_beside_it_trained(play):
+    agent = play("One.", EngineError("out of memory"), "Three.", "Again.")
+    replies = await asyncio.gather(*(agent.ask(*START) for _ in range(3)), return_exceptions=True)
+    assert [isinstance(reply, CallRefusedError) for reply in replies] == [False, True, False]
+    await agent.ask(*START)
+    assert agent.finish() == [("start", [0]), ("retry", [2]), ("retry", [3])]
+    assert not any(name.startswith("left_out") for name in agent.trajectory.metrics)
 
 
 async def test_an_answer_that_comes_back_was_delivered(play):
@@ -76,9 +121,9 @@ async def test_case_28_and_29_equal_siblings_by_id(play, continued):
     agent = play(LS, LS, LS, "Done.")
     replies = [await agent.ask(*START) for _ in range(3)]
     await agent.ask(*START, back(replies[continued]), result(replies[continued], "a"))
-    agent.assert_goes_on(3, continued)
-    rows = agent.finish()
-    assert [calls for _, calls in rows] == [[number, 3] if number == continued else [number] for number in range(3)]
+    assert _parent(agent, 3) == continued
+    # All three were sampled alike, so the rows do not say which is which.
+    assert [(cause, len(calls)) for cause, calls in agent.finish()] == [("start", 2), ("retry", 1), ("retry", 1)]
 
 
 @pytest.mark.parametrize("continued", [0, 1])
@@ -87,7 +132,8 @@ async def test_case_29_equal_siblings_by_id_where_a_blank_has_changed(play, cont
     replies = [await agent.ask(*START) for _ in range(2)]
     messages = (replace(SYSTEM, content=SYSTEM.content + " "), USER, back(replies[continued]))
     await agent.ask(*messages, result(replies[continued], "a"))
-    assert [calls for _, calls in agent.finish()] == ([[0, 2], [1]] if continued == 0 else [[0], [1, 2]])
+    assert _parent(agent, 2) == continued
+    assert [(cause, len(calls)) for cause, calls in agent.finish()] == [("start", 2), ("retry", 1)]
 
 
 async def test_case_28_siblings_that_say_the_same_without_an_id(play, tokenizer):
@@ -97,7 +143,7 @@ async def test_case_28_siblings_that_say_the_same_without_an_id(play, tokenizer)
     await agent.ask(*START)
     await agent.ask(*START, back(first, ids=frozenset()), user("Thanks."))
     agent.assert_goes_on(2, 1)
-    assert agent.finish() == [("start", [0]), ("retry", [1, 2])]
+    assert agent.finish() == [("start", [1, 2]), ("retry", [0])]
     assert agent.trajectory.metrics["calls_ambiguous"] == 1
 
 
@@ -249,6 +295,31 @@ async def test_case_44_a_summary_in_another_conversation(play, how):
     assert agent.finish() == [("start", [0, 2]), ("compaction", [1])]
 
 
+@pytest.mark.parametrize("question", ["none", "user", "other-system"])
+async def test_a_last_call_without_tools_is_the_answer(play, question):
+    agent = play(LS, "The file is a.", rules=CaptureRules(untrained=("compaction",)))
+    first = await agent.ask(*START)
+    history = (back(first), result(first, "a"), *([] if question == "none" else [user("Give the final answer.")]))
+    await agent.ask(OTHER if question == "other-system" else SYSTEM, USER, *history, tools=())
+    assert agent.finish() == [("start", [0]), ("tools", [1])]
+    assert [turn.reward for turn in agent.trajectory.turns] == [None, 1.0]
+
+
+async def test_a_summary_that_a_new_conversation_quotes_was_a_compaction(play):
+    agent = play(LS, "There is one file, and its name is a.", "Done.")
+    first = await agent.ask(*START)
+    second = await agent.ask(*START, back(first), result(first, "a"), user("Summarise."), tools=())
+    await agent.ask(*START, user("So far: " + second.content))
+    assert agent.finish() == [("start", [0]), ("compacted", [2]), ("compaction", [1])]
+
+
+async def test_a_helper_with_tools_that_reads_an_answer_is_a_sub_agent(play):
+    agent = play("The file that you look for is a.", "Right.")
+    first = await agent.ask(*START)
+    await agent.ask(system("You check answers."), user(first.content), tools=TOOLS[:1])
+    assert agent.finish() == [("start", [0]), ("sub_agent", [1])]
+
+
 @pytest.mark.parametrize("untrained", [(), ("side_call",)], ids=["trained", "left-out"])
 async def test_case_45_a_title_before_the_main_call(play, untrained):
     agent = play("Files", LS, "Done.", rules=CaptureRules(untrained=untrained))
@@ -304,6 +375,17 @@ async def test_case_48_a_sub_agent_that_begins_with_the_main_history(play):
     await agent.ask(*messages, user("Your task."), agent="one")
     await agent.ask(*messages)
     assert agent.finish() == [("start", [0, 2]), ("sub_agent", [1])]
+
+
+async def test_a_session_id_that_changes_makes_no_sub_agent_of_a_conversation_that_goes_on(play):
+    agent = play(LS, "One.", "Two.", "Sub.")
+    first = await agent.ask(*START)
+    messages = (*START, back(first), result(first, "a"))
+    second = await agent.ask(*messages, agent="new-id", agent_is_guess=True)
+    bare = replace(back(second), ids=frozenset())
+    await agent.ask(*messages, bare, user("More."), agent="newer-id", agent_is_guess=True)
+    await agent.ask(*START, agent="newest-id", agent_is_guess=True)
+    assert agent.finish() == [("start", [0, 1, 2]), ("sub_agent", [3])]
 
 
 async def test_sub_agents_of_one_kind_without_a_header(play):

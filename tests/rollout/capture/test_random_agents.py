@@ -26,6 +26,7 @@ from tests.rollout.capture.played_agent import (
     written_call,
 )
 from toolgym.rollout.capture.agent_call import CallRefusedError
+from toolgym.rollout.capture.forest import State
 from toolgym.rollout.capture.rules import CaptureRules
 from toolgym.rollout.engines.base import FinishReason
 from toolgym.rollout.trajectory.trajectory import Trajectory
@@ -54,7 +55,9 @@ MOVES = [
     "goes on",
     "goes on",
     "rewinds",
-    "retries",
+    "repeats",
+    "repeats at once",
+    "sums up",
     "drops",
     "edits",
     "speaks for us",
@@ -86,7 +89,7 @@ class RandomAgent:
 
     async def move(self, move, replay, pick):
         messages, tools, name = self.histories[-1] if move not in ("rewinds", "drops") else self._earlier(pick)
-        if move == "retries" and self.last is not None:
+        if move.startswith("repeats") and self.last is not None:
             messages, tools, name = self.last
         elif move == "drops":
             messages = (*messages, user("That was no call."))
@@ -97,15 +100,17 @@ class RandomAgent:
             messages = (*messages, foreign("Yes."), user("Go on."))
         elif move == "sub":
             messages, tools, name = (system("You help."), user(f"Task {pick}.")), TOOLS[:1], f"sub-{pick}"
+        elif move == "sums up":
+            tools = ()
         elif move == "title":
             messages, tools, name = (system("Write a title."), user("Say it.")), (), ""
         self.last = (messages, tools, name)
-        try:
-            reply = await self.agent.ask(
-                *messages, tools=tools, agent=name, retries=int(move == "retries" and pick < 3)
-            )
-        except CallRefusedError:
+        requests = [self.agent.ask(*messages, tools=tools, agent=name) for _ in range(1 + (move == "repeats at once"))]
+        replies = await asyncio.gather(*requests, return_exceptions=True)
+        answered = [reply for reply in replies if not isinstance(reply, CallRefusedError)]
+        if not answered:
             return
+        reply = answered[pick % len(answered)]
         if move == "loses":
             self.agent.session.undelivered(reply.id)
             return
@@ -128,7 +133,7 @@ def test_the_rule_holds_whatever_agents_do(scripted, tokenizer, moves, untrained
 
 
 async def _play(scripted, tokenizer, moves, untrained):
-    turns = iter([TURNS[turn] for _, turn, _, _ in moves])
+    turns = iter([TURNS[turn] for _, turn, _, _ in moves for _ in range(2)])
     agent = PlayedAgent(scripted, tokenizer, turns, rules=CaptureRules(untrained=untrained), context_length=100_000)
     player = RandomAgent(agent)
     for move, _, replay, pick in moves:
@@ -145,4 +150,7 @@ async def _play(scripted, tokenizer, moves, untrained):
     )
     assert trajectory.policy_tokens + left_out == sampled
     assert all(sequence.policy_tokens for sequence in trajectory.sequences)
+    assert [sequence.start_reason for sequence in trajectory.sequences].count("start") <= 1
+    delivered = [call for call in agent.session._forest if call.state is State.KEPT]
+    assert untrained or len(trajectory.turns) >= len(delivered)
     assert Trajectory.from_json(json.loads(json.dumps(trajectory.to_json()))) == trajectory

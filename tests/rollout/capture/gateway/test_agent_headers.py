@@ -51,15 +51,13 @@ OPENCODE = {"x-session-id": "main", "x-session-affinity": "main"}
     ],
 )
 def test_sub_agents_are_named_by_their_clients(headers, name):
-    assert SubAgents().name(headers, {}) == name
+    assert SubAgents().name(headers) == (name, False)
 
 
 def test_the_first_conversation_is_the_main_one_where_a_client_does_not_say():
     agents = SubAgents()
-    names = [agents.name({"x-litellm-session-id": id}, {"prompt_cache_key": "x"}) for id in ("m", "s", "m", "s")]
-    assert names == ["", "s", "", "s"]
-    agents = SubAgents()
-    assert [agents.name({}, {"prompt_cache_key": key}) for key in ("m", "s", None, 7)] == ["", "s", "", ""]
+    names = [agents.name({"x-litellm-session-id": id}) for id in ("m", "s", "m", "s")]
+    assert names == [("", False), ("s", True), ("", False), ("s", True)]
 
 
 @pytest.mark.parametrize(
