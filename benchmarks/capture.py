@@ -1,6 +1,7 @@
 """The processor time that a call through the capture gateway costs, above its engine, and many sessions at once.
 
     python benchmarks/capture.py [--sessions 1000] [--calls 8]
+    python benchmarks/capture.py --tool-sets 48 80 500
 
 The engine's answers are ready beforehand, so the server does nothing but its own work: HTTP, the wire, finding the
 place of the request, rendering what is new, keeping tokens. Agents are another process. Each sends its whole history
@@ -11,6 +12,10 @@ It is not met: 0.80 ms on 2 shared virtual processors, where it was 0.89 to 1.03
 request whose turn is given at once), 0.1 the tokenizer's for the 188 ids of a result, and 0.4 the forest, the template,
 the sampler and the reading of the turn. Remembering what a request had before was predicted to make long histories
 cheap: to read 2,001 messages again takes a fortieth of the time, the comparison alone.
+
+With `--tool-sets`, each session has a set of tools of its own, as with agents that write their folder into the
+descriptions, and the sessions call by turns. A first call makes a renderer; the figure is of the later calls, which
+should cost the same for any number of sessions.
 """
 
 from __future__ import annotations
@@ -24,9 +29,16 @@ from typing import Any
 
 import aiohttp
 
+from toolgym.envs import Task
 from toolgym.rollout.capture import CaptureConfig, CaptureServer
-from toolgym.rollout.engines.base import FinishReason, Generation, GenerationRequest
+from toolgym.rollout.capture.agent_call import AgentCall, AgentMessage
+from toolgym.rollout.capture.canonical import written
+from toolgym.rollout.capture.prompts import Renderers
+from toolgym.rollout.capture.session import CaptureSession
+from toolgym.rollout.engines.base import FinishReason, Generation, GenerationRequest, SamplingParams
 from toolgym.rollout.engines.callable import CallableEngine
+from toolgym.rollout.episode.config import EpisodeConfig
+from toolgym.rollout.job import EpisodeKey, Job
 from toolgym.rollout.models.tiny import tiny_policy_path
 from toolgym.rollout.models.tokenizer import load_tokenizer
 
@@ -119,13 +131,45 @@ async def measure(sessions: int, calls: int, at_once: int) -> tuple[float, float
     return 1000 * spent / (sessions * calls), sessions * calls / seconds
 
 
+async def measure_tool_sets(count: int, rounds: int = 3) -> tuple[float, int]:
+    """Milliseconds of processor time of a call after the first one, and the renderers that were made."""
+    tokenizer = load_tokenizer(tiny_policy_path())
+    ids = (*tokenizer.encode("Go on.", add_special_tokens=False), tokenizer.eos_token_id)
+    turn = Generation(ids, (-0.5,) * len(ids), FinishReason.STOP, ("0",) * len(ids))
+
+    async def generate(request: GenerationRequest) -> Generation:
+        return turn
+
+    engine = CallableEngine(generate, tokenizer=tokenizer, context_length=1 << 20)
+    renderers = Renderers(tokenizer)
+    job = Job(Task(({"role": "user", "content": "q"},)), EpisodeKey(0, 0), "group")
+    config = EpisodeConfig(sampling=SamplingParams(max_new_tokens=16))
+    sessions = [CaptureSession(engine, renderers, job, config) for _ in range(count)]
+    histories = [(AgentMessage("user", "q"),) for _ in sessions]
+    spent = 0.0
+    for number in range(rounds):
+        before = time.process_time()
+        for at, session in enumerate(sessions):
+            tools = json.loads(json.dumps(TOOLS).replace("the folder", f"/tmp/session-{at}"))
+            reply = await session.answer(AgentCall("chat", histories[at], tuple(tools)))
+            histories[at] += (written(reply), AgentMessage("user", "And now?"))
+        spent += (time.process_time() - before) if number else 0.0
+    return 1000 * spent / (count * (rounds - 1)), renderers.made
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sessions", type=int, default=1000)
     parser.add_argument("--calls", type=int, default=8)
     parser.add_argument("--at-once", type=int, default=1000)
     parser.add_argument("--agents", metavar="URL", help=argparse.SUPPRESS)
+    parser.add_argument("--tool-sets", type=int, nargs="+", metavar="N", help="sessions with tools of their own")
     options = parser.parse_args()
+    for count in options.tool_sets or ():
+        cost, made = asyncio.run(measure_tool_sets(count))
+        print(f"{count} sets of tools: {cost:.2f} ms of processor time a later call, {made} renderers made", flush=True)
+    if options.tool_sets:
+        return
     if options.agents:
         asyncio.run(agents(options.agents, options.sessions, options.calls, options.at_once))
         return

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
+import weakref
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -34,46 +36,60 @@ from toolgym.tools.schema import ToolSchema
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_MOST = 64
+_RECENT = 64
+"""Renderers that are kept though no open session has called with them."""
+
 _PATIENCE = 120.0
-"""Wall seconds for the making of a renderer: the chat template is looked at with the tools in it."""
+"""Wall seconds for making a renderer: the chat template is analyzed with the tools in it."""
 
 
 class Renderers:
-    """Renderers by sets of tools, of which the newest 64 are kept. All sessions of a gateway share them.
+    """Renderers by set of tools, shared by all sessions of a gateway.
+
+    A renderer is kept as long as a captured call refers to it, so the number of open sessions, each with tools of its
+    own, does not change what a call costs. The newest 64 are kept as well.
 
     Args:
-        tokenizer: of the model.
-        config: its `template_kwargs` and `parser` hold for all.
+        tokenizer: the model's tokenizer.
+        config: its `template_kwargs` and `parser` hold for all renderers.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, config: RunConfig | None = None) -> None:
         self._tokenizer, self._config = tokenizer, config or RunConfig()
-        self._kept: OrderedDict[str, ChatRenderer] = OrderedDict()
+        self._in_use: weakref.WeakValueDictionary[bytes, ChatRenderer] = weakref.WeakValueDictionary()
+        self._recent: OrderedDict[bytes, ChatRenderer] = OrderedDict()
         self._last: list[tuple[Sequence[Mapping[str, Any]], ChatRenderer]] = []
         self._making = asyncio.Lock()
+        self.made = 0
+        """Renderers that were made so far."""
 
     async def of(self, tools: Sequence[Mapping[str, Any]]) -> ChatRenderer:
-        """The renderer of these tools, the same object for equal ones in the same order. Raises CallRefusedError (400)
-        for tools that are no schemas."""
+        """Return the renderer of these tools, the same object for equal ones in the same order. Raises
+        CallRefusedError (400) for tools that are not schemas."""
         for latest, renderer in self._last:
-            if latest == tools:
+            if latest is tools or latest == tools:
                 return renderer
-        async with self._making:
-            key = json.dumps(tools, sort_keys=True)
-            kept = self._kept.get(key)
-            if kept is None:
-                try:
-                    schemas = [ToolSchema.from_openai(schema, external=True) for schema in tools]
-                    make = in_thread(policy_renderer, self._tokenizer, self._config, schemas)
-                    kept = self._kept[key] = await with_deadline(make, _PATIENCE)
-                except (ConfigError, TemplateError) as error:
-                    raise CallRefusedError(400, "invalid_tools", str(error)) from error
-            self._kept.move_to_end(key)
-            if len(self._kept) > _MOST:
-                self._kept.popitem(last=False)
-            self._last = [(tools, kept), *self._last[:7]]
-            return kept
+        key = hashlib.sha256(json.dumps(tools, sort_keys=True).encode()).digest()
+        known = self._in_use.get(key)
+        if known is None:
+            async with self._making:
+                known = self._in_use.get(key) or await self._make(key, tools)
+        self._recent[key] = known
+        self._recent.move_to_end(key)
+        if len(self._recent) > _RECENT:
+            self._recent.popitem(last=False)
+        self._last = [(tools, known), *self._last[:7]]
+        return known
+
+    async def _make(self, key: bytes, tools: Sequence[Mapping[str, Any]]) -> ChatRenderer:
+        try:
+            schemas = [ToolSchema.from_openai(schema, external=True) for schema in tools]
+            make = in_thread(policy_renderer, self._tokenizer, self._config, schemas)
+            renderer = self._in_use[key] = await with_deadline(make, _PATIENCE)
+        except (ConfigError, TemplateError) as error:
+            raise CallRefusedError(400, "invalid_tools", str(error)) from error
+        self.made += 1
+        return renderer
 
 
 class CallIds:
