@@ -8,10 +8,12 @@ import json
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from toolgym.rollout.capture.agent_call import IMAGE, AgentMessage, CallRefusedError, WrittenCall
 from toolgym.rollout.capture.canonical import arguments_of
+from toolgym.rollout.capture.unreadable import note
 from toolgym.rollout.runner.config import RunConfig
 from toolgym.rollout.runner.run_episode import policy_renderer
 from toolgym.rollout.tokens.renderer import ChatRenderer
@@ -24,6 +26,7 @@ from toolgym.tools.message import (
     Message,
     assistant,
     image_part,
+    images_of,
     joined,
     system,
     text_part,
@@ -152,6 +155,18 @@ def _content(message: AgentMessage) -> Content:
     return [part for part in parts if part["type"] == "image_url" or part["text"]]
 
 
+def readable_images(message: AgentMessage, readable: Mapping[str, bool]) -> AgentMessage:
+    """Return a message with a note in the place of each image that is not `readable`."""
+    if all(readable[url] for url in message.images):
+        return message
+    first, *texts = message.content.split(IMAGE)
+    content = first
+    for url, text in zip(message.images, texts, strict=True):
+        content += (IMAGE if readable[url] else f"\n{_image_note(url)}\n") + text
+    images = tuple(url for url in message.images if readable[url])
+    return replace(message, content=content.strip("\n"), images=images)
+
+
 def _object(call: WrittenCall) -> dict[str, Any]:
     """Arguments as chat templates take them. Those that are no object are one argument of it, as they stand."""
     arguments = arguments_of(call)
@@ -160,13 +175,34 @@ def _object(call: WrittenCall) -> dict[str, Any]:
 
 def prompt_forms(messages: list[Message], renderer: ChatRenderer) -> Iterator[list[Message]]:
     """Yield forms of a prompt that a chat template may take, the nearest first: as it is, unless it would lose a late
-    system message; then with late system messages as the user's, and neighbours of one role as one."""
+    system message; then with late system messages as the user's, and neighbours of one role as one; at last without
+    images, which some templates take in few places."""
     head = next((place for place, message in enumerate(messages) if message["role"] != "system"), len(messages))
     has_late = any(message["role"] == "system" for message in messages[head:])
     if not has_late or "system" in renderer.facts.plans:
         yield messages
     yield [*messages[:head], *_as_users(messages[head:])]
-    yield _joined([*messages[:head], *_as_users(messages[head:])])
+    merged = _joined([*messages[:head], *_as_users(messages[head:])])
+    yield from image_forms(merged)
+
+
+def image_forms(messages: list[Message]) -> Iterator[list[Message]]:
+    """Yield the messages, and if they have images, the messages with notes in the place of the images."""
+    yield messages
+    if any(images_of(message["content"]) for message in messages):
+        yield [{**message, "content": _as_text(message["content"])} for message in messages]
+
+
+def _as_text(content: Content) -> str:
+    if isinstance(content, str):
+        return content
+    return "\n".join(
+        part["text"] if part["type"] == "text" else _image_note(part["image_url"]["url"]) for part in content
+    )
+
+
+def _image_note(url: str) -> str:
+    return note({"type": "image", "image_url": url})
 
 
 def delta_form(messages: list[Message], renderer: ChatRenderer) -> list[Message] | None:

@@ -22,7 +22,15 @@ from toolgym.rollout.capture.agent_call import AgentCall, CallRefusedError, Repl
 from toolgym.rollout.capture.canonical import new_reply_id
 from toolgym.rollout.capture.forest import CapturedCall, Forest, State
 from toolgym.rollout.capture.journal import NotWrittenError, SavedSession, SessionJournal, restore_forest
-from toolgym.rollout.capture.prompts import CallIds, Renderers, delta_form, prompt_forms, to_messages
+from toolgym.rollout.capture.prompts import (
+    CallIds,
+    Renderers,
+    delta_form,
+    image_forms,
+    prompt_forms,
+    readable_images,
+    to_messages,
+)
 from toolgym.rollout.capture.rows import CapturedRows, captured_rows
 from toolgym.rollout.capture.rules import CaptureRules
 from toolgym.rollout.engines.base import Engine, FinishReason, Generation, SamplingParams
@@ -36,10 +44,12 @@ from toolgym.rollout.limits import HistoryMode
 from toolgym.rollout.replace_fields import replace_fields
 from toolgym.rollout.seeds import step_seed, stream_seed
 from toolgym.rollout.tokens.conversation import Conversation, Extension, part_reasoning
+from toolgym.rollout.tokens.renderer import ChatRenderer
 from toolgym.rollout.tokens.token_bounds import TooManyTokensError
 from toolgym.rollout.trajectory.trajectory import Failure, Trajectory, Turn, plain
+from toolgym.tools.concurrency.blocking import in_thread
 from toolgym.tools.errors import ConfigError, MissingLogprobsError, TemplateError
-from toolgym.tools.message import assistant, text_of
+from toolgym.tools.message import Message, assistant, text_of
 from toolgym.tools.parsers import ParsedTurn
 
 _CONVERSATIONS = 16
@@ -106,6 +116,7 @@ class CaptureSession:
         self.broken: StopReason | None = None
         """The failure of the engine that the newest call met; None if it was answered."""
         self._running: set[TurnSampler] = set()
+        self._readable: dict[str, bool] = {}  # whether the policy can see the image of a data URL
         self._recent: deque[CapturedCall] = deque()
         self._trajectory: Trajectory | None = None
         self.journal: SessionJournal | None = None
@@ -125,6 +136,7 @@ class CaptureSession:
         """
         self._require_open()
         renderer = await self._renderers.of(request.tools)
+        request = await self._with_readable_images(request, renderer)
         self._require_open()
         if self._rules.max_calls is not None and self._calls >= self._rules.max_calls:
             self._reason = StopReason.MAX_TURNS
@@ -161,11 +173,24 @@ class CaptureSession:
         """The tokens of the prompt that a call with this request would have. Raises CallRefusedError as `answer`."""
         self._require_open()
         renderer = await self._renderers.of(request.tools)
+        request = await self._with_readable_images(request, renderer)
         call = self._forest.attach(self._calls, request, renderer, counting=True)
         try:
             return len((await self._conversation(request, call, bounded=False)).context)
         except TemplateError as error:
             raise CallRefusedError(400, "invalid_messages", str(error)) from error
+
+    async def _with_readable_images(self, request: AgentCall, renderer: ChatRenderer) -> AgentCall:
+        """Return the request with notes in the place of images that the engine's model cannot see."""
+        urls = {url for message in request.messages for url in message.images}
+        for url in urls - self._readable.keys():
+            self._readable[url] = self._engine.takes_images and await in_thread(renderer.reads_image, url)
+            if not self._readable[url]:
+                self._counts["ignored_content.image"] += 1
+        if all(map(self._readable.get, urls)):
+            return request
+        messages = tuple(readable_images(message, self._readable) for message in request.messages)
+        return replace_fields(request, messages=messages)
 
     def undelivered(self, reply_id: str) -> None:
         """Note that an answer did not reach the agent."""
@@ -180,10 +205,6 @@ class CaptureSession:
     async def _reply(self, request: AgentCall, call: CapturedCall) -> Reply:
         try:
             conversation = await self._conversation(request, call)
-            if conversation.images and not self._engine.takes_images:
-                raise CallRefusedError(
-                    400, "images_not_taken", "the engine takes no images, and the messages have some"
-                )
             prompt_tokens = len(conversation.context)
             room = self._budget.room(conversation)
         except TooManyTokensError as error:
@@ -263,20 +284,24 @@ class CaptureSession:
             observation = delta_form(to_messages(call.messages, ids), call.renderer)
             if observation is not None:
                 most = self._budget.longest(conversation) - 1 if bounded else None
-                extend = partial(conversation.extended_with, observation, most=most)
-                try:
-                    extension = await encoded_apart(extend, observation)
-                except TemplateError:
-                    extension = None
-                except TooManyTokensError as error:
-                    raise TooManyTokensError(len(conversation.context) + error.least) from error
-                if extension is not None:
-                    conversation.apply(extension, observation)
-                    call.observation, call.lead = tuple(observation), tuple(conversation.context[before:])
-                    call.images = conversation.images
-                    return conversation
+                for form in image_forms(observation):
+                    extension = await self._extension(conversation, form, most)
+                    if extension is not None:
+                        conversation.apply(extension, form)
+                        call.observation, call.lead = tuple(form), tuple(conversation.context[before:])
+                        call.images = conversation.images
+                        return conversation
             self._forest.uproot(call, request)
         return await self._begun(call, self._budget.prompt if bounded else None)
+
+    async def _extension(self, conversation: Conversation, form: list[Message], most: int | None) -> Extension | None:
+        """Return how the conversation goes on with these messages; None if the chat template cannot."""
+        try:
+            return await encoded_apart(partial(conversation.extended_with, form, most=most), form)
+        except TemplateError:
+            return None
+        except TooManyTokensError as error:
+            raise TooManyTokensError(len(conversation.context) + error.least) from error
 
     async def _begun(self, call: CapturedCall, most: int | None) -> Conversation:
         messages = to_messages(call.messages, CallIds())

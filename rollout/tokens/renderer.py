@@ -254,6 +254,14 @@ class ChatRenderer:
             )
         return self._processor
 
+    def reads_image(self, url: str) -> bool:
+        """Return whether the image of a data URL can be shown to the model."""
+        try:
+            self._require_processor().text(url)
+        except TemplateError:
+            return False
+        return True
+
     def close_turn(self, token_ids: Sequence[int], *, starts_open: bool | None = None) -> list[int]:
         """The ids that close a turn which stopped without its end, because of a limit or an abort.
 

@@ -47,6 +47,8 @@ two turns that is the template's own text around a result, the same each time.""
 
 _FRAMES = 128
 
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
 _NAME = 40
 """More characters than a placeholder has."""
 
@@ -170,11 +172,9 @@ class SafeEncoder:
         """Token ids of rendered text, without a beginning-of-sequence token. Several threads may encode at once.
 
         If other texts begin like this one (`shares_beginning`), as prompts do with what the template says of the tools,
-        the text before the first control token behind `_BEGINNING` characters is encoded once.
-
-        Raises:
-            TemplateError: the text holds a lone surrogate, which no tokenizer takes.
-            TooManyTokensError: it surely has more than `most` tokens, and was not encoded.
+        the text before the first control token behind `_BEGINNING` characters is encoded once. A lone surrogate (half
+        an emoji, which tools cut off) is encoded as U+FFFD, because no tokenizer takes one. Raises TooManyTokensError
+        if the text surely has more than `most` tokens; then it was not encoded.
         """
         if self._ids:
             rendered = self._written.sub(self._name, rendered)
@@ -205,12 +205,12 @@ class SafeEncoder:
         return self._encoding(text)
 
     def _encoding(self, text: str, *, offsets: bool = True) -> Encoding:
+        # That without offsets takes three quarters of the time, and there is none of it for a single text.
+        encode = self._copy.encode_batch if offsets else self._copy.encode_batch_fast
         try:
-            # That without offsets takes three quarters of the time, and there is none of it for a single text.
-            encode = self._copy.encode_batch if offsets else self._copy.encode_batch_fast
             return encode([text], add_special_tokens=False)[0]
-        except (TypeError, UnicodeEncodeError) as error:
-            raise TemplateError(f"the text holds a lone surrogate, which has no UTF-8 form: {error}") from error
+        except (TypeError, UnicodeEncodeError):
+            return encode([_SURROGATE.sub("\ufffd", text)], add_special_tokens=False)[0]
 
     def _least(self, text: str) -> int:
         if self._longest_token is None:

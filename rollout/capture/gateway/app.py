@@ -25,6 +25,7 @@ from toolgym.rollout.capture.journal import NotWrittenError
 from toolgym.rollout.capture.prompts import Renderers
 from toolgym.rollout.capture.rules import CaptureRules
 from toolgym.rollout.capture.session import CaptureSession
+from toolgym.rollout.capture.unreadable import without_surrogates
 from toolgym.rollout.capture.wires import WIRES
 from toolgym.rollout.capture.wires.base import Wire
 from toolgym.rollout.capture.wires.memory import RequestMemory
@@ -256,7 +257,7 @@ def _json_object(body: bytes) -> dict[str, Any]:
         value = pydantic_core.from_json(body)
     except ValueError:
         try:
-            value = json.loads(body)  # it takes lone surrogates, too
+            value = without_surrogates(json.loads(body))
         except (ValueError, RecursionError) as error:
             raise CallRefusedError(400, "invalid_json", f"the body is no JSON: {error}") from None
     if not isinstance(value, dict):

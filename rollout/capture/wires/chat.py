@@ -97,7 +97,7 @@ class ChatWire:
 def _add_message(left_out: list[str], messages: list[AgentMessage], entry: Mapping[str, Any], field: str) -> None:
     role = fields.role(entry, field, *_ROLES)
     images: list[str] | None = [] if role in ("user", "tool") else None
-    content = fields.joined(entry.get("content"), f"{field}.content", images)
+    content = fields.joined(entry.get("content"), f"{field}.content", images, left_out)
     if role == "assistant":
         left_out += [f"messages.{name}" for name in fields.unheard(entry, "function_call", "audio")]
         content = content or fields.joined(entry.get("refusal"), f"{field}.refusal")

@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
+from toolgym.rollout.capture import unreadable
 from toolgym.rollout.capture.agent_call import IMAGE, AgentRole, CallRefusedError
 from toolgym.tools.errors import ConfigError, shorten
 from toolgym.tools.message import image_part
@@ -119,17 +120,26 @@ def sampling(body: Mapping[str, Any], stop: str = "stop") -> dict[str, Any]:
     return asked
 
 
-def joined(content: Any, field: str, images: list[str] | None = None) -> str:
-    """The text of a content: a string, None, or parts, which line ends join. The data URLs of images are added to
-    `images`, and `IMAGE` stands for each. Raises CallRefusedError for a part that is neither, and for an image without
-    such a list, so that none is dropped."""
+def joined(content: Any, field: str, images: list[str] | None = None, omitted: list[str] | None = None) -> str:
+    """Return the text of a content: a string, None, or parts, which line ends join.
+
+    Args:
+        content: the field's value.
+        field: its name, for errors.
+        images: gets the data URLs of images, and `IMAGE` stands for each in the text. None if no image may be there.
+        omitted: gets a name for each part that cannot be read, in whose place the text has a note.
+
+    Raises:
+        CallRefusedError: the content is neither a text nor a list of parts.
+    """
     if content is None:
         return ""
     if not isinstance(content, str | list):
         raise wrong(field, "a text or a list of parts", content)
     if isinstance(content, str):
-        return _of_text(content, field)
-    return lines([part_text(part, f"{field}[{index}]", images) for index, part in enumerate(content)])
+        return _of_text(content)
+    parts = enumerate(content)
+    return lines([part_text(part, f"{field}[{index}]", images, omitted) for index, part in parts])
 
 
 def lines(texts: Sequence[str]) -> str:
@@ -140,30 +150,49 @@ def lines(texts: Sequence[str]) -> str:
     return whole
 
 
-def part_text(part: Any, field: str, images: list[str] | None = None) -> str:
-    """The text of a part of a content, or `IMAGE`."""
+def part_text(part: Any, field: str, images: list[str] | None = None, omitted: list[str] | None = None) -> str:
+    """Return the text of a part of a content, `IMAGE`, or a note about a part that cannot be read."""
     if isinstance(part, str):
-        return _of_text(part, field)
+        return _of_text(part)
     kind = mapping(part, field).get("type", "text")
     if isinstance(kind, str) and kind in TEXT_PARTS:
-        return _of_text(text(part.get("text"), f"{field}.text"), field)
+        return _of_text(text(part.get("text"), f"{field}.text"))
     if kind == "refusal":
-        return text(part.get("refusal"), f"{field}.refusal")
-    if images is not None and kind in ("image_url", "input_image", "image"):
-        images.append(_image_url(part, field))
+        return _of_text(text(part.get("refusal"), f"{field}.refusal"))
+    if images is not None and kind in ("image_url", "input_image", "image") and (url := _image_url(part)) is not None:
+        images.append(url)
         return IMAGE
-    known = "texts only" if images is None else "texts and images only"
-    raise unsupported(field, f"this server reads {known} here, got a part of type {shorten(repr(kind), 60)}")
+    if (shown := _inner_text(part, kind)) is not None:
+        return shown
+    if omitted is not None:
+        omitted.append(f"content.{unreadable.kind_of(part)}")
+    return _of_text(unreadable.note(part))
 
 
-def _of_text(value: str, field: str) -> str:
-    if IMAGE in value:
-        raise unsupported(field, f"a text has the code point U+{ord(IMAGE):X}, which stands for no character")
-    return value
+def _inner_text(part: Mapping[str, Any], kind: Any) -> str | None:
+    """The text of a part that is a document or a search result made of texts."""
+    if kind == "tool_reference" and isinstance(part.get("tool_name"), str):
+        return _of_text(f"[tool: {part['tool_name']}]")
+    source = part.get("source")
+    inner = part.get("content") if kind == "search_result" else None
+    if kind == "document" and isinstance(source, dict):
+        inner = source.get("data") if source.get("type") == "text" else source.get("content")
+    if isinstance(inner, list) and all(isinstance(entry, dict) and entry.get("type") == "text" for entry in inner):
+        texts = [entry.get("text") for entry in inner]
+        inner = "\n".join(texts) if all(isinstance(entry, str) for entry in texts) else None
+    if not isinstance(inner, str):
+        return None
+    heads = [head for head in (part.get("title"), source) if isinstance(head, str) and head]
+    return _of_text("\n".join([", ".join(heads), inner] if heads else [inner]))
 
 
-def _image_url(part: Mapping[str, Any], field: str) -> str:
-    """The data URL of an image, as the three wires write one."""
+def _of_text(value: str) -> str:
+    """A text of a request, in which nothing can be taken for an image."""
+    return value.replace(IMAGE, "\ufffd") if IMAGE in value else value
+
+
+def _image_url(part: Mapping[str, Any]) -> str | None:
+    """The data URL of an image, as the three wires write one; None if it is at an address or has no data."""
     url, source = part.get("image_url"), part.get("source")
     if isinstance(url, Mapping):
         url = url.get("url")
@@ -173,8 +202,8 @@ def _image_url(part: Mapping[str, Any], field: str) -> str:
         url = source.get("url")
     try:
         return image_part(url)["image_url"]["url"]
-    except ConfigError as error:
-        raise unsupported(field, str(error)) from error
+    except ConfigError:
+        return None
 
 
 def arguments(value: Any, field: str) -> str | Mapping[str, Any]:

@@ -53,7 +53,7 @@ class MessagesWire:
         choice = fields.mapping(body.get("tool_choice") or {}, "tool_choice")
         unheard = ["tool_choice"] if choice.get("type", "auto") != "auto" else []
         unheard += [*fields.unheard(body, *_UNHEARD), *left_out]
-        system = _system(body.get("system"))
+        system = _system(body.get("system"), unheard)
         messages = memory.history(self.name, body.get("messages"), "messages", partial(_add_messages, unheard))
         if not messages or messages[-1].role == "assistant":
             raise fields.wrong("messages", "a list whose last message is not the assistant's", body.get("messages"))
@@ -100,10 +100,10 @@ class MessagesWire:
         return event(self.refusal(error), "error")
 
 
-def _system(system: Any) -> list[AgentMessage]:
+def _system(system: Any, left_out: list[str]) -> list[AgentMessage]:
     if isinstance(system, list):
         system = [part for part in system if not (isinstance(part, dict) and str(part.get("text")).startswith(BILLING))]
-    return [AgentMessage("system", fields.joined(system, "system"))] if system else []
+    return [AgentMessage("system", fields.joined(system, "system", omitted=left_out))] if system else []
 
 
 def _add_messages(left_out: list[str], messages: list[AgentMessage], entry: Mapping[str, Any], field: str) -> None:
@@ -119,12 +119,12 @@ def _add_messages(left_out: list[str], messages: list[AgentMessage], entry: Mapp
     images: list[str] = []
     for name, block in fields.objects(content, field):
         if block.get("type") != "tool_result":
-            texts = [*(texts or ()), fields.part_text(block, name, images if role == "user" else None)]
+            texts = [*(texts or ()), fields.part_text(block, name, images if role == "user" else None, left_out)]
             continue
         if texts is not None:
             messages.append(AgentMessage(role, fields.lines(texts), images=tuple(images)))
         texts = None
-        result = fields.joined(block.get("content"), f"{name}.content", images := [])
+        result = fields.joined(block.get("content"), f"{name}.content", images := [], left_out)
         call_id = fields.name(block.get("tool_use_id"), f"{name}.tool_use_id")
         messages.append(AgentMessage("tool", result, call_id=call_id, images=tuple(images)))
         images = []
@@ -153,7 +153,7 @@ def _assistant(content: Any, field: str, left_out: list[str]) -> AgentMessage:
         elif kind == "redacted_thinking":  # of another model, and only its maker can read it
             left_out.append("redacted_thinking")
         else:
-            texts.append(fields.part_text(block, name))
+            texts.append(fields.part_text(block, name, omitted=left_out))
     return AgentMessage("assistant", "\n".join(texts), "\n".join(thoughts) or None, tuple(calls), ids=ids)
 
 

@@ -168,7 +168,8 @@ def _messages(body: Mapping[str, Any], left_out: list[str], memory: RequestMemor
     messages = memory.history("responses", items, "input", partial(add_item, left_out))
     if not sent:
         raise fields.wrong("input", "a text or a list of at least one item", sent)
-    return (*([AgentMessage("system", fields.joined(system, "instructions"))] if system else []), *messages)
+    instructions = fields.joined(system, "instructions", omitted=left_out)
+    return (*([AgentMessage("system", instructions)] if instructions else []), *messages)
 
 
 def _head(call: AgentCall, status: str) -> dict[str, Any]:

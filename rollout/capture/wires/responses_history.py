@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from toolgym.rollout.capture import unreadable
 from toolgym.rollout.capture.agent_call import AgentMessage, WrittenCall
 from toolgym.rollout.capture.wires import fields
 from toolgym.rollout.capture.wires.events import marked
@@ -27,10 +28,10 @@ def qualified(namespace: Any, name: str) -> str:
 
 def add_item(left_out: list[str], messages: list[AgentMessage], item: Mapping[str, Any], field: str) -> None:
     """Add an item to the messages before it: those of the assistant go into its last message. Raises CallRefusedError
-    for an item that this server cannot show to the policy."""
+    for a reference to an item that only OpenAI's servers have."""
     kind = item.get("type") or "message"
     if kind == "message":
-        _add_message(messages, item, field)
+        _add_message(messages, item, field, left_out)
     elif kind == "reasoning":
         thought = fields.joined(item.get("summary"), f"{field}.summary")  # we put thinking there
         thought = thought or fields.joined(item.get("content"), f"{field}.content")
@@ -44,19 +45,32 @@ def add_item(left_out: list[str], messages: list[AgentMessage], item: Mapping[st
         messages.append(replace(turn, calls=(*turn.calls, call), ids=turn.ids | {call.id}))
     elif kind in ("function_call_output", "custom_tool_call_output"):
         images: list[str] = []
-        output = fields.joined(item.get("output"), f"{field}.output", images)
+        output = fields.joined(item.get("output"), f"{field}.output", images, left_out)
         call_id = fields.name(item.get("call_id"), f"{field}.call_id")
         messages.append(AgentMessage("tool", output, call_id=call_id, images=tuple(images)))
     elif kind == "item_reference":
         raise fields.unsupported(field, "this server keeps no items; send the item itself (`store` is false)")
     else:
-        raise fields.unsupported(field, f"this server cannot show the policy an item of type {kind!r}")
+        _add_note(messages, item, left_out)
 
 
-def _add_message(messages: list[AgentMessage], item: Mapping[str, Any], field: str) -> None:
+def _add_note(messages: list[AgentMessage], item: Mapping[str, Any], left_out: list[str]) -> None:
+    """Add a note in the place of an item that the policy cannot read: a call of a tool that OpenAI's servers run, and
+    its result."""
+    left_out.append(f"input.{unreadable.kind_of(item)}")
+    text, call_id = unreadable.note(item), item.get("call_id")
+    if not unreadable.kind_of(item).endswith("_output"):
+        messages.append(replace(_TURN, content=text))
+    elif isinstance(item.get("output"), str):
+        messages.append(AgentMessage("user", f"{text}\n{item['output']}"))
+    else:
+        messages.append(AgentMessage("user", text if not isinstance(call_id, str) else f"{text} ({call_id[:40]})"))
+
+
+def _add_message(messages: list[AgentMessage], item: Mapping[str, Any], field: str, left_out: list[str]) -> None:
     role = fields.role(item, field, "system", "developer", "user", "assistant")
     shown: list[str] | None = [] if role == "user" else None
-    content = fields.joined(item.get("content"), f"{field}.content", shown)
+    content = fields.joined(item.get("content"), f"{field}.content", shown, left_out)
     if role != "assistant":
         messages.append(AgentMessage(role, content, images=tuple(shown or ())))
     elif not item.get("id") and (thought := _THOUGHT.fullmatch(content)):

@@ -114,7 +114,7 @@ async def test_a_conversation_with_images_is_put_together_again():
 
 
 @pytest.mark.parametrize("wire", PATHS)
-async def test_an_image_elsewhere_is_refused_by_name(wire):
+async def test_an_image_elsewhere_is_not_fetched_and_becomes_a_note(wire):
     address = "https://example.org/a.png"
     sent = {
         "chat": {"type": "image_url", "image_url": {"url": address}},
@@ -124,24 +124,30 @@ async def test_an_image_elsewhere_is_refused_by_name(wire):
 
     async def plays(task, *, base_url, api_key):
         agent = Agent(wire, base_url, api_key)
-        status, answer = await agent.ask([sent[wire]])
-        assert (status, "images at other addresses are not fetched" in str(answer)) == (400, True), answer
-        agent.messages = []
-        status, answer = await agent.ask("a \ufdd0 b")
-        assert (status, "U+FDD0" in str(answer)) == (400, True), answer
-        agent.messages = []
-        assert (await agent.ask("x"))[0] == 200
+        assert (await agent.ask([sent[wire]]))[0] == 200
+        assert (await agent.ask("a \ufdd0 b"))[0] == 200
 
-    await play(plays, ["Yes."])
+    trajectory, _ = await play(plays, ["Yes.", "No."])
+    contents = [message["content"] for message in trajectory.messages if message["role"] == "user"]
+    assert contents == [f"[image omitted: {address}]", "a \ufffd b"]
+    assert trajectory.metrics["calls_ignored_content.image"] == 1
+    assert len(trajectory.sequences) == 1
 
 
-async def test_an_engine_without_images_is_no_reason_to_ask_again():
+@pytest.mark.parametrize("takes_images", [False, True])
+async def test_an_image_that_the_model_cannot_see_becomes_a_note(takes_images):
+    """Without eyes, or because the data is not an image; the other image of the message stays."""
+    broken = "data:image/png;base64,AAAA"
+
     async def plays(task, *, base_url, api_key):
         agent = Agent("chat", base_url, api_key)
-        status, answer = await agent.ask(parts("chat", "What is this?", BLUE))
-        assert (status, answer["error"]["code"]) == (400, "images_not_taken")
-        agent.messages = []
-        assert (await agent.ask("x"))[0] == 200
+        assert (await agent.ask(parts("chat", "What is", broken, "and", BLUE)))[0] == 200
+        assert (await agent.ask("And now?"))[0] == 200
 
-    _, engine = await play(plays, ["Yes."], takes_images=False)
-    assert len(engine.requests) == 1
+    trajectory, engine = await play(plays, ["Yes.", "No."], takes_images=takes_images)
+    assert [len(request.images) for request in engine.requests] == [int(takes_images)] * 2
+    assert trajectory.metrics["calls_ignored_content.image"] == 2 - takes_images
+    assert len(trajectory.sequences) == 1
+    content = trajectory.messages[0]["content"]
+    text = content if isinstance(content, str) else content[0]["text"]
+    assert text.startswith("What is\n[image omitted: image/png, 3 bytes]\nand")

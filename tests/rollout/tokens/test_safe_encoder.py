@@ -389,9 +389,9 @@ def test_thousands_of_control_tokens_are_found_quickly_enough_to_use():
     assert encoder.control_ids.isdisjoint(encoder.encode(encoder.protect(text)))
 
 
-def test_a_lone_surrogate_is_told():
-    with pytest.raises(TemplateError, match="lone surrogate"):
-        answer(RENDERERS["byte-level BPE"], "a\ud800b")
+def test_a_lone_surrogate_is_encoded_as_the_replacement_character():
+    renderer = RENDERERS["byte-level BPE"]
+    assert answer(renderer, "a\ud800b") == answer(renderer, "a\ufffdb")
 
 
 def test_one_encoder_serves_a_tokenizer_until_its_tokens_change():
