@@ -182,6 +182,28 @@ class EngineSuite(Suite):
         assert stopped.finish_reason is FinishReason.STOP
         assert stopped.token_ids == free.token_ids[:end]
 
+    async def test_a_stop_text_ends_a_generation_after_the_token_that_completes_it(
+        self, subject: EngineSubject
+    ) -> None:
+        need(subject.engine.stops_at_texts, "this engine does not know its tokenizer")
+        tokenizer = need(subject.engine.tokenizer, "this engine does not know its tokenizer")
+
+        def decode(ids: Sequence[int]) -> str:
+            return str(tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+        greedy = SamplingParams(max_new_tokens=12, temperature=0)
+        free = await subject.generate(prompt(3, 6), greedy)
+        text = decode(free.token_ids)
+        at = len(text) // 2
+        stop = text[at : at + 3]
+        stopped = await subject.generate(prompt(3, 6), dataclasses.replace(greedy, stop=("\0 never", stop)))
+        count = next(count for count in range(1, 13) if stop in decode(free.token_ids[:count]))
+        assert stopped.token_ids == free.token_ids[:count]
+        assert stopped.finish_reason is FinishReason.STOP
+        assert len(stopped.logprobs) == len(stopped.weight_versions) == count
+        unstopped = await subject.generate(prompt(3, 6), dataclasses.replace(greedy, stop=("\0 never",)))
+        assert unstopped.token_ids == free.token_ids
+
     async def test_the_models_end_of_sequence_does_not_stop_unasked(self, subject: EngineSubject) -> None:
         need(subject.eos is not None, "the end of sequence of this engine's model is not known")
         hot = SamplingParams(max_new_tokens=400, temperature=50.0)  # near uniform: every id comes about once

@@ -89,19 +89,14 @@ class EpisodeSettings:
 def sampling_from(values: object, max_new_tokens: int) -> SamplingParams:
     """Read a trainer's sampling parameters: a mapping or an object with the names of vLLM and SGLang.
 
-    A `top_k` of 0 or of AReaL's 10^8 keeps all tokens. Raises ConfigError if a value is out of range, or if there are
-    stop strings, which no turn of exact tokens can end with.
+    A `top_k` of 0 or of AReaL's 10^8 keeps all tokens. Raises ConfigError if a value is out of range.
     """
 
     def value(name: str, default: Any) -> Any:
         setting = values.get(name) if isinstance(values, Mapping) else getattr(values, name, None)
         return default if setting is None else setting
 
-    if value("stop", None):
-        raise ConfigError(
-            f"stop strings end a turn in the middle of its tokens, got {value('stop', None)!r}: leave them out, or use "
-            "token ids (stop_token_ids)"
-        )
+    stop = value("stop", ())
     top_k = value("top_k", -1)
     return SamplingParams(
         max_new_tokens=max_new_tokens,
@@ -110,4 +105,5 @@ def sampling_from(values: object, max_new_tokens: int) -> SamplingParams:
         top_k=top_k if 0 < top_k < _ALL_TOKENS else -1,
         min_p=value("min_p", 0.0),
         stop_token_ids=tuple(value("stop_token_ids", ())),
+        stop=(stop,) if isinstance(stop, str) else tuple(stop),
     )

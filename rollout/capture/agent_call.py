@@ -95,7 +95,8 @@ class Reply:
 
     `id` is minted: at most 40 characters of `[A-Za-z0-9_-]`, and wires make the ids of messages, items and signatures
     from it (`PREFIX_` before it), so that each can be found again. Counts are of tokens: those of the whole context,
-    those of it that a cache had, and those that were sampled, thinking included.
+    those of it that a cache had, and those that were sampled, thinking included. `stop_text` is the text of the
+    request's `stop` that ended the turn; the content ends before it.
     """
 
     id: str
@@ -108,6 +109,7 @@ class Reply:
     completion_tokens: int = 0
     reasoning_tokens: int = 0
     created: int = 0
+    stop_text: str | None = None
 
 
 class CallRefusedError(ToolgymError):

@@ -62,6 +62,8 @@ class CapturedCall:
     images: tuple[PlacedImage, ...] = ()
     """Those in its whole context."""
     parts: tuple[Generation, ...] = ()
+    end: int | None = None
+    """Where in the turn's text the stop text begins that ended it."""
     turn: Turn | None = None
     message: Message | None = None
     reading: Message | None = None

@@ -34,6 +34,7 @@ from toolgym.rollout.capture.prompts import (
 from toolgym.rollout.capture.rows import CapturedRows, captured_rows
 from toolgym.rollout.capture.rules import CaptureRules
 from toolgym.rollout.engines.base import Engine, FinishReason, Generation, SamplingParams
+from toolgym.rollout.engines.stop_texts import stop_in
 from toolgym.rollout.episode.config import EpisodeConfig
 from toolgym.rollout.episode.context import EpisodeBudget, encoded_apart
 from toolgym.rollout.episode.observer import EpisodeObserver
@@ -230,7 +231,9 @@ class CaptureSession:
             self._counts["empty"] += 1
             return _empty(prompt_tokens)
         call.prompt = request.messages
-        return self._keep(call, conversation, turn, starts_open)
+        stopped = stop_in(turn.text, sampling.stop)
+        call.end, stop_text = stopped or (None, None)
+        return self._keep(call, conversation, turn, starts_open, stop_text)
 
     def _sampling(self, request: AgentCall) -> SamplingParams:
         sampling = self._config.sampling_in_use
@@ -238,6 +241,8 @@ class CaptureSession:
         for name in set(wishes) - set(self._rules.agents_sampling):
             self._counts[f"ignored_{name}"] += 1
         wishes = {name: value for name, value in wishes.items() if name in self._rules.agents_sampling}
+        if "stop" in wishes:
+            wishes["stop"] = (*sampling.stop, *wishes["stop"])
         try:
             return replace(sampling, **wishes) if wishes else sampling
         except ConfigError as error:
@@ -359,16 +364,18 @@ class CaptureSession:
     def _read(self, call: CapturedCall, conversation: Conversation) -> ParsedTurn | None:
         """Put the reading of a turn into the conversation; None if the parser, a user's own, failed."""
         try:
-            parsed = conversation.parse_turn()
+            parsed = conversation.parse_turn(end=call.end)
         except Exception:  # noqa: BLE001  the turn is answered as the text that it is
             return None
         conversation.set_message(parsed.message)
         return parsed
 
-    def _keep(self, call: CapturedCall, conversation: Conversation, turn: Turn, starts_open: bool) -> Reply:
+    def _keep(
+        self, call: CapturedCall, conversation: Conversation, turn: Turn, starts_open: bool, stop_text: str | None
+    ) -> Reply:
         parsed = self._read(call, conversation)
         well_formed = parsed is not None and not parsed.errors
-        message = parsed.message if parsed is not None else assistant(turn.text)
+        message = parsed.message if parsed is not None else assistant(turn.text[: call.end])
         reading = part_reasoning(message, starts_open=starts_open)
         if not well_formed:
             self._counts["ill_formed"] += 1
@@ -391,6 +398,7 @@ class CaptureSession:
             turn.generated_tokens,
             _thinking_tokens(call, reasoning),
             int(time.time()),
+            stop_text,
         )
         call.turn, call.message = turn, conversation.messages[-1]
         self._write(call, reply)

@@ -39,7 +39,7 @@ class FinishReason(enum.StrEnum):
     """Why a generation ended."""
 
     STOP = "stop"
-    """A stop token was sampled; it is the last of `token_ids`."""
+    """A stop token was sampled, or a token that completes a stop text; it is the last of `token_ids`."""
     LENGTH = "length"
     """`max_new_tokens` was reached."""
     ABORT = "abort"
@@ -74,6 +74,8 @@ class SamplingParams:
         top_k: keep the k most probable tokens; -1 keeps all.
         min_p: drop tokens less probable than this share of the most probable one; 0 keeps all.
         stop_token_ids: generation ends after any of these, which is then part of the result.
+        stop: generation ends after the token that completes any of these texts. All of its tokens are part of the
+            result, so the text may be followed by further characters of the last one.
         seed: makes the request reproducible if the engine can; None draws afresh.
     """
 
@@ -84,6 +86,13 @@ class SamplingParams:
     min_p: float = 0.0
     stop_token_ids: tuple[int, ...] = ()
     seed: int | None = None
+    stop: tuple[str, ...] = ()
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        """Return the parameters that `dataclasses.asdict` wrote into JSON, before there was `stop` too."""
+        ids, stop = values["stop_token_ids"], values.get("stop", ())
+        return cls(**{**values, "stop_token_ids": tuple(ids), "stop": tuple(stop)})
 
     def __post_init__(self) -> None:
         require_whole_number("max_new_tokens", self.max_new_tokens, at_least=1)
@@ -94,6 +103,9 @@ class SamplingParams:
         ids = self.stop_token_ids
         are_ids = isinstance(ids, Sequence) and all(isinstance(token_id, int) for token_id in ids)
         _require(are_ids, "stop_token_ids", "a tuple of token ids", ids)
+        texts = self.stop
+        are_texts = isinstance(texts, tuple) and all(isinstance(text, str) and text for text in texts)
+        _require(are_texts, "stop", "a tuple of texts that are not empty", texts)
         _require(0 <= self.temperature < math.inf, "temperature", "at least 0 and finite", self.temperature)
         _require(0 < self.top_p <= 1, "top_p", "above 0 and at most 1", self.top_p)
         _require(self.top_k == -1 or self.top_k >= 1, "top_k", "-1 or at least 1", self.top_k)
@@ -247,6 +259,15 @@ class Engine(ABC):
         return False
 
     @property
+    def stops_at_texts(self) -> bool:
+        """Whether it follows `SamplingParams.stop`. Any engine that knows its tokenizer does: what it samples after a
+        stop text is cut off. An engine that stops by itself saves these tokens, and overrides this with True."""
+        try:
+            return self.tokenizer is not None
+        except ConfigError:
+            return False
+
+    @property
     def weight_version(self) -> str:
         """Version of the weights that the next token will be sampled with; "0" if they never change."""
         return "0"
@@ -327,10 +348,15 @@ class Engine(ABC):
         self._check_request(ids, params)
         if images and not self.takes_images:
             raise ConfigError(f"{type(self).__name__} takes no images, and the context has {len(images)}")
+        if params.stop and not self.stops_at_texts:
+            raise ConfigError(
+                f"{type(self).__name__} knows no tokenizer, so it cannot stop at the texts {list(params.stop)}: "
+                "set its `tokenizer`, or leave `stop` out"
+            )
         request = GenerationRequest(ids.as_tuple(), params, request_id, affinity, tuple(images), tuple(forbidden_ids))
         generation = await self._generate(request)
         self._check_generation(generation, request)
-        return generation
+        return self._cut_at_stop(generation, params.stop) if params.stop else generation
 
     @abstractmethod
     async def _generate(self, request: GenerationRequest) -> Generation:
@@ -378,6 +404,15 @@ class Engine(ABC):
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+    def _cut_at_stop(self, generation: Generation, texts: Sequence[str]) -> Generation:
+        """Leave out what was sampled after a stop text. An engine that stops by itself need not load its tokenizer."""
+        from toolgym.rollout.engines.stop_texts import cut_at, decoder, stop_length
+
+        by_itself = type(self).stops_at_texts is not Engine.stops_at_texts
+        tokenizer = self._tokenizer if by_itself else self.tokenizer
+        length = None if tokenizer is None else stop_length(generation.token_ids, texts, decoder(tokenizer))
+        return generation if length is None else cut_at(generation, length)
 
     def _check_request(self, prompt_ids: TokenIds, params: SamplingParams) -> None:
         if not prompt_ids:

@@ -84,6 +84,7 @@ def sampling_fields(params: SamplingParams, *, of_sglang: bool, mask: bool = Fal
         "top_k": top_k,
         "min_p": min_p,
         "stop_token_ids": list(params.stop_token_ids),
+        **({"stop": list(params.stop)} if params.stop else {}),
         "frequency_penalty": 0.0,
         "presence_penalty": 0.0,
         "repetition_penalty": 1.0,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from toolgym.rollout.engines.base import Engine, EngineLoad, Generation, GenerationRequest, PauseMode, WeightSource
@@ -29,6 +30,10 @@ class EngineWrapper(Engine):
         return self.engine.takes_images
 
     @property
+    def stops_at_texts(self) -> bool:
+        return self.engine.stops_at_texts
+
+    @property
     def weight_version(self) -> str:
         return self.engine.weight_version
 
@@ -48,6 +53,9 @@ class EngineWrapper(Engine):
 
     async def _generate(self, request: GenerationRequest) -> Generation:
         return await self.engine._generate(request)  # it was checked, and so will be what comes back
+
+    def _cut_at_stop(self, generation: Generation, texts: Sequence[str]) -> Generation:
+        return self.engine._cut_at_stop(generation, texts)
 
     async def abort(self, request_id: str) -> None:
         await self.engine.abort(request_id)

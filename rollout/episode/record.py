@@ -81,6 +81,7 @@ class EpisodeRecord:
             sampling={
                 **vars(sampling),
                 "stop_token_ids": list(sampling.stop_token_ids),
+                "stop": list(sampling.stop),
                 "seed": job.seed,
             },
             metrics=dict(self.metrics),

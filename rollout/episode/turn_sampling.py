@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from toolgym.envs.failure import failing
 from toolgym.envs.types import StopReason
 from toolgym.rollout.engines.base import Engine, FinishReason, Generation
+from toolgym.rollout.engines.stop_texts import cut_at, stop_length
 from toolgym.rollout.episode.config import EpisodeConfig
 from toolgym.rollout.episode.observer import EpisodeObserver
 from toolgym.rollout.job import Job
@@ -116,6 +117,8 @@ class TurnSampler:
                         first, longest = RESUME_WAIT
                         await asyncio.sleep(min(longest, first * 2.0 ** min(turn.idle - 1, 30)))
                     generation = await self._generate(turn, conversation, stop_token_ids, renderer.forbidden_ids)
+                    if self._sampling.stop:
+                        generation = self._cut_at_stop(generation, turn, conversation, renderer)
                     for observer in self._observers:
                         observer.generated(self._job, generation)
                     conversation.add_generation(generation)
@@ -127,6 +130,14 @@ class TurnSampler:
             self._clock = self._request_id = None
             await self._end_aborting()
         return turn.over
+
+    def _cut_at_stop(
+        self, generation: Generation, turn: OpenTurn, conversation: Conversation, renderer: ChatRenderer
+    ) -> Generation:
+        """Leave out what was sampled after a stop text, which may have begun in an earlier part of the turn."""
+        before = list(conversation.context[turn.prompt_tokens :])
+        length = stop_length([*before, *generation.token_ids], self._sampling.stop, renderer.decode)
+        return generation if length is None else cut_at(generation, max(0, length - len(before)))
 
     def interrupt(self) -> bool:
         """End `sample` soon, and return whether a turn is being sampled. The engine is asked to abort the request, and
@@ -180,6 +191,7 @@ class TurnSampler:
             max_new_tokens=turn.most - turn.tokens,
             stop_token_ids=stop_token_ids,
             seed=self._seed_of(*parts) if turn.parts else turn.seed,
+            stop=self._sampling.stop if self._engine.stops_at_texts else (),
         )
         place = GENERATIONS.limiter.try_acquire() or await _place(turn)
         self._request_id = request_id = "-".join([self._id, *map(str, parts)])

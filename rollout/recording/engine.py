@@ -134,6 +134,10 @@ class CassetteEngine(Engine):
     def takes_images(self) -> bool:
         return True
 
+    @property
+    def stops_at_texts(self) -> bool:
+        return True  # the recorded reply ends where the recorded engine stopped
+
     def _fact(self, name: str) -> Any:
         if name not in self.cassette.engine:
             raise EngineError(f"{self.cassette.path} says nothing of an engine: it ends before the engine was asked")

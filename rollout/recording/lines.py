@@ -80,7 +80,7 @@ class RecordedRequest(NamedTuple):
 def read_request(line: Line, prompts: LastPrompts) -> RecordedRequest:
     episode = episode_of(line)
     prompt = prompts.whole(episode, line["shared"], line["prompt"])
-    params = SamplingParams(**{**line["params"], "stop_token_ids": tuple(line["params"]["stop_token_ids"])})
+    params = SamplingParams.from_json(line["params"])
     return RecordedRequest(generate_key(episode, prompt, params, line.get("images", ())), prompt, params)
 
 

@@ -239,7 +239,7 @@ def _parts(value: Any) -> Any:
 def _restored(name: str, value: Any) -> Any:
     """The value of a field of `RunConfig`, from its JSON; the field's default says of which type it should be."""
     if name in ("sampling", "validation_sampling") and value is not None:
-        return SamplingParams(**{**value, "stop_token_ids": tuple(value["stop_token_ids"])})
+        return SamplingParams.from_json(value)
     if name == "limits":
         return EpisodeLimits(**value)
     if name == "context":

@@ -128,8 +128,9 @@ class Conversation:
             self._segments.append(Segment.env(ids))
             self.context = self.context.followed_by(ids)
 
-    def parse_turn(self) -> ParsedTurn:
-        turn = self._renderer.parse_text(self._text, first_id=self._requests, starts_open=self._starts_open)
+    def parse_turn(self, *, end: int | None = None) -> ParsedTurn:
+        """Read the turn, or only its first `end` characters."""
+        turn = self._renderer.parse_text(self._text[:end], first_id=self._requests, starts_open=self._starts_open)
         self._requests += len(turn.requests)
         return turn
 

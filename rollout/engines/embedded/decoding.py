@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,7 +32,8 @@ HEADROOM = 64
 
 @dataclass(eq=False, slots=True)
 class DecodingRow:
-    """`images` are the arguments of a model for the prompt's images, and the id that stands for a part of one."""
+    """`images` are the arguments of a model for the prompt's images, and the id that stands for a part of one. `decode`
+    turns ids into text, for a row with stop texts."""
 
     prompt_ids: tuple[int, ...]
     params: SamplingParams
@@ -42,10 +43,22 @@ class DecodingRow:
     weight_versions: list[str] = field(default_factory=list)
     forbidden_ids: Sequence[int] = ()
     images: tuple[Mapping[str, torch.Tensor], int] | None = None
+    decode: Callable[[Sequence[int]], str] | None = None
     stop_token_ids: frozenset[int] = field(init=False)
+    at_stop_text: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
         self.stop_token_ids = frozenset(self.params.stop_token_ids)
+
+    def append(self, token_id: int, logprob: float, weight_version: str) -> None:
+        self.token_ids.append(token_id)
+        self.logprobs.append(logprob)
+        self.weight_versions.append(weight_version)
+        if self.params.stop and self.decode is not None:
+            # A character has at most 4 bytes, and a token at least a byte; a few more, for one that was begun before.
+            reach = 4 * max(map(len, self.params.stop)) + 4
+            text = self.decode(self.token_ids[-reach:])
+            self.at_stop_text = any(stop in text for stop in self.params.stop)
 
     @property
     def context_ids(self) -> list[int]:
@@ -57,7 +70,7 @@ class DecodingRow:
 
     @property
     def stopped(self) -> bool:
-        return bool(self.token_ids) and self.token_ids[-1] in self.stop_token_ids
+        return self.at_stop_text or (bool(self.token_ids) and self.token_ids[-1] in self.stop_token_ids)
 
     @property
     def done(self) -> bool:
@@ -187,9 +200,7 @@ class DecodingBatch:
         for row, token_id, logprob in zip(rows, token_ids.tolist(), logprobs.tolist(), strict=True):
             if logprob != logprob:
                 raise EngineError("the model computed NaN: its weights or its input are broken")
-            row.token_ids.append(token_id)
-            row.logprobs.append(logprob)
-            row.weight_versions.append(weight_version)
+            row.append(token_id, logprob, weight_version)
         return token_ids[:, None]
 
     def _merge(self, cache: Cache, mask: torch.Tensor) -> None:

@@ -28,6 +28,7 @@ from toolgym.rollout.engines.base import (
 )
 from toolgym.rollout.engines.embedded.decoding import DecodingBatch, DecodingRow, check_model
 from toolgym.rollout.engines.embedded.loading import inspect_model, load_model, read_device, read_dtype
+from toolgym.rollout.engines.stop_texts import decoder
 from toolgym.rollout.engines.weights import check_weights, collect_weights, load_weights
 from toolgym.rollout.models.images import ImageProcessor
 from toolgym.rollout.models.processor import processor_at
@@ -196,8 +197,14 @@ class TransformersEngine(Engine):
         # A string is hashed: as a number, -1 would be the same seed as 1.
         source = self._random if seed is None else random.Random(str(seed))
         images = await in_thread(self._images, request) if request.images else None
+        tokenizer = self.tokenizer if request.params.stop else None
         row = DecodingRow(
-            request.prompt_ids, request.params, source, forbidden_ids=request.forbidden_ids, images=images
+            request.prompt_ids,
+            request.params,
+            source,
+            forbidden_ids=request.forbidden_ids,
+            images=images,
+            decode=None if tokenizer is None else decoder(tokenizer),
         )
         entry = _Request(request.request_id, row)
         with self._changed:

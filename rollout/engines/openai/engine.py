@@ -138,6 +138,10 @@ class OpenAICompatible(Engine):
         return _known(self._context_length)
 
     @property
+    def stops_at_texts(self) -> bool:
+        return True
+
+    @property
     def weight_version(self) -> str:
         return self._weight_version
 

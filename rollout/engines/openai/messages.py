@@ -118,8 +118,16 @@ def request_body(
         "return_tokens_as_token_ids": True,
         "stream": True,
         "stream_options": {"include_usage": True},
+        **_stop_fields(model.family, params),
         **({} if seed is None else {"seed": seed}),
     }
+
+
+def _stop_fields(family: Family, params: SamplingParams) -> dict[str, Any]:
+    """Return the fields that keep the tokens of a stop text in the answer."""
+    if not params.stop:
+        return {}
+    return {"no_stop_trim": True} if family is Family.SGLANG else {"include_stop_str_in_output": True}
 
 
 class EventReader:
@@ -278,6 +286,8 @@ class Answer:
             return FinishReason.LENGTH
         if self.finish == "stop":
             last = self.token_ids[-1] if self.token_ids else None
+            if last is not None and self._stop in self.params.stop:
+                return FinishReason.STOP
             if last is None or (last not in self.params.stop_token_ids and (type(self._stop) is not int)):
                 raise EngineError(
                     f"the server stopped on {self._stop!r} after the id {last!r}, which is not among stop_token_ids "

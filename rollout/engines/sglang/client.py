@@ -98,6 +98,10 @@ class SGLangClient(Engine):
         return self.info.context_length
 
     @property
+    def stops_at_texts(self) -> bool:
+        return True
+
+    @property
     def weight_version(self) -> str:
         """The newest version known: SGLang's own at `start`, that of an update, or that of a generation."""
         self.info  # noqa: B018 - raises before start

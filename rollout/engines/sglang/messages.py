@@ -264,8 +264,8 @@ def _finish_reason(meta: Mapping[str, Any], token_ids: list[int], params: Sampli
         return FinishReason.ABORT
     if kind == "stop" and isinstance(reason, Mapping):
         matched = reason.get("matched")
-        if not token_ids or matched != token_ids[-1]:
-            # No stop strings are ever sent; SGLang says "NaN happened" here when the sampled id is not one.
+        if not token_ids or (matched != token_ids[-1] and matched not in params.stop):
+            # SGLang says "NaN happened" here when the sampled id is not one.
             raise EngineError(f"SGLang stopped on {matched!r}, which is not the last of its ids")
         return FinishReason.STOP
     if kind == "length":

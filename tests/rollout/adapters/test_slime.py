@@ -269,7 +269,6 @@ WRONG = {
     "no env": ({"toolgym": None}, {}, SAMPLING, "which env"),
     "unknown setting": ({"toolgym": {"env": "CodeInterpreter-v0", "historie": "x"}}, {}, SAMPLING, "history"),
     "rendered": ({"apply_chat_template": True}, {}, SAMPLING, "--apply-chat-template"),
-    "stop": ({}, {}, {**SAMPLING, "stop": ["</s>"]}, "stop strings"),
     "no hook": ({"custom_reward_post_process_path": None}, {}, SAMPLING, "post_process_rewards"),
     "group_rm": ({"group_rm": True}, {}, SAMPLING, "--group-rm"),
     "unknown policy": (

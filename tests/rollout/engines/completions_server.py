@@ -15,7 +15,9 @@ import torch
 from aiohttp import web
 
 from tests.rollout.engines.http_server import serving
+from tests.rollout.engines.words import WORDS
 from toolgym.rollout.engines import FinishReason, SamplingParams, TransformersEngine
+from toolgym.rollout.engines.stop_texts import cut_at, decoder, stop_in, stop_length
 
 EOS = 256
 CHUNK = 8
@@ -99,16 +101,21 @@ class Server:
             )
             step = await self.engine.generate([*prompt, *ids], params, request_id=f"{name}-{len(ids)}")
             first = not ids
+            length = body.get("stop") and stop_length([*ids, *step.token_ids], body["stop"], decoder(WORDS))
+            step = cut_at(step, length - len(ids)) if length else step
             ids += step.token_ids
             stopped = step.finish_reason is FinishReason.STOP
             finish = "stop" if stopped else "length" if len(ids) >= most else None
-            yield self._event(body, prompt if first else None, step, finish)
+            matched = stop_in(WORDS.decode(ids), body["stop"])[1] if length else None
+            yield self._event(body, prompt if first else None, step, finish, matched)
             if finish is not None:
                 break
         usage = {"prompt_tokens": len(prompt), "completion_tokens": len(ids), "total_tokens": len(prompt) + len(ids)}
         yield {"id": name, "choices": [], "usage": usage}
 
-    def _event(self, body: dict[str, Any], prompt: list[int] | None, step: Any, finish: str | None) -> dict[str, Any]:
+    def _event(
+        self, body: dict[str, Any], prompt: list[int] | None, step: Any, finish: str | None, stop: str | None = None
+    ) -> dict[str, Any]:
         ids = list(step.token_ids)
         logprobs: dict[str, Any] = {
             "tokens": [f"token_id:{one}" if self.dialect == "vllm" else "?" for one in ids],
@@ -123,7 +130,7 @@ class Server:
             choice["token_ids"] = ids
             if prompt is not None:
                 choice["prompt_token_ids"] = prompt
-        matched = ids[-1] if finish == "stop" else None
+        matched = (stop or ids[-1]) if finish == "stop" else None
         choice["stop_reason" if self.dialect == "vllm" else "matched_stop"] = matched
         return {"id": "cmpl", "object": "text_completion", "choices": [choice]}
 

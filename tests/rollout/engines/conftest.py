@@ -21,6 +21,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from tests.rollout.engines.sglang_farm import Farm
 from tests.rollout.engines.stand_in import StandIn, stand_in
+from tests.rollout.engines.words import WORDS
 from toolgym.rollout.engines import (
     Engine,
     SGLangEngine,
@@ -162,9 +163,11 @@ async def subject(request: pytest.FixtureRequest, tiny_model_path: Path) -> Asyn
             return TransformersEngine(model)
 
         async with TransformersEngine(model) as engine:
+            engine.tokenizer = WORDS
             yield Subject.of(engine, embedded, model, new_version=engine.notify_weights_changed, eos=EOS)
     elif request.param == "stand_in":
         async with stand_in(tiny_model_path) as server, SGLangServer(server.url) as client:
+            client.tokenizer = server.engine.tokenizer = WORDS
             yield sglang_subject(
                 client,
                 lambda: SGLangServer(server.url),
@@ -176,6 +179,7 @@ async def subject(request: pytest.FixtureRequest, tiny_model_path: Path) -> Asyn
         async with stand_in(tiny_model_path) as one, stand_in(tiny_model_path) as two:
             urls = (one.url, two.url)
             async with SGLangServer(*urls) as client:
+                client.tokenizer = one.engine.tokenizer = two.engine.tokenizer = WORDS
                 yield sglang_subject(client, lambda: SGLangServer(*urls), one.engine.model)
     elif request.param == "sglang_engine":
         engine = await _in_process()

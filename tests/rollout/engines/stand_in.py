@@ -17,6 +17,7 @@ from aiohttp import web
 
 from tests.rollout.engines.http_server import serving
 from toolgym.rollout.engines import PauseMode, SamplingParams, TransformersEngine
+from toolgym.rollout.engines.stop_texts import stop_in
 from toolgym.tools.errors import ConfigError
 
 
@@ -88,14 +89,19 @@ class StandIn:
             min_p=sampling["min_p"],
             stop_token_ids=stop,
             seed=sampling["sampling_seed"],
+            stop=tuple(sampling.get("stop", ())),
         )
         try:
             self.inside.add(rid)
             result = await self.engine.generate(ids, params, request_id=rid)
         finally:
             self.inside.discard(rid)
+        matched: Any = result.token_ids[-1] if result.token_ids else None
+        if matched not in stop and params.stop:
+            matched = stop_in(self.engine.tokenizer.decode(list(result.token_ids)), params.stop)
+            matched = matched and matched[1]
         reason: dict[str, Any] = {
-            "stop": {"type": "stop", "matched": result.token_ids[-1] if result.token_ids else None},
+            "stop": {"type": "stop", "matched": matched},
             "length": {"type": "length", "length": len(result.token_ids)},
             "abort": {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None},
         }[result.finish_reason]

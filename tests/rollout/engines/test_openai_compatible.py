@@ -22,6 +22,7 @@ from transformers import AutoModelForCausalLM
 
 from tests.rollout.engines.completions_server import EOS, real_model
 from tests.rollout.engines.http_server import serving
+from tests.rollout.engines.words import WORDS
 from toolgym.rollout.engines import (
     FinishReason,
     OpenAICompatible,
@@ -64,6 +65,7 @@ async def subject(request: pytest.FixtureRequest, tiny_model_path: Path) -> Asyn
             yield as_subject(engine, url, model, seeds=False, eos=int(model.config.eos_token_id))
         return
     async with real_model(tiny_model_path, request.param) as server, OpenAICompatible(server.url) as engine:
+        engine.tokenizer = WORDS
         yield as_subject(engine, server.url, server.engine.model)
 
 
