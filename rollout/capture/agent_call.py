@@ -61,8 +61,12 @@ class AgentCall:
         compacts: whether it says that it asks for a summary of its context.
         agent_is_guess: whether `agent` comes from a session id that may also change within one conversation: then the
             messages decide first.
+        choices: how many answers it wants.
+        plain: whether calls of tools are not wanted (`tool_choice: none`): the turn is answered as a text.
+        grammar: what the answer must follow, as `SamplingParams.grammar`; None for anything.
         left_out: names of fields that ask for something that the turn does not get, and that agents send all the same:
             a forced tool call, a tool that its maker's servers run.
+        logprobs: whether it wants the log-probabilities of the tokens.
         extra: what only its wire's answer needs, such as `include_usage`.
     """
 
@@ -76,7 +80,11 @@ class AgentCall:
     agent: str = ""
     compacts: bool = False
     agent_is_guess: bool = False
+    choices: int = 1
+    plain: bool = False
+    grammar: tuple[str, str] | None = None
     left_out: tuple[str, ...] = ()
+    logprobs: bool = False
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -90,13 +98,22 @@ class ReplyCall:
 
 
 @dataclass(frozen=True)
+class SampledToken:
+    """A token of a turn, for answers with log-probabilities."""
+
+    text: str
+    logprob: float
+
+
+@dataclass(frozen=True)
 class Reply:
     """The answer to a call.
 
     `id` is minted: at most 40 characters of `[A-Za-z0-9_-]`, and wires make the ids of messages, items and signatures
     from it (`PREFIX_` before it), so that each can be found again. Counts are of tokens: those of the whole context,
     those of it that a cache had, and those that were sampled, thinking included. `stop_text` is the text of the
-    request's `stop` that ended the turn; the content ends before it.
+    request's `stop` that ended the turn; the content ends before it. `tokens` are all that were sampled, if the request
+    asked for log-probabilities.
     """
 
     id: str
@@ -110,12 +127,14 @@ class Reply:
     reasoning_tokens: int = 0
     created: int = 0
     stop_text: str | None = None
+    tokens: tuple[SampledToken, ...] = ()
 
 
 class CallRefusedError(ToolgymError):
     """A call gets no turn. `status` is HTTP's, `code` the reason as clients know it, such as
-    `context_length_exceeded`. Ended and exhausted episodes are 400 or 410: clients retry 408, 409, 429 and 5xx."""
+    `context_length_exceeded`, and `param` the field of the request that it is about. Ended and exhausted episodes are
+    400 or 410: clients retry 408, 409, 429 and 5xx."""
 
-    def __init__(self, status: int, code: str, text: str) -> None:
+    def __init__(self, status: int, code: str, text: str, param: str | None = None) -> None:
         super().__init__(text)
-        self.status, self.code = status, code
+        self.status, self.code, self.param = status, code, param

@@ -64,6 +64,10 @@ class CapturedCall:
     parts: tuple[Generation, ...] = ()
     end: int | None = None
     """Where in the turn's text the stop text begins that ended it."""
+    plain: bool = False
+    """Whether the turn is answered as a text, without calls."""
+    constrained: bool = False
+    """Whether it was sampled under a grammar."""
     turn: Turn | None = None
     message: Message | None = None
     reading: Message | None = None

@@ -57,7 +57,8 @@ def captured_rows(forest: Forest, untrained: Collection[str], reward: float) -> 
     for row in _rows(forest, main, lost):
         kept = []
         for call in row.calls:
-            reasons = [name for name in (call.state, row.kind, row.cause) if name in lost]
+            names = (call.state, *([CONSTRAINED] if call.constrained else []), row.kind, row.cause)
+            reasons = [name for name in names if name in lost]
             if reasons:
                 left_out[reasons[0]] += 1
                 left_out[f"{reasons[0]}_tokens"] += len(call.token_ids)
@@ -75,6 +76,9 @@ def captured_rows(forest: Forest, untrained: Collection[str], reward: float) -> 
             messages += _messages(call, begins=not place and number > 0)
     return CapturedRows(main, tuple(map(_sequence, rows)), turns, messages, left_out)
 
+
+CONSTRAINED = "constrained"
+"""Name of calls whose turns were sampled under a grammar."""
 
 _LOST = (State.UNDELIVERED,)
 """States of calls whose answers never reached the agent, and whose tokens are left out."""

@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 from toolgym.envs.types import EpisodeFailedError, StopReason
-from toolgym.rollout.capture.agent_call import AgentCall, CallRefusedError, Reply, ReplyCall
+from toolgym.rollout.capture.agent_call import AgentCall, CallRefusedError, Reply, ReplyCall, SampledToken
 from toolgym.rollout.capture.canonical import new_reply_id
 from toolgym.rollout.capture.forest import CapturedCall, Forest, State
 from toolgym.rollout.capture.journal import NotWrittenError, SavedSession, SessionJournal, restore_forest
@@ -125,6 +125,10 @@ class CaptureSession:
 
     # ------------------------------------------------------------------ a call
 
+    @property
+    def rules(self) -> CaptureRules:
+        return self._rules
+
     def note(self, request: AgentCall) -> None:
         """Count what a request asks for in vain, whatever comes of it: the next one does not name it again."""
         self._counts.update(f"ignored_{name}" for name in {*request.left_out})
@@ -230,19 +234,27 @@ class CaptureSession:
         if not turn.generated_tokens:
             self._counts["empty"] += 1
             return _empty(prompt_tokens)
-        call.prompt = request.messages
+        call.prompt, call.plain = request.messages, request.plain
+        call.constrained = request.grammar is not None
         stopped = stop_in(turn.text, sampling.stop)
         call.end, stop_text = stopped or (None, None)
-        return self._keep(call, conversation, turn, starts_open, stop_text)
+        reply = self._keep(call, conversation, turn, starts_open, stop_text)
+        return replace(reply, tokens=_sampled_tokens(call)) if request.logprobs else reply
 
     def _sampling(self, request: AgentCall) -> SamplingParams:
         sampling = self._config.sampling_in_use
         wishes = {name: value for name, value in request.sampling.items() if value is not None}
-        for name in set(wishes) - set(self._rules.agents_sampling):
+        followed = {*self._rules.agents_sampling, "stop"}
+        for name in set(wishes) - followed:
             self._counts[f"ignored_{name}"] += 1
-        wishes = {name: value for name, value in wishes.items() if name in self._rules.agents_sampling}
+        wishes = {name: value for name, value in wishes.items() if name in followed}
         if "stop" in wishes:
             wishes["stop"] = (*sampling.stop, *wishes["stop"])
+        if request.grammar is not None:
+            if not self._engine.takes_grammars:
+                text = "the engine samples without a grammar; open the session with rules={'formats': 'ignore'}"
+                raise CallRefusedError(400, "unsupported_parameter", text)
+            wishes["grammar"] = request.grammar
         try:
             return replace(sampling, **wishes) if wishes else sampling
         except ConfigError as error:
@@ -362,7 +374,10 @@ class CaptureSession:
     # ------------------------------------------------------------------ its answer
 
     def _read(self, call: CapturedCall, conversation: Conversation) -> ParsedTurn | None:
-        """Put the reading of a turn into the conversation; None if the parser, a user's own, failed."""
+        """Put the reading of a turn into the conversation; None if it is to be a text, or the parser, a user's own,
+        failed."""
+        if call.plain:
+            return None
         try:
             parsed = conversation.parse_turn(end=call.end)
         except Exception:  # noqa: BLE001  the turn is answered as the text that it is
@@ -377,7 +392,9 @@ class CaptureSession:
         well_formed = parsed is not None and not parsed.errors
         message = parsed.message if parsed is not None else assistant(turn.text[: call.end])
         reading = part_reasoning(message, starts_open=starts_open)
-        if not well_formed:
+        if call.plain:
+            self._counts["ignored_calls"] += _written_calls(call, turn.text[: call.end], starts_open)
+        elif not well_formed:
             self._counts["ill_formed"] += 1
         reply_id = new_reply_id()
         calls = tuple(
@@ -543,6 +560,24 @@ class CaptureSession:
 def _empty(prompt_tokens: int) -> Reply:
     """An answer without a token; nothing goes on from it."""
     return Reply(new_reply_id(), "", finish="length", prompt_tokens=prompt_tokens, created=int(time.time()))
+
+
+def _written_calls(call: CapturedCall, text: str, starts_open: bool) -> int:
+    """The number of tool calls in a turn that was asked to have none."""
+    try:
+        return len(call.renderer.parse_text(text, starts_open=starts_open).requests)
+    except Exception:  # noqa: BLE001  a parser of the user's own
+        return 0
+
+
+def _sampled_tokens(call: CapturedCall) -> tuple[SampledToken, ...]:
+    """The tokens of a turn with their log-probabilities."""
+    decode = call.renderer.decode
+    return tuple(
+        SampledToken(decode([token]), float(logprob))
+        for part in call.parts
+        for token, logprob in zip(part.token_ids, part.logprobs, strict=True)
+    )
 
 
 def _thinking_tokens(call: CapturedCall, reasoning: str | None) -> int:

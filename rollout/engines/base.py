@@ -28,6 +28,9 @@ WeightSource: TypeAlias = "str | Path | Mapping[str, torch.Tensor] | Iterable[tu
 """A folder that holds a checkpoint, or tensors by their names in the checkpoint."""
 
 
+GRAMMARS = ("json_schema", "regex", "ebnf")
+"""Kinds of grammars that a generation can be made to follow."""
+
 ROUNDING = 0.01
 """Largest log-probability accepted: bfloat16 rounding gives up to 0.008 for a sure token. Such a value stays as it
 came."""
@@ -76,6 +79,9 @@ class SamplingParams:
         stop_token_ids: generation ends after any of these, which is then part of the result.
         stop: generation ends after the token that completes any of these texts. All of its tokens are part of the
             result, so the text may be followed by further characters of the last one.
+        grammar: what the generation must follow: its kind, `json_schema`, `regex` or `ebnf`, and its text. The
+            log-probabilities are then of the distribution without the tokens that the grammar forbids. None for no
+            grammar; only engines that say `takes_grammars` take one.
         seed: makes the request reproducible if the engine can; None draws afresh.
     """
 
@@ -87,12 +93,14 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     seed: int | None = None
     stop: tuple[str, ...] = ()
+    grammar: tuple[str, str] | None = None
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
         """Return the parameters that `dataclasses.asdict` wrote into JSON, before there was `stop` too."""
-        ids, stop = values["stop_token_ids"], values.get("stop", ())
-        return cls(**{**values, "stop_token_ids": tuple(ids), "stop": tuple(stop)})
+        ids, stop, grammar = values["stop_token_ids"], values.get("stop", ()), values.get("grammar")
+        grammar = None if grammar is None else tuple(grammar)
+        return cls(**{**values, "stop_token_ids": tuple(ids), "stop": tuple(stop), "grammar": grammar})
 
     def __post_init__(self) -> None:
         require_whole_number("max_new_tokens", self.max_new_tokens, at_least=1)
@@ -106,6 +114,9 @@ class SamplingParams:
         texts = self.stop
         are_texts = isinstance(texts, tuple) and all(isinstance(text, str) and text for text in texts)
         _require(are_texts, "stop", "a tuple of texts that are not empty", texts)
+        grammar = self.grammar
+        is_grammar = isinstance(grammar, tuple) and len(grammar) == 2 and grammar[0] in GRAMMARS
+        _require(grammar is None or is_grammar, "grammar", f"None or (kind, text), kind out of {GRAMMARS}", grammar)
         _require(0 <= self.temperature < math.inf, "temperature", "at least 0 and finite", self.temperature)
         _require(0 < self.top_p <= 1, "top_p", "above 0 and at most 1", self.top_p)
         _require(self.top_k == -1 or self.top_k >= 1, "top_k", "-1 or at least 1", self.top_k)
@@ -259,6 +270,11 @@ class Engine(ABC):
         return False
 
     @property
+    def takes_grammars(self) -> bool:
+        """Whether it can sample under `SamplingParams.grammar`."""
+        return False
+
+    @property
     def stops_at_texts(self) -> bool:
         """Whether it follows `SamplingParams.stop`. Any engine that knows its tokenizer does: what it samples after a
         stop text is cut off. An engine that stops by itself saves these tokens, and overrides this with True."""
@@ -348,6 +364,8 @@ class Engine(ABC):
         self._check_request(ids, params)
         if images and not self.takes_images:
             raise ConfigError(f"{type(self).__name__} takes no images, and the context has {len(images)}")
+        if params.grammar is not None and not self.takes_grammars:
+            raise ConfigError(f"{type(self).__name__} samples without a grammar: leave `grammar` out")
         if params.stop and not self.stops_at_texts:
             raise ConfigError(
                 f"{type(self).__name__} knows no tokenizer, so it cannot stop at the texts {list(params.stop)}: "

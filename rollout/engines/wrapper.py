@@ -30,6 +30,10 @@ class EngineWrapper(Engine):
         return self.engine.takes_images
 
     @property
+    def takes_grammars(self) -> bool:
+        return self.engine.takes_grammars
+
+    @property
     def stops_at_texts(self) -> bool:
         return self.engine.stops_at_texts
 

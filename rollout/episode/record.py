@@ -82,6 +82,7 @@ class EpisodeRecord:
                 **vars(sampling),
                 "stop_token_ids": list(sampling.stop_token_ids),
                 "stop": list(sampling.stop),
+                "grammar": None if sampling.grammar is None else list(sampling.grammar),
                 "seed": job.seed,
             },
             metrics=dict(self.metrics),

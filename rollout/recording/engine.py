@@ -135,6 +135,10 @@ class CassetteEngine(Engine):
         return True
 
     @property
+    def takes_grammars(self) -> bool:
+        return True
+
+    @property
     def stops_at_texts(self) -> bool:
         return True  # the recorded reply ends where the recorded engine stopped
 

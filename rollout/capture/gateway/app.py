@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import json
@@ -15,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import pydantic_core
 from aiohttp import web
 
-from toolgym.rollout.capture.agent_call import AgentCall, CallRefusedError
+from toolgym.rollout.capture.agent_call import AgentCall, CallRefusedError, Reply
+from toolgym.rollout.capture.canonical import written
 from toolgym.rollout.capture.gateway import agent_headers
 from toolgym.rollout.capture.gateway.captured_run import CapturedRun, captured_run
 from toolgym.rollout.capture.gateway.config import CaptureConfig
@@ -139,7 +141,7 @@ class CaptureApp(HttpApp):
             memory = episode.memory if handle == self._turn else RequestMemory()
             agent, is_guess = episode.sub_agents.name(headers)
             agent_call = replace_fields(
-                wire.read(body, memory),
+                wire.read(body, memory, episode.capture.rules),
                 agent=agent,
                 agent_is_guess=is_guess,
                 compacts=agent_headers.compacts(headers),
@@ -164,27 +166,32 @@ class CaptureApp(HttpApp):
     async def _turn(self, wire: Wire, call: Call, episode: HostedEpisode, agent_call: AgentCall) -> web.StreamResponse:
         episode.capture.note(agent_call)
         async with self.gate.slot():
-            answering = episode.begin(agent_call)
+            answering = [episode.begin(agent_call) for _ in range(agent_call.choices)]
             try:
                 if agent_call.stream:
-                    return await self._stream(wire, call, agent_call, answering)
-                reply = await answering.reply()
-                assert reply is not None
-                response: web.StreamResponse = answer(wire.answer(agent_call, reply))
-                answering.delivered = True  # if it is not, `undelivered` hears of it
-                response[_UNDELIVERED] = functools.partial(episode.capture.undelivered, reply.id)
+                    return await self._stream(wire, call, episode, agent_call, answering)
+                replies = await _replies(answering)
+                assert replies is not None
+                _keep_conversation(episode, agent_call, replies)
+                response: web.StreamResponse = answer(wire.answer(agent_call, *replies))
+                for each in answering:
+                    each.delivered = True  # if it is not, `undelivered` hears of it
+                response[_UNDELIVERED] = functools.partial(_undelivered, episode, replies)
                 return response
             finally:
-                await answering.end()
+                await asyncio.gather(*(each.end() for each in answering))
 
-    async def _stream(self, wire: Wire, call: Call, agent_call: AgentCall, answering: Answering) -> web.StreamResponse:
+    async def _stream(
+        self, wire: Wire, call: Call, episode: HostedEpisode, agent_call: AgentCall, answering: Sequence[Answering]
+    ) -> web.StreamResponse:
         """Send events. Nothing is sent before the policy spoke for a heartbeat's time: so a call that is refused at
         once is answered with its status."""
         stream = _Stream(call.request, self.settings.write_timeout)
         try:
-            while (reply := await answering.reply(self.settings.heartbeat)) is None:
+            while (replies := await _replies(answering, self.settings.heartbeat)) is None:
                 await stream.write(wire.heartbeat(agent_call, stream.writes))
-            events = b"".join(wire.events(agent_call, reply, stream.writes))
+            _keep_conversation(episode, agent_call, replies)
+            events = b"".join(wire.events(agent_call, *replies, heartbeats=stream.writes))
         except (CallRefusedError, ConnectionError) as error:
             if not stream.writes or isinstance(error, ConnectionError):
                 raise
@@ -197,7 +204,8 @@ class CaptureApp(HttpApp):
             text = f"internal error {mark}; see the server's log"
             return await stream.end(wire.failed_event(agent_call, CallRefusedError(500, "internal_error", text)))
         response = await stream.end(events)
-        answering.delivered = True
+        for each in answering:
+            each.delivered = True
         return response
 
     # ------------------------------------------------------------------ identity
@@ -227,6 +235,24 @@ class CaptureApp(HttpApp):
             return NewSession.of(id=name).open(self.episodes, self.settings, keys[0])
         except ConfigError as error:
             raise CallRefusedError(400, "invalid_session", str(error)) from error
+
+
+async def _replies(answering: Sequence[Answering], seconds: float | None = None) -> list[Reply] | None:
+    """Wait for all answers; None if one is not there after so many seconds. Raises CallRefusedError."""
+    replies = await asyncio.gather(*(each.reply(seconds) for each in answering))
+    return None if any(reply is None for reply in replies) else [reply for reply in replies if reply is not None]
+
+
+def _undelivered(episode: HostedEpisode, replies: Sequence[Reply]) -> None:
+    for reply in replies:
+        episode.capture.undelivered(reply.id)
+
+
+def _keep_conversation(episode: HostedEpisode, agent_call: AgentCall, replies: Sequence[Reply]) -> None:
+    """Keep what a later request of the session may name by the id of this response."""
+    if (id := agent_call.extra.get("response_id")) is not None:
+        messages = agent_call.messages[bool(agent_call.extra["instructions"]) :]
+        episode.memory.keep_conversation(id, (*messages, written(replies[0])))
 
 
 class _Stream:

@@ -48,8 +48,12 @@ class CaptureConfig(ServingConfig):
         temperature: of sampling, if the session does not say.
         max_calls: most calls of an episode, if the session does not say; None: any number. The next one gets 410.
         agents_sampling: of `temperature`, `top_p` and `top_k` those that agents may set, if the session does not say.
-        untrained: causes of sequences (`side_call`, `compaction`, `sub_agent` ...) and states of answers (`retracted`)
-            that are left out of trajectories, and counted, if the session does not say.
+        formats: what becomes of a request for a format of the answer, if the session does not say: `refuse`, `follow`
+            (with a grammar, if the engine can) or `ignore`.
+        ignored: request fields that are ignored and counted, if the session does not say.
+        refused: request fields that are refused instead of ignored, if the session does not say.
+        untrained: causes of sequences (`side_call`, `compaction`, `sub_agent` ...) and states of answers (`retracted`,
+            `constrained`) that are left out of trajectories, and counted, if the session does not say.
         refuse_long_prompts: answer of a prompt that is too long, if the session does not say: `1`: 400, upon which many
             agents compact their context; `0`: an empty answer that was cut by its length.
         max_response_tokens: most tokens of an episode's sequence behind its prompt, if the session does not say; None:
@@ -88,7 +92,10 @@ class CaptureConfig(ServingConfig):
     temperature: pydantic.FiniteFloat = flag(1.0, ge=0)
     max_calls: int | None = flag(None, ge=1)
     agents_sampling: tuple[str, ...] = ()
-    untrained: tuple[str, ...] = ("side_call",)
+    formats: Literal["refuse", "follow", "ignore"] = flag("refuse")
+    ignored: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()
+    untrained: tuple[str, ...] = ("side_call", "constrained")
     refuse_long_prompts: int = flag(0, ge=0, le=1)
     max_response_tokens: int | None = flag(None, ge=1)
     engine_timeout: pydantic.FiniteFloat = Field(600.0, gt=0)

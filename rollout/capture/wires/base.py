@@ -6,7 +6,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 from toolgym.rollout.capture.agent_call import AgentCall, CallRefusedError, Reply
+from toolgym.rollout.capture.rules import CaptureRules
 from toolgym.rollout.capture.wires.memory import RequestMemory
+
+DEFAULT = CaptureRules()
 
 
 class Wire(Protocol):
@@ -17,18 +20,17 @@ class Wire(Protocol):
     path: str
     counting_path: str | None
 
-    def read(self, body: Mapping[str, Any], memory: RequestMemory) -> AgentCall:
-        """Read a request; `memory` is of its session. Raises CallRefusedError (400) for a request that cannot be
-        answered as it asks, by the name of its field: several choices, or a shape that the wire does not have."""
+    def read(self, body: Mapping[str, Any], memory: RequestMemory, rules: CaptureRules = DEFAULT) -> AgentCall:
+        """Read a request of the session with this memory and these rules. Raises CallRefusedError (400), with the name
+        of the field, for a request that cannot be answered as it asks, or has a shape that the wire does not know."""
         ...
 
-    def answer(self, call: AgentCall, reply: Reply) -> dict[str, Any]:
-        """The body of an answer that is not streamed."""
+    def answer(self, call: AgentCall, *replies: Reply) -> dict[str, Any]:
+        """Return the body of an answer that is not streamed, with a reply for each of the call's choices."""
         ...
 
-    def events(self, call: AgentCall, reply: Reply, heartbeats: int = 0) -> Iterator[bytes]:
-        """The events of a streamed answer, as server-sent events with their blank lines. `heartbeats` were sent before
-        them."""
+    def events(self, call: AgentCall, *replies: Reply, heartbeats: int = 0) -> Iterator[bytes]:
+        """Yield the server-sent events of a streamed answer, with their blank lines. `heartbeats` were sent before."""
         ...
 
     def heartbeat(self, call: AgentCall, sent: int) -> bytes:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from toolgym.rollout.capture.agent_call import AgentCall, AgentMessage, CallRefusedError, Reply, WrittenCall
+from toolgym.rollout.capture.rules import CaptureRules
 from toolgym.rollout.capture.wires import fields
-from toolgym.rollout.capture.wires.events import COMMENT, error_body, event, pieces
+from toolgym.rollout.capture.wires.base import DEFAULT
+from toolgym.rollout.capture.wires.events import COMMENT, error_body, event, pieces, token_logprobs
 from toolgym.rollout.capture.wires.memory import RequestMemory
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
-_UNHEARD = (
-    *("tool_choice", "parallel_tool_calls", "logprobs", "top_logprobs", "logit_bias", "presence_penalty"),
-    *("frequency_penalty", "repetition_penalty", "min_p", "min_tokens", "ignore_eos", "reasoning_effort"),
-    *("chat_template_kwargs", "continue_final_message", "web_search_options", "prediction", "verbosity"),
-)
 
 
 class ChatWire:
@@ -24,13 +21,9 @@ class ChatWire:
     path = "/chat/completions"
     counting_path: str | None = None
 
-    def read(self, body: Mapping[str, Any], memory: RequestMemory) -> AgentCall:
-        fields.refuse_constraints(body, {"response_format": body.get("response_format")})
-        if body.get("functions"):
-            raise fields.unsupported("functions", "this is the old name of `tools`; send those")
-        if "audio" in fields.entries(body.get("modalities"), "modalities"):
-            raise fields.unsupported("modalities", "this server answers with texts only")
-        left_out = [*fields.unheard(body, *_UNHEARD)]
+    def read(self, body: Mapping[str, Any], memory: RequestMemory, rules: CaptureRules = DEFAULT) -> AgentCall:
+        body, left_out = fields.heeded(body, self.name, rules)
+        grammar = fields.grammar({"response_format": body.get("response_format")}, rules, left_out)
         add = partial(_add_message, left_out)
         messages = tuple(memory.history(self.name, body.get("messages"), "messages", add))
         if not messages:
@@ -45,43 +38,26 @@ class ChatWire:
             max_tokens=fields.tokens(body, "max_completion_tokens", "max_tokens"),
             sampling=fields.sampling(body),
             stream=fields.flag(body, "stream"),
+            choices=fields.choices(body),
+            plain=fields.is_none(body.get("tool_choice")),
+            grammar=grammar,
             left_out=(*left_out, *more),
+            logprobs=fields.flag(body, "logprobs"),
             extra={"include_usage": fields.flag(options, "include_usage")},
         )
 
-    def answer(self, call: AgentCall, reply: Reply) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "assistant", "content": reply.content, "refusal": None}
-        if reply.reasoning:
-            message["reasoning_content"] = reply.reasoning
-        if reply.calls:
-            message["content"] = reply.content or None
-            message["tool_calls"] = [
-                {"id": entry.id, "type": "function", "function": {"name": entry.name, "arguments": entry.arguments}}
-                for entry in reply.calls
-            ]
-        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": reply.finish}
-        return {**_head(call, reply, "chat.completion"), "choices": [choice], "usage": _usage(reply)}
+    def answer(self, call: AgentCall, *replies: Reply) -> dict[str, Any]:
+        head = _head(call, replies[0], "chat.completion")
+        choices = [_choice(call, reply, index) for index, reply in enumerate(replies)]
+        return {**head, "choices": choices, "usage": _usage(replies)}
 
-    def events(self, call: AgentCall, reply: Reply, heartbeats: int = 0) -> Iterator[bytes]:
-        head = _head(call, reply, "chat.completion.chunk")
-
-        def chunk(delta: Mapping[str, Any], finish: str | None = None) -> bytes:
-            choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
-            return event({**head, "choices": [choice]})
-
-        yield chunk({"role": "assistant", "content": ""})
-        for piece in pieces(reply.reasoning or ""):
-            yield chunk({"reasoning_content": piece})
-        for piece in pieces(reply.content):
-            yield chunk({"content": piece})
-        for index, entry in enumerate(reply.calls):
-            function = {"name": entry.name, "arguments": ""}
-            yield chunk({"tool_calls": [{"index": index, "id": entry.id, "type": "function", "function": function}]})
-            for piece in pieces(entry.arguments):
-                yield chunk({"tool_calls": [{"index": index, "function": {"arguments": piece}}]})
-        yield chunk({}, reply.finish)
+    def events(self, call: AgentCall, *replies: Reply, heartbeats: int = 0) -> Iterator[bytes]:
+        head = _head(call, replies[0], "chat.completion.chunk")
+        for index, reply in enumerate(replies):
+            for choice in _deltas(call, reply):
+                yield event({**head, "choices": [{"index": index, "logprobs": None, "finish_reason": None, **choice}]})
         if call.extra.get("include_usage"):
-            yield event({**head, "choices": [], "usage": _usage(reply)})
+            yield event({**head, "choices": [], "usage": _usage(replies)})
         yield b"data: [DONE]\n\n"
 
     def heartbeat(self, call: AgentCall, sent: int) -> bytes:
@@ -139,13 +115,44 @@ def _tools(raw: Any) -> tuple[tuple[Mapping[str, Any], ...], set[str]]:
     return tuple(tools), left_out
 
 
+def _choice(call: AgentCall, reply: Reply, index: int) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": reply.content, "refusal": None}
+    if reply.reasoning:
+        message["reasoning_content"] = reply.reasoning
+    if reply.calls:
+        message["content"] = reply.content or None
+        message["tool_calls"] = [
+            {"id": entry.id, "type": "function", "function": {"name": entry.name, "arguments": entry.arguments}}
+            for entry in reply.calls
+        ]
+    logprobs = {"content": token_logprobs(reply), "refusal": None} if call.logprobs else None
+    return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": reply.finish}
+
+
+def _deltas(call: AgentCall, reply: Reply) -> Iterator[dict[str, Any]]:
+    """The choices of a streamed answer, without their index."""
+    yield {"delta": {"role": "assistant", "content": ""}}
+    for piece in pieces(reply.reasoning or ""):
+        yield {"delta": {"reasoning_content": piece}}
+    for piece in pieces(reply.content):
+        yield {"delta": {"content": piece}}
+    for index, entry in enumerate(reply.calls):
+        function = {"name": entry.name, "arguments": ""}
+        yield {"delta": {"tool_calls": [{"index": index, "id": entry.id, "type": "function", "function": function}]}}
+        for piece in pieces(entry.arguments):
+            yield {"delta": {"tool_calls": [{"index": index, "function": {"arguments": piece}}]}}
+    if call.logprobs:
+        yield {"delta": {}, "logprobs": {"content": token_logprobs(reply), "refusal": None}}
+    yield {"delta": {}, "finish_reason": reply.finish}
+
+
 def _head(call: AgentCall, reply: Reply, kind: str) -> dict[str, Any]:
     return {"id": f"chatcmpl_{reply.id}", "object": kind, "created": reply.created, "model": call.model}
 
 
-def _usage(reply: Reply) -> dict[str, Any]:
-    prompt, completion = reply.prompt_tokens, reply.completion_tokens
+def _usage(replies: Sequence[Reply]) -> dict[str, Any]:
+    prompt, completion = replies[0].prompt_tokens, sum(reply.completion_tokens for reply in replies)
     usage = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
-    details = {"reasoning_tokens": reply.reasoning_tokens}
-    cached = {"cached_tokens": reply.cached_tokens}
+    details = {"reasoning_tokens": sum(reply.reasoning_tokens for reply in replies)}
+    cached = {"cached_tokens": replies[0].cached_tokens}
     return {**usage, "prompt_tokens_details": cached, "completion_tokens_details": details}

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from toolgym.rollout.capture.agent_call import CallRefusedError
+from toolgym.rollout.capture.agent_call import CallRefusedError, Reply, SampledToken
 
 PIECE = 256
 """Characters of a text or of arguments in one event."""
@@ -36,8 +36,18 @@ def event(data: Mapping[str, Any], kind: str = "") -> bytes:
     return f"{head}data: {json.dumps(data, separators=(',', ':'))}\n\n".encode()
 
 
+def token_logprobs(reply: Reply) -> list[dict[str, Any]]:
+    """The log-probabilities of a turn's tokens, in OpenAI's shape. Alternatives are not known."""
+
+    def entry(token: SampledToken) -> dict[str, Any]:
+        utf8 = list(token.text.encode("utf-8", "replace"))
+        return {"token": token.text, "logprob": token.logprob, "bytes": utf8, "top_logprobs": []}
+
+    return [entry(token) for token in reply.tokens]
+
+
 def error_body(error: CallRefusedError) -> dict[str, Any]:
     """An error in OpenAI's envelope."""
     kinds = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
     kind = kinds.get(error.status, "server_error" if error.status >= 500 else "invalid_request_error")
-    return {"error": {"message": str(error), "type": kind, "param": None, "code": error.code}}
+    return {"error": {"message": str(error), "type": kind, "param": error.param, "code": error.code}}

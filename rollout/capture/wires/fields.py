@@ -9,10 +9,15 @@ from typing import Any, get_args
 
 from toolgym.rollout.capture import unreadable
 from toolgym.rollout.capture.agent_call import IMAGE, AgentRole, CallRefusedError
+from toolgym.rollout.capture.request_fields import FORMATS, TABLES, Treatment, entries_of
+from toolgym.rollout.capture.rules import CaptureRules
 from toolgym.tools.errors import ConfigError, shorten
 from toolgym.tools.message import image_part
 
 TEXT_PARTS = frozenset({"text", "input_text", "output_text", "summary_text", "reasoning_text"})
+
+MOST_CHOICES = 128
+"""Most answers to one request, as OpenAI's API has it."""
 
 WRAPPED = "INVALID_JSON"
 """Key of the object that stands for arguments that are no JSON object, where a wire or a client must have one. It is
@@ -28,21 +33,96 @@ _RANGES: dict[str, tuple[Any, float, float]] = {
     "seed": (int, -(2**63), 2**64),
 }
 
-_GRAMMARS = ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "json_schema", "regex", "ebnf")
-"""Fields of vLLM and SGLang."""
-
 _ROLES: dict[str, AgentRole] = {role: role for role in get_args(AgentRole)} | {"developer": "system"}
 
 
 def wrong(field: str, expected: str, value: Any) -> CallRefusedError:
     """Make the refusal of a field with another value than it must have."""
     came = "nothing" if value is None else shorten(repr(value), 120)
-    return CallRefusedError(400, "invalid_value", f"{field} must be {expected}, got {came}")
+    return CallRefusedError(400, "invalid_value", f"{field} must be {expected}, got {came}", field)
 
 
-def unsupported(field: str, text: str) -> CallRefusedError:
+def unsupported(field: str, text: str, code: str = "unsupported_parameter") -> CallRefusedError:
     """Make the refusal of a request that asks for something that this server cannot give."""
-    return CallRefusedError(400, "unsupported_parameter", f"{field}: {text}")
+    return CallRefusedError(400, code, f"{field}: {text}", field)
+
+
+def heeded(body: Mapping[str, Any], wire: str, rules: CaptureRules) -> tuple[Mapping[str, Any], list[str]]:
+    """Apply the wire's table of fields, see `toolgym.rollout.capture.request_fields`.
+
+    Returns the request without the fields that the session ignores, and the names of the fields that ask for something
+    in vain. Raises CallRefusedError for a field that is refused.
+    """
+    left_out: list[str] = []
+    kept = dict(body)
+    for name, entry, _ in entries_of(TABLES[wire], body):
+        outer, _, inner = name.partition(".")
+        if name in rules.ignored:
+            left_out.append(name)
+            if inner:
+                kept[outer] = {key: value for key, value in kept[outer].items() if key != inner}
+            else:
+                del kept[outer]
+        elif entry.treatment is Treatment.REFUSED:
+            raise unsupported(name, entry.text, entry.code)
+        elif entry.treatment is Treatment.COUNTED:
+            if name in rules.refused:
+                raise unsupported(name, "the rules of this session refuse it, and the gateway cannot follow it")
+            left_out.append(name)
+    return kept, left_out
+
+
+def grammar(
+    formats: Mapping[str, Any], rules: CaptureRules, left_out: list[str], *, optional: bool = False
+) -> tuple[str, str] | None:
+    """Return the grammar that a request's formats ask for, by the session's rule for formats.
+
+    Args:
+        formats: the values of the wire's fields for the answer's format, which may be plain text.
+        rules: the session's.
+        left_out: gets the names of formats that are ignored.
+        optional: whether the agent is known to live with an answer in another format.
+
+    Raises:
+        CallRefusedError: the session refuses formats, or follows them and this one is none that it knows.
+    """
+    for field, value in formats.items():
+        if value is None or (isinstance(value, dict) and value.get("type") == "text"):
+            continue
+        if rules.formats == "ignore" or (optional and rules.formats == "refuse"):
+            left_out.append(field)
+        elif rules.formats == "refuse":
+            raise unsupported(field, f"this server samples without a grammar; {FORMATS}")
+        else:
+            return _grammar(mapping(value, field), field)
+    return None
+
+
+def _grammar(value: Mapping[str, Any], field: str) -> tuple[str, str]:
+    kind = value.get("type")
+    if kind == "json_object":
+        return "json_schema", '{"type": "object"}'
+    if kind == "regex":
+        return "regex", name(value.get("pattern"), f"{field}.pattern")
+    if kind != "json_schema":
+        raise wrong(f"{field}.type", "text, json_object, json_schema or regex", kind)
+    inner = value.get("json_schema", value)
+    return "json_schema", json.dumps(mapping(mapping(inner, field).get("schema"), f"{field}.schema"))
+
+
+def is_none(choice: Any) -> bool:
+    """Whether a choice of tools is none of them."""
+    return (choice.get("type") if isinstance(choice, dict) else choice) == "none"
+
+
+def choices(body: Mapping[str, Any]) -> int:
+    """Return how many answers a request wants."""
+    value = body.get("n")
+    if value is None:
+        return 1
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST_CHOICES:
+        raise wrong("n", f"a whole number from 1 to {MOST_CHOICES}", value)
+    return value
 
 
 def text(value: Any, field: str) -> str:
@@ -239,27 +319,6 @@ def function(tool: Mapping[str, Any], field: str, schema: str = "parameters") ->
     return {"type": "function", "function": offered}
 
 
-def refuse_constraints(body: Mapping[str, Any], formats: Mapping[str, Any]) -> None:
-    """Refuse several answers, and a grammar for the answer: sampled under one, a token's log-prob is not the
-    policy's. `formats` are the values of the wire's fields for the answer's format, which may be plain text."""
-    if body.get("n") not in (None, 1):
-        raise unsupported("n", f"this server gives one answer to a request, got {shorten(repr(body['n']), 60)}")
-    for field, value in {**{field: body[field] for field in _GRAMMARS if field in body}, **formats}.items():
-        if value is not None and not (isinstance(value, dict) and value.get("type") == "text"):
-            raise unsupported(field, "this server samples without a grammar; ask for the format in the prompt")
-
-
-def unheard(body: Mapping[str, Any], *names: str) -> tuple[str, ...]:
-    """Those of the fields, `outer.inner` too, that ask for something: of a tool call whether and which, of calls no
-    more than a single one, of all others anything that is true."""
-
-    def asks(name: str) -> bool:
-        outer, _, inner = name.partition(".")
-        value = body.get(outer)
-        if inner:
-            value = value.get(inner) if isinstance(value, dict) else None
-        if name == "tool_choice":
-            return value not in (None, "auto")
-        return value is False if name == "parallel_tool_calls" else bool(value)
-
-    return tuple(name for name in names if name.partition(".")[0] in body and asks(name))
+def unheard(entry: Mapping[str, Any], *names: str) -> tuple[str, ...]:
+    """Return those of the fields of a message or a tool that ask for something."""
+    return tuple(name for name in names if entry.get(name))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping
 from operator import itemgetter
 from typing import Any, NamedTuple, TypeVar
@@ -11,6 +11,9 @@ from toolgym.rollout.capture.agent_call import AgentMessage
 from toolgym.rollout.capture.wires import fields
 
 T = TypeVar("T")
+_CONVERSATIONS = 512
+"""Answers of a session that a request may name instead of sending the history before them."""
+
 _KEPT = 4
 """Requests that are remembered of a session: its sub-agents call by turns."""
 
@@ -37,7 +40,17 @@ class RequestMemory:
 
     def __init__(self) -> None:
         self._histories: dict[str, list[_History]] = defaultdict(list)
+        self._conversations: OrderedDict[str, tuple[AgentMessage, ...]] = OrderedDict()
         self._values: dict[str, deque[tuple[Any, Any]]] = defaultdict(lambda: deque(maxlen=_KEPT))
+
+    def keep_conversation(self, id: str, messages: tuple[AgentMessage, ...]) -> None:
+        """Keep a conversation up to an answer, for requests that name the answer instead of sending the history."""
+        self._conversations[id] = messages
+        if len(self._conversations) > _CONVERSATIONS:
+            self._conversations.popitem(last=False)
+
+    def conversation(self, id: str) -> tuple[AgentMessage, ...] | None:
+        return self._conversations.get(id)
 
     def value(self, name: str, raw: Any, read: Callable[[Any], T]) -> T:
         """The reading of a field, or the object that an equal one was read as."""

@@ -11,7 +11,9 @@ from typing import Any
 from pydantic_core import from_json
 
 from toolgym.rollout.capture.agent_call import AgentCall, AgentMessage, CallRefusedError, Reply, WrittenCall
+from toolgym.rollout.capture.rules import CaptureRules
 from toolgym.rollout.capture.wires import fields
+from toolgym.rollout.capture.wires.base import DEFAULT
 from toolgym.rollout.capture.wires.events import event, marked, pieces
 from toolgym.rollout.capture.wires.memory import RequestMemory
 
@@ -31,11 +33,6 @@ _DELTAS = {
 }
 """For each kind of block its text, and type and field of the events with pieces of it."""
 
-_UNHEARD = (
-    *("tool_choice.disable_parallel_tool_use", "output_format", "output_config.format", "output_config.effort"),
-    *("context_management.edits", "mcp_servers", "container"),
-)
-
 _ERRORS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error", 503: "overloaded_error"}
 
 
@@ -44,19 +41,23 @@ class MessagesWire:
     path = "/messages"
     counting_path: str | None = "/messages/count_tokens"
 
-    def read(self, body: Mapping[str, Any], memory: RequestMemory) -> AgentCall:
+    def read(self, body: Mapping[str, Any], memory: RequestMemory, rules: CaptureRules = DEFAULT) -> AgentCall:
+        body, unheard = fields.heeded(body, self.name, rules)
         offered, left_out = memory.value("messages tools", body.get("tools"), _tools)
+        unheard += left_out
         output = fields.mapping(body.get("output_config") or {}, "output_config")
-        # Claude Code asks for its title, a side call without tools, in a format; it lives with another one.
         formats = {"output_format": body.get("output_format"), "output_config.format": output.get("format")}
-        fields.refuse_constraints(body, formats if offered else {})
+        # Claude Code asks for its title, a side call without tools, in a format; it lives with another one.
+        is_title = not offered and BILLING in str(body.get("system") or "")
+        grammar = fields.grammar(formats, rules, unheard, optional=is_title)
         choice = fields.mapping(body.get("tool_choice") or {}, "tool_choice")
-        unheard = ["tool_choice"] if choice.get("type", "auto") != "auto" else []
-        unheard += [*fields.unheard(body, *_UNHEARD), *left_out]
         system = _system(body.get("system"), unheard)
         messages = memory.history(self.name, body.get("messages"), "messages", partial(_add_messages, unheard))
-        if not messages or messages[-1].role == "assistant":
-            raise fields.wrong("messages", "a list whose last message is not the assistant's", body.get("messages"))
+        if not messages:
+            raise fields.wrong("messages", "a list of at least one message", body.get("messages"))
+        if messages[-1].role == "assistant":
+            text = "the last one must not be the assistant's: this gateway continues no turn of the agent (prefill)"
+            raise fields.unsupported("messages", text)
         thinking = fields.mapping(body.get("thinking") or {}, "thinking")
         return AgentCall(
             wire=self.name,
@@ -66,24 +67,31 @@ class MessagesWire:
             max_tokens=fields.tokens(body, "max_tokens"),
             sampling=fields.sampling(body, "stop_sequences"),
             stream=fields.flag(body, "stream"),
+            plain=fields.is_none(choice),
+            grammar=grammar,
             left_out=tuple(unheard),
             extra={"thinking": thinking.get("type") in ("enabled", "adaptive")},
         )
 
-    def answer(self, call: AgentCall, reply: Reply) -> dict[str, Any]:
+    def answer(self, call: AgentCall, *replies: Reply) -> dict[str, Any]:
+        [reply] = replies
         content = list(_blocks(call, reply))
         for block in content:
             if block["type"] == "tool_use":
                 block["input"] = json.loads(block["input"])
-        ended = {"content": content, "stop_reason": _FINISH[reply.finish]}
-        return {**_head(call, reply), **ended, "usage": _usage(reply, reply.completion_tokens)}
+        return {
+            **_head(call, reply),
+            "content": content,
+            **_end(reply),
+            "usage": _usage(reply, reply.completion_tokens),
+        }
 
-    def events(self, call: AgentCall, reply: Reply, heartbeats: int = 0) -> Iterator[bytes]:
+    def events(self, call: AgentCall, *replies: Reply, heartbeats: int = 0) -> Iterator[bytes]:
+        [reply] = replies
         yield _event("message_start", message={**_head(call, reply), "usage": _usage(reply, 0)})
         for index, block in enumerate(_blocks(call, reply)):
             yield from _block_events(index, block)
-        delta = {"stop_reason": _FINISH[reply.finish], "stop_sequence": None}
-        yield _event("message_delta", delta=delta, usage=_usage(reply, reply.completion_tokens))
+        yield _event("message_delta", delta=_end(reply), usage=_usage(reply, reply.completion_tokens))
         yield _event("message_stop")
 
     def heartbeat(self, call: AgentCall, sent: int) -> bytes:
@@ -94,10 +102,18 @@ class MessagesWire:
         if error.code == "context_length_exceeded" and "prompt is too long" not in message:
             message = f"prompt is too long: {message}"  # the words by which agents know that they must compact
         kind = _ERRORS.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
-        return {"type": "error", "error": {"type": kind, "message": message}}
+        details = {"details": {"error_code": error.code}} if error.code == "thread_unsupported_request" else {}
+        return {"type": "error", "error": {"type": kind, "message": message, **details}}
 
     def failed_event(self, call: AgentCall, error: CallRefusedError) -> bytes:
         return event(self.refusal(error), "error")
+
+
+def _end(reply: Reply) -> dict[str, Any]:
+    """Why an answer ended."""
+    if reply.stop_text is not None and reply.finish == "stop":
+        return {"stop_reason": "stop_sequence", "stop_sequence": reply.stop_text}
+    return {"stop_reason": _FINISH[reply.finish], "stop_sequence": None}
 
 
 def _system(system: Any, left_out: list[str]) -> list[AgentMessage]:

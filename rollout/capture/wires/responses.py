@@ -1,4 +1,5 @@
-"""OpenAI's Responses, without a store: each request brings its whole history. Thinking is a reasoning item."""
+"""OpenAI's Responses. A request brings its whole history, or names an earlier response of its session. Thinking is a
+reasoning item."""
 
 from __future__ import annotations
 
@@ -11,17 +12,15 @@ from functools import partial
 from typing import Any
 
 from toolgym.rollout.capture.agent_call import AgentCall, AgentMessage, CallRefusedError, Reply, ReplyCall
+from toolgym.rollout.capture.rules import CaptureRules
 from toolgym.rollout.capture.wires import fields
-from toolgym.rollout.capture.wires.events import error_body, event, pieces
+from toolgym.rollout.capture.wires.base import DEFAULT
+from toolgym.rollout.capture.wires.events import error_body, event, pieces, token_logprobs
 from toolgym.rollout.capture.wires.memory import RequestMemory
 from toolgym.rollout.capture.wires.responses_history import WHOLE, add_item, qualified
 
 _CLIENT_TOOLS = ("local_shell", "shell", "apply_patch", "computer", "computer_use_preview")
 """Types of tools that the agent runs and whose schema only OpenAI's servers know."""
-
-_UNHEARD = (
-    *("tool_choice", "parallel_tool_calls", "max_tool_calls", "top_logprobs", "reasoning.effort", "text.verbosity"),
-)
 
 
 class ResponsesWire:
@@ -29,20 +28,11 @@ class ResponsesWire:
     path = "/responses"
     counting_path: str | None = "/responses/input_tokens"
 
-    def read(self, body: Mapping[str, Any], memory: RequestMemory) -> AgentCall:
+    def read(self, body: Mapping[str, Any], memory: RequestMemory, rules: CaptureRules = DEFAULT) -> AgentCall:
+        body, left_out = fields.heeded(body, self.name, rules)
         form = fields.mapping(body.get("text") or {}, "text").get("format")
-        fields.refuse_constraints(body, {"text.format": form})
-        for field in ("conversation", "prompt"):
-            if body.get(field) is not None:
-                raise fields.unsupported(field, "this server keeps none; send the whole history as `input`")
-        if fields.flag(body, "background"):
-            raise fields.unsupported("background", "this server answers at once only")
-        left_out = [*fields.unheard(body, *_UNHEARD)]
-        left_out += ["truncation"] if body.get("truncation") not in (None, "disabled") else []
+        grammar = fields.grammar({"text.format": form}, rules, left_out)
         messages = _messages(body, left_out, memory)
-        # The history is there if what the assistant said is.
-        if body.get("previous_response_id") and all(message.role != "assistant" for message in messages):
-            raise fields.unsupported("previous_response_id", "this server keeps no responses; send the whole history")
         offered = memory.value("responses tools", body.get("tools"), _Offered)
         return AgentCall(
             wire=self.name,
@@ -52,17 +42,22 @@ class ResponsesWire:
             max_tokens=fields.tokens(body, "max_output_tokens"),
             sampling=fields.sampling(body),
             stream=fields.flag(body, "stream"),
+            plain=fields.is_none(body.get("tool_choice")),
+            grammar=grammar,
             left_out=(*left_out, *offered.left_out),
+            logprobs="message.output_text.logprobs" in fields.entries(body.get("include"), "include"),
             # OpenAI's client wants one id and time from the first event to the last.
             extra={
                 "response_id": f"resp_{uuid.uuid4().hex}",
                 "created_at": int(time.time()),
+                "instructions": bool(fields.joined(body.get("instructions"), "instructions")),
                 "names": offered.names,
                 "custom": offered.custom,
             },
         )
 
-    def answer(self, call: AgentCall, reply: Reply) -> dict[str, Any]:
+    def answer(self, call: AgentCall, *replies: Reply) -> dict[str, Any]:
+        [reply] = replies
         # An answer that was cut is a completed response with the status "incomplete": OpenAI's clients, and Codex, take
         # an event `response.incomplete` for a failure, and ask again.
         cut = reply.finish == "length"
@@ -77,7 +72,8 @@ class ResponsesWire:
             "usage": {**usage, "input_tokens_details": cached, "output_tokens_details": details},
         }
 
-    def events(self, call: AgentCall, reply: Reply, heartbeats: int = 0) -> Iterator[bytes]:
+    def events(self, call: AgentCall, *replies: Reply, heartbeats: int = 0) -> Iterator[bytes]:
+        [reply] = replies
         number = heartbeats
         if not heartbeats:
             yield self.heartbeat(call, 0)
@@ -165,9 +161,17 @@ class _Offered:
 def _messages(body: Mapping[str, Any], left_out: list[str], memory: RequestMemory) -> tuple[AgentMessage, ...]:
     sent, system = body.get("input"), body.get("instructions")
     items = [{"role": "user", "content": sent}] if isinstance(sent, str) else sent
-    messages = memory.history("responses", items, "input", partial(add_item, left_out))
+    messages = tuple(memory.history("responses", items, "input", partial(add_item, left_out)))
     if not sent:
         raise fields.wrong("input", "a text or a list of at least one item", sent)
+    previous = body.get("previous_response_id")
+    # Some agents name it and send the whole history all the same: it is there if what the assistant said is.
+    if previous is not None and all(message.role != "assistant" for message in messages):
+        earlier = memory.conversation(fields.name(previous, "previous_response_id"))
+        if earlier is None:
+            text = f"there is no response {previous[:60]!r} in this session; send the whole history as `input`"
+            raise CallRefusedError(400, "previous_response_not_found", text, "previous_response_id")
+        messages = (*earlier, *messages)
     instructions = fields.joined(system, "instructions", omitted=left_out)
     return (*([AgentMessage("system", instructions)] if instructions else []), *messages)
 
@@ -196,7 +200,7 @@ def _items(call: AgentCall, reply: Reply) -> list[dict[str, Any]]:
         secret = f"enc_{reply.id}"
         items.append({"id": f"rs_{reply.id}", "type": "reasoning", "summary": summary, "encrypted_content": secret})
     if reply.content or not (reply.reasoning or reply.calls):
-        part = {"type": "output_text", "text": reply.content, "annotations": [], "logprobs": []}
+        part = {"type": "output_text", "text": reply.content, "annotations": [], "logprobs": token_logprobs(reply)}
         items.append({"id": f"msg_{reply.id}", "type": "message", "role": "assistant", "content": [part]})
     items += [_call_item(call, entry) for entry in reply.calls]
     for item in items:

@@ -98,6 +98,10 @@ class SGLangClient(Engine):
         return self.info.context_length
 
     @property
+    def takes_grammars(self) -> bool:
+        return True
+
+    @property
     def stops_at_texts(self) -> bool:
         return True
 

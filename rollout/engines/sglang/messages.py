@@ -158,6 +158,9 @@ def request_body(
         "ignore_eos": not params.stop_token_ids,
         "no_stop_trim": True,
     }
+    if params.grammar is not None:
+        kind, text = params.grammar
+        sampling[kind] = text
     if seed is not None:
         sampling["sampling_seed"] = seed
     return {

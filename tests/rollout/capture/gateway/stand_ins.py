@@ -25,7 +25,7 @@ class LineWire:
 
     name, path, counting_path = "lines", "/lines", "/lines/count"
 
-    def read(self, body, memory):
+    def read(self, body, memory, rules=None):
         if "text" not in body:
             raise CallRefusedError(400, "no_text", "a text is missing")
         message, left_out = AgentMessage("user", body["text"]), tuple(body.get("left_out", ()))

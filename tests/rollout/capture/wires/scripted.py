@@ -70,7 +70,7 @@ class Scripted:
         if isinstance(outcome, CallRefusedError):
             await stream.write(wire.failed_event(call, outcome))
         else:
-            for event in wire.events(call, outcome, self.heartbeats):
+            for event in wire.events(call, outcome, heartbeats=self.heartbeats):
                 await stream.write(event)
         await stream.write_eof()
         return stream

@@ -12,6 +12,7 @@ from tests.rollout.capture.wires.scripted import BY_NAME, read
 from toolgym.rollout.capture.agent_call import AgentMessage, CallRefusedError
 from toolgym.rollout.capture.unreadable import without_surrogates
 from toolgym.rollout.capture.wires.memory import RequestMemory
+from toolgym.rollout.capture.wires.messages import BILLING
 
 USER = {"role": "user", "content": "hi"}
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
@@ -85,7 +86,7 @@ def test_sampling_is_read_under_every_wires_names(wire, body, tokens):
 @pytest.mark.parametrize(
     ("wire", "body"),
     [
-        ("chat", {"store": False, "prompt_cache_key": "k", "what": {"ever": 1}, "n": 1}),
+        ("chat", {"store": False, "prompt_cache_key": "k", "n": 1}),
         ("chat", {"response_format": {"type": "text"}, "tool_choice": "auto", "parallel_tool_calls": True}),
         ("chat", {"presence_penalty": 0, "frequency_penalty": 0.0, "logprobs": False, "logit_bias": {}}),
         ("responses", {"store": True, "include": ["reasoning.encrypted_content"], "client_metadata": {"a": "b"}}),
@@ -105,12 +106,13 @@ def test_fields_that_ask_for_nothing_are_overlooked(wire, body):
     ("wire", "body", "names"),
     [
         ("chat", {"tool_choice": "required", "tools": [OFFERED]}, ("tool_choice",)),  # smolagents, always
-        ("chat", {"tool_choice": "none", "parallel_tool_calls": False}, ("tool_choice", "parallel_tool_calls")),
-        ("chat", {"presence_penalty": 1.0, "logprobs": True}, ("logprobs", "presence_penalty")),
-        ("chat", {"reasoning_effort": "high", "min_p": 0.1}, ("min_p", "reasoning_effort")),
+        ("chat", {"tool_choice": "none", "parallel_tool_calls": False}, ("parallel_tool_calls",)),
+        ("chat", {"presence_penalty": 1.0, "logprobs": True}, ("presence_penalty",)),
+        ("chat", {"reasoning_effort": "high", "min_p": 0.1}, ("reasoning_effort", "min_p")),
+        ("chat", {"new_knob": 1, "verbosity": "low"}, ("new_knob", "verbosity")),
         ("chat", {"messages": [{**USER, "name": "Ann"}, {"role": "assistant", "audio": {"id": "a"}}]}, NAMED),
         ("chat", {"tools": [{**OFFERED, "function": {"name": "f", "strict": True}}]}, ("tools.strict",)),
-        ("responses", {"truncation": "auto", "text": {"verbosity": "low"}}, ("text.verbosity", "truncation")),
+        ("responses", {"truncation": "auto", "text": {"verbosity": "low"}}, ("truncation", "text.verbosity")),
         ("responses", {"input": [USER, {"type": "reasoning", "encrypted_content": "gAAA"}]}, ("encrypted_content",)),
         ("messages", {"mcp_servers": [{"url": "https://x"}], "container": "c"}, ("mcp_servers", "container")),
         ("messages", {"context_management": {"edits": [{}]}}, ("context_management.edits",)),
@@ -134,10 +136,17 @@ def test_fields_that_ask_for_nothing_are_overlooked(wire, body):
         (
             "messages",
             {"tool_choice": {"type": "any", "disable_parallel_tool_use": True}},
-            ("tool_choice", "tool_choice.disable_parallel_tool_use"),
+            ("tool_choice.disable_parallel_tool_use", "tool_choice"),
         ),
         # Claude Code's title: a side call in a format, before the first call of the main agent.
-        ("messages", {"tools": [], "output_config": {"format": {"type": "json_schema"}}}, ("output_config.format",)),
+        (
+            "messages",
+            {
+                "system": [{"type": "text", "text": f"{BILLING} x"}],
+                "output_config": {"format": {"type": "json_schema"}},
+            },
+            ("output_config.format",),
+        ),
     ],
 )
 def test_fields_that_ask_for_more_than_a_turn_gets_are_named(wire, body, names):
@@ -147,14 +156,24 @@ def test_fields_that_ask_for_more_than_a_turn_gets_are_named(wire, body, names):
 @pytest.mark.parametrize(
     ("wire", "body", "text"),
     [
-        ("chat", {"n": 2}, "n: this server gives one answer to a request, got 2"),
+        ("chat", {"n": 0}, "n must be a whole number from 1 to 128, got 0"),
+        ("chat", {"n": "many"}, "n must be a whole number from 1 to 128, got 'many'"),
+        ("responses", {"n": 2}, "n: this wire has one answer to a request"),
+        ("chat", {"top_logprobs": 5}, "top_logprobs: the engine tells the log-probabilities of sampled tokens only"),
+        ("chat", {"continue_final_message": True}, "continue_final_message: this gateway begins a turn of its own"),
+        ("chat", {"add_generation_prompt": False}, "add_generation_prompt: this gateway begins a turn of its own"),
+        ("chat", {"documents": [{"text": "x"}]}, "documents: this gateway renders the prompt itself"),
+        ("chat", {"best_of": 3}, "best_of: this gateway drops no answer"),
+        ("chat", {"conversation_id": "c"}, "conversation_id: this gateway does not know this field, which may carry"),
+        ("messages", {"thread": {"type": "create"}}, "thread: this server keeps no threads"),
+        ("messages", {"previous_message_id": "m"}, "previous_message_id: this gateway does not know this field"),
         (
             "chat",
             {"response_format": {"type": "json_schema"}},
             "response_format: .* without a grammar",
         ),
         ("chat", {"response_format": {"type": "json_object"}}, "response_format"),
-        ("chat", {"guided_regex": "a+"}, "guided_regex: this server samples without a grammar"),
+        ("chat", {"guided_regex": "a+"}, "guided_regex: this gateway samples without a grammar"),
         ("chat", {"modalities": ["text", "audio"]}, "modalities: this server answers with texts only"),
         ("chat", {"functions": [{"name": "f"}]}, "functions: this is the old name of `tools`"),
         ("chat", {"messages": []}, "messages must be a list of at least one message"),
@@ -184,7 +203,8 @@ def test_fields_that_ask_for_more_than_a_turn_gets_are_named(wire, body, names):
             {"text": {"format": {"type": "json_schema", "name": "x"}}},
             "text.format: this server samples without",
         ),
-        ("responses", {"previous_response_id": "resp_1"}, "previous_response_id: this server keeps no responses"),
+        ("responses", {"previous_response_id": "resp_1"}, "there is no response 'resp_1' in this session"),
+        ("responses", {"previous_response_id": 5}, "previous_response_id must be a text, got 5"),
         ("responses", {"conversation": "conv_1"}, "conversation: this server keeps none"),
         ("responses", {"background": True}, "background: this server answers at once only"),
         (
@@ -192,11 +212,11 @@ def test_fields_that_ask_for_more_than_a_turn_gets_are_named(wire, body, names):
             {"tools": [{"type": "local_shell"}]},
             r"tools\[0\]: a tool of type 'local_shell' brings no schema",
         ),
-        ("messages", {"messages": []}, "messages must be a list whose last message is not the assistant's"),
+        ("messages", {"messages": []}, "messages must be a list of at least one message"),
         (
             "messages",
             {"messages": [USER, {"role": "assistant", "content": "{"}]},
-            "last message is not the assistant's",
+            r"messages: the last one must not be the assistant's: .* \(prefill\)",
         ),
         (
             "messages",
