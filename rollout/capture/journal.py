@@ -16,7 +16,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from toolgym.envs.tasks.task import Task
 from toolgym.rollout.capture.agent_call import AgentMessage, Reply, ReplyCall, WrittenCall
@@ -152,7 +152,7 @@ class SavedSession:
         return Job(task, EpisodeKey(*opening["key"]), opening["group_id"], opening["seed"])
 
     def config(self) -> EpisodeConfig:
-        sampling = SamplingParams(**_with_tuples(self.opening["sampling"]))
+        sampling = SamplingParams.from_json(self.opening["sampling"])
         limits = EpisodeLimits(**_with_tuples(self.opening["limits"]))
         return EpisodeConfig(sampling=sampling, limits=limits, training_step=self.opening["training_step"])
 
@@ -177,7 +177,7 @@ class SessionJournal:
         self._file, self._fsync, self.facts = AppendedFile(path), fsync, facts
         self._tools: list[Sequence[Mapping[str, Any]]] = []
         self._numbers: dict[ChatRenderer, int] = {}
-        self._written: dict[int, tuple[State, AgentMessage | None]] = {}
+        self._written: dict[int, _Change] = {}
 
     @property
     def path(self) -> Path:
@@ -194,7 +194,7 @@ class SessionJournal:
         changes = self._changes(forest)
         self._file.append({"kind": "call", **line, "changes": _changes_to_json(changes)})
         self._written |= changes
-        self._written[call.number] = (State.KEPT, None)
+        self._written[call.number] = _Change(State.KEPT, None, False)
 
     def note(self, forest: Forest, state: Mapping[str, Any]) -> None:
         """Append what has changed without an answered call, unless the disk is full: the next call has it too."""
@@ -233,7 +233,7 @@ class SessionJournal:
 
     def follow(self, forest: Forest) -> None:
         """Take the calls of a restored forest as written."""
-        self._written |= {call.number: (call.state, call.seen) for call in forest}
+        self._written |= {call.number: _Change.of(call) for call in forest}
 
     def _number_of(self, renderer: ChatRenderer) -> int:
         if renderer not in self._numbers:
@@ -243,14 +243,29 @@ class SessionJournal:
             self._numbers[renderer] = self._tools.index(renderer.tools)
         return self._numbers[renderer]
 
-    def _changes(self, forest: Forest) -> dict[int, tuple[State, AgentMessage | None]]:
-        """Return the calls whose state, or whose answer as the agent sends it back, is not in the file yet."""
-        now = {call.number: (call.state, call.seen) for call in forest if call.number in self._written}
-        return {number: seen for number, seen in now.items() if seen != self._written[number]}
+    def _changes(self, forest: Forest) -> dict[int, _Change]:
+        """Return what is not in the file yet of the calls that are."""
+        now = {call.number: _Change.of(call) for call in forest if call.number in self._written}
+        return {number: change for number, change in now.items() if change != self._written[number]}
 
 
-def _changes_to_json(changes: Mapping[int, tuple[State, AgentMessage | None]]) -> dict[str, list[Any]]:
-    return {str(number): [state, seen and message_to_json(seen)] for number, (state, seen) in changes.items()}
+class _Change(NamedTuple):
+    """The part of a written call that later requests change."""
+
+    state: State
+    seen: AgentMessage | None
+    is_quoted: bool
+
+    @classmethod
+    def of(cls, call: CapturedCall) -> _Change:
+        return cls(call.state, call.seen, call.is_quoted)
+
+
+def _changes_to_json(changes: Mapping[int, _Change]) -> dict[str, list[Any]]:
+    return {
+        str(number): [state, seen and message_to_json(seen), is_quoted]
+        for number, (state, seen, is_quoted) in changes.items()
+    }
 
 
 # ---------------------------------------------------------------------- messages and calls
@@ -287,6 +302,11 @@ def call_to_json(call: CapturedCall, reply: Reply) -> dict[str, Any]:
         "turn": turn_to_json(call.turn),
         "message": call.message,
         "requests": call.requests,
+        "end": call.end,
+        "plain": call.plain,
+        "constrained": call.constrained,
+        "twin": None if call.twin is None else call.twin.number,
+        "summarizes": None if call.summarizes is None else call.summarizes.number,
         "reply": {**vars_of(reply), "calls": [vars_of(entry) for entry in reply.calls]},
     }
 
@@ -305,12 +325,20 @@ def restore_forest(saved: SavedSession, renderers: Sequence[ChatRenderer], fores
             call.origin = calls.get(number) or lost.setdefault(
                 number, dataclasses.replace(call, number=number, cause=cause, children=[])
             )
+        if (number := line["twin"]) is not None:
+            call.twin = calls.get(number) or lost.setdefault(
+                number, dataclasses.replace(call, number=number, children=[])
+            )
+            call.twin.twin = call.twin  # the first of them did not know it when it was written
+        if (number := line["summarizes"]) is not None:
+            call.summarizes = calls[number]
         reply = line["reply"]
         reply = Reply(**{**reply, "calls": tuple(ReplyCall(**entry) for entry in reply["calls"])})
         (forest.roots if parent is None else parent.children).append(call)
         forest.keep(call, reply)
-    for number, (state, seen) in saved.changes.items():
+    for number, (state, seen, is_quoted) in saved.changes.items():
         if number in calls:
+            calls[number].is_quoted = is_quoted
             calls[number].state = State(state)
             calls[number].seen = None if seen is None else message_from_json(seen)
 
@@ -330,4 +358,7 @@ def _call_from_json(line: Mapping[str, Any], renderer: ChatRenderer, parent: Cap
         turn=turn_from_json(line["turn"]),
         message=line["message"],
         requests=tuple(tuple(request) for request in line["requests"]),
+        end=line["end"],
+        plain=line["plain"],
+        constrained=line["constrained"],
     )

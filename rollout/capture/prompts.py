@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from toolgym.rollout.capture.agent_call import IMAGE, AgentMessage, CallRefusedError, WrittenCall
 from toolgym.rollout.capture.canonical import arguments_of
-from toolgym.rollout.capture.unreadable import note
+from toolgym.rollout.capture.wires.unreadable import note
 from toolgym.rollout.runner.config import RunConfig
 from toolgym.rollout.runner.run_episode import policy_renderer
 from toolgym.rollout.tokens.renderer import ChatRenderer

@@ -46,6 +46,8 @@ class HttpApp:
     summary: ClassVar[str]
     key_header: ClassVar[str | None] = None
     states: ClassVar[tuple[str, str]] = ("ok", "draining")
+    unpacks: ClassVar[bool] = True
+    """Whether compressed bodies are unpacked before a route gets them."""
 
     def __init__(
         self,
@@ -113,7 +115,7 @@ class HttpApp:
 
     def listener(self, *, internal: bool = False) -> Listener:
         """Make an HTTP server for a socket: of clients, or `internal`, of the other workers."""
-        return Listener(self._handle, self._config, internal=internal)
+        return Listener(self._handle, self._config, internal=internal, unpacks=self.unpacks)
 
     # ------------------------------------------------------------------ for subclasses
 

@@ -56,7 +56,8 @@ def answer(message: Any, status: int = 200, headers: Mapping[str, str] | None = 
 
 
 class Listener(web.Server):
-    """An HTTP server that closes connections which send no request in time; `internal`: for the other workers.
+    """An HTTP server that closes connections which send no request in time; `internal`: for the other workers. With
+    `unpacks=False`, a compressed body stays as it came.
 
     The handler is cancelled when the client goes away.
     """
@@ -67,10 +68,12 @@ class Listener(web.Server):
         config: ServingConfig,
         *,
         internal: bool,
+        unpacks: bool = True,
     ) -> None:
         super().__init__(
             functools.partial(handler, self),
             handler_cancellation=True,
+            auto_decompress=unpacks,
             access_log=None,
             logger=_log,
             keepalive_timeout=config.keepalive_timeout,

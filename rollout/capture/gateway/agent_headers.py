@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping
 EPISODE = "x-episode"
 """Header that names the episode, for agents that can set a header and neither path nor key."""
 
+KEY_HEADERS = ("x-api-key", "api-key", "x-goog-api-key")
+
 SUB_AGENTS = (
     ("x-claude-code-agent-id", ("x-claude-code-agent-id",)),
     ("thread-id", ("x-codex-parent-thread-id", "x-openai-subagent")),
@@ -23,9 +25,11 @@ COMPACT = "compact"
 
 
 def shown_keys(headers: Mapping[str, str]) -> list[str]:
-    """The keys that a request shows: as a bearer token, and as Anthropic's `x-api-key`."""
+    """The keys that a request shows: as a bearer token, as Anthropic's `x-api-key`, as Azure's `api-key`, and as
+    Google's `x-goog-api-key`."""
     scheme, _, bearer = headers.get("authorization", "").partition(" ")
-    keys = [bearer.strip() if scheme.lower() == "bearer" else "", headers.get("x-api-key", "").strip()]
+    keys = [bearer.strip() if scheme.lower() == "bearer" else ""]
+    keys += [headers.get(name, "").strip() for name in KEY_HEADERS]
     return [key for key in keys if key]
 
 

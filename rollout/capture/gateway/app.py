@@ -8,8 +8,9 @@ import functools
 import json
 import logging
 import os
+import urllib.parse
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,18 +20,21 @@ from aiohttp import web
 from toolgym.rollout.capture.agent_call import AgentCall, CallRefusedError, Reply
 from toolgym.rollout.capture.canonical import written
 from toolgym.rollout.capture.gateway import agent_headers
+from toolgym.rollout.capture.gateway.agent_paths import PREFIXES, AgentRouter
+from toolgym.rollout.capture.gateway.body_coding import DecodedBodies
 from toolgym.rollout.capture.gateway.captured_run import CapturedRun, captured_run
 from toolgym.rollout.capture.gateway.config import CaptureConfig
 from toolgym.rollout.capture.gateway.control import FINAL, Control, NewSession, alive_routes
+from toolgym.rollout.capture.gateway.cors import Cors
 from toolgym.rollout.capture.gateway.hosting import Answering, Begin, Episodes, HostedEpisode
 from toolgym.rollout.capture.journal import NotWrittenError
 from toolgym.rollout.capture.prompts import Renderers
 from toolgym.rollout.capture.rules import CaptureRules
 from toolgym.rollout.capture.session import CaptureSession
-from toolgym.rollout.capture.unreadable import without_surrogates
 from toolgym.rollout.capture.wires import WIRES
 from toolgym.rollout.capture.wires.base import Wire
 from toolgym.rollout.capture.wires.memory import RequestMemory
+from toolgym.rollout.capture.wires.unreadable import without_surrogates
 from toolgym.rollout.engines.base import Engine, require_tokenizer
 from toolgym.rollout.engines.open import open_engine
 from toolgym.rollout.episode.config import EpisodeConfig
@@ -44,7 +48,7 @@ from toolgym.tools.serving.admission import BusyError, Gate
 from toolgym.tools.serving.app import HttpApp
 from toolgym.tools.serving.metrics import ServerMetrics
 from toolgym.tools.serving.routes import Call, Operation, Route
-from toolgym.tools.serving.transport import answer, within
+from toolgym.tools.serving.transport import RequestRefusedError, answer, within
 from toolgym.tools.serving.worker import run_worker
 
 if TYPE_CHECKING:
@@ -67,6 +71,7 @@ class CaptureApp(HttpApp):
 
     title = "toolgym capture"
     summary = "A gateway for agents, which keeps the exact tokens of their episodes."
+    unpacks = False  # by `DecodedBodies`
 
     def __init__(
         self, config: CaptureConfig, run: CapturedRun, begin: Begin, wires: Sequence[Wire], *, has_control: bool = True
@@ -77,14 +82,18 @@ class CaptureApp(HttpApp):
         gate = Gate(config.max_concurrency, config.max_queue, config.queue_timeout)
         metrics = ServerMetrics(METRICS_PREFIX)
         super().__init__(config, gate, metrics)
-        self.settings, self._heap = config, contextlib.ExitStack()
+        self.settings, self._heap, self._wires = config, contextlib.ExitStack(), wires
         limit, idle, keep = config.max_sessions, config.session_idle_timeout, config.keep_ended
         self.episodes = Episodes(run, begin, limit=limit, idle_timeout=idle, keep=keep)
         metrics.gauge("sessions", "Open sessions.", lambda: len(self.episodes.table))
-        routes = self._agents_routes(wires)
+        agents = self._agents_routes(wires)
+        routes = [*agents, *alive_routes()]
         if has_control:
             routes += [*Control(self.episodes, config, self._token.check).routes(), self.health_route()]
-        self.add_routes(routes)
+        self.add_routes([*routes, *self._other_routes()])
+        self._router = AgentRouter(self._router, frozenset(route.path for route in agents))
+        self._bodies = DecodedBodies(config)
+        self._cors = Cors(config)
 
     def _service_routes(self) -> list[Route]:
         return super()._service_routes() if self._has_control else []
@@ -116,9 +125,11 @@ class CaptureApp(HttpApp):
 
     def _agents_routes(self, wires: Sequence[Wire]) -> list[Route]:
         models = Operation(self._models, "List the policy's model", None, "application/json")
-        routes = alive_routes()
-        for prefix in ("/sessions/{session}/v1", "/v1"):
-            routes.append(Route(f"{prefix}/models", {"GET": models}, public=True))
+        model = Operation(self._model, "Show the policy's model", None, "application/json")
+        routes = []
+        for prefix in PREFIXES:
+            routes += [Route(f"{prefix}/models", {"GET": models}, public=True)]
+            routes += [Route(f"{prefix}/models/{{model:path}}", {"GET": model}, public=True)]
             for wire in wires:
                 for path, handle in ((wire.path, self._turn), (wire.counting_path, self._count)):
                     handler = functools.partial(self._of_agent, wire, handle)
@@ -126,11 +137,58 @@ class CaptureApp(HttpApp):
                     operation = Operation(handler, summary, "application/json", "application/json")
                     if path is not None:
                         routes.append(Route(prefix + path, {"POST": operation}, public=True, runs=path == wire.path))
-        return routes
+        preflight = Operation(self._preflight)
+        return [route._replace(operations={**route.operations, "OPTIONS": preflight}) for route in routes]
+
+    def _other_routes(self) -> list[Route]:
+        """All other paths below the agents' addresses: what the APIs have and this gateway does not."""
+        methods = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+        operations = dict.fromkeys(methods, Operation(self._not_served))
+        return [Route(f"{prefix}/{{rest:path}}", operations, public=True) for prefix in PREFIXES]
 
     async def _models(self, call: Call) -> web.Response:
-        model = {"id": "policy", "object": "model", "type": "model", "created": 0, "owned_by": "toolgym"}
-        return answer({"object": "list", "data": [model], "has_more": False})
+        return answer({"object": "list", "data": [_model("policy")], "has_more": False})
+
+    async def _model(self, call: Call) -> web.Response:
+        return answer(_model(urllib.parse.unquote(call.params["model"])))
+
+    async def _preflight(self, call: Call) -> web.Response:
+        return web.Response(status=204)
+
+    async def _not_served(self, call: Call) -> web.Response:
+        text = f"this gateway serves chat/completions, responses, messages and models, not {call.request.method} "
+        refusal = CallRefusedError(404, "not_found", text + call.request.path[:200])
+        return _refused(self._wire_of(call.request), refusal)
+
+    async def _answer(
+        self, request: web.BaseRequest, route: Route, params: Mapping[str, str], internal: bool
+    ) -> web.StreamResponse:
+        response = await super()._answer(request, route, params, internal)
+        if route.path.startswith(PREFIXES) and not response.prepared:
+            response.headers.update(self._agents_headers(request))
+        return response
+
+    def _agents_headers(self, request: web.BaseRequest) -> dict[str, str]:
+        """The headers of every answer to an agent: an id under the names of both makers, and those for browsers."""
+        mark = f"req_{uuid.uuid4().hex}"
+        return {"x-request-id": mark, "request-id": mark, **self._cors.headers(request)}
+
+    def _failed(self, request: web.BaseRequest, route: Route, error: Exception) -> web.Response:
+        """Answer an error; at an agent's address in the envelope of its wire."""
+        response = super()._failed(request, route, error)
+        if route.path.startswith(PREFIXES):
+            refusal = error if isinstance(error, CallRefusedError) else _as_refusal(response, error)
+            headers = {name: value for name, value in response.headers.items() if name in _KEPT_HEADERS}
+            response = answer(self._wire_of(request).refusal(refusal), refusal.status, headers)
+            response.headers.update(self._agents_headers(request))
+        return response
+
+    def _wire_of(self, request: web.BaseRequest) -> Wire:
+        """The wire that the client of a request speaks, by its path, or else by Anthropic's header."""
+        path = request.raw_path.partition("?")[0]
+        by_path = next((wire for wire in self._wires if wire.path in path), None)
+        name = "messages" if "anthropic-version" in request.headers else self._wires[0].name
+        return by_path or next((wire for wire in self._wires if wire.name == name), self._wires[0])
 
     async def _of_agent(self, wire: Wire, handle: Handle, call: Call) -> web.StreamResponse:
         """Handle a request of an agent, and answer an error in the form of its wire."""
@@ -186,7 +244,7 @@ class CaptureApp(HttpApp):
     ) -> web.StreamResponse:
         """Send events. Nothing is sent before the policy spoke for a heartbeat's time: so a call that is refused at
         once is answered with its status."""
-        stream = _Stream(call.request, self.settings.write_timeout)
+        stream = _Stream(call.request, self.settings.write_timeout, self._agents_headers(call.request))
         try:
             while (replies := await _replies(answering, self.settings.heartbeat)) is None:
                 await stream.write(wire.heartbeat(agent_call, stream.writes))
@@ -258,9 +316,10 @@ def _keep_conversation(episode: HostedEpisode, agent_call: AgentCall, replies: S
 class _Stream:
     """A stream of events to an agent; what it does not read in time ends the connection. Raises ConnectionError."""
 
-    def __init__(self, request: web.BaseRequest, timeout: float) -> None:
+    def __init__(self, request: web.BaseRequest, timeout: float, headers: Mapping[str, str]) -> None:
         self._request, self._timeout = request, timeout
-        self._response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+        fixed = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
+        self._response = web.StreamResponse(headers={**fixed, **headers})
         self.writes = 0
 
     async def write(self, events: bytes) -> None:
@@ -289,6 +348,25 @@ def _json_object(body: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise CallRefusedError(400, "invalid_json", f"the body must be a JSON object, got {type(value).__name__}")
     return value
+
+
+def _model(name: str) -> dict[str, Any]:
+    """The policy, under the name that the agent has for it, in the shape of both makers."""
+    maker = {"object": "model", "created": 0, "owned_by": "toolgym"}
+    return {"id": name, **maker, "type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
+
+
+def _as_refusal(response: web.Response, error: Exception) -> CallRefusedError:
+    """An error of the server as a refusal, whose text is that of the server's own answer."""
+    status = response.status
+    text = str(error) if status < 500 or isinstance(error, RequestRefusedError) else "internal error"
+    if status >= 500 and isinstance(response.body, bytes):
+        text = str(json.loads(response.body).get("detail", text))
+    return CallRefusedError(status, _CODES.get(status, "server_error" if status >= 500 else "invalid_request"), text)
+
+
+_CODES = {405: "method_not_allowed", 413: "request_too_large", 415: "unsupported_coding", 429: "rate_limit_exceeded"}
+_KEPT_HEADERS = ("Retry-After", "Allow", "Connection", "Accept-Encoding")
 
 
 def _refused(wire: Wire, error: CallRefusedError) -> web.Response:

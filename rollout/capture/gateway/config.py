@@ -37,6 +37,8 @@ class CaptureConfig(ServingConfig):
             request, under the name in its path or its header x-episode, or one for each key.
         agents_key: key that agents must show to open sessions, with `open_by: agents`. It opens no control route.
             None: any key opens a session, which only this machine may do.
+        cors_origins: origins of web pages whose agents may call the wires from a browser, `*` for any; the control API
+            is closed to all of them.
         public_url: address of this server for agents; None: the one that the request to open a session went to.
         max_sessions: sessions that are open at once; more are refused (429).
         session_idle_timeout: seconds without a call after which a session is ended as failed (`episode_timeout`), and
@@ -83,6 +85,7 @@ class CaptureConfig(ServingConfig):
     out: Path = flag(Path("capture-out"))
     open_by: Literal["control", "agents"] = flag("control")
     agents_key: pydantic.SecretStr | None = flag(None)
+    cors_origins: tuple[str, ...] = ("*",)
     public_url: str | None = flag(None, pattern=r"^https?://[^/?#\s]+[^?#\s]*$")
     max_sessions: int = flag(4096, ge=1)
     session_idle_timeout: pydantic.FiniteFloat = flag(3600.0, gt=0)

@@ -7,10 +7,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
-from toolgym.rollout.capture import unreadable
 from toolgym.rollout.capture.agent_call import IMAGE, AgentRole, CallRefusedError
 from toolgym.rollout.capture.request_fields import FORMATS, TABLES, Treatment, entries_of
 from toolgym.rollout.capture.rules import CaptureRules
+from toolgym.rollout.capture.wires import unreadable
 from toolgym.tools.errors import ConfigError, shorten
 from toolgym.tools.message import image_part
 

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from toolgym.rollout.capture import unreadable
 from toolgym.rollout.capture.agent_call import AgentMessage, WrittenCall
-from toolgym.rollout.capture.wires import fields
+from toolgym.rollout.capture.wires import fields, unreadable
 from toolgym.rollout.capture.wires.events import marked
 
 WHOLE = "ctw"

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from tests.rollout.capture.wires.scripted import BY_NAME, read
 from toolgym.rollout.capture.agent_call import AgentMessage, CallRefusedError
-from toolgym.rollout.capture.unreadable import without_surrogates
 from toolgym.rollout.capture.wires.memory import RequestMemory
 from toolgym.rollout.capture.wires.messages import BILLING
+from toolgym.rollout.capture.wires.unreadable import without_surrogates
 
 USER = {"role": "user", "content": "hi"}
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
