@@ -205,10 +205,9 @@ def _kind(annotation: Any) -> type:
 
 
 def _serve(settings: ServingConfig) -> None:
+    from toolgym.tools.serving.process_secrets import hide_secrets
     from toolgym.tools.serving.supervisor import serve
     from toolgym.tools.serving.worker import LOG_FORMAT
-
-    from toolgym.tools.serving.process_secrets import hide_secrets
 
     logging.basicConfig(level=settings.log_level.upper(), format=LOG_FORMAT)
     console = Console(soft_wrap=True, highlight=False)

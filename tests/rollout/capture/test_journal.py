@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.rollout.capture.played_agent import START, PlayedAgent, back, result, rows_of, written_call
 from tests.rollout.capture.test_random_agents import TURNS, RandomAgent, moves
-from toolgym.rollout.capture.agent_call import CallRefusedError
+from toolgym.rollout.capture.agent_call import AgentMessage, CallRefusedError
 from toolgym.rollout.capture.journal import NotWrittenError, SessionJournal
 from toolgym.rollout.capture.prompts import Renderers
 from toolgym.rollout.capture.rules import CaptureRules
@@ -58,6 +58,9 @@ def comparable(trajectory):
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(moves, st.sampled_from([(), ("side_call",), ("retracted", "sub_agent")]))
 def test_whatever_agents_do_a_kill_before_each_request_changes_nothing(scripted, tokenizer, tmp_path, moves, untrained):
+    # Requests that are under way are lost in a kill, so they are sent one after the other here.
+    moves = [(name.removesuffix(" at once"), *choices) for name, *choices in moves]
+
     async def play():
         rules = CaptureRules(untrained=untrained)
         played = []
@@ -96,6 +99,21 @@ async def test_the_limit_of_calls_and_the_reason_of_the_end_survive(killed):
     await agent.kill()
     agent.finish()
     assert (agent.trajectory.stop_reason.value, len(agent.trajectory.turns)) == ("max_turns", 2)
+
+
+async def test_what_is_known_of_equal_requests_stop_texts_and_formats_survives(killed):
+    agent = killed("One. STOP Two.", "Three.", "Four.", "Five.", rules=CaptureRules(untrained=()))
+    first = await agent.ask(*START, sampling={"stop": ("STOP",)})
+    await agent.ask(*START, plain=True)
+    again = await agent.ask(*START)
+    await agent.ask(*START, back(first), AgentMessage("user", "More."))
+    await agent.kill()
+    calls = list(agent.session._forest)
+    facts = {call.number: (call.end, call.plain) for call in calls}
+    assert (facts[0], facts[1]) == ((5, False), (None, True))
+    assert again.content == "Four."
+    rows = [(row.start_reason, len(row.segments)) for row in agent.session.finish(1.0).sequences]
+    assert rows == [("start", 3), ("retry", 1), ("retry", 1)]
 
 
 @pytest.mark.parametrize("cut", [1, 40, 400])
