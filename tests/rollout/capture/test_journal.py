@@ -23,7 +23,7 @@ from toolgym.rollout.runner.config import RunConfig
 
 
 class KilledAgent(PlayedAgent):
-    """An agent whose gateway is killed and started again before each of its requests."""
+    """An agent whose gateway can be killed and started again."""
 
     def __init__(self, *arguments, folder, **options):
         super().__init__(*arguments, **options)
@@ -42,9 +42,9 @@ class KilledAgent(PlayedAgent):
         await session.restore(saved)
         self.session, self.kills = session, self.kills + 1
 
-    async def ask(self, *messages, **fields):
+    async def ask_after_kill(self, *messages, **fields):
         await self.kill()
-        return await super().ask(*messages, **fields)
+        return await self.ask(*messages, **fields)
 
 
 def comparable(trajectory):
@@ -65,10 +65,12 @@ def test_whatever_agents_do_a_kill_before_each_request_changes_nothing(scripted,
         rules = CaptureRules(untrained=untrained)
         played = []
         for kind, options in ((PlayedAgent, {}), (KilledAgent, {"folder": tmp_path})):
-            turns = iter([TURNS[turn] for _, turn, _, _ in moves])
+            turns = iter([TURNS[turn] for _, turn, _, _ in moves for _ in range(2)])
             agent = kind(scripted, tokenizer, turns, rules=rules, context_length=100_000, **options)
             player = RandomAgent(agent)
             for move, _, replay, pick in moves:
+                if kind is KilledAgent:
+                    await agent.kill()
                 await player.move(move, replay, pick)
             if kind is KilledAgent:
                 await agent.kill()
@@ -91,11 +93,11 @@ def killed(scripted, tokenizer, tmp_path):
 
 async def test_the_limit_of_calls_and_the_reason_of_the_end_survive(killed):
     agent = killed("one", "two", rules=CaptureRules(max_calls=2, untrained=()))
-    first = await agent.ask(*START)
-    await agent.ask(*START, back(first))
+    first = await agent.ask_after_kill(*START)
+    await agent.ask_after_kill(*START, back(first))
     for _ in range(2):
         with pytest.raises(CallRefusedError, match="has had its 2 calls"):
-            await agent.ask(*START)
+            await agent.ask_after_kill(*START)
     await agent.kill()
     agent.finish()
     assert (agent.trajectory.stop_reason.value, len(agent.trajectory.turns)) == ("max_turns", 2)
@@ -119,13 +121,13 @@ async def test_what_is_known_of_equal_requests_stop_texts_and_formats_survives(k
 @pytest.mark.parametrize("cut", [1, 40, 400])
 async def test_a_last_line_that_was_cut_is_removed_and_the_calls_before_it_stay(killed, cut, caplog):
     agent = killed(written_call("ls"), "lost", "again")
-    first = await agent.ask(*START)
+    first = await agent.ask_after_kill(*START)
     messages = (*START, back(first), result(first, "a.txt"))
-    await agent.ask(*messages)
+    await agent.ask_after_kill(*messages)
     os.truncate(agent.path, agent.path.stat().st_size - cut)
     await agent.kill()
     assert "are not as they were written" in caplog.text
-    assert (await agent.ask(*messages)).content == "again"
+    assert (await agent.ask_after_kill(*messages)).content == "again"
     trajectory = agent.session.finish(1.0)
     assert [sequence.start_reason for sequence in trajectory.sequences] == ["start"]
     assert len(trajectory.turns) == 2
@@ -133,8 +135,8 @@ async def test_a_last_line_that_was_cut_is_removed_and_the_calls_before_it_stay(
 
 async def test_a_line_that_was_changed_ends_what_is_read(killed):
     agent = killed("forty-two", "more")
-    first = await agent.ask(*START)
-    await agent.ask(*START, back(first))
+    first = await agent.ask_after_kill(*START)
+    await agent.ask_after_kill(*START, back(first))
     agent.path.write_bytes(agent.path.read_bytes().replace(b"forty-two", b"forty-six", 1))
     await agent.kill()
     assert len(agent.session.finish(1.0).turns) == 0
@@ -157,14 +159,14 @@ class FullDisk:
 async def test_a_turn_that_the_disk_has_no_room_for_is_refused_counted_and_may_be_asked_for_again(killed, monkeypatch):
     disk = FullDisk(monkeypatch)
     agent = killed("one", "lost", "two")
-    first = await agent.ask(*START)
+    first = await agent.ask_after_kill(*START)
     size = agent.path.stat().st_size
     disk.full = True
     with pytest.raises(NotWrittenError, match="No space left") as refused:
-        await agent.ask(*START, back(first))
+        await agent.ask_after_kill(*START, back(first))
     assert (refused.value.status, agent.path.stat().st_size) == (507, size)
     disk.full = False
-    assert (await super(KilledAgent, agent).ask(*START, back(first))).content == "two"
+    assert (await agent.ask(*START, back(first))).content == "two"
     await agent.kill()
     trajectory = agent.session.finish(1.0)
     assert (len(trajectory.turns), len(trajectory.sequences)) == (2, 1)
@@ -184,5 +186,5 @@ async def test_a_journal_of_another_version_is_refused(killed):
 
 async def test_only_its_owner_can_read_a_journal(killed):
     agent = killed("one")
-    await agent.ask(*START)
+    await agent.ask_after_kill(*START)
     assert agent.path.stat().st_mode & 0o777 == 0o600
