@@ -204,3 +204,17 @@ async def test_what_a_call_does_not_get_is_counted_though_its_tokens_were_counte
             await claude.messages.create(model="m", max_tokens=64, messages=messages)
         trajectory = await server.finish(session)
     assert trajectory.metrics["calls_ignored_tool_result.is_error"] == 1
+
+
+async def test_variables_of_the_chat_template_reach_it(engine):
+    template = engine.tokenizer.chat_template
+    begins = "{% if word is defined %}{{ word }}{% endif %}"
+    try:
+        engine.tokenizer.chat_template = begins + template
+        async with CaptureServer(engine, config=config(template_kwargs={"word": "Thoughtless."})) as server:
+            session = await server.open()
+            assert (await chat(session, QUESTION))[0] == 200
+            trajectory = await server.finish(session)
+    finally:
+        engine.tokenizer.chat_template = template
+    assert trajectory.prompt_text.startswith("Thoughtless.")
