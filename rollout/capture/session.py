@@ -11,7 +11,7 @@ import bisect
 import json
 import time
 import uuid
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from functools import partial
@@ -20,42 +20,32 @@ from typing import Any
 from toolgym.envs.types import EpisodeFailedError, StopReason
 from toolgym.rollout.capture.agent_call import AgentCall, CallRefusedError, Reply, ReplyCall, SampledToken
 from toolgym.rollout.capture.canonical import new_reply_id
+from toolgym.rollout.capture.conversations import Conversations
 from toolgym.rollout.capture.forest import CapturedCall, Forest, State
 from toolgym.rollout.capture.journal import NotWrittenError, SavedSession, SessionJournal, restore_forest
 from toolgym.rollout.capture.prompts import (
-    CallIds,
     Renderers,
-    delta_form,
-    image_forms,
-    prompt_forms,
     readable_images,
-    to_messages,
 )
 from toolgym.rollout.capture.rows import CapturedRows, captured_rows
 from toolgym.rollout.capture.rules import CaptureRules
 from toolgym.rollout.engines.base import Engine, FinishReason, Generation, SamplingParams
 from toolgym.rollout.engines.stop_texts import stop_in
 from toolgym.rollout.episode.config import EpisodeConfig
-from toolgym.rollout.episode.context import EpisodeBudget, encoded_apart
+from toolgym.rollout.episode.context import EpisodeBudget
 from toolgym.rollout.episode.observer import EpisodeObserver
 from toolgym.rollout.episode.record import EpisodeRecord
 from toolgym.rollout.episode.turn_sampling import TurnSampler
 from toolgym.rollout.job import Job
-from toolgym.rollout.limits import HistoryMode
 from toolgym.rollout.replace_fields import replace_fields
 from toolgym.rollout.seeds import step_seed, stream_seed
-from toolgym.rollout.tokens.conversation import Conversation, Extension, part_reasoning
+from toolgym.rollout.tokens.conversation import Conversation, part_reasoning
 from toolgym.rollout.tokens.renderer import ChatRenderer
 from toolgym.rollout.tokens.token_bounds import TooManyTokensError
 from toolgym.rollout.trajectory.trajectory import Failure, Trajectory, Turn, plain
 from toolgym.tools.concurrency.blocking import in_thread
 from toolgym.tools.errors import ConfigError, MissingLogprobsError, TemplateError
-from toolgym.tools.message import Message, assistant, text_of
-from toolgym.tools.parsers import ParsedTurn
-
-_CONVERSATIONS = 16
-"""Calls whose conversations are kept as they stand. That of another call is put together again from its tokens."""
-
+from toolgym.tools.message import assistant, text_of
 
 _JSON = json.JSONEncoder(ensure_ascii=False).encode
 
@@ -118,7 +108,7 @@ class CaptureSession:
         """The failure of the engine that the newest call met; None if it was answered."""
         self._running: set[TurnSampler] = set()
         self._readable: dict[str, bool] = {}  # whether the policy can see the image of a data URL
-        self._recent: deque[CapturedCall] = deque()
+        self._conversations = Conversations(self._forest, self._budget)
         self._trajectory: Trajectory | None = None
         self.journal: SessionJournal | None = None
         """Where answered calls are written before their answers are sent."""
@@ -181,7 +171,7 @@ class CaptureSession:
         request = await self._with_readable_images(request, renderer)
         call = self._forest.attach(self._calls, request, renderer, counting=True)
         try:
-            return len((await self._conversation(request, call, bounded=False)).context)
+            return len((await self._conversations.of(request, call, bounded=False)).context)
         except TemplateError as error:
             raise CallRefusedError(400, "invalid_messages", str(error)) from error
 
@@ -209,7 +199,7 @@ class CaptureSession:
 
     async def _reply(self, request: AgentCall, call: CapturedCall) -> Reply:
         try:
-            conversation = await self._conversation(request, call)
+            conversation = await self._conversations.of(request, call)
             prompt_tokens = len(conversation.context)
             room = self._budget.room(conversation)
         except TooManyTokensError as error:
@@ -288,107 +278,12 @@ class CaptureSession:
             raise CallRefusedError(400, "context_length_exceeded", text)
         return _empty(tokens)
 
-    # ------------------------------------------------------------------ its tokens before
-
-    async def _conversation(self, request: AgentCall, call: CapturedCall, *, bounded: bool = True) -> Conversation:
-        """The conversation up to where the policy speaks. Raises TooManyTokensError if it is `bounded`."""
-        if call.parent is not None:
-            conversation = self._conversation_of(call.parent).fork()
-            before = len(conversation.context)
-            if not call.renderer.ends_turn(conversation.turn_ids):
-                conversation.add_env_tokens(conversation.missing_end())
-            ids = CallIds(call.parent.requests, call.parent.seen)
-            observation = delta_form(to_messages(call.messages, ids), call.renderer)
-            if observation is not None:
-                most = self._budget.longest(conversation) - 1 if bounded else None
-                for form in image_forms(observation):
-                    extension = await self._extension(conversation, form, most)
-                    if extension is not None:
-                        conversation.apply(extension, form)
-                        call.observation, call.lead = tuple(form), tuple(conversation.context[before:])
-                        call.images = conversation.images
-                        return conversation
-            self._forest.uproot(call, request)
-        return await self._begun(call, self._budget.prompt if bounded else None)
-
-    async def _extension(self, conversation: Conversation, form: list[Message], most: int | None) -> Extension | None:
-        """Return how the conversation goes on with these messages; None if the chat template cannot."""
-        try:
-            return await encoded_apart(partial(conversation.extended_with, form, most=most), form)
-        except TemplateError:
-            return None
-        except TooManyTokensError as error:
-            raise TooManyTokensError(len(conversation.context) + error.least) from error
-
-    async def _begun(self, call: CapturedCall, most: int | None) -> Conversation:
-        messages = to_messages(call.messages, CallIds())
-        refusal: TemplateError | None = None
-        for form in prompt_forms(messages, call.renderer):
-            begin = partial(Conversation, call.renderer, HistoryMode.APPEND, form, most=most)
-            try:
-                conversation = await encoded_apart(begin, form)
-            except TemplateError as error:
-                refusal = refusal or error
-                continue
-            if most is not None and len(conversation.context) > most:
-                raise TooManyTokensError(len(conversation.context))
-            call.observation, call.lead = tuple(form), conversation.context.as_tuple()
-            call.images = conversation.images
-            return conversation
-        assert refusal is not None
-        raise refusal
-
-    def _conversation_of(self, call: CapturedCall) -> Conversation:
-        """The conversation up to the end of an answered call."""
-        missing = []
-        last: CapturedCall | None = call
-        while last is not None and last.conversation is None:
-            missing.append(last)
-            last = last.parent
-        conversation = None if last is None or last.conversation is None else last.conversation.fork()
-        for each in reversed(missing):
-            messages = [*each.observation]
-            if conversation is None:
-                conversation = Conversation(each.renderer, HistoryMode.APPEND, messages)
-            else:
-                added = [*each.lead]
-                view, tokens = [*conversation.view, *messages], len(conversation.context) + len(added)
-                conversation.apply(Extension(view, added, None, "", tokens, each.images), messages)
-            for generation in each.parts:
-                conversation.add_generation(generation)
-            conversation.add_turn()
-            self._read(each, conversation)
-        assert conversation is not None
-        if missing:
-            self._remember(call, conversation)
-        return conversation
-
-    def _remember(self, call: CapturedCall, conversation: Conversation) -> None:
-        call.conversation = conversation
-        if call.parent is not None and (earlier := call.parent.parent) is not None:
-            earlier.conversation = earlier.prompt = None  # agents seldom go back by two turns
-        self._recent.append(call)
-        if len(self._recent) > _CONVERSATIONS:
-            self._recent.popleft().conversation = None
-
     # ------------------------------------------------------------------ its answer
-
-    def _read(self, call: CapturedCall, conversation: Conversation) -> ParsedTurn | None:
-        """Put the reading of a turn into the conversation; None if it is to be a text, or the parser, a user's own,
-        failed."""
-        if call.plain:
-            return None
-        try:
-            parsed = conversation.parse_turn(end=call.end)
-        except Exception:  # noqa: BLE001  the turn is answered as the text that it is
-            return None
-        conversation.set_message(parsed.message)
-        return parsed
 
     def _keep(
         self, call: CapturedCall, conversation: Conversation, turn: Turn, starts_open: bool, stop_text: str | None
     ) -> Reply:
-        parsed = self._read(call, conversation)
+        parsed = self._conversations.read(call, conversation)
         well_formed = parsed is not None and not parsed.errors
         message = parsed.message if parsed is not None else assistant(turn.text[: call.end])
         reading = part_reasoning(message, starts_open=starts_open)
@@ -421,7 +316,7 @@ class CaptureSession:
         self._write(call, reply)
         self._reason = self.broken = None
         self._forest.keep(call, reply)
-        self._remember(call, conversation)
+        self._conversations.remember(call, conversation)
         return reply
 
     # ------------------------------------------------------------------ its journal
