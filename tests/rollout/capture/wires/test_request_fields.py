@@ -146,3 +146,10 @@ def test_a_response_of_the_session_stands_for_the_history_before_it():
     body = {"input": "and now?", "instructions": "You code.", "previous_response_id": "resp_1"}
     messages = BY_NAME["responses"].read(body, memory).messages
     assert messages == (AgentMessage("system", "You code."), *history, AgentMessage("user", "and now?"))
+
+
+def test_the_page_has_the_tables_of_the_code():
+    from scripts import request_fields
+
+    page = request_fields.PAGE.read_text()
+    assert request_fields.with_tables(page) == page, "run scripts/request_fields.py --write"
