@@ -221,7 +221,9 @@ class SessionJournal:
                 f"{str(self._file.path)!r} has version {lines[0]['version']!r}, and this library reads {VERSION}: "
                 "finish the open sessions with the version of toolgym that wrote it"
             )
-        calls, state, changes = [], {}, {}
+        calls: list[Mapping[str, Any]] = []
+        state: Mapping[str, Any] = {}
+        changes: dict[int, Sequence[Any]] = {}
         for line in lines[1:]:
             state = line.get("state", state)
             changes |= {int(number): change for number, change in line.get("changes", {}).items()}

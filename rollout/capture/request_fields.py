@@ -82,7 +82,7 @@ def _table(*groups: tuple[Treatment, Iterable[str]], **special: RequestField) ->
 
 
 def _more_than_one(value: Any) -> bool:
-    return value != 1
+    return bool(value != 1)
 
 
 def _forced(value: Any) -> bool:
