@@ -43,6 +43,9 @@ from toolgym.tools.sandbox.process import ProcessSandbox
 _AT_LIMIT = (StopReason.MAX_TURNS, StopReason.BUDGET)
 """Ends of an episode upon which the gateway refuses further calls, so that many agents break off."""
 
+_LONGEST_WORD = 128 * 1024 - 1
+"""Bytes of one argument of a program, see `MAX_ARG_STRLEN` of Linux."""
+
 LEFT_BEHIND = "agent_left_behind"
 """Metric of an episode whose agent still blocks its thread after the end."""
 
@@ -84,8 +87,15 @@ class AgentCommand:
         values = {"prompt": text_of(task.messages[-1]["content"]), "base_url": base_url, "api_key": api_key}
         values["anthropic_url"] = base_url.removesuffix("/v1")
         fill = partial(re.sub, r"\{(\w+)\}", lambda match: values.get(match[1], match[0]))
+        words = [fill(word) for word in self.words]
+        longest = max(len(word.encode("utf-8", "replace")) for word in words)
+        if longest > _LONGEST_WORD:
+            raise ConfigError(
+                f"a word of the agent's command has {longest} bytes, and Linux takes at most {_LONGEST_WORD}: let the "
+                "agent read the prompt from task.json"
+            )
         result = await (self.sandbox or ProcessSandbox(max_running=1)).run(
-            "exec " + shlex.join(fill(word) for word in self.words),
+            "exec " + shlex.join(words),
             language="bash",
             timeout=self.timeout,
             env={name: fill(value) for name, value in {**_ENV, **self.env}.items()},

@@ -104,7 +104,7 @@ async def test_groups_come_whole_and_an_agent_that_raises_is_one_failed_trajecto
 @pytest.mark.parametrize(
     ("agent", "reason", "text"),
     [
-        ("hangs", StopReason.EPISODE_TIMEOUT, "did not finish within 2 seconds"),
+        ("hangs", StopReason.EPISODE_TIMEOUT, "did not finish within 4 seconds"),
         ("makes_no_call", StopReason.ENV_FAILED, "made no call that was answered"),
         ("returns_a_text", StopReason.ENV_FAILED, "a scorer must return a Score or a number, got 'good'"),
         ("returns_nan", StopReason.ENV_FAILED, "not finite"),
@@ -134,7 +134,7 @@ async def test_an_agent_that_breaks_is_named(engine, agent, reason, text):
     async def exits(task, *, base_url, api_key):
         sys.exit(3)
 
-    limits = EpisodeLimits(episode_timeout=2.0 if agent == "hangs" else 20.0)
+    limits = EpisodeLimits(episode_timeout=4.0 if agent == "hangs" else 20.0)
     runner = Runner(agent_env(locals()[agent]), engine, config=config(limits=limits))
     [trajectory] = await runner.run(TASKS[:1])
     assert (trajectory.stop_reason, trajectory.reward) == (reason, 0.0)
@@ -200,6 +200,12 @@ async def test_a_command_that_fails_or_hangs_is_named_and_leaves_no_process(engi
         [trajectory] = await runner.run(TASKS[:1])
         assert trajectory.stop_reason is StopReason.EPISODE_TIMEOUT
         await until(lambda: not alive(int(pids.read_text())))
+
+
+async def test_a_prompt_that_is_too_long_for_a_command_is_named(engine):
+    task = Task(({"role": "user", "content": "x" * 140_000},))
+    [trajectory] = await Runner(agent_env(command("play")), engine, config=config()).run([task])
+    assert "has 140007 bytes, and Linux takes at most 131071" in trajectory.error.message
 
 
 def alive(pid):
