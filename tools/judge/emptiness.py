@@ -54,7 +54,8 @@ class EmptyError(AssertionError):
 
 def guard_source(tree: ast.Module) -> ast.Module:
     """Make the operators of a source refuse an empty array beside a value that is not empty."""
-    return ast.fix_missing_locations(_Guard().visit(tree))
+    guarded: ast.Module = _Guard().visit(tree)
+    return ast.fix_missing_locations(guarded)
 
 
 class _Guard(ast.NodeTransformer):

@@ -45,10 +45,10 @@ from toolgym.tools.judge.link import (
 from toolgym.tools.judge.supervise import (
     Folder,
     LimitError,
-    Limits,
+    LimitWatch,
     SliceOverError,
     Streams,
-    Watch,
+    TestLimits,
     WatchedReader,
     WatchedWriter,
 )
@@ -109,13 +109,13 @@ class Loader:
         self.can_share = True
         self._received = b""
 
-    def load(self, limits: Limits, memory_mb: int | None) -> tuple[str, str]:
+    def load(self, limits: TestLimits, memory_mb: int | None) -> tuple[str, str]:
         """Load the program. Returns the status of all its tests and an error, both empty if it could be loaded.
 
         Only the first reply, about the setup, comes from a process that has not run the program yet.
         """
         message = json.dumps({"seconds": limits.seconds, "memory_mb": memory_mb}).encode()
-        watch = Watch(self.pid, limits)
+        watch = LimitWatch(self.pid, limits)
         try:
             failed = json.loads(self._ask(message, watch))
             if failed:
@@ -128,26 +128,26 @@ class Loader:
         except (BrokenLinkError, ValueError, TypeError, RecursionError):
             return "error", _ENDED
 
-    def fork(self, limits: Limits, argv: Sequence[str] = ()) -> int:
+    def fork(self, limits: TestLimits, argv: Sequence[str] = ()) -> int:
         """Have it fork a process for a test. Returns the process's id."""
         message = "\0".join(["share" if self.can_share else "alone", *argv])
         try:
-            return int(self._ask(message.encode(), Watch(self.pid, limits, alone=True)))
+            return int(self._ask(message.encode(), LimitWatch(self.pid, limits, alone=True)))
         except ValueError as error:
             raise BrokenLinkError(_ENDED) from error
 
-    def link(self, watch: Watch) -> Link:
+    def link(self, watch: LimitWatch) -> Link:
         """Return a link to the last test's process."""
         reader = WatchedReader(self.answers, watch, self._replies)
         writer = WatchedWriter(self.asks, watch)
         return Link(io.BufferedReader(reader), io.BufferedWriter(writer), {"call": OPERATIONS["call"]}, False)
 
-    def reap(self, limits: Limits) -> tuple[int, float]:
+    def reap(self, limits: TestLimits) -> tuple[int, float]:
         """Wait for the end of the last test's process. Returns its exit status, and CPU seconds with its children."""
         if not self.can_share:
             return supervise.reap(self.pid)
         try:
-            status, cpu = self._receive(Watch(self.pid, limits, alone=True)).split()
+            status, cpu = self._receive(LimitWatch(self.pid, limits, alone=True)).split()
             return int(status), float(cpu)
         except (ValueError, LimitError) as error:
             raise BrokenLinkError(_ENDED) from error
@@ -161,14 +161,14 @@ class Loader:
         with contextlib.suppress(OSError):
             supervise.reap(self.pid)
 
-    def _ask(self, message: bytes, watch: Watch) -> bytes:
+    def _ask(self, message: bytes, watch: LimitWatch) -> bytes:
         try:
             os.write(self._asks, message)
         except OSError as error:
             raise BrokenLinkError(_ENDED) from error
         return self._receive(watch)
 
-    def _receive(self, watch: Watch) -> bytes:
+    def _receive(self, watch: LimitWatch) -> bytes:
         """Read a line. Raises BrokenLinkError if the loader has ended."""
         while b"\n" not in self._received:
             watch.wait(self._replies)
@@ -201,7 +201,7 @@ def _be_loader(
     namespace = module.__dict__
     script: types.CodeType | BaseException | None = None
     error = ""
-    own, fork, wait, read, write = os.getpid, supervise.fork, supervise.reap, os.read, os.write
+    own_pid, fork, wait, read, write = os.getpid, supervise.fork, supervise.reap, os.read, os.write
     if script_name:
         write(replies, b'""\n')
         script = _compiled_script(program, script_name)
@@ -224,7 +224,7 @@ def _be_loader(
         pid = fork() if shares else 0
         if pid == 0:
             if not shares:
-                write(replies, b"%d\n" % own())
+                write(replies, b"%d\n" % own_pid())
             if script_name:
                 return _enter_script(script, streams, [script_name, *data.decode().split("\0")[1:]])
             if shares:  # or the tests' process would take it that this one has ended
@@ -287,7 +287,7 @@ def _function(namespace: dict[str, Any], name: str) -> Any:
 
 def _compiled_script(program: str, name: str) -> types.CodeType | BaseException:
     """Compile a script. A mistake in it is raised where it would run."""
-    linecache.cache[name] = (lambda: program,)  # type: ignore[assignment]
+    linecache.cache[name] = (lambda: program,)
     try:
         with open(name, "wb") as file:
             file.write(program.encode("utf-8", "surrogatepass"))
@@ -329,7 +329,7 @@ def _show_error(kind: type[BaseException], error: BaseException, frames: types.T
     sys.__excepthook__(kind, error.with_traceback(frames), frames)
 
 
-class Command:
+class CompiledProgram:
     """A program of another language: compiled once, and started for each test. It has the methods of `Loader`."""
 
     def __init__(self, command: Mapping[str, Any], program: str) -> None:
@@ -339,7 +339,7 @@ class Command:
         self._memory_mb: int | None = None
         self.streams = Streams()
 
-    def load(self, limits: Limits, memory_mb: int | None) -> tuple[str, str]:
+    def load(self, limits: TestLimits, memory_mb: int | None) -> tuple[str, str]:
         self._memory_mb = memory_mb
         for need in self._command["needs"]:
             if shutil.which(need, path=self._environment.get("PATH")) is None and not os.path.exists(need):
@@ -356,19 +356,19 @@ class Command:
             return "compile_error", failure[1]
         return ("", "") if status == 0 else ("compile_error", self.streams.read(1, _MAX_ERROR)[0])
 
-    def fork(self, limits: Limits, argv: Sequence[str] = ()) -> int:
+    def fork(self, limits: TestLimits, argv: Sequence[str] = ()) -> int:
         words = [*self._command["argv"], *argv]
         return self._start(words, self.streams.files, limits, native=self._command["native"])
 
     def is_ready(self) -> bool:
         return True
 
-    def reap(self, limits: Limits) -> tuple[int, float]:
+    def reap(self, limits: TestLimits) -> tuple[int, float]:
         return supervise.reap(self.pid)
 
     def end(self) -> None: ...
 
-    def _start(self, argv: Sequence[str], fds: Sequence[int], limits: Limits, *, native: bool = False) -> int:
+    def _start(self, argv: Sequence[str], fds: Sequence[int], limits: TestLimits, *, native: bool = False) -> int:
         self.pid = supervise.start(
             argv, fds, self._environment, limits.seconds, self._memory_mb if native else None, native=native
         )
@@ -391,12 +391,12 @@ def main(kind: str, setup: str, program: str, file_name: str, command: Mapping[s
     """
     nothing = compile("", file_name, "exec")
     sys.set_int_max_str_digits(0)
-    subject: Loader | Command
+    subject: Loader | CompiledProgram
     try:
         supervise.guard()
         if command is not None:
             supervise.check_can_fork()
-            subject = Command(command, program)
+            subject = CompiledProgram(command, program)
         else:
             subject = Loader(setup, program, file_name if kind == "script" else "")
             if subject.script is not None:
@@ -426,10 +426,10 @@ def _say(task: Mapping[str, Any], report: Mapping[str, Any]) -> None:
     sys.stdout.flush()
 
 
-def _judge(task: dict[str, Any], subject: Loader | Command) -> None:
+def _judge(task: dict[str, Any], subject: Loader | CompiledProgram) -> None:
     """Run tests in their order and report each outcome, until one may have left something behind for the next."""
     tests = [prepare(test) for test in task["tests"]]
-    status, error = subject.load(Limits(task["load"]), task["memory_mb"])
+    status, error = subject.load(TestLimits(task["load"]), task["memory_mb"])
     if status:
         _say(task, {"load": status, "error": error, "unprepared": _unprepared(tests)})
         return
@@ -456,10 +456,10 @@ class _Test:
     """A test that is ready to run; or one that is not judgeable, and has its `outcome` already."""
 
     def __init__(self, task: Mapping[str, Any]) -> None:
-        self.task, self.limits = task, Limits(task)
+        self.task, self.limits = task, TestLimits(task)
         self.outcome: dict[str, Any] | None = None
 
-    def run(self, subject: Loader | Command, left: float | None) -> dict[str, Any]:
+    def run(self, subject: Loader | CompiledProgram, left: float | None) -> dict[str, Any]:
         """Run it. Raises SliceOverError if it still runs after `left` seconds of its own."""
         raise NotImplementedError
 
@@ -467,7 +467,7 @@ class _Test:
 class _ScriptTest(_Test):
     """Runs a program that reads standard input and prints."""
 
-    def run(self, subject: Loader | Command, left: float | None) -> dict[str, Any]:
+    def run(self, subject: Loader | CompiledProgram, left: float | None) -> dict[str, Any]:
         files, reads, streams = self.task["files"], self.task["reads"], subject.streams
         most = self.limits.output_bytes
         assert streams is not None
@@ -495,10 +495,10 @@ class _ScriptTest(_Test):
 
 
 def _awaited(
-    subject: Loader | Command, pid: int, limits: Limits, streams: Streams, left: float | None = None
+    subject: Loader | CompiledProgram, pid: int, limits: TestLimits, streams: Streams, left: float | None = None
 ) -> tuple[int, float, tuple[str, str] | None]:
     """Wait for a process. Returns its exit status, the seconds that it used, and the limit that it met, if any."""
-    watch, failure = Watch(pid, limits, left=left), None
+    watch, failure = LimitWatch(pid, limits, left=left), None
     try:
         supervise.await_end(pid, watch, lambda: streams.check(limits.output_bytes))
         watch.glance()
@@ -517,13 +517,13 @@ def _awaited(
 class _CallTest(_Test):
     """Calls functions of the program, from here."""
 
-    def run(self, subject: Loader | Command, left: float | None) -> dict[str, Any]:
+    def run(self, subject: Loader | CompiledProgram, left: float | None) -> dict[str, Any]:
         assert isinstance(subject, Loader)
         try:
             pid = subject.fork(self.limits)
         except (LimitError, BrokenLinkError) as error:
             return _ended(error)
-        watch = Watch(pid, self.limits, own=True, left=left)
+        watch = LimitWatch(pid, self.limits, with_tests=True, left=left)
         with supervise.alarm(self.limits.seconds):
             outcome = self.outcome_of(subject.link(watch))
         watch.glance()

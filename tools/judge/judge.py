@@ -43,7 +43,15 @@ from toolgym.tools.judge.running import verdicts
 from toolgym.tools.judge.running.checkers import checked
 from toolgym.tools.judge.running.commands import command_of, runs_in_place
 from toolgym.tools.judge.running.interactive import judge_interactive
-from toolgym.tools.judge.running.runs import Job, Limit, NoForkError, Outcome, Program, run_alone, run_jobs
+from toolgym.tools.judge.running.runs import (
+    JobOutcome,
+    JudgeJob,
+    LoadableProgram,
+    NoForkError,
+    ProcessLimit,
+    run_alone,
+    run_jobs,
+)
 from toolgym.tools.sandbox.base import Sandbox
 
 COMPILE_TIMEOUT = 60.0
@@ -139,10 +147,10 @@ class _Judging:
         ended = [verdict for verdict in self._verdicts[:number] if verdict.status is not VerdictStatus.NOT_RUN]
         return self._judge.stop_at_failure and not all(verdict.passed for verdict in ended)
 
-    def _limit(self, test: Test) -> Limit:
+    def _limit(self, test: Test) -> ProcessLimit:
         judge = self._judge
         seconds = test.cpu_seconds or judge.timeout
-        return Limit(min(seconds, judge.total_timeout or seconds), test.memory_mb or judge.memory_mb)
+        return ProcessLimit(min(seconds, judge.total_timeout or seconds), test.memory_mb or judge.memory_mb)
 
     async def _interact(self, numbers: Sequence[int]) -> None:
         judge = self._judge
@@ -161,7 +169,7 @@ class _Judging:
         command = command_of(judge.sandbox, judge.language, self._program, jobs[0].limit.memory_mb)
         program = self._loaded(kind, setup, jobs, command, _hint(tests))
 
-        async def accept(outcomes: Mapping[int, Outcome]) -> int | None:
+        async def accept(outcomes: Mapping[int, JobOutcome]) -> int | None:
             for at, verdict in (await self._judged(tests, outcomes)).items():
                 self._verdicts[numbers[at]] = verdict
             failed = [at for at in outcomes if not self._verdicts[numbers[at]].passed]
@@ -179,19 +187,19 @@ class _Judging:
             await run_alone(judge.sandbox, judge.language, program, jobs, accept, **options)
 
     def _loaded(
-        self, kind: str, setup: str, jobs: Sequence[Job], command: Mapping[str, Any] | None, hint: str
-    ) -> Program:
+        self, kind: str, setup: str, jobs: Sequence[JudgeJob], command: Mapping[str, Any] | None, hint: str
+    ) -> LoadableProgram:
         if command is None:
-            load = Limit(max(job.limit.seconds for job in jobs))
-            return Program(kind, self._program, load, setup, hint=hint)
-        compiling = Limit(self._judge.compile_timeout)
+            load = ProcessLimit(max(job.limit.seconds for job in jobs))
+            return LoadableProgram(kind, self._program, load, setup, hint=hint)
+        compiling = ProcessLimit(self._judge.compile_timeout)
         memory = int(command["memory_mb"]) if command["compile"] else 0
-        return Program("command", command["code"], compiling, command=command, memory_mb=memory)
+        return LoadableProgram("command", command["code"], compiling, command=command, memory_mb=memory)
 
-    async def _judged(self, tests: Sequence[Test], outcomes: Mapping[int, Outcome]) -> dict[int, Verdict]:
+    async def _judged(self, tests: Sequence[Test], outcomes: Mapping[int, JobOutcome]) -> dict[int, Verdict]:
         sandbox = self._judge.sandbox
         judged: dict[int, Verdict] = {}
-        to_check: dict[int, tuple[CheckerTest, Outcome]] = {}
+        to_check: dict[int, tuple[CheckerTest, JobOutcome]] = {}
         for at, outcome in outcomes.items():
             test = tests[at]
             if (failure := verdicts.failure_of(outcome)) is not None:
@@ -217,7 +225,7 @@ def _group(test: Test) -> tuple[str, str]:
     return "functions", in_sandbox.PRELUDE if isinstance(test, FunctionTest) else test.setup
 
 
-def _job(test: Test, limit: Limit) -> Job:
+def _job(test: Test, limit: ProcessLimit) -> JudgeJob:
     """Return the job of a test. Raises ConfigError for arguments that cannot be handed to a program."""
     if isinstance(test, StdioTest | CheckerTest):
         in_file = bool(test.input_file)
@@ -229,7 +237,7 @@ def _job(test: Test, limit: Limit) -> Job:
             "argv": [],
         }
         expected = 2 * len(repr(test.expected))
-        return Job(task, limit, expected + _OUTPUT, expected)
+        return JudgeJob(task, limit, expected + _OUTPUT, expected)
     if isinstance(test, FunctionTest):
         try:
             args = [Link.data().encode(value) for value in test.call_args]
@@ -237,7 +245,7 @@ def _job(test: Test, limit: Limit) -> Job:
             raise ConfigError(f"an argument of {test.function!r} is not a JSON value: {error}") from error
         task = {"kind": "function", "function": test.function, "args": args}
         expected = 2 * len(verdicts.shown(test.expected))
-        return Job(task, limit, expected + _OUTPUT, expected)
+        return JudgeJob(task, limit, expected + _OUTPUT, expected)
     assert isinstance(test, AssertTest)
     task = {
         "kind": "assert",
@@ -246,7 +254,7 @@ def _job(test: Test, limit: Limit) -> Job:
         "helpers": test.helpers,
         "entry_points": list(test.entry_points),
     }
-    return Job(task, limit, _OUTPUT)
+    return JudgeJob(task, limit, _OUTPUT)
 
 
 def _hint(tests: Sequence[Test]) -> str:

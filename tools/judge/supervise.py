@@ -5,7 +5,7 @@ loaded the program once. It forks a process for each test, so that no test sees 
 loader has run the program's code, so nothing that it says decides a verdict: it can only lie about its exit code and
 its children.
 
-Limits are counted in seconds that the program computed or slept. A program that waits for a processor, because the
+TestLimits are counted in seconds that the program computed or slept. A program that waits for a processor, because the
 machine is busy, loses nothing. Where /proc is hidden (isolation level `uid`), only its own CPU time can be seen.
 
 It needs Linux and the standard library.
@@ -54,7 +54,7 @@ class SliceOverError(BaseException):
     """The time slice of the run is over, while the program is still at work on a test that is not the run's first."""
 
 
-class Limits:
+class TestLimits:
     """The limits of one test.
 
     Attributes:
@@ -69,23 +69,24 @@ class Limits:
         self.output_bytes = int(task["output_bytes"])
 
 
-class Watch:
+class LimitWatch:
     """Raises LimitError once a process, with what it started, has used up its limits.
 
     Args:
         pid: the process to watch.
         limits: its limits.
-        own: whether the CPU time of this process counts too, as it does while tests compute with values of the program.
+        with_tests: whether the CPU time of this process counts too, as it does while tests compute with the values of
+            a program.
         alone: whether only the process itself is watched, from now on, without its children.
         left: seconds of the run's time slice, after which SliceOverError is raised.
     """
 
     def __init__(
-        self, pid: int, limits: Limits, *, own: bool = False, alone: bool = False, left: float | None = None
+        self, pid: int, limits: TestLimits, *, with_tests: bool = False, alone: bool = False, left: float | None = None
     ) -> None:
         self._pid, self._limits, self._alone = pid, limits, alone
         self._began = self._looked = time.monotonic()
-        self._own = time.process_time() if own else None
+        self._own = time.process_time() if with_tests else None
         self._base = cpu_clock(pid) if alone else 0.0
         self._asleep, self._left = False, left
         self.cpu = self.idle = 0.0
@@ -102,8 +103,8 @@ class Watch:
                 self.idle += now - self._looked
             self._asleep = tree[1]
         self._looked = now
-        own = time.process_time() - self._own if self._own is not None else 0.0
-        if self.cpu + own > self._limits.seconds:
+        tests_cpu = time.process_time() - self._own if self._own is not None else 0.0
+        if self.cpu + tests_cpu > self._limits.seconds:
             raise LimitError("timeout", f"it used more than {self._limits.seconds:g} s of CPU time")
         if self.idle > self._limits.idle:
             raise LimitError("timeout", f"it slept for more than {self._limits.idle:g} s")
@@ -207,7 +208,7 @@ class WatchedReader(io.RawIOBase):
     It is at its end if there is nothing to read and `ended` can be read, which tells that the process has ended.
     """
 
-    def __init__(self, fd: int, watch: Watch, ended: int) -> None:
+    def __init__(self, fd: int, watch: LimitWatch, ended: int) -> None:
         self._fd, self._watch, self._ended = fd, watch, ended
 
     def readable(self) -> bool:
@@ -222,7 +223,7 @@ class WatchedReader(io.RawIOBase):
 class WatchedWriter(io.RawIOBase):
     """Writes to a pipe to the program, and watches the program's limits while it does not read."""
 
-    def __init__(self, fd: int, watch: Watch) -> None:
+    def __init__(self, fd: int, watch: LimitWatch) -> None:
         self._fd, self._watch = fd, watch
         os.set_blocking(fd, False)
 
@@ -308,8 +309,8 @@ def kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def await_end(pid: int, watch: Watch, check: Callable[[], None]) -> None:
-    """Wait until a process has ended, and check it now and then. Raises what `Watch.look` and `check` raise."""
+def await_end(pid: int, watch: LimitWatch, check: Callable[[], None]) -> None:
+    """Wait until a process has ended, and check it now and then. Raises what `LimitWatch.look` and `check` raise."""
     try:
         fd = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -438,13 +439,13 @@ class Folder:
         self._before = self._look()
 
     def _look(self) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        entries: dict[str, Any] = {}
         for place in self.places:
-            with contextlib.suppress(OSError, RecursionError), os.scandir(place) as entries:
-                for entry in entries:
+            with contextlib.suppress(OSError, RecursionError), os.scandir(place) as listing:
+                for entry in listing:
                     about = entry.stat(follow_symlinks=False)
-                    found[entry.path] = about.st_ino, about.st_size, about.st_mtime_ns, about.st_mode
-        return found
+                    entries[entry.path] = about.st_ino, about.st_size, about.st_mtime_ns, about.st_mode
+        return entries
 
     def is_clean(self) -> bool:
         """Whether all is as it was at the beginning. New plain files are removed."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from toolgym.tools.judge.cases import CheckerTest, Verdict, VerdictStatus
 from toolgym.tools.judge.running import verdicts
 from toolgym.tools.judge.running.commands import command_of
-from toolgym.tools.judge.running.runs import Job, Limit, Outcome, Program, run_jobs
+from toolgym.tools.judge.running.runs import JobOutcome, JudgeJob, LoadableProgram, ProcessLimit, run_jobs
 from toolgym.tools.sandbox.base import Sandbox
 
 TIMEOUT = 30.0
@@ -29,7 +29,7 @@ _controls: OrderedDict[bytes, bool] = OrderedDict()
 """Whether checkers accept reference outputs, so that each is asked once."""
 
 
-async def checked(sandbox: Sandbox, tests: Mapping[int, tuple[CheckerTest, Outcome]]) -> dict[int, Verdict]:
+async def checked(sandbox: Sandbox, tests: Mapping[int, tuple[CheckerTest, JobOutcome]]) -> dict[int, Verdict]:
     """Return verdicts of checkers on outputs.
 
     A checker that does not accept an output is asked about the reference output as well. If it does not accept that
@@ -80,7 +80,7 @@ async def _ask(sandbox: Sandbox, asked: Sequence[tuple[CheckerTest, str]]) -> li
         first = asked[numbers[0]][0]
         jobs = [_job(*asked[at]) for at in numbers]
 
-        async def accept(outcomes: Mapping[int, Outcome], numbers: list[int] = numbers) -> None:
+        async def accept(outcomes: Mapping[int, JobOutcome], numbers: list[int] = numbers) -> None:
             for at, outcome in outcomes.items():
                 opinions[numbers[at]] = _opinion(asked[numbers[at]][0], outcome)
 
@@ -88,22 +88,24 @@ async def _ask(sandbox: Sandbox, asked: Sequence[tuple[CheckerTest, str]]) -> li
     return opinions
 
 
-def _program(sandbox: Sandbox, test: CheckerTest) -> Program:
+def _program(sandbox: Sandbox, test: CheckerTest) -> LoadableProgram:
     command = command_of(sandbox, test.checker_language, test.checker, None)
     if command is None:
-        return Program("script", test.checker, Limit(TIMEOUT), files=test.checker_files)
+        return LoadableProgram("script", test.checker, ProcessLimit(TIMEOUT), files=test.checker_files)
     memory = int(command["memory_mb"]) if command["compile"] else 0
-    load = Limit(COMPILE_TIMEOUT)
-    return Program("command", command["code"], load, command=command, memory_mb=memory, files=test.checker_files)
+    load = ProcessLimit(COMPILE_TIMEOUT)
+    return LoadableProgram(
+        "command", command["code"], load, command=command, memory_mb=memory, files=test.checker_files
+    )
 
 
-def _job(test: CheckerTest, output: str) -> Job:
+def _job(test: CheckerTest, output: str) -> JudgeJob:
     files = {_INPUT: test.stdin, _ANSWER: test.expected, _OUTPUT: output}
     task = {"kind": "script", "stdin": "", "files": files, "reads": "", "argv": [*_ARGUMENTS[test.protocol]]}
-    return Job(task, Limit(TIMEOUT), _MAX_OUTPUT)
+    return JudgeJob(task, ProcessLimit(TIMEOUT), _MAX_OUTPUT)
 
 
-def _opinion(test: CheckerTest, outcome: Outcome) -> tuple[bool, str]:
+def _opinion(test: CheckerTest, outcome: JobOutcome) -> tuple[bool, str]:
     run = verdicts.run_of(outcome)
     words = "\n".join(filter(None, (run.stdout.strip(), run.stderr.strip(), outcome.error)))[-verdicts.DETAIL :]
     if outcome.status != "output":

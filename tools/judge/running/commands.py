@@ -28,19 +28,19 @@ def command_of(sandbox: Sandbox, language: str, code: str, memory_mb: int | None
     if isinstance(sandbox, ProcessSandbox):
         sandbox.check_language(language)
     try:
-        found = languages.find(language)
+        entry = languages.find(language)
     except UnknownNameError:
         raise
     except ConfigError:
         if _local(sandbox) is not None or isinstance(sandbox, ProcessSandbox):
             raise
-        found = languages.LANGUAGES[language]  # the machine of the sandbox may have it
-    if found is None:
+        entry = languages.LANGUAGES[language]  # the machine of the sandbox may have it
+    if entry is None:
         return None
     local = _local(sandbox)
     memory = memory_mb or (MAIN_MEMORY_MB if local is None else local.limits.memory_mb)
     packages = None if local is None else local.packages
-    program = found.request(code, memory, "namespaces", folder=packages)
+    program = entry.request(code, memory, "namespaces", folder=packages)
     return {
         "source": program["source"],
         "argv": program["argv"],
@@ -48,7 +48,7 @@ def command_of(sandbox: Sandbox, language: str, code: str, memory_mb: int | None
         "memory_mb": program["compile_memory_mb"],
         "code": program["code"],
         "env": dict(program["env"]),
-        "needs": list(found.needs),
+        "needs": list(entry.needs),
         "native": language in _NATIVE,
     }
 

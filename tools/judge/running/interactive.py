@@ -9,15 +9,15 @@ from collections.abc import Mapping, Sequence
 from toolgym.tools.errors import ConfigError, SandboxError
 from toolgym.tools.judge.cases import InteractiveTest, Verdict, VerdictStatus
 from toolgym.tools.judge.running.commands import command_of
-from toolgym.tools.judge.running.runs import Limit
+from toolgym.tools.judge.running.runs import ProcessLimit
 from toolgym.tools.judge.running.verdicts import DETAIL
 from toolgym.tools.sandbox.base import ExecutionResult, ExecutionStatus, Sandbox, Session
 from toolgym.tools.sandbox.processes import Process, ProcessRequest
 
-INTERACTOR = Limit(60.0)
+INTERACTOR = ProcessLimit(60.0)
 """Limits of an interactor on one test."""
 
-COMPILER = Limit(120.0)
+COMPILER = ProcessLimit(120.0)
 """Limits of the compiler of an interactor: testlib is large."""
 
 _MAX_STDERR = 1 << 16
@@ -31,7 +31,7 @@ _KILLED_BY_CPU_LIMIT = (-24, -9)
 
 
 async def judge_interactive(
-    sandbox: Sandbox, language: str, program: str, test: InteractiveTest, limit: Limit, compile_timeout: float
+    sandbox: Sandbox, language: str, program: str, test: InteractiveTest, limit: ProcessLimit, compile_timeout: float
 ) -> Verdict:
     """Let a program talk to the interactor of a test, and return the interactor's verdict.
 
@@ -43,9 +43,11 @@ async def judge_interactive(
         SandboxUnsupportedError: the sandbox has no sessions, or they cannot start programs.
         SandboxError: the sandbox failed.
     """
-    memory = {} if limit.memory_mb is None else {"memory_mb": limit.memory_mb}
-    async with await sandbox.session(**memory) as its_session, await sandbox.session() as other_session:
-        argv, failure = await _prepare(sandbox, its_session, language, program, {}, Limit(compile_timeout))
+    async with (
+        await sandbox.session(memory_mb=limit.memory_mb) as its_session,
+        await sandbox.session() as other_session,
+    ):
+        argv, failure = await _prepare(sandbox, its_session, language, program, {}, ProcessLimit(compile_timeout))
         if failure is not None:
             return Verdict(VerdictStatus.COMPILE_ERROR, failure.stderr[-DETAIL:], failure)
         files = {"input.txt": test.stdin, "correct_output.txt": test.expected, **test.interactor_files}
@@ -65,7 +67,7 @@ async def judge_interactive(
 
 
 async def _prepare(
-    sandbox: Sandbox, session: Session, language: str, code: str, files: Mapping[str, str], limit: Limit
+    sandbox: Sandbox, session: Session, language: str, code: str, files: Mapping[str, str], limit: ProcessLimit
 ) -> tuple[list[str], ExecutionResult | None]:
     """Write a program into a session, and compile it. Returns how to start it, and the compiler's failure."""
     command = command_of(sandbox, language, code, None)
@@ -85,7 +87,7 @@ async def _prepare(
     return [*prefix, *command["argv"]], None
 
 
-def _limited(argv: Sequence[str], limit: Limit) -> list[str]:
+def _limited(argv: Sequence[str], limit: ProcessLimit) -> list[str]:
     """Return a command with a limit of CPU time, and without one of its stack."""
     script = f'ulimit -s unlimited 2>/dev/null; ulimit -t {math.ceil(limit.seconds)}; exec "$@"'
     return ["sh", "-c", script, "sh", *argv]
@@ -129,7 +131,7 @@ class _Talk:
         self._codes[source] = -9 if state.code is None else state.code
         await target.ask(ProcessRequest(close_stdin=True))
 
-    def verdict(self, limit: Limit) -> Verdict:
+    def verdict(self, limit: ProcessLimit) -> Verdict:
         code, verdict = self._codes.get(self._program), self._codes.get(self._interactor)
         words = self._errors[self._interactor].decode("utf-8", "replace").strip()[-DETAIL:]
         status = ExecutionStatus.TIMEOUT if code is None else ExecutionStatus.OK if code == 0 else ExecutionStatus.ERROR

@@ -52,7 +52,7 @@ _PACKAGE = "toolgym.tools.judge"
 
 
 @dataclass(frozen=True)
-class Limit:
+class ProcessLimit:
     """Limits of one process: CPU seconds, and memory in MiB (None: the sandbox's)."""
 
     seconds: float
@@ -68,7 +68,7 @@ class Limit:
 
 
 @dataclass(frozen=True)
-class Job:
+class JudgeJob:
     """One execution of a program.
 
     Attributes:
@@ -79,7 +79,7 @@ class Job:
     """
 
     task: Mapping[str, Any]
-    limit: Limit
+    limit: ProcessLimit
     output_bytes: int
     expected_bytes: int = 0
 
@@ -89,7 +89,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class JobOutcome:
     """The end of a job.
 
     Attributes:
@@ -114,7 +114,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Program:
+class LoadableProgram:
     """A program, and how a run loads it.
 
     Attributes:
@@ -130,7 +130,7 @@ class Program:
 
     kind: str
     code: str
-    load: Limit
+    load: ProcessLimit
     setup: str = ""
     command: Mapping[str, Any] | None = None
     memory_mb: int = 0
@@ -138,7 +138,7 @@ class Program:
     files: Mapping[str, str] = field(default_factory=dict)
 
 
-Accept = Callable[[Mapping[int, Outcome]], Awaitable[int | None]]
+Accept = Callable[[Mapping[int, JobOutcome]], Awaitable[int | None]]
 """Called with outcomes of jobs, by their numbers. Returns the first job after which none is of interest, if any."""
 
 
@@ -147,7 +147,13 @@ class NoForkError(SandboxUnsupportedError):
 
 
 async def run_jobs(
-    sandbox: Sandbox, program: Program, jobs: Sequence[Job], accept: Accept, *, stop: bool, total: float | None = None
+    sandbox: Sandbox,
+    program: LoadableProgram,
+    jobs: Sequence[JudgeJob],
+    accept: Accept,
+    *,
+    stop: bool,
+    total: float | None = None,
 ) -> None:
     """Run all jobs of a program, and hand each outcome to `accept`.
 
@@ -166,7 +172,7 @@ async def run_jobs(
     """
     waiting = list(range(len(jobs)))
     spent = 0.0
-    running: dict[asyncio.Task[dict[int, Outcome]], list[int]] = {}
+    running: dict[asyncio.Task[dict[int, JobOutcome]], list[int]] = {}
     at_once, last = 1, len(jobs)
     try:
         while waiting or running:
@@ -195,7 +201,7 @@ async def run_jobs(
                     await _cancelled(task)
                     waiting += chunk
                 running.clear()
-                late = Outcome("timeout", f"all tests together used more than {total:g} s")
+                late = JobOutcome("timeout", f"all tests together used more than {total:g} s")
                 await accept(dict.fromkeys(sorted(waiting), late))
                 return
     finally:
@@ -206,8 +212,8 @@ async def run_jobs(
 async def run_alone(
     sandbox: Sandbox,
     language: str,
-    program: Program,
-    jobs: Sequence[Job],
+    program: LoadableProgram,
+    jobs: Sequence[JudgeJob],
     accept: Accept,
     *,
     stop: bool,
@@ -229,7 +235,7 @@ async def run_alone(
             if number > last:
                 return
             if total is not None and spent > total:
-                outcome = Outcome("timeout", f"all tests together used more than {total:g} s")
+                outcome = JobOutcome("timeout", f"all tests together used more than {total:g} s")
             else:
                 outcome = await _run_alone(sandbox, language, program, jobs[number])
             spent += outcome.seconds
@@ -244,7 +250,7 @@ async def run_alone(
             await _cancelled(task)
 
 
-async def _run_alone(sandbox: Sandbox, language: str, program: Program, job: Job) -> Outcome:
+async def _run_alone(sandbox: Sandbox, language: str, program: LoadableProgram, job: JudgeJob) -> JobOutcome:
     run = await sandbox.run(
         program.code,
         language=language,
@@ -260,15 +266,15 @@ async def _run_alone(sandbox: Sandbox, language: str, program: Program, job: Job
     if run.status in (ExecutionStatus.OK, ExecutionStatus.ERROR, ExecutionStatus.KILLED):
         if run.cpu_seconds is not None and run.cpu_seconds > job.limit.seconds:
             error = f"it used more than {job.limit.seconds:g} s of CPU time"
-            return Outcome("timeout", error, run, seconds=seconds)
+            return JobOutcome("timeout", error, run, seconds=seconds)
         report = {
             "code": run.return_code,
             "stdout": run.stdout,
             "stderr": run.stderr,
             "truncated": run.stdout_truncated,
         }
-        return Outcome("output", "", run, report, seconds, len(run.stdout))
-    return Outcome("killed", "", run, seconds=seconds)
+        return JobOutcome("output", "", run, report, seconds, len(run.stdout))
+    return JobOutcome("killed", "", run, seconds=seconds)
 
 
 async def _cancelled(task: asyncio.Task[Any]) -> None:
@@ -276,7 +282,7 @@ async def _cancelled(task: asyncio.Task[Any]) -> None:
     await asyncio.wait([task])
 
 
-def _chunks(jobs: Sequence[Job], waiting: Sequence[int], at_once: int) -> Iterator[list[int]]:
+def _chunks(jobs: Sequence[JudgeJob], waiting: Sequence[int], at_once: int) -> Iterator[list[int]]:
     """Divide jobs into runs, in their order: about equal ones, with the same limit of memory and bounded sizes."""
     most = min(MAX_JOBS, -(-len(waiting) // at_once))
     chunk: list[int] = []
@@ -294,8 +300,14 @@ def _chunks(jobs: Sequence[Job], waiting: Sequence[int], at_once: int) -> Iterat
 
 
 async def _run(
-    sandbox: Sandbox, program: Program, jobs: Sequence[Job], chunk: Sequence[int], *, stop: bool, slice_: float
-) -> dict[int, Outcome]:
+    sandbox: Sandbox,
+    program: LoadableProgram,
+    jobs: Sequence[JudgeJob],
+    chunk: Sequence[int],
+    *,
+    stop: bool,
+    slice_: float,
+) -> dict[int, JobOutcome]:
     """Run some jobs. Returns the outcomes of the first of them, at least of one."""
     word = secrets.token_hex(16)
     memory = jobs[chunk[0]].limit.memory_mb
@@ -327,9 +339,9 @@ async def _driven(sandbox: Sandbox, call: str, options: Any) -> ExecutionResult:
     raise AssertionError
 
 
-def _outcomes(run: ExecutionResult, word: str, chunk: Sequence[int]) -> dict[int, Outcome]:
+def _outcomes(run: ExecutionResult, word: str, chunk: Sequence[int]) -> dict[int, JobOutcome]:
     """Read the reports of the process of the tests. Without its word there is none."""
-    outcomes: dict[int, Outcome] = {}
+    outcomes: dict[int, JobOutcome] = {}
     for line in run.stdout.split("\n"):
         if not line.startswith(word):
             continue
@@ -346,7 +358,7 @@ def _outcomes(run: ExecutionResult, word: str, chunk: Sequence[int]) -> dict[int
             return _not_loaded(run, report, chunk)
         if report["status"] == "no_room":
             raise ConfigError(f"the files of a test do not fit into the sandbox's limits: {report['error']}")
-        outcomes[chunk[report["test"]]] = Outcome(
+        outcomes[chunk[report["test"]]] = JobOutcome(
             report["status"],
             _readable(report.get("error", "")),
             run,
@@ -357,22 +369,24 @@ def _outcomes(run: ExecutionResult, word: str, chunk: Sequence[int]) -> dict[int
     missing = [number for number in chunk if number not in outcomes]
     if run.stdout_truncated:  # all reports together, or one alone, were too long
         if not outcomes:
-            outcomes[chunk[0]] = Outcome("limit", "its output is longer than the sandbox keeps", run, {}, run.duration)
+            outcomes[chunk[0]] = JobOutcome(
+                "limit", "its output is longer than the sandbox keeps", run, {}, run.duration
+            )
     elif not outcomes or (missing and not run.ok):
         # The first job without an outcome was running when the run was killed, or ended by the program.
-        outcomes[missing[0]] = Outcome("killed", run=run, seconds=run.duration)
+        outcomes[missing[0]] = JobOutcome("killed", run=run, seconds=run.duration)
     return outcomes
 
 
-def _not_loaded(run: ExecutionResult, report: Mapping[str, Any], chunk: Sequence[int]) -> dict[int, Outcome]:
+def _not_loaded(run: ExecutionResult, report: Mapping[str, Any], chunk: Sequence[int]) -> dict[int, JobOutcome]:
     if report["load"] == "not_installed":
         raise ConfigError(
             f"the language needs {report['error']}, which is not installed where the sandbox runs programs"
         )
     error = _readable(report["error"])
-    outcomes = {number: Outcome(report["load"], error, run) for number in chunk}
+    outcomes = {number: JobOutcome(report["load"], error, run) for number in chunk}
     for at, reason in report["unprepared"].items():
-        outcomes[chunk[int(at)]] = Outcome("not_judgeable", _readable(reason), run)
+        outcomes[chunk[int(at)]] = JobOutcome("not_judgeable", _readable(reason), run)
     return outcomes
 
 

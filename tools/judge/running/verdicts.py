@@ -13,7 +13,7 @@ from toolgym.tools.errors import SandboxError, shorten
 from toolgym.tools.judge import comparing
 from toolgym.tools.judge.cases import FunctionTest, StdioTest, Verdict, VerdictStatus
 from toolgym.tools.judge.in_sandbox import plain
-from toolgym.tools.judge.running.runs import Outcome
+from toolgym.tools.judge.running.runs import JobOutcome
 from toolgym.tools.sandbox.base import ExecutionResult, ExecutionStatus, Sandbox
 
 MAX_COMPARED = 256 << 10
@@ -44,7 +44,7 @@ _FILE_LIMIT = -25
 _MEMORY_SIGNS = ("MemoryError", "std::bad_alloc")
 
 
-def run_of(outcome: Outcome) -> ExecutionResult:
+def run_of(outcome: JobOutcome) -> ExecutionResult:
     """Return the run of one job, as if it had had the sandbox for itself."""
     run = outcome.run or ExecutionResult(ExecutionStatus.OK)
     if outcome.status == "killed":
@@ -72,7 +72,7 @@ def run_of(outcome: Outcome) -> ExecutionResult:
     return single
 
 
-def failure_of(outcome: Outcome) -> Verdict | None:
+def failure_of(outcome: JobOutcome) -> Verdict | None:
     """Return the verdict on a job that did not come to its end; None if it did."""
     run = run_of(outcome)
     if outcome.status == "killed":
@@ -103,7 +103,7 @@ def _ran_out_of_memory(run: ExecutionResult) -> bool:
     return run.return_code != 0 and any(sign in last for sign in _MEMORY_SIGNS)
 
 
-async def compared(sandbox: Sandbox, test: StdioTest | FunctionTest, outcome: Outcome) -> Verdict:
+async def compared(sandbox: Sandbox, test: StdioTest | FunctionTest, outcome: JobOutcome) -> Verdict:
     """Compare an output, or the value of a function, with the expected one."""
     run = run_of(outcome)
     rules: dict[str, Any] = {"tolerance": test.tolerance, "close": test.close}
