@@ -5,7 +5,7 @@ loaded the program once. It forks a process for each test, so that no test sees 
 loader has run the program's code, so nothing that it says decides a verdict: it can only lie about its exit code and
 its children.
 
-TestLimits are counted in seconds that the program computed or slept. A program that waits for a processor, because the
+Limits are counted in seconds that the program computed or slept. A program that waits for a processor, because the
 machine is busy, loses nothing. Where /proc is hidden (isolation level `uid`), only its own CPU time can be seen.
 
 It needs Linux and the standard library.

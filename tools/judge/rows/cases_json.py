@@ -27,8 +27,8 @@ from toolgym.tools.judge.rows.columns import (
 
 
 @dataclass(frozen=True)
-class TestLimits:
-    """TestLimits of one test, as `cpu_seconds` and `memory_mb` of the tests."""
+class RowLimits:
+    """Limits of the tests of a row, as `cpu_seconds` and `memory_mb` of the tests."""
 
     cpu_seconds: float | None = None
     memory_mb: int | None = None
@@ -40,7 +40,7 @@ class TestLimits:
         return tuple(replace(test, cpu_seconds=self.cpu_seconds, memory_mb=self.memory_mb) for test in tests)
 
     @classmethod
-    def of(cls, row: Mapping[str, Any], default: TestLimits | None = None) -> TestLimits:
+    def of(cls, row: Mapping[str, Any], default: RowLimits | None = None) -> RowLimits:
         """Read the columns `time_limit` and `memory_limit`: seconds and MiB, or texts with a unit.
 
         A limit that the row does not have is that of `default`.
@@ -60,7 +60,7 @@ _STDIN = ("stdin", "stdin_stdout", "standard_input", "stdio")
 _CALL = ("functional", "function_call", "call_based", "function")
 
 
-def read_lists(spec: Mapping[str, Any], limits: TestLimits | None = None) -> tuple[Test, ...]:
+def read_lists(spec: Mapping[str, Any], limits: RowLimits | None = None) -> tuple[Test, ...]:
     """Read the `input_output` of APPS and TACO, which is also the ground truth of verl's code rows.
 
     Numbers are compared as `numpy.allclose` does, which is what the judges of these data sets use. `assert_case` is
@@ -72,7 +72,7 @@ def read_lists(spec: Mapping[str, Any], limits: TestLimits | None = None) -> tup
     """
     check_names(spec, _SPEC, "the tests")
     name, assertions = spec.get("fn_name") or None, spec.get("assert_case")
-    limits = TestLimits.of(spec, limits)
+    limits = RowLimits.of(spec, limits)
     if not is_empty(assertions):
         return limits.on(_assertions(spec, assertions))
     inputs, outputs = spec["inputs"], spec.get("outputs")
@@ -159,7 +159,7 @@ _CASE_LABELS = names("id, name, explanation, is_public, public, index, difficult
 
 
 def read_cases(
-    cases: Any, name: str | None = None, *, close: bool = False, limits: TestLimits | None = None
+    cases: Any, name: str | None = None, *, close: bool = False, limits: RowLimits | None = None
 ) -> tuple[Test, ...]:
     """Read a list of `{"input", "output"}` with `testtype` or `type`, as LiveCodeBench and SYNTHETIC-1 have it.
 
@@ -182,7 +182,7 @@ def read_cases(
         calls.append((_name(kind, function or (name if kind else None)), case))
     values = [case["output"] for function, case in calls if function]
     wrapped = bool(values) and all(isinstance(out, list) and len(out) == 1 for out in values)
-    return tuple(TestLimits.of(case, limits).on([_case(function, case, wrapped, close)])[0] for function, case in calls)
+    return tuple(RowLimits.of(case, limits).on([_case(function, case, wrapped, close)])[0] for function, case in calls)
 
 
 def _case(function: str | None, case: Mapping[str, Any], wrapped: bool, close: bool) -> Test:

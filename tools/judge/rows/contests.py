@@ -10,7 +10,7 @@ from toolgym.tools.errors import ConfigError, shorten
 from toolgym.tools.judge.cases import CheckerTest, Problem, StdioTest, Test
 from toolgym.tools.judge.comparing import TOLERANCE
 from toolgym.tools.judge.languages import program_request
-from toolgym.tools.judge.rows.cases_json import TestLimits, read_lists
+from toolgym.tools.judge.rows.cases_json import RowLimits, read_lists
 from toolgym.tools.judge.rows.columns import (
     RowFormat,
     UnusableRowError,
@@ -49,7 +49,7 @@ def _apps(row: Mapping[str, Any], language: str) -> Problem:
     spec = read_json("input_output", row["input_output"])
     if not isinstance(spec, Mapping) or "inputs" not in spec:
         raise ConfigError(f"'input_output' must hold 'inputs' and 'outputs', got {shorten(repr(spec), 80)}")
-    tests = read_lists(spec, TestLimits.of(row))
+    tests = read_lists(spec, RowLimits.of(row))
     starter, name = row.get("starter_code") or "", spec.get("fn_name")
     ask = f"Write a Python function `{name}`." if name else program_request(language)
     code = f"Begin with this:\n\n```python\n{starter.rstrip()}\n```" if starter.strip() else ""
@@ -82,7 +82,7 @@ _LANGUAGES = {"python": (3, "PYTHON3"), "cpp": (2, "CPP"), "java": (4, "JAVA")}
 
 
 def _code_contests(row: Mapping[str, Any], language: str) -> Problem:
-    limits = TestLimits(
+    limits = RowLimits(
         seconds("time_limit", row.get("time_limit")),
         megabytes("memory_limit_bytes", row.get("memory_limit_bytes"), unit="bytes"),
     )
@@ -148,7 +148,7 @@ def _codeforces(row: Mapping[str, Any], language: str) -> Problem:
     if not is_empty(row.get("interaction_format")):
         raise UnusableRowError("is interactive, and the data set has no interactors")
     files = _files(row.get("input_mode"))
-    limits = TestLimits.of(row)
+    limits = RowLimits.of(row)
     checker = row.get("generated_checker") or ""
     examples = limits.on(_codeforces_tests(pairs("examples", row.get("examples")), checker, files))
     tests = limits.on(_codeforces_tests(_codeforces_pairs(row), checker, files))

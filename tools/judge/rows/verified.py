@@ -9,7 +9,7 @@ from typing import Any
 from toolgym.tools.errors import ConfigError, shorten
 from toolgym.tools.judge.cases import Problem, Test
 from toolgym.tools.judge.extraction import extract_program, language_of
-from toolgym.tools.judge.rows.cases_json import TestLimits, read_cases, read_lists
+from toolgym.tools.judge.rows.cases_json import RowLimits, read_cases, read_lists
 from toolgym.tools.judge.rows.columns import (
     RowFormat,
     UnusableRowError,
@@ -44,7 +44,7 @@ def _synthetic(row: Mapping[str, Any], language: str) -> Problem:
         raise UnusableRowError("has no tests ('test_cases' is empty)")
     own_language = info.get("language") or "python"
     language = "python" if is_python(own_language) else language_of(own_language.lower())
-    tests = _any_tests(cases, info.get("fn_name"), TestLimits.of(info))
+    tests = _any_tests(cases, info.get("fn_name"), RowLimits.of(info))
     return Problem(
         prompt=row["prompt"].strip(),
         hidden=tests,
@@ -77,7 +77,7 @@ def _literal(what: str, value: Any) -> Any:
         raise
 
 
-def _any_tests(tests: Any, name: Any, limits: TestLimits) -> tuple[Test, ...]:
+def _any_tests(tests: Any, name: Any, limits: RowLimits) -> tuple[Test, ...]:
     """Read `{"inputs", "outputs"}` or a list of `{"input", "output"}`, which are judged as APPS and TACO are."""
     if isinstance(tests, Mapping):
         return read_lists(tests if is_empty(name) else {**tests, "fn_name": name}, limits)
@@ -99,7 +99,7 @@ def _deepcoder(row: Mapping[str, Any], language: str) -> Problem:
         "testtype" in case for case in cases if isinstance(case, Mapping)
     )
     name = metadata.get("func_name") or None
-    limits = TestLimits.of(row)
+    limits = RowLimits.of(row)
     tests = read_cases(cases, name, limits=limits) if is_livecodebench else _any_tests(cases, name, limits)
     return Problem(
         prompt="\n\n".join(

@@ -604,6 +604,7 @@ def test_what_is_not_closed_in_a_query_reaches_to_its_end():
         assert spider_query(f"SELECT a FROM t WHERE a = {text}distinct") == f"SELECT a FROM t WHERE a = {text}distinct"
         assert not is_ordered(f"SELECT a FROM t {text} ORDER BY a")
 
+
 @pytest.mark.parametrize(
     ("column", "value"), [("context", "CREATE TABLE a (b)"), ("expected_rows", [[1]]), ("timeout", 3)]
 )
