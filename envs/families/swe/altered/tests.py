@@ -17,7 +17,7 @@ from toolgym.envs.families.swe.task import RepositoryTask
 from toolgym.envs.families.swe.tree import Tree
 
 BITS = 5
-"""Coin flips, over all runs, about which tests of `fail_to_pass` are altered: a guess is right once in 2 ** BITS."""
+"""Choices, over all runs, about which tests of `fail_to_pass` are altered, each in about half of the runs."""
 
 MOST_RUNS, LEAST_RUNS = 5, 2
 
@@ -62,6 +62,7 @@ class AlterableTests:
         by_test = {test: _functions_of(test, by_name) for test in self._tests}
         self.functions = {test: functions for test, functions in by_test.items() if functions}
         self._groups = _groups(self.functions)
+        self._edits: dict[Function, set[Edit]] = {}
 
     def runs(self) -> list[AlteredRun]:
         """Return runs, at random. The first one has all tests that passed, the others those of `fail_to_pass`."""
@@ -71,9 +72,11 @@ class AlterableTests:
         if not groups:
             return [self._run(self._tests, {*self._groups.values()}, choose)] if self._groups else []
         count = min(max(math.ceil(BITS / len(groups)), LEAST_RUNS), MOST_RUNS)
-        flips = [{group for group in sorted(groups) if choose.random() < 0.5} for _ in range(count)]
-        for group in groups - set().union(*flips):
-            choose.choice(flips).add(group)
+        flips: list[set[int]] = [set() for _ in range(count)]
+        for group in sorted(groups):
+            times = choose.randint(count // 2, max(count // 2, count - 1))
+            for flip in choose.sample(flips, times):
+                flip.add(group)
         others = {group for group in sorted({*self._groups.values()} - groups) if choose.random() < 0.5}
         runs = [self._run(self._tests, flips[0] | others, choose)]
         return [*runs, *(self._run(wanted, flip, choose) for flip in flips[1:])]
@@ -84,11 +87,21 @@ class AlterableTests:
         groups = {self._groups[self.functions[test][0]] for test in wanted}
         return self._run(wanted, groups, random.Random(secrets.randbits(64)))
 
+    def _edit(self, function: Function, choose: random.Random) -> Edit:
+        """Return an edit that no run before has, if there is one: then no answer is wrong for one value alone."""
+        edits = self._edits.setdefault(function, set())
+        for _ in range(8):
+            edit, _ = failing_edit(self._sources[function.file], self._bodies[function], choose)
+            if edit not in edits:
+                break
+        edits.add(edit)
+        return edit
+
     def _run(self, tests: Sequence[str], groups: set[int], choose: random.Random) -> AlteredRun:
         edits: dict[str, list[Edit]] = {}
         for function, group in self._groups.items():
             if group in groups:
-                edit, _ = failing_edit(self._sources[function.file], self._bodies[function], choose)
+                edit = self._edit(function, choose)
                 edits.setdefault(function.file, []).append(edit)
         tree = dict(self._tree)
         for file, its_edits in edits.items():

@@ -173,3 +173,13 @@ def test_the_tests_that_must_fail_are_those_of_the_files_of_tests(task):
     run = AlterableTests(task, tree, ids).run_of(ids)
     assert run.must_fail == {ids[0]}
     assert {name for name in tree if run.tree[name] != tree[name]} == {"tests/test_calc.py"}
+
+
+def test_a_test_is_altered_in_about_half_of_its_runs_and_never_twice_alike(task):
+    tree, (f2p,) = {**task.tree, **task.hidden}, task.fail_to_pass
+    for _ in range(20):
+        runs = AlterableTests(task, tree, [f2p, *task.pass_to_pass]).runs()
+        altered = [run.tree["tests/test_calc.py"].data for run in runs if f2p in run.must_fail]
+        assert (len(runs), all(f2p in run.tests for run in runs)) == (5, True)
+        assert 2 <= len(altered) <= 4
+        assert len({*altered}) == len(altered)
