@@ -1,6 +1,6 @@
 r"""The tokens of an answer: LaTeX, plain text or a mixture of both, without what only changes its look.
 
->>> [token.text for token in read_tokens(r"$\\mathbf{31{,}520}\\,\\text{cm}^2$")]
+>>> [token.text for token in read_tokens(r"$\mathbf{31{,}520}\,\text{cm}^2$")]
 ['31520', 'cm', '^', '2']
 """
 
