@@ -191,7 +191,8 @@ def _validator_class(name: str) -> Any:
     keywords = dict(draft.VALIDATORS)
     keywords |= {"pattern": _pattern, "patternProperties": _pattern_properties, "uniqueItems": _unique_items}
     keywords["items"] = _quick_items(keywords["items"])
-    return validators.extend(draft, {keyword: _spending(check) for keyword, check in keywords.items()})
+    extend: Any = validators.extend  # untyped
+    return extend(draft, {keyword: _spending(check) for keyword, check in keywords.items()})
 
 
 def _spending(check: Callable[..., Any]) -> Callable[..., Any]:

@@ -103,7 +103,7 @@ class _ReadStream:
         return result
 
     def _repaired(self, item: Any) -> Any:
-        message = getattr(item, "message", None)
+        message: Any = getattr(item, "message", None)
         if hasattr(message, "method"):  # a request or a notification of the server
             return item
         error = getattr(message, "error", None)
