@@ -7,13 +7,14 @@ import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, final
 
 import numpy as np
 
+from toolgym.rollout.engines.stop_texts import decoder, stop_length
 from toolgym.rollout.engines.tokenizer_probe import probe_ids, require_same_text
 from toolgym.rollout.models.images import PlacedImage
 from toolgym.rollout.models.token_ids import TokenIds
@@ -183,6 +184,17 @@ class Generation:
         array = np.array(self.logprobs)
         array.flags.writeable = False  # a segment of these tokens needs no view of it, then
         return array
+
+    def stopped_at(self, length: int) -> Self:
+        """Return the first `length` tokens, as if a stop text had ended the generation there."""
+        return replace(
+            self,
+            token_ids=self.token_ids[:length],
+            logprobs=self.logprobs[:length],
+            weight_versions=self.weight_versions[:length],
+            finish_reason=FinishReason.STOP,
+            aligned={name: array[:length] for name, array in self.aligned.items()},
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         return {item.name: getattr(self, item.name) for item in fields(self)}
@@ -425,12 +437,10 @@ class Engine(ABC):
 
     def _cut_at_stop(self, generation: Generation, texts: Sequence[str]) -> Generation:
         """Leave out what was sampled after a stop text. An engine that stops by itself need not load its tokenizer."""
-        from toolgym.rollout.engines.stop_texts import cut_at, decoder, stop_length
-
         by_itself = type(self).stops_at_texts is not Engine.stops_at_texts
         tokenizer = self._tokenizer if by_itself else self.tokenizer
         length = None if tokenizer is None else stop_length(generation.token_ids, texts, decoder(tokenizer))
-        return generation if length is None else cut_at(generation, length)
+        return generation if length is None else generation.stopped_at(length)
 
     def _check_request(self, prompt_ids: TokenIds, params: SamplingParams) -> None:
         if not prompt_ids:

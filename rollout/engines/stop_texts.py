@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
-
-from toolgym.rollout.engines.base import FinishReason, Generation
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -30,18 +27,6 @@ def stop_length(token_ids: Sequence[int], texts: Sequence[str], decode: Decode) 
     if not texts or not token_ids or not is_complete(len(token_ids)):
         return None
     return 1 + bisect.bisect_left(range(1, len(token_ids) + 1), True, key=is_complete)
-
-
-def cut_at(generation: Generation, length: int) -> Generation:
-    """Return the first `length` tokens of a generation, which a stop text ended."""
-    return replace(
-        generation,
-        token_ids=generation.token_ids[:length],
-        logprobs=generation.logprobs[:length],
-        weight_versions=generation.weight_versions[:length],
-        finish_reason=FinishReason.STOP,
-        aligned={name: array[:length] for name, array in generation.aligned.items()},
-    )
 
 
 def stop_in(text: str, stops: Sequence[str]) -> tuple[int, str] | None:

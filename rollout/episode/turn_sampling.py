@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from toolgym.envs.failure import failing
 from toolgym.envs.types import StopReason
 from toolgym.rollout.engines.base import Engine, FinishReason, Generation
-from toolgym.rollout.engines.stop_texts import cut_at, stop_length
+from toolgym.rollout.engines.stop_texts import stop_length
 from toolgym.rollout.episode.config import EpisodeConfig
 from toolgym.rollout.episode.observer import EpisodeObserver
 from toolgym.rollout.job import Job
@@ -137,7 +137,7 @@ class TurnSampler:
         """Leave out what was sampled after a stop text, which may have begun in an earlier part of the turn."""
         before = list(conversation.context[turn.prompt_tokens :])
         length = stop_length([*before, *generation.token_ids], self._sampling.stop, renderer.decode)
-        return generation if length is None else cut_at(generation, max(0, length - len(before)))
+        return generation if length is None else generation.stopped_at(max(0, length - len(before)))
 
     def interrupt(self) -> bool:
         """End `sample` soon, and return whether a turn is being sampled. The engine is asked to abort the request, and

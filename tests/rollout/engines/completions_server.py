@@ -17,7 +17,7 @@ from aiohttp import web
 from tests.rollout.engines.http_server import serving
 from tests.rollout.engines.words import WORDS
 from toolgym.rollout.engines import FinishReason, SamplingParams, TransformersEngine
-from toolgym.rollout.engines.stop_texts import cut_at, decoder, stop_in, stop_length
+from toolgym.rollout.engines.stop_texts import decoder, stop_in, stop_length
 
 EOS = 256
 CHUNK = 8
@@ -102,7 +102,7 @@ class Server:
             step = await self.engine.generate([*prompt, *ids], params, request_id=f"{name}-{len(ids)}")
             first = not ids
             length = body.get("stop") and stop_length([*ids, *step.token_ids], body["stop"], decoder(WORDS))
-            step = cut_at(step, length - len(ids)) if length else step
+            step = step.stopped_at(length - len(ids)) if length else step
             ids += step.token_ids
             stopped = step.finish_reason is FinishReason.STOP
             finish = "stop" if stopped else "length" if len(ids) >= most else None
