@@ -41,7 +41,7 @@ class RunTestsTool(SandboxTool[CodeInterpreterConfig]):
 
     label = "run_tests"
     task_kwargs: Mapping[str, Collection[str]] = {
-        "create_kwargs": ("tests",),
+        "create_kwargs": ("tests", "language"),
         "execute_kwargs": (),
         "calc_reward_kwargs": (),
     }
