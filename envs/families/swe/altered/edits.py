@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import itertools
 import random
 import re
 from collections.abc import Iterator, Sequence
@@ -89,21 +90,31 @@ class Source:
         return data
 
 
-def failing_edit(source: Source, body: Sequence[ast.stmt], choose: random.Random) -> tuple[Edit, bool]:
+def failing_edit(
+    source: Source, body: Sequence[ast.stmt], choose: random.Random, inner: Sequence[Sequence[ast.stmt]] = ()
+) -> tuple[Edit, bool]:
     """Return an edit after which code that ran to its end must fail, and whether it is hard to see.
 
     An edit of an assertion's expected value is preferred to the opposite assertion, and that to a statement of its own
     that fails, which is for code without an assertion that is sure to be reached.
+
+    Args:
+        source: the module.
+        body: the statements of the test.
+        choose: draws among the edits.
+        inner: bodies of the functions that the test runs, if it is a whole file. They are edited if `body` has no
+            assertion.
     """
-    values: list[Edit] = []
-    opposites: list[Edit] = []
-    for statement in _reached(body):
-        values += _value_edits(source, statement, choose)
-        opposites += _opposite_edits(source, statement)
-    if values:
-        return choose.choice(values), True
-    if opposites:
-        return choose.choice(opposites), True
+    for statements in ([body], inner):
+        values: list[Edit] = []
+        opposites: list[Edit] = []
+        for statement in itertools.chain.from_iterable(map(_reached, statements)):
+            values += _value_edits(source, statement, choose)
+            opposites += _opposite_edits(source, statement)
+        if values:
+            return choose.choice(values), True
+        if opposites:
+            return choose.choice(opposites), True
     return _failing_statement(source, body, choose), False
 
 
@@ -310,13 +321,15 @@ def _is_simple(node: ast.expr) -> bool:
 
 
 def _failing_statement(source: Source, body: Sequence[ast.stmt], choose: random.Random) -> Edit:
-    """Return an edit that puts a statement which fails before all others but the docstring and `__future__`."""
+    """Return an edit that adds a statement which fails, after the docstring and the imports.
+
+    The imports may be of the policy's code, and code that ends the process with exit code 0 would fail as it must.
+    """
     first = next(
         (
             statement
             for place, statement in enumerate(body)
-            if not (place == 0 and _is_docstring(statement))
-            and not (isinstance(statement, ast.ImportFrom) and statement.module == "__future__")
+            if not (place == 0 and _is_docstring(statement)) and not isinstance(statement, ast.Import | ast.ImportFrom)
         ),
         body[-1],
     )

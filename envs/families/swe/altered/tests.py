@@ -90,12 +90,17 @@ class AlterableTests:
     def _edit(self, function: Function, choose: random.Random) -> Edit:
         """Return an edit that no run before has, if there is one: then no answer is wrong for one value alone."""
         edits = self._edits.setdefault(function, set())
-        for _ in range(8):
-            edit, _ = failing_edit(self._sources[function.file], self._bodies[function], choose)
+        inner = self._bodies_in(function.file) if function.name == function.file else []
+        for _ in range(64):
+            edit, _ = failing_edit(self._sources[function.file], self._bodies[function], choose, inner)
             if edit not in edits:
                 break
         edits.add(edit)
         return edit
+
+    def _bodies_in(self, file: str) -> list[Sequence[ast.stmt]]:
+        """Return the bodies of the test functions of a file."""
+        return [body for function, body in self._bodies.items() if function.file == file != function.name]
 
     def _run(self, tests: Sequence[str], groups: set[int], choose: random.Random) -> AlteredRun:
         edits: dict[str, list[Edit]] = {}
