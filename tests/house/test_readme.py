@@ -48,7 +48,7 @@ def _name(program):
 
 def test_there_are_programs():
     assert len(PROGRAMS) >= 5
-    assert len(OWN_ENV) == 4
+    assert len(OWN_ENV) == 7
     assert len(TRAINERS) >= 5
     assert len(FOREIGN_ENVS) == 1
 

@@ -14,6 +14,7 @@ import sympy
 
 from toolgym.tools.answers.numbers import fraction_of, repeating_fraction
 from toolgym.tools.answers.tokens import AnswerToken, word_set
+from toolgym.tools.errors import ToolgymError
 
 MAX_BITS = 4_000_000
 """Bits of a whole number that is written out. A power that would be longer stays a power."""
@@ -44,7 +45,7 @@ _PRODUCTS = frozenset(("cdot", "times"))
 _CLOSINGS = {"(": ")", "[": "]", "{": "}"}
 
 
-class UnreadableError(Exception):
+class UnreadableError(ToolgymError):
     """The tokens are not a formula that the grammar knows."""
 
 

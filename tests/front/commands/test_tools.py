@@ -51,11 +51,13 @@ def test_the_librarys_tools_are_listed_with_their_arguments(tools):
         "bash",
         "code_interpreter",
         "editor",
+        "open_page",
         "search",
     ]
     assert '  code* {"type": "string"' in shown
     schemas = json.loads(tools("--json")[1])
-    assert [schema["function"]["name"] for schema in schemas] == ["bash", "code_interpreter", "editor", "search"]
+    names = [schema["function"]["name"] for schema in schemas]
+    assert names == ["bash", "code_interpreter", "editor", "open_page", "search"]
 
 
 @pytest.mark.parametrize(("source", "name"), [("own_tools", "shout"), ("tools.yaml", "bash")])

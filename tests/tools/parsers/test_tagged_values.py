@@ -58,7 +58,7 @@ STRING, INTEGER = {"type": "string"}, {"type": "integer"}
 )
 def test_values(schema, text, value):
     definitions = {"count": INTEGER, "a/b": INTEGER, "loop": {"$ref": "#/$defs/loop"}}
-    tool = ToolSchema("f", "", {"type": "object", "properties": {"x": schema}, "$defs": definitions})
+    tool = ToolSchema("f", "", {"type": "object", "properties": {"x": schema}, "$defs": definitions}, external=True)
     found = typed("f", {"x": text}, {"f": tool})["x"]
     assert found == value
     assert type(found) is type(value)
