@@ -25,7 +25,7 @@ from toolgym.rollout.capture import canonical
 from toolgym.rollout.capture.wires import responses_history
 from toolgym.rollout.recording.secrets import scrub
 from toolgym.rollout.runner.metrics import figures
-from toolgym.tools import answers
+from toolgym.tools.answers import marks, numbers
 from toolgym.tools.errors import error_text, nearest, on_one_line, shorten
 from toolgym.tools.judge import extract_program, same_output
 from toolgym.tools.library import editor, final_answer
@@ -78,8 +78,9 @@ READERS: dict[str, Work] = {
 }
 
 SCORERS: dict[str, Work] = {
-    "marked_answer": answer.marked_answer,
-    "last_number": answers.last_number,
+    "marked_answer": marks.marked_answer,
+    "last_number": numbers.last_number,
+    "read_number": numbers.read_number,
     "plain_choice": answer.plain_choice,
     "tagged_answer": qa.tagged_answer,
     "has_answer_form": qa.has_answer_form,
