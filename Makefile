@@ -17,7 +17,7 @@ export TOKENIZERS_PARALLELISM ?= false
 # Thousands of processes import the library, and each would compile it anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-rest test-further test-ray test-sglang test-trainers test-mcp test-e2b test-agents test-lowest test-all lint size walks types docs docs-serve notebooks notebooks-write bench install sglang-cpu clean
+.PHONY: help demo test test-rest test-further test-forgeries test-ray test-sglang test-trainers test-mcp test-e2b test-agents test-lowest test-all lint size walks types docs docs-serve notebooks notebooks-write bench install sglang-cpu clean
 
 help:  ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -46,6 +46,10 @@ test-rest: $(VENV)/.dev  ## Run what `make test` leaves out: other isolation lev
 	$(MAKE) --jobs=2 --output-sync=target test-further test-sglang test-ray
 	$(TESTS) abuse --numprocesses 2 --dist loadgroup -m "abuse and not sglang" tests/tools/sandbox/test_abuse.py
 	$(TESTS) soak -m "soak and not sglang"
+
+# Hours of tries against verdicts and of hostile texts, for changes to them: CI does not run these.
+test-forgeries: $(VENV)/.dev  ## Run all forgeries of verdicts, and hostile texts of a megabyte. Takes hours.
+	TEST_SECONDS=3600 $(TESTS) forgeries $(SPREAD) -m abuse tests/envs tests/hostile
 
 test-further: $(VENV)/.dev
 	HYPOTHESIS_PROFILE=ci $(TESTS) further $(SPREAD) -m "($(REST) or hypothesis) and not (abuse or soak or ray or sglang)"

@@ -75,7 +75,7 @@ async def test_a_hostile_turn_holds_up_no_loop(env_id):
     assert slow == {}
 
 
-@pytest.mark.long
+@pytest.mark.abuse  # minutes
 @pytest.mark.parametrize("env_id", ENVS)
 async def test_a_megabyte_holds_up_no_loop(env_id):
     lengths = (1 << 14, 1 << 16, 1 << 18, 1 << 20)

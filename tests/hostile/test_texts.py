@@ -111,7 +111,7 @@ def test_time_is_linear_in_a_turn(name):
     assert superlinear == {}
 
 
-@pytest.mark.long
+@pytest.mark.abuse  # minutes
 @pytest.mark.parametrize("name", WORK)
 def test_time_is_linear_up_to_a_megabyte(name):
     superlinear = {shape: why for shape, make in shapes() if (why := first_superlinear(WORK[name], make, FIRST, LAST))}
