@@ -23,6 +23,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import sys
 import time
 from typing import Any
@@ -64,11 +65,11 @@ TURN = '<tool_call>\n{"name": "bash", "arguments": {"command": "ls -l"}}\n</tool
 
 async def agents(url: str, sessions: int, calls: int, at_once: int) -> None:
     """Play the agents of all sessions: they open all, call, and finish; print the seconds of the calls as JSON."""
-    places = asyncio.Semaphore(at_once)
+    places, token = asyncio.Semaphore(at_once), os.environ["TOOLGYM_CAPTURE_TOKEN"]
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(600)) as http:
 
-        async def post(path: str, body: Any, key: str = "") -> Any:
+        async def post(path: str, body: Any, key: str = token) -> Any:
             headers = {"Authorization": f"Bearer {key}"}
             async with places, http.post(path, json=body, headers=headers) as response:
                 answered = await response.json()
@@ -116,7 +117,13 @@ async def measure(sessions: int, calls: int, at_once: int) -> tuple[float, float
         command = [__file__, "--agents", server.url, "--sessions", str(sessions), "--calls", str(calls)]
         pipe = asyncio.subprocess.PIPE
         process = await asyncio.create_subprocess_exec(
-            sys.executable, *command, "--at-once", str(at_once), stdin=pipe, stdout=pipe
+            sys.executable,
+            *command,
+            "--at-once",
+            str(at_once),
+            stdin=pipe,
+            stdout=pipe,
+            env={**os.environ, "TOOLGYM_CAPTURE_TOKEN": str(server.config.secret)},
         )
         assert process.stdin is not None
         assert process.stdout is not None
