@@ -65,7 +65,7 @@ READERS: dict[str, Work] = {
     "cut": lambda text: cut(text, 1000, "middle"),
     "escaped": escaped,
     "fenced_blocks": actions.fenced_blocks,
-    "special tokens at the end": actions._without_special_tokens,
+    "special tokens at the end": actions.without_end_token,
     "patches": actions._DIFF.search,
     "thinking in turns": lambda text: actions._THINKING.sub("", text),
     "marks of replies": canonical._MARK.findall,

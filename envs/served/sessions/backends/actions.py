@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from typing import Any, Literal, NamedTuple
 
+from toolgym.envs.actions import without_end_token
 from toolgym.tools.confined.costly_checks import is_python_program
 from toolgym.tools.library.bash import BashTool
 from toolgym.tools.library.editor import EditorTool
@@ -19,7 +20,6 @@ _PATCH = ("diff", "patch")
 
 _FENCE = re.compile(r" {0,3}(?P<fence>`{3,}|~{3,})[ \t]*(?P<kind>[^\s`]*)[^`]*")
 _DIFF = re.compile(r"^(?:diff --git .*|--- \S.*\n\+\+\+ \S.*\n@@ .*)", re.M)
-_SPECIAL_TOKEN = re.compile(r"<\|[^|>\n]*\|>")
 _THINKING = re.compile(r"<think>.*?(?:</think>|\Z)", re.S)
 
 HOW_TO_ACT = (
@@ -66,7 +66,7 @@ async def read_actions(content: str) -> list[RepositoryAction]:
     plain = [block for kind, block in fenced_blocks(text) if not kind and block.strip()]
     if plain:
         return [await _of_text(block) or RepositoryAction("shell", block) for block in plain]
-    action = await _of_text(_without_special_tokens(text))
+    action = await _of_text(without_end_token(text))
     return [action] if action is not None else []
 
 
@@ -75,7 +75,7 @@ async def bare_program(text: str) -> str | None:
 
     Python's parser reads the text in another process.
     """
-    program = _without_special_tokens(text).rstrip() + "\n"
+    program = without_end_token(text).rstrip() + "\n"
     return program if await is_python_program(program) else None
 
 
@@ -121,20 +121,3 @@ def _of_block(kind: str, text: str) -> RepositoryAction | None:
     if kind in ("python", "py", "python3"):
         return RepositoryAction("python", text)
     return RepositoryAction("patch", text) if kind in _PATCH else None
-
-
-def _without_special_tokens(text: str) -> str:
-    """Return a text without the end-of-turn token that some trainers leave in a turn."""
-    end, has_tokens = _end_of_words(text, len(text)), False
-    while text.endswith("|>", 0, end) and (start := text.rfind("<|", 0, end - 1)) >= 0:
-        if _SPECIAL_TOKEN.fullmatch(text, start, end) is None:
-            break
-        end, has_tokens = _end_of_words(text, start), True
-    return text[:end] + "\n" if has_tokens else text
-
-
-def _end_of_words(text: str, end: int) -> int:
-    """The end of a text's beginning without the white space at its end."""
-    while end and text[end - 1].isspace():
-        end -= 1
-    return end
