@@ -16,8 +16,9 @@ A program cannot forge its verdict:
 - The checker of a `CheckerTest` and the interactor of an `InteractiveTest` run in another sandbox than the program.
 
 A gap remains: the process that becomes the program's has received the run's request, so compressed bytes of the
-assertions may lie in its raw memory. Against programs that search it, use tests whose expected values stay outside. In
-a `ProcessSandbox`, which isolates nothing, a program of root can read the memory of the tests' process as well.
+assertions of all tests of the run may lie in its raw memory. Against programs that search it, use tests whose expected
+values stay outside. In a `ProcessSandbox`, which isolates nothing, a program of root can read the memory of the tests'
+process as well.
 """
 
 from __future__ import annotations
