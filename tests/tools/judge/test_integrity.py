@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy
 import pytest
 
 from toolgym.tools.judge import AssertTest, FunctionTest, StdioTest, VerdictStatus
+from toolgym.tools.judge.emptiness import EmptyError, guard_numpy
 
 SECRET = "98765432123"
 """Stands in the tests alone."""
@@ -212,6 +214,13 @@ check(f)
 async def test_no_emptiness_is_close_to_a_number(judge, program, passes):
     [verdict] = await judge().judge(program, [AssertTest(CLOSE, entry_points=("f",))])
     assert verdict.passed is passes, verdict.detail
+
+
+def test_only_calls_from_the_tests_are_kept_from_empty_arrays():
+    guard_numpy("numpy")
+    assert numpy.isclose(numpy.zeros((0, 1)), numpy.ones((1, 5))).shape == (0, 5)  # as matplotlib does, to place ticks
+    with pytest.raises(EmptyError, match="one value has 0 elements, and the other has 1"):
+        exec(compile("numpy.isclose(numpy.zeros(0), [1])", "<tests>", "exec"), {"numpy": numpy})
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,7 @@ for pid in pids():
         "environment_in_proc",
         "secrets",
         _READ + "show('/proc/self/environ')\nshow(f'/proc/{os.getppid()}/environ')",
+        bare="held",  # the parent is the supervisor, which has the program's own environment
     ),
     abuse("environment_of_all", "secrets", _READ + "for pid in [os.getppid(), *pids()]: show(f'/proc/{pid}/environ')"),
     abuse(
