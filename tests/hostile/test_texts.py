@@ -79,7 +79,6 @@ READERS: dict[str, Work] = {
 
 SCORERS: dict[str, Work] = {
     "marked_answer": marks.marked_answer,
-    "last_number": numbers.last_number,
     "read_number": numbers.read_number,
     "plain_choice": answer.plain_choice,
     "tagged_answer": qa.tagged_answer,

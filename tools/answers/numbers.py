@@ -1,4 +1,4 @@
-r"""Numbers in text, exactly: `read_number` and `last_number`.
+r"""Numbers in text, exactly: `read_number` and `last_number_place`.
 
 >>> read_number(r"42\text{ cm}^2"), read_number(r"3 \times 10^3"), read_number(r"\frac{1}{2}"), read_number("42x")
 (Fraction(42, 1), Fraction(3000, 1), Fraction(1, 2), None)
@@ -85,12 +85,6 @@ def read_number(text: str) -> Fraction | None:
     if end < len(tokens) and tokens[end].is_word(*MULTIPLIERS):
         return number * MULTIPLIERS[tokens[end].text.lower()] if _is_remark(tokens[end + 1 :]) else None
     return number if _is_remark(tokens[end:]) else None
-
-
-def last_number(text: str) -> Fraction | None:
-    """Return the last number of a text, which may hold others; None if it has none."""
-    place = last_number_place(read_tokens(text))
-    return None if place is None else place[0]
 
 
 def last_number_place(tokens: Sequence[AnswerToken]) -> tuple[Fraction, int, int] | None:

@@ -6,7 +6,8 @@ from fractions import Fraction
 
 import pytest
 
-from toolgym.tools.answers.numbers import last_number, read_number
+from toolgym.tools.answers.numbers import last_number_place, read_number
+from toolgym.tools.answers.tokens import read_tokens
 
 
 @pytest.mark.parametrize(
@@ -98,7 +99,8 @@ def test_read_number(text, number):
     ],
 )
 def test_last_number(text, number):
-    assert last_number(text) == number
+    place = last_number_place(read_tokens(text))
+    assert (None if place is None else place[0]) == number
 
 
 @pytest.mark.parametrize(
@@ -106,4 +108,4 @@ def test_last_number(text, number):
 )
 def test_nested_numbers_do_not_recurse_without_end(text):
     assert read_number(text) is None
-    last_number(text)
+    last_number_place(read_tokens(text))
