@@ -54,7 +54,7 @@ _SHORT_WORDS = word_set(
     "an and any are isn don won as at be but by can did do far few for has had hot if in is it its lot may new nor "
     "not no now odd of off old on one or our out own per red she so sum ten that the to top two up was way we why yes "
     "yet you all six low cm mm km dm nm ft yd mi kg mg lb lbs oz ml cl kl hr hrs min sec ms mph kph cal kj kw "
-    "pm am gal deg rad men day sq cu cup age bus cat dog egg hat inf pen pie pet cow hen boy pts usd"
+    "dne pm am gal deg rad men day sq cu cup age bus cat dog egg hat inf pen pie pet cow hen boy pts usd"
 )
 """Words and units of two or three letters; other texts as short are products of letters."""
 
@@ -94,7 +94,7 @@ _TEXTS = word_set(
 _TWO_GROUPS = frozenset({"textcolor", "colorbox"})
 
 _SPACE = r"(?:\s|~|\\[ ,;:!>/]|\\(?:quad|qquad|thinspace|enspace)(?![A-Za-z]))"
-_THIN = r"(?:\\[,!]|\{,\}|,\\[!,]|\\;|\\:)"
+_THIN = r"(?:\\[,!]|\{,\}|,\\[!,]|\\;|\\:|\\[ ]|~)"
 _THOUSANDS = rf"\d{{1,3}}(?:(?:{_THIN}){{1,2}}\d{{3}})+(?!\d)"
 _COMMAS = r"\d{1,3}(?:,\d{3})+(?![\d])(?!,\d)"
 _BLANKS = r"[1-9]\d{0,2}(?:[ ]\d{3})+(?![\d])"
@@ -230,6 +230,8 @@ class _Reader:
             self._text[self._at : self._at + 1] == "*" or self._text[self._at - 2 : self._at - 1] == "*"
         ):
             return []  # bold in Markdown
+        if text == "-" and self._upright and self._text[self._at - 2 : self._at - 1] == "-":
+            return []  # a dash of LaTeX
         if text == "{":
             self._closings.append("keep")
         elif text == "}" and self._closings:

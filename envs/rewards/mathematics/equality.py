@@ -23,11 +23,19 @@ from toolgym.envs.rewards.mathematics.values import (
     Words,
 )
 
-MIN_DECIMALS = 6
-"""Digits after the point, and significant digits, of a decimal that stands for all values that round to it."""
+MIN_DECIMALS = 3
+"""Digits after the point, and significant digits, of a decimal ground truth that may be a rounded exact value."""
+
+MIN_ROUNDED = 6
+"""The same for a decimal ground truth that may be a rounded longer decimal."""
 
 NOISE_DIGITS = 15
 """Significant digits of a decimal that a computer has rounded."""
+
+_SMALL_LETTERS = {letter: sympy.Symbol(letter.lower()) for letter in "ABCDFGHJ"}
+"""Choices as small letters, which are names in a formula. `e` and `i` are numbers."""
+
+_CONSTANTS = frozenset(("C", "c", "K", "k", "C_1", "c_1", "C_0"))
 
 PRECISION = 60
 POINTS = 6
@@ -62,48 +70,94 @@ def _same_quantity(truth: Quantity, answer: Answer) -> bool:
     if isinstance(answer, Based):
         return answer.value is not None and same_formula(truth.formula, sympy.Integer(answer.value))
     if isinstance(answer, Ratio) and len(answer.terms) == 2 and not answer.is_time:
-        quotient = _quotient(answer)
+        quotient = None if truth.formula.is_integer else _quotient(answer)
         return quotient is not None and same_formula(truth.formula, quotient)
-    if isinstance(answer, Listing) and len(answer.items) > 1:
+    if isinstance(answer, Listing) and len(answer.items) > 1 and answer.kind in ("bare", "set"):
         return all(_same_quantity(truth, item) for item in answer.items)  # 5, 5
     if not isinstance(answer, Quantity):
         return False
+    if answer.parts and truth.unit is None:
+        return False
+    if truth.is_percent != answer.is_percent:
+        return _same_percentage(truth, answer)
+    if _angle(truth) or _angle(answer):
+        return _same_angle(truth, answer)
     if truth.unit is not None and answer.unit is not None and truth.unit != answer.unit:
         if truth.unit.dimension != answer.unit.dimension:
             return False
         factors = [sympy.Rational(unit.factor.numerator, unit.factor.denominator) for unit in (truth.unit, answer.unit)]
         return same_formula(truth.formula * factors[0], answer.formula * factors[1])
-    if answer.parts and truth.unit is None:
+    return _same_number(truth, answer)
+
+
+def _same_percentage(truth: Quantity, answer: Quantity) -> bool:
+    """Compare a value with a percentage: 64 and 0.64 are both 64 %, but 0.64 is not 0.64 %."""
+    if truth.is_percent:
+        return same_formula(truth.formula, answer.formula) or same_formula(truth.formula / 100, answer.formula)
+    value = truth.formula
+    is_share = bool(value.is_Rational and not value.is_Integer and abs(value) < 1)
+    is_count = bool(value.is_Integer and value != 1)
+    as_written = not is_share and _same_number(truth, answer)
+    return as_written or (not is_count and same_formula(value, answer.formula / 100))
+
+
+def _angle(quantity: Quantity) -> bool:
+    return quantity.unit in (UNITS["degree"], UNITS["radian"])
+
+
+def _same_angle(truth: Quantity, answer: Quantity) -> bool:
+    """Compare angles. A number without a unit is in the unit of the other angle, or in radians if it has a pi."""
+    units = [
+        quantity.unit or (UNITS["radian"] if quantity.formula.has(sympy.pi) else None) for quantity in (truth, answer)
+    ]
+    if None in units or units[0] == units[1]:
+        return _same_number(truth, answer)
+    if not all(unit in (UNITS["degree"], UNITS["radian"]) for unit in units):
         return False
-    if _same_number(truth, answer):
-        return True
-    if truth.is_percent and not answer.is_percent:
-        return same_formula(truth.formula / 100, answer.formula)
-    in_degrees = truth.unit == UNITS["degree"] and answer.unit is None and answer.formula.has(sympy.pi)
-    return in_degrees and same_formula(truth.formula * sympy.pi / 180, answer.formula)
+    degrees = [
+        quantity.formula * (1 if unit == UNITS["degree"] else 180 / sympy.pi)
+        for quantity, unit in zip((truth, answer), units, strict=True)
+    ]
+    return same_formula(*degrees)
 
 
 def _same_number(truth: Quantity, answer: Quantity) -> bool:
-    if truth.formula == answer.formula:
+    if truth.formula == answer.formula or (truth.decimals >= 0 and _is_rounded(truth, answer)):
         return True
-    for decimal, other in ((truth, answer), (answer, truth)):
-        if decimal.decimals >= 0 and _rounds_to(decimal, other):
-            return True
-    return same_formula(truth.formula, answer.formula)
+    return same_formula(truth.formula, _with_constant(truth.formula, answer.formula))
 
 
-def _rounds_to(decimal: Quantity, other: Quantity) -> bool:
-    """Whether a decimal with enough digits is the other value, rounded at its last digit."""
-    if decimal.decimals < MIN_DECIMALS or decimal.digits < MIN_DECIMALS:
+def _is_rounded(truth: Quantity, answer: Quantity) -> bool:
+    """Whether a decimal ground truth is the answer, rounded at the last digit of the ground truth."""
+    if answer.formula.free_symbols or not answer.formula.is_comparable:
         return False
-    if 0 <= other.decimals < decimal.decimals and decimal.digits < NOISE_DIGITS:
-        return False  # the shorter decimal would have to be the rounded one
-    if other.formula.free_symbols or not other.formula.is_comparable:
+    difference = abs(sympy.N(answer.formula - truth.formula, PRECISION))
+    if max(truth.digits, answer.digits) >= NOISE_DIGITS:
+        return bool(difference <= abs(truth.formula) * sympy.Rational(1, 10**12))
+    if answer.decimals >= 0 or answer.formula.is_Integer:
+        least = MIN_ROUNDED
+        if answer.decimals <= truth.decimals:
+            return False
+    else:
+        least = MIN_DECIMALS
+    if min(truth.decimals, truth.digits) < least or truth.unit is not None:
         return False
-    difference = abs(sympy.N(other.formula - decimal.formula, PRECISION))
-    if decimal.digits >= NOISE_DIGITS and difference <= abs(decimal.formula) * sympy.Rational(1, 10**12):
-        return True
-    return bool(difference <= sympy.Rational(1, 2) / sympy.Integer(10) ** decimal.decimals)
+    return bool(difference <= sympy.Rational(1, 2) / sympy.Integer(10) ** truth.decimals)
+
+
+def _with_constant(truth: Any, answer: Any) -> Any:
+    """Return the answer with its constant of integration named as in the ground truth, such as C instead of c."""
+    constants = [
+        [symbol for symbol in formula.free_symbols if symbol.name in _CONSTANTS and _is_added(formula, symbol)]
+        for formula in (truth, answer)
+    ]
+    if [len(symbols) for symbols in constants] != [1, 1] or constants[1][0] in truth.free_symbols:
+        return answer
+    return answer.xreplace({constants[1][0]: constants[0][0]})
+
+
+def _is_added(formula: Any, symbol: Any) -> bool:
+    return formula.is_Add and symbol in formula.args and not (formula - symbol).has(symbol)
 
 
 def same_formula(truth: Any, answer: Any) -> bool:
@@ -176,12 +230,14 @@ def _same_listing(truth: Listing, answer: Answer) -> bool:
     if isinstance(answer, Named) and not (len(truth.items) == 1 and isinstance(truth.items[0], Named)):
         answer = answer.value
     if isinstance(answer, Region):
-        if answer.pair is not None and truth.kind in ("tuple", "bare", "bracket"):
+        if answer.pair is not None and (truth.kind, answer.pair.kind) in _PAIRS:
             return _same_listing(truth, answer.pair)
         return not truth.items and answer.points is sympy.S.EmptySet
     if isinstance(answer, Matrix) and truth.kind == "tuple":
         cells = _vector(answer)
         return cells is not None and _all_same(truth.items, cells)
+    if isinstance(answer, Choice) and len(answer.letter) > 1:
+        answer = Listing(tuple(map(Choice, answer.letter)), "bare")
     if not isinstance(answer, Listing):
         answer = Listing((answer,), "bare")
     if truth.kind == "set" and answer.kind in ("tuple", "bracket"):
@@ -195,6 +251,10 @@ def _same_listing(truth: Listing, answer: Answer) -> bool:
     if any(isinstance(item, Named) for item in (*truth.items, *answer.items)):  # x = 1, y = 2 beside 1, 2
         return _all_same(_in_order(truth.items), _in_order(answer.items))
     return _same_items(truth.items, answer.items)
+
+
+_PAIRS = frozenset((("tuple", "tuple"), ("bare", "tuple"), ("bracket", "bracket")))
+"""Kinds of lists of two values, and of intervals that may be such a list: `2, 5` may be `(2, 5)`, but not `[2, 5]`."""
 
 
 def _names(items: Sequence[Answer]) -> list[str]:
@@ -341,18 +401,26 @@ def _quotient(ratio: Ratio) -> Any:
 
 def _same_based(truth: Based, answer: Answer) -> bool:
     answer = _value(answer)
-    if isinstance(answer, Based):
-        return truth.base == answer.base and truth.digits.lstrip("0") == answer.digits.lstrip("0")
-    # The question names the base, so an answer may leave it out.
-    return (
-        isinstance(answer, Quantity) and answer.formula == sympy.Integer(truth.digits)
-        if truth.digits.isdigit()
-        else False
-    )
+    if not isinstance(answer, Based):
+        return False  # without its base, `1101` is another number
+    return truth.base == answer.base and truth.digits.lstrip("0") == answer.digits.lstrip("0")
 
 
 def _same_choice(truth: Choice, answer: Answer) -> bool:
+    if isinstance(answer, Quantity) and answer.unit is None:
+        product = sympy.Mul(*map(sympy.Symbol, truth.letter))
+        return bool(answer.formula in (product, _SMALL_LETTERS.get(truth.letter)))
+    if isinstance(answer, Words):
+        return answer.text == truth.letter.lower()
+    if isinstance(answer, Listing) and answer.kind in ("bare", "set"):
+        return "".join(_letters(answer.items)) == truth.letter
     return isinstance(answer, Choice) and truth.letter == answer.letter
+
+
+def _letters(items: Sequence[Answer]) -> list[str]:
+    """Return the letters of several choices; an empty list if they are not choices."""
+    letters = [item.letter for item in items if isinstance(item, Choice)]
+    return sorted(set(letters)) if len(letters) == len(items) else []
 
 
 def _same_words(truth: Words, answer: Answer) -> bool:

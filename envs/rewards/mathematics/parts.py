@@ -48,6 +48,7 @@ def _without_remark(tokens: list[AnswerToken]) -> list[AnswerToken]:
             and inner
             and inner[0].kind == "word"
             and len(inner[0].text) > 1
+            and not inner[0].is_word("base")
             and not tokens[opening - 1].is_command("frac")
         ):
             return tokens[:opening]

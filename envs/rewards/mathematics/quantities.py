@@ -24,9 +24,17 @@ _SINGLE_UNITS = "mgsLlhNJWV"
 
 
 def as_based(tokens: Sequence[AnswerToken]) -> Based | None:
-    place = next((at for at, token in enumerate(tokens) if token.is_symbol("_")), 0)
-    digits = "".join(token.text for token in tokens[:place])
-    index = [token for token in tokens[place + 1 :] if not token.is_symbol("{", "}", "(", ")")]
+    r"""Read digits with their base: `1011_2`, `(1011)_{\text{two}}` and `1011 (base 2)`."""
+    place = next((at for at, token in enumerate(tokens) if token.is_symbol("_") or token.is_word("base")), 0)
+    before = list(tokens[:place])
+    while before and (before[-1].is_word("in") or (tokens[place].kind == "word" and before[-1].is_symbol("(", ","))):
+        before.pop()
+    if len(before) > 2 and before[0].is_symbol("(") and before[-1].is_symbol(")"):
+        before = before[1:-1]
+    digits = "".join(token.text for token in before)
+    index = [
+        token for token in tokens[place + 1 :] if not token.is_symbol("{", "}", "(", ")") and not token.is_word("base")
+    ]
     if len(index) != 1 or not re.fullmatch("[0-9A-Z]*[0-9][0-9A-Z]*", digits):
         return None
     name = index[0].text.lower()

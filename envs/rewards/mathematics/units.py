@@ -60,7 +60,8 @@ _TABLE: Mapping[str, Mapping[str, str]] = {
         "l L liter liters litre litres 升": "1",
     },
     "gallon": {"gallon gallons gal": "1", "quart quarts": "1/4", "pint pints": "1/8", "cup cups": "1/16"},
-    "angle": {"degree degrees deg 度": "1", "radian radians rad": "0"},
+    "angle": {"degree degrees deg 度": "1"},
+    "radians": {"radian radians rad 弧度": "1"},  # a degree is no rational number of them
     "dollar": {"dollar dollars usd": "1", "cent cents": "1/100"},
     "euro": {"euro euros": "1"},
     "pounds": {"quid": "1"},
@@ -79,7 +80,6 @@ UNITS: dict[str, Unit] = {
 }
 UNITS["mph"] = UNITS["mile"].times(UNITS["hour"], -1)
 UNITS["kph"] = UNITS["km"].times(UNITS["hour"], -1)
-del UNITS["radian"], UNITS["radians"], UNITS["rad"]  # an angle in radians is a plain number
 
 _POWERS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3, "平方": 2, "立方": 3}
 _AFTER = {"squared": 2, "cubed": 3}

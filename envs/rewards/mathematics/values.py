@@ -97,7 +97,7 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Choice:
-    """A letter of a multiple choice, and the value that stands behind it."""
+    """The letter of a choice, or its letters in alphabetical order, and the value of that choice."""
 
     letter: str
     value: Answer | None = None

@@ -10,6 +10,7 @@ import sympy
 from toolgym.envs.rewards.mathematics.formulas import UnreadableError
 from toolgym.envs.rewards.mathematics.parts import JOINS, joined
 from toolgym.envs.rewards.mathematics.values import Answer, Choice, Listing, Quantity, Region, Words
+from toolgym.tools.answers.numbers import NEGATIONS
 from toolgym.tools.answers.tokens import AnswerToken
 
 _ONES = (
@@ -21,8 +22,15 @@ NUMERALS = {word: number for number, word in enumerate(_ONES.split())} | {
     for number, word in enumerate(["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"], 2)
 }
 
-_EMPTY = ("no solution", "no solutions", "no real solution", "no real solutions", "empty set", "the empty set", "无解")
-_REALS = ("all real numbers", "all reals", "all real", "real numbers", "any real number")
+_EMPTY = re.compile(
+    r"(?:there (?:is|are) )?no (?:such |real |integer |valid |possible )*(?:solution|root|value|number|integer)s?"
+    r"(?: exists?)?|(?:the )?empty set|none(?: exists?)?|no such .{1,20} exists?|无解|空集|不存在"
+)
+_REALS = ("all real numbers", "all reals", "all real", "real numbers", "any real number", "全体实数")
+_SAME_WORDS = {"dne": "does not exist", "limit does not exist": "does not exist", "not defined": "undefined",
+               "infinite": "infinitely many", "正确": "true", "对": "true", "错误": "false", "错": "false",
+               "是": "yes", "否": "no"}  # fmt: skip
+_VERDICTS = {"yes": "no", "no": "yes", "true": "false", "false": "true"}
 _CHOICE_LETTERS = "ABCDEFGHIJ"
 
 
@@ -32,7 +40,9 @@ def as_words(tokens: Sequence[AnswerToken], *, always: bool = False) -> Answer |
     if not always and not all(token.kind == "word" for token in plain):
         return None
     text = joined(plain)
-    if text in _EMPTY:
+    if _is_verdict(tokens):
+        return Words(tokens[0].text.lower())
+    if _EMPTY.fullmatch(text):
         return Listing((), "set")
     if text in _REALS:
         return Region(sympy.S.Reals)
@@ -43,9 +53,28 @@ def as_words(tokens: Sequence[AnswerToken], *, always: bool = False) -> Answer |
         return Quantity(sympy.Integer(number))
     if len(plain) == 1 and len(text) == 1 and plain[0].text in _CHOICE_LETTERS:
         return Choice(plain[0].text)
+    if (letters := _several_letters(plain)) is not None:
+        return letters
     if len(plain) == 2 and plain[0].is_word("option", "choice", "answer") and plain[1].text in _CHOICE_LETTERS:
         return Choice(plain[1].text)
-    return Words(re.sub(r"^(?:the|an?) ", "", text))
+    text = re.sub(r"^(?:the|an?) ", "", text)
+    return Words(_SAME_WORDS.get(text, text))
+
+
+def _is_verdict(tokens: Sequence[AnswerToken]) -> bool:
+    """Whether an answer is "yes", "no", "true" or "false" with a remark that does not contradict it."""
+    verdict = tokens[0].text.lower()
+    if verdict not in _VERDICTS or len(tokens) < 3 or not tokens[1].is_symbol(",", ";", ".", ":", "-", "!", "("):
+        return False
+    contrary = {_VERDICTS[verdict], *(NEGATIONS if verdict in ("yes", "true") else ())}
+    return not any(token.is_word(*contrary, "or", "maybe", "perhaps") for token in tokens[1:])
+
+
+def _several_letters(tokens: Sequence[AnswerToken]) -> Choice | None:
+    """The letters of a question with several right choices, such as `ABD`, in alphabetical order."""
+    text = "".join(token.text for token in tokens)
+    is_choice = 1 < len(text) <= len(_CHOICE_LETTERS) and set(text) <= set(_CHOICE_LETTERS)
+    return Choice("".join(sorted(text))) if is_choice and len(set(text)) == len(text) else None
 
 
 def numeral(words: Sequence[str]) -> int | None:
@@ -68,6 +97,8 @@ def as_choice(tokens: Sequence[AnswerToken], read: Callable[[Sequence[AnswerToke
     if letter is None or letter.kind not in ("letter", "word") or letter.text not in _CHOICE_LETTERS:
         return None
     rest = tokens[at + 1 :]
+    if rest and not is_open and at == 0 and all(token.kind == "letter" and not token.spaced for token in rest):
+        return _several_letters(tokens)
     if not rest and not is_open:
         return Choice(letter.text)
     if not rest or not rest[0].is_symbol(*((")",) if is_open else (")", ".", ":"))):

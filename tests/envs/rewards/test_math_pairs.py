@@ -62,7 +62,16 @@ def test_no_spray_is_paid_for_two_truths():
 
 
 @pytest.mark.parametrize(
-    "text", [r"\boxed{37\%}", r"\boxed{37}", r"\boxed{0.37}", r"\boxed{37^\circ}", r"\boxed{37\text{ cm}}"]
+    ("text", "truths"),
+    [
+        (r"\boxed{37}", ["37"]),
+        (r"\boxed{0.37}", ["0.37"]),
+        (r"\boxed{37\text{ cm}}", ["37"]),
+        (r"\boxed{37\%}", ["37", "0.37"]),
+        (r"\boxed{0.37\%}", ["0.0037"]),
+        (r"\boxed{37^\circ}", ["37", r"\frac{37\pi}{180}"]),
+    ],
 )
-def test_a_plain_ground_truth_is_met_by_one_number(text):
-    assert sum(verdict(truth, text) for truth in ("37", "0.37", "3700", r"\frac{37\pi}{180}")) == 1
+def test_an_answer_meets_only_the_ground_truths_that_it_equals(text, truths):
+    numbers = ("37", "0.37", "3700", "0.0037", r"\frac{37\pi}{180}")
+    assert [truth for truth in numbers if verdict(truth, text)] == truths
