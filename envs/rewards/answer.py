@@ -10,8 +10,9 @@ from typing import Any
 
 from toolgym.envs.rewards.base import Outcome, OutcomeScorer, Score
 from toolgym.envs.tasks.task import Task
-from toolgym.tools.answers.marks import marked_answer, said_answer, without_thinking
+from toolgym.tools.answers.marks import marked_answer
 from toolgym.tools.answers.numbers import read_number
+from toolgym.tools.answers.statements import said_answer, without_thinking
 from toolgym.tools.errors import ConfigError, shorten
 from toolgym.tools.library.final_answer import score_final_answer
 

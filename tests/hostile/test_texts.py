@@ -25,7 +25,7 @@ from toolgym.rollout.capture import canonical
 from toolgym.rollout.capture.wires import responses_history
 from toolgym.rollout.recording.secrets import scrub
 from toolgym.rollout.runner.metrics import figures
-from toolgym.tools.answers import marks, numbers
+from toolgym.tools.answers import marks, numbers, statements
 from toolgym.tools.errors import error_text, nearest, on_one_line, shorten
 from toolgym.tools.judge import extract_program, same_output
 from toolgym.tools.library import editor, final_answer
@@ -79,6 +79,8 @@ READERS: dict[str, Work] = {
 
 SCORERS: dict[str, Work] = {
     "marked_answer": marks.marked_answer,
+    "said_answer": statements.said_answer,
+    "without_withdrawn": statements.without_withdrawn,
     "read_number": numbers.read_number,
     "plain_choice": answer.plain_choice,
     "tagged_answer": qa.tagged_answer,

@@ -1,9 +1,7 @@
-r"""Find the answer that a text marks (`marked_answers`), or else says (`said_answer`).
+r"""Find the answer that a text marks (`marked_answers`).
 
 >>> marked_answers("#### Final Answer\n\\boxed{3} and \\boxed{7}")
 ['3', '7']
->>> said_answer("First 41, then 40. The answer is **42**.")
-'42'
 """
 
 from __future__ import annotations
@@ -12,14 +10,10 @@ import bisect
 import re
 from collections.abc import Sequence
 
-from toolgym.tools.answers.numbers import NEGATIONS, last_number_place
-from toolgym.tools.answers.tokens import AnswerToken, half_width, read_tokens
+from toolgym.tools.answers.statements import bare, without_thinking, without_withdrawn
 
 MAX_TEXT = 1 << 15
 """Characters from the end of a text in which marks are looked for."""
-
-MAX_SAID = 4096
-"""Characters from the end of a text in which an unmarked answer is looked for."""
 
 _HASHES = re.compile(r"(?<!#)####(?!#)[ \t]*(.*)$", re.MULTILINE)
 _BRACES = re.compile(r"\\(?:boxed|fbox)\s*\{|\\[{}]|[{}]")
@@ -29,27 +23,17 @@ _BETWEEN = re.compile(
     r"(?:[\s,;:.&$*()\[\]\\~|]|\\(?:text|mathrm|textbf)\s*\{|[{}]|\b(?:and|or|,|quad|qquad)\b|和|或|与|、|，"
     r"|[A-Za-z](?:_\{?\w\}?)?(?:\([a-z]\))?\s*=)*"
 )
+_BEFORE_BOX = re.compile(
+    r"(?:(?<=[=$({])\s{0,3}(-|\\pm)\s{0,3}|(?<=\n)(-)|(\\pm|\\neq?|≠)\s{0,3}|\b(not)\s{1,3}\$?)\{?$"
+)
+_AFTER_BOX = re.compile(
+    r"\s{0,2}\$?\s{0,2}(_\{[^{}]{1,20}\}|_\w|\^\{[^{}]{1,20}\}|\^\\circ|\^\d|\\?%|\\pi\b|\\sqrt\{[^{}]{1,20}\})"
+)
 _PART = re.compile(
     r"(?:^|\n)[\s#*>-]*(?:(?:part|question|problem|第)\s*)?(?:\(?([a-h]|[ivx]{1,4}|\d)[).:、]|\(([a-h]|[ivx]{1,4}|\d)\))"
     r"|\bpart\s+\(?([a-h]|[ivx]{1,4}|\d)\)?",
     re.IGNORECASE,
 )
-_PHRASE = re.compile(
-    r"\b(?:final\s+|correct\s+|right\s+)?(?:answer|result)\b[^\n.:=]{0,60}?(?:\bis\b|\bare\b|[:=])"
-    r"|答案\s*(?:是|为|[:=])",
-    re.IGNORECASE,
-)
-_MATH = re.compile(
-    r"\$\$(.{1,500}?)\$\$|(?<![\\$])\$(?!\$)([^$\n]{1,500}?)(?<!\\)\$|\\\[(.{1,500}?)\\\]|\\\((.{1,500}?)\\\)",
-    re.DOTALL,
-)
-_BOLD = re.compile(r"\*\*([^*\n]+)\*\*|`([^`\n]+)`")
-_STOP = re.compile(r"[.?!](?=\s|$|[*_`\"])|。|\n")
-_WRAPPED = re.compile(r"\*\*(.+)\*\*|__(.+)__|`+([^`]+)`+|\*(.+)\*|\"(.+)\"", re.DOTALL)
-
-
-def without_thinking(text: str) -> str:
-    return text.rpartition("</think>")[2].partition("<think>")[0]
 
 
 def marked_answers(text: str) -> list[str]:
@@ -60,7 +44,7 @@ def marked_answers(text: str) -> list[str]:
     answer, and so are the boxes of labelled parts; otherwise the last box counts. A line after `####` that is a
     heading, or in a block of code, is not an answer.
     """
-    spoken = without_thinking(text)[-MAX_TEXT:]
+    spoken = without_withdrawn(without_thinking(text)[-MAX_TEXT:])
     tagged = _tagged(spoken)
     if tagged is not None:
         return _boxed(tagged) or _after_hashes(tagged) or [bare(tagged)]
@@ -73,56 +57,10 @@ def marked_answer(text: str) -> str | None:
     return ", ".join(answers) if answers else None
 
 
-def said_answer(text: str) -> str | None:
-    """Return what an unmarked text says its answer is, outside of its thinking; None if it says none.
-
-    That is what follows "the answer is", or else the last formula, bold text or number, unless its sentence has a
-    "not".
-    A text that is a formula or a number as a whole is its own answer.
-    """
-    spoken = half_width(without_thinking(text)[-MAX_SAID:]).strip()
-    if "\\boxed" in spoken or "\\fbox" in spoken:
-        return None  # an empty box, or one that does not close
-    phrases = list(_PHRASE.finditer(spoken))
-    if phrases:
-        return _rest_of_sentence(spoken, phrases[-1].end()) or None
-    tokens = read_tokens(spoken)
-    if "\n" not in spoken and not any(token.kind == "word" and not token.upright for token in tokens):
-        return bare(spoken) or None
-    place = max(
-        (match.span() for pattern in (_MATH, _BOLD) for match in pattern.finditer(spoken)), key=_end, default=None
-    )
-    sentence = 0 if place is None else (stop.end() if (stop := _STOP.search(spoken, place[1])) else len(spoken))
-    later = read_tokens(spoken[sentence:])
-    number = last_number_place(later if place else tokens)
-    if number is not None:
-        among = later if place else tokens
-        return None if _is_denied(among, number[1]) else _written(among[number[1] : number[2]])
-    if place is None:
-        return None
-    start = max((stop.end() for stop in _STOP.finditer(spoken, 0, place[0])), default=0)
-    return None if _is_denied(read_tokens(spoken[start : place[0]])) else bare(spoken[place[0] : place[1]])
-
-
-def bare(text: str) -> str:
-    """Return an answer without the Markdown around it: `**73**`, `#### 73`, `` `73` `` and `"73"` are `73`."""
-    while True:
-        text = text.strip().lstrip("#").strip()
-        wrapped = _WRAPPED.fullmatch(text)
-        inner = next(filter(None, wrapped.groups()), "") if wrapped else ""
-        if not inner or inner.count("**") % 2 or "`" in inner:
-            return text
-        text = inner
-
-
 def hash_answer(text: str) -> str | None:
     """Return the answer after the last `####` of a text; None if there is none, or if that line is a heading."""
     answers = _after_hashes(text)
     return answers[0] if answers else None
-
-
-def _end(span: tuple[int, int]) -> int:
-    return span[1]
 
 
 def _tagged(text: str) -> str | None:
@@ -179,7 +117,19 @@ def _boxed(text: str) -> list[str]:
     chosen = groups[-1]
     if len(groups) > 1 and (parts := _labelled(text, groups)):
         chosen = [box for group in parts for box in group]
-    return [bare(text[start:end]) for _, start, end in chosen]
+    return [_with_neighbours(text, *box) for box in chosen]
+
+
+def _with_neighbours(text: str, start: int, begin: int, end: int) -> str:
+    r"""Return the content of a box with what changes it from outside, such as `-\boxed{3}` and `\boxed{101}_2`."""
+    content = bare(text[begin:end])
+    before = _BEFORE_BOX.search(f"\n{text[:start]}" if start < 16 else text[start - 16 : start])
+    after = _AFTER_BOX.match(text, end + 1)
+    if before is None and after is None:
+        return content
+    sign = next(filter(None, before.groups()), "") if before else ""
+    inner = f"({content})" if re.search(r"[-+,]", content) else content
+    return f"{sign} {inner}{after[1] if after else ''}".strip()
 
 
 def _labelled(text: str, groups: Sequence[list[tuple[int, int, int]]]) -> list[list[tuple[int, int, int]]]:
@@ -211,36 +161,3 @@ def _boxes(text: str) -> list[tuple[int, int, int]]:
                 boxes.pop()  # inside of this one
             boxes.append((opened.start(), opened.end(), brace.start()))
     return boxes
-
-
-def _rest_of_sentence(text: str, at: int) -> str:
-    rest = re.sub(r"^[\s*_:：]+", "", text[at:])
-    formula = _MATH.match(rest)
-    if formula:
-        stop = _STOP.search(rest, formula.end())
-        return bare(rest[: stop.start()] if stop else rest)
-    stop = _STOP.search(rest)
-    sentence = rest[: stop.start()] if stop else rest
-    return bare(sentence.rstrip("*_ ") if sentence.count("**") % 2 else sentence)
-
-
-def _is_denied(tokens: Sequence[AnswerToken], end: int | None = None) -> bool:
-    """Whether the sentence before a token has a word such as "not"."""
-    sentence: list[AnswerToken] = []
-    for token in tokens[:end]:
-        sentence = [] if token.is_symbol(".", "?", "!", ";") else [*sentence[-40:], token]
-    return any(token.is_word(*NEGATIONS) or token.is_command("ne", "not") for token in sentence)
-
-
-def _written(tokens: Sequence[AnswerToken]) -> str:
-    """Tokens as text that reads as the same tokens."""
-    texts = []
-    for token in tokens:
-        text = token.text
-        if token.kind == "command":
-            text = f"\\{text} "
-        elif token.kind == "repeating":
-            whole, _, repeated = text.rstrip(")").partition("(")
-            text = f"{whole}\\overline{{{repeated}}}"
-        texts.append(f" {text}" if token.spaced else text)
-    return "".join(texts).strip()

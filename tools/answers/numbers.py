@@ -116,7 +116,10 @@ def _may_begin(tokens: Sequence[AnswerToken], at: int) -> bool:
         return True
     if before.is_symbol("^", "_") or (before.is_symbol("{") and at > 1 and tokens[at - 2].is_symbol("^", "_")):
         return False
-    if token.is_symbol("+", "-"):  # of a sum, or of a word with a hyphen
+    if token.is_symbol("+", "-"):  # of a sum, of a word with a hyphen, or a dash
+        after = tokens[at + 1] if at + 1 < len(tokens) else None
+        if before.kind == "word" and (after is None or after.spaced):
+            return False
         return before.kind not in ("number", "letter", "word") or token.spaced
     return not (before.kind == "letter" and not token.spaced)
 

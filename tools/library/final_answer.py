@@ -6,8 +6,9 @@ import json
 import re
 from typing import Any
 
-from toolgym.tools.answers.marks import MAX_TEXT, hash_answer, without_thinking
+from toolgym.tools.answers.marks import MAX_TEXT, hash_answer
 from toolgym.tools.answers.numbers import read_number
+from toolgym.tools.answers.statements import without_thinking
 from toolgym.tools.answers.tokens import half_width
 from toolgym.tools.errors import ConfigError
 

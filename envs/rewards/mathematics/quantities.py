@@ -46,6 +46,8 @@ def as_based(tokens: Sequence[AnswerToken]) -> Based | None:
 
 def as_ratio(tokens: Sequence[AnswerToken]) -> Ratio | None:
     parts = split(tokens, (":",), joins=False)
+    if len(parts) == 1 and (place := next((at for at, token in enumerate(tokens) if token.is_word("to")), 0)):
+        parts = [list(tokens[:place]), list(tokens[place + 1 :])]  # 3 to 2
     if len(parts) < 2 or any(not part for part in parts):
         return None
     half = ""
