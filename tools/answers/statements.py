@@ -27,7 +27,7 @@ _PHRASE = re.compile(
 )
 _VERDICT = re.compile(
     r"\b(?:option|choice|answer)\s*\(?([A-J])\)?\s+is\s+(?:the\s+)?(?:correct|right|best)|\(([A-J])\)\s+is\s+"
-    r"(?:the\s+)?(?:correct|right|best)",
+    r"(?:the\s+)?(?:correct|right|best)|([A-J])\s*项?\s*(?:是)?正确",
     re.IGNORECASE,
 )
 _MATH = re.compile(
@@ -84,7 +84,7 @@ def said_answer(text: str) -> str | None:
         return None  # an empty box, or one that does not close
     phrases, verdicts = list(_PHRASE.finditer(spoken)), list(_VERDICT.finditer(spoken))
     if verdicts and (not phrases or verdicts[-1].end() >= phrases[-1].end()):
-        return ", ".join(dict.fromkeys((verdict[1] or verdict[2]).upper() for verdict in verdicts))
+        return ", ".join(dict.fromkeys((verdict[1] or verdict[2] or verdict[3]).upper() for verdict in verdicts))
     if phrases:
         return _after_phrase(spoken, phrases)
     tokens = read_tokens(spoken)

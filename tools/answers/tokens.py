@@ -67,6 +67,7 @@ _COMMANDS_OF_SIGNS = {
     "°": r"^\circ ", "º": r"^\circ ", "ℝ": r"\mathbb{R}", "→": r"\to ", "⟨": r"\langle ", "⟩": r"\rangle ",
     "〈": r"\langle ", "〉": r"\rangle ", "¬": r"\neg ", "∠": r"\angle ", "△": r"\triangle ", "…": r"\ldots ", "–": "-",
     "‐": "-", "‑": "-", "—": "-", "−": "-", "∕": "/", "⁄": "/", "′": "'", "’": "'", "、": ",", "。": ".",
+    "¢": r"\text{cents}",
     "€": r"\euro ", "£": r"\pounds ", "¥": r"\yen ", "½": r"\frac{1}{2}", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}",
     "⅓": r"\frac{1}{3}", "⅔": r"\frac{2}{3}", "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta ", "γ": r"\gamma ",
     "λ": r"\lambda ", "μ": r"\mu ", "σ": r"\sigma ", "φ": r"\phi ", "ω": r"\omega ", "Δ": r"\Delta ", "Ω": r"\Omega ",
@@ -76,6 +77,8 @@ _COMMANDS_OF_SIGNS = {
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻ⁿ", "0123456789-n")
 _SUBSCRIPTS = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
 _SCRIPTS = re.compile(r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁻ⁿ]+|[₀-₉]+")
+_PRIMES = re.compile(r"\^\s*(?:\{(?:\s*\\prime)+\s*\}|\\prime(?![A-Za-z]))")
+_BETWEEN_CIRCLED = re.compile(r"(?<=[①-⑳])(?:[\s,，、]|和|与)+(?=[①-⑳])")
 _SIGNS = str.maketrans(_COMMANDS_OF_SIGNS)
 
 _LOOKS = word_set(
@@ -96,13 +99,18 @@ _TWO_GROUPS = frozenset({"textcolor", "colorbox"})
 _SPACE = r"(?:\s|~|\\[ ,;:!>/]|\\(?:quad|qquad|thinspace|enspace)(?![A-Za-z]))"
 _THIN = r"(?:\\[,!]|\{,\}|,\\[!,]|\\;|\\:|\\[ ]|~)"
 _THOUSANDS = rf"\d{{1,3}}(?:(?:{_THIN}){{1,2}}\d{{3}})+(?!\d)"
-_COMMAS = r"\d{1,3}(?:,\d{3})+(?![\d])(?!,\d)"
+_COMMAS = r"\d{1,3}(?:,\d{3})+(?![\d])(?!,\d)|\d{1,2}(?:,\d{2})+,\d{3}(?![\d])(?!,\d)"
+_QUOTES = r"\d{1,3}(?:'\d{3})+(?![\d'])"
+_POINTS = r"\d{1,3}(?:\.\d{3})+,\d{1,2}(?![\d,])|\d{1,3}(?:\.\d{3}){2,}(?![\d.])"
+"""Thousands as in Switzerland, and as in Germany if it cannot be a decimal with a point."""
+
 _BLANKS = r"[1-9]\d{0,2}(?:[ ]\d{3})+(?![\d])"
 _EXPONENT = r"(?:[eE][-+]?\d+(?![\w.]))?"
 _TOKEN = re.compile(
     rf"""(?P<space>{_SPACE}+)
     |(?P<repeating>\d*\.\d*\\(?:overline|bar|dot)\s*\{{?\d+\}}?(?:\d*\\dot\s*\{{?\d\}}?)?)
-    |(?P<number>(?:{_THOUSANDS}|{_COMMAS}|{_BLANKS}|\d+\{{,\}}\d+|\d+)(?:\.\d+)?{_EXPONENT}|\.\d+{_EXPONENT})
+    |(?P<points>{_POINTS})
+    |(?P<number>(?:{_THOUSANDS}|{_COMMAS}|{_BLANKS}|{_QUOTES}|\d+\{{,\}}\d+|\d+)(?:\.\d+)?{_EXPONENT}|\.\d+{_EXPONENT})
     |\\(?P<command>[A-Za-z]+|.)
     |(?P<letters>[A-Za-z]+)
     |(?P<foreign>[^\W\d_]+)
@@ -120,7 +128,8 @@ def half_width(text: str) -> str:
 
 def plain_signs(text: str) -> str:
     r"""Return a text with the signs of Unicode as LaTeX: `√` as `\sqrt`, `²` as `^{2}`, a narrow space as `\,`."""
-    return _SCRIPTS.sub(_plain_script, half_width(text).translate(_SIGNS))
+    text = _SCRIPTS.sub(_plain_script, half_width(text).translate(_SIGNS)).replace("{:}", ":")
+    return _BETWEEN_CIRCLED.sub("", _PRIMES.sub(lambda primes: "'" * primes[0].count("prime"), text))
 
 
 def _plain_script(script: re.Match[str]) -> str:
@@ -161,6 +170,10 @@ class _Reader:
                 match = _PLAIN_NUMBER.match(self._text, start)
                 assert match is not None  # a number begins with digits
                 self._at = match.end()
+            if kind == "points" and (self._brackets or not self._groups):
+                kind, match = "number", _PLAIN_NUMBER.match(self._text, start)
+                assert match is not None  # as above
+                self._at = match.end()
             for token in self._tokens(kind or "", match[0]):
                 yield token
                 self._spaced = False
@@ -170,6 +183,8 @@ class _Reader:
             return [self._new("repeating", _repeating(text))]
         if kind == "number":
             return [self._new("number", _number(text))]
+        if kind == "points":
+            return [self._new("number", text.replace(".", "").replace(",", "."))]
         if kind == "command":
             return self._command(text[1:])
         if kind == "letters":

@@ -29,6 +29,9 @@ def as_listing(parts: Sequence[Sequence[AnswerToken]], read: Read) -> Answer:
     if isinstance(first, Named) and not any(isinstance(item, Named) for item in items[1:]):  # n = 4, 5, 6
         items[0] = first.value
     regions = [item for item in items if isinstance(item, Region)]
+    if len(regions) == len(items) > 1 and any(region.points is sympy.S.Reals for region in regions):  # x in R, x != 2
+        names = [region.name for region in regions if region.name]
+        return Region(sympy.Intersection(*(region.points for region in regions)), names[0] if names else "")
     if len(regions) == len(items) and any(region.name for region in regions):  # x < 1 or x > 2
         return Region(sympy.Union(*(region.points for region in regions)), regions[0].name)
     return Listing(tuple(_flattened(items)), "bare")
@@ -45,6 +48,7 @@ def _flattened(items: Sequence[Answer]) -> list[Answer]:
 
 
 def as_bracketed(tokens: Sequence[AnswerToken], read: Read) -> Answer | None:
+    tokens = _plain_brackets(tokens)
     if not opens(tokens[0]) or closing_of(tokens, 0) != len(tokens) - 1:
         return None
     opening, closing, inner = tokens[0].text, tokens[-1].text, list(tokens[1:-1])
@@ -65,6 +69,25 @@ def as_bracketed(tokens: Sequence[AnswerToken], read: Read) -> Answer | None:
     if len(items) == 2 and (interval := _interval(items, opening == "(", closing == ")")) is not None:
         return interval
     return Listing(items, "bracket" if opening == "[" else "tuple")
+
+
+def _plain_brackets(tokens: Sequence[AnswerToken]) -> Sequence[AnswerToken]:
+    """Return a point without its name, a column without its transposition, and `]0, 1[` with round brackets."""
+    first, last = tokens[0], tokens[-1]
+    if len(tokens) > 3 and first.kind == "letter" and first.text.isupper() and tokens[1].is_symbol("("):
+        is_point = closing_of(tokens, 1) == len(tokens) - 1 and any(token.is_symbol(",", ";") for token in tokens)
+        return tokens[1:] if is_point else tokens
+    is_open = first.is_symbol("]"), last.is_symbol("[")
+    if any(is_open) and sum(token.is_symbol("[", "]") for token in tokens) < 3:
+        round_first = first._replace(text="(") if is_open[0] else first
+        round_last = last._replace(text=")") if is_open[1] else last
+        return [round_first, *tokens[1:-1], round_last]
+    end = len(tokens) - 1
+    while end > 1 and (tokens[end].is_symbol("{", "}") or tokens[end].text in ("T", "top", "intercal")):
+        end -= 1
+    if end < len(tokens) - 1 and tokens[end].is_symbol("^") and closes(tokens[end - 1]):
+        return tokens[:end]
+    return tokens
 
 
 def _is_formula(tokens: Sequence[AnswerToken]) -> bool:
@@ -134,6 +157,20 @@ def as_union(tokens: Sequence[AnswerToken], read: Read) -> Answer | None:
     return None
 
 
+def as_reals_except(tokens: Sequence[AnswerToken], read: Read) -> Answer | None:
+    """Read "all real numbers except 2"."""
+    place = next((at for at, token in enumerate(tokens) if token.is_word("except")), 0)
+    words = {token.text.lower() for token in tokens[:place] if not (token.kind == "letter" and token.text == "x")}
+    if not words or not words <= {"all", "real", "reals", "numbers", "values", "of", "setr"}:
+        return None
+    excepted = [token for token in tokens[place + 1 :] if not token.is_word("for")]
+    answer = read(excepted)
+    if isinstance(answer, Named):
+        answer = answer.value
+    points = points_of(answer if isinstance(answer, Listing) else Listing((answer,), "bare"))
+    return None if points is None else Region(sympy.Complement(sympy.S.Reals, points))
+
+
 def points_of(answer: Answer) -> Any:
     """Return the set of SymPy that an answer is as a set of numbers; None if it is not one."""
     if isinstance(answer, Region):
@@ -145,19 +182,65 @@ def points_of(answer: Answer) -> Any:
 
 
 def as_matrix(text: str, read: Callable[[str], Answer]) -> Answer:
-    """An answer with a matrix: the matrix alone, or with a name before it."""
+    """An answer with an environment of LaTeX: equations, or a matrix, perhaps with a name or a factor before it."""
     begin = _BEGIN.search(text)
     end = text.rfind("\\end")
-    if begin is None or end < begin.end() or begin[1] not in _MATRICES or "\\begin" in text[begin.end() : end]:
+    if begin is None or end < begin.end() or "\\begin" in text[begin.end() : end]:
         raise UnreadableError("an environment that is not a matrix")
-    around = text[: begin.start()] + " \\matrix " + text[end:].partition("}")[2]
     rows = [row for row in re.split(r"\\\\(?:\[\w+\])?|\\cr", text[begin.end() : end]) if row.strip()]
+    if begin[1] not in _MATRICES or all(row.count("=") == 1 and row.count("&") < 3 for row in rows):
+        return _as_equations(begin[1], rows, read)
+    around = text[: begin.start()] + " \\matrix " + text[end:].partition("}")[2]
     matrix = Matrix(tuple(tuple(read(cell) for cell in row.split("&")) for row in rows))
     tokens = [token for token in read_tokens(around) if not token.is_symbol("(", ")", "[", "]", ".", ",", "{", "}")]
     place = next(at for at, token in enumerate(tokens) if token.is_command("matrix"))
     before, after = tokens[:place], tokens[place + 1 :]
-    if after or (before and not before[-1].is_symbol("=")):
+    if [token.text for token in after] in (["^", "T"], ["^", "top"]):
+        matrix, after = Matrix(tuple(zip(*matrix.rows, strict=True))), []
+    if after:
         raise UnreadableError("a formula with a matrix")
-    if not before:
-        return matrix
-    return Named("".join(token.text for token in before[:-1]), matrix)
+    equals = max((at for at, token in enumerate(before) if token.is_symbol("=")), default=-1)
+    if factor := before[equals + 1 :]:
+        matrix = _scaled(matrix, read_formula(factor))
+    name = "".join(token.text for token in before[:equals])
+    return Named(name, matrix) if equals > 0 else matrix
+
+
+def _as_equations(environment: str, rows: Sequence[str], read: Callable[[str], Answer]) -> Answer:
+    """Read a system of equations, one a row."""
+    if environment not in ("cases", "aligned", "array", "align", "align*", "gathered", "split") or len(rows) < 2:
+        raise UnreadableError("an environment that is not a matrix")
+    equations = [row.replace("&", "").strip().rstrip(",;.") for row in rows]
+    if not all(equation.count("=") == 1 for equation in equations):
+        raise UnreadableError("a function by cases")
+    return read(", ".join(equations))
+
+
+def _scaled(matrix: Matrix, factor: Any) -> Matrix:
+    rows = []
+    for row in matrix.rows:
+        if not all(isinstance(cell, Quantity) and cell.unit is None for cell in row):
+            raise UnreadableError("a factor of a matrix that has other cells than numbers")
+        rows.append(tuple(Quantity(factor * cell.formula) for cell in row if isinstance(cell, Quantity)))
+    return Matrix(tuple(rows))
+
+
+def vector_cells(matrix: Matrix) -> Sequence[Answer] | None:
+    """Return the cells of a row or a column; None if the matrix is neither."""
+    if all(len(row) == 1 for row in matrix.rows):
+        return [row[0] for row in matrix.rows]
+    return matrix.rows[0] if len(matrix.rows) == 1 else None
+
+
+def components(formula: Any, count: int) -> list[Answer] | None:
+    """Return the components of a vector such as `3i + 4j`; None if the formula is not a vector."""
+    units = [sympy.I, sympy.Symbol("j"), sympy.Symbol("k")]
+    if not formula.free_symbols & set(units[1:]) or count not in (2, 3):
+        return None
+    basis = sympy.symbols("basis_i basis_j basis_k")
+    expanded = sympy.expand(formula).xreplace(dict(zip(units, basis, strict=True)))
+    parts = [expanded.coeff(unit) for unit in basis]
+    rest = sympy.expand(expanded - sum(map(sympy.Mul, parts, basis)))
+    if rest != 0 or any(part.has(*basis) for part in parts) or any(parts[count:]):
+        return None
+    return [Quantity(part) for part in parts[:count]]

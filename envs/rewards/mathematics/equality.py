@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import sympy
 
+from toolgym.envs.rewards.mathematics.containers import components, vector_cells
+from toolgym.envs.rewards.mathematics.families import same_family
 from toolgym.envs.rewards.mathematics.units import UNITS
 from toolgym.envs.rewards.mathematics.values import (
     Answer,
     Based,
     Choice,
+    Family,
     Listing,
     Matrix,
     Named,
@@ -37,6 +41,9 @@ _SMALL_LETTERS = {letter: sympy.Symbol(letter.lower()) for letter in "ABCDFGHJ"}
 
 _CONSTANTS = frozenset(("C", "c", "K", "k", "C_1", "c_1", "C_0"))
 
+_FUNCTION = re.compile(r"([a-z]'*)\(([a-z])\)")
+_INFINITELY_MANY = "infinitely many"
+
 PRECISION = 60
 POINTS = 6
 
@@ -45,6 +52,8 @@ def same(truth: Answer, answer: Answer) -> bool:
     """Whether an answer is what the ground truth is. The ground truth decides what an ambiguous answer means."""
     if isinstance(answer, Choice) and not isinstance(truth, Choice):
         return answer.value is not None and same(truth, answer.value)
+    if isinstance(truth, Family) or isinstance(answer, Family):
+        return same_family(truth, answer, same_formula)
     for kinds, compare in _COMPARISONS:
         if isinstance(truth, kinds):
             return compare(truth, answer)
@@ -67,6 +76,8 @@ def _value(answer: Answer) -> Answer:
 
 def _same_quantity(truth: Quantity, answer: Answer) -> bool:
     answer = _value(answer)
+    if isinstance(answer, Words) and truth.formula is sympy.oo:
+        return answer.text == _INFINITELY_MANY
     if isinstance(answer, Based):
         return answer.value is not None and same_formula(truth.formula, sympy.Integer(answer.value))
     if isinstance(answer, Ratio) and len(answer.terms) == 2 and not answer.is_time:
@@ -232,9 +243,14 @@ def _same_listing(truth: Listing, answer: Answer) -> bool:
     if isinstance(answer, Region):
         if answer.pair is not None and (truth.kind, answer.pair.kind) in _PAIRS:
             return _same_listing(truth, answer.pair)
-        return not truth.items and answer.points is sympy.S.EmptySet
+        if not isinstance(answer.points, sympy.FiniteSet):
+            return not truth.items and answer.points is sympy.S.EmptySet
+        answer = Listing(tuple(map(Quantity, answer.points)), "set")
+    if isinstance(answer, Quantity) and truth.kind in ("tuple", "bracket"):
+        parts = components(answer.formula, len(truth.items))
+        return parts is not None and _all_same(truth.items, parts)
     if isinstance(answer, Matrix) and truth.kind == "tuple":
-        cells = _vector(answer)
+        cells = vector_cells(answer)
         return cells is not None and _all_same(truth.items, cells)
     if isinstance(answer, Choice) and len(answer.letter) > 1:
         answer = Listing(tuple(map(Choice, answer.letter)), "bare")
@@ -298,18 +314,14 @@ def _distinct(items: Sequence[Answer]) -> list[Answer]:
     return kept
 
 
-def _vector(matrix: Matrix) -> Sequence[Answer] | None:
-    if all(len(row) == 1 for row in matrix.rows):
-        return [row[0] for row in matrix.rows]
-    return matrix.rows[0] if len(matrix.rows) == 1 else None
-
-
 def _same_matrix(truth: Matrix, answer: Answer) -> bool:
     answer = _value(answer)
+    if isinstance(answer, Quantity) and (cells := vector_cells(truth)) is not None:
+        answer = Listing(tuple(components(answer.formula, len(cells)) or ()), "tuple")
     if isinstance(answer, Region) and answer.pair is not None:
         answer = answer.pair
     if isinstance(answer, Listing):
-        cells = _vector(truth)
+        cells = vector_cells(truth)
         return cells is not None and answer.kind in ("tuple", "bracket") and _all_same(cells, answer.items)
     if not isinstance(answer, Matrix) or len(truth.rows) != len(answer.rows):
         return False
@@ -322,6 +334,10 @@ def _same_matrix(truth: Matrix, answer: Answer) -> bool:
 def _same_region(truth: Region, answer: Answer) -> bool:
     if isinstance(answer, Named):
         answer = answer.value
+    if isinstance(answer, Quantity) and truth.pair is not None:
+        return _same_listing(truth.pair, answer)
+    if isinstance(truth.points, sympy.FiniteSet) and isinstance(answer, Listing | Quantity):
+        return _same_listing(Listing(tuple(map(Quantity, truth.points)), "set"), answer)
     if isinstance(answer, Listing):
         if truth.pair is not None and truth.pair.kind == "tuple" and answer.kind in ("tuple", "bare"):
             return _same_listing(truth.pair, answer)
@@ -349,12 +365,31 @@ def _both_all(left: Any, right: Any) -> bool:
 
 def _same_named(truth: Named, answer: Answer) -> bool:
     if isinstance(answer, Named):
-        return truth.name == answer.name and same(truth.value, answer.value)
+        return _same_name(truth.name, answer.name) and same(truth.value, _with_argument(truth.name, answer))
     if isinstance(answer, Relation):
         if not isinstance(truth.value, Quantity) or answer.sign != "=":
             return False
         return _same_relation(Relation("=", sympy.Symbol(truth.name), truth.value.formula), answer)
     return same(truth.value, answer)
+
+
+def _same_name(truth: str, answer: str) -> bool:
+    """Whether two names are the same. The graph of `f(x)` is written with `y`, and `f(t)` is `f(x)`."""
+    left, right = _FUNCTION.fullmatch(truth), _FUNCTION.fullmatch(answer)
+    if left and right:
+        return left[1] == right[1]
+    return truth == answer or (left is not None and left[2] == "x" and answer == "y")
+
+
+def _with_argument(truth: str, answer: Named) -> Answer:
+    """Return the value of a function with the argument that the ground truth has."""
+    left, right = _FUNCTION.fullmatch(truth), _FUNCTION.fullmatch(answer.name)
+    if not left or not right or left[2] == right[2] or not isinstance(answer.value, Quantity):
+        return answer.value
+    symbols = sympy.Symbol(left[2]), sympy.Symbol(right[2])
+    if symbols[0] in answer.value.formula.free_symbols:
+        return Words("")  # another variable has that name
+    return Quantity(answer.value.formula.xreplace({symbols[1]: symbols[0]}))
 
 
 def _same_relation(truth: Relation, answer: Answer) -> bool:
@@ -382,12 +417,22 @@ def _same_ratio(truth: Ratio, answer: Answer) -> bool:
         return False
     if _all_same(truth.terms, answer.terms):
         return True
+    if truth.is_time and answer.is_time and bool(truth.half) != bool(answer.half):
+        return _all_same(_in_24_hours(truth).terms, _in_24_hours(answer).terms)  # 2:30 pm, 14:30
     if (truth.is_time and answer.is_time) or truth.half or answer.half:
         return False
     left, right = _formulas(truth), _formulas(answer)
     return None not in (left, right) and all(
         same_formula(left[0] * there, right[0] * here) for here, there in zip(left, right, strict=True)
     )
+
+
+def _in_24_hours(ratio: Ratio) -> Ratio:
+    hours = ratio.terms[0]
+    if not ratio.half or not isinstance(hours, Quantity):
+        return ratio
+    hour = hours.formula % 12 + (12 if ratio.half == "pm" else 0)
+    return Ratio((Quantity(hour), *ratio.terms[1:]), ratio.is_time)
 
 
 def _formulas(ratio: Ratio) -> list[Any]:
@@ -424,6 +469,8 @@ def _letters(items: Sequence[Answer]) -> list[str]:
 
 
 def _same_words(truth: Words, answer: Answer) -> bool:
+    if isinstance(answer, Quantity) and answer.formula is sympy.oo:
+        return truth.text == _INFINITELY_MANY
     return isinstance(answer, Words) and truth.text == answer.text
 
 

@@ -206,7 +206,7 @@ class _Formula:
             return token.text in _ATOMS or token.text in _FUNCTIONS or token.text in GREEK
         if token.kind in ("number", "repeating"):
             before = self._tokens[self.at - 1] if self.at else None
-            return before is not None and before.is_symbol(")", "}") and not token.spaced
+            return before is not None and before.is_symbol(")", "}", "!") and not token.spaced
         return token.is_symbol("(", "{", "[")
 
     def _power(self) -> Any:
@@ -273,6 +273,11 @@ class _Formula:
         if token.kind == "letter":
             self.at += 1
             return self._symbol(token.text)
+        if token.is_symbol("{") and (following := self._peek(1)) is not None and following.is_symbol("}"):
+            self.at += 2
+            return self._atom()
+        if token.is_symbol("^", "_"):
+            return self._left_index()
         if token.is_symbol("(", "[", "{"):
             return self._group()
         if token.is_symbol("|") or token.is_command("|"):
@@ -285,7 +290,41 @@ class _Formula:
             return self._command(token.text)
         raise UnreadableError(f"what is {token.text!r}?")
 
+    def _left_index(self) -> Any:
+        r"""Read combinations with their numbers on both sides: `{}_{10}C_3` and `^{10}C_3`."""
+        self.at += 1
+        above = self._script()
+        token = self._peek()
+        if token is None or token.text != "C":
+            raise UnreadableError("an index on the left")
+        self.at += 1
+        if not (self._take_symbol("_") or self._take_symbol("^")):
+            raise UnreadableError("an index is missing")
+        return sympy.binomial(above, self._script())
+
+    def _combinations(self) -> Any:
+        r"""Read the rest of `C(10,3)`, `C_{10}^3` and `C^3_{10}` after the letter; None if it is something else."""
+        start = self.at
+        closing = ")" if self._take_symbol("(") else ""
+        numbers: list[Any] = []
+        while len(numbers) < 2:
+            if not closing and not (self._take_symbol("_") or self._take_symbol("^")):
+                break
+            token = self._peek(1 if self._next_symbol("{") else 0)
+            if token is None or token.kind != "number" or not token.text.isdigit() or len(token.text) > 4:
+                break
+            numbers.append(sympy.Integer(int(token.text)))
+            self.at += 3 if self._next_symbol("{") else 1
+            if closing and not self._take_symbol("," if len(numbers) == 1 else ")"):
+                break
+        if len(numbers) == 2 and (not closing or self._tokens[self.at - 1].is_symbol(")")):
+            return sympy.binomial(max(numbers), min(numbers))
+        self.at = start
+        return None
+
     def _symbol(self, name: str) -> Any:
+        if name == "C" and (combinations := self._combinations()) is not None:
+            return combinations
         if self._take_symbol("_"):
             return sympy.Symbol(f"{name}_{self._index()}")
         primes = ""
@@ -360,6 +399,13 @@ class _Formula:
             raise UnreadableError("a division by zero")
         return above / below
 
+    def unit_vector(self) -> Any:
+        r"""Read the argument of `\\hat{i}`, which is `i` as in `3i + 4j`."""
+        value = self._atom_digit()
+        if value not in (sympy.I, sympy.Symbol("j"), sympy.Symbol("k")):
+            raise UnreadableError("a vector")
+        return value
+
     def root(self) -> Any:
         degree: Any = sympy.Integer(2)
         if self._next_symbol("["):
@@ -391,4 +437,7 @@ _ATOMS: dict[str, Callable[[_Formula], Any]] = {
     "lfloor": lambda reader: reader.rounded("rfloor", sympy.floor),
     "lceil": lambda reader: reader.rounded("rceil", sympy.ceiling),
     "i": lambda _: sympy.I,
+    "hat": _Formula.unit_vector,
+    "vec": _Formula.unit_vector,
+    "overrightarrow": _Formula.unit_vector,
 }

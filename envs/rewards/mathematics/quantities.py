@@ -10,7 +10,7 @@ from fractions import Fraction
 import sympy
 
 from toolgym.envs.rewards.mathematics.formulas import DEGREE, PLUS_MINUS, UnreadableError, rational, read_formula_at
-from toolgym.envs.rewards.mathematics.parts import JOINS, split
+from toolgym.envs.rewards.mathematics.parts import JOINS, closing_of, split
 from toolgym.envs.rewards.mathematics.units import NO_UNIT, UNITS, Unit, read_unit
 from toolgym.envs.rewards.mathematics.values import Answer, Based, Listing, Quantity, Ratio
 from toolgym.envs.rewards.mathematics.wordings import NUMERALS, numeral
@@ -21,6 +21,8 @@ _CURRENCIES: dict[str, Unit | None] = {"$": UNITS["dollar"], "euro": UNITS["euro
 _PERCENT = word_set("percent pct percentage")
 _UNSAFE = word_set("to plus minus times over more less fewer than divided squared cubed factorial least most choose")
 _SINGLE_UNITS = "mgsLlhNJWV"
+_CURRENCY_CODES: dict[str, Unit | None] = {"usd": UNITS["dollar"], "eur": UNITS["euro"], "rs": None, "inr": None}
+_MINUTES = re.compile(r"(?:(\d+)°(?:(\d+)'(?:(\d+(?:\.\d+)?)'')?))|(\d+)'(\d+)''")
 
 
 def as_based(tokens: Sequence[AnswerToken]) -> Based | None:
@@ -66,9 +68,11 @@ def as_quantity(tokens: Sequence[AnswerToken]) -> Answer:
     currency: Unit | None = None
     is_money = False
     plain = []
-    for token in tokens:
+    for at, token in enumerate(tokens):
         if token.kind == "command" and token.text in _CURRENCIES:
             currency, is_money = _CURRENCIES[token.text], True
+        elif at == 0 and token.is_word(*_CURRENCY_CODES):
+            currency, is_money = _CURRENCY_CODES[token.text.lower()], True
         else:
             plain.append(token)
     if not plain:
@@ -76,6 +80,9 @@ def as_quantity(tokens: Sequence[AnswerToken]) -> Answer:
     start = 1 if plain[0].is_symbol("-", "+") else 0
     if not is_money and (spelt := _spelt(plain)) is not None:
         return spelt
+    if (parts := _sixtieths(plain)) is not None:
+        return parts
+    plain = _plain_units(plain)
     end = _unit_letter(plain)
     formula, stop = read_formula_at(plain[:end])
     rest = plain[stop:]
@@ -85,14 +92,87 @@ def as_quantity(tokens: Sequence[AnswerToken]) -> Answer:
 
 
 def _spelt(tokens: Sequence[AnswerToken]) -> Answer | None:
-    """A numeral with a unit, such as "five apples"."""
-    if not tokens[0].is_word(*NUMERALS):
+    """A numeral with a unit, such as "twenty-five apples"."""
+    if not (tokens[0].is_word(*NUMERALS) or tokens[0].text.lower() == "a"):
         return None
-    count = 2 if len(tokens) > 1 and tokens[1].is_word(*NUMERALS) else 1
-    number = numeral([token.text.lower() for token in tokens[:count]])
-    if number is None:
+    words = [(at, token.text.lower()) for at, token in enumerate(tokens) if not token.is_symbol("-")]
+    for count in range(min(len(words), 9), 0, -1):
+        number = numeral([word for _, word in words[:count]])
+        if number is not None:
+            return _with_tail(Quantity(sympy.Integer(number)), tokens[words[count - 1][0] + 1 :])
+    if tokens[0].is_word(*NUMERALS):
         raise UnreadableError("a numeral")
-    return _with_tail(Quantity(sympy.Integer(number)), tokens[count:])
+    return None
+
+
+def _sixtieths(tokens: Sequence[AnswerToken]) -> Quantity | None:
+    r"""Read degrees with minutes and seconds, and feet with inches: `36^\circ 52'` and `5'3''`."""
+    texts = "".join(token.text for token in tokens if not token.is_symbol("{", "}")).replace('"', "''")
+    match = _MINUTES.fullmatch(texts.replace("^circ", "°").replace("circ", "°"))
+    if match is None:
+        return None
+    degrees, minutes, seconds, feet, inches = (Fraction(group or 0) for group in match.groups())
+    if match[4]:
+        return Quantity(rational(feet + inches / 12), UNITS["foot"])
+    return Quantity(rational(degrees + minutes / 60 + seconds / 3600), UNITS["degree"])
+
+
+def _plain_units(tokens: Sequence[AnswerToken]) -> list[AnswerToken]:
+    r"""Return `3\text{ by }4` as a product, `\frac{\text{km}}{\text{h}}` as `km/h`, and `3^{\text{rd}}` as `3`."""
+    plain: list[AnswerToken] = []
+    at = 0
+    while at < len(tokens):
+        token = tokens[at]
+        after_number = bool(plain) and plain[-1].kind == "number"
+        following = [other for other in tokens[at + 1 : at + 3] if not other.is_symbol("{")][:1]
+        if token.is_word("by") and after_number and following and following[0].kind == "number":
+            plain.append(token._replace(kind="command", text="times"))
+        elif after_number and (end := _ordinal_end(tokens, at)) > at:
+            at = end
+            continue
+        elif after_number and token.is_command("Omega") and token.spaced and at == len(tokens) - 1:
+            plain.append(token._replace(kind="word", text="ohm"))
+        elif after_number and token.is_command("mu") and at + 1 < len(tokens) and tokens[at + 1].upright:
+            plain.append(token._replace(kind="word", text="micro"))
+        elif after_number and token.is_command("frac") and (quotient := _quotient_of_units(tokens, at)) is not None:
+            plain += quotient[0]
+            at = quotient[1]
+            continue
+        else:
+            plain.append(token)
+        at += 1
+    return plain
+
+
+def _ordinal_end(tokens: Sequence[AnswerToken], at: int) -> int:
+    """Return where the ending of an ordinal number ends that begins at a token; the token itself if none does."""
+    texts = [token.text for token in tokens[at : at + 5]]
+    plain = [text for text in texts if text not in ("^", "{", "}")]
+    is_raised = texts[0] == "^"
+    if "".join(plain[:2]) not in ("st", "nd", "rd", "th") and (not plain or plain[0] not in ("st", "nd", "rd", "th")):
+        return at
+    if not is_raised and tokens[at].spaced:
+        return at
+    count = 1 if plain[0] in ("st", "nd", "rd", "th") else 2
+    end = at
+    while count or (end < len(tokens) and is_raised and tokens[end].is_symbol("}")):
+        count -= tokens[end].text not in ("^", "{", "}")
+        end += 1
+    return end
+
+
+def _quotient_of_units(tokens: Sequence[AnswerToken], at: int) -> tuple[list[AnswerToken], int] | None:
+    groups: list[list[AnswerToken]] = []
+    for _ in range(2):
+        end = closing_of(tokens, at + 1)
+        if end is None or not tokens[at + 1].is_symbol("{"):
+            return None
+        groups.append(list(tokens[at + 2 : end]))
+        at = end
+    if not all(group and all(token.upright for token in group) for group in groups):
+        return None
+    slash = AnswerToken("symbol", "/", upright=True)
+    return [*groups[0], slash, *groups[1]], at + 1
 
 
 def _unit_letter(tokens: Sequence[AnswerToken]) -> int:
@@ -176,6 +256,8 @@ def _remarked(quantity: Quantity, rest: Sequence[AnswerToken]) -> Quantity:
         raise UnreadableError("a letter after a value")
     if any(token.kind in ("command",) or token.is_symbol("=", "<", ">", "+", "/", "_") for token in rest):
         raise UnreadableError("a formula after a value")
+    if len(rest) == 1 and first.is_word("times"):
+        return quantity
     if any(token.is_word(*JOINS, *NEGATIONS, *MULTIPLIERS, *_UNSAFE) for token in rest):
         raise UnreadableError("words after a value that may change it")
     if len(rest) > 1 and first.is_word("of") and rest[1].kind == "number":

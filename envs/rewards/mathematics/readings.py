@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from toolgym.envs.rewards.mathematics.containers import as_bracketed, as_listing, as_matrix, as_union
+from toolgym.envs.rewards.mathematics.containers import as_bracketed, as_listing, as_matrix, as_reals_except, as_union
+from toolgym.envs.rewards.mathematics.families import as_family
 from toolgym.envs.rewards.mathematics.formulas import UnreadableError
 from toolgym.envs.rewards.mathematics.parts import joined, split, stripped, without_lead
 from toolgym.envs.rewards.mathematics.quantities import as_based, as_quantity, as_ratio
@@ -60,6 +61,9 @@ def _read(tokens: Sequence[AnswerToken]) -> Answer:
     choice = as_choice(tokens, _read)
     if choice is not None:
         return choice
+    family = as_family(tokens, _read)
+    if family is not None:
+        return family
     for separators in ((";",), (",",)):
         items = split(tokens, separators)
         if len(items) > 1:
@@ -71,6 +75,8 @@ def _read_single(tokens: Sequence[AnswerToken]) -> Answer:
     tokens = stripped(tokens)
     if not tokens:
         raise UnreadableError("the answer is empty")
+    if (excepted := as_reals_except(tokens, _read)) is not None:
+        return excepted
     if any(token.is_word(*NEGATIONS) for token in tokens):
         words = as_words(tokens, always=True)
         assert words is not None

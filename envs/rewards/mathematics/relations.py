@@ -27,7 +27,7 @@ _WORD_RELATIONS = {
     ("at", "least"): ">=", ("at", "most"): "<=", ("more", "than"): ">", ("greater", "than"): ">", ("less", "than"): "<",
     ("fewer", "than"): "<", ("no", "more", "than"): "<=", ("no", "less", "than"): ">=", ("no", "fewer", "than"): ">=",
 }  # fmt: skip
-_NAME = re.compile(r"[A-Za-z][A-Za-z]*'*(?:_\w+)?(?:\([\w,]+\))?")
+_NAME = re.compile(r"[A-Za-z][A-Za-z]*'*(?:_\w+|\^-1)?(?:\([\w,]+\))?")
 
 
 def as_relation(tokens: Sequence[AnswerToken], read: Read) -> Answer | None:

@@ -65,6 +65,21 @@ class Region:
 
 
 @dataclass(frozen=True)
+class Family:
+    """Values for every integer: `x = 2k, k \\in \\mathbb{Z}`.
+
+    Attributes:
+        formulas: the SymPy expressions, with `families.PARAMETER` as the integer.
+        name: what the values are values of, if the answer says it.
+        domain: `Z`, `N` for the natural numbers, or empty if the answer does not say it.
+    """
+
+    formulas: tuple[Any, ...]
+    name: str = ""
+    domain: Literal["Z", "N", ""] = ""
+
+
+@dataclass(frozen=True)
 class Matrix:
     rows: tuple[tuple[Answer, ...], ...]
 
@@ -110,4 +125,4 @@ class Words:
     text: str
 
 
-Answer = Quantity | Based | Listing | Region | Matrix | Named | Relation | Ratio | Choice | Words
+Answer = Quantity | Based | Listing | Region | Family | Matrix | Named | Relation | Ratio | Choice | Words
