@@ -16,7 +16,7 @@ from toolgym.envs.rewards.mathematics.values import (
     Answer,
     Based,
     Choice,
-    Family,
+    IntegerFamily,
     Listing,
     Matrix,
     Named,
@@ -52,7 +52,7 @@ def same(truth: Answer, answer: Answer) -> bool:
     """Whether an answer is what the ground truth is. The ground truth decides what an ambiguous answer means."""
     if isinstance(answer, Choice) and not isinstance(truth, Choice):
         return answer.value is not None and same(truth, answer.value)
-    if isinstance(truth, Family) or isinstance(answer, Family):
+    if isinstance(truth, IntegerFamily) or isinstance(answer, IntegerFamily):
         return same_family(truth, answer, same_formula)
     for kinds, compare in _COMPARISONS:
         if isinstance(truth, kinds):

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import sympy
 
 from toolgym.envs.rewards.mathematics.units import UNITS
-from toolgym.envs.rewards.mathematics.values import Answer, Family, Listing, Named, Quantity
+from toolgym.envs.rewards.mathematics.values import Answer, IntegerFamily, Listing, Named, Quantity
 from toolgym.tools.answers.tokens import AnswerToken
 
 MAX_RESIDUES = 60
@@ -30,7 +30,7 @@ _DOMAIN = re.compile(
 )
 
 
-def as_family(tokens: Sequence[AnswerToken], read: Callable[[Sequence[AnswerToken]], Answer]) -> Family | None:
+def as_family(tokens: Sequence[AnswerToken], read: Callable[[Sequence[AnswerToken]], Answer]) -> IntegerFamily | None:
     """Read an answer that ends by declaring its parameter an integer; None if it does not end so."""
     texts = [f"\\{token.text}" if token.kind == "command" else token.text for token in tokens]
     offsets = [0, *itertools.accumulate(len(text) + 1 for text in texts)]
@@ -62,21 +62,21 @@ def same_family(truth: Answer, answer: Answer, same_formula: Callable[[Any, Any]
     return residues is not None and _same_in_any_order(*residues, lambda here, there: _is_whole(here - there))
 
 
-def _declared(answer: Answer) -> Family | None:
+def _declared(answer: Answer) -> IntegerFamily | None:
     """Return an answer as a family; its parameter is the letter of an integer if it does not declare one."""
-    if isinstance(answer, Family):
+    if isinstance(answer, IntegerFamily):
         return answer
     letters = sorted({symbol for formula in _formulas(answer) or () for symbol in formula.free_symbols}, key=str)
     letters = [letter for letter in letters if letter.name in _LETTERS]
     return _with_parameter(answer, letters[0], "") if len(letters) == 1 else None
 
 
-def _with_parameter(value: Answer, letter: Any, domain: Literal["Z", "N", ""]) -> Family | None:
+def _with_parameter(value: Answer, letter: Any, domain: Literal["Z", "N", ""]) -> IntegerFamily | None:
     formulas = _formulas(value)
     if formulas is None or not any(formula.has(letter) for formula in formulas):
         return None
     name = value.name if isinstance(value, Named) else ""
-    return Family(tuple(formula.xreplace({letter: PARAMETER}) for formula in formulas), name, domain)
+    return IntegerFamily(tuple(formula.xreplace({letter: PARAMETER}) for formula in formulas), name, domain)
 
 
 def _formulas(answer: Answer) -> list[Any] | None:

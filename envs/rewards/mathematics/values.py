@@ -65,7 +65,7 @@ class Region:
 
 
 @dataclass(frozen=True)
-class Family:
+class IntegerFamily:
     """Values for every integer: `x = 2k, k \\in \\mathbb{Z}`.
 
     Attributes:
@@ -125,4 +125,4 @@ class Words:
     text: str
 
 
-Answer = Quantity | Based | Listing | Region | Family | Matrix | Named | Relation | Ratio | Choice | Words
+Answer = Quantity | Based | Listing | Region | IntegerFamily | Matrix | Named | Relation | Ratio | Choice | Words
