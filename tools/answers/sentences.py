@@ -117,6 +117,9 @@ def _continues(tokens: Sequence[AnswerToken], at: int) -> bool:
 def _end_of_following(tokens: Sequence[AnswerToken], at: int) -> int:
     """Return where what belongs to a formula ends: a unit, or something without a blank before it; else `at`."""
     token = tokens[at]
+    base = at + sum(other.is_symbol("(", ",") or other.is_word("in") for other in tokens[at : at + 1])
+    if base + 1 < len(tokens) and tokens[base].is_word("base"):
+        return base + 2 + (base + 2 < len(tokens) and tokens[base + 2].is_symbol(")"))
     if token.is_symbol("(") and not token.spaced:
         end = at
         while end < len(tokens) and _is_value(tokens[end]):
@@ -152,6 +155,8 @@ def _first_listed(tokens: Sequence[AnswerToken], first: int) -> int:
         joins = at - 1
         while joins > 0 and (tokens[joins].is_word(*_JOINS) or tokens[joins].is_symbol(",")):
             joins -= 1
+        if joins and joins < at - 1 and tokens[joins].is_word(*_UNIT_WORDS):
+            joins -= 1  # 1 hour and 20 minutes
         if joins == at - 1 or tokens[joins].kind not in ("number", "repeating"):
             break
         has_word = has_word or any(token.kind == "word" for token in tokens[joins + 1 : at])

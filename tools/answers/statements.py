@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from toolgym.tools.answers.numbers import NEGATIONS, last_number_place
 from toolgym.tools.answers.sentences import last_number_span, values_around
-from toolgym.tools.answers.tokens import AnswerToken, half_width, read_tokens
+from toolgym.tools.answers.tokens import AnswerToken, half_width, read_tokens, word_set
 
 MAX_SAID = 4096
 """Characters from the end of a text in which an unmarked answer is looked for."""
@@ -68,6 +68,8 @@ _WITHDRAWN = re.compile(
     re.IGNORECASE,
 )
 _UNFINISHED = frozenset("=+-*/^<>")
+_DANGLING = word_set("to the and or of is are that then we need with by for from so if an which because when i")
+"""Words that do not end a sentence."""
 _SECOND_THOUGHT = re.compile(r"\b(?:wait|actually|hmm|oops|sorry|correction)\b|\bno[,.!]", re.IGNORECASE)
 _MARK = re.compile(r"\\(?:boxed|fbox)\b|(?<!#)####(?!#)|</answer>")
 
@@ -169,7 +171,8 @@ def _without_reason(sentence: str, start: int) -> str:
 def _concluded(text: str, tokens: Sequence[AnswerToken]) -> str | None:
     """Return the last formula, bold text or number of a text."""
     last_line = text[text.rfind("\n") + 1 :]
-    if _OPEN_MATH.search(_MATH.sub("", last_line)) or (tokens and tokens[-1].text in _UNFINISHED):
+    is_unfinished = bool(tokens) and (tokens[-1].text in _UNFINISHED or tokens[-1].is_word(*_DANGLING))
+    if is_unfinished or _OPEN_MATH.search(_MATH.sub("", last_line)):
         return None  # it was cut
     places = sorted(match.span() for pattern in (_MATH, _BOLD) for match in pattern.finditer(text))
     if not places:

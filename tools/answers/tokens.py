@@ -54,7 +54,7 @@ _SHORT_WORDS = word_set(
     "an and any are isn don won as at be but by can did do far few for has had hot if in is it its lot may new nor "
     "not no now odd of off old on one or our out own per red she so sum ten that the to top two up was way we why yes "
     "yet you all six low cm mm km dm nm ft yd mi kg mg lb lbs oz ml cl kl hr hrs min sec ms mph kph cal kj kw "
-    "dne pm am gal deg rad men day sq cu cup age bus cat dog egg hat inf pen pie pet cow hen boy pts usd"
+    "dne mod pm am gal deg rad men day sq cu cup age bus cat dog egg hat inf pen pie pet cow hen boy pts usd"
 )
 """Words and units of two or three letters; other texts as short are products of letters."""
 

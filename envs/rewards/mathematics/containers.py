@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from typing import Any
 
 import sympy
 
-from toolgym.envs.rewards.mathematics.formulas import UnreadableError, read_formula
+from toolgym.envs.rewards.mathematics.formulas import UnreadableError, rational, read_formula
 from toolgym.envs.rewards.mathematics.parts import closes, closing_of, opens, split
+from toolgym.envs.rewards.mathematics.units import Unit
 from toolgym.envs.rewards.mathematics.values import Answer, Listing, Matrix, Named, Quantity, Region
 from toolgym.tools.answers.tokens import AnswerToken, read_tokens, word_set
 
@@ -21,20 +24,41 @@ _MATRICES = word_set("matrix pmatrix bmatrix Bmatrix smallmatrix array psmallmat
 _BEGIN = re.compile(r"\\begin\s*\{(\w+\*?)\}(?:\s*\{[clr|\s]*\})?")
 
 
-def as_listing(parts: Sequence[Sequence[AnswerToken]], read: Read) -> Answer:
+def as_listing(parts: Sequence[Sequence[AnswerToken]], read: Read, *, join: str = "") -> Answer:
+    """Read values with separators between them; `join` is the word "and" or "or", if one is among these."""
     if len(parts) > MAX_ITEMS:
         raise UnreadableError("the answer has too many parts")
     items = [read(part) for part in parts]
     first = items[0]
     if isinstance(first, Named) and not any(isinstance(item, Named) for item in items[1:]):  # n = 4, 5, 6
         items[0] = first.value
+    if (total := _total(items)) is not None:
+        return total
     regions = [item for item in items if isinstance(item, Region)]
     if len(regions) == len(items) > 1 and any(region.points is sympy.S.Reals for region in regions):  # x in R, x != 2
         names = [region.name for region in regions if region.name]
         return Region(sympy.Intersection(*(region.points for region in regions)), names[0] if names else "")
     if len(regions) == len(items) and any(region.name for region in regions):  # x < 1 or x > 2
-        return Region(sympy.Union(*(region.points for region in regions)), regions[0].name)
+        return Region(_joined([region.points for region in regions], join), regions[0].name)
     return Listing(tuple(_flattened(items)), "bare")
+
+
+def _total(items: Sequence[Answer]) -> Quantity | None:
+    """Return the sum of values in smaller and smaller units, such as "1 hour and 20 minutes"; None for other values."""
+    units = [item.unit for item in items if isinstance(item, Quantity) and item.unit is not None]
+    factors = [unit.factor for unit in units]
+    is_sum = len(items) == len(units) > 1 and all(high > low for high, low in itertools.pairwise(factors))
+    if not is_sum or len({unit.dimension for unit in units}) > 1:
+        return None
+    formulas = [item.formula * rational(item.unit.factor) for item in items if isinstance(item, Quantity) and item.unit]
+    return Quantity(sum(formulas, sympy.Integer(0)), Unit(units[0].dimension, Fraction(1)), parts=True)
+
+
+def _joined(points: Sequence[Any], join: str) -> Any:
+    """Join inequalities: "x > 2 and x < 5" is both of them, and "x < 2 and x > 5", which excludes itself, is either."""
+    either, both = sympy.Union(*points), sympy.Intersection(*points)
+    is_both = join == "and" or (not join and either == sympy.S.Reals)
+    return both if is_both and both is not sympy.S.EmptySet else either
 
 
 def _flattened(items: Sequence[Answer]) -> list[Answer]:

@@ -10,16 +10,16 @@ from typing import Any
 import sympy
 
 from toolgym.envs.rewards.mathematics.containers import components, vector_cells
-from toolgym.envs.rewards.mathematics.families import same_family
+from toolgym.envs.rewards.mathematics.families import same_family, same_name, with_argument
 from toolgym.envs.rewards.mathematics.units import UNITS
 from toolgym.envs.rewards.mathematics.values import (
     Answer,
     Based,
     Choice,
-    IntegerFamily,
     Listing,
     Matrix,
     Named,
+    ParameterFamily,
     Quantity,
     Ratio,
     Region,
@@ -41,7 +41,9 @@ _SMALL_LETTERS = {letter: sympy.Symbol(letter.lower()) for letter in "ABCDFGHJ"}
 
 _CONSTANTS = frozenset(("C", "c", "K", "k", "C_1", "c_1", "C_0"))
 
-_FUNCTION = re.compile(r"([a-z]'*)\(([a-z])\)")
+_STATED = re.compile(r"^(?:\w+ ){1,5}(?:is|are) (?:an? |the )?")
+"""What stands before the answer in a sentence such as "the locus is a circle"."""
+
 _INFINITELY_MANY = "infinitely many"
 
 PRECISION = 60
@@ -52,8 +54,15 @@ def same(truth: Answer, answer: Answer) -> bool:
     """Whether an answer is what the ground truth is. The ground truth decides what an ambiguous answer means."""
     if isinstance(answer, Choice) and not isinstance(truth, Choice):
         return answer.value is not None and same(truth, answer.value)
-    if isinstance(truth, IntegerFamily) or isinstance(answer, IntegerFamily):
-        return same_family(truth, answer, same_formula)
+    if (
+        isinstance(truth, Choice)
+        and truth.value is not None
+        and not isinstance(answer, Choice)
+        and same(truth.value, answer)
+    ):
+        return True
+    if isinstance(truth, ParameterFamily) or isinstance(answer, ParameterFamily):
+        return _same_family(truth, answer)
     for kinds, compare in _COMPARISONS:
         if isinstance(truth, kinds):
             return compare(truth, answer)
@@ -365,7 +374,7 @@ def _both_all(left: Any, right: Any) -> bool:
 
 def _same_named(truth: Named, answer: Answer) -> bool:
     if isinstance(answer, Named):
-        return _same_name(truth.name, answer.name) and same(truth.value, _with_argument(truth.name, answer))
+        return same_name(truth.name, answer.name) and same(truth.value, with_argument(truth.name, answer))
     if isinstance(answer, Relation):
         if not isinstance(truth.value, Quantity) or answer.sign != "=":
             return False
@@ -373,23 +382,13 @@ def _same_named(truth: Named, answer: Answer) -> bool:
     return same(truth.value, answer)
 
 
-def _same_name(truth: str, answer: str) -> bool:
-    """Whether two names are the same. The graph of `f(x)` is written with `y`, and `f(t)` is `f(x)`."""
-    left, right = _FUNCTION.fullmatch(truth), _FUNCTION.fullmatch(answer)
-    if left and right:
-        return left[1] == right[1]
-    return truth == answer or (left is not None and left[2] == "x" and answer == "y")
-
-
-def _with_argument(truth: str, answer: Named) -> Answer:
-    """Return the value of a function with the argument that the ground truth has."""
-    left, right = _FUNCTION.fullmatch(truth), _FUNCTION.fullmatch(answer.name)
-    if not left or not right or left[2] == right[2] or not isinstance(answer.value, Quantity):
-        return answer.value
-    symbols = sympy.Symbol(left[2]), sympy.Symbol(right[2])
-    if symbols[0] in answer.value.formula.free_symbols:
-        return Words("")  # another variable has that name
-    return Quantity(answer.value.formula.xreplace({symbols[1]: symbols[0]}))
+def _same_family(truth: Answer, answer: Answer) -> bool:
+    """Compare values with a parameter. The modulus may be left out: `5 \\pmod 7` is `5`."""
+    if isinstance(truth, ParameterFamily) and not isinstance(answer, ParameterFamily) and truth.residue is not None:
+        return same(truth.residue, answer) or same_family(truth, answer, same_formula)
+    if isinstance(answer, ParameterFamily) and not isinstance(truth, ParameterFamily) and answer.residue is not None:
+        return same(truth, answer.residue)
+    return same_family(truth, answer, same_formula)
 
 
 def _same_relation(truth: Relation, answer: Answer) -> bool:
@@ -452,6 +451,8 @@ def _same_based(truth: Based, answer: Answer) -> bool:
 
 
 def _same_choice(truth: Choice, answer: Answer) -> bool:
+    if truth.value is not None and not isinstance(answer, Choice) and same(truth.value, answer):
+        return True
     if isinstance(answer, Quantity) and answer.unit is None:
         product = sympy.Mul(*map(sympy.Symbol, truth.letter))
         return bool(answer.formula in (product, _SMALL_LETTERS.get(truth.letter)))
@@ -471,7 +472,9 @@ def _letters(items: Sequence[Answer]) -> list[str]:
 def _same_words(truth: Words, answer: Answer) -> bool:
     if isinstance(answer, Quantity) and answer.formula is sympy.oo:
         return truth.text == _INFINITELY_MANY
-    return isinstance(answer, Words) and truth.text == answer.text
+    if not isinstance(answer, Words):
+        return False
+    return truth.text == answer.text or _STATED.sub("", answer.text) == truth.text
 
 
 _COMPARISONS: tuple[tuple[type, Callable[[Any, Answer], bool]], ...] = (

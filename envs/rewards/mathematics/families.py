@@ -1,4 +1,4 @@
-r"""Answers with a parameter that is any integer, such as `x = \frac{\pi}{6} + 2k\pi, k \in \mathbb{Z}`."""
+r"""Answers with a parameter that is any integer or real number: `x = \pi + 2k\pi, k \in \mathbb{Z}`."""
 
 from __future__ import annotations
 
@@ -11,27 +11,38 @@ from typing import Any, Literal
 import sympy
 
 from toolgym.envs.rewards.mathematics.units import UNITS
-from toolgym.envs.rewards.mathematics.values import Answer, IntegerFamily, Listing, Named, Quantity
+from toolgym.envs.rewards.mathematics.values import Answer, Listing, Named, ParameterFamily, Quantity, Words
 from toolgym.tools.answers.tokens import AnswerToken
+
+_FUNCTION = re.compile(r"([a-z]'*)\(([a-z])\)")
 
 MAX_RESIDUES = 60
 """Values in one period of a family that are compared."""
 
-PARAMETER = sympy.Symbol("parameter", integer=True)
+PARAMETER = sympy.Symbol("parameter")
 
-_LETTERS = "kmnlt"
-"""Usual names of an integer, of which an answer that does not declare its parameter may have one."""
+_LETTERS = "kmnltabcrC"
+"""Usual names of a parameter, of which an answer that does not declare its parameter may have one."""
 
+_NATURAL = ("natural", "positive", "nonnegative", "non - negative")
+_VARIABLES = "xyzt"
+"""Names that are variables if an answer declares them real, as in `x^2, x \\in \\mathbb{R}`."""
+
+_NUMBERS = (
+    r"(?:(?P<kind{0}>natural|positive|non - negative|nonnegative|real|arbitrary) )?"
+    r"(?P<noun{0}>integers?|numbers?|constants?|reals)"
+)
 _DOMAIN = re.compile(
-    r"(?:[,;(]\s*)*(?:(?:where|for|with|and)\s+)*(?:(?:any|all|every|some|each)\s+)*(?:"
-    r"(?P<element>[a-z]) \\in \\set(?P<set>[ZN])(?P<positive>(?: \^| \{| \}| \+| \*)*)"
-    r"|integers? (?P<after>[a-z])|(?P<before>[a-z]) (?:(?:is|are|be) )?(?:(?:any|an|a n) )?integers?"
+    r"(?:[,;(]\s*)*(?:(?:where|for|with|and)\s+)*(?:(?:an?|any|all|every|some|each)\s+)*(?:"
+    r"(?P<element>[A-Za-z]) \\in \\set(?P<set>[ZNR])(?P<positive>(?: \^| \{| \}| \+| \*)*)"
+    rf"|{_NUMBERS.format(1)} (?P<after>[A-Za-z])"
+    rf"|(?P<before>[A-Za-z]) (?:(?:is|are|be) )?(?:(?:any|an?|a n) )?{_NUMBERS.format(2)}"
     r"|(?P<other>[a-z]) 为整数)(?: \))*$"
 )
 
 
-def as_family(tokens: Sequence[AnswerToken], read: Callable[[Sequence[AnswerToken]], Answer]) -> IntegerFamily | None:
-    """Read an answer that ends by declaring its parameter an integer; None if it does not end so."""
+def as_family(tokens: Sequence[AnswerToken], read: Callable[[Sequence[AnswerToken]], Answer]) -> Answer | None:
+    """Read an answer that ends by declaring its parameter an integer or a real number; None if it does not end so."""
     texts = [f"\\{token.text}" if token.kind == "command" else token.text for token in tokens]
     offsets = [0, *itertools.accumulate(len(text) + 1 for text in texts)]
     match = _DOMAIN.search(" ".join(texts[-24:]))
@@ -43,12 +54,50 @@ def as_family(tokens: Sequence[AnswerToken], read: Callable[[Sequence[AnswerToke
     if not end or not any(token.kind == "letter" and token.text == letter for token in tokens[:end]):
         return None
     value = read(tokens[:end])
-    is_natural = match["set"] == "N" or bool((match["positive"] or "").strip(" ^{}"))
-    return _with_parameter(value, sympy.Symbol(letter), "N" if is_natural else "Z")
+    domain = _domain(match)
+    if domain == "R" and letter in _VARIABLES:
+        return value
+    return _with_parameter(value, sympy.Symbol(letter), domain)
+
+
+def as_congruence(
+    tokens: Sequence[AnswerToken], read: Callable[[Sequence[AnswerToken]], Answer]
+) -> ParameterFamily | None:
+    r"""Read `n \equiv 3 \pmod 5`, which is `n = 3 + 5k`; None if the tokens do not end with a modulus."""
+    place = next((at for at, token in enumerate(tokens) if token.is_command("pmod", "bmod", "mod")), 0)
+    if not place and any(token.is_command("equiv") for token in tokens):
+        place = next((at for at, token in enumerate(tokens) if token.is_word("mod")), 0)
+    if not place:
+        return None
+    modulus = [token for token in tokens[place + 1 :] if not token.is_symbol("{", "}", "(", ")", ".", ",")]
+    before = list(tokens[:place])
+    while before and before[-1].is_symbol("(", "{", ","):
+        before.pop()
+    if not before or len(modulus) != 1:
+        return None
+    value, size = read(before), read(modulus)
+    formulas = _formulas(value)
+    if formulas is None or not isinstance(size, Quantity):
+        return None
+    return ParameterFamily(
+        tuple(formula + size.formula * PARAMETER for formula in formulas),
+        value.name if isinstance(value, Named) else "",
+        "Z",
+        value,
+    )
+
+
+def _domain(match: re.Match[str]) -> Literal["Z", "N", "R"]:
+    kind = match["kind1"] or match["kind2"] or ""
+    noun = match["noun1"] or match["noun2"] or ""
+    if match["set"] == "N" or (match["positive"] or "").strip(" ^{}") or kind in _NATURAL:
+        return "N"
+    is_whole = match["set"] == "Z" or match["other"] or noun.startswith("integer")
+    return "Z" if is_whole else "R"
 
 
 def same_family(truth: Answer, answer: Answer, same_formula: Callable[[Any, Any], bool]) -> bool:
-    """Whether two answers have the same values for all integers, whatever letter the integers have."""
+    """Whether two answers have the same values for all parameters, whatever letter the parameter has."""
     left, right = _declared(truth), _declared(answer)
     if left is None or right is None:
         return False
@@ -58,25 +107,26 @@ def same_family(truth: Answer, answer: Answer, same_formula: Callable[[Any, Any]
         return False
     if _same_in_any_order(left.formulas, right.formulas, same_formula):
         return True
-    residues = _residues(left.formulas, right.formulas) if "N" not in (left.domain, right.domain) else None
+    is_whole = {left.domain, right.domain} <= {"Z", ""}
+    residues = _residues(left.formulas, right.formulas) if is_whole else None
     return residues is not None and _same_in_any_order(*residues, lambda here, there: _is_whole(here - there))
 
 
-def _declared(answer: Answer) -> IntegerFamily | None:
+def _declared(answer: Answer) -> ParameterFamily | None:
     """Return an answer as a family; its parameter is the letter of an integer if it does not declare one."""
-    if isinstance(answer, IntegerFamily):
+    if isinstance(answer, ParameterFamily):
         return answer
     letters = sorted({symbol for formula in _formulas(answer) or () for symbol in formula.free_symbols}, key=str)
     letters = [letter for letter in letters if letter.name in _LETTERS]
     return _with_parameter(answer, letters[0], "") if len(letters) == 1 else None
 
 
-def _with_parameter(value: Answer, letter: Any, domain: Literal["Z", "N", ""]) -> IntegerFamily | None:
+def _with_parameter(value: Answer, letter: Any, domain: Literal["Z", "N", "R", ""]) -> ParameterFamily | None:
     formulas = _formulas(value)
     if formulas is None or not any(formula.has(letter) for formula in formulas):
         return None
     name = value.name if isinstance(value, Named) else ""
-    return IntegerFamily(tuple(formula.xreplace({letter: PARAMETER}) for formula in formulas), name, domain)
+    return ParameterFamily(tuple(formula.xreplace({letter: PARAMETER}) for formula in formulas), name, domain)
 
 
 def _formulas(answer: Answer) -> list[Any] | None:
@@ -127,3 +177,25 @@ def _same_in_any_order(truths: Sequence[Any], answers: Sequence[Any], same: Call
         return False
     forward = all(any(same(truth, answer) for answer in answers) for truth in truths)
     return forward and all(any(same(truth, answer) for truth in truths) for answer in answers)
+
+
+# ---------------------------------------------------------------------- functions
+
+
+def same_name(truth: str, answer: str) -> bool:
+    """Whether two names are the same. The graph of `f(x)` is written with `y`, and `f(t)` is `f(x)`."""
+    left, right = _FUNCTION.fullmatch(truth), _FUNCTION.fullmatch(answer)
+    if left and right:
+        return left[1] == right[1]
+    return truth == answer or (left is not None and left[2] == "x" and answer == "y")
+
+
+def with_argument(truth: str, answer: Named) -> Answer:
+    """Return the value of a function with the argument that the ground truth has."""
+    left, right = _FUNCTION.fullmatch(truth), _FUNCTION.fullmatch(answer.name)
+    if not left or not right or left[2] == right[2] or not isinstance(answer.value, Quantity):
+        return answer.value
+    symbols = sympy.Symbol(left[2]), sympy.Symbol(right[2])
+    if symbols[0] in answer.value.formula.free_symbols:
+        return Words("")  # another variable has that name
+    return Quantity(answer.value.formula.xreplace({symbols[1]: symbols[0]}))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from toolgym.tools.answers.numbers import LABELS
 from toolgym.tools.answers.tokens import AnswerToken, word_set
 
-JOINS = word_set("and or 和 或 与 及")
+JOINS = word_set("and or 和 或 与 及 且")
 """Words between the values of a list."""
 
 _LEADS = LABELS - {"x", "y", "n"}
@@ -15,7 +15,7 @@ _OPENINGS, _CLOSINGS = ("(", "[", "{", "langle", "lbrack"), (")", "]", "}", "ran
 
 
 def stripped(tokens: Sequence[AnswerToken]) -> list[AnswerToken]:
-    """Drop punctuation at both ends, braces and round brackets around all of it, and a remark such as (mod 7)."""
+    """Drop punctuation at both ends, braces and round brackets around all of it, and a remark such as (in seconds)."""
     tokens = list(tokens)
     while True:
         before = len(tokens)
@@ -37,9 +37,6 @@ def stripped(tokens: Sequence[AnswerToken]) -> list[AnswerToken]:
 
 
 def _without_remark(tokens: list[AnswerToken]) -> list[AnswerToken]:
-    for at, token in enumerate(tokens):
-        if at and token.is_command("pmod", "bmod", "mod"):
-            return tokens[:at]
     if len(tokens) > 2 and tokens[-1].is_symbol(")"):
         opening = opening_of(tokens, len(tokens) - 1)
         inner = tokens[opening + 1 : -1] if opening is not None else []

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from toolgym.envs.rewards.mathematics.containers import as_bracketed, as_listing, as_matrix, as_reals_except, as_union
-from toolgym.envs.rewards.mathematics.families import as_family
+from toolgym.envs.rewards.mathematics.families import as_congruence, as_family
 from toolgym.envs.rewards.mathematics.formulas import UnreadableError
 from toolgym.envs.rewards.mathematics.parts import joined, split, stripped, without_lead
 from toolgym.envs.rewards.mathematics.quantities import as_based, as_quantity, as_ratio
@@ -53,6 +53,9 @@ def _apart(before: AnswerToken | None, token: AnswerToken) -> str:
 
 
 def _read(tokens: Sequence[AnswerToken]) -> Answer:
+    congruence = as_congruence(tokens, _read)
+    if congruence is not None:
+        return congruence
     tokens = stripped(tokens)
     if not tokens:
         raise UnreadableError("the answer is empty")
@@ -67,8 +70,14 @@ def _read(tokens: Sequence[AnswerToken]) -> Answer:
     for separators in ((";",), (",",)):
         items = split(tokens, separators)
         if len(items) > 1:
-            return as_listing(items, _read)
+            return as_listing(items, _read, join=_join(tokens))
     return _read_single(without_lead(tokens))
+
+
+def _join(tokens: Sequence[AnswerToken]) -> str:
+    if any(token.is_word("or", "或") or token.is_command("lor") for token in tokens):
+        return "or"
+    return "and" if any(token.is_word("and", "和", "且") or token.is_command("land") for token in tokens) else ""
 
 
 def _read_single(tokens: Sequence[AnswerToken]) -> Answer:

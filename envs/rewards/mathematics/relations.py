@@ -11,7 +11,7 @@ import sympy
 from toolgym.envs.rewards.mathematics.containers import points_of
 from toolgym.envs.rewards.mathematics.equality import same
 from toolgym.envs.rewards.mathematics.formulas import UnreadableError, read_formula
-from toolgym.envs.rewards.mathematics.parts import closes, opens, split, without_lead
+from toolgym.envs.rewards.mathematics.parts import closes, closing_of, opens, split, without_lead
 from toolgym.envs.rewards.mathematics.values import Answer, Named, Quantity, Region, Relation
 from toolgym.tools.answers.numbers import NEGATIONS
 from toolgym.tools.answers.tokens import AnswerToken
@@ -42,6 +42,8 @@ def as_relation(tokens: Sequence[AnswerToken], read: Read) -> Answer | None:
         return _equation(parts, signs, read)
     if signs == ["in"]:
         region = read(parts[1])
+        if _names(parts[0]) is not None:
+            return region  # (a, b) in a set of pairs
         points = points_of(region)
         if points is None:
             raise UnreadableError("what a variable is in is not a set")
@@ -88,6 +90,8 @@ def _name(tokens: Sequence[AnswerToken]) -> str | None:
         token.is_command("angle", "triangle", "overline", "vec", "hat", "measuredangle", "mathrm") for token in tokens
     ):
         return text if not any(token.kind == "number" for token in tokens) else None
+    if _is_call(tokens):
+        return text
     if not tokens or tokens[0].kind == "number" or any(token.kind == "command" for token in tokens[1:]):
         return None
     if any(token.is_word(*NEGATIONS) for token in tokens):
@@ -98,6 +102,22 @@ def _name(tokens: Sequence[AnswerToken]) -> str | None:
     if len(letters) == len(tokens) and len(letters) > 1 and not all(token.text.isupper() for token in letters):
         return None  # a product
     return text if _NAME.fullmatch(text) and text not in ("e", "i") else None
+
+
+def _is_call(tokens: Sequence[AnswerToken]) -> bool:
+    r"""Whether tokens name a value: `P(A \cup B)`, `E[X]`, `|A|`, a limit, an integral or a derivative."""
+    if len(tokens) < 3:
+        return False
+    first = tokens[0]
+    if first.is_symbol("|") and tokens[-1].is_symbol("|"):
+        return all(token.kind == "letter" for token in tokens[1:-1])
+    if first.is_command("frac"):
+        return tokens[1].is_symbol("{") and (tokens[2].text == "d" or tokens[2].is_command("partial"))
+    is_head = first.is_command("Pr", "setE", "setP", "gcd", "det", "max", "min") or first.kind == "word"
+    is_head = is_head or (first.kind == "letter" and first.text.isupper())
+    if is_head and opens(tokens[1]):
+        return closing_of(tokens, 1) == len(tokens) - 1
+    return first.is_command("lim", "int", "iint", "oint", "sum", "prod", "det")
 
 
 def _equation(parts: Sequence[Sequence[AnswerToken]], signs: Sequence[str], read: Read) -> Answer:

@@ -65,18 +65,20 @@ class Region:
 
 
 @dataclass(frozen=True)
-class IntegerFamily:
-    """Values for every integer: `x = 2k, k \\in \\mathbb{Z}`.
+class ParameterFamily:
+    """Values for every integer or real number: `x = 2k, k \\in \\mathbb{Z}`.
 
     Attributes:
-        formulas: the SymPy expressions, with `families.PARAMETER` as the integer.
+        formulas: the SymPy expressions, with `families.PARAMETER` as the parameter.
         name: what the values are values of, if the answer says it.
-        domain: `Z`, `N` for the natural numbers, or empty if the answer does not say it.
+        domain: `Z`, `N` or `R`, or empty if the answer does not say it.
+        residue: the value before the modulus of a congruence, such as 3 of `n \\equiv 3 \\pmod 5`.
     """
 
     formulas: tuple[Any, ...]
     name: str = ""
-    domain: Literal["Z", "N", ""] = ""
+    domain: Literal["Z", "N", "R", ""] = ""
+    residue: Answer | None = None
 
 
 @dataclass(frozen=True)
@@ -125,4 +127,4 @@ class Words:
     text: str
 
 
-Answer = Quantity | Based | Listing | Region | IntegerFamily | Matrix | Named | Relation | Ratio | Choice | Words
+Answer = Quantity | Based | Listing | Region | ParameterFamily | Matrix | Named | Relation | Ratio | Choice | Words

@@ -50,7 +50,7 @@ _CHOICE_LETTERS = "ABCDEFGHIJ"
 def as_words(tokens: Sequence[AnswerToken], *, always: bool = False) -> Answer | None:
     """A text of words alone. Numerals and texts with a meaning in mathematics become what they mean."""
     plain = [token for token in tokens if not token.is_symbol(".", ",", "'", "-", "!", "?", ":", '"')]
-    if not always and not all(token.kind == "word" for token in plain):
+    if not always and not _are_words(plain):
         return None
     text = joined(plain)
     if _is_verdict(tokens):
@@ -78,6 +78,15 @@ def as_words(tokens: Sequence[AnswerToken], *, always: bool = False) -> Answer |
         return Words("infinitely many")
     text = re.sub(r"^(?:the|an?) ", "", text)
     return Words(_SAME_WORDS.get(text, text))
+
+
+def _are_words(tokens: Sequence[AnswerToken]) -> bool:
+    """Whether tokens are words alone. The letter `a` is one if a word follows it."""
+    following = [*tokens[1:], None]
+    return all(
+        token.kind == "word" or (token.text in ("a", "A") and after is not None and after.kind == "word")
+        for token, after in zip(tokens, following, strict=True)
+    )
 
 
 def _counted(tokens: Sequence[AnswerToken]) -> Quantity | None:
