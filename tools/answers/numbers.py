@@ -33,7 +33,7 @@ LABELS = word_set(
 
 NEGATIONS = word_set(
     "not no never neither nor none non isn aren wasn cannot can't isn't aren't wasn't except without wrong "
-    "incorrect impossible false unlike"
+    "incorrect impossible false unlike doesn don didn won wouldn shouldn couldn hasn haven hadn"
 ) | {"不", "不是", "非", "错"}
 
 MULTIPLIERS = {

@@ -51,15 +51,14 @@ def _formula_around(tokens: Sequence[AnswerToken], first: int, last: int) -> tup
     while end < len(tokens) and (following := _end_of_following(tokens, end)) > end:
         end = following
     while begin < first and (
-        (tokens[begin].is_symbol(":", "|", ">") and not tokens[begin + 1].is_symbol("="))
+        (tokens[begin].is_symbol(":", "|", ">", "=") and not tokens[begin + 1].is_symbol("="))
         or (tokens[begin].is_symbol("-") and tokens[begin + 1].spaced)
     ):
         begin += 1
+    if begin < first and tokens[begin].is_symbol(*"+*/^_)]}"):
+        begin = first
     depth = sum(_opens(token) - _closes(token) for token in tokens[begin:end])
-    is_interval = depth == 0 or _closes(tokens[end - 1])
-    if not is_interval or (begin < first and tokens[begin].is_symbol(*"+*/^=_)]}")):
-        begin, end = first, last
-    return begin, end
+    return (begin, end) if depth == 0 or _closes(tokens[end - 1]) else (first, last)
 
 
 def _brackets_around(tokens: Sequence[AnswerToken], at: int) -> tuple[int, int] | None:
@@ -151,6 +150,8 @@ def _is_math(token: AnswerToken) -> bool:
 def _first_listed(tokens: Sequence[AnswerToken], first: int) -> int:
     """Return where the list begins whose last value begins at `first`: `40, 41 and 42`."""
     values, has_word, at = 1, False, first
+    if at > 1 and tokens[at - 1].is_word("to") and any(token.is_word("ratio") for token in tokens[:at]):
+        return at - 2 if tokens[at - 2].kind == "number" else first  # in the ratio of 5 to 3
     while at > 1:
         joins = at - 1
         while joins > 0 and (tokens[joins].is_word(*_JOINS) or tokens[joins].is_symbol(",")):

@@ -40,6 +40,7 @@ _STOP = re.compile(r"[.?!](?=\s|$|[*_`\"])|。|\n")
 _WRAPPED = re.compile(r"\*\*(.+)\*\*|__(.+)__|`+([^`]+)`+|\*(.+)\*|\"(.+)\"", re.DOTALL)
 _BULLET = re.compile(r"[ \t]*[-*•][ \t]+([^\n]+)(?:\n|$)")
 _CHOICE_LINE = re.compile(r"\(?[A-J]\)?[.):][ \t]+[^\n]*")
+_REPLY = re.compile(r"(?:yes|no|true|false)\b[,.;:]", re.IGNORECASE)
 _REASON = re.compile(
     r"(?<![\s,;])[\s,;]+(?:\(?(?:since|because|as|which|where|when|given|using|assuming|not|rather\s+than|instead\s+of)"
     r"|by\s+(?:\w+ing|the))\b",
@@ -92,7 +93,7 @@ def said_answer(text: str) -> str | None:
     tokens = read_tokens(spoken)
     if "\n" not in spoken and _is_answer(spoken, tokens):
         return bare(spoken) or None
-    return _concluded(spoken, tokens)
+    return _concluded(spoken, tokens) or _replied(spoken)
 
 
 def without_thinking(text: str) -> str:
@@ -189,6 +190,12 @@ def _concluded(text: str, tokens: Sequence[AnswerToken]) -> str | None:
     if _is_doubtful(text, begin, last[1]):
         return None
     return bare(text[begin : last[1]])
+
+
+def _replied(text: str) -> str | None:
+    """Return the last line of a text if it begins with "yes", "no", "true" or "false"."""
+    last_line = bare(text[text.rfind("\n") + 1 :])
+    return last_line if _REPLY.match(last_line) else None
 
 
 def _is_doubtful(text: str, begin: int, end: int) -> bool:

@@ -128,7 +128,9 @@ def half_width(text: str) -> str:
 
 def plain_signs(text: str) -> str:
     r"""Return a text with the signs of Unicode as LaTeX: `√` as `\sqrt`, `²` as `^{2}`, a narrow space as `\,`."""
-    text = _SCRIPTS.sub(_plain_script, half_width(text).translate(_SIGNS)).replace("{:}", ":")
+    text = (
+        _SCRIPTS.sub(_plain_script, half_width(text).translate(_SIGNS)).replace("{:}", ":").replace("...", r"\ldots ")
+    )
     return _BETWEEN_CIRCLED.sub("", _PRIMES.sub(lambda primes: "'" * primes[0].count("prime"), text))
 
 

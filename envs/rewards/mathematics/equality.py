@@ -46,6 +46,8 @@ _STATED = re.compile(r"^(?:\w+ ){1,5}(?:is|are) (?:an? |the )?")
 
 _INFINITELY_MANY = "infinitely many"
 
+_TEMPERATURES = (UNITS["celsius"], UNITS["fahrenheit"])
+
 PRECISION = 60
 POINTS = 6
 
@@ -130,7 +132,7 @@ def _same_angle(truth: Quantity, answer: Quantity) -> bool:
     units = [
         quantity.unit or (UNITS["radian"] if quantity.formula.has(sympy.pi) else None) for quantity in (truth, answer)
     ]
-    if None in units or units[0] == units[1]:
+    if None in units or units[0] == units[1] or any(unit in _TEMPERATURES for unit in units):
         return _same_number(truth, answer)
     if not all(unit in (UNITS["degree"], UNITS["radian"]) for unit in units):
         return False

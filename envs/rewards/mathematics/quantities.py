@@ -21,6 +21,7 @@ _CURRENCIES: dict[str, Unit | None] = {"$": UNITS["dollar"], "euro": UNITS["euro
 _PERCENT = word_set("percent pct percentage")
 _UNSAFE = word_set("to plus minus times over more less fewer than divided squared cubed factorial least most choose")
 _SINGLE_UNITS = "mgsLlhNJWV"
+_TEMPERATURES = {"C": "celsius", "F": "fahrenheit", "Celsius": "celsius", "Fahrenheit": "fahrenheit"}
 _CURRENCY_CODES: dict[str, Unit | None] = {"usd": UNITS["dollar"], "eur": UNITS["euro"], "rs": None, "inr": None}
 _MINUTES = re.compile(r"(?:(\d+)°(?:(\d+)'(?:(\d+(?:\.\d+)?)'')?))|(\d+)'(\d+)''")
 
@@ -225,6 +226,8 @@ def _with_tail(quantity: Quantity, rest: Sequence[AnswerToken]) -> Quantity:
         rest = [first._replace(text=first.text[1:]), *rest[1:]] if first.text[1:] else rest[1:]
         return _with_tail(replace(quantity, formula=formula, decimals=-1), rest)
     quantity = _with_degrees(quantity)
+    if quantity.unit == UNITS["degree"] and len(rest) == 1 and first.text in _TEMPERATURES:
+        return replace(quantity, unit=UNITS[_TEMPERATURES[first.text]])
     for end in range(len(rest), 0, -1):
         unit = read_unit(rest[:end])
         if unit is None:

@@ -110,7 +110,7 @@ def _is_call(tokens: Sequence[AnswerToken]) -> bool:
         return False
     first = tokens[0]
     if first.is_symbol("|") and tokens[-1].is_symbol("|"):
-        return all(token.kind == "letter" for token in tokens[1:-1])
+        return all(token.kind == "letter" and token.text.isupper() for token in tokens[1:-1])
     if first.is_command("frac"):
         return tokens[1].is_symbol("{") and (tokens[2].text == "d" or tokens[2].is_command("partial"))
     is_head = first.is_command("Pr", "setE", "setP", "gcd", "det", "max", "min") or first.kind == "word"
@@ -138,6 +138,9 @@ def _equation(parts: Sequence[Sequence[AnswerToken]], signs: Sequence[str], read
         return Named(name, values[-1])
     if len(parts) == 2 and (name := _name(right)) is not None and len(name) == 1:
         return Named(name, read(left))
+    if len(parts) > 1 and any(token.is_command("ldots") for part in parts[:-1] for token in part):
+        parts = [part for part in parts if not any(token.is_command("ldots") for token in part)]  # 1 + 2 + ... = 45
+        return _equation(parts, ["="] * (len(parts) - 1), read) if len(parts) > 1 else read(parts[0])
     formulas = [read_formula(part) for part in parts]
     if any(formula.free_symbols for formula in formulas):
         if len(parts) > 2:

@@ -62,6 +62,8 @@ _TABLE: Mapping[str, Mapping[str, str]] = {
     "gallon": {"gallon gallons gal": "1", "quart quarts": "1/4", "pint pints": "1/8", "cup cups": "1/16"},
     "angle": {"degree degrees deg 度": "1"},
     "radians": {"radian radians rad 弧度": "1"},  # a degree is no rational number of them
+    "temperature": {"celsius": "1"},
+    "warmth": {"fahrenheit": "1"},  # with another zero
     "dollar": {"dollar dollars usd": "1", "cent cents": "1/100"},
     "euro": {"euro euros": "1"},
     "pounds": {"quid": "1"},
