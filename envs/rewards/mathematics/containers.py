@@ -11,7 +11,7 @@ from typing import Any
 import sympy
 
 from toolgym.envs.rewards.mathematics.formulas import UnreadableError, rational, read_formula
-from toolgym.envs.rewards.mathematics.parts import closes, closing_of, opens, split
+from toolgym.envs.rewards.mathematics.parts import closes, closing_of, opening_of, opens, split
 from toolgym.envs.rewards.mathematics.units import Unit
 from toolgym.envs.rewards.mathematics.values import Answer, Listing, Matrix, Named, Quantity, Region
 from toolgym.tools.answers.tokens import AnswerToken, read_tokens, word_set
@@ -28,7 +28,9 @@ def as_listing(parts: Sequence[Sequence[AnswerToken]], read: Read, *, join: str 
     """Read values with separators between them; `join` is the word "and" or "or", if one is among these."""
     if len(parts) > MAX_ITEMS:
         raise UnreadableError("the answer has too many parts")
-    items = [read(part) for part in parts]
+    items = _punctured([read(part) for part in parts])
+    if len(items) == 1:
+        return items[0]
     first = items[0]
     if isinstance(first, Named) and not any(isinstance(item, Named) for item in items[1:]):  # n = 4, 5, 6
         items[0] = first.value
@@ -41,6 +43,20 @@ def as_listing(parts: Sequence[Sequence[AnswerToken]], read: Read, *, join: str 
     if len(regions) == len(items) and any(region.name for region in regions):  # x < 1 or x > 2
         return Region(_joined([region.points for region in regions], join), regions[0].name)
     return Listing(tuple(_flattened(items)), "bare")
+
+
+def _punctured(items: Sequence[Answer]) -> list[Answer]:
+    r"""Join `x \ne 1, 2` to one region without both numbers."""
+    joined: list[Answer] = []
+    for item in items:
+        before = joined[-1] if joined else None
+        if isinstance(item, Quantity) and isinstance(before, Region):
+            missing = sympy.Complement(sympy.S.Reals, before.points)
+            if isinstance(missing, sympy.FiniteSet) and missing:
+                joined[-1] = Region(sympy.Complement(before.points, sympy.FiniteSet(item.formula)), before.name)
+                continue
+        joined.append(item)
+    return joined
 
 
 def _total(items: Sequence[Answer]) -> Quantity | None:
@@ -73,6 +89,8 @@ def _flattened(items: Sequence[Answer]) -> list[Answer]:
 
 def as_bracketed(tokens: Sequence[AnswerToken], read: Read) -> Answer | None:
     tokens = _plain_brackets(tokens)
+    if (multiple := _multiple(tokens, read)) is not None:
+        return multiple
     if not opens(tokens[0]) or closing_of(tokens, 0) != len(tokens) - 1:
         return None
     opening, closing, inner = tokens[0].text, tokens[-1].text, list(tokens[1:-1])
@@ -93,6 +111,23 @@ def as_bracketed(tokens: Sequence[AnswerToken], read: Read) -> Answer | None:
     if len(items) == 2 and (interval := _interval(items, opening == "(", closing == ")")) is not None:
         return interval
     return Listing(items, "bracket" if opening == "[" else "tuple")
+
+
+def _multiple(tokens: Sequence[AnswerToken], read: Read) -> Listing | None:
+    r"""Read a number times a tuple, such as `\frac{1}{3}(1, 2, 2)`."""
+    opening = opening_of(tokens, len(tokens) - 1) if tokens[-1].is_symbol(")") else None
+    factor = [token for token in tokens[:opening] if not token.is_command("cdot", "times")] if opening else []
+    inner = split(tokens[opening + 1 : -1], (",",), joins=False) if opening is not None else []
+    if not factor or len(inner) < 2 or any(token.kind in ("letter", "word") for token in factor):
+        return None
+    if any(token.is_symbol(",", ";") for token in factor):
+        return None
+    number = read_formula(factor)
+    items = [read(part) for part in inner]
+    formulas = [item.formula for item in items if isinstance(item, Quantity) and item.unit is None]
+    if len(formulas) != len(items):
+        return None
+    return Listing(tuple(Quantity(number * formula) for formula in formulas), "tuple")
 
 
 def _plain_brackets(tokens: Sequence[AnswerToken]) -> Sequence[AnswerToken]:

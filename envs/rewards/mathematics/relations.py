@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,7 +13,7 @@ from toolgym.envs.rewards.mathematics.containers import points_of
 from toolgym.envs.rewards.mathematics.equality import same
 from toolgym.envs.rewards.mathematics.formulas import UnreadableError, read_formula
 from toolgym.envs.rewards.mathematics.parts import closes, closing_of, opens, split, without_lead
-from toolgym.envs.rewards.mathematics.values import Answer, Named, Quantity, Region, Relation
+from toolgym.envs.rewards.mathematics.values import Answer, Listing, Named, Quantity, Region, Relation
 from toolgym.tools.answers.numbers import NEGATIONS
 from toolgym.tools.answers.tokens import AnswerToken
 
@@ -52,12 +53,21 @@ def as_relation(tokens: Sequence[AnswerToken], read: Read) -> Answer | None:
         return _inequality(parts[0], signs[0], parts[1], read)
     if len(signs) == 2 and all(sign in ("<", "<=", ">", ">=") for sign in signs):
         name = _name(parts[1])
-        if name is None:
-            raise UnreadableError("the middle of an inequality")
         below, above = _inequality(parts[0], signs[0], parts[1], read), _inequality(parts[1], signs[1], parts[2], read)
-        if isinstance(below, Region) and isinstance(above, Region):
+        if name is not None and isinstance(below, Region) and isinstance(above, Region):
             return Region(sympy.Intersection(below.points, above.points), name)
-    raise UnreadableError("a chain of relations")
+    return _chain(parts, signs)
+
+
+def _chain(parts: Sequence[Sequence[AnswerToken]], signs: Sequence[str]) -> Listing:
+    """Read `a > b > c` as its inequalities, from the smallest side on."""
+    if not all(sign in ("<", "<=") for sign in signs):
+        if not all(sign in (">", ">=") for sign in signs):
+            raise UnreadableError("a chain of relations")
+        parts, signs = parts[::-1], [_FLIPPED[sign] for sign in reversed(signs)]
+    sides = [read_formula(part) for part in parts]
+    steps = zip(signs, itertools.pairwise(sides), strict=True)
+    return Listing(tuple(Relation(sign, left, right) for sign, (left, right) in steps), "tuple")
 
 
 def _split_at_signs(tokens: Sequence[AnswerToken]) -> tuple[list[list[AnswerToken]], list[str]]:
@@ -169,6 +179,10 @@ def _inequality(left: Sequence[AnswerToken], sign: str, right: Sequence[AnswerTo
     if name is None and other is not None:
         left, right, name, sign = right, left, other, _FLIPPED[sign]
     bound = read(right)
+    if name is not None and sign == "!=" and isinstance(bound, Listing):
+        points = points_of(bound)
+        if points is not None:
+            return Region(sympy.Complement(sympy.S.Reals, points), name)
     is_number = isinstance(bound, Quantity) and not bound.formula.free_symbols and bound.formula.is_extended_real
     if name is not None and is_number and isinstance(bound, Quantity):
         return Region(_half_line(sign, bound.formula), name)

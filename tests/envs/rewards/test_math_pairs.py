@@ -29,6 +29,10 @@ SPRAYS = [
     r"\boxed{{\text{{(A) }}{a}\text{{ (B) }}{b}}}", r"\boxed{{{a}_{{{b}}}}}", r"\boxed{{{a}\text{{ not }}{b}}}",
     r"(a) \boxed{{{a}}}" "\n" r"(b) \boxed{{{b}}}", r"\boxed{{{a}!{b}}}", r"\boxed{{{a}^{{{b}}}}}",
     r"\boxed{{{a}\%{b}}}", "<think>{a}</think>{b}", r"\boxed{{{a} \ne {b}}}", r"\boxed{{{a},{b}}}",
+    r"\boxed{{{a} \pmod{{{b}}}}}", "The ratio is {a} to {b}.", r"\boxed{{{a}}}. Wait, the answer is {b}.",
+    r"\boxed{{{a}}} is wrong. It is {b}.", "The answer is {a}, not {b}.", "Candidates: {a}, {b}", "It is {a} or {b}.",
+    r"\boxed{{{a} + {b}k, k \in \mathbb{{Z}}}}", r"\boxed{{\{{{a}, {b}\}} \cup \{{{a}\}}}}", "- {a}\n- {b}",
+    "Answer:\n- {a}\n- {b}", r"\boxed{{n \equiv {a} \pmod{{{b}}}}}", r"\boxed{{{a} < {b}}}", "Yes, {a}. No, {b}.",
 ]  # fmt: skip
 """Turns that hold two values."""
 
