@@ -19,6 +19,8 @@ _UNIT_WORDS = word_set(
     "year years mm cm m km meter meters kilometer kilometers centimeter centimeters inch inches foot feet yard yards "
     "mile miles g gram grams kg kilogram kilograms pound pounds ounce ounces liter liters ml"
 )
+_UNIT_LETTERS = frozenset("mgshlL")
+_COMPARED = word_set("less more greater fewer larger smaller higher lower")
 _ARTICLES = frozenset("aAI")
 """Letters that are words in prose."""
 
@@ -39,7 +41,10 @@ def last_number_span(tokens: Sequence[AnswerToken]) -> tuple[int, int] | None:
 def values_around(tokens: Sequence[AnswerToken], first: int, last: int) -> str:
     """Return the values that a sentence lists up to a number, or else the formula around it after its last `=`."""
     begin, end = _formula_around(tokens, first, last)
-    listed = _first_listed(tokens, begin)
+    if begin > 1 and tokens[begin - 1].is_word("than") and tokens[begin - 2].is_word(*_COMPARED):
+        return written(tokens[begin - 2 : end])
+    listed = _first_part(tokens, begin, end)
+    listed = _first_listed(tokens, begin) if listed == begin else listed
     return written(tokens[listed if listed < begin else _after_equals(tokens, begin, first) : end])
 
 
@@ -145,6 +150,13 @@ def _follows(tokens: Sequence[AnswerToken], at: int) -> bool:
 
 def _is_math(token: AnswerToken) -> bool:
     return token.is_command(*_FORMULA_COMMANDS) and not token.is_command(*CURRENCIES)
+
+
+def _first_part(tokens: Sequence[AnswerToken], first: int, last: int) -> int:
+    """Return where a quantity with two units begins whose last part is a span: `1 m 75 cm`."""
+    is_unit = first > 1 and (tokens[first - 1].is_word(*_UNIT_WORDS) or tokens[first - 1].text in _UNIT_LETTERS)
+    has_unit = tokens[last - 1].is_word(*_UNIT_WORDS) or tokens[last - 1].text in _UNIT_LETTERS
+    return first - 2 if is_unit and has_unit and tokens[first - 2].kind == "number" else first
 
 
 def _first_listed(tokens: Sequence[AnswerToken], first: int) -> int:

@@ -21,7 +21,7 @@ _PHRASE = re.compile(
     rf"\b(?:answer|result|(?:correct|right|best)\s+(?:option|choice))s?\b(?P<gap>[^\n.:=]{{0,60}}?){_VERBS}"
     r"|\bsolutions?(?:\s+set)?\s+(?:is|are)\s{0,4}:?(?=\s{0,4}(?:[$\\\d(\[{-]|[a-z]\s*[=<>≤≥]))"
     r"|^[ \t#*_]*(?:the\s+)?(?:final\s+|correct\s+)?answer[ \t*_]*(?=\n)"
-    r"|(?:答案|正确选项|正确答案)\s*(?:是|为|选|[:=])|(?:故选|应选|因此选|所以选|故答案为|选择)\s*(?:是|为|[:=])?"
+    r"|【答案】|(?:答案|正确选项|正确答案)\s*(?:是|为|选|[:=])|(?:故选|应选|因此选|所以选|故答案为|选择)\s*(?:是|为|[:=])?"
     r"|(?:选|\b(?:choose|pick|select))\s*(?=\(?[A-J]\)?(?:\W|$))",
     re.IGNORECASE | re.MULTILINE,
 )
@@ -41,6 +41,11 @@ _WRAPPED = re.compile(r"\*\*(.+)\*\*|__(.+)__|`+([^`]+)`+|\*(.+)\*|\"(.+)\"", re
 _BULLET = re.compile(r"[ \t]*[-*•][ \t]+([^\n]+)(?:\n|$)")
 _CHOICE_LINE = re.compile(r"\(?[A-J]\)?[.):][ \t]+[^\n]*")
 _REPLY = re.compile(r"(?:yes|no|true|false)\b[,.;:]", re.IGNORECASE)
+_STATEMENT = re.compile(
+    r"\b(?:is|are|equals)\s(?:an?\s|the\s)?(?:\*\*)?(?!(?:not|no|an?|the|as|to|in|of)\b)([A-Za-z]{2,}|[-+]?(?:∞|\\infty))(?:\*\*)?[.!]?$"
+    r"|\b(does not exist|(?:has|have|is|are) no (?:real )?solutions?)[.!]?$",
+    re.IGNORECASE,
+)
 _REASON = re.compile(
     r"(?<![\s,;])[\s,;]+(?:\(?(?:since|because|as|which|where|when|given|using|assuming|not|rather\s+than|instead\s+of)"
     r"|by\s+(?:\w+ing|the))\b",
@@ -193,9 +198,16 @@ def _concluded(text: str, tokens: Sequence[AnswerToken]) -> str | None:
 
 
 def _replied(text: str) -> str | None:
-    """Return the last line of a text if it begins with "yes", "no", "true" or "false"."""
+    """Return the word that the last sentence of a text states, or all of a last line that replies "yes" or "no"."""
     last_line = bare(text[text.rfind("\n") + 1 :])
-    return last_line if _REPLY.match(last_line) else None
+    if _REPLY.match(last_line):
+        return last_line
+    stops = [stop.end() for stop in _STOP.finditer(last_line) if stop.end() < len(last_line)]
+    begin = stops[-1] if stops else 0
+    statement = _STATEMENT.search(last_line, begin)
+    if statement is None or _is_denied(read_tokens(last_line[begin : statement.start()])):
+        return None
+    return statement[1] or statement[2]
 
 
 def _is_doubtful(text: str, begin: int, end: int) -> bool:

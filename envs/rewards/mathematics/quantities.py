@@ -131,6 +131,8 @@ def _plain_units(tokens: Sequence[AnswerToken]) -> list[AnswerToken]:
         elif after_number and (end := _ordinal_end(tokens, at)) > at:
             at = end
             continue
+        elif after_number and _is_unit_letter(tokens, at):
+            plain.append(token._replace(kind="word"))
         elif after_number and token.is_command("Omega") and token.spaced and at == len(tokens) - 1:
             plain.append(token._replace(kind="word", text="ohm"))
         elif after_number and token.is_command("mu") and at + 1 < len(tokens) and tokens[at + 1].upright:
@@ -143,6 +145,12 @@ def _plain_units(tokens: Sequence[AnswerToken]) -> list[AnswerToken]:
             plain.append(token)
         at += 1
     return plain
+
+
+def _is_unit_letter(tokens: Sequence[AnswerToken], at: int) -> bool:
+    """Whether a letter is the unit before a second value, as in `1 m 75 cm`."""
+    is_letter = tokens[at].kind == "letter" and tokens[at].spaced and tokens[at].text in _SINGLE_UNITS
+    return is_letter and at + 2 < len(tokens) and tokens[at + 1].kind == "number" and tokens[at + 1].spaced
 
 
 def _ordinal_end(tokens: Sequence[AnswerToken], at: int) -> int:
