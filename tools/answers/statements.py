@@ -31,7 +31,8 @@ _VERDICT = re.compile(
     re.IGNORECASE,
 )
 _MATH = re.compile(
-    r"\$\$(.{1,500}?)\$\$|(?<![\\$])\$(?!\$)([^$\n]{1,500}?)(?<!\\)\$|\\\[(.{1,500}?)\\\]|\\\((.{1,500}?)\\\)",
+    r"\$\$(.{1,500}?)\$\$|(?<![\\$])\$(?:(?=\s)([^$\n]{1,500}?\s)|(?![\s$])([^$\n]{1,500}?)(?<![\s\\]))\$(?!\d)"
+    r"|\\\[(.{1,500}?)\\\]|\\\((.{1,500}?)\\\)",
     re.DOTALL,
 )
 _OPEN_MATH = re.compile(r"(?<![\\$\d])\$(?=[A-Za-z\\({])|\\[(\[]")
@@ -42,7 +43,7 @@ _BULLET = re.compile(r"[ \t]*[-*•][ \t]+([^\n]+)(?:\n|$)")
 _CHOICE_LINE = re.compile(r"\(?[A-J]\)?[.):][ \t]+[^\n]*")
 _REPLY = re.compile(r"(?:yes|no|true|false)\b[,.;:]", re.IGNORECASE)
 _STATEMENT = re.compile(
-    r"\b(?:is|are|equals)\s(?:an?\s|the\s)?(?:\*\*)?(?!(?:not|no|an?|the|as|to|in|of)\b)([A-Za-z]{2,}|[-+]?(?:∞|\\infty))(?:\*\*)?[.!]?$"
+    r"\b(?:is|are|be|equals)\s(?:an?\s|the\s)?(?:\*\*)?(?!(?:not|no|an?|the|as|to|in|of)\b)([A-Za-z]{2,}|[-+]?(?:∞|\\infty))(?:\*\*)?[.!]?$"
     r"|\b(does not exist|(?:has|have|is|are) no (?:real )?solutions?)[.!]?$",
     re.IGNORECASE,
 )
@@ -95,10 +96,13 @@ def said_answer(text: str) -> str | None:
         return ", ".join(dict.fromkeys((verdict[1] or verdict[2] or verdict[3]).upper() for verdict in verdicts))
     if phrases:
         return _after_phrase(spoken, phrases)
+    reply = _replied(spoken)
+    if reply is not None and reply[0].isupper() and " " not in reply:
+        return reply  # 100 days later it is Tuesday
     tokens = read_tokens(spoken)
     if "\n" not in spoken and _is_answer(spoken, tokens):
         return bare(spoken) or None
-    return _concluded(spoken, tokens) or _replied(spoken)
+    return _concluded(spoken, tokens) or reply
 
 
 def without_thinking(text: str) -> str:

@@ -96,6 +96,8 @@ def _same_quantity(truth: Quantity, answer: Answer) -> bool:
         return quotient is not None and same_formula(truth.formula, quotient)
     if isinstance(answer, Listing) and len(answer.items) > 1 and answer.kind in ("bare", "set"):
         return all(_same_quantity(truth, item) for item in answer.items)  # 5, 5
+    if isinstance(answer, Relation) and answer.sign == "=":
+        return _same_total(truth, answer)
     if not isinstance(answer, Quantity):
         return False
     if answer.parts and truth.unit is None:
@@ -110,6 +112,12 @@ def _same_quantity(truth: Quantity, answer: Answer) -> bool:
         factors = [sympy.Rational(unit.factor.numerator, unit.factor.denominator) for unit in (truth.unit, answer.unit)]
         return same_formula(truth.formula * factors[0], answer.formula * factors[1])
     return _same_number(truth, answer)
+
+
+def _same_total(truth: Quantity, answer: Relation) -> bool:
+    """Whether an equation such as `m + n = 204` gives a number of several variables. `x^2 = 16` may give x."""
+    is_total = len(answer.left.free_symbols) > 1 and answer.right.is_number and answer.right != 0
+    return is_total and truth.formula.is_number and same_formula(truth.formula, answer.right)
 
 
 def _same_percentage(truth: Quantity, answer: Quantity) -> bool:
