@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Awaitable, Callable, Iterable
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from toolgym.envs.base import StepResult
 from toolgym.envs.types import EpisodeFailedError, PolicyFaultError, StopReason
 from toolgym.tools.concurrency.deadline import DeadlineError, with_deadline
-from toolgym.tools.errors import SandboxClosedError, SandboxError, SandboxFileError, SandboxUnsupportedError, error_text
+from toolgym.tools.errors import (
+    SandboxClosedError,
+    SandboxError,
+    SandboxFileError,
+    SandboxUnsupportedError,
+    error_text,
+)
+from toolgym.tools.message import Message
 from toolgym.tools.stateful import ToolSession
+
+if TYPE_CHECKING:
+    from toolgym.tools.http.chat_endpoint import ChatEndpoint, ChatReply
 
 BROKEN_BY_POLICY = "broken_by_policy"
 """The component, 1.0, of the score 0 of an episode that its own policy made impossible to score."""
@@ -82,6 +92,60 @@ async def policy_fault(
     fault = PolicyFaultError(f"{what}: {error_text(error)}")
     fault.__cause__ = error
     return fault
+
+
+async def fault_at_model(
+    error: Exception,
+    model: ChatEndpoint,
+    asked: Sequence[Message],
+    without: Sequence[Message],
+    is_usable: Callable[[ChatReply], bool],
+    what: str,
+) -> PolicyFaultError | None:
+    """Find out whether what the policy wrote made another model fail, such as a judge's or a simulated user's.
+
+    The model is asked once more, without what the policy wrote. If that succeeds, a request that was refused or not
+    answered is sent again, and must fail again. After a request that was not answered, each of the two may take a
+    quarter of the time, so that a server which is slow for everybody is not the policy's fault. Neither is a server
+    that could not be reached, or that was full.
+
+    Args:
+        error: what asking the model raised, or the `EpisodeFailedError` for replies that are not usable.
+        model: the model.
+        asked: the messages that the model failed at.
+        without: the messages without what the policy wrote.
+        is_usable: whether a reply is one that the episode can continue with.
+        what: what the policy caused, for the message.
+
+    Returns:
+        As `policy_fault`.
+    """
+    from toolgym.tools.http.client import CallError, ClientClosedError
+
+    seconds = CONTROL_TIMEOUT
+    if isinstance(error, ClientClosedError):
+        return None
+    if isinstance(error, CallError):
+        if error.unreached or error.busy:
+            return None
+        seconds = min(seconds, model.timeout / 4)
+
+    async def succeeds(messages: Sequence[Message]) -> bool:
+        return is_usable(await with_deadline(model.ask(messages), seconds))
+
+    async def control() -> None:
+        if not await succeeds(without):
+            raise ValueError("the model's reply is not usable either")
+        if isinstance(error, EpisodeFailedError):  # the model replied, several times
+            return
+        try:
+            works = await succeeds(asked)
+        except Exception:  # noqa: BLE001  it fails again, in whichever way
+            return
+        if works:
+            raise ValueError("the same request succeeded later")
+
+    return await policy_fault(error, control, what, timeout=2 * seconds + 1.0)
 
 
 async def _awaited(control: Callable[[], Awaitable[Any]]) -> None:

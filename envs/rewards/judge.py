@@ -19,12 +19,12 @@ import string
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from toolgym.envs.failure import policy_fault
+from toolgym.envs.failure import fault_at_model, policy_fault
 from toolgym.envs.rewards.base import Outcome
 from toolgym.envs.types import EpisodeFailedError, PolicyFaultError, StopReason
 from toolgym.tools.closeable import AsyncCloseable
 from toolgym.tools.errors import ConfigError, shorten
-from toolgym.tools.http.chat_endpoint import ChatEndpoint, PromptTooLongError
+from toolgym.tools.http.chat_endpoint import ChatEndpoint, ChatReply, PromptTooLongError
 from toolgym.tools.http.client import CallError, ClientClosedError
 from toolgym.tools.message import Message, described, user, visible_text
 
@@ -83,8 +83,8 @@ class LLMJudge(AsyncCloseable):
 
     The judge's reply must end with a line `Verdict: N`, N from 0 to 1. A reply without such a line, or a reply that was
     cut, is asked for again, `TRIES` times in all. If the judge cannot be reached, refuses the request or gives no
-    verdict, the episode fails (`SCORE_FAILED`). If the policy wrote too much for the judge's model, the score is 0 and
-    has the component `broken_by_policy`.
+    verdict, the episode fails (`SCORE_FAILED`). If that is due to what the policy wrote, because the judge gives a
+    verdict without it, the score is 0 and has the component `broken_by_policy`.
 
     Args:
         urls: the address that an OpenAI client would be given, with `/v1`; or those of several equal servers.
@@ -141,13 +141,26 @@ class LLMJudge(AsyncCloseable):
     async def compare(self, question: str, first: str, second: str) -> float:
         """Return 1 if the first answer is better, 0 if it is worse, and 0.5 if the answers are equally good.
 
-        If the answers are too long for the judge's model, the longer answer is the worse one.
+        If the answers are too long for the judge's model, the longer answer is the worse one. If an answer makes the
+        judge fail in another way, it is the worse one.
         """
         fields = {"question": question, "first": visible_text(first), "second": visible_text(second)}
         try:
             return await self._verdict(self._comparison, fields, {**fields, "first": "", "second": ""})
+        except PolicyFaultError as fault:
+            if isinstance(fault.__cause__, PromptTooLongError):
+                return 0.5 if len(fields["first"]) == len(fields["second"]) else float(len(first) < len(second))
+        spoils = {name: await self._spoils(fields, name) for name in ("first", "second")}
+        return 0.5 if spoils["first"] == spoils["second"] else float(spoils["second"])
+
+    async def _spoils(self, fields: Mapping[str, Any], name: str) -> bool:
+        """Return whether one of two answers makes the judge fail also beside an empty answer."""
+        alone = {**fields, "first": "", "second": "", name: fields[name]}
+        try:
+            await self._verdict(self._comparison, alone, {**alone, name: ""})
         except PolicyFaultError:
-            return 0.5 if len(fields["first"]) == len(fields["second"]) else float(len(first) < len(second))
+            return True
+        return False
 
     async def close(self) -> None:
         await self._model.close()
@@ -156,8 +169,9 @@ class LLMJudge(AsyncCloseable):
         """Ask for a verdict. `without` are the fields without what the policy wrote.
 
         Raises:
-            PolicyFaultError: the policy wrote too much for the judge's model.
+            PolicyFaultError: what the policy wrote is too long for the judge's model, or makes the judge fail.
             EpisodeFailedError: the judge did not answer, or gave no verdict.
+            ConfigError: the judge's server refused the request.
         """
         text = ""
         for _ in range(TRIES):
@@ -166,16 +180,31 @@ class LLMJudge(AsyncCloseable):
             except PromptTooLongError as error:
                 raise await self._too_long(error, prompt.filled(fields), prompt.filled(without)) from error
             except (CallError, ClientClosedError) as error:
-                raise EpisodeFailedError(StopReason.SCORE_FAILED, f"the judge did not answer: {error}") from error
-            text = reply.text
-            verdict = None if reply.is_cut else read_verdict(text)
+                failure = EpisodeFailedError(StopReason.SCORE_FAILED, f"the judge did not answer: {error}")
+                raise (await self._fault(error, prompt, fields, without) or failure) from error
+            except ConfigError as error:
+                fault = await self._fault(error, prompt, fields, without)
+                if fault is None:
+                    raise
+                raise fault from error
+            verdict = _verdict_of(reply)
             if verdict is not None:
                 return verdict
-        raise EpisodeFailedError(
+            text = reply.text
+        failure = EpisodeFailedError(
             StopReason.SCORE_FAILED,
             f"the judge gave no verdict in {TRIES} replies; the last line must be 'Verdict: N' with N from 0 to 1, the "
             f"last reply ends with {shorten(repr(text[-200:]))}",
         )
+        raise await self._fault(failure, prompt, fields, without) or failure
+
+    async def _fault(
+        self, error: Exception, prompt: _JudgePrompt, fields: Mapping[str, Any], without: Mapping[str, Any]
+    ) -> PolicyFaultError | None:
+        """Return the error for a failure of the judge that is due to what the policy wrote."""
+        asked, control = [user(prompt.filled(fields))], [user(prompt.filled(without))]
+        what = "the judge failed at what the policy wrote"
+        return await fault_at_model(error, self._model, asked, control, _has_verdict, what)
 
     async def _too_long(
         self, error: PromptTooLongError, prompt: str, without: str
@@ -237,6 +266,14 @@ def _as_read(message: Message) -> tuple[str, str]:
     """Return a message's role, and its text for a reader of text."""
     text = described(message["content"])
     return message["role"], visible_text(text) if message["role"] == "assistant" else text
+
+
+def _verdict_of(reply: ChatReply) -> float | None:
+    return None if reply.is_cut else read_verdict(reply.text)
+
+
+def _has_verdict(reply: ChatReply) -> bool:
+    return _verdict_of(reply) is not None
 
 
 def read_verdict(reply: str) -> float | None:

@@ -6,13 +6,13 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from toolgym.envs.failure import policy_fault
+from toolgym.envs.failure import fault_at_model, policy_fault
 from toolgym.envs.rewards.judge import checked_template
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import EpisodeFailedError, PolicyFaultError, StopReason
 from toolgym.envs.users.base import User, UserReply, UserSession
 from toolgym.tools.errors import ConfigError
-from toolgym.tools.http.chat_endpoint import ChatEndpoint, PromptTooLongError
+from toolgym.tools.http.chat_endpoint import ChatEndpoint, ChatReply, PromptTooLongError
 from toolgym.tools.http.client import CallError, ClientClosedError
 from toolgym.tools.message import Message, assistant, system, text_of, user
 
@@ -21,6 +21,9 @@ STOP = "###STOP###"
 
 GREETING = "Hello, how can I help you?"
 """What the user reads first if it begins the conversation."""
+
+TRIES = 3
+"""How often a user's model is asked for a message, as long as its replies are empty."""
 
 NOTHING_HEARD = "(The assistant says nothing.)"
 """What the user reads in place of an empty turn, such as a turn of thinking alone."""
@@ -42,8 +45,10 @@ class LLMUser(User):
     A stop word in thinking does not count. The trace begins with the system prompt. The user's aim is the row's
     `interaction_kwargs.instruction` or `extra_info.instruction`.
 
-    If the model does not answer, the episode fails (`ENV_FAILED`). If the policy wrote too much for the model, the
-    episode ends with the score 0 and the component `broken_by_policy`, and stays in its group.
+    An empty message, or a message of thinking alone, is asked for again, `TRIES` times in all. If the model does not
+    answer, or gives only such messages, the episode fails (`ENV_FAILED`). If that is due to what the policy wrote,
+    because the model answers without it, the episode ends with the score 0 and the component `broken_by_policy`, and
+    stays in its group.
 
     Args:
         model: asks the model; closed with the user.
@@ -87,22 +92,48 @@ class _LLMSession(UserSession):
     async def reply(self, messages: Sequence[Message]) -> UserReply:
         heard = text_of(messages[-1]["content"]).strip() if messages[-1]["role"] == "assistant" else GREETING
         trace = [*self._trace, user(heard or NOTHING_HEARD)]
-        try:
-            reply = await self._model.ask(trace)
-        except PromptTooLongError as error:
-            raise await self._too_long(error, trace) from error
-        except (CallError, ClientClosedError) as error:
-            raise EpisodeFailedError(StopReason.ENV_FAILED, f"the user's model did not answer: {error}") from error
+        reply = await self._answer(trace)
         message = assistant(reply.text)
         if reply.thinking:
             message["reasoning_content"] = reply.thinking
         self._trace = [*trace, message]
         text = reply.text.replace(self._stop, "").strip()
-        done = self._stop in reply.text
-        if not done and not text:
-            problem = "an empty message" if not reply.thinking else "a message of thinking alone"
-            raise EpisodeFailedError(StopReason.ENV_FAILED, f"the user's model gave {problem}")
-        return UserReply(text or None, done=done)
+        return UserReply(text or None, done=self._stop in reply.text)
+
+    async def _answer(self, trace: Sequence[Message]) -> ChatReply:
+        """Ask for the user's message.
+
+        Raises:
+            PolicyFaultError: what the policy wrote is too long for the user's model, or makes the model fail.
+            EpisodeFailedError: the model did not answer, or gave no message.
+            ConfigError: the model's server refused the request.
+        """
+        for _ in range(TRIES):
+            try:
+                reply = await self._model.ask(trace)
+            except PromptTooLongError as error:
+                raise await self._too_long(error, trace) from error
+            except (CallError, ClientClosedError) as error:
+                failure = EpisodeFailedError(StopReason.ENV_FAILED, f"the user's model did not answer: {error}")
+                raise (await self._fault(error, trace) or failure) from error
+            except ConfigError as error:
+                fault = await self._fault(error, trace)
+                if fault is None:
+                    raise
+                raise fault from error
+            if _is_message(reply):
+                return reply
+        problem = "a message of thinking alone" if reply.thinking else "an empty message"
+        failure = EpisodeFailedError(StopReason.ENV_FAILED, f"the user's model gave {problem}, {TRIES} times")
+        raise await self._fault(failure, trace) or failure
+
+    async def _fault(self, error: Exception, trace: Sequence[Message]) -> PolicyFaultError | None:
+        """Return the error for a failure of the user's model that is due to what the policy wrote."""
+        without = _without_policy(trace)
+        if without == trace:
+            return None
+        what = "the user's model failed at what the policy wrote"
+        return await fault_at_model(error, self._model, trace, without, _is_message, what)
 
     async def fork(self) -> UserSession:
         return _LLMSession(self._model, self._stop, self._trace)
@@ -112,7 +143,7 @@ class _LLMSession(UserSession):
     ) -> PolicyFaultError | EpisodeFailedError:
         """Return the error for a conversation that is too long: the policy's if it fits without what the policy
         wrote."""
-        without = [user(NOTHING_HEARD) if _is_of_policy(message) else message for message in trace]
+        without = _without_policy(trace)
         problem = "what the policy wrote is too long for the user's model"
         if sum(map(_length, trace)) > 2 * sum(map(_length, without)):
             return PolicyFaultError(f"{problem}: {error}")
@@ -121,6 +152,15 @@ class _LLMSession(UserSession):
             return fault
         message = f"the user's own prompt is too long for its model: {error}"
         return EpisodeFailedError(StopReason.ENV_FAILED, message, error)
+
+
+def _is_message(reply: ChatReply) -> bool:
+    """Whether a reply says something, if only that the conversation is over."""
+    return bool(reply.text.strip())
+
+
+def _without_policy(trace: Sequence[Message]) -> list[Message]:
+    return [user(NOTHING_HEARD) if _is_of_policy(message) else message for message in trace]
 
 
 def _is_of_policy(message: Message) -> bool:

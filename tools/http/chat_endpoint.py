@@ -70,6 +70,7 @@ class ChatEndpoint(AsyncCloseable):
             raise ConfigError(f"request must map fields of a chat request to values, got {request!r}")
         check_seconds(timeout=timeout, patience=patience)
         require_whole_number("max_connections", max_connections, at_least=1)
+        self.timeout = timeout
         self._body = {"temperature": 0.0, **(request or {}), "model": model}
         # A health check asks the list of models, which every such server has.
         self._client = LazyClient(

@@ -125,7 +125,9 @@ class HttpClient(Generic[R]):
         except TimeoutError:
             unknown = f"; {UNKNOWN}" if progress.sending and not request.repeatable else ""
             last = f" (at last: {progress.last})" if progress.last else ""
-            raise CallError(f"no server answered within {limit:g} s{last}{unknown}", busy=progress.full) from None
+            unreached = not (progress.reached or progress.sending or progress.full)
+            message = f"no server answered within {limit:g} s{last}{unknown}"
+            raise CallError(message, unreached=unreached, busy=progress.full) from None
 
     async def exchange(self, replica: R, request: HttpRequest, limit: float) -> HttpResponse:
         """Send a request once, within `limit` seconds. A failure counts against the server."""

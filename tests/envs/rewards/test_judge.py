@@ -270,3 +270,85 @@ async def test_a_closed_judge_says_so():
 def test_arguments_that_cannot_be_used_are_refused(changed, said):
     with pytest.raises(ConfigError, match=said):
         LLMJudge(**{"urls": "http://127.0.0.1:1/v1", "model": "m", **changed})
+
+
+TASK = Task(({"role": "user", "content": "q"},), ground_truth="42")
+
+
+async def episode(reply, answer="please fail", **limits):
+    """Play an episode whose judge gets this reply where the answer asks for it, and a verdict elsewhere."""
+    asked = []
+
+    async def chat(request):
+        asked.append("please fail" in str(await request.json()))
+        return await reply(request) if asked[-1] else says("Verdict: 0.5")
+
+    async with (
+        serving({"POST /v1/chat/completions": chat}) as url,
+        LLMJudge(f"{url}/v1", "m", **limits) as judge,
+        ToolEnv([], [TASK], scorer=judge) as env,
+    ):
+        await env.reset()
+        return await env.step(answer), asked
+
+
+async def filtered(request):
+    return web.json_response({"error": {"code": "content_filter"}}, status=400)
+
+
+async def silent(request):
+    return says("I will not grade this.")
+
+
+@pytest.mark.parametrize(("reply", "requests"), [(filtered, [True, False, True]), (silent, [True] * 3 + [False])])
+async def test_an_answer_that_makes_the_judge_fail_scores_0(reply, requests):
+    result, asked = await episode(reply)
+    assert (result.reward, result.info["metrics"]["score/broken_by_policy"]) == (0.0, 1.0)
+    assert asked == requests
+    honest, asked = await episode(reply, "42")
+    assert (honest.reward, asked) == (0.5, [False])
+
+
+async def test_a_judge_that_is_slow_for_everybody_is_not_the_policys_fault():
+    async def chat(request):
+        await asyncio.sleep(0.2 if "please fail" in str(await request.json()) else 0.1)
+        return says("Verdict: 1")
+
+    async with (
+        serving({"POST /v1/chat/completions": chat}) as url,
+        LLMJudge(f"{url}/v1", "m", timeout=0.15, patience=0.3) as judge,
+        ToolEnv([], [TASK], scorer=judge) as env,
+    ):
+        await env.reset()
+        with pytest.raises(EpisodeFailedError, match="the judge did not answer"):
+            await env.step("please fail")
+
+
+async def test_a_judge_that_fails_for_a_while_is_not_the_policys_fault():
+    failures = [web.Response(status=500) for _ in range(5)]
+
+    async def restarting(request):
+        return failures.pop() if failures else says("Verdict: 1")
+
+    with pytest.raises(EpisodeFailedError, match="the judge did not answer"):
+        await episode(restarting)
+
+
+@pytest.mark.parametrize("status", [429, 503])
+async def test_a_judge_that_is_full_is_not_the_policys_fault(status):
+    async def full(request):
+        return web.Response(status=status, headers={"Retry-After": "1"})
+
+    with pytest.raises(EpisodeFailedError, match="the judge did not answer"):
+        await episode(full, patience=0.2)
+
+
+async def test_the_answer_that_makes_a_judge_fail_is_the_worse_one():
+    async def chat(request):
+        body = str(await request.json())
+        return says("Well." if "please fail" in body else "Verdict: 0.5")
+
+    async with serving({"POST /v1/chat/completions": chat}) as url, LLMJudge(f"{url}/v1", "m") as judge:
+        assert await judge.compare("Which?", "please fail", "Oslo") == 0.0
+        assert await judge.compare("Which?", "Oslo", "please fail") == 1.0
+        assert await judge.compare("Which?", "please fail", "please fail") == 0.5
