@@ -78,11 +78,14 @@ class BaseEnv(AsyncCloseable):
         replaces_context: whether a step may give `StepInfo.context`, which begins the policy's context anew; a caller
             that can only add to a conversation refuses such an env with `require_growing_context`.
         keeps_deadlines: whether the env itself bounds the time of all that it awaits, so that its caller need not.
+        program_seconds: wall seconds that programs of the policy have run in the episode, as far as the env knows,
+            without waits for permits. If they ran for most of the time until a deadline passed, the policy is to blame.
     """
 
     task: Task | None = None
     replaces_context: bool = False
     keeps_deadlines: bool = False
+    program_seconds: float = 0.0
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

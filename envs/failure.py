@@ -171,6 +171,14 @@ async def is_policy_fault(error: BaseException, sessions: Iterable[Any]) -> bool
     return any([await session.broken_by_programs() for session in tool_sessions])
 
 
+def is_programs_time(program_seconds: float, seconds: float) -> bool:
+    """Return whether the policy is to blame for a deadline of so many seconds that passed.
+
+    It is if its programs ran for more than half of the time. See `BaseEnv.program_seconds`.
+    """
+    return program_seconds > seconds / 2
+
+
 def reason_to_end(result: StepResult) -> StopReason | None:
     """Return why a step ends the episode; None if it goes on. Raise `EpisodeFailedError` if the reason is a failure."""
     reason = result.stop_reason

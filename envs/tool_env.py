@@ -10,7 +10,8 @@ import copy
 import inspect
 import logging
 import random
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Self, TypeVar
 
 from toolgym.envs.actions import read_action
@@ -35,7 +36,7 @@ from toolgym.envs.types import (
 )
 from toolgym.tools.base import BaseTool, ToolResult
 from toolgym.tools.closeable import AsyncCloseable
-from toolgym.tools.concurrency.deadline import own_deadline, shielded, together, with_deadline
+from toolgym.tools.concurrency.deadline import own_deadline, run_clock, shielded, together, with_deadline
 from toolgym.tools.concurrency.eager_task import awaited
 from toolgym.tools.errors import ConfigError, EpisodeError, check_seconds, error_text, require_whole_number
 from toolgym.tools.function import ToolFunction, as_tool
@@ -147,6 +148,8 @@ class ToolEnv(BaseEnv):
         self._turn = 0
         self._calls_seen = 0
         self._bad_calls = 0
+        self._program_seconds = 0.0  # of the calls that have ended
+        self._running: Callable[[], float] | None = None  # the seconds of the calls under way
         self._over = True
 
     def __repr__(self) -> str:
@@ -200,6 +203,7 @@ class ToolEnv(BaseEnv):
                 f"{', '.join(self.tools) or 'none'}"
             )
         self._turn = self._calls_seen = self._bad_calls = 0
+        self._program_seconds = 0.0
         self._messages, self._records = [*task.messages], []
         timeouts = self.tool_timeout, self.queue_timeout, self.score_timeout
         self._instances = ToolInstances(self.tools, task, self._cut, *timeouts)
@@ -236,18 +240,42 @@ class ToolEnv(BaseEnv):
         cost = self._count(requests)
         if self._turn >= self.max_turns:
             return await self._end(StopReason.MAX_TURNS, turn.message, [], reward=cost)
-        if len(requests) == 1:  # needs no task of its own
-            answers = [await self._instances.answer(requests[0])]
-        else:
-            answers = await self._answers(self._instances, requests)
+        with self._programs(requests) as seconds:
+            if len(requests) == 1:  # needs no task of its own
+                answers = [await self._instances.answer(requests[0])]
+            else:
+                answers = await self._answers(self._instances, requests)
         records = [answer.record for answer in answers]
         self._records += records
+        if not any(record.infra_failure for record in records):
+            self._program_seconds += max(seconds(), *map(_run_seconds, records))
         reward = sum(record.reward for record in records) + cost
         if self.bad_calls.ends(self._bad_calls):
             return await self._end(StopReason.TOO_MANY_BAD_CALLS, turn.message, records, reward=reward)
         obs = [tool(content, tool_call_id=record.id, name=encodable(record.name)) for record, content in answers]
         self._messages += [message.copy() for message in obs]
         return StepResult(obs, reward, False, self._info(None, turn.message, records, {}))
+
+    @property
+    def program_seconds(self) -> float:  # type: ignore[override]  # only read
+        return self._program_seconds + (0.0 if self._running is None else self._running())
+
+    @contextmanager
+    def _programs(self, requests: Sequence[ToolCall | ToolCallError]) -> Iterator[Callable[[], float]]:
+        """Give a function that returns the seconds of the block so far, if one of the calls runs programs.
+
+        They count as `program_seconds` while the block is under way, and afterwards if it raises.
+        """
+        runs = any(isinstance(call, ToolCall) and self.tools[call.name].runs_programs for call in requests)
+        with run_clock() as seconds:
+            self._running = seconds if runs else None
+            try:
+                yield seconds if runs else float
+            except BaseException:
+                self._program_seconds = self.program_seconds
+                raise
+            finally:
+                self._running = None
 
     async def _answers(
         self, instances: ToolInstances, requests: Sequence[ToolCall | ToolCallError]
@@ -448,6 +476,11 @@ class ToolEnv(BaseEnv):
         finally:
             if held is not None:
                 await shielded(held.close())
+
+
+def _run_seconds(record: ToolCallRecord) -> float:
+    seconds = record.metrics.get("run_seconds")
+    return float(seconds) if isinstance(seconds, int | float) else 0.0
 
 
 def answer_text(turn: ParsedTurn) -> str:

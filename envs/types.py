@@ -49,6 +49,8 @@ class StopReason(enum.StrEnum):
     """A turn reached `max_new_tokens` before its end-of-turn token."""
     BUDGET = "budget", Blame.BUDGET, _End.CUT
     """No tokens were left for another turn."""
+    PROGRAM_TIME = "program_time", Blame.POLICY, _End.CUT
+    """A deadline of the episode or of a turn passed, and the policy's programs ran for most of the time."""
     ABORTED = "aborted", Blame.ENGINE, _End.CUT
     """The engine aborted a turn, and the turn was not resumed."""
     STRAGGLER = "straggler", Blame.BUDGET, _End.CUT

@@ -102,6 +102,7 @@ class BaseTool(ABC):
             runs on one of its own in later episodes.
         calls_server: another program's server answers the calls. A call that it does not answer in time is counted as a
             failure of the infrastructure.
+        runs_programs: the calls run programs of the policy, which decide how long a call takes.
         task_kwargs: the names that a task's `tools_kwargs` may have for this tool, by the call that they go to:
             `{"create_kwargs": ["db_id"], "execute_kwargs": ["timeout"]}`. For a call that is left out, the names are
             those in the signature of the method; see `check_task_kwargs`.
@@ -113,6 +114,7 @@ class BaseTool(ABC):
     default_schema: ToolSchema | None = None
     stays_on_loop: bool = False
     calls_server: bool = False
+    runs_programs: bool = False
     task_kwargs: Mapping[str, Collection[str]] = {}
 
     def __init__(

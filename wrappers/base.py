@@ -51,6 +51,10 @@ class Wrapper(BaseEnv):
         return self.env.keeps_deadlines
 
     @property
+    def program_seconds(self) -> float:  # type: ignore[override]  # the env's inside
+        return self.env.program_seconds
+
+    @property
     def tool_schemas(self) -> list[ToolSchema]:
         return self.env.tool_schemas
 

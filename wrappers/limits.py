@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from toolgym.envs.base import Action, BaseEnv, StepResult
+from toolgym.envs.failure import BROKEN_BY_POLICY, is_programs_time
 from toolgym.envs.types import EpisodeFailedError, ResetOptions, ResetResult, StepInfo, StopReason
 from toolgym.tools.concurrency.deadline import CANCEL_GRACE, with_deadline
 from toolgym.tools.errors import EpisodeError, check_seconds, require_whole_number
@@ -119,7 +120,8 @@ class TimeLimit(Limit):
     """Ends an episode with `StopReason.EPISODE_TIMEOUT` a number of wall seconds after its `reset` began.
 
     The step that is under way then is cancelled. That reason is a failure, so nothing is scored and no trainer learns
-    from the episode. The policy's own time counts, and so does the wait for permits.
+    from the episode. The policy's own time counts, and so does the wait for permits. If programs of the policy ran for
+    most of the time, the reason is `StopReason.PROGRAM_TIME`: nothing is scored either, but the episode counts.
 
     Example:
         >>> import time, toolgym
@@ -151,7 +153,12 @@ class TimeLimit(Limit):
         try:
             return await self._in_time(lambda: self.env.step(action), self._deadline)
         except _TimeUpError:
-            return await self.end(StepResult([], 0.0, False, {}), StopReason.EPISODE_TIMEOUT)
+            is_policys = is_programs_time(self.env.program_seconds, self.seconds)
+            result = await self.end(StepResult([], 0.0, False, {}), StopReason.EPISODE_TIMEOUT)
+            if not is_policys:
+                return result
+            metrics = {**result.info.get("metrics", {}), f"score/{BROKEN_BY_POLICY}": 1.0}
+            return result._replace(info={**result.info, "stop_reason": StopReason.PROGRAM_TIME, "metrics": metrics})
 
     async def _in_time(self, call: Callable[[], Coroutine[Any, Any, T]], deadline: float) -> T:
         """Await a call until the deadline. `_TimeUpError`: it was cancelled, or never made."""

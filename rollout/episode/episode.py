@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 from toolgym.envs.base import BaseEnv, StepResult
-from toolgym.envs.failure import failing, finite_reward, reason_to_end
+from toolgym.envs.failure import BROKEN_BY_POLICY, failing, finite_reward, is_programs_time, reason_to_end
 from toolgym.envs.types import EpisodeFailedError, StopReason
 from toolgym.rollout.engines.base import Engine, FinishReason
 from toolgym.rollout.episode.config import EpisodeConfig
@@ -293,6 +293,9 @@ class Episode:
         if isinstance(error, TimeoutError):  # the whole episode's; the others arrive as an `EpisodeFailedError`
             if self._asked is Asked.CUT:
                 return StopReason.STRAGGLER, None
+            if is_programs_time(self.env.program_seconds, self._limits.episode_timeout):
+                self._record.metrics = {**self._record.metrics, f"score/{BROKEN_BY_POLICY}": 1.0}
+                return StopReason.PROGRAM_TIME, None
             return StopReason.EPISODE_TIMEOUT, Failure(str(too_late(self._limits)), self._number)
         if not isinstance(error, EpisodeFailedError):  # what an engine or env gave could not even be read
             return self._stage.failure, Failure(error_text(error), self._number)
@@ -304,9 +307,13 @@ class Episode:
         return turn if self._limits.turn_timeout is None else self._timed(turn, self._limits.turn_timeout)
 
     async def _timed(self, turn: Coroutine[Any, Any, StopReason | None], seconds: float) -> StopReason | None:
+        before = self.env.program_seconds
         try:
             return await with_deadline(turn, seconds, queue=math.inf)
         except DeadlineError as cause:
+            if is_programs_time(self.env.program_seconds - before, seconds):
+                self._record.metrics = {**self._record.metrics, f"score/{BROKEN_BY_POLICY}": 1.0}
+                raise EpisodeFailedError(StopReason.PROGRAM_TIME, "the policy's programs ran too long") from cause
             text = f"the turn did not finish within {seconds:g} seconds"
             raise EpisodeFailedError(StopReason.TURN_TIMEOUT, text) from cause
 

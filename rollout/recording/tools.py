@@ -33,7 +33,7 @@ class RecordedTool(BaseTool):
 
     def __init__(self, inside: BaseTool, cassette: CassetteWriter, deadline: float, score_deadline: float) -> None:
         super().__init__({}, inside.tool_schema)
-        self.inside = inside
+        self.inside, self.runs_programs = inside, inside.runs_programs
         self._cassette, self._deadline, self._score_deadline = cassette, deadline, score_deadline
 
     def check_task_kwargs(self, tools_kwargs: Mapping[str, Mapping[str, Any] | None]) -> None:
@@ -142,4 +142,12 @@ def replay_tools(env: BaseEnv, env_id: str, cassette: Cassette) -> None:
     inner = tool_env(env)
     if inner is not None:
         schemas = {schema["function"]["name"]: schema for schema in cassette.tools.get(env_id, ())}
-        inner.decorate_tools(lambda tool: ReplayedTool(schemas[tool.name], cassette) if tool.name in schemas else tool)
+
+        def replayed(tool: BaseTool) -> BaseTool:
+            if tool.name not in schemas:
+                return tool
+            twin = ReplayedTool(schemas[tool.name], cassette)
+            twin.runs_programs = tool.runs_programs
+            return twin
+
+        inner.decorate_tools(replayed)

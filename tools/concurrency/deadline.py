@@ -161,6 +161,18 @@ def queue_clock() -> Iterator[Callable[[], float]]:
         _clock.reset(token)
 
 
+@contextlib.contextmanager
+def run_clock() -> Iterator[Callable[[], float]]:
+    """Give a function that returns the seconds that the code of the block has run so far, without those that it
+    queued."""
+    clock = _Clock(_clock.get())
+    token = _clock.set(clock)
+    try:
+        yield lambda: clock.read()[0]
+    finally:
+        _clock.reset(token)
+
+
 def overran() -> bool:
     """Whether a deadline of `with_deadline` around the caller has passed: cancelled code was cancelled for that."""
     return any(clock.overran for clock in _clocks())

@@ -29,6 +29,7 @@ class SandboxTool(StatefulTool, Generic[Options]):
     """
 
     stays_on_loop = True
+    runs_programs = True
     options_type: type[Options]
     label: str
     needs_sessions = False
