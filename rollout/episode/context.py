@@ -19,7 +19,7 @@ from toolgym.tools.concurrency.blocking import in_thread
 from toolgym.tools.concurrency.deadline import with_deadline
 from toolgym.tools.concurrency.eager_task import awaited
 from toolgym.tools.errors import ConfigError, TemplateError
-from toolgym.tools.message import Message
+from toolgym.tools.message import Message, images_of
 
 T = TypeVar("T")
 
@@ -80,6 +80,8 @@ class EpisodeContext:
                 for index, message in enumerate(admitted):
                     admit = partial(policy.admit, message, renderer)
                     admitted[index] = await encoded_apart(admit, [message]) if policy.tokenizes else admit()
+        if any(images_of(message.get("content") or "") for message in admitted):
+            admitted = await in_thread(renderer.readable, admitted)
         # A context policy gets the conversation's length, and may shorten one that is too long.
         most = None if any(policy.revises for policy in self._policies) else longest - 1
         anew = _context_of(result)

@@ -17,7 +17,7 @@ import numpy as np
 from toolgym.rollout.models.token_ids import is_control
 from toolgym.tools.errors import ConfigError, TemplateError, shorten
 from toolgym.tools.lazy import missing_package
-from toolgym.tools.message import image_data
+from toolgym.tools.message import image, image_data
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -167,6 +167,16 @@ class ImageProcessor:
 
 def _pixels(inputs: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in inputs.items() if name not in _OF_TOKENS}
+
+
+@functools.cache
+def blank_image_url() -> str:
+    """The data URL of an image that every processor takes which takes any."""
+    from PIL import Image  # the processor needs it, too
+
+    data = io.BytesIO()
+    Image.new("RGB", (64, 64)).save(data, "PNG")
+    return image(data.getvalue())["image_url"]["url"]
 
 
 def picture(url: str) -> Any:

@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any, cast
 
-from toolgym.rollout.models.images import ImageProcessor, PlacedImage
+from toolgym.rollout.models.images import ImageProcessor, PlacedImage, blank_image_url
 from toolgym.rollout.models.token_ids import TokenIds
 from toolgym.rollout.models.tokenizer import end_token_ids
 from toolgym.rollout.tokens.foreign_texts import SafeMessages, template_with_tools
@@ -24,7 +24,7 @@ from toolgym.rollout.tokens.safe_encoder import SafeEncoder
 from toolgym.rollout.tokens.template_analysis import Plan, TemplateFacts, analyze, delta_kind, probe_conversation
 from toolgym.tools.errors import ConfigError, TemplateError, shorten
 from toolgym.tools.lazy import missing_extra
-from toolgym.tools.message import Message, assistant, images_of, user
+from toolgym.tools.message import Message, assistant, images_of, joined, text_part, user
 from toolgym.tools.parsers import ParsedTurn, Parser, get_parser, parser_for_template, parser_names
 from toolgym.tools.parsers.base import read_plain_turn
 from toolgym.tools.schema import ToolSchema
@@ -35,6 +35,8 @@ except ImportError as error:
     raise missing_extra("rollout", "Exact tokens", error) from error
 
 __all__ = ["ChatRenderer", "SafeEncoder", "TemplateFacts"]
+
+UNREADABLE = "[An image left out: it cannot be read]"
 
 _PROMPTS = 32
 
@@ -261,6 +263,24 @@ class ChatRenderer:
         except TemplateError:
             return False
         return True
+
+    def readable(self, messages: Sequence[Message]) -> list[Message]:
+        """Return messages with a note in the place of each image that the processor refuses, though it takes others.
+
+        Programs of a policy make images of which only the header can be read.
+        """
+        return [self._readable(message) for message in messages]
+
+    def _readable(self, message: Message) -> Message:
+        content = message.get("content") or ""
+        refused = {url for url in images_of(content) if not self.reads_image(url)}
+        if not refused or isinstance(content, str) or not self.reads_image(blank_image_url()):
+            return message
+        parts = [
+            text_part(UNREADABLE) if part["type"] == "image_url" and part["image_url"]["url"] in refused else part
+            for part in content
+        ]
+        return {**message, "content": joined([parts], "\n")}
 
     def close_turn(self, token_ids: Sequence[int], *, starts_open: bool | None = None) -> list[int]:
         """The ids that close a turn which stopped without its end, because of a limit or an abort.

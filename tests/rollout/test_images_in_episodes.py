@@ -24,7 +24,7 @@ from toolgym.rollout.tokens.renderer import ChatRenderer
 from toolgym.rollout.tokens.token_bounds import TooManyTokensError
 from toolgym.tools import ToolResult, tool
 from toolgym.tools.errors import TemplateError
-from toolgym.tools.message import assistant, image, images_of, text_part, user
+from toolgym.tools.message import assistant, image, images_of, text_of, text_part, user
 from toolgym.tools.message import tool as result_of
 
 CALL = '<tool_call>\n{"name": "draw", "arguments": {"seed": 2}}\n</tool_call>'
@@ -204,3 +204,35 @@ async def test_a_file_keeps_the_places(model, ours, monkeypatch) -> None:
     trajectory = await played(model, ours, monkeypatch, [CALL, "Done."])
     assert Trajectory.from_json(trajectory.to_json()).sequences == trajectory.sequences
     assert all(isinstance(each, PlacedImage) for each in trajectory.sequences[0].images)
+
+
+def jpeg(length: int) -> bytes:
+    data = io.BytesIO()
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (56, 84, 3), dtype=np.uint8)).save(data, "JPEG")
+    return data.getvalue()[:length]
+
+
+@pytest.mark.parametrize("with_others", [False, True])
+async def test_an_image_of_which_only_the_header_can_be_read_becomes_a_note(
+    model, ours, monkeypatch, with_others
+) -> None:
+    @tool
+    def draw(seed: int) -> ToolResult:
+        """Draw."""
+        return ToolResult("picture", images=[image(jpeg(700)), *([image(png(seed))] if with_others else [])])
+
+    monkeypatch.setitem(globals(), "draw", draw)
+    trajectory = await played(model, ours, monkeypatch, [CALL, "Done."])
+    assert len(trajectory.turns) == 2
+    content = trajectory.messages[-2]["content"]
+    assert text_of(content) == "picture\n[An image left out: it cannot be read]"
+    assert len(images_of(content)) == with_others
+    exact(trajectory, model, ours, trajectory.messages)
+
+
+def test_images_that_a_processor_refuses_altogether_are_kept_for_its_error(ours, monkeypatch) -> None:
+    renderer = ChatRenderer(ours.processor.tokenizer, processor=ours)
+    messages = [result_of([image(png(1))], tool_call_id="call_0", name="draw")]
+    assert renderer.readable(messages) == messages
+    monkeypatch.setattr(renderer, "reads_image", lambda url: False)
+    assert renderer.readable(messages) == messages
