@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import importlib.util
 import json
+import shutil
 from contextlib import asynccontextmanager, contextmanager
 from unittest import mock
 
@@ -123,11 +124,27 @@ CELLS = {"python, file": reads_a_file_of_cells, "python, cell": runs_a_cell}
 
 # ---------------------------------------------------------------------- envs
 
+INTERACTOR = """\
+import sys
+hidden = int(open("input.txt").read())
+print(hidden, flush=True)
+sys.exit(int(input()) != hidden + 1)
+"""
+CHECKER = """\
+import sys
+print(int(int(open(sys.argv[3]).read()) == int(open(sys.argv[1]).read()) + 1))
+"""
+
 PROGRAM_TASKS = {
     "judge, functions": [{"function": "f", "args": [1], "expected": 2}, {"function": "f", "args": [2], "expected": 3}],
     "judge, output": [{"stdin": "1\n", "expected": "2\n"}, {"stdin": "2\n", "expected": "3\n"}],
+    "judge, checker": [{"stdin": str(n), "checker": CHECKER, "expected": str(n + 1)} for n in (1, 2)],
+    "judge, interactor": [{"stdin": str(n), "interactor": INTERACTOR} for n in (1, 2)],
     "judge, assertions": [{"code": "assert f(1) == 2"}, {"code": "assert f(2) == 3"}],
 }
+
+COMPILED_TASKS = {"judge, C++": "judge, output", "judge, C++ and interactor": "judge, interactor"}
+"""Tasks for programs in C++: the same tests as those of a task above."""
 
 _UNITTEST = RepositoryTask(
     instance_id="calc-1",
@@ -174,6 +191,11 @@ def make(name: str):
     if name in PROGRAM_TASKS:
         task = dataclasses.replace(TASK, ground_truth=json.dumps(PROGRAM_TASKS[name]))
         return toolgym.make("CodeJudge-v0", tasks=[task], test_timeout=1.0)
+    if name in COMPILED_TASKS:
+        if shutil.which("g++") is None:
+            pytest.skip("g++ is not installed")
+        task = dataclasses.replace(TASK, ground_truth=json.dumps(PROGRAM_TASKS[COMPILED_TASKS[name]]))
+        return toolgym.make("CodeJudge-v0", tasks=[task], test_timeout=1.0, language="cpp")
     if name in REPOSITORIES:
         return SWEDevEnv([REPOSITORIES[name]], test_timeout=4.0, bash_config={"timeout": 3})
     if name in PACKAGES and importlib.util.find_spec(PACKAGES[name]) is None:

@@ -297,3 +297,33 @@ SOLUTIONS = {
     "an end without a word": "raise BaseException\n",
 }
 """Programs for a code judge; none of them solves the task."""
+
+
+COMPILED = {
+    "kill all": "#include <signal.h>\nint main() { kill(-1, 9); }\n",
+    "stop the parent": "#include <signal.h>\n#include <unistd.h>\nint main() { kill(getppid(), SIGSTOP); }\n",
+    "use up the memory": "#include <cstdlib>\n#include <cstring>\nint main() { for (;;) memset(malloc(1 << 24), "
+    "1, 1 << 24); }\n",
+    "use up the stack": "int f(int n) { volatile char a[1 << 16]; a[0] = n; return f(n + 1) + a[0]; }\nint "
+    "main() { return f(0); }\n",
+    "crash": "int main() { *(volatile int *)0 = 1; }\n",
+    "trap": "int main() { __builtin_trap(); }\n",
+    "close all descriptors": "#include <unistd.h>\nint main() { for (int n = 0; n < 4096; n++) close(n); }\n",
+    "fork without end": "#include <unistd.h>\nint main() { for (;;) fork(); }\n",
+    "an end without a main": "int x;\n",
+    "a syntax error": "int main( {\n",
+    "include a device": '#include "/dev/zero"\nint main() {}\n',
+    "include the standard input": '#include "/dev/stdin"\nint main() {}\n',
+    "include itself": "#include __FILE__\nint main() {}\n",
+    "templates without end": "template <int N> struct A { A<N + 1> a; };\nA<0> a;\nint main() {}\n",
+    "constants without end": "constexpr int f(long n) { while (n >= 0) n = (n + 1) % 9; return 1; }\nconstexpr "
+    "int a = f(1);\nint main() {}\n",
+    "macros without end": "".join(f"#define A{n + 1} A{n} A{n} A{n} A{n} A{n} A{n} A{n} A{n}\n" for n in range(12))
+    + "#define A0 1,\nint a[] = {A12};\nint main() {}\n",
+    "an array of a terabyte": "char a[1L << 40] = {1};\nint main() {}\n",
+    "an assembler's terabyte": 'asm(".fill 1 << 36, 1, 1");\nint main() {}\n',
+    "an assembler's device": 'asm(".incbin \\"/dev/zero\\"");\nint main() {}\n',
+    "a constructor that kills": "#include <signal.h>\n__attribute__((constructor)) void f() { kill(-1, 9); }\n"
+    "int main() {}\n",
+}
+"""Programs in C++ for a code judge."""

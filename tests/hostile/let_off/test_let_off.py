@@ -33,7 +33,9 @@ HONEST = {
     **dict.fromkeys(SHELLS, command("echo 42 > answer.txt")),
     **dict.fromkeys(CELLS, cell("open('answer.txt', 'w').write('42')")),
     **dict.fromkeys(PROGRAM_TASKS, "```python\ndef f(n): return n + 1\n```"),
-    "judge, output": "```python\nprint(int(input()) + 1)\n```",
+    **dict.fromkeys(
+        ("judge, output", "judge, checker", "judge, interactor"), "```python\nprint(int(input()) + 1)\n```"
+    ),
     **dict.fromkeys(REPOSITORIES, call("editor", command="create", path="calc.py", file_text=REPAIRED)),
 }
 LONG = ("repository, pytest", "repository, commands")

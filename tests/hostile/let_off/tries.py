@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from tests.actors import call
 from tests.hostile.let_off import models, programs, repositories, texts
-from tests.hostile.let_off.play import CELLS, PROGRAM_TASKS, REPOSITORIES, SHELLS, Try, cell, command
+from tests.hostile.let_off.play import CELLS, COMPILED_TASKS, PROGRAM_TASKS, REPOSITORIES, SHELLS, Try, cell, command
 
 QUICK = {
     "bash, file": ("kill all later", "a pipe as the answer", "a thousand nested folders"),
@@ -40,6 +40,9 @@ def _tries() -> Iterator[tuple[str, str, tuple[str, ...], float]]:
     for env in PROGRAM_TASKS:
         for name, text in programs.SOLUTIONS.items():
             yield name, env, (f"```python\n{text}\ndef f(n): return 0\n```",), 0.0
+    for env in COMPILED_TASKS:
+        for name, text in programs.COMPILED.items():
+            yield name, env, (f"```cpp\n{text}\n```",), 0.0
     for env in REPOSITORIES:
         for name, text in repositories.COMMANDS.items() if env == "repository, unittest" else ():
             yield name, env, (command(text), "done"), 1.0 if "(sleep 0." in text else 0.0

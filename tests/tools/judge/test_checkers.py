@@ -122,6 +122,22 @@ async def test_an_interactor_that_fails_by_itself_is_at_fault(judge):
     assert verdict.status == "not_judgeable"
 
 
+KILLS = "import os; os.kill(-1, 9)"
+
+
+async def test_a_program_that_ends_its_session_is_to_blame(judge):
+    [verdict] = await judge().judge(KILLS, [InteractiveTest("777", GUESS)])
+    assert (verdict.status, "its session" in verdict.detail) == ("error", True)
+
+
+@pytest.mark.parametrize(("reads", "status"), [("input(); ", "wrong"), ("", "not_judgeable")])
+async def test_an_interactor_that_ends_its_session_is_at_fault_unless_the_program_spoke(judge, reads, status):
+    [verdict] = await judge().judge(
+        "print(1, flush=True)\ninput()" if reads else "input()", [InteractiveTest("", f"{reads}{KILLS}")]
+    )
+    assert (verdict.status, "the interactor" in verdict.detail) == (status, True)
+
+
 async def test_interactors_need_sessions():
     async with ProcessSandbox() as sandbox:
         with pytest.raises(SandboxUnsupportedError, match="has no sessions"):

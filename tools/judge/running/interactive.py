@@ -6,13 +6,14 @@ import asyncio
 import math
 from collections.abc import Mapping, Sequence
 
-from toolgym.tools.errors import ConfigError, SandboxError
+from toolgym.tools.errors import ConfigError, SandboxError, SandboxUnsupportedError
 from toolgym.tools.judge.cases import InteractiveTest, Verdict, VerdictStatus
 from toolgym.tools.judge.running.commands import command_of
 from toolgym.tools.judge.running.runs import ProcessLimit
 from toolgym.tools.judge.running.verdicts import DETAIL
 from toolgym.tools.sandbox.base import ExecutionResult, ExecutionStatus, Sandbox, Session
 from toolgym.tools.sandbox.processes import Process, ProcessRequest
+from toolgym.tools.sessions.session_check import broken_by_programs
 
 INTERACTOR = ProcessLimit(60.0)
 """Limits of an interactor on one test."""
@@ -47,23 +48,58 @@ async def judge_interactive(
         await sandbox.session(memory_mb=limit.memory_mb) as its_session,
         await sandbox.session() as other_session,
     ):
-        argv, failure = await _prepare(sandbox, its_session, language, program, {}, ProcessLimit(compile_timeout))
+        exchange = _Exchange(sandbox, its_session, other_session, test)
+        try:
+            return await exchange.verdict(language, program, limit, compile_timeout)
+        except SandboxUnsupportedError:
+            raise
+        except SandboxError as error:
+            verdict = await exchange.verdict_of_failure(error)
+            if verdict is None:
+                raise
+            return verdict
+
+
+class _Exchange:
+    """A program and an interactor in their sessions."""
+
+    def __init__(self, sandbox: Sandbox, its_session: Session, other_session: Session, test: InteractiveTest) -> None:
+        self._sandbox, self._test = sandbox, test
+        self._its_session, self._other_session = its_session, other_session
+        self._talk: _Talk | None = None
+
+    async def verdict(self, language: str, program: str, limit: ProcessLimit, compile_timeout: float) -> Verdict:
+        sandbox, test = self._sandbox, self._test
+        argv, failure = await _prepare(sandbox, self._its_session, language, program, {}, ProcessLimit(compile_timeout))
         if failure is not None:
             return Verdict(VerdictStatus.COMPILE_ERROR, failure.stderr[-DETAIL:], failure)
         files = {"input.txt": test.stdin, "correct_output.txt": test.expected, **test.interactor_files}
         interactor, broken = await _prepare(
-            sandbox, other_session, test.interactor_language, test.interactor, files, COMPILER
+            sandbox, self._other_session, test.interactor_language, test.interactor, files, COMPILER
         )
         if broken is not None:
             return Verdict(
                 VerdictStatus.NOT_JUDGEABLE, f"the interactor cannot be compiled: {broken.stderr[-DETAIL:]}", broken
             )
         names = ("input.txt", "output.txt", "correct_output.txt")
-        other = await other_session.start(_limited([*interactor, *names], INTERACTOR))
-        async with other, await its_session.start(_limited(argv, limit)) as process:
-            talk = _Talk(process, other, quiet=2 * limit.seconds + 10)
-            await talk.run(max(limit.wall, INTERACTOR.wall))
-            return talk.verdict(limit)
+        other = await self._other_session.start(_limited([*interactor, *names], INTERACTOR))
+        async with other, await self._its_session.start(_limited(argv, limit)) as process:
+            self._talk = _Talk(process, other, quiet=2 * limit.seconds + 10)
+            await self._talk.run(max(limit.wall, INTERACTOR.wall))
+            return self._talk.verdict(limit)
+
+    async def verdict_of_failure(self, error: SandboxError) -> Verdict | None:
+        """Return the verdict on a program whose session, or the interactor's, cannot be used; None: the sandbox failed.
+
+        A program may kill its session, or use up its memory, or make the interactor do so by what it prints.
+        """
+        if await broken_by_programs(self._its_session, self._sandbox):
+            return Verdict(VerdictStatus.ERROR, f"it ended or broke its session: {error}")
+        if await broken_by_programs(self._other_session, self._sandbox):
+            if self._talk is not None and self._talk.said:
+                return Verdict(VerdictStatus.WRONG, f"what it printed ended the interactor's session: {error}")
+            return Verdict(VerdictStatus.NOT_JUDGEABLE, f"the interactor ended its session: {error}")
+        return None
 
 
 async def _prepare(
@@ -100,7 +136,7 @@ class _Talk:
         self._program, self._interactor, self._quiet = program, interactor, quiet
         self._codes: dict[Process, int] = {}
         self._errors: dict[Process, bytes] = {program: b"", interactor: b""}
-        self._said = False
+        self.said = False
         self._last = asyncio.get_running_loop().time()
 
     async def run(self, wall: float) -> None:
@@ -121,7 +157,7 @@ class _Talk:
             self._errors[source] = (self._errors[source] + state.output.stderr)[-_MAX_STDERR:]
             if state.output.stdout:
                 self._last = loop.time()
-                self._said = self._said or source is self._program
+                self.said = self.said or source is self._program
                 await target.ask(ProcessRequest(data=state.output.stdout))
             elif not state.running:
                 break
@@ -141,7 +177,7 @@ class _Talk:
             return Verdict(VerdictStatus.PASSED, run=run)
         if code in _KILLED_BY_CPU_LIMIT or code is None:
             return Verdict(VerdictStatus.TIMEOUT, f"it computed or waited for more than {limit.seconds:g} s", run)
-        if verdict == _FAIL and not self._said:  # it failed before the program could have any part in that
+        if verdict == _FAIL and not self.said:  # it failed before the program could have any part in that
             return Verdict(VerdictStatus.NOT_JUDGEABLE, f"the interactor failed: {words}", run)
         if verdict is None:
             return Verdict(VerdictStatus.WRONG, "the interactor waited for the program, which had ended", run)
