@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import pytest
 
+import toolgym
 from tests.tools.judge.code_rows import (
     CALLS,
     CHECKER,
@@ -235,6 +236,40 @@ def test_codeforces():
     }
     assert problem_of(words).hidden[0].stdin == "1\n"
     assert [test.ignore_case for test in problem_of(words).hidden] == [True, False]
+
+
+GUESS = (
+    "import sys\nprint(open('input.txt').read(), flush=True)\nsys.exit(int(input()) != int(open(sys.argv[3]).read()))\n"
+)
+INTERACTIVE = {**CODEFORCES, "interaction_format": "Ask the judge.", "interactor": GUESS, "executable": False}
+
+
+async def test_an_interactive_problem_is_judged_by_an_interactor_of_ones_own():
+    problem = problem_of(INTERACTIVE)
+    assert [(test.stdin, test.expected, test.interactor) for test in problem.hidden] == [
+        ("1\n", "2\n", GUESS), ("4\n", "8\n", GUESS), ("5\n", "10\n", GUESS)
+    ]  # fmt: skip
+    assert (problem.visible, problem.hidden[0].cpu_seconds) == ((), 2.0)
+    assert "## Interaction\n\nAsk the judge." in problem.prompt
+    assert "The program reads:\n\n1\n\nIt prints:\n\n2" in problem.prompt
+    assert GUESS not in problem.prompt
+    async with toolgym.make("CodeJudge-v0", tasks=[INTERACTIVE]) as env:
+        for program, reward in (("print(2 * int(input()))", 1.0), ("print(int(input()))", 0.0)):
+            await env.reset()
+            assert (await env.step(f"```python\n{program}\n```")).reward == reward
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"interaction_format": ""}, "needs an 'interaction_format'"),
+        ({"interactor": 3}, "'interactor' and 'interactor_language' must be texts"),
+        ({"interactor_files": ["a"]}, "'interactor_files' must map names to texts"),
+    ],
+)
+def test_an_interactor_that_cannot_be_used_is_refused(changed, said):
+    with pytest.raises(ConfigError, match=said):
+        problem_of({**INTERACTIVE, **changed})
 
 
 def test_generated_tests_of_codeforces_are_used_or_asked_for():

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
 from toolgym.tools.errors import ConfigError, shorten
-from toolgym.tools.judge.cases import CheckerTest, Problem, StdioTest, Test
+from toolgym.tools.judge.cases import CheckerTest, InteractiveTest, Problem, StdioTest, Test
 from toolgym.tools.judge.comparing import TOLERANCE
 from toolgym.tools.judge.languages import program_request
 from toolgym.tools.judge.rows.cases_json import RowLimits, read_lists
@@ -145,21 +145,33 @@ _YES_NO = re.compile(r"(?:\s*(?:yes|no|[-+.\d]+)(?=\s|$))+\s*", re.IGNORECASE)
 
 
 def _codeforces(row: Mapping[str, Any], language: str) -> Problem:
-    if not is_empty(row.get("interaction_format")):
-        raise UnusableRowError("is interactive, and the data set has no interactors")
+    is_interactive = not is_empty(row.get("interaction_format"))
+    if is_interactive and is_empty(row.get("interactor")):
+        raise UnusableRowError("is interactive, and has no 'interactor', which the data set does not have either")
+    if not is_interactive and not is_empty(row.get("interactor")):
+        raise ConfigError(
+            "a row with an 'interactor' needs an 'interaction_format', which says how programs talk to it"
+        )
     files = _files(row.get("input_mode"))
     limits = RowLimits.of(row)
     checker = row.get("generated_checker") or ""
-    examples = limits.on(_codeforces_tests(pairs("examples", row.get("examples")), checker, files))
-    tests = limits.on(_codeforces_tests(_codeforces_pairs(row), checker, files))
+    examples = pairs("examples", row.get("examples"))
+    if is_interactive:
+        tests, visible = limits.on(_interactive_tests(row)), limits.on(())
+        ask = f"{program_request(language)} Flush the output whenever the program waits for an answer."
+        prompt = _codeforces_prompt(row, ask, examples)
+    else:
+        tests = limits.on(_codeforces_tests(_codeforces_pairs(row), checker, files))
+        visible = limits.on(_codeforces_tests(examples, checker, files))
+        prompt = _codeforces_prompt(row, program_request(language, **files))
     if not tests:
         raise UnusableRowError("has no tests ('official_tests' is empty)")
-    if row.get("executable") is False:
+    if row.get("executable") is False and not is_interactive:
         raise UnusableRowError("cannot be judged by running programs ('executable' is false)")
     return Problem(
-        prompt=_codeforces_prompt(row, program_request(language, **files)),
+        prompt=prompt,
         hidden=tests,
-        visible=examples,
+        visible=visible,
         id=row_id(row, "id"),
         source="codeforces",
         labels=other_columns(row, CODEFORCES.uses | {"editorial"}),
@@ -199,19 +211,44 @@ def _codeforces_tests(tests: list[tuple[str, str]], checker: str, files: _Files)
     ]
 
 
+def _interactive_tests(row: Mapping[str, Any]) -> list[Test]:
+    """Make tests with the row's interactor, which reads the input and the output of each official test."""
+    language, files = row.get("interactor_language") or "python", row.get("interactor_files") or {}
+    named = isinstance(files, Mapping) and all(isinstance(text, str) for text in (*files, *files.values()))
+    if not named or not isinstance(language, str) or not isinstance(row["interactor"], str):
+        raise ConfigError(
+            "'interactor' and 'interactor_language' must be texts, and 'interactor_files' must map names to texts"
+        )
+    return [
+        InteractiveTest(_unix(stdin), row["interactor"], _unix(expected), language, files)
+        for stdin, expected in _codeforces_pairs(row)
+    ]
+
+
 def _unix(text: str) -> str:
     return text.replace("\r\n", "\n")
 
 
-def _codeforces_prompt(row: Mapping[str, Any], ask: str) -> str:
+def _codeforces_prompt(row: Mapping[str, Any], ask: str, dialogues: Sequence[tuple[str, str]] = ()) -> str:
     limits = [
         f"{what}: {row[key]:g} {unit}" for key, what, unit in _SHOWN_LIMITS if isinstance(row.get(key), int | float)
     ]
     parts = [f"# {row['title']}" if row.get("title") else "", "\n".join(limits), row["description"]]
-    for key, heading in (("input_format", "Input"), ("output_format", "Output"), ("note", "Note")):
+    for key, heading in _SECTIONS:
         parts.append(f"## {heading}\n\n{row[key].strip()}" if row.get(key) else "")
+    for read, printed in dialogues:
+        parts.append(
+            f"## Example\n\nThe program reads:\n\n{_unix(read).strip()}\n\nIt prints:\n\n{_unix(printed).strip()}"
+        )
     return "\n\n".join(part.strip() for part in (*parts, ask) if part)
 
+
+_SECTIONS = (
+    ("input_format", "Input"),
+    ("output_format", "Output"),
+    ("interaction_format", "Interaction"),
+    ("note", "Note"),
+)
 
 _SHOWN_LIMITS = (("time_limit", "Time limit", "s"), ("memory_limit", "Memory limit", "MB"))
 
@@ -244,7 +281,7 @@ CODEFORCES = RowFormat(
     uses=names(
         "id, title, description, input_format, output_format, interaction_format, note, examples, "
         "official_tests, official_tests_complete, input_mode, generated_checker, executable, generated_tests, "
-        "time_limit, memory_limit"
+        "time_limit, memory_limit, interactor, interactor_language, interactor_files"
     ),
     # `prompt` is the problem once more, in the edition for a language.
     labels=names(
