@@ -108,7 +108,11 @@ while not os.path.exists(ready) and time.monotonic() < end:
 """
 
 TRIES = 3
-"""Episodes in which each of them is tried, since it races the scorer."""
+"""Most episodes in which each of them is tried, until one is paid.
+
+A program races the scorer: it was paid in 18 of 24 episodes of the two envs of the tests whose verdict can be forged.
+So one episode would overlook every fourth such env, and three overlook 1 in 60.
+"""
 
 _MODES = {
     "rewrites files with a verdict, in the background": "verdict",
