@@ -70,7 +70,7 @@ class CodeJudgeEnv(ToolEnv):
             run_tests.sandbox, reward=reward, timeout=test_timeout, tolerance=tolerance, language=language
         )
         env_kwargs.setdefault("scorer", scorer)
-        env_kwargs.setdefault("score_timeout", scorer.wall_timeout)
+        env_kwargs.setdefault("score_timeout", scorer.score_timeout)
         source = _source(EMBEDDED if tasks is None else tasks, language, ignore_columns)
         super().__init__(tools, source, owns_tools=tools, **env_kwargs)
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Literal
 
+from toolgym.envs.failure import CONTROL_TIMEOUT, policy_fault
 from toolgym.envs.rewards.base import Outcome, Score
-from toolgym.envs.types import EpisodeFailedError, StopReason
+from toolgym.envs.types import EpisodeFailedError, PolicyFaultError, StopReason
 from toolgym.tools.closeable import AsyncCloseable
-from toolgym.tools.concurrency.deadline import with_deadline
-from toolgym.tools.errors import ConfigError, check_seconds
+from toolgym.tools.concurrency.deadline import DeadlineError, with_deadline
+from toolgym.tools.errors import ConfigError, SandboxError, check_seconds
 from toolgym.tools.judge import Judge, VerdictStatus, extract_program, read_tests
 from toolgym.tools.judge.cases import check_tolerance
 from toolgym.tools.judge.extraction import names_to_define
@@ -40,14 +41,15 @@ class UnitTests(AsyncCloseable):
     means over a run are shares of trajectories: `has_program` and `no_program`; `compile_error`; `error` if the program
     raised or ended early; `timed_out` and `over_limit` if a test met a limit of time or of anything else; `too_slow` if
     all tests together took too long. A sandbox that fails ends the episode with `SANDBOX_FAILED`, and a test that
-    cannot be judged, whatever the program is, with `SCORE_FAILED`.
+    cannot be judged, whatever the program is, with `SCORE_FAILED`. If the tests do not end within `wall_timeout`,
+    although the sandbox runs other programs, the score is 0 and has the component `broken_by_policy`.
 
     Args:
         sandbox: runs the tests. The caller closes it. Default: a `SharedSandbox` of its own.
         reward: `all` for 1 if all tests pass, else 0; `fraction` for the fraction of tests that pass.
         timeout: seconds that the program may compute on one test. See `toolgym.tools.judge.Judge`.
         total_timeout: seconds that it may compute or sleep on all tests together. An env's `score_timeout` should be at
-            least `wall_timeout`, which is longer because the machine may be busy.
+            least `score_timeout`, which is longer because the machine may be busy.
         memory_mb: memory of one test in MiB. Default: the sandbox's limit.
         tolerance: largest difference of two numbers, see `toolgym.tools.judge.StdioTest`. Default: the rule of the
             tests' data set.
@@ -80,6 +82,11 @@ class UnitTests(AsyncCloseable):
         """Wall seconds that scoring may take on a busy machine, not counting its wait for the sandbox."""
         return WALL_FACTOR * self.total_timeout + WALL_GRACE
 
+    @property
+    def score_timeout(self) -> float:
+        """Wall seconds after which a score is there: `wall_timeout`, and the time to find out why it passed."""
+        return self.wall_timeout + 2 * CONTROL_TIMEOUT
+
     async def __call__(self, outcome: Outcome) -> Score:
         tests = read_tests(outcome.task.ground_truth, self.tolerance)
         components = {"tests_passed": 0.0, "tests": float(len(tests)), **dict.fromkeys(_SHARES, 0.0)}
@@ -97,7 +104,10 @@ class UnitTests(AsyncCloseable):
             stop_at_failure=self.reward == "all",
             total_timeout=self.total_timeout,
         )
-        verdicts = await with_deadline(judge.judge(program, tests), self.wall_timeout, queue=QUEUE_TIMEOUT)
+        try:
+            verdicts = await with_deadline(judge.judge(program, tests), self.wall_timeout, queue=QUEUE_TIMEOUT)
+        except DeadlineError as error:
+            raise (None if error.queued else await self._fault(error)) or error from None
         for number, verdict in enumerate(verdicts, start=1):
             if verdict.status is VerdictStatus.NOT_JUDGEABLE:
                 raise EpisodeFailedError(StopReason.SCORE_FAILED, f"test {number} cannot be judged: {verdict.detail}")
@@ -108,6 +118,16 @@ class UnitTests(AsyncCloseable):
         if sum(verdict.run.cpu_seconds or 0.0 for verdict in verdicts if verdict.run) > self.total_timeout:
             components["too_slow"] = 1.0
         return Score(passed if self.reward == "fraction" else float(passed == 1.0), components)
+
+    async def _fault(self, error: DeadlineError) -> PolicyFaultError | None:
+        """Return the error for a program that stopped the processes that watch it, if the sandbox runs others."""
+
+        async def control() -> None:
+            run = await self._sandbox().run("pass", timeout=CONTROL_TIMEOUT)
+            if not run.ok:
+                raise SandboxError(f"a program that does nothing ended with {run.status.value}: {run.message}")
+
+        return await policy_fault(error, control, "the tests of the program did not end")
 
     async def close(self) -> None:
         sandbox, self._made = self._made, None

@@ -8,7 +8,8 @@ import pytest
 from toolgym.envs.rewards.base import Outcome
 from toolgym.envs.rewards.unit_tests import UnitTests, final_program
 from toolgym.envs.tasks.task import Task
-from toolgym.envs.types import EpisodeFailedError, StopReason
+from toolgym.envs.types import EpisodeFailedError, PolicyFaultError, StopReason
+from toolgym.tools.concurrency.deadline import DeadlineError
 from toolgym.tools.errors import ConfigError, SandboxError
 from toolgym.tools.message import user
 from toolgym.tools.sandbox import ExecutionResult, ExecutionStatus, Sandbox, SharedSandbox
@@ -170,3 +171,31 @@ async def test_wrong_arguments_and_ground_truths(sandbox):
         UnitTests(tolerance=2)
     with pytest.raises(ConfigError, match="tests must be"):
         await UnitTests(sandbox)(outcome(RIGHT, truth=7))
+
+
+STOPS = """```python
+import os
+for pid in range(1, 40):
+    try:
+        pid != os.getpid() and os.kill(pid, 19)
+    except OSError:
+        pass
+```"""
+
+
+@pytest.mark.parametrize("sandbox_works", [True, False])
+async def test_a_program_that_stops_the_processes_that_watch_it_is_to_blame(sandbox, monkeypatch, sandbox_works):
+    monkeypatch.setattr("toolgym.envs.rewards.unit_tests.WALL_GRACE", 0.0)
+    scorer = UnitTests(sandbox, total_timeout=0.2)
+    assert scorer.score_timeout > scorer.wall_timeout + 60
+    if not sandbox_works:
+        run = SharedSandbox.run
+
+        async def run_no_control(self, code, **options):
+            return (
+                ExecutionResult(ExecutionStatus.SANDBOX_ERROR) if code == "pass" else await run(self, code, **options)
+            )
+
+        monkeypatch.setattr(SharedSandbox, "run", run_no_control)
+    with pytest.raises(PolicyFaultError if sandbox_works else DeadlineError):
+        await scorer(outcome(STOPS))
