@@ -1,4 +1,4 @@
-"""A policy whose programs use up the time of its episode stays in its group; a slow engine, tool or wait is no fault of it."""
+"""A policy whose programs use up the time of its episode stays in its group. A slow engine or tool is not its fault."""
 
 from __future__ import annotations
 
