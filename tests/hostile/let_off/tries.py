@@ -16,7 +16,7 @@ QUICK = {
     "python, file": ("no builtins",),
     "judge, functions": ("kill the ancestors",),
     "judge, output": ("kill all",),
-    "repository, unittest": (),
+    "judge, interactor": ("kill all",),
     "SQL-v0": ("a text that is no UTF-8", "half of an emoji", "deep JSON"),
     "GSM8K-v0": ("half of an emoji", "an argument of depth 100,000"),
     "CodeJudge-v0": ("an argument that Python knows",),
