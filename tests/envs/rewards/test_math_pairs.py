@@ -15,6 +15,11 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("math_verify") is None,
 
 PAIRS = [json.loads(line) for line in Path(__file__).with_name("math_pairs.jsonl").read_text("utf-8").splitlines()]
 
+ROUNDS = [json.loads(line) for line in Path(__file__).with_name("math_rounds.jsonl").read_text("utf-8").splitlines()]
+
+REFUSED = [(r"\frac{11}{3}", r"\boxed{3 \text{ and } \frac{2}{3}}")]
+"""A right answer that is refused, because it may as well be two values."""
+
 SPRAYS = [
     "{a} or {b}", r"\boxed{{{a} \text{{ or }} {b}}}", r"\boxed{{{a}, {b}}}", r"\boxed{{{a}}}, \boxed{{{b}}}",
     r"\boxed{{{a}}} \boxed{{{b}}}", r"First \boxed{{{a}}}. Then \boxed{{{b}}}", "#### {a}\n#### {b}",
@@ -55,6 +60,15 @@ def test_every_tenth_pair_is_judged_by_its_label():
 @pytest.mark.long
 def test_every_pair_is_judged_by_its_label():
     assert wrong_verdicts(PAIRS) == []
+
+
+def test_every_tenth_pair_of_the_rounds_is_judged_by_its_label():
+    assert set(wrong_verdicts(ROUNDS[::10])) <= set(REFUSED)
+
+
+@pytest.mark.long
+def test_every_pair_of_the_rounds_is_judged_by_its_label():
+    assert wrong_verdicts(ROUNDS) == REFUSED
 
 
 def test_no_spray_is_paid_for_two_truths():
