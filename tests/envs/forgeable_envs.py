@@ -67,8 +67,8 @@ class LinkedTestEnv(ToolEnv):
         tool_session = outcome.session("bash")
         async with await tool_session.clean_copy() as session:
             run = await session.exec("cd work && ./link; readlink link; pgrep -c sleep", timeout=10)
-            own = await (await tool_session.sandbox_session()).exec("pgrep -c sleep", timeout=10)
-        return float((run.stdout, own.stdout) == ("ran Ada\na/run.sh\n0\n", "1\n"))
+            sleepers = await (await tool_session.sandbox_session()).exec("pgrep -c sleep", timeout=10)
+        return float((run.stdout, sleepers.stdout) == ("ran Ada\na/run.sh\n0\n", "1\n"))
 
     def gold_actions(self):
         return [assistant("", [tool_call("bash", {"command": "ln -s a/run.sh link; sleep 60 &"})]), "Done."]

@@ -142,7 +142,7 @@ class ReadsVerdict(Say):
         ToolEnv.__init__(self, [CodeInterpreterTool()], TASKS, scorer=self.believe, owns_tools=True)
 
     def believe(self, outcome):
-        return float(any("verdict.json" in one.arguments["code"] for one in outcome.tool_calls))
+        return float(any("verdict.json" in call.arguments["code"] for call in outcome.tool_calls))
 
 
 KEPT = []
@@ -153,14 +153,14 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setitem(globals(), "FOLDER", str(tmp_path))
     yield tmp_path
     while KEPT:
-        one = KEPT.pop()
-        if isinstance(one, int):
-            os.close(one)
-        elif isinstance(one, subprocess.Popen):
-            one.kill()
-            one.wait()
+        kept = KEPT.pop()
+        if isinstance(kept, int):
+            os.close(kept)
+        elif isinstance(kept, subprocess.Popen):
+            kept.kill()
+            kept.wait()
         else:
-            one.cancel()
+            kept.cancel()
 
 
 def only(monkeypatch, *names):
@@ -169,9 +169,9 @@ def only(monkeypatch, *names):
 
 
 async def test_a_good_env_passes_every_check():
-    results = {one.name: one for one in await check_env(Say)}
+    results = {result.name: result for result in await check_env(Say)}
     assert list(results) == list(CHECKS)
-    assert {one.name for one in results.values() if one.passed is None} == {"mutants", "secrets"}
+    assert {result.name for result in results.values() if result.passed is None} == {"mutants", "secrets"}
     assert results["secrets"].detail == "no tool of the env runs programs: none has an argument 'code' or 'command'"
 
 
@@ -245,7 +245,7 @@ async def test_a_shell_must_not_find_the_repositorys_future(folder, monkeypatch)
         ["git", "branch", "base"],
     ):
         subprocess.run(command, cwd=folder, check=True, timeout=60)
-    assert [one.passed for one in await check_env(Shell)] == [True]
+    assert [result.passed for result in await check_env(Shell)] == [True]
     subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "the fix"], cwd=folder, check=True, timeout=60)
     subprocess.run(["git", "checkout", "-q", "base"], cwd=folder, check=True, timeout=60)
     with pytest.raises(ConformanceError, match="the repository has no commits after its present one"):
@@ -254,7 +254,7 @@ async def test_a_shell_must_not_find_the_repositorys_future(folder, monkeypatch)
 
 async def test_a_failed_check_does_not_keep_the_others_from_being_made(monkeypatch):
     only(monkeypatch, "scores", "order", "close")
-    results = [(one.name, one.passed) async for one in run_checks(Generous)]
+    results = [(result.name, result.passed) async for result in run_checks(Generous)]
     assert results == [("order", True), ("scores", False), ("close", True)]
 
 
@@ -289,8 +289,8 @@ def test_the_command_prints_each_check(tmp_path, monkeypatch, capsys):
     assert [line.split()[0] for line in said.out.splitlines()] == ["passed", "passed", "not", "no"]
     code, said = run("says:Says-v0", "--env-kwargs", '{"reward": 0.5}', "--json")
     assert code == 1
-    failed = [one for one in json.loads(said.out) if one["passed"] is False]
-    assert [one["detail"] for one in failed] == ["the known solution of seed 0 earns 1; got 0.5"]
+    failed = [result for result in json.loads(said.out) if result["passed"] is False]
+    assert [result["detail"] for result in failed] == ["the known solution of seed 0 earns 1; got 0.5"]
     assert run("says:Says-v0", "--env-kwargs", '{"reward": 0.5}', "--full-reward", "0.5")[0] == 0
     code, said = run("says:Says-v0", "--env-kwargs", '{"rewart": 1}')
     assert code == 2

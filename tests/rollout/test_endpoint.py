@@ -153,7 +153,9 @@ async def test_a_turn_that_was_cut_ends_the_episode_and_is_scored():
     async with gateway(lambda messages: ("#### 42", "length")) as server:
         assert await run(ROW, base_url=server.url, env=scored) == 1.0
     assert len(server.bodies) == 1
-    assert [(one.stop_reason, one.final_text, one.turns) for one in seen] == [(StopReason.LENGTH, "", 1)]
+    assert [(trajectory.stop_reason, trajectory.final_text, trajectory.turns) for trajectory in seen] == [
+        (StopReason.LENGTH, "", 1)
+    ]
 
 
 async def test_what_a_full_context_or_the_trainer_ends_is_scored():
@@ -174,7 +176,7 @@ async def test_what_a_full_context_or_the_trainer_ends_is_scored():
         assert await run(ROW, base_url=server.url, env=scored) == 1.0
     async with gateway(refuse) as server:
         assert await run(ROW, base_url=server.url, env=scored, ended=lambda: True) == 1.0
-    assert [(one.stop_reason, one.turns) for one in seen] == [(StopReason.BUDGET, 1)] * 2
+    assert [(trajectory.stop_reason, trajectory.turns) for trajectory in seen] == [(StopReason.BUDGET, 1)] * 2
 
 
 def too_long(messages):

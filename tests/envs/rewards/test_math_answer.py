@@ -32,7 +32,7 @@ def no_workers():
 
 
 def processes():
-    return [one for one in psutil.Process().children() if _is_worker(one)]
+    return [process for process in psutil.Process().children() if _is_worker(process)]
 
 
 def _is_worker(process):
@@ -91,9 +91,9 @@ async def test_a_comparison_that_does_not_end_is_no_right_answer_and_holds_nothi
             ticks += 1
 
     ticking = asyncio.create_task(tick())
-    found = await scorer(outcome(HANGS, truth="5"))
+    score = await scorer(outcome(HANGS, truth="5"))
     ticking.cancel()
-    assert found == Score(0.0, {"no_answer": 0.0, "unreadable": 0.0, "not_comparable": 1.0})
+    assert score == Score(0.0, {"no_answer": 0.0, "unreadable": 0.0, "not_comparable": 1.0})
     assert ticks > 5
     assert processes() == []  # it was killed
     assert (await same_value(timeout=60)(outcome(r"\boxed{1.0}", truth="1"))).value == 1.0
@@ -124,7 +124,7 @@ async def test_a_comparison_that_is_cancelled_leaves_no_process(no_workers):
 async def test_many_comparisons_share_a_few_workers():
     scorer = same_value(timeout=60)
     scores = await asyncio.gather(*(scorer(outcome(rf"\boxed{{{n}.0}}", truth=str(n))) for n in range(20)))
-    assert [one.value for one in scores] == [1.0] * 20
+    assert [score.value for score in scores] == [1.0] * 20
     assert 1 <= len(processes()) <= (os.cpu_count() or 1)
 
 

@@ -40,7 +40,7 @@ async def test_verdicts_do_not_depend_on_how_many_programs_are_judged(judge):
     program = COMPUTE.format(0.2) + "print(int(input()) * 2)"
     tests = [StdioTest("1", "2"), StdioTest("2", "4")]
     judged = await asyncio.gather(*(judge(timeout=0.5).judge(program, tests) for _ in range(8)))
-    assert all(verdict.passed for one in judged for verdict in one)
+    assert all(verdict.passed for verdicts in judged for verdict in verdicts)
 
 
 async def test_all_tests_of_a_program_share_one_run(judge, count_runs):

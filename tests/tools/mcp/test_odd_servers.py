@@ -37,10 +37,10 @@ READ = {
 
 @pytest.fixture
 async def env():
-    made = toolgym.make("MCP-v0", server=SERVER, tasks=TASKS, tool_timeout=30.0, max_turns=100)
-    await made.reset()
-    yield made
-    await made.close()
+    env = toolgym.make("MCP-v0", server=SERVER, tasks=TASKS, tool_timeout=30.0, max_turns=100)
+    await env.reset()
+    yield env
+    await env.close()
 
 
 async def record_of(env, name, **arguments):

@@ -306,15 +306,15 @@ sleep 0.1""",
 
 
 def processes_with(mark):
-    """The processes that have a mark in their environment or were started by one that has."""
-    found = set()
+    """Return the ids of processes whose environment has a mark. Children inherit it."""
+    processes = set()
     for path in Path("/proc").glob("[0-9]*/environ"):
         try:
             if mark in path.read_text(errors="replace"):
-                found.add(int(path.parent.name))
+                processes.add(int(path.parent.name))
         except OSError:
             continue
-    return found
+    return processes
 
 
 def sleepers():

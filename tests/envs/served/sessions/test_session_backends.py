@@ -62,7 +62,7 @@ DIFF = "--- a/x.py\n+++ b/x.py\n@@ -1 +1 @@\n-a\n+b\n"
     ],
 )
 async def test_how_a_turn_is_read(content, expected):
-    assert [(one.kind, one.text) for one in await read_actions(content)] == expected
+    assert [(action.kind, action.text) for action in await read_actions(content)] == expected
 
 
 @pytest.mark.parametrize(
@@ -102,8 +102,8 @@ async def test_an_episode_in_a_repository(database):
         assert repaired.sid not in seen
         assert "M " not in seen
         assert "No such file" in seen or first in task.files
-        rewards = [await one.reward() for one in (repaired, left)]
-        assert [one.value for one in rewards] == [1.0, 0.0]
+        rewards = [await session.reward() for session in (repaired, left)]
+        assert [reward.value for reward in rewards] == [1.0, 0.0]
         assert rewards[0].answer["f2p_count"] == rewards[1].answer["f2p_total"] == len(task.fail_to_pass)
         with pytest.raises(UnknownNameError, match=f"did you mean '{task.instance_id}'"):
             await client.start(task.instance_id[:-1])
@@ -242,8 +242,8 @@ async def test_sessions_on_a_sandboxfusion_server(database, fusion):
             await free.act("```python\nraise\n```")
             assert (await free.act("No program.")).done
             assert "was not run" in (await free.act("```klingon\nx\n```")).content
-            sids += [one.sid for one in (right, wrong, free)]
-    assert [one["id"] for one in fusion.submitted] == ["11", "12"]
+            sids += [session.sid for session in (right, wrong, free)]
+    assert [request["id"] for request in fusion.submitted] == ["11", "12"]
     assert fusion.submitted[0]["config"] == {"language": "python"}
 
 

@@ -302,7 +302,7 @@ def test_prepare_and_the_env_read_a_row_of_programs_alike(file, name):
     assert read_tests(prepared_task.ground_truth) == read_tests(task.ground_truth) == problem_of(PROGRAMS[name]).hidden
     assert task.messages[-1]["content"].startswith(prepared_task.messages[-1]["content"])
     visible = [
-        read_tests(one.tools_kwargs["run_tests"]["create_kwargs"]["tests"]) for one in (prepared_task, task)
+        read_tests(each_task.tools_kwargs["run_tests"]["create_kwargs"]["tests"]) for each_task in (prepared_task, task)
     ] if problem_of(PROGRAMS[name]).visible else []  # fmt: skip
     assert visible == [problem_of(PROGRAMS[name]).visible] * len(visible)
     assert prepared_task.extra_info["solution"] == task.extra_info["solution"]

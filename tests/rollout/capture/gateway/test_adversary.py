@@ -65,8 +65,8 @@ async def test_the_gateway_of_a_run_has_no_control_routes_at_all(scripted):
 
     async def agent(task, *, base_url, api_key):
         address = urllib.parse.urlsplit(base_url)
-        own = address.path.split("/")[2]
-        values = {"own": own, "other": "other", "key": api_key, "digest": "x"}
+        session_name = address.path.split("/")[2]
+        values = {"own": session_name, "other": "other", "key": api_key, "digest": "x"}
         call = f"POST {address.path}/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {api_key}\r\n"
         body = '{"model": "m", "messages": [{"role": "user", "content": "x"}]}'
         call += f"Connection: close\r\nContent-Length: {len(body)}\r\n\r\n{body}"
