@@ -95,7 +95,7 @@ def answer_score(is_right: bool, **remarks: bool) -> Score:
 
 
 def final_answer_score(text: str, task: Task) -> float:
-    """1 for a text whose `#### answer` equals the ground truth of the task, else 0: a `Scorer`."""
+    """Return 1 for a text whose `#### answer` equals the ground truth of the task, else 0: a `Scorer`."""
     return score_final_answer(text, task.ground_truth)
 
 

@@ -103,7 +103,7 @@ def _fences(text: str) -> list[tuple[int, int]]:
 
 
 def _boxed(text: str) -> list[str]:
-    r"""The contents of the boxes that are the answer: of the last one, and of those that belong to it."""
+    r"""Return the contents of the last box and of the boxes that belong to it."""
     boxes = [box for box in _boxes(text) if text[box[1] : box[2]].strip()]
     if not boxes:
         bare_boxes = _BARE_BOX.findall(text)
@@ -133,7 +133,7 @@ def _with_neighbours(text: str, start: int, begin: int, end: int) -> str:
 
 
 def _labelled(text: str, groups: Sequence[list[tuple[int, int, int]]]) -> list[list[tuple[int, int, int]]]:
-    """The last group of boxes of each part of the answer, if the text labels its parts, such as (a) and (b)."""
+    """Return the last group of boxes of each part of the answer, if the text labels its parts as (a) and (b)."""
     parts: dict[str, list[tuple[int, int, int]]] = {}
     begins, label = 0, ""
     for group in groups:

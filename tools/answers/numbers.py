@@ -220,7 +220,7 @@ def _unsigned_at(tokens: Sequence[AnswerToken], at: int, depth: int = 0) -> tupl
 
 
 def _fractional_part(tokens: Sequence[AnswerToken], at: int, depth: int = 0) -> tuple[Fraction | None, int]:
-    """The part below 1 of a mixed number, such as `8\\frac{1}{4}` and `8 1/4`."""
+    """Read the part below 1 of a mixed number, such as `8\\frac{1}{4}` and `8 1/4`."""
     if at < len(tokens) and tokens[at].is_command("frac"):
         part, end = _latex_fraction(tokens, at, depth)
     elif at + 2 < len(tokens) and tokens[at].kind == "number" and tokens[at].spaced and tokens[at + 1].is_symbol("/"):

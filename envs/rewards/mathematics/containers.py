@@ -190,7 +190,7 @@ def _interval(items: Sequence[Answer], left_open: bool, right_open: bool) -> Ans
 
 
 def as_union(tokens: Sequence[AnswerToken], read: Read) -> Answer | None:
-    """A union of intervals, all real numbers, or a set without some of its points."""
+    """Read a union of intervals, all real numbers, or a set without some of its points."""
     if len(tokens) == 1:
         if tokens[0].is_command("emptyset"):
             return Listing((), "set")
@@ -241,7 +241,7 @@ def points_of(answer: Answer) -> Any:
 
 
 def as_matrix(text: str, read: Callable[[str], Answer]) -> Answer:
-    """An answer with an environment of LaTeX: equations, or a matrix, perhaps with a name or a factor before it."""
+    """Read an environment of LaTeX: equations, or a matrix, perhaps with a name or a factor before it."""
     begin = _BEGIN.search(text)
     end = text.rfind("\\end")
     if begin is None or end < begin.end() or "\\begin" in text[begin.end() : end]:

@@ -1,4 +1,4 @@
-"""math-verify, for what the grammar of answers cannot read, and for ground truths that it can read alone.
+"""Calls of math-verify, for answers and ground truths that the grammar of answers cannot read.
 
 math-verify drops what it does not know: a "not", an inequality sign, a base, a power of ten below its rounding. So it
 is asked only about texts that agree in these, and its numbers are compared exactly.
@@ -58,13 +58,13 @@ def _parse(text: str) -> list[Any]:
     configs = [LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig()]
     boxed = f"\\boxed{{{text}}}"
     marked = text if "\\boxed" in text or re.search(r"(?<!\\)\$", text) else boxed  # `\$` is a dollar
-    # Without time-outs of its own, which need signals: the process has a limit.
+    # Time-outs of math-verify need signals. The process has a limit instead.
     result: list[Any] = parse(marked, configs, parsing_timeout=None) or parse(boxed, configs, parsing_timeout=None)
     return result
 
 
 def _weights(text: str) -> list[str]:
-    """The tokens of a text that math-verify may drop although they carry the meaning, and the bases of numbers."""
+    """Return the tokens that math-verify may drop although they carry the meaning, and the bases of numbers."""
     tokens = read_tokens(text)
     return sorted(filter(None, (_weight(tokens, at) for at in range(len(tokens)))))
 

@@ -72,7 +72,7 @@ def same(truth: Answer, answer: Answer) -> bool:
 
 
 def _value(answer: Answer) -> Answer:
-    """An answer without its name, and a list or set of one value as that value."""
+    """Return an answer without its name, and a list or set of one value as that value."""
     while True:
         if isinstance(answer, Named):
             answer = answer.value
@@ -298,7 +298,7 @@ def _names(items: Sequence[Answer]) -> list[str]:
 
 
 def _in_order(items: Sequence[Answer]) -> Sequence[Answer]:
-    """Named values by their names if these are neighbours in the alphabet, such as x and y; others as they stand."""
+    """Return named values sorted if their names are neighbours in the alphabet, else in the order of the answer."""
     names = _names(items)
     if names and all(len(name) == 1 for name in names):
         letters = sorted(map(ord, names))

@@ -176,7 +176,7 @@ class _Formula:
         return product
 
     def _mixed_part(self, first: AnswerToken | None) -> Any:
-        """The part below 1 of a mixed number after its whole number, which is the token before."""
+        """Read the part below 1 of a mixed number, after its whole number."""
         whole = self._tokens[self.at - 1] if self.at else None
         if whole is None or whole is not first or whole.kind != "number" or not whole.text.isdigit():
             return None
@@ -384,7 +384,7 @@ class _Formula:
         return value if exponent is None else power(value, exponent)
 
     def _atom_digit(self) -> Any:
-        """An argument of LaTeX without braces: one digit of a number, or an atom."""
+        """Read an argument of LaTeX without braces: one digit of a number, or an atom."""
         token = self._peek()
         if token is not None and token.kind == "number" and len(token.text) > 1 and token.text.isdigit():
             rest = token._replace(text=token.text[1:], spaced=False)

@@ -93,7 +93,7 @@ def as_quantity(tokens: Sequence[AnswerToken]) -> Answer:
 
 
 def _spelt(tokens: Sequence[AnswerToken]) -> Answer | None:
-    """A numeral with a unit, such as "twenty-five apples"."""
+    """Read a numeral with a unit, such as "twenty-five apples"."""
     if not (tokens[0].is_word(*NUMERALS) or tokens[0].text.lower() == "a"):
         return None
     words = [(at, token.text.lower()) for at, token in enumerate(tokens) if not token.is_symbol("-")]
@@ -197,7 +197,7 @@ def _unit_letter(tokens: Sequence[AnswerToken]) -> int:
 
 
 def _decimal(tokens: Sequence[AnswerToken]) -> tuple[int, int]:
-    """The digits after the point of a plain decimal, and its significant ones."""
+    """Return the digits after the point of a plain decimal, and its significant digits."""
     if not tokens or tokens[0].kind != "number":
         return -1, 0
     mantissa, _, exponent = tokens[0].text.lower().partition("e")
@@ -248,7 +248,7 @@ def _with_tail(quantity: Quantity, rest: Sequence[AnswerToken]) -> Quantity:
 
 
 def _added(quantity: Quantity, rest: Sequence[AnswerToken]) -> Quantity:
-    """The sum of 5 feet and 3 inches, in the base unit."""
+    """Add values in a row, such as 5 feet 3 inches, in the base unit."""
     second = as_quantity(rest)
     unit = quantity.unit or NO_UNIT
     if not isinstance(second, Quantity) or second.unit is None or second.unit.dimension != unit.dimension:
@@ -291,7 +291,7 @@ def _with_degrees(quantity: Quantity) -> Quantity:
 
 
 def _expanded(quantity: Quantity) -> Answer:
-    r"""Both values of a quantity with `\pm`."""
+    r"""Return both values of a quantity with `\pm`."""
     if not quantity.formula.has(PLUS_MINUS):
         return quantity
     formulas = [quantity.formula.subs(PLUS_MINUS, sign) for sign in (1, -1)]

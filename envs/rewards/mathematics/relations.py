@@ -94,7 +94,7 @@ def _split_at_signs(tokens: Sequence[AnswerToken]) -> tuple[list[list[AnswerToke
 
 
 def _name(tokens: Sequence[AnswerToken]) -> str | None:
-    """The name that a side of an equation is, such as `x`, `a_1` and `f(x)`; None if it is not a name."""
+    """Return the name that a side of an equation is, such as `x` and `f(x)`; None if it is not a name."""
     text = "".join(token.text for token in tokens if not token.is_symbol("{", "}"))
     if any(
         token.is_command("angle", "triangle", "overline", "vec", "hat", "measuredangle", "mathrm") for token in tokens

@@ -48,7 +48,7 @@ _CHOICE_LETTERS = "ABCDEFGHIJ"
 
 
 def as_words(tokens: Sequence[AnswerToken], *, always: bool = False) -> Answer | None:
-    """A text of words alone. Numerals and texts with a meaning in mathematics become what they mean."""
+    """Read a text that has only words. Numerals and words of mathematics become what they mean."""
     plain = [token for token in tokens if not token.is_symbol(".", ",", "'", "-", "!", "?", ":", '"')]
     if not always and not _are_words(plain):
         return None
@@ -81,7 +81,7 @@ def as_words(tokens: Sequence[AnswerToken], *, always: bool = False) -> Answer |
 
 
 def _are_words(tokens: Sequence[AnswerToken]) -> bool:
-    """Whether tokens are words alone. The letter `a` is one if a word follows it."""
+    """Whether tokens are only words. The letter `a` is one if a word follows it."""
     following = [*tokens[1:], None]
     return all(
         token.kind == "word" or (token.text in ("a", "A") and after is not None and after.kind == "word")
@@ -90,7 +90,7 @@ def _are_words(tokens: Sequence[AnswerToken]) -> bool:
 
 
 def _counted(tokens: Sequence[AnswerToken]) -> Quantity | None:
-    """A numeral with the thing that it counts, such as "five apples" and "twenty percent"."""
+    """Read a numeral with the thing that it counts, such as "five apples" and "twenty percent"."""
     *words, thing = [token.text.lower() for token in tokens]
     number = numeral(words)
     if number is None or tokens[-1].is_word(*NEGATIONS, *_PARTS, *_SCALES, *_COMPARED):
@@ -108,7 +108,7 @@ def _is_verdict(tokens: Sequence[AnswerToken]) -> bool:
 
 
 def _several_letters(tokens: Sequence[AnswerToken]) -> Choice | None:
-    """The letters of a question with several right choices, such as `ABD`, in alphabetical order."""
+    """Read the letters of several right choices, such as `ABD`, in alphabetical order."""
     text = "".join(token.text for token in tokens)
     is_choice = 1 < len(text) <= len(_CHOICE_LETTERS) and set(text) <= set(_CHOICE_LETTERS)
     return Choice("".join(sorted(text))) if is_choice and len(set(text)) == len(text) else None
@@ -151,7 +151,7 @@ def fraction_words(words: Sequence[str]) -> Fraction | None:
 
 
 def as_choice(tokens: Sequence[AnswerToken], read: Callable[[Sequence[AnswerToken]], Answer]) -> Choice | None:
-    """A letter in brackets, or with a sign after it, and perhaps the value of that choice."""
+    """Read a letter in brackets, or with a sign after it, and perhaps the value of that choice."""
     at = 1 if tokens[0].is_word("option", "choice", "answer") else 0
     if at == 1 and len(tokens) > 2 and tokens[1].is_word("is"):
         at = 2
