@@ -28,7 +28,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from toolgym.tools.errors import ConfigError, check_seconds, require_whole_number, shorten
-from toolgym.tools.judge import in_sandbox
 from toolgym.tools.judge.cases import (
     AssertTest,
     CheckerTest,
@@ -39,7 +38,8 @@ from toolgym.tools.judge.cases import (
     Verdict,
     VerdictStatus,
 )
-from toolgym.tools.judge.link import Link, NotJudgeableError
+from toolgym.tools.judge.inside import in_sandbox
+from toolgym.tools.judge.inside.link import Link, NotJudgeableError
 from toolgym.tools.judge.running import verdicts
 from toolgym.tools.judge.running.checkers import checked
 from toolgym.tools.judge.running.commands import command_of, runs_in_place

@@ -6,7 +6,7 @@ import numpy
 import pytest
 
 from toolgym.tools.judge import AssertTest, FunctionTest, StdioTest, VerdictStatus
-from toolgym.tools.judge.emptiness import EmptyError, guard_numpy
+from toolgym.tools.judge.inside.emptiness import EmptyError, guard_numpy
 
 SECRET = "98765432123"
 """Stands in the tests alone."""

@@ -87,7 +87,7 @@ async def test_no_test_sees_what_another_one_left(judge, what):
 async def test_a_script_starts_each_test_as_the_interpreter_would(judge):
     program = (
         "import sys\nassert __name__ == '__main__' and sys.argv == [__file__] or sys.argv == ['main.py']\n"
-        "assert 'toolgym.tools.judge.link' not in sys.modules and 'main' not in globals(), list(globals())\n"
+        "assert 'toolgym.tools.judge.inside.link' not in sys.modules and 'main' not in globals(), list(globals())\n"
         "def depth(n):\n    try:\n        return depth(n + 1)\n    except RecursionError:\n        return n\n"
         "print(input(), depth(1))"
     )

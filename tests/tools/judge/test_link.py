@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from toolgym.tools.judge import AssertTest, FunctionTest, VerdictStatus
 from toolgym.tools.judge.comparing import read_value
-from toolgym.tools.judge.in_sandbox import prepare
-from toolgym.tools.judge.link import OPERATIONS, Link
+from toolgym.tools.judge.inside.in_sandbox import prepare
+from toolgym.tools.judge.inside.link import OPERATIONS, Link
 
 SECRET = 98765432123
 """Stands in the tests alone."""
@@ -125,7 +125,7 @@ FORGED = {
     "classes of the judge": (
         "def forged(message):\n    if message[0] == 'answer' and message[1] > 3:\n"
         "        base = ['class', [None, 'builtins', 'BaseException', None]]\n"
-        "        kind = {'class': [7, 'toolgym.tools.judge.link', 'NotJudgeableError', {base[0]: base[1]}]}\n"
+        "        kind = {'class': [7, 'toolgym.tools.judge.inside.link', 'NotJudgeableError', {base[0]: base[1]}]}\n"
         "        message = ['raised', message[1], {'error': [kind, ['let me off'], None]}]\n    send(message)\n"
         "link._send = forged"
     ),

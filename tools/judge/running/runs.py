@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from toolgym.tools.errors import ConfigError, SandboxError, SandboxUnsupportedError
-from toolgym.tools.judge import emptiness, in_sandbox, link, supervise
+from toolgym.tools.judge.inside import emptiness, in_sandbox, link, supervise
 from toolgym.tools.sandbox.base import ExecutionResult, ExecutionStatus, Sandbox
 
 AT_ONCE = 8
@@ -48,7 +48,7 @@ MIN_IDLE = 2.0
 _MAX_WALL = 3000.0
 """Wall seconds of one run of the sandbox. Servers refuse more than an hour."""
 
-_PACKAGE = "toolgym.tools.judge"
+_PACKAGE = "toolgym.tools.judge.inside"
 
 
 @dataclass(frozen=True)

@@ -32,8 +32,8 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from toolgym.tools.judge import emptiness, supervise
-from toolgym.tools.judge.link import (
+from toolgym.tools.judge.inside import emptiness, supervise
+from toolgym.tools.judge.inside.link import (
     DATA_MODULES,
     OPERATIONS,
     BrokenLinkError,
@@ -42,7 +42,7 @@ from toolgym.tools.judge.link import (
     encode_integer,
     said,
 )
-from toolgym.tools.judge.supervise import (
+from toolgym.tools.judge.inside.supervise import (
     Folder,
     LimitError,
     LimitWatch,
@@ -301,7 +301,7 @@ def _hide_judge() -> None:
     main = sys.modules["__main__"].__dict__
     for name in [name for name in main if not (name.startswith("__") and name.endswith("__"))]:
         del main[name]
-    for module in [module for module in sys.modules if module.startswith("toolgym.tools.judge")]:
+    for module in [module for module in sys.modules if module.startswith("toolgym.tools.judge.inside")]:
         del sys.modules[module]
     sys.excepthook = _show_error
     sys.setrecursionlimit(sys.getrecursionlimit() + 1)  # for the call that runs the script
