@@ -1,1 +1,1 @@
-"""What the judge runs inside a sandbox. It needs only Linux and the standard library: see `in_sandbox`."""
+"""Files that the judge sends to a sandbox. They need only Linux and the standard library: see `in_sandbox`."""

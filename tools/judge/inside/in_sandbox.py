@@ -1,13 +1,13 @@
 """Runs inside a sandbox: a program in some processes, its tests in another.
 
-The judge sends the sources of this file, of `supervise` and of `link`, followed by a call of `main`, which forks first.
+The judge sends the files of this folder, followed by a call of `main`, which forks first.
 The child becomes the *loader*: it waits, and later loads the program once and forks a process for each test. The parent
 reads the tests and a secret word from standard input, runs the tests, and prints the word with each outcome. So the
 program's processes never hold the tests or the word in any object, nor the descriptors of the parent, and the kernel
 refuses them the parent's memory (`PR_SET_DUMPABLE`). A failure before the program runs is no fault of the program.
 
 Only plain data crosses between the program and assertions: see `link`. The tests hold a `Remote` of each other object.
-The file needs only the standard library, `link` and `supervise`.
+The folder needs only Linux and the standard library.
 """
 
 from __future__ import annotations
@@ -32,7 +32,18 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from toolgym.tools.judge.inside import emptiness, supervise
+from toolgym.tools.judge.inside import emptiness, processes
+from toolgym.tools.judge.inside.files import Folder, Streams
+from toolgym.tools.judge.inside.limits import (
+    LimitError,
+    LimitWatch,
+    SliceOverError,
+    TestLimits,
+    alarm,
+    await_end,
+    cpu_clock,
+    prepare_alarm,
+)
 from toolgym.tools.judge.inside.link import (
     DATA_MODULES,
     OPERATIONS,
@@ -42,16 +53,7 @@ from toolgym.tools.judge.inside.link import (
     encode_integer,
     said,
 )
-from toolgym.tools.judge.inside.supervise import (
-    Folder,
-    LimitError,
-    LimitWatch,
-    SliceOverError,
-    Streams,
-    TestLimits,
-    WatchedReader,
-    WatchedWriter,
-)
+from toolgym.tools.judge.inside.pipes import Pipe, WatchedReader, WatchedWriter, drain, is_drained
 
 _SHORT_NAMES = {"np": "numpy", "pd": "pandas"}
 _MAX_MESSAGE = 65536
@@ -95,7 +97,7 @@ class Loader:
         self.streams = Streams() if script_name else None
         # Each pair is what the loader reads, and what it writes.
         control, calls = (os.pipe(), os.pipe()), (os.pipe(), os.pipe())
-        self.pid = supervise.fork_apart()
+        self.pid = processes.fork_apart()
         if self.pid == 0:
             theirs = [pair[at][at] for pair in (control, calls) for at in (0, 1)]
             streams = self.streams.files if self.streams is not None else ()
@@ -145,7 +147,7 @@ class Loader:
     def reap(self, limits: TestLimits) -> tuple[int, float]:
         """Wait for the end of the last test's process. Returns its exit status, and CPU seconds with its children."""
         if not self.can_share:
-            return supervise.reap(self.pid)
+            return processes.reap(self.pid)
         try:
             status, cpu = self._receive(LimitWatch(self.pid, limits, alone=True)).split()
             return int(status), float(cpu)
@@ -154,12 +156,12 @@ class Loader:
 
     def is_ready(self) -> bool:
         """Empty what the last test left in the pipes. Returns whether the loader can fork for another test."""
-        return self.can_share and supervise.drain(self.answers) and supervise.is_drained(self.asks)
+        return self.can_share and drain(self.answers) and is_drained(self.asks)
 
     def end(self) -> None:
-        supervise.kill(self.pid)
+        processes.kill(self.pid)
         with contextlib.suppress(OSError):
-            supervise.reap(self.pid)
+            processes.reap(self.pid)
 
     def _ask(self, message: bytes, watch: LimitWatch) -> bytes:
         try:
@@ -189,19 +191,19 @@ def _be_loader(
     """
     control, replies, reader, writer = pipes
     _leave_parent([*pipes, *streams])
-    supervise.be_dumpable()
+    processes.be_dumpable()
     data = os.read(control, _MAX_MESSAGE)
     if not data:
         os._exit(0)
     limits = json.loads(data)
-    supervise.limit_cpu(limits["seconds"])
-    supervise.limit_memory(limits["memory_mb"])
-    supervise.free_stack(limits["memory_mb"])
+    processes.limit_cpu(limits["seconds"])
+    processes.limit_memory(limits["memory_mb"])
+    processes.free_stack(limits["memory_mb"])
     module = types.ModuleType("solution")
     namespace = module.__dict__
     script: types.CodeType | BaseException | None = None
     error = ""
-    own_pid, fork, wait, read, write = os.getpid, supervise.fork, supervise.reap, os.read, os.write
+    own_pid, fork, wait, read, write = os.getpid, processes.fork, processes.reap, os.read, os.write
     if script_name:
         write(replies, b'""\n')
         script = _compiled_script(program, script_name)
@@ -212,12 +214,12 @@ def _be_loader(
         sys.setrecursionlimit(sys.getrecursionlimit() + _OWN_CALLS)
         write(replies, json.dumps(_error_of(setup, "<setup>", namespace)).encode() + b"\n")
         error = _error_of(program, "solution.py", namespace)
-    reply = [error, supervise.is_alone()]
-    pipe = supervise.Pipe(reader, writer)
+    reply = [error, processes.is_alone()]
+    pipe = Pipe(reader, writer)
     link = Link(pipe, pipe, {**OPERATIONS, **_operations(namespace)}, True)
     gc.collect()  # or each script ends with a thorough one
     gc.freeze()
-    supervise.unfreeze(sys.modules["__main__"].__dict__)
+    processes.unfreeze(sys.modules["__main__"].__dict__)
     write(replies, json.dumps(reply).encode() + b"\n")
     while data := read(control, _MAX_MESSAGE):
         shares = data.startswith(b"share")
@@ -364,12 +366,12 @@ class CompiledProgram:
         return True
 
     def reap(self, limits: TestLimits) -> tuple[int, float]:
-        return supervise.reap(self.pid)
+        return processes.reap(self.pid)
 
     def end(self) -> None: ...
 
     def _start(self, argv: Sequence[str], fds: Sequence[int], limits: TestLimits, *, native: bool = False) -> int:
-        self.pid = supervise.start(
+        self.pid = processes.start(
             argv, fds, self._environment, limits.seconds, self._memory_mb if native else None, native=native
         )
         return self.pid
@@ -393,9 +395,9 @@ def main(kind: str, setup: str, program: str, file_name: str, command: Mapping[s
     sys.set_int_max_str_digits(0)
     subject: Loader | CompiledProgram
     try:
-        supervise.guard()
+        processes.guard()
         if command is not None:
-            supervise.check_can_fork()
+            processes.check_can_fork()
             subject = CompiledProgram(command, program)
         else:
             subject = Loader(setup, program, file_name if kind == "script" else "")
@@ -407,7 +409,7 @@ def main(kind: str, setup: str, program: str, file_name: str, command: Mapping[s
     # The program may write modules to its folder.
     sys.path[:] = [folder for folder in sys.path if folder and folder != os.getcwd()]
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    supervise.prepare_alarm()
+    prepare_alarm()
     task = _read_task()
     try:
         _judge(task, subject)
@@ -434,7 +436,7 @@ def _judge(task: dict[str, Any], subject: Loader | CompiledProgram) -> None:
         _say(task, {"load": status, "error": error, "unprepared": _unprepared(tests)})
         return
     folder = Folder()
-    left = max(task["slice"], 3 * supervise.cpu_clock(subject.pid))
+    left = max(task["slice"], 3 * cpu_clock(subject.pid))
     for number, test in enumerate(tests):
         try:
             outcome = test.outcome or test.run(subject, left if number else None)
@@ -444,7 +446,7 @@ def _judge(task: dict[str, Any], subject: Loader | CompiledProgram) -> None:
         if outcome["status"] not in ("value", "output", "passed") and task["stop"]:
             return
         left -= outcome.get("seconds", 0.0)
-        if left < 0 or not (subject.is_ready() and supervise.end_leftovers() and folder.is_clean()):
+        if left < 0 or not (subject.is_ready() and processes.end_leftovers() and folder.is_clean()):
             return
 
 
@@ -500,12 +502,12 @@ def _awaited(
     """Wait for a process. Returns its exit status, the seconds that it used, and the limit that it met, if any."""
     watch, failure = LimitWatch(pid, limits, left=left), None
     try:
-        supervise.await_end(pid, watch, lambda: streams.check(limits.output_bytes))
+        await_end(pid, watch, lambda: streams.check(limits.output_bytes))
         watch.glance()
         streams.check(limits.output_bytes)
     except LimitError as error:
         failure = (str(error.args[0]), str(error.args[1]))
-        supervise.kill(pid)
+        processes.kill(pid)
     except OSError as error:
         raise BrokenLinkError("the program's process has ended") from error
     status, cpu = subject.reap(limits)
@@ -524,10 +526,10 @@ class _CallTest(_Test):
         except (LimitError, BrokenLinkError) as error:
             return _ended(error)
         watch = LimitWatch(pid, self.limits, with_tests=True, left=left)
-        with supervise.alarm(self.limits.seconds):
+        with alarm(self.limits.seconds):
             outcome = self.outcome_of(subject.link(watch))
         watch.glance()
-        supervise.kill(pid)
+        processes.kill(pid)
         try:
             _, cpu = subject.reap(self.limits)
         except BrokenLinkError:

@@ -22,7 +22,15 @@ from pathlib import Path
 from typing import Any
 
 from toolgym.tools.errors import ConfigError, SandboxError, SandboxUnsupportedError
-from toolgym.tools.judge.inside import emptiness, in_sandbox, link, supervise
+from toolgym.tools.judge.inside import (
+    emptiness,
+    files,
+    in_sandbox,
+    limits,
+    link,
+    pipes,
+    processes,
+)
 from toolgym.tools.sandbox.base import ExecutionResult, ExecutionStatus, Sandbox
 
 AT_ONCE = 8
@@ -405,7 +413,7 @@ _needs_source: weakref.WeakSet[Sandbox] = weakref.WeakSet()
 @functools.cache
 def _driver(*, as_source: bool) -> str:
     """Return the code that runs in the sandbox: compiled for a Python of this version, or as source."""
-    modules = (link, supervise, emptiness, in_sandbox)
+    modules = (link, limits, pipes, files, processes, emptiness, in_sandbox)
     sources: list[Any] = [Path(str(module.__file__)).read_text("utf-8") for module in modules]
     if not as_source:
         sources = [compile(source, "<judge>", "exec", optimize=2) for source in sources]
