@@ -38,7 +38,6 @@ from toolgym.tools.judge.cases import (
     Verdict,
     VerdictStatus,
 )
-from toolgym.tools.judge.inside import in_sandbox
 from toolgym.tools.judge.inside.link import Link, NotJudgeableError
 from toolgym.tools.judge.running import verdicts
 from toolgym.tools.judge.running.checkers import checked
@@ -60,6 +59,19 @@ COMPILE_TIMEOUT = 60.0
 
 _OUTPUT = 1 << 20
 """Bytes that a program may print in addition to twice the expected output."""
+
+PRELUDE = """
+import bisect, collections, copy, datetime, functools, heapq, itertools, math, operator, random, re, string, sys
+from bisect import *
+from collections import *
+from functools import *
+from heapq import *
+from itertools import *
+from math import *
+from typing import *
+from builtins import pow
+"""
+"""Names for function tests without an import, as in LiveCodeBench. `math` has another `pow`."""
 
 
 class Judge:
@@ -223,7 +235,7 @@ def _group(test: Test) -> tuple[str, str]:
         return "interactive", ""
     if isinstance(test, StdioTest | CheckerTest):
         return "script", ""
-    return "functions", in_sandbox.PRELUDE if isinstance(test, FunctionTest) else test.setup
+    return "functions", PRELUDE if isinstance(test, FunctionTest) else test.setup
 
 
 def _job(test: Test, limit: ProcessLimit) -> JudgeJob:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from toolgym.tools.judge import AssertTest, FunctionTest, VerdictStatus
 from toolgym.tools.judge.comparing import read_value
-from toolgym.tools.judge.inside.in_sandbox import prepare
+from toolgym.tools.judge.inside.kinds import prepare
 from toolgym.tools.judge.inside.link import OPERATIONS, Link
 
 SECRET = 98765432123

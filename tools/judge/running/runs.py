@@ -23,11 +23,14 @@ from typing import Any
 
 from toolgym.tools.errors import ConfigError, SandboxError, SandboxUnsupportedError
 from toolgym.tools.judge.inside import (
+    compiled,
     emptiness,
     files,
     in_sandbox,
+    kinds,
     limits,
     link,
+    loader,
     pipes,
     processes,
 )
@@ -413,7 +416,7 @@ _needs_source: weakref.WeakSet[Sandbox] = weakref.WeakSet()
 @functools.cache
 def _driver(*, as_source: bool) -> str:
     """Return the code that runs in the sandbox: compiled for a Python of this version, or as source."""
-    modules = (link, limits, pipes, files, processes, emptiness, in_sandbox)
+    modules = (link, limits, pipes, files, processes, emptiness, loader, compiled, kinds, in_sandbox)
     sources: list[Any] = [Path(str(module.__file__)).read_text("utf-8") for module in modules]
     if not as_source:
         sources = [compile(source, "<judge>", "exec", optimize=2) for source in sources]
