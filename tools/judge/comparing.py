@@ -141,7 +141,7 @@ class Other:
 
 
 def read_value(encoded: Any) -> Any:
-    """Read a value that `inside.kinds.plain` has written."""
+    """Read a value that `inside.values.plain` has written."""
     if isinstance(encoded, list):
         return [read_value(item) for item in encoded]
     if not isinstance(encoded, dict):

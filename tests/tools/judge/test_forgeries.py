@@ -190,6 +190,58 @@ async def test_no_reply_of_a_loader_passes_a_test(judge, reply):
     assert all(verdict.detail != "got 1, expected 9" for verdict in verdicts), "the loader was not found"
 
 
+LINES = [
+    b'{"value": 9}{"value": 9}',
+    b'{"value": [9, ' + b"9" * 5000 + b"]}",
+    b"[" * 100_000,
+    b'{"value": ' + b"[" * 400 + b"9" + b"]" * 400 + b"}",
+    b"9" * 2_000_000,
+    b'"value"',
+    b"{}",
+    b"null",
+    b'{"value": {"dict": 9}}',
+    b'{"value": {"dict": [[9]]}}',
+    b'{"value": {"int": 9}}',
+    b'{"value": {"int": "x"}}',
+    b'{"value": {"other": {}}}',
+    b'{"value": {"int": "0x9", "other": "9"}}',
+    b'{"value": {}}',
+    b'{"error": {"value": 9}}',
+    b'{"error": "", "value": 9}',
+    b'{"status": "value", "error": "9", "value": 9}',
+    b'{"status": "passed", "error": ""}',
+    b"\xff",
+    b'{"value": NaN}',
+    b'{"value": "9"}',
+    b'{"value": 9, "status": "passed"}',
+    b"",
+]
+"""What a program may write in place of the line that holds the value of its function."""
+
+
+async def test_no_forged_line_passes_a_function_test(judge):
+    program = (
+        f"import os, stat\nLINES = {LINES!r}\ndef f(n):\n    for fd in range(3, 64):\n"
+        "        try:\n            if stat.S_ISFIFO(os.fstat(fd).st_mode):\n"
+        "                line = LINES[n] + b'\\n'\n"
+        "                while line: line = line[os.write(fd, line):]\n"
+        "        except OSError: pass\n    os._exit(0)"
+    )
+    tests = [FunctionTest("f", [n], 9) for n in range(len(LINES))]
+    for verdict in await judge(stop_at_failure=False, timeout=20.0).judge(program, tests):
+        assert verdict.status in (VerdictStatus.WRONG, VerdictStatus.ERROR), verdict
+
+
+async def test_endless_reply_is_cut(judge):
+    program = (
+        "import os, stat\ndef f():\n    for fd in range(3, 64):\n"
+        "        try:\n            while stat.S_ISFIFO(os.fstat(fd).st_mode): os.write(fd, b'[' * 60000)\n"
+        "        except OSError: pass\n"
+    )
+    [verdict] = await judge(timeout=20.0).judge(program, [FunctionTest("f", [], 9)])
+    assert verdict.status is VerdictStatus.LIMIT, verdict
+
+
 async def test_names_of_a_tuple_replace_no_methods(judge):
     for code in ("assert f(1).count(9) == 3", "assert f(1).index(9) == 7", "assert f(1).count == 3"):
         [verdict] = await judge().judge(NAMED, [AssertTest(code)])

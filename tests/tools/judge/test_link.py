@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import struct
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -258,12 +259,13 @@ class Hostile(io.BytesIO):
     def __init__(self, replies):
         super().__init__()
         self.left, self.number = list(replies), 0
+        self.seen = []
 
     def write(self, data):
         message = json.loads(data[4:])
         if message[0] == "ask":
             self.number = message[1]
-            self.seen = [*getattr(self, "seen", []), data]
+            self.seen.append(data)
         return len(data)
 
     def read(self, size=-1):
@@ -296,7 +298,11 @@ def task_of(test):
 )
 def test_no_bytes_pass(name, found, replies):
     hostile = Hostile([("answer", found, []), *replies])
-    report = prepare(task_of(TESTS[name])).outcome_of(Link(hostile, hostile, {"call": OPERATIONS["call"]}, False))
+    loader = SimpleNamespace(
+        link=lambda watch: Link(hostile, hostile, {"call": OPERATIONS["call"]}, False),
+        reply=lambda watch, output_bytes: json.dumps({"value": found}).encode(),
+    )
+    report = prepare(task_of(TESTS[name])).outcome_of(loader, None)
     json.dumps(report)
     assert report["status"] in ("wrong", "error", "value"), report
     if report["status"] == "value":

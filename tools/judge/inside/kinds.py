@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import ast
 import builtins
-import collections
 import contextlib
 import importlib
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from toolgym.tools.judge.inside import emptiness, processes
+from toolgym.tools.judge.inside import emptiness, processes, values
 from toolgym.tools.judge.inside.compiled import CompiledProgram, await_program
 from toolgym.tools.judge.inside.files import Folder
 from toolgym.tools.judge.inside.limits import LimitError, LimitWatch, SliceOverError, TestLimits, alarm
-from toolgym.tools.judge.inside.link import DATA_MODULES, BrokenLinkError, Link, NotJudgeableError, encode_integer, said
+from toolgym.tools.judge.inside.link import DATA_MODULES, BrokenLinkError, NotJudgeableError, said
 from toolgym.tools.judge.inside.loader import Loader
 
 _MAX_ERROR = 4000
@@ -65,31 +64,33 @@ class _ScriptTest(SandboxTest):
 
 
 class _CallTest(SandboxTest):
-    """Calls functions of the program, from here."""
+    """Calls functions of the program."""
 
     def run(self, subject: Loader | CompiledProgram, left: float | None) -> dict[str, Any]:
         assert isinstance(subject, Loader)
+        limits, cpu = self.limits, 0.0
         try:
-            pid = subject.fork(self.limits)
+            pid = self.begin(subject)
         except (LimitError, BrokenLinkError) as error:
             return _ended(error)
-        watch = LimitWatch(pid, self.limits, with_tests=True, left=left)
-        with alarm(self.limits.seconds):
-            outcome = self.outcome_of(subject.link(watch))
+        watch = LimitWatch(pid, limits, with_tests=True, left=left)
+        outcome = self.outcome_of(subject, watch)
         watch.glance()
         processes.kill(pid)
-        try:
-            _, cpu = subject.reap(self.limits)
-        except BrokenLinkError:
-            cpu = 0.0
-        if max(watch.cpu, cpu) > self.limits.seconds:
-            outcome = {"status": "timeout", "error": f"it used more than {self.limits.seconds:g} s of CPU time"}
+        with contextlib.suppress(BrokenLinkError):
+            _, cpu = subject.reap(limits)
+        if max(watch.cpu, cpu) > limits.seconds:
+            outcome = {"status": "timeout", "error": f"it used more than {limits.seconds:g} s of CPU time"}
         return {**outcome, "seconds": max(watch.used, cpu)}
 
-    def outcome_of(self, link: Link) -> dict[str, Any]:
-        """Run the test over a link. Whatever the other end does, the outcome is a report."""
+    def begin(self, subject: Loader) -> int:
+        """Have a process forked for the test. Returns its id."""
+        return subject.fork(self.limits)
+
+    def outcome_of(self, subject: Loader, watch: LimitWatch) -> dict[str, Any]:
+        """Run the test. Whatever the other process does, the outcome is a report."""
         try:
-            return self.ask(link)
+            return self.ask(subject, watch)
         except NotJudgeableError as error:
             return {"status": "not_judgeable", "error": said(error)}
         except AssertionError as error:
@@ -97,11 +98,11 @@ class _CallTest(SandboxTest):
         except SliceOverError:
             raise
         except MemoryError:
-            return {"status": "limit", "error": "what the program returned does not fit into the memory"}
+            return {"status": "limit", "error": values.TOO_LARGE}
         except BaseException as error:  # noqa: BLE001  the tests run the program
             return _ended(error)
 
-    def ask(self, link: Link) -> dict[str, Any]:
+    def ask(self, subject: Loader, watch: LimitWatch) -> dict[str, Any]:
         raise NotImplementedError
 
 
@@ -113,9 +114,17 @@ def _ended(error: BaseException) -> dict[str, Any]:
 
 
 class _FunctionTest(_CallTest):
-    def ask(self, link: Link) -> dict[str, Any]:
-        args = [link.decode(value) for value in self.task["args"]]
-        return {"status": "value", "value": plain(link.ask("function", self.task["function"], *args))}
+    """Calls one function, and reads what it returned."""
+
+    def begin(self, subject: Loader) -> int:
+        return subject.call(self.task["function"], self.task["args"], self.limits)
+
+    def ask(self, subject: Loader, watch: LimitWatch) -> dict[str, Any]:
+        line = subject.reply(watch, self.limits.output_bytes)
+        try:
+            return values.read_reply(line)
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+            raise BrokenLinkError("the program's process has sent what is no value") from error
 
 
 class _AssertTest(_CallTest):
@@ -138,12 +147,13 @@ class _AssertTest(_CallTest):
         except BaseException as error:  # noqa: BLE001  the test's own fault, whatever it raises
             self.outcome = {"status": "not_judgeable", "error": f"{type(error).__name__}: {said(error)}"}
 
-    def ask(self, link: Link) -> dict[str, Any]:
-        values = link.ask("find", self._names)
-        if not values.keys() <= set(self._names):
-            raise BrokenLinkError("the program's process has sent names that were not asked for")
-        self._namespace.update(values)
-        exec(self._code, self._namespace)
+    def ask(self, subject: Loader, watch: LimitWatch) -> dict[str, Any]:
+        with alarm(self.limits.seconds):
+            names = subject.link(watch).ask("find", self._names)
+            if not names.keys() <= set(self._names):
+                raise BrokenLinkError("the program's process has sent names that were not asked for")
+            self._namespace.update(names)
+            exec(self._code, self._namespace)
         return {"status": "passed"}
 
 
@@ -151,23 +161,6 @@ def prepare(task: Mapping[str, Any]) -> SandboxTest:
     """Make a test ready to run."""
     kinds: dict[str, type[SandboxTest]] = {"script": _ScriptTest, "function": _FunctionTest, "assert": _AssertTest}
     return kinds[task["kind"]](task)
-
-
-def plain(value: Any) -> Any:
-    """Write a value for the judge: JSON, but for `{"dict": pairs}`, `{"int": hexadecimal}` and `{"other": text}`."""
-    if value is None or isinstance(value, bool | float | str):
-        return value
-    if isinstance(value, int):
-        return encode_integer(value)
-    if isinstance(value, list | tuple | collections.deque):
-        return [plain(item) for item in value]
-    if isinstance(value, dict):
-        return {"dict": [[plain(key), plain(item)] for key, item in value.items()]}
-    if type(value).__module__ == "numpy":
-        return plain(value.tolist())
-    if type(value).__module__ in ("decimal", "fractions") and value == float(value):
-        return float(value)
-    return {"other": said(value)}
 
 
 def _asked(tree: ast.Module, entry_points: Sequence[str], namespace: dict[str, Any]) -> list[str]:

@@ -24,6 +24,8 @@ DATA_MODULES = frozenset({"numpy", "sympy", "pandas", "scipy"})
 """Modules beside the standard library's that tests may use."""
 
 _LONG = 1 << 4000
+_MAX_DIGITS = 4000
+"""Digits of an integer in JSON. Longer integers cross in hexadecimal."""
 _MAX_MESSAGE = 1 << 30
 _FRAMEWORKS = frozenset(
     {"unittest", "doctest", "bdb", "pdb", "asyncio", "concurrent", "multiprocessing", "threading", "_thread", "test"}
@@ -116,6 +118,16 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
 """Operations of the program's objects for the tests."""
 
 
+def read_json(data: bytes) -> Any:
+    """Read JSON from the other end. Raises ValueError for long decimal integers, which take quadratic time to read."""
+    limit = sys.get_int_max_str_digits()
+    sys.set_int_max_str_digits(_MAX_DIGITS)
+    try:
+        return json.loads(data)
+    finally:
+        sys.set_int_max_str_digits(limit)
+
+
 class Stream(Protocol):
     """One end of a pipe, or both."""
 
@@ -163,7 +175,7 @@ class Link:
         if not data:
             raise BrokenLinkError("the program's process has ended")
         try:
-            kind, *content = json.loads(data)
+            kind, *content = read_json(data)
             shape = _SHAPES[kind]
             if len(content) != len(shape) or not all(map(isinstance, content, shape)):
                 raise TypeError(kind)

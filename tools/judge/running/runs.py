@@ -31,8 +31,10 @@ from toolgym.tools.judge.inside import (
     limits,
     link,
     loader,
+    loading,
     pipes,
     processes,
+    values,
 )
 from toolgym.tools.sandbox.base import ExecutionResult, ExecutionStatus, Sandbox
 
@@ -416,7 +418,7 @@ _needs_source: weakref.WeakSet[Sandbox] = weakref.WeakSet()
 @functools.cache
 def _driver(*, as_source: bool) -> str:
     """Return the code that runs in the sandbox: compiled for a Python of this version, or as source."""
-    modules = (link, limits, pipes, files, processes, emptiness, loader, compiled, kinds, in_sandbox)
+    modules = (link, limits, pipes, files, processes, emptiness, values, loading, loader, compiled, kinds, in_sandbox)
     sources: list[Any] = [Path(str(module.__file__)).read_text("utf-8") for module in modules]
     if not as_source:
         sources = [compile(source, "<judge>", "exec", optimize=2) for source in sources]

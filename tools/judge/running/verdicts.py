@@ -12,7 +12,7 @@ from typing import Any
 from toolgym.tools.errors import SandboxError, shorten
 from toolgym.tools.judge import comparing
 from toolgym.tools.judge.cases import FunctionTest, StdioTest, Verdict, VerdictStatus
-from toolgym.tools.judge.inside.kinds import plain
+from toolgym.tools.judge.inside.values import plain
 from toolgym.tools.judge.running.runs import JobOutcome
 from toolgym.tools.sandbox.base import ExecutionResult, ExecutionStatus, Sandbox
 
