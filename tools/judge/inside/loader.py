@@ -12,14 +12,14 @@ import json
 import marshal
 import os
 import types
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from toolgym.tools.judge.inside import processes
 from toolgym.tools.judge.inside.files import Streams
 from toolgym.tools.judge.inside.limits import LimitError, LimitWatch, TestLimits
 from toolgym.tools.judge.inside.link import OPERATIONS, BrokenLinkError, Link
-from toolgym.tools.judge.inside.loading import FORK, MAX_MESSAGE, be_loader
+from toolgym.tools.judge.inside.loading import FORK, MAX_MESSAGE, PID_SIZE, be_loader
 from toolgym.tools.judge.inside.pipes import WatchedReader, WatchedWriter, drain, is_drained
 
 _NO_REFERENCES = 2
@@ -56,7 +56,7 @@ class Loader:
         self.asks, self.answers = calls[0][1], calls[1][0]
         os.set_blocking(self.asks, False)
         self.can_share = True
-        self._received = self._unsent = b""
+        self._unsent = b""
 
     def load(self, limits: TestLimits, memory_mb: int | None) -> tuple[str, str]:
         """Load the program. Returns the status of all its tests and an error, both empty if it could be loaded.
@@ -66,10 +66,12 @@ class Loader:
         message = json.dumps({"seconds": limits.seconds, "memory_mb": memory_mb}).encode()
         watch = LimitWatch(self.pid, limits)
         try:
-            failed = json.loads(self._ask(message, watch))
+            self._send(message)
+            replies = self._lines(watch)
+            failed = json.loads(next(replies))
             if failed:
                 return "not_judgeable", str(failed)
-            error, shares = json.loads(self._receive(watch))
+            error, shares = json.loads(next(replies))
             self.can_share = bool(shares)
             return ("error", str(error)) if error else ("", "")
         except LimitError as error:
@@ -113,7 +115,9 @@ class Loader:
 
     def _fork(self, message: bytes, limits: TestLimits) -> int:
         try:
-            return int(self._ask(message, LimitWatch(self.pid, limits, alone=True)))
+            watch = LimitWatch(self.pid, limits, alone=True)
+            self._send(message)
+            return int(self._read(PID_SIZE, watch))
         except ValueError as error:
             raise BrokenLinkError(_ENDED) from error
 
@@ -127,12 +131,9 @@ class Loader:
         """Wait for the end of the last test's process. Returns its exit status, and CPU seconds with its children."""
         if not self.can_share:
             return processes.reap(self.pid)
-        watch = LimitWatch(self.pid, limits, alone=True)
         try:
-            while len(self._received) < processes.REPORT_SIZE:
-                self._read_more(watch)
-            report, self._received = self._received, b""
-            return processes.read_report(report)
+            watch = LimitWatch(self.pid, limits, alone=True)
+            return processes.read_report(self._read(processes.REPORT_SIZE, watch))
         except (ValueError, LimitError) as error:
             raise BrokenLinkError(_ENDED) from error
 
@@ -145,26 +146,34 @@ class Loader:
         with contextlib.suppress(OSError):
             processes.reap(self.pid)
 
-    def _ask(self, message: bytes, watch: LimitWatch) -> bytes:
+    def _send(self, message: bytes) -> None:
         try:
             os.write(self._asks, message)
         except OSError as error:
             raise BrokenLinkError(_ENDED) from error
-        return self._receive(watch)
 
-    def _receive(self, watch: LimitWatch) -> bytes:
-        """Read a line. Raises BrokenLinkError if the loader has ended."""
-        while b"\n" not in self._received:
-            self._read_more(watch)
-        line, _, self._received = self._received.partition(b"\n")
-        return line
+    def _lines(self, watch: LimitWatch) -> Iterator[bytes]:
+        """Yield the lines of its replies. Raises BrokenLinkError if the loader has ended."""
+        received = b""
+        while len(received) < MAX_MESSAGE:
+            received += self._read_some(MAX_MESSAGE, watch)
+            *lines, received = received.split(b"\n")
+            yield from lines
+        raise BrokenLinkError(_ENDED)
 
-    def _read_more(self, watch: LimitWatch) -> None:
+    def _read(self, size: int, watch: LimitWatch) -> bytes:
+        """Read a reply of a fixed size, and nothing of the next one: that one tells that a test's process has ended."""
+        received = b""
+        while len(received) < size:
+            received += self._read_some(size - len(received), watch)
+        return received
+
+    def _read_some(self, most: int, watch: LimitWatch) -> bytes:
         watch.wait(self._replies)
-        part = os.read(self._replies, MAX_MESSAGE)
-        self._received += part
-        if not part or len(self._received) > MAX_MESSAGE:
+        part = os.read(self._replies, most)
+        if not part:
             raise BrokenLinkError(_ENDED)
+        return part
 
 
 def _is_plain(value: object) -> bool:

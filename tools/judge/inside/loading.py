@@ -25,6 +25,8 @@ from toolgym.tools.judge.inside.link import OPERATIONS, Link, said
 from toolgym.tools.judge.inside.pipes import Pipe
 
 MAX_MESSAGE = 65536
+PID_SIZE = 8
+"""Bytes of the reply that tells the id of a new process."""
 FORK = "fork"
 """What the loader is told for a test that talks to its process. For a call it is told the length of the call."""
 
@@ -96,14 +98,14 @@ def _fork_for_tests(control: int, replies: int, call: Callable[[int], NoReturn],
         if pid < 0:
             break
         if pid:
-            write(replies, b"%d\n" % pid)
+            write(replies, b"%8d" % pid)
             while wait(pid, *arguments) != pid:
                 if ctypes.get_errno() != errno.EINTR:
                     os._exit(0)
             write(replies, end)
             continue
         if not shares:
-            write(replies, b"%d\n" % os.getpid())
+            write(replies, b"%8d" % os.getpid())
         if not message.isdigit():
             return message
         leave_loader(control, replies, shares=shares)
