@@ -6,6 +6,7 @@ import pytest
 
 from toolgym.tools.errors import ConfigError, SandboxError, SandboxUnsupportedError
 from toolgym.tools.judge import AssertTest, FunctionTest, Judge, StdioTest, VerdictStatus
+from toolgym.tools.judge.running import runs
 from toolgym.tools.sandbox import ExecutionResult, ExecutionStatus, LocalSandbox, ProcessSandbox, Sandbox
 
 DOUBLE = "print(int(input()) * 2)"
@@ -266,6 +267,13 @@ async def test_a_plain_process_can_judge_too():
     async with ProcessSandbox() as sandbox:
         verdicts = await Judge(sandbox).judge("def f(n): return n", [AssertTest("assert f(2) == 2")])
     assert statuses(verdicts) == ["passed"]
+
+
+@pytest.mark.parametrize("form", runs._FORMS)
+async def test_code_reaches_a_sandbox_in_each_form(judge, monkeypatch, form):
+    monkeypatch.setattr(runs, "_FORMS", (form,))  # with only one form, one that the sandbox refuses is an error
+    assert all(verdict.passed for verdict in await judge().judge("print(input())", [StdioTest("1", "1")] * 2))
+    assert all(verdict.passed for verdict in await judge().judge("def f(n): return n", [FunctionTest("f", [1], 1)]))
 
 
 async def test_where_a_program_has_one_process_the_sandbox_is_to_blame():

@@ -41,7 +41,6 @@ def main(kind: str, setup: str, program: str, file_name: str, command: Mapping[s
         file_name: name of the file that calls this.
         command: how a program of another language is compiled and run.
     """
-    nothing = compile("", file_name, "exec")
     sys.set_int_max_str_digits(0)
     subject: Loader | CompiledProgram
     try:
@@ -55,7 +54,7 @@ def main(kind: str, setup: str, program: str, file_name: str, command: Mapping[s
                 return subject.script
     except (OSError, AttributeError) as error:  # the program has not run, so it is not to blame
         _say(_read_task(), {"status": "no_fork", "error": str(error)})
-        return nothing
+        return compile("", file_name, "exec")
     # The program may write modules to its folder.
     sys.path[:] = [folder for folder in sys.path if folder and folder != os.getcwd()]
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
@@ -65,7 +64,7 @@ def main(kind: str, setup: str, program: str, file_name: str, command: Mapping[s
         _judge(task, subject)
     finally:
         subject.end()
-    return nothing
+    return compile("", file_name, "exec")
 
 
 def _read_task() -> dict[str, Any]:

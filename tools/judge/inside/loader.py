@@ -19,7 +19,7 @@ from toolgym.tools.judge.inside import processes
 from toolgym.tools.judge.inside.files import Streams
 from toolgym.tools.judge.inside.limits import LimitError, LimitWatch, TestLimits
 from toolgym.tools.judge.inside.link import OPERATIONS, BrokenLinkError, Link
-from toolgym.tools.judge.inside.loading import FORK, MAX_MESSAGE, PID_SIZE, be_loader
+from toolgym.tools.judge.inside.loading import FORK, MAX_MESSAGE, PID_SIZE, be_loader, kept
 from toolgym.tools.judge.inside.pipes import WatchedReader, WatchedWriter, drain, is_drained
 
 _NO_REFERENCES = 2
@@ -47,6 +47,7 @@ class Loader:
         if self.pid == 0:
             theirs = [pair[at][at] for pair in (control, calls) for at in (0, 1)]
             streams = self.streams.files if self.streams is not None else ()
+            kept.append((self, control, calls, theirs, streams))
             self.script = be_loader(theirs, streams, setup, program, script_name)
             return
         for pair in (control, calls):

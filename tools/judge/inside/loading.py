@@ -36,7 +36,9 @@ _OWN_CALLS = 40
 _FIRST_FREE = 4
 """Descriptor 3 of a program's process may be the sandbox's."""
 _FILE = "<judge>"
-_close = os.close
+
+kept: list[object] = []
+"""Objects that the process of a script's test must not free: each would be a page to copy."""
 
 
 def be_loader(
@@ -56,43 +58,43 @@ def be_loader(
     processes.limit_cpu(limits["seconds"])
     processes.limit_memory(limits["memory_mb"])
     processes.free_stack(limits["memory_mb"])
-    module = types.ModuleType("solution")
-    namespace = module.__dict__
-    script: types.CodeType | BaseException | None = None
-    error = ""
-    if script_name:
-        os.write(replies, b'""\n')
-        script = _compiled_script(program, script_name)
-        _hide_judge()
-    else:
-        namespace["__builtins__"] = builtins
-        sys.modules["solution"] = module
-        sys.setrecursionlimit(sys.getrecursionlimit() + _OWN_CALLS)
-        os.write(replies, json.dumps(_error_of(setup, "<setup>", namespace)).encode() + b"\n")
-        error = _error_of(program, "solution.py", namespace)
-    shares = processes.is_alone()
-    pipe = Pipe(reader, writer)
-    link = Link(pipe, pipe, {**OPERATIONS, **_operations(namespace)}, True)
-    call = _caller(link, reader, writer, namespace)
-    gc.collect()  # or each script ends with a thorough one
-    gc.freeze()
-    processes.unfreeze(sys.modules["__main__"].__dict__)
-    os.write(replies, json.dumps([error, shares]).encode() + b"\n")
-    message = _fork_for_tests(control, replies, call, shares=shares)
     if not script_name:
-        _leave_loader(control, replies, shares=shares)
-        _serve(link)
+        _load_functions(control, replies, reader, writer, setup, program)
+    os.write(replies, b'""\n')
+    script = _compiled_script(program, script_name)
+    _hide_judge()
+    message = _fork_for_tests(control, replies, None, "")
     return _enter_script(script, streams, [script_name, *message.decode().split("\0")[1:]])
 
 
-def _fork_for_tests(control: int, replies: int, call: Callable[[int], NoReturn], *, shares: bool) -> bytes:
+def _load_functions(control: int, replies: int, reader: int, writer: int, setup: str, program: str) -> NoReturn:
+    """Load a program with functions, and serve its tests."""
+    module = sys.modules["solution"] = types.ModuleType("solution")
+    namespace = module.__dict__
+    namespace["__builtins__"] = builtins
+    sys.setrecursionlimit(sys.getrecursionlimit() + _OWN_CALLS)
+    os.write(replies, json.dumps(_error_of(setup, "<setup>", namespace)).encode() + b"\n")
+    error = _error_of(program, "solution.py", namespace)
+    pipe = Pipe(reader, writer)
+    link = Link(pipe, pipe, {**OPERATIONS, **_operations(namespace)}, True)
+    _fork_for_tests(control, replies, _caller(link, reader, writer, namespace), error)
+    _serve(link)
+
+
+def _fork_for_tests(control: int, replies: int, call: Callable[[int], NoReturn] | None, error: str) -> bytes:
     """Fork a process for each message, and report its end. Returns the message, in the process of a test.
 
     A process that only calls a function does not return: after the fork each object that it touches costs a page.
     """
-    read, write, fork, wait, leave_loader = os.read, os.write, processes.libc_fork, processes.libc_wait, _leave_loader
+    read, write, close, fork, wait = os.read, os.write, os.close, processes.libc_fork, processes.libc_wait
     report = processes.ChildReport()
+    kept.append(report)
     end, arguments = report.data, report.arguments
+    shares = processes.is_alone()
+    gc.collect()  # or each script ends with a thorough one
+    gc.freeze()
+    processes.unfreeze(sys.modules["__main__"].__dict__)
+    write(replies, json.dumps([error, shares]).encode() + b"\n")
     while message := read(control, MAX_MESSAGE):
         pid = fork() if shares else 0
         if pid < 0:
@@ -106,18 +108,15 @@ def _fork_for_tests(control: int, replies: int, call: Callable[[int], NoReturn],
             continue
         if not shares:
             write(replies, b"%8d" % os.getpid())
+        if call is None:
+            return message
+        close(control)
+        if shares:  # or the tests' process would not notice that this one has ended
+            close(replies)
         if not message.isdigit():
             return message
-        leave_loader(control, replies, shares=shares)
         call(int(message))
     os._exit(0)
-
-
-def _leave_loader(control: int, replies: int, *, shares: bool) -> None:
-    """Close what only the loader uses, or the tests' process would not notice its end."""
-    _close(control)
-    if shares:
-        _close(replies)
 
 
 def _leave_parent(kept: Sequence[int]) -> None:

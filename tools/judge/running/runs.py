@@ -18,24 +18,10 @@ import zlib
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import MAGIC_NUMBER
-from pathlib import Path
 from typing import Any
 
 from toolgym.tools.errors import ConfigError, SandboxError, SandboxUnsupportedError
-from toolgym.tools.judge.inside import (
-    compiled,
-    emptiness,
-    files,
-    in_sandbox,
-    kinds,
-    limits,
-    link,
-    loader,
-    loading,
-    pipes,
-    processes,
-    values,
-)
+from toolgym.tools.judge import inside
 from toolgym.tools.sandbox.base import ExecutionResult, ExecutionStatus, Sandbox
 
 AT_ONCE = 8
@@ -342,13 +328,13 @@ async def _run(
 
 async def _driven(sandbox: Sandbox, call: str, options: Any) -> ExecutionResult:
     """Run a call of the code that runs in the sandbox."""
-    for as_source in (False, True) if sandbox not in _needs_source else (True,):
-        run = await sandbox.run(f"{_driver(as_source=as_source)}\n{call}", **options)
+    for form in _FORMS[_forms.get(sandbox, 0) :]:
+        run = await sandbox.run(f"{_driver(form)}\n{call}", **options)
         if run.status is ExecutionStatus.SANDBOX_ERROR:
             raise SandboxError(f"a test could not be run: {run.message}")
-        if as_source or not run.stdout.startswith(_OTHER_PYTHON):
+        if form == "source" or not run.stdout.startswith(_OTHER_FORM):
             return run
-        _needs_source.add(sandbox)
+        _forms[sandbox] = _FORMS.index(form) + 1
     raise AssertionError
 
 
@@ -407,36 +393,39 @@ def _readable(text: object) -> str:
     return str(text).encode(errors="replace").decode()  # it may hold half a character
 
 
-_COMPILE = "compile(source, '<judge>', 'exec')"
-_OTHER_PYTHON = "the judge needs its source"
-"""Printed by a Python of another version than this one, before the program is loaded."""
+_FORMS = ("loaded", "compiled", "source")
+"""Forms of the code that runs in a sandbox. A `LocalSandbox` of this version has it loaded. Other sandboxes get it with
+each run: compiled, if their Python has this version."""
 
-_needs_source: weakref.WeakSet[Sandbox] = weakref.WeakSet()
-"""Sandboxes whose Python has another version than this one."""
+_OTHER_FORM = "the judge needs its files in another form"
+"""Printed before the program is loaded, where code of a form cannot run."""
+
+_forms: weakref.WeakKeyDictionary[Sandbox, int] = weakref.WeakKeyDictionary()
+"""The first of `_FORMS` that a sandbox may run, where it is not the first of all."""
+
+_NAME = "file_name = sys._getframe().f_code.co_filename\n"
 
 
 @functools.cache
-def _driver(*, as_source: bool) -> str:
-    """Return the code that runs in the sandbox: compiled for a Python of this version, or as source."""
-    modules = (link, limits, pipes, files, processes, emptiness, values, loading, loader, compiled, kinds, in_sandbox)
-    sources: list[Any] = [Path(str(module.__file__)).read_text("utf-8") for module in modules]
-    if not as_source:
+def _driver(form: str) -> str:
+    """Return the code that runs in the sandbox, in one of `_FORMS`."""
+    if form == "loaded":
+        refusal = f"if 'main' not in globals():\n    raise SystemExit(print({_OTHER_FORM!r}))\n"
+        return f"{inside.first_line()}\nimport sys\n{refusal}{_NAME}"
+    sources: list[Any] = [inside.source_of(name) for name in inside.FILES]
+    load, check = "compile(source, '<judge>', 'exec')", ""
+    if form == "compiled":
         sources = [compile(source, "<judge>", "exec", optimize=2) for source in sources]
+        load, check = "source", f"if _frozen_importlib_external.MAGIC_NUMBER != {MAGIC_NUMBER!r}:\n"
+        check += f"    raise SystemExit(print({_OTHER_FORM!r}))\n"
     packed = base64.b64encode(zlib.compress(marshal.dumps(sources), 9)).decode()
-    names = [module.__name__.rpartition(".")[2] for module in modules]
-    check = (
-        ""
-        if as_source
-        else f"if _frozen_importlib_external.MAGIC_NUMBER != {MAGIC_NUMBER!r}:\n"
-        f"    raise SystemExit(print({_OTHER_PYTHON!r}))\n"
-    )
     return (
         f"import base64, marshal, sys, types, zlib, _frozen_importlib_external\n{check}"
         f"sources = marshal.loads(zlib.decompress(base64.b64decode({packed!r})))\n"
         f"package = sys.modules[{_PACKAGE!r}] = types.ModuleType({_PACKAGE!r})\n"
-        f"for name, source in zip({names!r}, sources):\n"
+        f"for name, source in zip({inside.FILES!r}, sources):\n"
         f"    module = sys.modules[{_PACKAGE!r} + '.' + name] = types.ModuleType({_PACKAGE!r} + '.' + name)\n"
         "    setattr(package, name, module)\n"
-        f"    exec({_COMPILE if as_source else 'source'}, vars(module))\n"
-        "main, file_name = module.main, sys._getframe().f_code.co_filename\n"
+        f"    exec({load}, vars(module))\n"
+        f"main = module.main\n{_NAME}"
     )

@@ -44,6 +44,8 @@ _MAX_REASON = 500
 
 _FAILED = 3
 
+_JUDGE = "toolgym.tools.judge.inside"
+
 _PINNED_BYTES = 1 << 30
 """Memory that the template processes of a user may pin together, if root may say so; see `fork_pages`."""
 
@@ -65,6 +67,7 @@ def main(config: Mapping[str, Any]) -> NoReturn:
             resource.setrlimit(limit, (hard, hard))
             if 0 <= hard < wanted:  # RLIM_INFINITY is negative
                 resource.setrlimit(limit, (wanted, wanted))
+    _offer_judge()  # before the jail, in which these files may not be
     cgroups = _cgroups(config)
     jailed = jail.Jailed(0, os.path.isdir("/proc/self"), -1, -1)
     if config["level"] == "namespaces":
@@ -175,6 +178,13 @@ def _become_zygote(broker: socket.socket, config: Mapping[str, Any], spec: Child
     ready: ZygoteReady = {"resident": resident, "absent": ", ".join(absent)}
     broker.send(json.dumps(ready).encode())
     zygote.serve()
+
+
+def _offer_judge() -> None:
+    """Load what the judge runs in a sandbox, for runs that begin with its first line."""
+    with contextlib.suppress(ImportError, SyntaxError):  # another interpreter may lack it; then each run brings it
+        inside = importlib.import_module(_JUDGE)
+        program.offers[inside.first_line()] = {"main": importlib.import_module(f"{_JUDGE}.in_sandbox").main}
 
 
 def _refuse(broker: socket.socket, why: str) -> NoReturn:

@@ -41,6 +41,9 @@ MAX_FRAMES = 4000
 
 _UNFLUSHED = 120
 
+_MAX_LINE = 200
+"""Characters of the longest first line in `offers`."""
+
 _FOLDER = os.path.dirname(os.path.dirname(__file__))
 
 # Programs can replace anything, `os._exit` and `isinstance` too; how one ends must not depend on that.
@@ -65,6 +68,10 @@ _ALWAYS_LOADED = (
     "abc", "builtins", "codecs", "encodings", "genericpath", "io", "marshal", "os", "posix", "posixpath", "site",
     "stat", "sys", "time", "zipimport",
 )  # fmt: skip
+
+
+offers: dict[str, Mapping[str, Any]] = {}
+"""By the first line of a program: names that it starts with. So code of the library need not be sent with each run."""
 
 
 def run(request: Mapping[str, Any], *, base: str) -> NoReturn:
@@ -173,6 +180,7 @@ def _run_python(code: str, source: str, files: Iterable[str]) -> NoReturn:
         sys.orig_argv[1] = source
     namespace = fresh_main(name).__dict__
     _unload_shadowed(files)
+    namespace.update(offers.get(code[:_MAX_LINE].partition("\n")[0], ()))
     namespace["__loader__"] = importlib.machinery.SourceFileLoader("__main__", name)
     first, streams, raised = _own_id(), (sys.stdout, sys.stderr), None
     _announce_user_code()
