@@ -19,7 +19,7 @@ class Folder:
         self.places = [os.getcwd()]
         with contextlib.suppress(OSError, RecursionError):
             if os.stat("/tmp").st_dev == os.stat("/dev/shm").st_dev:  # one private file system, not the host's
-                self.places += ["/tmp", "/dev/shm"]
+                self.places = [*dict.fromkeys([*self.places, "/tmp", "/dev/shm"])]
         self._before = self._look()
 
     def _look(self) -> dict[str, Any]:
