@@ -3,8 +3,8 @@
     python benchmarks/math_pairs.py [--pairs FILE] [--disagreements]
 
 A pair is a ground truth and a whole turn of a policy, with the label 1 if the turn answers rightly and 0 if it does
-not. The file is JSON Lines, or a JSON list, of objects with `gold`, `text` and `label`, and optionally `family`. Without
-`--pairs` it is the committed set, whose labels follow from mathematics and from the rules in `docs/envs/math.md`.
+not. The file is JSON Lines, or a JSON list, of objects with `gold`, `text` and `label`, and optionally `family`. By
+default it is the committed set, whose labels follow from mathematics and from the rules in `docs/envs/math.md`.
 math-verify by itself parses the turn as its documentation shows, boxes first. Each comparison has 5 CPU seconds in a
 separate process.
 """

@@ -124,6 +124,10 @@ def _end_of_following(tokens: Sequence[AnswerToken], at: int) -> int:
     base = at + sum(other.is_symbol("(", ",") or other.is_word("in") for other in tokens[at : at + 1])
     if base + 1 < len(tokens) and tokens[base].is_word("base"):
         return base + 2 + (base + 2 < len(tokens) and tokens[base + 2].is_symbol(")"))
+    if token.is_word("am", "pm"):
+        return at + 1
+    if token.text in ("a", "p") and [other.text for other in tokens[at + 1 : at + 3]] == [".", "m"]:
+        return at + 3
     if token.is_symbol("(") and not token.spaced:
         end = at
         while end < len(tokens) and _is_value(tokens[end]):

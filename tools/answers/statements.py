@@ -27,7 +27,8 @@ _PHRASE = re.compile(
 )
 _VERDICT = re.compile(
     r"\b(?:option|choice|answer)\s*\(?([A-J])\)?\s+is\s+(?:the\s+)?(?:correct|right|best)|\(([A-J])\)\s+is\s+"
-    r"(?:the\s+)?(?:correct|right|best)|([A-J])\s*项?\s*(?:是)?正确",
+    r"(?:the\s+)?(?:correct|right|best)|([A-J])\s*项?\s*(?:是)?正确"
+    r"|\b([A-J])\s+is\s+the\s+(?:correct|right|best)\s+(?:answer|choice|option)",
     re.IGNORECASE,
 )
 _MATH = re.compile(
@@ -59,12 +60,12 @@ _DESCRIBED = re.compile(r"(?:the|an?|found|obtained|derived|given|based|computed
 _REFUTED = re.compile(
     r"\b(?:is|are|was|were|be)(?:n't|\s+not)?\s+(?:wrong|incorrect|impossible|invalid|too\s)"
     r"|\b(?:isn't|is\s+not|are\s+not|cannot\s+be|can't\s+be)\s+(?:right|correct|possible|valid|the\s|an?\s|enough)"
-    r"|\b(?:does|do|did)(?:n't|\s+not)\s+(?:work|fit|satisfy|hold|match)|\bfails\b",
+    r"|\b(?:does|do|did)(?:n't|\s+not)\s+(?:work|fit|satisfy|hold|match)\b",
     re.IGNORECASE,
 )
 _HEDGED = re.compile(
-    r"\b(?:whether|suppose|assum(?:e|ing)|maybe|perhaps)\b|\blet(?:'s|\s+us|\s+me)\s+(?:\w+\s+)?"
-    r"(?:check|try|test|verify|see|consider|guess)\b|\blet\s+\$?[a-z]\b|\b(?:candidates?|options)\b",
+    r"\b(?:whether|suppose|assume|maybe|perhaps)\b|\blet(?:'s|\s+us|\s+me)\s+(?:\w+\s+)?"
+    r"(?:check|try|test|verify|see|consider|guess)\b|\blet\s+\$?[a-z]\b|\b(?:candidates|options)\s{0,3}:",
     re.IGNORECASE,
 )
 _BETWEEN = re.compile(r"[\s,;*$\\()\[\]`]*(?:(?:and|or|和|或|与|及)\b)?[\s*$\\()\[\]`]*")
@@ -93,7 +94,7 @@ def said_answer(text: str) -> str | None:
         return None  # an empty box, or one that does not close
     phrases, verdicts = list(_PHRASE.finditer(spoken)), list(_VERDICT.finditer(spoken))
     if verdicts and (not phrases or verdicts[-1].end() >= phrases[-1].end()):
-        return ", ".join(dict.fromkeys((verdict[1] or verdict[2] or verdict[3]).upper() for verdict in verdicts))
+        return ", ".join(dict.fromkeys(next(filter(None, verdict.groups())).upper() for verdict in verdicts))
     if phrases:
         return _after_phrase(spoken, phrases)
     reply = _replied(spoken)

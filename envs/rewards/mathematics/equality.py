@@ -386,7 +386,8 @@ def _same_named(truth: Named, answer: Answer) -> bool:
     if isinstance(answer, Named):
         return same_name(truth.name, answer.name) and same(truth.value, with_argument(truth.name, answer))
     if isinstance(answer, Relation):
-        if not isinstance(truth.value, Quantity) or answer.sign != "=":
+        is_solved = isinstance(truth.value, Quantity) and truth.value.formula.is_number  # 2x = 5 is not x = 5/2
+        if is_solved or not isinstance(truth.value, Quantity) or answer.sign != "=":
             return False
         return _same_relation(Relation("=", sympy.Symbol(truth.name), truth.value.formula), answer)
     return same(truth.value, answer)
