@@ -89,7 +89,7 @@ class Loader:
 
         The arguments, as `Link.encode` writes them, go to a pipe that only the new process reads.
         """
-        call = marshal.dumps((function, args, not all(map(_is_plain, args))), _NO_REFERENCES)
+        call = marshal.dumps((function, list(args), not all(map(_is_plain, args))), _NO_REFERENCES)
         try:
             sent = os.write(self.asks, call)
         except OSError as error:
