@@ -269,6 +269,14 @@ async def test_a_plain_process_can_judge_too():
     assert statuses(verdicts) == ["passed"]
 
 
+@pytest.mark.parametrize("length", [0, 60_000])
+async def test_long_arguments_and_values_cross_whole(judge, length):
+    numbers = [*range(length)]
+    tests = [FunctionTest("f", [numbers, {"key": [1, 2]}], [numbers, {"key": [2, 1]}])] * 2
+    program = "def f(numbers, pairs):\n    pairs['key'].reverse()\n    return numbers, pairs"
+    assert all(verdict.passed for verdict in await judge().judge(program, tests))
+
+
 @pytest.mark.parametrize("form", runs._FORMS)
 async def test_code_reaches_a_sandbox_in_each_form(judge, monkeypatch, form):
     monkeypatch.setattr(runs, "_FORMS", (form,))  # with only one form, one that the sandbox refuses is an error

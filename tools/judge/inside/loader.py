@@ -57,7 +57,7 @@ class Loader:
         self.asks, self.answers = calls[0][1], calls[1][0]
         os.set_blocking(self.asks, False)
         self.can_share = True
-        self._unsent = b""
+        self._unsent = memoryview(b"")
 
     def load(self, limits: TestLimits, memory_mb: int | None) -> tuple[str, str]:
         """Load the program. Returns the status of all its tests and an error, both empty if it could be loaded.
@@ -84,7 +84,7 @@ class Loader:
         """Have it fork a process for a test. Returns the process's id. The words are the arguments of a script."""
         return self._fork("\0".join([FORK, *words]).encode(), limits)
 
-    def call(self, function: str, args: Sequence[Any], limits: TestLimits) -> int:
+    def call(self, function: str, args: list[Any], limits: TestLimits) -> int:
         """Have it fork a process that calls a function. Returns the process's id.
 
         The arguments, as `Link.encode` writes them, go to a pipe that only the new process reads.
@@ -94,7 +94,7 @@ class Loader:
             sent = os.write(self.asks, call)
         except OSError as error:
             raise BrokenLinkError(_ENDED) from error
-        self._unsent = call[sent:]
+        self._unsent = memoryview(call)[sent:]
         return self._fork(b"%d" % len(call), limits)
 
     def reply(self, watch: LimitWatch, output_bytes: int) -> bytes:
@@ -103,7 +103,7 @@ class Loader:
             if watch.wait(self.asks, self._replies, for_writing=True) != self.asks:
                 raise BrokenLinkError(_ENDED)
             self._unsent = self._unsent[os.write(self.asks, self._unsent) :]
-        line = b""
+        line = bytearray()
         while not line.endswith(b"\n"):
             ready = watch.wait(self.answers, self._replies)
             part = os.read(self.answers, MAX_MESSAGE) if ready == self.answers else b""
@@ -112,7 +112,7 @@ class Loader:
                 raise BrokenLinkError(_ENDED)
             if len(line) > _FAR_MORE * output_bytes:
                 raise LimitError("limit", "it returned far more than is kept of its output")
-        return line
+        return bytes(line)
 
     def _fork(self, message: bytes, limits: TestLimits) -> int:
         try:
