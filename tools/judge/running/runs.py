@@ -13,6 +13,7 @@ import functools
 import json
 import marshal
 import secrets
+import sys
 import weakref
 import zlib
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -160,9 +161,11 @@ async def run_jobs(
         sandbox: runs them.
         program: the program.
         jobs: its jobs.
-        accept: gets each outcome once, those of jobs that run at once in any order.
+        accept: gets each outcome, those of jobs that run at once in any order; and then once more those of jobs that
+            are over `total`.
         stop: whether a run ends at the first job that does not come to its end.
-        total: seconds that all jobs together may compute or sleep. The jobs after that get the status `timeout`.
+        total: seconds that all jobs together may compute or sleep. The jobs after that, in their order, get the status
+            `timeout`, also if they have run at once with others.
 
     Raises:
         NoForkError: the sandbox allows no second process.
@@ -170,7 +173,7 @@ async def run_jobs(
         SandboxError: the sandbox failed.
     """
     waiting = list(range(len(jobs)))
-    spent = 0.0
+    seconds: dict[int, float] = {}
     running: dict[asyncio.Task[dict[int, JobOutcome]], list[int]] = {}
     at_once, last = 1, len(jobs)
     try:
@@ -179,33 +182,50 @@ async def run_jobs(
             while chunks and len(running) < at_once:
                 chunk = chunks.pop(0)
                 waiting = [number for number in waiting if number not in chunk]
-                slice_ = SLICE if total is None else min(SLICE, max(_MIN_SLICE, total - spent))
+                slice_ = SLICE if total is None else min(SLICE, max(_MIN_SLICE, total - sum(seconds.values())))
                 running[asyncio.create_task(_run(sandbox, program, jobs, chunk, stop=stop, slice_=slice_))] = chunk
             done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 chunk = running.pop(task)
                 outcomes = task.result()
-                spent += sum(outcome.seconds for outcome in outcomes.values())
+                seconds |= {number: outcome.seconds for number, outcome in outcomes.items()}
                 failed = await accept(outcomes)
                 last = last if failed is None else min(last, failed)
                 waiting += [number for number in chunk if number not in outcomes]
             at_once = AT_ONCE
-            waiting = sorted(number for number in waiting if number < last)
             for task, chunk in [*running.items()]:
                 if min(chunk) > last:
                     await _cancelled(task)
                     del running[task]
-            if total is not None and spent > total:
+            if total is not None and sum(seconds.values()) > total:
+                late = range(_first_late(seconds, total), min(last + 1, len(jobs)))
+                first = min(map(min, running.values()), default=0)
                 for task, chunk in [*running.items()]:
-                    await _cancelled(task)
-                    waiting += chunk
-                running.clear()
-                late = JobOutcome("timeout", f"all tests together used more than {total:g} s")
-                await accept(dict.fromkeys(sorted(waiting), late))
-                return
+                    if late or min(chunk) != first:  # jobs after the first ones may turn out to be late
+                        await _cancelled(task)
+                        del running[task]
+                        waiting += chunk
+                if late:
+                    await accept(dict.fromkeys(late, _over(total)))
+                    return
+                at_once = 1
+            waiting = sorted(number for number in waiting if number < last)
     finally:
         for task in running:
             await _cancelled(task)
+
+
+def _first_late(seconds: Mapping[int, float], total: float) -> int:
+    """Return the first job such that the jobs before it have all ended and used more than `total` seconds."""
+    spent, number = 0.0, 0
+    while spent <= total and number in seconds:
+        spent += seconds[number]
+        number += 1
+    return number if spent > total else sys.maxsize
+
+
+def _over(total: float) -> JobOutcome:
+    return JobOutcome("timeout", f"all tests together used more than {total:g} s")
 
 
 async def run_alone(
@@ -225,25 +245,25 @@ async def run_alone(
     """
     if any(job.task["files"] or job.task["reads"] or job.task["argv"] for job in jobs):
         raise SandboxUnsupportedError("tests with files need a sandbox that lets a program have several processes")
-    spent, last = 0.0, len(jobs)
+    seconds: dict[int, float] = {}
+    last = len(jobs)
     limit = asyncio.Semaphore(AT_ONCE)
 
     async def run(number: int) -> None:
-        nonlocal spent, last
+        nonlocal last
         async with limit:
-            if number > last:
+            if number > last or (total is not None and number >= _first_late(seconds, total)):
                 return
-            if total is not None and spent > total:
-                outcome = JobOutcome("timeout", f"all tests together used more than {total:g} s")
-            else:
-                outcome = await _run_alone(sandbox, language, program, jobs[number])
-            spent += outcome.seconds
+            outcome = await _run_alone(sandbox, language, program, jobs[number])
+            seconds[number] = outcome.seconds
             failed = await accept({number: outcome})
             last = last if failed is None else min(last, failed)
 
     tasks = [asyncio.ensure_future(run(number)) for number in range(len(jobs))]
     try:
         await asyncio.gather(*tasks)
+        if total is not None and (late := range(_first_late(seconds, total), min(last + 1, len(jobs)))):
+            await accept(dict.fromkeys(late, _over(total)))
     finally:
         for task in tasks:
             await _cancelled(task)
