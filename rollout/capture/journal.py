@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
 import json
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,27 +38,20 @@ VERSION = 1
 RETRY_AFTER = 5
 """Seconds after which clients should repeat a request that the disk had no room for."""
 
-_FULL = (errno.ENOSPC, errno.EDQUOT)
-
 _log = logging.getLogger("toolgym.rollout.capture")
 
 
 class NotWrittenError(ConfigError):
-    """Something could not be written, so nothing was changed: the same request may be repeated. `status` is HTTP's:
-    507 for a full disk, 503 for any other reason."""
+    """Something could not be written, so nothing was changed: the same request may be repeated.
 
+    `status` is the status of HTTP, at which the clients of all wires repeat a request by themselves.
+    """
+
+    status = 500
     retry_after = RETRY_AFTER
 
-    def __init__(self, text: str, cause: BaseException | None) -> None:
+    def __init__(self, text: str) -> None:
         super().__init__(f"{text}; nothing was changed, so repeat the request")
-        full = any(isinstance(error, OSError) and error.errno in _FULL for error in _causes(cause))
-        self.status = 507 if full else 503
-
-
-def _causes(error: BaseException | None) -> Iterable[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__
 
 
 class AppendedFile:
@@ -79,7 +71,7 @@ class AppendedFile:
         try:
             self._write(f'{body[:-1]},"digest":"{digest}"}}\n'.encode("ascii"))
         except OSError as error:
-            raise NotWrittenError(f"cannot append to {str(self.path)!r}: {error}", error) from error
+            raise NotWrittenError(f"cannot append to {str(self.path)!r}: {error}") from error
         self._digest = digest
 
     def read(self) -> list[dict[str, Any]]:
@@ -107,7 +99,7 @@ class AppendedFile:
         try:
             await in_thread(_flush, self.path)
         except OSError as error:
-            raise NotWrittenError(f"cannot flush {str(self.path)!r}: {error}", error) from error
+            raise NotWrittenError(f"cannot flush {str(self.path)!r}: {error}") from error
 
     def remove(self) -> None:
         with contextlib.suppress(OSError):

@@ -79,7 +79,7 @@ class CapturedRun:
         except ConfigError as error:
             if isinstance(self.sink, TrajectoryWriter):
                 self.sink.drop_unwritten()
-            raise NotWrittenError(f"cannot write the trajectory: {error}", error) from error
+            raise NotWrittenError(f"cannot write the trajectory: {error}") from error
         if self.files is not None:
             with contextlib.suppress(NotWrittenError):  # a restarted gateway reads the end from the trajectory
                 self.files.end(ended)

@@ -119,15 +119,15 @@ class FullOnce(Kept):
         super().write(trajectory)
 
 
-@pytest.mark.parametrize(("number", "status"), [(errno.ENOSPC, 507), (errno.EIO, 503)])
-async def test_a_finish_that_could_not_be_written_changes_nothing_and_may_be_repeated(number, status):
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
+async def test_a_finish_that_could_not_be_written_changes_nothing_and_may_be_repeated(number):
     sink = FullOnce()
     sink.error = OSError(number, "no")
     async with gateway(kept=sink) as server:
         session = await server.open()
         finish = f"/sessions/{session['id']}/finish"
         async with server.http.post(finish, json={"reward": 1.0}, headers=TOKEN) as response:
-            assert (response.status, response.headers["Retry-After"]) == (status, "5")
+            assert (response.status, response.headers["Retry-After"]) == (500, "5")
             assert (await response.json())["reason"] == "not_written"
         assert (await server.ask("/v1/lines", "x", key_of(session)))[0] == 200, "the session is still open"
         # Nothing was recorded, so another reward is not a contradiction.
