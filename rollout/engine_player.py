@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from toolgym.envs.result_text import cut, cut_tokens
 from toolgym.envs.types import EpisodeFailedError, StopReason
 from toolgym.rollout.engines.base import Engine, SamplingParams, require_tokenizer
+from toolgym.rollout.episode.context import encoded_apart
 from toolgym.rollout.tokens.renderer import ChatRenderer
+from toolgym.rollout.tokens.token_bounds import TooManyTokensError
 from toolgym.tools.concurrency.deadline import DeadlineError, with_deadline
 from toolgym.tools.errors import ConfigError, check_seconds, error_text
 from toolgym.tools.keywords import named_keywords
@@ -20,8 +24,18 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
+CHARS_PER_TOKEN = 4
+"""Characters of a long text that are kept for each token that fits, before its tokens are counted."""
+
+NOTE_TOKENS = 40
+"""Tokens that are kept free for the note in place of a cut."""
+
+
 class EnginePlayer:
     """Answers each text with what an engine generates; an opponent for `toolgym.envs.wrap`, whose tokens are not kept.
+
+    A text that is too long for the engine's context loses its middle: otherwise a policy that writes long texts could
+    end its episodes as failures of the opponent.
 
     Args:
         engine: started; it stays the caller's to close.
@@ -54,8 +68,10 @@ class EnginePlayer:
         self._renderer = ChatRenderer(require_tokenizer(tokenizer, engine), [], template_kwargs or {})
 
     async def __call__(self, text: str) -> str:
-        """Return the engine's answer to a text, without its thinking. Raises `EpisodeFailedError` if the engine failed
-        (`ENGINE_FAILED`), also since the text does not fit its context, or did not answer in time (`ENGINE_TIMEOUT`).
+        """Return the engine's answer to a text, without its thinking.
+
+        Raises:
+            EpisodeFailedError: the engine failed (`ENGINE_FAILED`), or did not answer in time (`ENGINE_TIMEOUT`).
         """
         try:
             return await with_deadline(self._answer(text), self._timeout)
@@ -66,13 +82,32 @@ class EnginePlayer:
             raise EpisodeFailedError(StopReason.ENGINE_FAILED, message) from error
 
     async def _answer(self, text: str) -> str:
-        ids = self._renderer.prompt_ids([*self._before, user(text)])
-        longest = self._engine.context_length
-        if len(ids) >= longest:
-            raise ConfigError(f"what the opponent reads has {len(ids)} tokens, and its engine's context {longest}")
+        ids = await encoded_apart(partial(self._prompt_ids, text), [user(text)])
         stops = tuple(sorted({*self._sampling.stop_token_ids, *self._renderer.stop_token_ids}))
-        most = min(longest - len(ids), self._sampling.max_new_tokens)
+        most = min(self._engine.context_length - len(ids), self._sampling.max_new_tokens)
         params = replace(self._sampling, max_new_tokens=most, stop_token_ids=stops)
         generation = await self._engine.generate(ids, params, request_id=f"player-{uuid.uuid4().hex}")
         answer = self._renderer.text(generation.token_ids)
         return read_plain_turn(answer, starts_open=self._renderer.leaves_thinking_open(ids)).visible_content
+
+    def _prompt_ids(self, text: str) -> Sequence[int]:
+        """Return the token ids of a text, of which the middle is cut out if they do not fit the context."""
+        longest = self._engine.context_length
+        try:
+            ids = self._renderer.prompt_ids([*self._before, user(text)], most=longest - 1)
+        except TooManyTokensError:
+            pass
+        else:
+            if len(ids) < longest:
+                return ids
+
+        def count(part: str) -> int:
+            return len(self._renderer.prompt([*self._before, user(part)]))
+
+        frame = count("")
+        room = longest - frame - NOTE_TOKENS - min(self._sampling.max_new_tokens, longest // 4)
+        if room < 1:
+            raise ConfigError(f"an opponent's prompt has {frame} tokens without its text, and its context {longest}")
+        fewer = cut(text, CHARS_PER_TOKEN * room, "middle")
+        fitting = cut_tokens(fewer, room, "middle", lambda part: count(part) - frame)
+        return self._renderer.prompt_ids([*self._before, user(fitting)])

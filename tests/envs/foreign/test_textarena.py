@@ -138,8 +138,11 @@ async def test_an_engine_is_an_opponent():
         async with wrap(Nim(), players=2, player=1, opponents=opponent) as env:
             obs, _ = await env.reset(seed=1)
             assert "[Ann]" in obs[0]["content"]
-        with pytest.raises(EpisodeFailedError, match="its engine's context") as failed:
-            await opponent("word " * 10_000)
+        assert isinstance(await opponent("word " * 10_000), str), "a long text is no way out of a lost game"
+        with pytest.raises(
+            EpisodeFailedError, match=r"prompt has \d+ tokens without its text, and its context"
+        ) as failed:
+            await EnginePlayer(engine, system_prompt="word " * 10_000)("one")
         assert failed.value.stop_reason is StopReason.ENGINE_FAILED
     async with wrap(Nim(), players=2, player=1, opponents=opponent) as env:
         with pytest.raises(EpisodeFailedError, match="closed") as failed:
