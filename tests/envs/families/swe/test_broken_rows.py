@@ -8,6 +8,7 @@ import pytest
 
 from tests.actors import call
 from tests.envs.families.swe.conftest import PYTEST
+from tests.parameters import first
 from toolgym.envs.families.swe import workspace as workspace_module
 from toolgym.envs.families.swe.env import SWEDevEnv
 from toolgym.envs.families.swe.row_check import BrokenRowError
@@ -138,7 +139,7 @@ CRASHES = {
 }
 
 
-@pytest.mark.parametrize("way", CRASHES)
+@first("way", CRASHES, short=1)
 async def test_a_policy_whose_code_stops_the_tests_scores_0(way, task, sandbox):
     report = await verdict(task, sandbox, calc=CRASHES[way], timeout=3.0)
     assert (report.infra_error, report.worth(strict=False), report.resolved) == (None, 0.0, False)
@@ -267,7 +268,7 @@ LET_OFF = {
 }
 
 
-@pytest.mark.parametrize("way", LET_OFF)
+@first("way", LET_OFF, short=2)
 async def test_a_policy_that_breaks_its_repository_scores_0(way, task, monkeypatch):
     monkeypatch.setattr(workspace_module, "OPEN_TIMEOUT", 20.0)
     async with SWEDevEnv([task]) as env:

@@ -7,6 +7,7 @@ import textwrap
 
 import pytest
 
+from tests.parameters import first
 from toolgym.envs.families.swe.altered.tests import AlterableTests
 from toolgym.envs.families.swe.tree import Node
 from toolgym.envs.families.swe.workspace import RepositoryWorkspace
@@ -113,14 +114,14 @@ PYTEST = {
 }
 
 
-@pytest.mark.parametrize("attack", PYTEST)
+@first("attack", PYTEST, short=1)
 async def test_a_report_of_pytest_that_is_forged_does_not_score(attack, task_of_pytest, sandbox):
     report = await report_with(task_of_pytest, sandbox, PYTEST[attack])
     assert report.infra_error is None, report.output
     assert (report.f2p_count, report.tampered) == (0, True), (report.outcomes, report.output)
 
 
-@pytest.mark.parametrize("test", ["tests/test_calc.py", "tests.test_calc.CalcTest.test_add"])
+@first("test", ["tests/test_calc.py", "tests.test_calc.CalcTest.test_add"], short=1)
 async def test_an_exit_code_of_0_is_no_verdict_by_itself(test, task, sandbox):
     run = "python3 -m unittest {test}" if "/" not in test else "PYTHONPATH=. python3 {test}"
     files = {
