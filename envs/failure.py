@@ -114,7 +114,7 @@ async def fault_at_model(
         model: the model.
         asked: the messages that the model failed at.
         without: the messages without what the policy wrote.
-        is_usable: whether a reply is one that the episode can continue with.
+        is_usable: returns whether the episode can continue with a reply.
         what: what the policy caused, for the message.
 
     Returns:

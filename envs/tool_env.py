@@ -241,7 +241,7 @@ class ToolEnv(BaseEnv):
         if self._turn >= self.max_turns:
             return await self._end(StopReason.MAX_TURNS, turn.message, [], reward=cost)
         with self._programs(requests) as seconds:
-            if len(requests) == 1:  # needs no task of its own
+            if len(requests) == 1:  # without a task
                 answers = [await self._instances.answer(requests[0])]
             else:
                 answers = await self._answers(self._instances, requests)
@@ -271,7 +271,7 @@ class ToolEnv(BaseEnv):
             self._running = seconds if runs else None
             try:
                 yield seconds if runs else float
-            except BaseException:
+            except BaseException:  # also a deadline that cancels the calls
                 self._program_seconds = self.program_seconds
                 raise
             finally:

@@ -154,7 +154,7 @@ class LLMJudge(AsyncCloseable):
         return 0.5 if spoils["first"] == spoils["second"] else float(spoils["second"])
 
     async def _spoils(self, fields: Mapping[str, Any], name: str) -> bool:
-        """Return whether one of two answers makes the judge fail also beside an empty answer."""
+        """Return whether the judge fails too when it compares this answer with an empty one."""
         alone = {**fields, "first": "", "second": "", name: fields[name]}
         try:
             await self._verdict(self._comparison, alone, {**alone, name: ""})

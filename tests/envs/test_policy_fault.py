@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from tests.actors import call, until
+from tests.hostile.let_off.programs import BOMB
 from toolgym.envs import End, EpisodeFailedError, PolicyFaultError, StopReason, Task, ToolEnv
 from toolgym.envs.failure import policy_fault
 from toolgym.tools import BaseTool, BashTool, ToolSchema
@@ -14,17 +15,6 @@ from toolgym.tools.errors import SandboxError, SandboxUnavailableError
 from toolgym.tools.sandbox import LocalSandbox, SharedSandbox
 
 TASK = Task(({"role": "user", "content": "go"},), id="t")
-
-
-BOMB = """
-import os, time
-while True:
-    try:
-        if not os.fork():
-            time.sleep(600)
-    except OSError:
-        time.sleep(0.01)
-"""
 
 BROKEN_SESSIONS = {
     "kills everything later": "(sleep 0.2; kill -9 -1) >/dev/null 2>&1 &",

@@ -154,7 +154,7 @@ def _is_unit_letter(tokens: Sequence[AnswerToken], at: int) -> bool:
 
 
 def _ordinal_end(tokens: Sequence[AnswerToken], at: int) -> int:
-    """Return where the ending of an ordinal number ends that begins at a token; the token itself if none does."""
+    """Return the index after the ending (`st`, `nd`, `rd`, `th`) of an ordinal number at `at`; else `at`."""
     texts = [token.text for token in tokens[at : at + 5]]
     plain = [text for text in texts if text not in ("^", "{", "}")]
     is_raised = texts[0] == "^"

@@ -70,7 +70,7 @@ class ParameterFamily:
 
     Attributes:
         formulas: the SymPy expressions, with `families.PARAMETER` as the parameter.
-        name: what the values are values of, if the answer says it.
+        name: the unknown that has these values, such as `x`; empty if the answer does not name it.
         domain: `Z`, `N` or `R`, or empty if the answer does not say it.
         residue: the value before the modulus of a congruence, such as 3 of `n \\equiv 3 \\pmod 5`.
     """

@@ -138,7 +138,7 @@ async def test_an_engine_is_an_opponent():
         async with wrap(Nim(), players=2, player=1, opponents=opponent) as env:
             obs, _ = await env.reset(seed=1)
             assert "[Ann]" in obs[0]["content"]
-        assert isinstance(await opponent("word " * 10_000), str), "a long text is no way out of a lost game"
+        assert isinstance(await opponent("word " * 10_000), str), "a long text does not end the game"
         with pytest.raises(
             EpisodeFailedError, match=r"prompt has \d+ tokens without its text, and its context"
         ) as failed:

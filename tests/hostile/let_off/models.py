@@ -112,4 +112,4 @@ ENVS = {
     **{f"judge: {name}": partial(_judged, failure) for name, failure in {**FAILURES, **VERDICTS}.items()},
     **{f"user: {name}": partial(_played, failure) for name, failure in FAILURES.items()},
 }
-"""Envs by the model that they ask and what it does."""
+"""Envs that ask another model, by the name of the model and its failure."""
