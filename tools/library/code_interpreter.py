@@ -22,6 +22,7 @@ from toolgym.tools.base import ToolResult
 from toolgym.tools.concurrency.rate_limit import LocalRateLimiter, RateLimiter
 from toolgym.tools.concurrency.run_limits import LimitScope, hold_permits, named_limiter
 from toolgym.tools.errors import ConfigError, SandboxError, SandboxUnsupportedError
+from toolgym.tools.library.description import describe_limits, describe_packages, join_sentences
 from toolgym.tools.library.outcome import ENDINGS, cut_middle, render_outcome
 from toolgym.tools.library.sandbox_tool import SandboxTool, SandboxToolSession, begun_session
 from toolgym.tools.message import ImagePart, image_part
@@ -178,6 +179,33 @@ class CodeInterpreterTool(SandboxTool[CodeInterpreterConfig]):
             self.limiters.append(LocalRateLimiter(workers))
         if shared is not None:
             self.limiters.append(named_limiter(GLOBAL_LIMIT_NAME, shared, scope))
+        self._set_description()
+
+    def describe(self) -> str:
+        """Describe what holds. Facts of a server that was not asked yet are left out, and so is whether it has
+        sessions, unless `stateful` is set: the description does not change later."""
+        options, facts = self.options, self.sandbox.facts
+        memory = options.memory_limit_mb if options.memory_limit_mb > 0 else None
+        limits = describe_limits(facts, options.default_timeout, memory_mb=memory)
+        if options.default_language != "python":
+            return join_sentences(
+                f"Run a program in the language {options.default_language} and return what it prints.",
+                "Each call starts from scratch.",
+                limits,
+            )
+        if self.stateful or options.stateful:
+            return join_sentences(
+                "Run Python code and return what it prints and the value of its last line.",
+                "Variables, imports and files are kept from call to call.",
+                describe_packages(facts),
+                limits,
+            )
+        return join_sentences(
+            "Run a Python program and return what it prints.",
+            "Each call starts from scratch." if self.stateful is False else "",
+            describe_packages(facts),
+            limits,
+        )
 
     async def open(self, **create_kwargs: Any) -> ToolSession:
         """Begin an episode. Raises `ConfigError` if the configured address leads to no sandbox server, the server does

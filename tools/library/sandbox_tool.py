@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
 import pydantic
@@ -48,6 +49,17 @@ class SandboxTool(StatefulTool, Generic[Options]):
         if sandbox is None:
             sandbox = self._opened = self._open_sandbox()
         self.sandbox = require_sessions(sandbox) if self.needs_sessions else sandbox
+        self._describes_itself = tool_schema is None
+
+    def describe(self) -> str:
+        """Return the description that the model reads unless the tool was given a schema. It states what holds for the
+        tool's options and sandbox: see `toolgym.tools.library.description` for its parts."""
+        return self.tool_schema.description
+
+    def _set_description(self) -> None:
+        """Replace the description of the default schema. A subclass calls it when its attributes are complete."""
+        if self._describes_itself:
+            self.tool_schema = replace(self.tool_schema, description=self.describe())
 
     def _check_options(self) -> None:
         """Refuse options that do not go together, before a sandbox is opened."""
@@ -73,6 +85,16 @@ class WorkspaceTool(SandboxTool[FolderOptions]):
         "execute_kwargs": ("timeout",),
         "calc_reward_kwargs": (),
     }
+
+    def __init__(
+        self,
+        config: Mapping[str, Any] | None = None,
+        tool_schema: ToolSchema | Mapping[str, Any] | None = None,
+        *,
+        sandbox: Sandbox | None = None,
+    ) -> None:
+        super().__init__(config, tool_schema, sandbox=sandbox)
+        self._set_description()
 
     def _open_sandbox(self) -> Sandbox:
         return Workspace.of(self.options, self.label)

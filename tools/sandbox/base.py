@@ -14,6 +14,7 @@ from typing import Any, Unpack, overload
 
 from toolgym.tools.closeable import AsyncCloseable
 from toolgym.tools.errors import ConfigError, SandboxUnsupportedError, UnknownNameError, nearest, require_whole_number
+from toolgym.tools.sandbox.facts import SandboxFacts
 from toolgym.tools.sandbox.files import SessionFiles
 from toolgym.tools.sandbox.names import check_label, positive
 from toolgym.tools.sandbox.options import RunOptions, RunRequest, SessionOptions, SessionRequest
@@ -387,6 +388,11 @@ class Sandbox(AsyncCloseable):
         raise SandboxUnsupportedError(
             f"{type(self).__name__} has no sessions; use a LocalSandbox or a server that has them"
         )
+
+    @property
+    def facts(self) -> SandboxFacts:
+        """Facts about programs here, as far as they are known without asking a server."""
+        return SandboxFacts()
 
     @property
     def sessions_known(self) -> bool | None:

@@ -31,6 +31,7 @@ from toolgym.tools.concurrency.rate_limit import LocalRateLimiter
 from toolgym.tools.errors import ConfigError, SandboxClosedError, UnknownNameError, nearest
 from toolgym.tools.sandbox import process_supervisor
 from toolgym.tools.sandbox.base import ExecutionResult, ExecutionStatus, Sandbox
+from toolgym.tools.sandbox.facts import SandboxFacts, probe_python
 from toolgym.tools.sandbox.local.host.cpu_slots import COMPUTING_EACH
 from toolgym.tools.sandbox.local.host.resources import available_processors
 from toolgym.tools.sandbox.local.kernel.folders import remove
@@ -78,6 +79,10 @@ class ProcessSandbox(Sandbox):
     def process_ids(self) -> frozenset[int]:
         """Ids of the processes that run now; each leads its own process group."""
         return frozenset(self._groups)
+
+    @property
+    def facts(self) -> SandboxFacts:
+        return SandboxFacts("host", None, *probe_python(sys.executable))
 
     @staticmethod
     def check_language(language: str) -> None:

@@ -17,6 +17,7 @@ from toolgym.tools.concurrency.deadline import shielded, with_deadline
 from toolgym.tools.concurrency.event_loop_thread import EventLoopThread
 from toolgym.tools.errors import ConfigError, EpisodeError, SandboxClosedError, SandboxError
 from toolgym.tools.sandbox.base import ExecutionResult, Sandbox, Session
+from toolgym.tools.sandbox.facts import SandboxFacts
 from toolgym.tools.sandbox.local.host.sandbox import LocalSandbox
 from toolgym.tools.sandbox.local.host.session import LocalSession
 from toolgym.tools.sandbox.options import RunRequest, SessionRequest
@@ -171,6 +172,10 @@ class SharedSandbox(Sandbox):
         if self._host is None:
             raise SandboxClosedError("the sandbox is closed")
         return self._host
+
+    @property
+    def facts(self) -> SandboxFacts:
+        return self._open_host.sandbox.facts
 
     def warm(self) -> None:
         """Start the template processes without waiting for them: the first call needs them."""

@@ -16,6 +16,7 @@ from typing import Any
 from toolgym.tools.concurrency.deadline import shielded
 from toolgym.tools.errors import ConfigError, SandboxUnsupportedError, SessionLostError
 from toolgym.tools.sandbox.base import CellResult, ExecResult, ExecutionResult, Sandbox, Session
+from toolgym.tools.sandbox.facts import SandboxFacts
 from toolgym.tools.sandbox.files import FileAction, FileInfo, FileRow
 from toolgym.tools.sandbox.open import SandboxOptions, SandboxTarget, open_sandbox
 from toolgym.tools.sandbox.options import RunRequest, SessionRequest
@@ -102,6 +103,10 @@ class Workspace(Sandbox):
         else:
             workspace._owners += 1
         return workspace
+
+    @property
+    def facts(self) -> SandboxFacts:
+        return self.sandbox.facts
 
     @property
     def sessions_known(self) -> bool | None:

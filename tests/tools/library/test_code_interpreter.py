@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import sys
 import time
 
 import pytest
@@ -11,7 +12,8 @@ import pytest
 from toolgym.tools import CodeInterpreterTool, ToolSchema
 from toolgym.tools.errors import ConfigError, ForkNotSupportedError
 from toolgym.tools.library.code_interpreter import render_result
-from toolgym.tools.sandbox import ExecutionResult, ExecutionStatus, LocalSandbox, Sandbox
+from toolgym.tools.sandbox import ExecutionResult, ExecutionStatus, Limits, LocalSandbox, Sandbox
+from toolgym.tools.sandbox.facts import probe_python
 from toolgym.tools.sandbox.shared import SharedSandbox
 
 
@@ -278,3 +280,45 @@ def test_the_environment_names_servers_where_the_configuration_names_no_sandbox(
     assert CodeInterpreterTool({"sandbox_url": "http://c:3"}).sandbox.urls == ("http://c:3",)
     with pytest.raises(ConfigError, match="leave it out beside the environment variable TOOLGYM_SANDBOX_URLS"):
         CodeInterpreterTool({"isolation": "landlock"})
+
+
+@pytest.mark.parametrize(
+    ("config", "sentences", "absent"),
+    [
+        ({}, ("kept from call to call", "value of its last line", "30 s per call", "1024 MiB", "No network."), ()),
+        ({"stateful": False, "default_timeout": 7}, ("Each call starts from scratch", "7 s per call"), ("last line",)),
+        ({"memory_limit_mb": 300}, ("300 MiB of memory",), ("1024",)),
+        ({"default_language": "bash"}, ("language bash", "Each call starts from scratch"), ("Python",)),
+        ({"sandbox_url": "http://a:1"}, ("30 s per call",), ("network", "MiB", "kept", "from scratch")),
+        ({"sandbox_url": "http://a:1", "stateful": True}, ("kept from call to call",), ("network",)),
+        ({"sandbox_fusion_url": "http://a:1/run_code"}, ("Each call starts from scratch",), ("kept",)),
+    ],
+)
+async def test_the_description_states_the_configuration_in_force(config, sentences, absent):
+    tool = CodeInterpreterTool(config)
+    description = tool.get_openai_tool_schema()["function"]["description"]
+    await tool.close()
+    assert all(sentence in description for sentence in sentences), description
+    assert not any(word in description for word in absent), description
+
+
+async def test_the_description_follows_the_sandbox_that_was_passed_in():
+    sandbox = LocalSandbox(network="host", limits=Limits(memory_mb=77))
+    description = CodeInterpreterTool(sandbox=sandbox).tool_schema.description
+    await sandbox.close()
+    assert "77 MiB" in description
+    assert "No network" not in description
+    assert f"Python {sys.version_info[0]}.{sys.version_info[1]}" in description
+
+
+def test_a_schema_of_the_user_keeps_its_description():
+    schema = ToolSchema("run", "My words.", {"type": "object", "properties": {"code": {"type": "string"}}})
+    assert CodeInterpreterTool({}, schema, sandbox=SlowSandbox()).tool_schema.description == "My words."
+
+
+def test_packages_are_those_of_the_sandboxes_interpreter(tmp_path):
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\necho \'[[3, 99], ["numpy", "sklearn"]]\'\n')
+    python.chmod(0o755)
+    assert probe_python(str(python)) == ("3.99", ("numpy", "scikit-learn"))
+    assert probe_python(str(tmp_path / "absent")) == ("", ())

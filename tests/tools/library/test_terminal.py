@@ -40,7 +40,7 @@ def test_text_is_what_a_terminal_shows(text, shown):
 def test_cursor_does_not_reach_rows_that_scrolled_off():
     lines = "".join(f"{number}\n" for number in range(SCREEN_ROWS + 10))
     shown = render_terminal(f"{lines}\x1b[999A\x1b[2Ktop").split("\n")
-    assert shown[10] == "10" and shown[11] == "top"
+    assert shown[10:12] == ["10", "top"]
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from toolgym.tools.errors import (
 )
 from toolgym.tools.keywords import named_keywords
 from toolgym.tools.sandbox.base import ExecutionResult, ExecutionStatus, Limits, Sandbox
+from toolgym.tools.sandbox.facts import SandboxFacts, probe_python
 from toolgym.tools.sandbox.local.host import languages
 from toolgym.tools.sandbox.local.host.cpu_slots import COMPUTING_EACH, CpuSlots, most_executions
 from toolgym.tools.sandbox.local.host.isolation import Isolation, Level, choose
@@ -164,6 +165,10 @@ class LocalSandbox(Sandbox):
                 "the isolation is known once the sandbox has started; call `await sandbox.start()` first"
             )
         return isolation
+
+    @property
+    def facts(self) -> SandboxFacts:
+        return SandboxFacts(self._network, self.limits, *probe_python(self._python))
 
     @property
     def packages(self) -> str | None:
