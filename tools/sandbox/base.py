@@ -167,13 +167,21 @@ class CellResult(BaseResult):
     Attributes:
         result: `repr` of the last expression, as Jupyter echoes it; None if there is none.
         display: rich output in order, each a mapping from MIME type to data (text, or base64 for images).
-        alive: whether the session lives on and keeps its state.
+        alive: whether the session can run another cell.
+        recovered: whether the cell ended its interpreter, and the session continues from the state before the cell:
+            the variables are as before the cell, the files are as the cell left them, and threads have ended.
+        return_code: exit code of the interpreter if the cell ended it, negative for a signal. None if the interpreter
+            did not end, or the code is unknown.
+        line: number of the cell's line that raised `error`, or that the time limit interrupted; None if unknown.
     """
 
     result: str | None = None
     display: tuple[Mapping[str, Any], ...] = ()
     error: CellError | None = None
     alive: bool = True
+    recovered: bool = False
+    return_code: int | None = None
+    line: int | None = None
 
     def _repr_html_(self) -> str:
         error = self.error

@@ -270,7 +270,9 @@ class Broker:
                 if channel.control.fileno() < 0:
                     return False
                 self._reactor.unwatch(channel.control.fileno())
-                if channel.session:
+                if channel.session and channel is channel.child.first:
+                    channel.signal(signal.SIGKILL)  # its exit follows; one that has exited already keeps its exit code
+                elif channel.session:
                     self._drop(channel, None)
                 return False
             for message in channel.decoder.feed(data):
@@ -350,9 +352,9 @@ class Broker:
         else:
             channel.child.kill()
 
-    def _drop(self, channel: Channel, reason: KillReason | None) -> None:
+    def _drop(self, channel: Channel, reason: KillReason | None, code: int | None = None) -> None:
         """End one interpreter of a session; the last one takes its namespaces along. `reason` is None if it ended by
-        itself. A reason that is noted already comes first."""
+        itself, with this exit `code` if that is known. A reason that is noted already comes first."""
         self._sessions.pop(channel.session, None)
         self._asked.discard(channel)
         channel.drain()
@@ -368,7 +370,7 @@ class Broker:
         elif reason is not KillReason.CLOSED and (channel.request is None or "cancelled" in channel.request):
             # No request waits for the news: the session's next one gets it.
             self._ended[channel.session] = status, detail or "the session ended between two calls"
-        self._settle(channel, {"status": status, "alive": False, "message": detail})
+        self._settle(channel, {"status": status, "alive": False, "message": detail, "code": code})
         self._processes.end(channel, status, detail)
         for waiting in channel.copying.waiting:
             self._host.answer(waiting, {"status": status, "alive": False, "message": detail})
@@ -430,7 +432,7 @@ class Broker:
                 break
         channel.drain()
         if channel.session:
-            self._drop(channel, None)
+            self._drop(channel, None, code)
         else:
             self._runs.finish(channel, code, cpu, rss_kb)
             channel.free()

@@ -61,19 +61,20 @@ class Notebook:
         self._names.pop("__warningregistry__", None)  # each cell gets its own warnings
         result: str | None = None
         error: CellErrorAnswer | None = None
-        why = ""
+        why, line, name = "", None, f"<cell {self._count}>"
         try:
-            result = self._execute(request["code"], f"<cell {self._count}>")
+            result = self._execute(request["code"], name)
             self._display.show_figures()
         except BaseException as raised:  # noqa: BLE001  all that the cell raises is its result
             program.ignore_interrupts()
             if isinstance(raised, Exception):
                 with contextlib.suppress(BaseException):
                     self._display.show_figures()
+            line = _line_of(raised, name)
             error, why = _describe(raised), program.limit_of(raised)
             self._dropped.append(raised)
         eval(_DROP, {"dropped": self._dropped})
-        return {"result": result, "error": error, "why": why, "display": self._display.shown}
+        return {"result": result, "error": error, "line": line, "why": why, "display": self._display.shown}
 
     def be_copy(self) -> None:
         """In the copy of a session: give the event loop its own selector and wake-up pipe. Its tasks go on in the copy.
@@ -211,6 +212,18 @@ def _describe(error: BaseException) -> CellErrorAnswer:
         lines = []
     lines = [answer_codec.cut(line, MAX_ECHO) for line in lines]
     return {"name": type(error).__name__, "value": answer_codec.cut(value, MAX_ECHO), "traceback": lines}
+
+
+def _line_of(error: BaseException, name: str) -> int | None:
+    """Return the line of the cell called `name` that ran last before an exception, or that is not Python."""
+    if isinstance(error, SyntaxError) and error.filename == name:
+        return error.lineno
+    line, frame = None, error.__traceback__
+    while frame is not None:
+        if frame.tb_frame.f_code.co_filename == name:
+            line = frame.tb_lineno
+        frame = frame.tb_next
+    return line
 
 
 def _from_cell(frames: types.TracebackType | None) -> types.TracebackType | None:

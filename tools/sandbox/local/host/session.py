@@ -41,6 +41,9 @@ START_SESSION = 30.0
 FORKS_AT_ONCE = 4
 """Forks of a session that are under way at a time: it makes the next one while the last ones find their place."""
 
+MOST_LINES = 1 << 31
+"""Line numbers from here on are not believed."""
+
 _NO_PROCESS = "Resource temporarily unavailable"  # EAGAIN, which `fork` gives at the limit of processes
 
 
@@ -141,6 +144,9 @@ class LocalSession(Session):
             error=error,
             alive=self.alive,
             message=str(answer.get("message", "")),
+            recovered=bool(answer.get("recovered")),
+            return_code=answer.get("code"),
+            line=_line_number(cell.get("line")),
         )
 
     async def _exec(self, command: Command, stdin: bytes, timeout: float) -> ExecResult:
@@ -391,6 +397,11 @@ def _cell_error(value: object) -> CellError | None:
     lines = value.get("traceback")
     kept = tuple(_valid(str(line)) for line in lines) if isinstance(lines, list) else ()
     return CellError(_valid(str(value.get("name", ""))), _valid(str(value.get("value", ""))), kept)
+
+
+def _line_number(value: object) -> int | None:
+    """Return a line number that a session reports, if it can be one. User code may have written it."""
+    return value if type(value) is int and 0 < value < MOST_LINES else None
 
 
 def _valid(text: str) -> str:

@@ -301,12 +301,17 @@ class RunAnswer(Output):
 
 
 class SessionAnswer(TypedDict):
-    """End of a session's request. With `answered`, the session's own answer came before it as data chunks."""
+    """End of a session's request. With `answered`, the session's own answer came before it as data chunks.
+
+    If a cell ended its interpreter, `code` is the exit code, negative for a signal, and `recovered` tells whether the
+    session continues from its shadow."""
 
     status: Status
     alive: NotRequired[bool]
     message: NotRequired[str]
     answered: NotRequired[bool]
+    recovered: NotRequired[bool]
+    code: NotRequired[int | None]
 
 
 class AsleepAnswer(TypedDict):
@@ -348,9 +353,11 @@ class CellErrorAnswer(TypedDict):
 
 
 class CellAnswer(TypedDict):
-    """Result of a cell: the echo of its last expression, its exception, the limit that it met, and rich output."""
+    """Result of a cell: the echo of its last expression, its exception and the `line` of the cell that raised it, the
+    limit that it met, and rich output."""
 
     result: str | None
     error: CellErrorAnswer | None
+    line: int | None
     why: str
     display: list[dict[str, Any]]
