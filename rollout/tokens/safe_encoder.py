@@ -123,6 +123,9 @@ class SafeEncoder:
     def all_controls(self, text: str) -> list[re.Match[str]]:
         return list(self._control.finditer(text)) if self._ids else []
 
+    def without_controls(self, text: str) -> str:
+        return self._control.sub("", text) if self._ids else text
+
     def protect(self, text: str, but: Collection[str] = ()) -> str:
         """Foreign text as the template may see it; `encode` turns it back into itself. It is the same text unless it
         holds a control token, or begins, ends or consists of a piece of one (which the text that the template puts
