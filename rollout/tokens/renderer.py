@@ -19,13 +19,14 @@ from toolgym.rollout.models.images import ImageProcessor, PlacedImage, blank_ima
 from toolgym.rollout.models.token_ids import TokenIds
 from toolgym.rollout.models.tokenizer import end_token_ids
 from toolgym.rollout.tokens.foreign_texts import SafeMessages, template_with_tools
+from toolgym.rollout.tokens.parser_choice import ParserProof, choose_parser
 from toolgym.rollout.tokens.placed_ids import PlacedIds, framed, images_in, placed
 from toolgym.rollout.tokens.safe_encoder import SafeEncoder
 from toolgym.rollout.tokens.template_analysis import Plan, TemplateFacts, analyze, delta_kind, probe_conversation
 from toolgym.tools.errors import ConfigError, TemplateError, shorten
 from toolgym.tools.lazy import missing_extra
 from toolgym.tools.message import Message, assistant, images_of, joined, text_part, user
-from toolgym.tools.parsers import ParsedTurn, Parser, get_parser, parser_for_template, parser_names
+from toolgym.tools.parsers import ParsedTurn, Parser, get_parser, parser_names
 from toolgym.tools.parsers.base import read_plain_turn
 from toolgym.tools.schema import ToolSchema
 
@@ -67,14 +68,15 @@ class ChatRenderer:
         tools: the tools that the template offers to the policy.
         template_kwargs: further variables for the template, for example `{"enable_thinking": False}`.
         parser: how the model writes tool calls, by name (see `toolgym.tools.parsers.get_parser`) or as a function;
-            default: as the chat template shows it.
+            default: the parser that reads back the calls which the chat template renders.
         now: the date for templates that write one; default: the present one. It stays the same for this object.
         processor: of images, for a vision-language model; default: that beside the tokenizer, in its folder or on the
             hub.
 
     Attributes:
-        parser: reads turns. None if there are tools and the chat template does not show how to call them. Without
-            tools, such a template's turns are content.
+        parser: reads turns. None if there are tools and no parser reads back the calls that the chat template renders.
+            Without tools, such a template's turns are content.
+        parser_proof: what was proven about `parser`. None if the parser was an argument.
         opens_thinking: the generation prompt ends with `<think>`, so that turns begin inside of thinking.
         facts: proven facts about the template.
         safe: makes messages safe for the template.
@@ -115,8 +117,10 @@ class ChatRenderer:
         self._ends = ends = analysis.ends
         self.facts = analysis.facts
         self._schemas = {schema.name: schema for schema in tools}
+        self.parser_proof: ParserProof | None = None
         if parser is None:
-            parser = parser_for_template(self._template.source) or (None if tools else read_plain_turn)
+            self.parser_proof = choose_parser(self._template, encoder, ends)
+            parser = self.parser_proof.parser or (None if tools else read_plain_turn)
         self.parser: Parser | None = get_parser(parser) if isinstance(parser, str) else parser
         self.opens_thinking = _opens_thinking(self.facts.generation_prompt)
         self._mark = encoder.nonce + "m"
@@ -318,11 +322,11 @@ class ChatRenderer:
         return (opened or text.lstrip().startswith(_OPENS_THINKING)) and _CLOSES_THINKING not in text
 
     def require_parser(self) -> Parser:
-        """`parser`, or a TemplateError: there are tools, and the chat template does not show how its model calls
-        them."""
+        """Return `parser`. Raises TemplateError if there are tools and no parser reads the template's own calls."""
         if self.parser is None:
+            why = self.parser_proof.why if self.parser_proof else ""
             raise TemplateError(
-                "the chat template shows no known tool-call format, or more than one, so calls of the tools "
+                f"{why or 'the chat template shows no known tool-call format'}, so calls of the tools "
                 f"({', '.join(self._schemas)}) could not be read: name the model's parser with RunConfig(parser=...) "
                 f"or --parser; known: {', '.join(parser_names())}, and sglang:NAME for those of SGLang"
             )

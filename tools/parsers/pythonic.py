@@ -7,8 +7,9 @@ Llama 4 may put `<|python_start|>` and `<|python_end|>` around the list, LFM2 pu
 
 * Arguments are named, and literals: strings, numbers, True, False, None, lists, and dicts with strings for keys. What
   JSON cannot hold (tuples, sets, bytes, infinity) is an error, as is any expression. Nothing is evaluated.
-* Without markers, the list begins a line and goes on with a name and `(` and then `)`, `name=` or a string; other
-  brackets are content.
+* Without markers, the list begins a line and continues with a name and `(` and then `)`, `name=` or a string; other
+  brackets are content. After other words on its line, the name must be that of an offered tool, or, if the tools are
+  not known, the list must be well-formed and end its line.
 * Behind an opening marker stands a list of calls, or an error.
 * Raw line breaks inside strings are accepted: models write programs that way, and nothing is guessed.
 * A name or argument that occurs twice, and true, false, null for True, False, None, are errors.
@@ -21,13 +22,17 @@ import re
 
 from toolgym.tools.parsers.base import Parser
 from toolgym.tools.parsers.python_literals import NAME, LiteralError, read_calls
-from toolgym.tools.parsers.scan import TurnBuilder, scan, skip_space
+from toolgym.tools.parsers.scan import MAX_MISSES, TurnBuilder, scan, skip_space
 
 MARKERS = {"<|python_start|>": "<|python_end|>", "<|tool_call_start|>": "<|tool_call_end|>"}
 SHAPE = '[tool(key="value", number=1)]'
 
-_OPENER = "|".join(map(re.escape, MARKERS)) + rf"|^[^\S\n]*\[(?=\s*{NAME}\s*\(\s*(?:\)|['\"]|{NAME}\s*=))"
-_OPENED = re.compile(rf"(?m:{_OPENER})")
+_BEGINS = rf"(?=\s*{NAME}\s*\(\s*(?:\)|['\"]|{NAME}\s*=))"
+_AT_LINE = "|".join(map(re.escape, MARKERS)) + rf"|^[^\S\n]*\[{_BEGINS}"
+_OPENER = rf"{_AT_LINE}|\[{_BEGINS}"
+_OPENED = re.compile(rf"(?m:{_AT_LINE})")
+_FIRST_NAME = re.compile(rf"\[\s*({NAME})")
+_LINE_END = re.compile(r"[^\S\n]*(?:\n|\Z)")
 
 
 def _read(text: str, mark: re.Match[str], turn: TurnBuilder) -> int:
@@ -35,6 +40,9 @@ def _read(text: str, mark: re.Match[str], turn: TurnBuilder) -> int:
     if close is None:
         turn.add_content(text[mark.start() : mark.end() - 1])
     at = skip_space(text, mark.end()) if close else mark.end() - 1
+    if not close and not _begins_line(text, mark.start()) and not _is_call(text, at, turn):
+        turn.add_content(text[at])
+        return at + 1
     try:
         calls, end = read_calls(text, at)
         if not calls:
@@ -55,6 +63,26 @@ def _read(text: str, mark: re.Match[str], turn: TurnBuilder) -> int:
             break
         turn.add_call(name, arguments)
     return end
+
+
+def _begins_line(text: str, at: int) -> bool:
+    return at == 0 or text[at - 1] == "\n"
+
+
+def _is_call(text: str, at: int, turn: TurnBuilder) -> bool:
+    """Whether brackets after other words on their line are a call."""
+    if turn.schemas:
+        first = _FIRST_NAME.match(text, at)
+        return first is not None and first[1] in turn.schemas
+    if turn.misses >= MAX_MISSES:
+        return False
+    try:
+        _, end = read_calls(text, at)
+    except LiteralError:
+        turn.misses += 1
+        return False
+    turn.misses += 1
+    return _LINE_END.match(text, end) is not None
 
 
 def _region_end(text: str, at: int, close: str | None) -> int:

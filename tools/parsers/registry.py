@@ -63,6 +63,11 @@ _MARKS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 }
 
 
+def own_parsers() -> list[str]:
+    """The names of toolgym's parsers, without aliases and without `search_r1`, which no chat template renders."""
+    return [name for name in _PARSERS if name != "search_r1"]
+
+
 def parser_names() -> list[str]:
     """The names that `get_parser` knows, aliases included; `sglang:NAME` and `open_thinking:NAME` come on top."""
     return [*_PARSERS, *_ALIASES]

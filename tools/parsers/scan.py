@@ -13,6 +13,9 @@ from toolgym.tools.schema import CallProblem, ToolCall, ToolCallError, ToolSchem
 MAX_REQUESTS = 256
 """Calls and malformed calls that are read of one turn; what follows is one error. It keeps parsing linear."""
 
+MAX_MISSES = 256
+"""How many texts may look like the beginning of a request without being one. The rest of the turn is then content."""
+
 THINKING = (("<think>", "</think>"),)
 
 CallId = Callable[[int], str]

@@ -1,0 +1,89 @@
+"""The choice of a parser: the one that reads back the calls which a chat template renders."""
+
+from __future__ import annotations
+
+import pytest
+
+from toolgym.rollout.tokens.renderer import ChatRenderer
+from toolgym.rollout.tokens.template_check import byte_tokenizer
+from toolgym.tools.errors import TemplateError
+from toolgym.tools.parsers import get_parser, parser_for_template
+from toolgym.tools.schema import ToolSchema
+
+LOOK = ToolSchema("look", "Look.", {"type": "object", "properties": {"x": {"type": "string"}}})
+
+FRAME = """\
+{%- set bar = '|' -%}
+{%- for m in messages -%}
+<|im_start|>{{ m.role }}
+{%- if m.content %}: {{ m.content }}{% endif -%}
+{%- if m.tool_calls %}CALLS{% endif -%}
+<|im_end|>
+{% endfor -%}
+{%- if add_generation_prompt -%}<|im_start|>assistant{%- endif -%}
+"""
+
+
+def template(calls):
+    return FRAME.replace("CALLS", calls)
+
+
+def chosen(calls, tools=(LOOK,)):
+    return ChatRenderer(byte_tokenizer(template(calls)), list(tools))
+
+
+TAGS_FROM_A_VARIABLE = """
+{%- set d = '｜DSML｜' -%}
+{{ '\\n\\n<' + d + 'tool_calls>\\n' }}
+{%- for k in m.tool_calls -%}
+{{ '<' + d + 'invoke name="' + k.function.name + '">\\n' }}
+{%- for n, v in k.function.arguments.items() -%}
+{{ '<' + d + 'parameter name="' + n + '" string="' + ('true' if v is string else 'false') + '">' }}
+{{- v if v is string else v | tojson }}{{ '</' + d + 'parameter>\\n' }}
+{%- endfor -%}
+{{ '</' + d + 'invoke>\\n' }}
+{%- endfor -%}
+{{ '</' + d + 'tool_calls>' }}"""
+
+HERMES_BUILT = """
+{%- for k in m.tool_calls -%}
+{{ '\\n<' + 'tool_call>\\n' + ({'name': k.function.name, 'argu' + 'ments': k.function.arguments} | tojson) }}
+{{- '\\n</' + 'tool_call>' }}
+{%- endfor -%}"""
+
+
+@pytest.mark.parametrize(
+    ("calls", "name"), [(TAGS_FROM_A_VARIABLE, "deepseekv4"), (HERMES_BUILT, "hermes")], ids=["dsml", "hermes"]
+)
+def test_a_template_that_builds_its_tags_gets_the_parser_that_reads_them(calls, name):
+    assert parser_for_template(template(calls)) is None
+    renderer = chosen(calls)
+    assert renderer.parser is get_parser(name)
+    assert renderer.parser_proof.name == name
+    assert renderer.parser_proof.proven
+    assert renderer.parser_proof.unread == ()
+
+
+def test_marks_in_the_instructions_do_not_choose_a_parser_that_cannot_read_the_calls():
+    calls = "{# [TOOL_CALLS] #}{% for k in m.tool_calls %}{{ k.function.arguments.values() | list }}{% endfor %}"
+    assert parser_for_template(template(calls)) == "mistral"
+    renderer = chosen(calls)
+    assert renderer.parser is None
+    with pytest.raises(TemplateError, match=r"no parser reads back the calls .*red fox.*look.*could not"):
+        renderer.require_parser()
+
+
+def test_values_that_the_template_cannot_write_are_named():
+    calls = """<|tool_call_start|>[
+    {%- for k in m.tool_calls -%}{{ k.function.name }}(
+    {%- for n, v in k.function.arguments.items() -%}
+    {{ n }}={{ '"' + v + '"' if v is string else v }}{{ ', ' if not loop.last }}
+    {%- endfor -%}){{ ', ' if not loop.last }}{%- endfor -%}]<|tool_call_end|>"""
+    proof = chosen(calls).parser_proof
+    assert proof.name == "lfm2"
+    assert proof.unread == ("quotes",)
+
+
+def test_a_template_without_calls_keeps_the_parser_of_its_marks():
+    proof = chosen("{# [TOOL_CALLS] #}").parser_proof
+    assert (proof.name, proof.proven) == ("mistral", False)
