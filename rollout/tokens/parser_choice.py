@@ -93,7 +93,7 @@ PROBES = (
 
 @dataclass(frozen=True)
 class ParserProof:
-    """What was proven about the parser of a template.
+    """The parser of a template, and what was proven about it.
 
     Attributes:
         name: the parser's name, `derived` for one that was built from the template, empty if there is none.

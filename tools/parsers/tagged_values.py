@@ -6,9 +6,10 @@ tells the model whether it is right.
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from toolgym.tools.errors import ToolgymError
 from toolgym.tools.parsers.scan import TurnBuilder, region_end
@@ -29,25 +30,132 @@ class MalformedError(ToolgymError, ValueError):
         self.at, self.name = at, name
 
 
-def read_value(
-    text: str, start: int, key: str, name: str, *, opening: str, close: str, follows: re.Pattern[str]
-) -> tuple[str, int]:
-    """Return the value that begins at `start`, and the place behind its closing tag.
+class ValueTags:
+    """The tags around values of one format, and what a value may hold of them.
 
-    The value may hold its own closing tag, as code about such tags does: the first one counts after which the format
-    goes on (`follows`). So it may be two values: one is refused in which an opening tag begins a line, or stands
-    behind a closing tag.
+    Nothing escapes a value, so a value that holds a tag of its own format may be two values, of which one tag was
+    forgotten or misspelt. A value may therefore hold
+
+    * an opening tag (`opening`) only if its key is not a parameter of the tool, and a closing tag follows;
+    * a closing tag (`close`) only behind an opening tag with the same name, as in `<parameter>x</parameter>`;
+    * a tag with a name that is nearly one of the `names` only if it has another form than the format's, or is one of a
+      pair with the same name.
+
+    Other tags, such as those of HTML, are data. A closing or misspelt tag is data as well if all parameters of the tool
+    have values, since the value cannot hold another argument then.
+
+    Args:
+        close: the tag that closes a value.
+        opening: pattern of the tag that opens an argument; its group `key` is the argument's name, if it holds one.
+        follows: pattern of what stands after the closing tag of a value.
+        names: names of the tags that stand between two values.
+        form: pattern of what follows a name in an opening tag, such as `=`.
     """
-    end = text.find(close, start)
-    while end != -1 and not follows.match(text, end + len(close)):
-        end = text.find(close, end + len(close))
-    if end == -1:
-        raise MalformedError(f"the value of {key!r} has no closing {close}", start, name)
-    value = text[start:end]
-    if -1 < value.find(close) < value.rfind(opening) or re.search(rf"(?m)^[^\S\n]*{re.escape(opening)}", value):
-        why = f"the value of {key!r} has no closing {close}, or it holds {opening!r}; a parser cannot tell which"
-        raise MalformedError(why, end, name)
-    return value, end + len(close)
+
+    def __init__(
+        self, close: str, opening: re.Pattern[str], follows: re.Pattern[str], names: Sequence[str], form: str
+    ) -> None:
+        self.close, self.opening, self.follows = close, opening, follows
+        self.name = close.strip("</>")
+        self.names = tuple(names)
+        self.form = re.compile(form)
+
+    def nearly(self, name: str) -> bool:
+        """Whether a tag's name may be a misspelt one of this format."""
+        return any(abs(len(name) - len(own)) <= 2 and _is_near(name, own) for own in self.names)
+
+
+_TAG = re.compile(r"<(/?)([A-Za-z_][\w:.-]*)|<(/?)")
+
+
+class Value(NamedTuple):
+    """A value, the position after its closing tag, and the error that it is if another argument may be part of it."""
+
+    text: str
+    end: int
+    doubt: MalformedError | None
+
+
+def require_whole(
+    doubts: Sequence[MalformedError | None], keys: Collection[str], known: Collection[str] | None
+) -> None:
+    """Raise the first of the doubts, unless all `known` parameters are among the `keys` of the call."""
+    doubt = next((doubt for doubt in doubts if doubt is not None), None)
+    if doubt is not None and not (known and all(key in keys for key in known)):
+        raise doubt
+
+
+def read_value(text: str, start: int, key: str, name: str, tags: ValueTags, known: Collection[str] | None) -> Value:
+    """Read the value that begins at `start`.
+
+    The value ends at the first closing tag that is not one of a pair inside of the value, and after which the format
+    continues.
+
+    Args:
+        text: the turn.
+        start: position of the value's first character.
+        key: the argument's name, for errors.
+        name: the tool's name, for errors.
+        tags: the tags of the format.
+        known: the tool's parameters; None if they are not known.
+
+    Raises:
+        MalformedError: the value has no closing tag, or may be two values.
+    """
+    open_tags: dict[str, int] = {}
+    doubt: MalformedError | None = None
+    at = start
+    while (tag := _TAG.search(text, at)) is not None:
+        at = tag.end()
+        if text.startswith(tags.close, tag.start()):
+            end, at = tag.start(), tag.start() + len(tags.close)
+            if open_tags.get(tags.name, 0) > 0:
+                open_tags[tags.name] -= 1
+            elif tags.follows.match(text, at) and not any(
+                count for tag_name, count in open_tags.items() if tag_name in tags.names
+            ):
+                return Value(text[start:end], at, doubt)
+            else:
+                doubt = doubt or _two_values(tags, key, name, tags.close, start)
+            continue
+        if (opening := tags.opening.match(text, tag.start())) is not None:
+            other = opening.groupdict().get("key")
+            if other is None or known is None or other.strip() in known:
+                raise _two_values(tags, key, name, opening.group(), start)
+        tag_name = tag[2]
+        if tag_name is None:
+            continue
+        if tag_name not in tags.names and not tags.nearly(tag_name):
+            continue
+        if not tag[1]:
+            if tag_name not in tags.names and tags.form.match(text, at):
+                doubt = doubt or _two_values(tags, key, name, tag.group(), start)
+            open_tags[tag_name] = open_tags.get(tag_name, 0) + 1
+        elif open_tags.get(tag_name, 0) > 0:
+            open_tags[tag_name] -= 1
+        else:
+            doubt = doubt or _two_values(tags, key, name, tag.group(), start)
+    raise MalformedError(f"the value of {key!r} has no closing {tags.close}", start, name)
+
+
+def _two_values(tags: ValueTags, key: str, name: str, tag: str, at: int) -> MalformedError:
+    why = (
+        f"the value of {key!r} holds {tag[:60]!r}, or a closing {tags.close} is missing; a parser cannot tell which. "
+        "Write tags of this format in another way inside of values"
+    )
+    return MalformedError(why, at, name)
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_near(word: str, other: str) -> bool:
+    """Whether at most two letters of the longer word are missing, added or changed (one if it has five or less)."""
+    most = 1 if len(other) <= 5 else 2
+    row = list(range(len(other) + 1))
+    for count, letter in enumerate(word, 1):
+        last, row = row, [count]
+        for at, own in enumerate(other):
+            row.append(min(last[at] + (letter != own), last[at + 1] + 1, row[-1] + 1))
+    return row[-1] <= most
 
 
 def add_malformed(
@@ -59,6 +167,28 @@ def add_malformed(
         return end
     turn.add_misread(str(error), f"Write it as:\n{shape}", text[start:end], error.name)
     return end + len(close)
+
+
+def add_stray(turn: TurnBuilder, text: str, mark: re.Match[str], opening: str, close: str, shape: str) -> int:
+    """Add an error for a tag of the format outside of any call: the call's opening tag may be missing or misspelt.
+
+    After another error, such tags are content: they belong to the call that could not be read.
+    """
+    if turn.errors:
+        turn.add_content(mark.group())
+        return mark.end()
+    end, closed = region_end(text, mark.start(), close, opening)
+    end += len(close) if closed else 0
+    turn.add_misread(
+        f"{mark.group()!r} stands outside of {opening}...{close}", f"Write it as:\n{shape}", text[mark.start() : end]
+    )
+    return end
+
+
+def parameters_of(name: str, schemas: Mapping[str, ToolSchema] | None) -> Collection[str] | None:
+    """Return the names of a tool's parameters; None if they are not known."""
+    schema = (schemas or {}).get(name)
+    return None if schema is None else schema.parameters.get("properties", {}).keys()
 
 
 def typed(name: str, texts: Mapping[str, str], schemas: Mapping[str, ToolSchema] | None) -> dict[str, Any]:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from toolgym.tools.parsers import get_parser
+from toolgym.tools.schema import ToolSchema
+
 F = {"a": 1}
 Q = "a \"b\" 'c' \\d </tool_call> ünïcode 🙂\nend"
 """A text with quotes, a backslash, a closing tag, letters beyond ASCII and a line break."""
@@ -36,7 +39,43 @@ QWEN3_CODER = [
     ("object", coder(o='{"k": [1, null]}'), "", [("f", {"o": {"k": [1, None]}})], [], ""),
     ("Python's True", coder(b="True"), "", [("f", {"b": True})], [], ""),
     ("what is no integer stays text", coder(a="one"), "", [("f", {"a": "one"})], [], ""),
-    ("a closing tag in a value", coder(s="x</parameter>y"), "", [("f", {"s": "x</parameter>y"})], [], ""),
+    (
+        "a pair of its tags",
+        coder(s="<parameter>x</parameter>y"),
+        "",
+        [("f", {"s": "<parameter>x</parameter>y"})],
+        [],
+        "",
+    ),
+    ("a closing tag in a value", coder(s="x</parameter>y"), "", [], ["malformed_call"], "cannot tell which"),
+    ("a misspelt tag", coder(s="x</paramter>\ny"), "", [], ["malformed_call"], "holds '</paramter'"),
+    ("a misspelt opening tag", coder(s="x<paramter=a>\ny"), "", [], ["malformed_call"], "holds '<paramter'"),
+    ("HTML and generics", coder(s="<p>List<Parameter> x</p>"), "", [("f", {"s": "<p>List<Parameter> x</p>"})], [], ""),
+    (
+        "a parameter that the tool has not",
+        coder(s="<parameter=z>1</parameter>"),
+        "",
+        [("f", {"s": "<parameter=z>1</parameter>"})],
+        [],
+        "",
+    ),
+    (
+        "a misspelt beginning",
+        coder(a=1).replace("<tool_call>\n", "<tool_cal>\n"),
+        None,
+        [],
+        ["malformed_call"],
+        "between",
+    ),
+    (
+        "a parameter alone",
+        "<parameter=a>1</parameter></tool_call>",
+        None,
+        [],
+        ["malformed_call"],
+        "outside of <tool_call>",
+    ),
+    ("only the end", "It is done.</tool_call>", "It is done.", [], ["malformed_call"], "outside of <tool_call>"),
     (
         "two functions in one tag",
         "<tool_call><function=f></function><function=g></function></tool_call>",
@@ -136,7 +175,12 @@ GLM = [
     ("white space is data", glm(" x\n"), "", [("f", {"s": " x\n"})], [], ""),
     ("object", glm('{"k": [1]}', "o"), "", [("f", {"o": {"k": [1]}})], [], ""),
     ("boolean", glm("false", "b"), "", [("f", {"b": False})], [], ""),
-    ("a closing tag in a value", glm("x</arg_value>y"), "", [("f", {"s": "x</arg_value>y"})], [], ""),
+    ("a closing tag in a value", glm("x</arg_value>y"), "", [], ["malformed_call"], "cannot tell which"),
+    ("a misspelt tag", glm("x</arg_valu>y"), "", [], ["malformed_call"], "holds '</arg_valu'"),
+    ("a misspelt opening tag", glm("x<arg_ky>y"), "", [], ["malformed_call"], "holds '<arg_ky'"),
+    ("HTML", glm("<a href='x'>y</a>"), "", [("f", {"s": "<a href='x'>y</a>"})], [], ""),
+    ("a misspelt beginning", GLM_ONE.replace("<tool_call>", "<tool_cal>"), None, [], ["malformed_call"], "outside of"),
+    ("only the end", "It is done.</tool_call>", "It is done.", [], ["malformed_call"], "outside of <tool_call>"),
     (
         "no closing tag of a value",
         "<tool_call>f<arg_key>a</arg_key><arg_value>1</tool_call>",
@@ -237,6 +281,21 @@ def dsml(block):
         ("unclosed and the next", good.removesuffix("</｜DSML｜invoke>") + good, "", [("f", F)], ["unclosed_tag"], ""),
         ("thinking", f"<think>{good}</think>{good}", f"<think>{good}</think>", [("f", F)], [], ""),
     ]
+
+
+ONE_PARAMETER = ToolSchema("f", "", {"type": "object", "properties": {"s": {"type": "string"}}})
+
+
+@pytest.mark.parametrize("value", ["x</parameter>y</arg_value>", "</paramter></arg_valu>", "</parameter></arg_value>"])
+@pytest.mark.parametrize(("parser", "write"), [("qwen3_coder", lambda text: coder(s=text)), ("glm45", glm)])
+def test_tags_in_the_value_of_the_only_parameter_are_data(parser, write, value):
+    parsed = get_parser(parser)(write(value), schemas={"f": ONE_PARAMETER})
+    assert [call.arguments for call in parsed.calls] == [{"s": value}]
+
+
+def test_an_error_of_a_damaged_tag_takes_linear_time():
+    text = "<tool_call>f<arg_key>s</arg_key><arg_value>" + "</arg_valu><x>" * 20_000
+    assert get_parser("glm45")(text).errors
 
 
 TABLES = {
