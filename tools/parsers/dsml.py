@@ -13,6 +13,7 @@ V4 says `tool_calls` for `function_calls`. Decisions, each with a test:
 * Instead of parameters, an invocation may hold one JSON object; without either it has no arguments, which
   `<｜DSML｜invoke name="tool"/>` says too.
 * A call counts with or without the block's tags around it; a block without a call is an error.
+* A closing tag or a parameter outside of any invocation is an error.
 * A text ends at the first closing tag; one that holds another DSML tag is an error. Strings in JSON may hold any.
 """
 
@@ -25,6 +26,7 @@ from typing import Any
 from toolgym.tools.parsers.base import Parser
 from toolgym.tools.parsers.scan import TurnBuilder, came, region_end, scan, skip_space
 from toolgym.tools.parsers.strict_json import read_json
+from toolgym.tools.parsers.tagged_values import add_stray
 
 MARK = "｜DSML｜"
 OPEN, CLOSE = f"<{MARK}invoke", f"</{MARK}invoke>"
@@ -44,6 +46,8 @@ def _read(text: str, mark: re.Match[str], turn: TurnBuilder, block: str) -> int:
     at = mark.end()
     if mark.group() == end_section:
         return at
+    if mark.group() not in (OPEN, section):
+        return add_stray(turn, text, mark, OPEN, CLOSE, hint.removeprefix("Write it as:\n"))
     if mark.group() == section:
         end, closed = region_end(text, at, end_section, OPEN, section)
         if text.startswith(OPEN, end):
@@ -110,7 +114,7 @@ def _invocation(text: str, at: int) -> tuple[str, dict[str, Any], int]:
 
 
 def _parser(block: str) -> Parser:
-    opener = f"{OPEN}|<{MARK}{block}>|</{MARK}{block}>"
+    opener = f"{OPEN}|<{MARK}{block}>|</{MARK}{block}>|{CLOSE}|</?{MARK}parameter"
     return functools.partial(scan, opener=opener, read=functools.partial(_read, block=block))
 
 

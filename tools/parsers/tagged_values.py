@@ -62,7 +62,7 @@ class ValueTags:
 
     def nearly(self, name: str) -> bool:
         """Whether a tag's name may be a misspelt one of this format."""
-        return any(abs(len(name) - len(own)) <= 2 and _is_near(name, own) for own in self.names)
+        return any(abs(len(name) - len(known)) <= 2 and _is_near(name, known) for known in self.names)
 
 
 _TAG = re.compile(r"<(/?)([A-Za-z_][\w:.-]*)|<(/?)")
@@ -153,8 +153,8 @@ def _is_near(word: str, other: str) -> bool:
     row = list(range(len(other) + 1))
     for count, letter in enumerate(word, 1):
         last, row = row, [count]
-        for at, own in enumerate(other):
-            row.append(min(last[at] + (letter != own), last[at + 1] + 1, row[-1] + 1))
+        for at, other_letter in enumerate(other):
+            row.append(min(last[at] + (letter != other_letter), last[at + 1] + 1, row[-1] + 1))
     return row[-1] <= most
 
 
