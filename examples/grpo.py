@@ -12,8 +12,8 @@ from toolgym.rollout.engines import TransformersEngine
 def log_probs(model, batch):
     """The learner's log-probs of the responses: float32 [rows, response]."""
     inputs = {"attention_mask": batch.attention_mask, "position_ids": batch.position_ids}
-    logits = model(batch.input_ids, **inputs, logits_to_keep=batch.responses.shape[1] + 1).logits[:, :-1]
-    return logits.log_softmax(-1).gather(-1, batch.responses[..., None])[..., 0]
+    logits = model(batch.input_ids, **inputs, logits_to_keep=batch.responses.shape[1] + 1).logits
+    return batch.token_log_probs(logits)  # at the temperature of the sampling
 
 
 def advantages(trajectories, batch):

@@ -63,7 +63,7 @@ def log_probs(model, batch):
     """Log-probs of the responses, and the entropies of what they were drawn from: float32 [rows, response] each."""
     inputs = {"attention_mask": batch.attention_mask, "position_ids": batch.position_ids}
     logits = model(batch.input_ids, **inputs, logits_to_keep=batch.responses.shape[1] + 1).logits[:, :-1]
-    every = logits.log_softmax(-1)
+    every = (logits / batch.temperatures[..., None]).log_softmax(-1)  # what the engine sampled from
     return every.gather(-1, batch.responses[..., None])[..., 0], -(every.exp() * every).sum(-1)
 
 

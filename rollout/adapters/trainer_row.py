@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toolgym.rollout.models.images import ImageProcessor
+from toolgym.rollout.trajectory.distribution import UNSCALED
 from toolgym.rollout.trajectory.token_sequence import Segment, TokenSequence
 from toolgym.rollout.trajectory.trajectory import Trajectory, require_trajectories
 from toolgym.tools.errors import BatchError
@@ -100,7 +101,7 @@ class TrainerRow:
         from toolgym.rollout.batch.make import row_images
         from toolgym.rollout.batch.row import RowSource
 
-        row = RowSource(self.trajectory, self.sequence, self.trajectory.id, 0, 0, {}, np.zeros(0))
+        row = RowSource(self.trajectory, self.sequence, self.trajectory.id, 0, 0, {}, np.zeros(0), UNSCALED)
         return {name: value for images in row_images([row], processor) for name, value in images.inputs.items()}
 
     @cached_property

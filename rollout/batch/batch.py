@@ -8,6 +8,7 @@ its rows (`Batch.per_row`).
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
@@ -22,6 +23,7 @@ from toolgym.rollout.batch.fields import FIELDS, payload_padding
 from toolgym.rollout.batch.micro_batches import COUNTS, Count, packed_parts, padded_parts, tree_parts
 from toolgym.rollout.batch.prefixes import prefix_keys, require_no_images
 from toolgym.rollout.batch.row import RowImages, joined_inputs
+from toolgym.rollout.trajectory.distribution import Distribution
 from toolgym.rollout.trajectory.trajectory import Trajectory
 from toolgym.tools.errors import BatchError, ConfigError, require_whole_number
 from toolgym.tools.views.html import drawn_by
@@ -53,6 +55,8 @@ class Batch:
         reward_placement: which tokens have `token_rewards`: `turns` or `outcome`.
         images: what a vision-language model gets beside the ids, one for each row; empty if no row has images.
         image_token_id: the id that stands for a part of an image, and nowhere else; None without images.
+        distributions: for each row the different distributions that its tokens were sampled from: one, unless turns of
+            the row differ. `temperatures` has the temperature of each token.
     """
 
     prompts: Tensor
@@ -62,6 +66,7 @@ class Batch:
     input_ids: Tensor
     position_ids: Tensor
     rollout_log_probs: Tensor
+    temperatures: Tensor
     weight_versions: Tensor
     token_rewards: Tensor
     trajectory_ids: Tensor
@@ -76,6 +81,7 @@ class Batch:
     reward_placement: RewardPlacement = "turns"
     images: tuple[RowImages, ...] = ()
     image_token_id: int | None = None
+    distributions: tuple[tuple[Distribution, ...], ...] = ()
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -108,6 +114,33 @@ class Batch:
     def to(self, device: torch.device | str) -> Batch:
         return moved(self, device)
 
+    def token_log_probs(self, logits: Tensor, *, temperature: float | Tensor | None = None) -> Tensor:
+        """Return the log-probabilities of the policy's tokens: float32 `[rows, response]`, 0 elsewhere.
+
+        They carry the gradient of the logits.
+
+        Args:
+            logits: `[rows, prompt + response, vocabulary]`, of a model that was given `input_ids`, `attention_mask` and
+                `position_ids`; or the last `response + 1` of them (`logits_to_keep` of transformers).
+            temperature: divides the logits. Defaults to `temperatures`, the distribution of `rollout_log_probs`.
+
+        Raises:
+            ConfigError: the logits have another shape.
+        """
+        rows, response = self.responses.shape
+        whole, kept = self.input_ids.shape[1], response + 1
+        if logits.dim() != 3 or len(logits) != rows or logits.shape[1] not in (whole, kept):
+            raise ConfigError(
+                f"expected logits of [{rows}, {whole}, vocabulary], or the last {kept} columns of them, got "
+                f"{list(logits.shape)}"
+            )
+        row, place = self.response_mask.nonzero(as_tuple=True)
+        scale = temperature_at(self.temperatures if temperature is None else temperature, (row, place))
+        before = place + logits.shape[1] - kept
+        chosen = chosen_log_probs(logits[row, before], self.responses[row, place], scale)
+        values = torch.zeros(self.responses.shape, dtype=torch.float32, device=logits.device)
+        return values.index_put((row, place), chosen)
+
     def select(self, rows: Tensor | Sequence[int]) -> Batch:
         """Some rows of the batch, without the padding that none of them needs. The tensors are copies.
 
@@ -135,6 +168,7 @@ class Batch:
             ids=tuple(self.ids[row] for row in at.tolist()),
             aligned={name: value[at, :right] for name, value in self.aligned.items()},
             images=tuple(self.images[row] for row in at.tolist()) if self.images else (),
+            distributions=tuple(self.distributions[row] for row in at.tolist()) if self.distributions else (),
         )
 
     def flattener(self) -> Callable[[Tensor, int], Tensor]:
@@ -146,11 +180,11 @@ class Batch:
         tokens = self.attention_mask.bool()
         responses = tokens[:, width:]
         behind = torch.cat([torch.zeros_like(tokens[:, :width]), responses], dim=1)[tokens]
+        count, sources, places = len(behind), responses.reshape(-1).nonzero()[:, 0], behind.nonzero()[:, 0]
 
         def flat(values: Tensor, padding: int) -> Tensor:
-            flattened = values.new_full((len(behind), *values.shape[2:]), padding)
-            flattened[behind] = values[responses]
-            return flattened
+            flattened = values.new_full((count, *values.shape[2:]), padding)
+            return flattened.index_copy_(0, places, values.flatten(0, 1).index_select(0, sources))
 
         return flat
 
@@ -258,6 +292,27 @@ def restore_rows(parts: Sequence[MicroBatch], values: Sequence[Tensor], *, paddi
     return restored
 
 
+def chosen_log_probs(logits: Tensor, ids: Tensor, scale: float | Tensor) -> Tensor:
+    """Return the log-probability of each id under its logits `[tokens, vocabulary]`, divided by `scale`: a number, or
+    `[tokens]`."""
+    scaled = logits.float() / (scale[:, None] if isinstance(scale, Tensor) else scale)
+    return scaled.gather(1, ids[:, None])[:, 0] - scaled.logsumexp(dim=1)
+
+
+def temperature_at(temperature: float | Tensor, places: Tensor | tuple[Tensor, ...]) -> float | Tensor:
+    """Return the temperatures of some tokens; a number stays a number. Raises ConfigError if it is not above 0."""
+    if isinstance(temperature, Tensor) and temperature.dim():
+        return temperature[places]
+    number = float(temperature)
+    if not 0 < number < math.inf:
+        raise ConfigError(f"temperature must be above 0 and finite, got {number!r}")
+    return number
+
+
+_WITHOUT_TENSORS = frozenset({"ids", "groups", "dropped", "version_numbers", "distributions"})
+"""Attributes of a batch that `moved` leaves as they are."""
+
+
 def moved(value: T, device: torch.device | str) -> T:
     """A copy whose tensors are on the device, in dataclasses and mappings too; those that are there already are
     shared."""
@@ -269,7 +324,8 @@ def moved(value: T, device: torch.device | str) -> T:
     elif type(copy) is tuple:
         copy = tuple(moved(part, device) for part in copy)
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {item.name: moved(getattr(value, item.name), device) for item in dataclasses.fields(value)}
+        names = [item.name for item in dataclasses.fields(value) if item.name not in _WITHOUT_TENSORS]
+        fields = {name: moved(getattr(value, name), device) for name in names}
         copy = dataclasses.replace(value, **fields)
     return copy  # type: ignore[no-any-return]
 

@@ -87,21 +87,15 @@ INVARIANTS: Mapping[str, Invariants] = {
         "log probs are finite and at most 0": lambda batch: (
             _finite(batch.rollout_log_probs) & (batch.rollout_log_probs <= 1e-4)
         ),
-        "log probs are 0 where the policy did not sample": lambda batch: (
-            (batch.rollout_log_probs == 0) | (batch.response_mask == 1)
-        ),
+    },
+    "temperatures": {
+        "temperatures are above 0 and finite": lambda batch: (batch.temperatures > 0) & (batch.temperatures < math.inf),
     },
     "weight_versions": {
-        "weight_versions are -1 where the policy did not sample": lambda batch: (
-            (batch.weight_versions == -1) | (batch.response_mask == 1)
-        ),
         "weight_versions are in version_numbers where the policy sampled": _known_versions,
     },
     "token_rewards": {
         "token_rewards are finite": lambda batch: _finite(batch.token_rewards),
-        "token_rewards are 0 where the policy did not sample": lambda batch: (
-            (batch.token_rewards == 0) | (batch.response_mask == 1)
-        ),
     },
     "trajectory_ids": {"trajectory_ids do not fall from one row to the next": _in_order},
     "rewards": {
@@ -145,22 +139,26 @@ def check_rows(batch: Batch, rows: Sequence[RowSource] | None) -> None:
     blocks = _blocks(batch)
     for item in fields:
         parts = [(0, batch)] if item.place == "row" else blocks
-        for what, holds in _invariants_of(item).items():
+        for what, holds in INVARIANTS.get(item.name, {}).items():
             for start, part in parts:
                 _hold(what, holds(part), start)
+    sampled = [item for item in fields if item.place == "policy" or item.name == "token_rewards"]
+    for start, part in blocks:
+        _hold_elsewhere(part, sampled, start)
     if rows is not None:
         _check_way_back(batch, fields, rows)
 
 
-def _invariants_of(item: Field) -> Invariants:
-    if item in FIELDS:
-        return INVARIANTS.get(item.name, {})
-
-    def elsewhere(batch: Batch) -> Tensor:
-        values = batch.tensors()[item.name]
-        return (values == item.padding).reshape(*values.shape[:2], -1).all(dim=2) | (batch.response_mask == 1)
-
-    return {f"{item.name} holds its padding where the policy did not sample": elsewhere}
+def _hold_elsewhere(part: Batch, fields: Sequence[Field], start: int) -> None:
+    """Raise BatchError if a field has another value than its padding where the policy did not sample."""
+    elsewhere = part.response_mask.numpy() == 0
+    tensors = part.tensors()
+    for item in fields:
+        values = tensors[item.name].numpy()
+        if not (values[elsewhere] == item.padding).all():
+            padded = (values == item.padding).reshape(*elsewhere.shape, -1).all(axis=2)
+            what = f"{item.name} holds {item.padding} where the policy did not sample"
+            _hold(what, torch.from_numpy(padded | ~elsewhere), start)
 
 
 def _blocks(batch: Batch) -> list[tuple[int, Batch]]:
@@ -201,6 +199,8 @@ def _check_names(batch: Batch) -> None:
     if len(set(batch.ids)) != rows:
         twice = next(name for name in batch.ids if batch.ids.count(name) > 1)
         raise BatchError(f"two rows have the id {twice!r}: a trajectory came twice, or two share an id")
+    if len(batch.distributions) != rows or not all(batch.distributions):
+        raise BatchError(f"{rows} rows need their distributions, got those of {len(batch.distributions)}")
     if len(set(batch.groups)) != len(batch.groups):
         raise BatchError(f"groups must be different ids, got {list(batch.groups)!r:.200}")
     numbers = list(batch.version_numbers.values())
@@ -251,6 +251,8 @@ def _check_way_back(batch: Batch, fields: Sequence[Field], rows: Sequence[RowSou
         wrong = [] if list(batch.ids[here]) == [row.id for row in sources] else ["ids"]
         token_id = batch.image_token_id
         needed = [len(row.sequence.images) if token_id is None else row.image_tokens(token_id) for row in sources]
+        if list(batch.distributions[here]) != [row.sampling.distributions for row in sources]:
+            wrong.append("distributions")
         wrong += [] if needed == ([row.tokens for row in batch.images[here]] or [0] * len(sources)) else ["images"]
         for item in fields:
             mask = masks.get(item.place)

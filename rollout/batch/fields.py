@@ -115,6 +115,16 @@ FIELDS: tuple[Field, ...] = (
         column="logprobs",
     ),
     Field(
+        "temperatures",
+        torch.float32,
+        "policy",
+        1,
+        "the temperature that `rollout_log_probs` are scaled by, 1 for greedy tokens, which engines do not scale: a "
+        "loss divides the logits by it",
+        lambda row: row.sampling.scales,
+        column="temperatures",
+    ),
+    Field(
         "weight_versions",
         torch.int64,
         "policy",

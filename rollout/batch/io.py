@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,10 @@ from toolgym.rollout.batch.batch import Batch, Dropped
 from toolgym.rollout.batch.check import check_batch
 from toolgym.rollout.batch.fields import FIELDS
 from toolgym.rollout.batch.row import RowImages
+from toolgym.rollout.trajectory.distribution import Distribution
 from toolgym.tools.errors import ConfigError, missing_file, shorten
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 """Version of the file that `save_batch` writes, and the only one that is read."""
 
 PREFIX = "aligned."
@@ -60,6 +62,7 @@ def metadata_of(batch: Batch) -> dict[str, Any]:
         "reward_placement": batch.reward_placement,
         "images": [[first.setdefault(id(row.inputs), at), row.tokens] for at, row in enumerate(batch.images)],
         "image_token_id": batch.image_token_id,
+        "distributions": [[dataclasses.asdict(each) for each in row] for row in batch.distributions],
     }
 
 
@@ -114,4 +117,5 @@ def batch_of(metadata: dict[str, Any], tensors: dict[str, Tensor]) -> Batch:
         reward_placement=metadata["reward_placement"],
         images=tuple(RowImages(inputs.setdefault(row, {}), tokens) for row, tokens in metadata.get("images", ())),
         image_token_id=metadata.get("image_token_id"),
+        distributions=tuple(tuple(Distribution(**each) for each in row) for row in metadata["distributions"]),
     )

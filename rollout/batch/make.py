@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from toolgym.rollout.advantages.reward_placement import RewardPlacement
@@ -19,7 +21,7 @@ from toolgym.rollout.models.images import ImageProcessor
 from toolgym.rollout.trajectory.failures import log
 from toolgym.rollout.trajectory.token_sequence import filled_up
 from toolgym.rollout.trajectory.trajectory import Trajectory, require_trajectories
-from toolgym.tools.errors import BatchError, shorten
+from toolgym.tools.errors import BatchError, ConfigError, shorten
 from toolgym.tools.keywords import named_keywords
 
 
@@ -33,6 +35,7 @@ def make_batch(
     aligned: Sequence[str] | None = None,
     reward_placement: RewardPlacement = "turns",
     processor: ImageProcessor | None = None,
+    mixed_distributions: bool = False,
 ) -> Batch:
     """Make a batch, and check it. See `toolgym.rollout.batch.batch` for what becomes a row.
 
@@ -50,9 +53,13 @@ def make_batch(
             beyond that. `outcome`: the trajectory's last one has all of it.
         processor: that of the rollout, for trajectories with images: it makes `Batch.images`. A trajectory whose policy
             sampled the token that stands for parts of images is left out, since no image belongs to it.
+        mixed_distributions: accept trajectories that were sampled at different temperatures, top-p, top-k, min-p or
+            grammars. A loss has to use `Batch.temperatures` then, as `token_log_probs` does, because one number for the
+            whole batch would be wrong.
 
     Raises:
-        ConfigError: `trajectories` holds something else, or `reward_placement` is unknown.
+        ConfigError: `trajectories` holds something else, `reward_placement` is unknown, or the trajectories were
+            sampled from different distributions, and `mixed_distributions` is not set.
         BatchError: no trajectory is left, one does not fit the widths (nothing is ever cut), a payload is missing or
             has another dtype or shape somewhere (nothing is ever filled in), turns tell of other tokens than there are,
             there are images and no processor, or the ids of an image are not those that it gives, or an invariant
@@ -78,21 +85,25 @@ def make_batch(
     groups = tuple(dict.fromkeys(trajectory.group_id for trajectory in kept))
     numbers = _number_versions(kept)
     rows = rows_of(kept, groups, numbers, reward_placement)
+    if not mixed_distributions:
+        _require_one_distribution(rows)
     widths = (
         _width("prompt", rows, [len(row.sequence.prompt_ids) for row in rows], max_prompt_length),
         _width("response", rows, [len(row.response_ids) for row in rows], max_response_length),
     )
     images = row_images(rows, processor)
+    sampled = policy_places(rows, widths[1])
     batch = Batch(
-        **{item.name: padded(item, rows, widths, pad_token_id) for item in FIELDS},
+        **{item.name: padded(item, rows, widths, pad_token_id, sampled) for item in FIELDS},
         pad_token_id=pad_token_id,
         ids=tuple(row.id for row in rows),
         groups=groups,
         dropped=tuple(dropped),
         version_numbers=numbers,
-        aligned={name: padded(item, rows, widths, 0) for name, item in _payloads(rows, aligned).items()},
+        aligned={name: padded(item, rows, widths, 0, sampled) for name, item in _payloads(rows, aligned).items()},
         reward_placement=reward_placement,
         images=images,
+        distributions=tuple(row.sampling.distributions for row in rows),
         image_token_id=processor.image_token_id if processor is not None and images else None,
     )
     check_rows(batch, rows)
@@ -131,6 +142,17 @@ def sampled_image_token(trajectory: Trajectory, processor: ImageProcessor) -> bo
     """Whether the policy sampled the token that stands for parts of images: no model can be given what it shows."""
     segments = (segment for sequence in trajectory.sequences for segment in sequence.policy_segments)
     return any(bool((segment.token_ids == processor.image_token_id).any()) for segment in segments)
+
+
+def _require_one_distribution(rows: Sequence[RowSource]) -> None:
+    counts = Counter(distribution for row in rows for distribution in row.sampling.distributions)
+    if len(counts) > 1:
+        each = "; ".join(f"{count} rows at {distribution}" for distribution, count in counts.most_common(4))
+        raise ConfigError(
+            f"a batch is made of rows that were sampled alike, got {len(counts)} distributions ({each}): make a batch "
+            "of each. If your loss scales every token by Batch.temperatures, as token_log_probs does, call "
+            "make_batch(..., mixed_distributions=True)"
+        )
 
 
 def _reason_to_drop(trajectory: Trajectory, processor: ImageProcessor | None) -> str | None:
@@ -209,22 +231,38 @@ def _payloads(rows: Sequence[RowSource], names: Sequence[str] | None) -> dict[st
     return payloads
 
 
-def padded(item: Field, rows: Sequence[RowSource], widths: tuple[int, int], pad_token_id: int) -> Tensor:
-    """Return a field of all rows, each written to its place at once; `widths` are those of prompts and responses."""
+def policy_places(rows: Sequence[RowSource], width: int) -> NDArray[np.bool_]:
+    """Return where the policy sampled: bool `[rows, width]`."""
+    places = np.zeros((len(rows), width), dtype=bool)
+    for index, row in enumerate(rows):
+        places[index, : len(row.response_mask)] = row.response_mask
+    return places
+
+
+def padded(
+    item: Field, rows: Sequence[RowSource], widths: tuple[int, int], pad_token_id: int, sampled: NDArray[np.bool_]
+) -> Tensor:
+    """Return a field of all rows, each written to its place at once.
+
+    Args:
+        item: the field.
+        rows: the rows, in order.
+        widths: of prompts and responses, in tokens.
+        pad_token_id: the id in padding.
+        sampled: where the policy sampled, see `policy_places`.
+    """
     prompt_width, response_width = widths
-    first = item.values(rows[0])
+    values = [item.values(row) for row in rows]
     width = {"prompt": (prompt_width,), "tokens": (prompt_width + response_width,), "row": ()}
-    shape = (len(rows), *width.get(item.place, (response_width,)), *first.shape[1:])
+    shape = (len(rows), *width.get(item.place, (response_width,)), *values[0].shape[1:])
     padding = pad_token_id if item.padding == "pad_token_id" else item.padding or 0
     array = np.full(shape, padding, dtype=torch.empty(0, dtype=item.dtype).numpy().dtype)
-    for index, row in enumerate(rows):
-        values = item.values(row)
-        if item.place == "row":
-            array[index] = values[0]
-        elif item.place == "policy":
-            mask = row.response_mask.astype(bool)
-            array[index, : len(mask)][mask] = values
-        else:
+    if item.place == "row":
+        array[:] = np.concatenate(values)
+    elif item.place == "policy":
+        array[sampled] = np.concatenate(values)
+    else:
+        for index, (row, each) in enumerate(zip(rows, values, strict=True)):
             start = 0 if item.place == "response" else prompt_width - len(row.sequence.prompt_ids)
-            array[index, start : start + len(values)] = values
+            array[index, start : start + len(each)] = each
     return torch.from_numpy(array)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from toolgym.rollout.batch.batch import Batch, moved
+from toolgym.rollout.batch.batch import Batch, chosen_log_probs, moved, temperature_at
 from toolgym.rollout.batch.fields import FIELDS, Field, payload_padding
 from toolgym.rollout.batch.row import RowImages, joined_inputs
 from toolgym.tools.errors import ConfigError
@@ -47,6 +47,7 @@ class Packed:
     position_ids: Tensor
     response_mask: Tensor
     rollout_log_probs: Tensor
+    temperatures: Tensor
     weight_versions: Tensor
     token_rewards: Tensor
     row_ids: Tensor
@@ -86,14 +87,23 @@ class Packed:
     def to(self, device: torch.device | str) -> Packed:
         return moved(self, device)
 
-    def token_log_probs(self, logits: Tensor, *, temperature: float = 1.0) -> Tensor:
-        """Log-probabilities of the policy's tokens: float32 `[tokens]`, 0 elsewhere. They carry the logits' gradient.
+    def token_log_probs(self, logits: Tensor, *, temperature: float | Tensor | None = None) -> Tensor:
+        """Return the log-probabilities of the policy's tokens: float32 `[tokens]`, 0 elsewhere.
 
-        `logits` are `[tokens, vocabulary]`, of a model that was given `input_ids`. `temperature` is that of the
-        sampling: `rollout_log_probs` are under the distribution that it makes. Raises ConfigError for another number of
-        tokens.
+        They carry the gradient of the logits.
+
+        Args:
+            logits: `[tokens, vocabulary]`, of a model that was given `input_ids`.
+            temperature: divides the logits: a number, or one for each token. Defaults to `temperatures`, the
+                distribution of `rollout_log_probs`.
+
+        Raises:
+            ConfigError: the logits have another number of tokens, or a temperature is not above 0.
         """
-        return log_probs_at(logits, self.input_ids, self.parents, self.response_mask > 0, temperature)
+        require_tokens(logits, len(self), "logits")
+        at = (self.response_mask > 0).nonzero()[:, 0]
+        scale = temperature_at(self.temperatures if temperature is None else temperature, at)
+        return log_probs_at(logits, self.input_ids, self.parents, at, scale)
 
     def unpack(self, values: Tensor, *, padding: float = 0) -> Tensor:
         """Values of the tokens, `[tokens, ...]`, in the batch's layout: `[rows, prompt + response, ...]`.
@@ -101,7 +111,7 @@ class Packed:
         `packed.unpack(values)[:, packed.widths[0]:]` are those of the responses. Padding gets `padding`. Raises
         ConfigError for another number of tokens.
         """
-        _require(values, len(self), "values")
+        require_tokens(values, len(self), "values")
         padded = values.new_full((len(self.prompt_lengths), sum(self.widths), *values.shape[1:]), padding)
         padded[self.row_ids, self.widths[0] - self.prompt_lengths[self.row_ids] + self.position_ids] = values
         return padded
@@ -142,12 +152,10 @@ def reaches(ends: Tensor) -> Tensor:
     return (at <= at[:, None]) & (at[:, None] < ends)
 
 
-def log_probs_at(logits: Tensor, ids: Tensor, parents: Tensor, where: Tensor, temperature: float) -> Tensor:
-    """Log-probabilities of tokens under the logits of their parents: float32 `[tokens]`, 0 where not `where`."""
-    _require(logits, len(ids), "logits")
-    at = where.nonzero()[:, 0]
-    scaled = logits[parents[at]].float() / temperature
-    chosen = scaled.gather(1, ids[at][:, None])[:, 0] - scaled.logsumexp(dim=1)
+def log_probs_at(logits: Tensor, ids: Tensor, parents: Tensor, at: Tensor, scale: float | Tensor) -> Tensor:
+    """Return the log-probabilities of the tokens `at` these places under the logits of their parents, divided by
+    `scale`: float32 `[tokens]`, 0 at other places."""
+    chosen = chosen_log_probs(logits[parents[at]], ids[at], scale)
     return torch.zeros(len(ids), dtype=torch.float32, device=logits.device).index_put((at,), chosen)
 
 
@@ -164,6 +172,6 @@ def _per_token(advantages: Tensor, batch: Batch) -> Tensor:
     return values.masked_fill(~policy, 0.0)
 
 
-def _require(values: Tensor, tokens: int, what: str) -> None:
+def require_tokens(values: Tensor, tokens: int, what: str) -> None:
     if values.dim() < 1 or len(values) != tokens:
         raise ConfigError(f"expected {what} of {tokens} tokens, [{tokens}, ...], got {list(values.shape)}")

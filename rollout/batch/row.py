@@ -12,14 +12,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from toolgym.rollout.advantages.reward_placement import RewardPlacement, token_rewards
+from toolgym.rollout.trajectory.distribution import SequenceSampling, sampling_of
 from toolgym.rollout.trajectory.token_sequence import TokenSequence
 from toolgym.rollout.trajectory.trajectory import Trajectory
 
 
 @dataclass(frozen=True)
 class RowSource:
-    """The source of one row of a batch, which the row is also compared with. `token_rewards` are float64
-    `[response]`."""
+    """The source of one row of a batch, which the row is also compared with.
+
+    `token_rewards` are float64 `[response]`.
+    """
 
     trajectory: Trajectory
     sequence: TokenSequence
@@ -28,6 +31,7 @@ class RowSource:
     group_number: int
     version_numbers: Mapping[str, int]
     token_rewards: NDArray[np.float64]
+    sampling: SequenceSampling
 
     @functools.cached_property
     def response_ids(self) -> NDArray[np.int32]:
@@ -107,10 +111,16 @@ def rows_of(
             numbers.get(trajectory.group_id, -1),
             version_numbers,
             rewards,
+            sampling,
         )
         for number, trajectory in enumerate(trajectories)
-        for part, (sequence, rewards) in enumerate(
-            zip(trajectory.sequences, token_rewards(trajectory, reward_placement), strict=True)
+        for part, (sequence, rewards, sampling) in enumerate(
+            zip(
+                trajectory.sequences,
+                token_rewards(trajectory, reward_placement),
+                sampling_of(trajectory),
+                strict=True,
+            )
         )
         if sequence.policy_tokens
     ]

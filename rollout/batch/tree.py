@@ -18,8 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from toolgym.rollout.batch.batch import Batch, moved
-from toolgym.rollout.batch.packing import Packed, log_probs_at, pack, reaches
+from toolgym.rollout.batch.batch import Batch, moved, temperature_at
+from toolgym.rollout.batch.packing import Packed, log_probs_at, pack, reaches, require_tokens
 from toolgym.rollout.batch.prefixes import prefix_keys, require_no_images, shared_prefixes
 
 
@@ -72,11 +72,24 @@ class Tree:
     def to(self, device: torch.device | str) -> Tree:
         return moved(self, device)
 
-    def token_log_probs(self, logits: Tensor, *, temperature: float = 1.0) -> Tensor:
-        """As `Packed.token_log_probs`, of the tokens in `packed`; `logits` are `[nodes, vocabulary]`. Raises
-        ConfigError for another number of nodes."""
-        each = log_probs_at(logits, self.input_ids, self.parents, self.counts > 0, temperature)
-        return each[self.nodes] * (self.packed.response_mask > 0)
+    def token_log_probs(self, logits: Tensor, *, temperature: float | Tensor | None = None) -> Tensor:
+        """Return the log-probabilities of the tokens in `packed`, as `Packed.token_log_probs` does.
+
+        Rows that share a node may have been sampled at different temperatures: each gets its own. Raises ConfigError if
+        the `logits` are not `[nodes, vocabulary]`, or a temperature is not above 0.
+        """
+        require_tokens(logits, len(self), "logits")
+        packed = self.packed
+        trained = packed.response_mask > 0
+        wanted = packed.temperatures if temperature is None else temperature
+        values = torch.zeros(len(packed), dtype=torch.float32, device=logits.device)
+        scales = wanted[trained].unique().tolist() if isinstance(wanted, Tensor) and wanted.dim() else [float(wanted)]
+        for scale in scales:
+            here = trained if len(scales) == 1 else trained & (wanted == scale)
+            at = self.nodes[here].unique()
+            each = log_probs_at(logits, self.input_ids, self.parents, at, temperature_at(scale, at))
+            values = torch.where(here, each[self.nodes], values)
+        return values
 
 
 def pack_tree(batch: Batch, advantages: Tensor | None = None, *, split_by: Sequence[str] | None = None) -> Tree:

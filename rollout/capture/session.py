@@ -268,7 +268,9 @@ class CaptureSession:
         if not is_over or open_turn.finish_reason is FinishReason.ABORT:
             return None
         call.parts = tuple(parts.generations)
-        return open_turn.close(conversation, call.renderer)
+        turn = open_turn.close(conversation, call.renderer)
+        differing = _differing_sampling(self._config.sampling_in_use, sampling)
+        return replace_fields(turn, sampling=differing) if differing else turn
 
     def _too_long(self, tokens: int) -> Reply:
         self._counts["over_budget"] += 1
@@ -473,6 +475,12 @@ def _sampled_tokens(call: CapturedCall) -> tuple[SampledToken, ...]:
         for part in call.parts
         for token, logprob in zip(part.token_ids, part.logprobs, strict=True)
     )
+
+
+def _differing_sampling(configured: SamplingParams, used: SamplingParams) -> dict[str, Any]:
+    """Return the parameters of a call, by name, by which its tokens have another distribution than the session's."""
+    names = ("temperature", "top_p", "top_k", "min_p", "grammar")
+    return {name: plain(getattr(used, name)) for name in names if getattr(used, name) != getattr(configured, name)}
 
 
 def _thinking_tokens(call: CapturedCall, reasoning: str | None) -> int:

@@ -36,6 +36,9 @@ ROUNDING = 0.01
 """Largest log-probability accepted: bfloat16 rounding gives up to 0.008 for a sure token. Such a value stays as it
 came."""
 
+GREEDY_BELOW = 1e-6
+"""Temperatures below this are greedy, as in SGLang (`_SAMPLING_EPS` in its `sampling_params.py`)."""
+
 _log = logging.getLogger("toolgym.rollout")
 
 

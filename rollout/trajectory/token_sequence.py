@@ -12,6 +12,7 @@ import itertools
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NotRequired, TypedDict, cast
 
 import numpy as np
@@ -358,11 +359,11 @@ class TokenSequence:
     def response_tokens(self) -> int:
         return sum(map(len, self.segments))
 
-    @property
+    @cached_property
     def policy_segments(self) -> tuple[Segment, ...]:
         return tuple(segment for segment in self.segments if segment.is_policy)
 
-    @property
+    @cached_property
     def policy_tokens(self) -> int:
         return sum(map(len, self.policy_segments))
 

@@ -52,6 +52,8 @@ class Turn:
         closing_tokens: tokens that the env appended to end a turn without its end-of-turn token.
         seed: the sampling seed of the turn's first part; None if it had none.
         queue_seconds: wall seconds that the turn waited for its place, see `RunConfig.max_generations`.
+        sampling: parameters of this turn that differ from `Trajectory.sampling`, by name, as an agent behind the
+            gateway may set them for a call; empty if none differs.
     """
 
     text: str
@@ -70,6 +72,7 @@ class Turn:
     closing_tokens: int = 0
     seed: int | None = None
     queue_seconds: float = 0.0
+    sampling: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -394,6 +397,8 @@ def _with_calls(message: Any, change: Callable[[Any], Any]) -> Any:
 
 def turn_to_json(turn: Turn) -> dict[str, Any]:
     value: dict[str, Any] = plain(turn)
+    if not value["sampling"]:
+        del value["sampling"]
     for record in value["tool_calls"]:
         record["arguments"] = None if record["arguments"] is None else _text_of(record["arguments"])
         record["metrics"] = _text_of(record["metrics"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.rollout.trajectories import played
+from toolgym.envs.types import ToolCallRecord
 from toolgym.rollout.batch.fields import FIELDS, SHAPES, dtype_name
 from toolgym.rollout.models.tiny import tiny_policy_path
 
@@ -43,8 +45,11 @@ def one_thread():
     torch.set_num_threads(before)
 
 
+PROGRAMS = re.findall(r"^<!-- a program that the tests run[^\n]* -->\n```python\n(.*?)^```", PAGE, re.M | re.S)
+
+
 def test_the_pages_program_gives_the_model_a_gradient(one_thread):
-    [program] = re.findall(r"^```python\n(.*?)^```", PAGE, re.M | re.S)
+    program, _ = PROGRAMS
     model = AutoModelForCausalLM.from_pretrained(tiny_policy_path(), dtype=torch.float32)
     trajectories = [
         played([[(3, None), (size, reward)]], name=f"{group}{size}", group=group)
@@ -54,3 +59,16 @@ def test_the_pages_program_gives_the_model_a_gradient(one_thread):
     exec(program, {"model": model, "trajectories": trajectories, "torch": torch})
     assert all(one.grad is not None for one in model.parameters())
     assert sum(float(one.grad.abs().sum()) for one in model.parameters()) > 0
+
+
+def test_the_page_keeps_a_trajectory_in_its_group_but_out_of_the_gradient():
+    _, program = PROGRAMS
+    failed_call = ToolCallRecord("1", "tool", {}, "error", "")
+    trajectories = [played([[(3, reward)]], name=str(reward), group="g") for reward in (0.0, 0.5, 1.0)]
+    turns = tuple(dataclasses.replace(turn, tool_calls=(failed_call,)) for turn in trajectories[2].turns)
+    trajectories[2] = dataclasses.replace(trajectories[2], turns=turns)
+    names = {"trajectories": trajectories}
+    exec(program, names)
+    assert names["part"].ids == ("0.0", "0.5")
+    assert int(names["part"].response_mask.sum()) == 6
+    assert names["values"].tolist() == pytest.approx([-1.0, 0.0], abs=1e-5), "the mean is that of all three"

@@ -62,7 +62,7 @@ def test_the_layout_of_the_module_docstring():
     assert batch.groups == ("g1", "g2")
     assert batch.ids == ("long", "short")
     for name, value in batch.tensors().items():
-        floats = name in ("rollout_log_probs", "rewards", "token_rewards")
+        floats = name in ("rollout_log_probs", "temperatures", "rewards", "token_rewards")
         assert value.dtype == (torch.float32 if floats else torch.int64), name
 
 
@@ -148,7 +148,7 @@ def test_the_checker_finds_rows_that_do_not_lead_back():
         (trajectory([1, 2, 3], [[4, 5], [6, 7], [9]], name="long"), "responses, input_ids"),
         (
             trajectory([1, 2, 3], [[4, 5, 6], [7], [8]], name="long"),
-            "response_mask, rollout_log_probs, weight_versions",
+            "response_mask, rollout_log_probs, temperatures, weight_versions",
         ),
         (dataclasses.replace(LONG, id="other"), "ids differ"),
     ]:
@@ -296,7 +296,7 @@ def test_payloads_stay_with_their_tokens(dtype, padding, tmp_path):
     check_batch(back, given)
     wrong = values.clone()
     wrong[0, 2] = 1
-    with pytest.raises(BatchError, match=r"aligned\.routed_experts holds its padding"):
+    with pytest.raises(BatchError, match=r"aligned\.routed_experts holds"):
         check_batch(dataclasses.replace(batch, aligned={"routed_experts": wrong}))
     wrong = values.clone()
     wrong[0, 0] = 1
@@ -352,5 +352,5 @@ def test_a_file_of_another_version_is_refused(tmp_path):
     batch = make_batch([trajectory([1], [[2]])], pad_token_id=PAD)
     metadata = metadata_of(batch) | {"format_version": 2}
     save_file(batch.tensors(), tmp_path / "batch.safetensors", {name: json.dumps(v) for name, v in metadata.items()})
-    with pytest.raises(ConfigError, match="expected format version 3, got 2"):
+    with pytest.raises(ConfigError, match="expected format version 4, got 2"):
         load_batch(tmp_path / "batch.safetensors")

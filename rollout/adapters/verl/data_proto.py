@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from toolgym.rollout.adapters.verl.rows import VerlRow, metrics, rows_of
 from toolgym.rollout.adapters.versions import needs
 from toolgym.rollout.batch.fields import FIELDS
-from toolgym.rollout.batch.make import padded
+from toolgym.rollout.batch.make import padded, policy_places
 from toolgym.rollout.batch.row import RowSource
 from toolgym.rollout.models.images import ImageProcessor
+from toolgym.rollout.trajectory.distribution import UNSCALED
 from toolgym.rollout.trajectory.trajectory import Trajectory
 from toolgym.tools.errors import ConfigError, require_whole_number
 
@@ -72,12 +73,15 @@ def to_data_proto(
             )
         rows += parts
     batch_rows = [
-        RowSource(trajectory, row.sequence, trajectory.id, number, 0, {}, np.zeros(0))
+        RowSource(trajectory, row.sequence, trajectory.id, number, 0, {}, np.zeros(0), UNSCALED)
         for number, (trajectory, row) in enumerate(zip(trajectories, rows, strict=True))
     ]
     widths = (prompt_length, response_length)
     names = _TENSORS if logprobs else _TENSORS[:-1]
-    tensors = {field.name: padded(field, batch_rows, widths, pad_token_id) for field in FIELDS if field.name in names}
+    sampled = policy_places(batch_rows, response_length)
+    tensors = {
+        field.name: padded(field, batch_rows, widths, pad_token_id, sampled) for field in FIELDS if field.name in names
+    }
     masked = zip(rows, tensors["input_ids"], tensors["attention_mask"], strict=True)
     tensors["position_ids"] = torch.stack([row.position_ids(ids, mask, processor) for row, ids, mask in masked])
     scores = torch.zeros((len(rows), response_length))

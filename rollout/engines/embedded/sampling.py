@@ -9,16 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from toolgym.rollout.engines.base import SamplingParams
+from toolgym.rollout.engines.base import GREEDY_BELOW, SamplingParams
 from toolgym.tools.lazy import missing_extra
 
 try:
     import torch
 except ImportError as error:
     raise missing_extra("rollout", "The embedded engine", error) from error
-
-GREEDY_BELOW = 1e-6
-"""Temperatures below this are greedy, as in SGLang (`_SAMPLING_EPS` in its `sampling_params.py`)."""
 
 
 @dataclass(frozen=True)
