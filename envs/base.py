@@ -109,7 +109,8 @@ class BaseEnv(AsyncCloseable):
         """Begin an episode, ending the one before. Returns all messages so far, and a `ResetInfo`.
 
         Args:
-            seed: makes this episode and those after it reproducible. None goes on from where the env is.
+            seed: makes this episode and those after it reproducible. All members of a group get the same seed. If
+                None, the env continues from its present state.
             options: `task` (a `Task`) chooses the task instead of drawing one.
 
         Raises:

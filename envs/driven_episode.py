@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import enum
 import math
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from typing import Any, TypeVar
 
 from toolgym.envs.base import Action, BaseEnv, StepResult
 from toolgym.envs.failure import failing, finite_reward, reason_to_end
+from toolgym.envs.tasks.task import Task, task_seed
 from toolgym.envs.types import EpisodeFailedError, ResetOptions, ResetResult, StopReason
 from toolgym.tools.concurrency.deadline import with_deadline
 from toolgym.tools.errors import ConfigError, EpisodeError
@@ -69,7 +70,14 @@ class DrivenEpisode:
         return self.stage is not EpisodeStage.UNDER_WAY
 
     async def reset(self, *, seed: int | None = None, options: ResetOptions = None) -> ResetResult:
-        """Begin an episode as `BaseEnv.reset` does. After a `ConfigError`, which passes through, it is over."""
+        """Begin an episode as `BaseEnv.reset` does. After a `ConfigError`, which passes through, it is over.
+
+        A task without a seed gets `task_seed`, so that a trainer which plays a task several times compares episodes
+        that begin in the same state.
+        """
+        task = options.get("task") if isinstance(options, Mapping) else None
+        if seed is None and isinstance(task, Task):
+            seed = task_seed(task)
         self.stop_reason, self.reward, self.steps = None, 0.0, 0
         with self._ending(StopReason.RESET_FAILED, unless=ConfigError):
             begun = await self._in_time(lambda: self.env.reset(seed=seed, options=options), self._reset_timeout)

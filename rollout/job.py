@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from toolgym.envs.tasks.task import Task
+from toolgym.rollout.seeds import derive_seed
 
 
 class EpisodeKey(NamedTuple):
@@ -34,6 +35,8 @@ class Job:
         seed_path: a branch's seeds derive from it instead of its place, which depends on the episode that branched
             first.
         role: the role of the env that is played; its group's id, `group_id`, then ends with it.
+        group_seed: the seed of the envs of the group, where members of a group have different run seeds, as in a
+            trainer that splits a group across processes. If None, it is derived, see `env_seed`.
     """
 
     task: Task
@@ -45,6 +48,7 @@ class Job:
     branch_turn: int | None = None
     seed_path: tuple[str | int, ...] = ()
     role: str = "policy"
+    group_seed: int | None = None
 
     @property
     def member(self) -> tuple[str, int]:
@@ -56,6 +60,19 @@ class Job:
             return self.seed_path
         parts = (*self.key, "attempt", self.attempt) if self.attempt else tuple(self.key)
         return parts if self.role == "policy" else (*parts, "role", self.role)
+
+    def env_seed(self, step_seed: int | None) -> int:
+        """Return the seed for `reset` of the env.
+
+        The seed is the same for all members, attempts and roles of a group, so that all of them begin in the same
+        state. It is derived from `step_seed` and the task's number, or from the id of the group in a run without a
+        seed.
+        """
+        if self.group_seed is not None:
+            return self.group_seed
+        if step_seed is None:
+            return derive_seed(0, "env", task_group(self.group_id, self.role))
+        return derive_seed(step_seed, "env", self.key.task_index)
 
     def for_role(self, role: str) -> Job:
         """The part of a role in this job. Its group is one of its own: rewards of two roles are never compared."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -168,6 +169,16 @@ class Task:
             row["prompt"] = [dict(message) for message in self.messages]
             del row[COLUMN]
         return row
+
+
+def task_seed(task: Task) -> int:
+    """Return a seed of 63 bits that depends on the task alone: its id, its source and its messages.
+
+    It seeds the env for a caller that has neither a seed nor the id of a group, so that all episodes of a task begin in
+    the same state.
+    """
+    text = repr((task.id, task.source, task.messages))
+    return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=8).digest(), "big") >> 1
 
 
 def _read_from_arrow(row: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:

@@ -10,6 +10,7 @@ import copy
 import gc
 import math
 import os
+import random
 import tempfile
 import threading
 import time
@@ -24,7 +25,7 @@ from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import StopReason, ToolCallRecord
 from toolgym.testing.env_attacks import SLEEP, program_call, program_tools
 from toolgym.testing.errors import ConformanceError, expect
-from toolgym.tools.errors import ConfigError, EpisodeError, ForkNotSupportedError
+from toolgym.tools.errors import ConfigError, EpisodeError, ForkNotSupportedError, shorten
 from toolgym.tools.message import Message, require_content
 from toolgym.tools.parsers import ParsedTurn, get_parser
 from toolgym.tools.schema import ToolSchema
@@ -231,6 +232,63 @@ async def check_seeds(subject: EnvSubject) -> None:
         expect(again == first, f"reset(seed={seed}) twice begins the same: {first!r}", again)
         expect(after_again == after, f"the episode after that of seed={seed} begins the same: {after!r}", after_again)
         expect(story_again == story, f"the same actions after seed={seed} lead to the same: {story!r}", story_again)
+
+
+async def check_group(subject: EnvSubject) -> None:
+    """Members of a group, which are reset with the same task and seed, begin in the same state."""
+    env = subject.env
+    _, info = await env.reset(seed=SEEDS[0])
+    options: Any = {"task": info["task"]} if "task" in info else None
+    first = await _member(subject, env, options)
+    await begin(env, seed=SEEDS[1])
+    other = env if subject.make is None else subject.make()
+    try:
+        part, before, now = _difference(first, await _member(subject, other, options))
+        if part:
+            cause = await _why_members_differ(subject, env, options)
+            raise ConformanceError(
+                f"the members of a group begin in the same state: {part} of one are {shorten(repr(before), 200)} and "
+                f"of another {shorten(repr(now), 200)}, with the same task and seed. {cause}"
+            )
+    finally:
+        if other is not env:
+            await other.close()
+
+
+async def _member(subject: EnvSubject, env: BaseEnv, options: Any) -> dict[str, Any]:
+    """Play one member of a group; return what the policy sees, by what it is."""
+    messages, _ = await env.reset(seed=SEEDS[2], options=options)
+    messages, tools = copy.deepcopy(messages), list(env.tool_schemas)
+    story = await subject.play(env) if subject.repeatable else None
+    return {"the first messages": messages, "the tools": tools, "the answers to the same actions": story}
+
+
+def _difference(first: Mapping[str, Any], second: Mapping[str, Any]) -> tuple[str, Any, Any]:
+    """Return the name of the first part that differs, with both values; an empty name if none does."""
+    return next(((name, first[name], second[name]) for name in first if first[name] != second[name]), ("", None, None))
+
+
+async def _why_members_differ(subject: EnvSubject, env: BaseEnv, options: Any) -> str:
+    """Try what makes two members alike, and return what the author of the env has to change."""
+    plays = [await _member(subject, env, options) for _ in range(2)]
+    if plays[0] == plays[1]:
+        return (
+            "The state depends on the object or on the episodes before: make everything in `reset` from the task and "
+            "the seed, not in the constructor"
+        )
+    state, plays = random.getstate(), []
+    try:
+        for _ in range(2):
+            random.seed(0)
+            plays.append(await _member(subject, env, options))
+    finally:
+        random.setstate(state)
+    if plays[0] == plays[1]:
+        return "The env draws from the global `random`: draw from `random.Random(seed)` with the seed of `reset`"
+    return (
+        "The state depends on something else than the task and the seed of `reset`, such as the clock, `uuid`, or a "
+        "generator without a seed"
+    )
 
 
 async def check_task(subject: EnvSubject) -> None:

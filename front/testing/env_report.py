@@ -46,6 +46,7 @@ CHECKS: dict[str, Check] = {
     "step": env_checks.check_step,
     "forms of an action": env_checks.check_forms,
     "seeds": env_checks.check_seeds,
+    "group": env_checks.check_group,
     "task": env_checks.check_task,
     "fork": _check_fork,
     "cancellation": env_checks.check_cancellation,

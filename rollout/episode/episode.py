@@ -27,7 +27,7 @@ from toolgym.rollout.episode.turn_sampling import OpenTurn, TurnSampler
 from toolgym.rollout.job import Job
 from toolgym.rollout.limits import HistoryMode, TruncationPolicy
 from toolgym.rollout.replace_fields import replace_fields
-from toolgym.rollout.seeds import derive_seed, step_seed, stream_seed
+from toolgym.rollout.seeds import step_seed, stream_seed
 from toolgym.rollout.tokens.conversation import Conversation
 from toolgym.rollout.tokens.renderer import ChatRenderer
 from toolgym.rollout.tokens.token_bounds import TooManyTokensError
@@ -114,7 +114,7 @@ class Episode:
         self.id = uuid.uuid4().hex
         self._record = EpisodeRecord(job, config, self.id, env_id, settings or {})
         seed = step_seed(stream_seed(job.seed, validate=config.validate), config.training_step)
-        self._env_seed = None if seed is None else derive_seed(seed, *job.seed_parts)
+        self._env_seed = job.env_seed(seed)
         self._sampler = TurnSampler(engine, config, job, seed, episode_id=self.id, observers=self._observers)
         self._renderer: ChatRenderer | None = None
         self._conversation: Conversation | None = None

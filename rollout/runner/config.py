@@ -31,9 +31,10 @@ class RunConfig(EpisodeConfig):
         max_generations: most requests that the engine works for at once. None: as many as the engine says that it
             generates at once, or any number.
         max_tool_calls: most tool calls at once, those of all episodes together. None: 1,024 for each processor.
-        seed: the same seed and `training_step` give the same tasks, envs and sampling seeds. None draws a seed for each
-            run. The trajectories have it (`sampling["seed"]`) and that of each turn (`Turn.seed`), so that the run can
-            be repeated; an engine may honour them or not.
+        seed: the same seed and `training_step` give the same tasks, envs and sampling seeds. The members of a group
+            have the same seed for their envs and different sampling seeds. None draws a seed for each run. The
+            trajectories have it (`sampling["seed"]`) and that of each turn (`Turn.seed`), so that the run can be
+            repeated; an engine may honour them or not.
         template_kwargs: further variables for the chat template.
         parser: how the model writes tool calls, by name (see `toolgym.tools.parsers.get_parser`) or as a function; None
             for what the chat template shows. `open_thinking:hermes` runs calls in thinking that never closes.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -20,6 +21,7 @@ from toolgym.rollout.job import EpisodeKey, Job, task_group
 from toolgym.rollout.runner.config import RunConfig
 from toolgym.rollout.runner.envs.env_factory import EnvFactory
 from toolgym.rollout.runner.envs.role_plan import labelled_roles
+from toolgym.rollout.runner.run_settings import ENV_SEEDS
 from toolgym.rollout.runner.scheduling.scheduler import RunCounts, Scheduler, finish
 from toolgym.rollout.runner.scheduling.tasks import Tasks
 from toolgym.rollout.tokens.renderer import ChatRenderer
@@ -30,6 +32,8 @@ from toolgym.tools.schema import ToolSchema
 
 if TYPE_CHECKING:
     from toolgym.rollout.runner.local import Runner
+
+_log = logging.getLogger("toolgym.rollout")
 
 _Facts = Iterable[tuple[str, Any, Any]]
 """The name of something, and its value in the earlier run and in the run that is resumed."""
@@ -108,12 +112,20 @@ class EarlierRun:
         played = [trajectory for trajectory in self.finished if trajectory.sequences]
         if not played:
             return
+        member_seeds = any(trajectory.settings and ENV_SEEDS not in trajectory.settings for trajectory in played)
+        if member_seeds:
+            _log.warning(
+                "an earlier version of toolgym began this run, and gave each member of a group another seed for its "
+                "env. Members that are played now may begin in another state, if the state depends on that seed"
+            )
         for factory in runner.env.each:
             env = factory()
             try:
                 now = runner.settings(env, factory)
             finally:
                 await close_env(env)
+            if member_seeds:
+                now.pop(ENV_SEEDS)
             for trajectory in played:
                 if trajectory.settings and trajectory.env_id == factory.env_id:
                     names = {**now, **trajectory.settings}.keys() - {"task"}

@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from toolgym.envs.base import BaseEnv
-from toolgym.envs.tasks.task import Task
+from toolgym.envs.tasks.task import Task, task_seed
 from toolgym.rollout.engines.base import Engine, require_tokenizer
 from toolgym.rollout.engines.callable import CallableEngine, Generate
 from toolgym.rollout.engines.model_config import read_model_config
@@ -62,9 +62,11 @@ async def run_episode(
         env_kwargs: for `toolgym.make`, when `env` is an id.
         context_length: most tokens of prompt and generation together; None: the tokenizer's `model_max_length`, or the
             engine's.
-        task_index: number of the task in its run, counted from 0. Seeds depend on it, and on `sample_index`.
-        sample_index: number of the episode among those of its task, counted from 0.
-        group_id: the same for all episodes of one task in one run, and for no others; None: a new one.
+        task_index: number of the task in its run, counted from 0. The seed of the env depends on it, and the seeds of
+            sampling depend on it and on `sample_index`.
+        sample_index: number of the episode among the episodes of its task, counted from 0.
+        group_id: the same for all episodes of one task in one run, and for no others; None: a new one. Without a seed,
+            the seed of the env depends on `group_id`, or on the task if `group_id` is None.
         seed: the run's; None: the config's.
 
     Raises:
@@ -83,11 +85,13 @@ async def run_episode(
         await engine.check_tokenizer(tokenizer)
     require_whole_number("task_index", task_index, at_least=0)
     require_whole_number("sample_index", sample_index, at_least=0)
+    task = task if isinstance(task, Task) else Task.from_row(task)
     job = Job(
-        task if isinstance(task, Task) else Task.from_row(task),
+        task,
         EpisodeKey(task_index, sample_index),
         uuid.uuid4().hex if group_id is None else str(group_id),
         seed,
+        group_seed=task_seed(task) if seed is None and group_id is None else None,
     )
     if isinstance(env, BaseEnv):
         return await _played(Episode(job, config, env, engine, make_renderer, env_id=type(env).__name__))

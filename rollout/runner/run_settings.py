@@ -42,7 +42,15 @@ _APART = frozenset(
 )
 """Compared by themselves: from the fields of the trajectory, or part by part."""
 
+ENV_SEEDS = "seeds of envs"
+"""The setting that says how the seeds of envs are derived. A run of a version that did not write this setting gave each
+member of a group another seed."""
+
 _DEPTH = 6
+
+
+class _SeedsOfEnvs(enum.Enum):
+    GROUP = "the same in a group"
 
 
 def run_settings(
@@ -53,6 +61,7 @@ def run_settings(
     plans: Mapping[str, RolePlan] | None = None,
 ) -> dict[str, str]:
     facts = _fields(config) | {f"limits.{name}": value for name, value in _fields(config.limits).items()}
+    facts[ENV_SEEDS] = _SeedsOfEnvs.GROUP
     facts["history"] = HistoryMode(config.history)
     facts["on_truncated_turn"] = TruncationPolicy(config.on_truncated_turn)
     facts["context"] = config.context_policies

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
+import random
 import re
 import subprocess
 import tempfile
 import textwrap
+import uuid
 
 import pytest
 
@@ -18,7 +21,7 @@ from toolgym.envs import Task, ToolEnv
 from toolgym.testing import ConformanceError, check_env
 from toolgym.testing.env_report import CHECKS, run_checks
 from toolgym.tools import CodeInterpreterTool, tool
-from toolgym.tools.message import assistant
+from toolgym.tools.message import assistant, user
 
 SECRET = "def test_that_stays_out_of_the_policys_reach(): assert solve(41) == 42"
 TASKS = [
@@ -122,6 +125,30 @@ class HoldsMarked(Say):
         return float(str(task.ground_truth["answer"]) in (final_answer_line(text) or ""))
 
 
+class DrawsGlobally(Say):
+    async def reset(self, **arguments):
+        messages, info = await super().reset(**arguments)
+        return [*messages, user(f"Your lucky number is {random.random()}.")], info
+
+
+class CountsMembers(Say):
+    made = itertools.count()
+
+    def __init__(self):
+        super().__init__()
+        self.number = next(self.made)
+
+    async def reset(self, **arguments):
+        messages, info = await super().reset(**arguments)
+        return [*messages, user(f"You are number {self.number}.")], info
+
+
+class DrawsUuid(Say):
+    async def reset(self, **arguments):
+        messages, info = await super().reset(**arguments)
+        return [*messages, user(f"The session is {uuid.uuid4()}.")], info
+
+
 def final_answer_line(text):
     return text.rpartition("####")[2] if "####" in text else None
 
@@ -202,6 +229,23 @@ async def test_what_is_wrong_is_named(env, check, said, monkeypatch):
     monkeypatch.setattr("toolgym.testing.env_checks.SETTLE_SECONDS", 0.3)
     with pytest.raises(ConformanceError, match=said):
         await check_env(env)
+
+
+@pytest.mark.parametrize(
+    ("env", "cause"),
+    [
+        (DrawsGlobally, "global `random`"),
+        (CountsMembers, "depends on the object"),
+        (DrawsUuid, "something else than the task and the seed"),
+    ],
+)
+async def test_check_env_names_why_members_of_a_group_differ(env, cause, monkeypatch):
+    only(monkeypatch, "group")
+    with pytest.raises(
+        ConformanceError, match="members of a group begin in the same state: the first messages"
+    ) as error:
+        await check_env(env)
+    assert cause in str(error.value)
 
 
 @pytest.mark.parametrize("id", ["GSM8K-v0", "Math-v0", "SearchQA-v0", "SQL-v0", "ReasoningGym/basic_arithmetic-v0"])

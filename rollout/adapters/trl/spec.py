@@ -242,7 +242,8 @@ class Spec:
         for index in indices:
             samples[index] = samples.get(index, -1) + 1
             key = EpisodeKey(index, samples[index])
-            jobs.append(Job(self._tasks[index], key, f"{run:x}-{index}", seed))
+            group_seed = derive_seed(run, "env", index)
+            jobs.append(Job(self._tasks[index], key, f"{run:x}-{index}", seed, group_seed=group_seed))
         return jobs
 
     async def _play(self, jobs: Sequence[Job], sampler: Any, trainer: GRPOTrainer) -> list[Trajectory]:
