@@ -1,9 +1,9 @@
 """`BashTool`: the model runs commands in a shell that keeps its folder and its variables.
 
-Each call is a bash of its own, which begins with what the call before left: folder, variables, functions, aliases and
-options (but not `set -e`). So a command that hangs is killed with all that it started, and the next call goes on from
-the state before it; and a fork of the episode has the state too. Programs in the background go on until the session
-ends; `jobs` and `wait` do not know those of earlier calls.
+Each call is a bash process of its own, which begins with the state that the call before left: see `shell_state`. A
+command that hangs is killed with all that it started, and the next call continues from the state before it. A fork of
+the episode has the state too. Programs in the background continue until the session ends, but `jobs` and `wait` do not
+know those of earlier calls.
 
 ```yaml
 tools:
@@ -16,16 +16,20 @@ tools:
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import signal
+from collections.abc import Sequence
 from typing import Any
 
 import pydantic
 
 from toolgym.tools.base import ToolResult
 from toolgym.tools.concurrency.deadline import with_deadline
-from toolgym.tools.errors import SandboxFileNotFoundError, SandboxUnsupportedError
+from toolgym.tools.errors import SandboxUnsupportedError
+from toolgym.tools.library.description import describe_limits, join_sentences
 from toolgym.tools.library.outcome import ENDINGS, cut_middle, render_outcome
 from toolgym.tools.library.sandbox_tool import SandboxToolSession, WorkspaceTool
+from toolgym.tools.library.shell_state import SCRIPT, ShellReport, ShellState, read_report, shell_input
+from toolgym.tools.library.terminal import render_terminal
 from toolgym.tools.sandbox.base import ExecResult, ExecutionStatus
 from toolgym.tools.schema import ToolSchema
 from toolgym.tools.sessions.episode_session import EpisodeSession
@@ -40,24 +44,9 @@ LOST = "[The session was lost before; files and variables of earlier calls are g
 _NOT_FOUND = 127
 """Exit code of the sandbox for a program that is not there."""
 
-_SHELL = (
-    "exec 2>&1; "
-    "IFS= read -r -d '' REPLY; "
-    'set -- "$PWD/$1" "$2" "$REPLY"; '
-    "unset REPLY; "
-    'if [ -r "$1" ]; then . "$1" 2>/dev/null; else cd -- "$2" && shopt -s expand_aliases; fi; '
-    'trap "{ printf \'cd -- %q\\n\' \\"\\$PWD\\"; declare -p; declare -f; declare -Fx; alias -p; umask -p; shopt -p; '
-    "set +o; echo set +e; } 2>/dev/null >|${1@Q}.new && /bin/mv -f ${1@Q}.new ${1@Q} || "
-    'echo \\"[Folder and variables could not be saved, as on a full disk: they are as before this command]\\"" EXIT; '
-    'eval "$3"; '
-    'set -- "$?"; '
-    'exit "$1"'
-)
-"""Runs the command that it reads from standard input. Its arguments: the file of the state, and the folder to begin in.
+_SHELL = ("bash", "--noprofile", "--norc", "-c", SCRIPT, "bash")
 
-The state is saved when the shell ends, also by `exit`, but not when it is killed; the file is replaced as a whole. It
-stands in one line, so that bash counts the lines of the command from 1.
-"""
+_AS_BEFORE = "Folder and variables are as before it"
 
 
 class BashConfig(WorkspaceOptions):
@@ -70,9 +59,9 @@ class BashConfig(WorkspaceOptions):
 
 
 class _Shell(SandboxToolSession):
-    def __init__(self, tool: BashTool, session: EpisodeSession) -> None:
+    def __init__(self, tool: BashTool, session: EpisodeSession, state: ShellState) -> None:
         super().__init__(session)
-        self._tool = tool
+        self._tool, self._state = tool, state
         self._running = asyncio.Lock()  # the calls of one turn come at the same time, and share one state
 
     async def execute(self, parameters: dict[str, Any], **execute_kwargs: Any) -> ToolResult:
@@ -80,23 +69,26 @@ class _Shell(SandboxToolSession):
         timeout = float(execute_kwargs.get("timeout", options.timeout))
         async with self._running:
             session, lost = await self._session.get()
-            if parameters.get("restart"):
-                with contextlib.suppress(SandboxFileNotFoundError):
-                    await session.remove(self._tool.state)
-                if not command.strip():
-                    return ToolResult(f"{LOST if lost else ''}The shell was restarted.")
+            if lost or parameters.get("restart"):
+                self._state = self._tool.first_state
+            if parameters.get("restart") and not command.strip():
+                return ToolResult(f"{LOST if lost else ''}The shell was restarted.")
             if not command.strip():
                 return ToolResult("[Give the argument 'command', or 'restart': true]", 0.0, {"status": "error"})
             if "\0" in command:  # the shell would run what stands before it
                 return ToolResult("[A command cannot hold a NUL character]", 0.0, {"status": "error"})
-            shell = ["bash", "--noprofile", "--norc", "-c", _SHELL, "bash", self._tool.state, options.folder]
-            run = await with_deadline(session.exec(shell, stdin=command, timeout=timeout), timeout + SLACK)
-        if run.return_code == _NOT_FOUND and run.stderr:  # the shell itself sends all that it prints to stdout
-            raise SandboxUnsupportedError(
-                f"the tool {self._tool.name!r} needs bash in the sandbox: {run.stderr.strip()}"
-            )
+            before = self._state
+            stdin = shell_input(before, command)
+            run = await with_deadline(session.exec(_SHELL, stdin=stdin, timeout=timeout), timeout + SLACK)
+            printed = run.stderr_bytes or run.stderr.encode("utf-8", "replace")
+            report = read_report(printed, before, cut=run.stderr_truncated)
+            if run.return_code == _NOT_FOUND and not report.started:
+                raise SandboxUnsupportedError(
+                    f"the tool {self._tool.name!r} needs bash in the sandbox: {run.stderr.strip()}"
+                )
+            self._state = report.state or before
         ended = not session.alive and run.status is not ExecutionStatus.SANDBOX_ERROR
-        text = render_command(run, timeout, options.max_output_chars)
+        text = render_command(run, timeout, options.max_output_chars, _remarks(run, report, before))
         if ended:
             text += "\n[The session ended with it; files and variables are gone]"
         metrics: dict[str, Any] = {
@@ -112,14 +104,30 @@ class _Shell(SandboxToolSession):
 
     async def fork(self) -> ToolSession:
         async with self._running:
-            return _Shell(self._tool, await self._session.fork())
+            return _Shell(self._tool, await self._session.fork(), self._state)
+
+
+def _remarks(run: ExecResult, report: ShellReport, before: ShellState) -> list[str]:
+    """Return what the model must know about the state of its shell, a sentence each."""
+    remarks = []
+    if report.folder_gone:
+        remarks.append(f"The working folder {before.folder} does not exist any more: the command ran above it")
+    if report.lost:
+        remarks.append(f"A function called {', '.join(report.lost)} is not kept")
+    if report.state is None and run.status in (ExecutionStatus.OK, ExecutionStatus.ERROR):
+        if run.stderr_truncated:
+            remarks.append(f"The shell's variables and functions are too large to be kept. {_AS_BEFORE}")
+        else:
+            remarks.append(f"The command ended the shell itself, as `exec` does. {_AS_BEFORE}")
+    return remarks
 
 
 class BashTool(WorkspaceTool[BashConfig]):
     """Runs the `command` that the model sends in a bash, and answers with what it printed.
 
-    Output and errors come as one text in the order in which they were printed, with the exit code if it is not 0. The
-    folder, variables, functions and aliases are kept from call to call; `restart` forgets them. A task's
+    Output and errors come as one text in the order in which they were printed, as a terminal shows it, with the exit
+    code if it is not 0. The folder, variables, functions, aliases, traps and options (but not `set -e`) are kept from
+    call to call; `restart` forgets them. A trap of `EXIT` runs when a command calls `exit`. A task's
     `execute_kwargs` may have `timeout` (seconds). The metrics of a call are `status`, `return_code`, `run_seconds`,
     `session_ended` (true if the programs of the session ended it, as by killing all of its processes) and, if the
     sandbox failed, `infra_failure` and `error`. A fork has the same files and variables. Options are those of
@@ -131,10 +139,7 @@ class BashTool(WorkspaceTool[BashConfig]):
     options_type = BashConfig
     default_schema = ToolSchema(
         name="bash",
-        description=(
-            "Run a command in bash and return what it prints. Working folder, variables and functions are kept from "
-            "call to call. A command that runs too long is stopped; start what must go on with `&`."
-        ),
+        description="Run a command in bash and return what it prints.",
         parameters={
             "type": "object",
             "properties": {
@@ -147,26 +152,51 @@ class BashTool(WorkspaceTool[BashConfig]):
         },
     )
 
+    def describe(self) -> str:
+        return join_sentences(
+            "Run a command in bash and return what it prints.",
+            "Working folder, variables and functions are kept from call to call.",
+            "A command that runs too long is stopped; start what must continue with `&`. There is no terminal and no "
+            "standard input.",
+            describe_limits(self.sandbox.facts, self.options.timeout),
+        )
+
     @property
-    def state(self) -> str:
-        """The file of a session that keeps the shell's state between calls."""
-        return f".{self.name}_state"
+    def first_state(self) -> ShellState:
+        """The state that the shell of a session begins with."""
+        return ShellState(environment=frozenset(), folder=self.options.folder)
 
     def begin(self, session: EpisodeSession) -> ToolSession:
-        return _Shell(self, session)
+        return _Shell(self, session, self.first_state)
 
 
-def render_command(run: ExecResult, timeout: float, max_chars: int) -> str:
-    output = f"{run.stdout}{run.stderr}".removesuffix("\n")  # to stderr only says why there is no shell
-    return render_outcome(
+def render_command(run: ExecResult, timeout: float, max_chars: int, remarks: Sequence[str] = ()) -> str:
+    """Return the text that a model reads of a command: its output, how it ended, and remarks in brackets."""
+    output = render_terminal(run.stdout).removesuffix("\n")
+    text = render_outcome(
         "command",
         run.status,
         [cut_middle(output, max_chars)],
         timeout=timeout,
         nothing="[No output]",
         endings={
-            ExecutionStatus.TIMEOUT: f"{ENDINGS[ExecutionStatus.TIMEOUT][:-1]}. Folder and variables are as before it]",
-            ExecutionStatus.KILLED: "[The shell was killed]",
-            ExecutionStatus.ERROR: "[The shell died]" if run.return_code is None else f"[Exit code {run.return_code}]",
+            ExecutionStatus.TIMEOUT: f"{ENDINGS[ExecutionStatus.TIMEOUT][:-1]}. {_AS_BEFORE}]",
+            ExecutionStatus.KILLED: f"[The shell was killed{_by_signal(run.return_code, ' by')}. {_AS_BEFORE}]",
+            ExecutionStatus.ERROR: _exit_code(run.return_code),
         },
     )
+    return "\n".join([text, *(f"[{remark}]" for remark in remarks)])
+
+
+def _exit_code(code: int | None) -> str:
+    if code is None:
+        return "[The shell died]"
+    return f"[Exit code {code}{_by_signal(128 - code, ': killed by') if code > 128 else ''}]"
+
+
+def _by_signal(code: int | None, words: str) -> str:
+    """Return the words and the name of the signal that a negative return code stands for, or nothing."""
+    try:
+        return f"{words} {signal.Signals(-(code or 0)).name}"
+    except ValueError:
+        return ""

@@ -90,7 +90,7 @@ COMMANDS = {
     "names with line breaks": "touch $'a\\nb' $'\\n' $'a\\rb' $'\\t' ' ' '-rf' '--' '*' '$(kill -9 -1)' '`true`'",
     "names with control characters": "touch $'\\x01\\x1b[2J' $'\\x7f' $'\\u202eanswer.txt'",
     "names of 255 bytes": "for n in $(seq 50); do touch $(printf '%0255d' $n); done",
-    "names that look like the sandbox's own": "mkdir .toolgym-check; touch .bash_state .repl main.py; mkdir "
+    "names that look like the sandbox's own": "mkdir .toolgym-check; touch .repl main.py; mkdir "
     "reward.txt verify.sh",
     "4,000 files": "mkdir many; cd many; touch $(seq 4000); true",
     "no inodes": "for n in $(seq 40); do mkdir n$n; (cd n$n; touch $(seq 200)); done 2>/dev/null; true",
@@ -148,7 +148,6 @@ COMMANDS = {
     "echo 'import os; os.kill(-1, 9)' > sitecustomize.py; export PYTHONPATH=$PWD PYTHONSTARTUP=$PWD/sitecustomize.py",
     "a broken state of the shell": "cd() { kill -9 -1; }; eval() { kill -9 -1; }; set() { kill -9 -1; }; trap - "
     "EXIT; readonly PWD",
-    "the state of the shell as a folder": "rm -f $OLDPWD/.bash_state .bash_state; mkdir .bash_state; trap - EXIT",
 }
 """Commands of bash."""
 

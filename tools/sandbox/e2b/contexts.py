@@ -36,14 +36,12 @@ INTERRUPTED = 5.0
 
 _RELAY = 'cat "$1" & cat "$2" >&2 & wait'
 
-_BASH = """
-trap : INT
-while IFS= read -r -d '' __mark && IFS= read -r -d '' __code; do
-  eval "$__code" < /dev/null
-  printf '%s' "$__mark"
-  printf '%s' "$__mark" >&2
-done
-"""
+_BASH = (
+    "trap : INT; while :; do { \\builtin eval "
+    "\"$(\\builtin trap '' INT; IFS= \\builtin read -r -d '' text && \\builtin printf %s \"$text\" || "
+    '\\builtin printf exit)"; } 3>&1 4>&2 >/dev/null 2>&1; done'
+)
+"""Runs each text on standard input. A cell finds no variable, function or trace of this loop; see `_bash_request`."""
 
 LANGUAGES = {"python": "python", "py": "python", "python3": "python", "bash": "bash", "sh": "bash", "shell": "bash"}
 """The languages that are served, by the names that clients use."""
@@ -225,7 +223,7 @@ class ProgramContext(CodeContext):
     async def _run(self, process: Process, cell: Cell, reading: asyncio.Task[bool]) -> Sequence[Mapping[str, Any]]:
         place = f"/tmp/.{secrets.token_hex(8)}"
         if self.language == "bash":
-            request = cell.mark + b"\0" + self._bash_code(cell).encode() + b"\0"
+            request = self._bash_request(cell).encode() + b"\0"
         else:
             message = {"code": cell.code, "env": dict(cell.env), "mark": cell.mark.decode(), "place": place}
             request = json.dumps(message).encode() + b"\n"
@@ -273,12 +271,17 @@ class ProgramContext(CodeContext):
             await process.write_stdin(_sources() + b"\n", timeout=SETUP)
         return process
 
-    def _bash_code(self, cell: Cell) -> str:
-        before = [f"export {name}={shlex.quote(value)}" for name, value in cell.env.items()]
+    def _bash_request(self, cell: Cell) -> str:
+        """Return a text for `_BASH`: it runs the cell, with its own output and errors, and then prints the mark."""
+        before = [f"\\builtin export {name}={shlex.quote(value)}" for name, value in cell.env.items()]
         after = [
-            f"export {name}={shlex.quote(self.env[name])}" if name in self.env else f"unset {name}" for name in cell.env
+            f"\\builtin export {name}={shlex.quote(self.env[name])}" if name in self.env else f"\\builtin unset {name}"
+            for name in cell.env
         ]
-        return "\n".join([*before, cell.code, *after])
+        run = f"\\builtin eval {shlex.quote(cell.code)} </dev/null >&3 2>&4 3>&- 4>&-"
+        mark = shlex.quote(cell.mark.decode())
+        ends = [f"\\builtin printf %s {mark} >&{stream}" for stream in (3, 4)]
+        return "; ".join([*before, run, *after, *ends])
 
 
 def _sources() -> bytes:

@@ -142,6 +142,18 @@ async def test_bash_keeps_its_state(box):
     assert printed(await box.cell("echo $A.", language="bash")) == ".\n"
 
 
+async def test_cells_of_bash_share_no_names_with_the_loop_that_runs_them(box):
+    async def run(code):
+        lines = await box.cell(code, language="bash")
+        return printed(lines), printed(lines, "stderr")
+
+    assert await run("printf() { echo fake; }; eval() { echo fake; }; trap 'echo bye' EXIT; set -x") == ("", "")
+    assert await run("printf") == ("fake\n", "++ printf\n++ echo fake\n")
+    await run("set +x; exec >/dev/null 2>&1")
+    assert await run("echo shown; compgen -v text; compgen -v __; read x; echo .$x") == ("shown\n.\n", "")
+    assert (await run('echo "open'))[1].count("unexpected EOF") == 1
+
+
 async def test_a_cell_that_ends_its_interpreter_is_an_error(box, where):
     if where:
         (line,) = await box.cell("import os; os._exit(1)", **where)
