@@ -37,7 +37,7 @@ INTERRUPTED = 5.0
 _RELAY = 'cat "$1" & cat "$2" >&2 & wait'
 
 _BASH = (
-    "trap : INT; while :; do { \\builtin eval "
+    "trap : INT; while { :; } >/dev/null 2>&1; do { \\builtin eval "
     "\"$(\\builtin trap '' INT; IFS= \\builtin read -r -d '' text && \\builtin printf %s \"$text\" || "
     '\\builtin printf exit)"; } 3>&1 4>&2 >/dev/null 2>&1; done'
 )

@@ -148,7 +148,7 @@ async def test_cells_of_bash_share_no_names_with_the_loop_that_runs_them(box):
         return printed(lines), printed(lines, "stderr")
 
     assert await run("printf() { echo fake; }; eval() { echo fake; }; trap 'echo bye' EXIT; set -x") == ("", "")
-    assert await run("printf") == ("fake\n", "++ printf\n++ echo fake\n")
+    assert await run("printf") == ("fake\n", "+++ printf\n+++ echo fake\n")
     await run("set +x; exec >/dev/null 2>&1")
     assert await run("echo shown; compgen -v text; compgen -v __; read x; echo .$x") == ("shown\n.\n", "")
     assert (await run('echo "open'))[1].count("unexpected EOF") == 1
