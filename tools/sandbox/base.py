@@ -16,6 +16,7 @@ from toolgym.tools.closeable import AsyncCloseable
 from toolgym.tools.errors import ConfigError, SandboxUnsupportedError, UnknownNameError, nearest, require_whole_number
 from toolgym.tools.sandbox.facts import SandboxFacts
 from toolgym.tools.sandbox.files import SessionFiles
+from toolgym.tools.sandbox.local.protocol.capture import FLOOD_FACTOR
 from toolgym.tools.sandbox.names import check_label, positive
 from toolgym.tools.sandbox.options import RunOptions, RunRequest, SessionOptions, SessionRequest
 from toolgym.tools.sandbox.processes import Command, Process
@@ -81,6 +82,22 @@ class Limits:
             if value is not None and not value > 0:
                 raise ConfigError(f"limit {name} must be positive, got {value!r}")
 
+    def exceeded(self, status: ExecutionStatus) -> str:
+        """Return the size of the limit that a status names. Empty for statuses without a limit."""
+        sizes = {
+            ExecutionStatus.MEMORY_LIMIT: f"{self.memory_mb} MiB",
+            ExecutionStatus.CPU_LIMIT: f"{self.cpu_seconds or 0:g} s",
+            ExecutionStatus.OUTPUT_LIMIT: _in_bytes(self.output_bytes * FLOOD_FACTOR),
+            ExecutionStatus.FILE_LIMIT: f"{self.file_mb} MiB",
+            ExecutionStatus.DISK_LIMIT: f"{self.disk_mb} MiB and {self.inodes} files",
+        }
+        return sizes.get(status, "")
+
+
+def _in_bytes(size: int) -> str:
+    """Return a number of bytes as a text, in MiB where that is a whole number."""
+    return f"{size} bytes" if size % (1 << 20) else f"{size >> 20} MiB"
+
 
 @dataclass(frozen=True)
 class BaseResult:
@@ -91,6 +108,7 @@ class BaseResult:
         duration: wall seconds from its start to its end.
         stdout_truncated: whether the middle of `stdout` was dropped to stay under the cap.
         message: the sandbox's explanation, above all for `SANDBOX_ERROR`, and which files could not be fetched.
+        limit: size of the limit that the status names, such as `1024 MiB`. Empty if none was met or it is unknown.
     """
 
     status: ExecutionStatus
@@ -100,6 +118,7 @@ class BaseResult:
     stdout_truncated: bool = False
     stderr_truncated: bool = False
     message: str = ""
+    limit: str = ""
 
     def _html(self, **further: str | None) -> str:
         rows = {"stdout": self.stdout, "stderr": self.stderr, **further, "message": self.message}
@@ -170,9 +189,12 @@ class CellResult(BaseResult):
         alive: whether the session can run another cell.
         recovered: whether the cell ended its interpreter, and the session continues from the state before the cell:
             the variables are as before the cell, the files are as the cell left them, and threads have ended.
-        return_code: exit code of the interpreter if the cell ended it, negative for a signal. None if the interpreter
-            did not end, or the code is unknown.
+        return_code: exit code of the interpreter if the cell ended it, negative for a signal; or the exit code that the
+            cell passed to `sys.exit`, which ends the cell only. None otherwise, or if the code is unknown.
         line: number of the cell's line that raised `error`, or that the time limit interrupted; None if unknown.
+        display_offsets: for each value of `display`, the position in `stdout` where it was shown, or None for the value
+            of the last expression. Positions that are missing are the end.
+        cleared: position in `stdout` of the last `clear_output`; a notebook does not show what was printed before it.
     """
 
     result: str | None = None
@@ -182,6 +204,8 @@ class CellResult(BaseResult):
     recovered: bool = False
     return_code: int | None = None
     line: int | None = None
+    display_offsets: tuple[int | None, ...] = ()
+    cleared: int = 0
 
     def _repr_html_(self) -> str:
         error = self.error

@@ -26,8 +26,8 @@ PROBE_TIMEOUT = 30.0
 
 _PROBE = (
     "import importlib.util, json, sys\n"
-    "found = [name for name in sys.argv[1:] if importlib.util.find_spec(name)]\n"
-    "print(json.dumps([list(sys.version_info[:2]), found]))"
+    "names = [name for name in sys.argv[1:] if importlib.util.find_spec(name)]\n"
+    "print(json.dumps([list(sys.version_info[:2]), names]))"
 )
 
 

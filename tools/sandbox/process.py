@@ -30,7 +30,7 @@ from toolgym.tools.concurrency.deadline import shielded
 from toolgym.tools.concurrency.rate_limit import LocalRateLimiter
 from toolgym.tools.errors import ConfigError, SandboxClosedError, UnknownNameError, nearest
 from toolgym.tools.sandbox import process_supervisor
-from toolgym.tools.sandbox.base import ExecutionResult, ExecutionStatus, Sandbox
+from toolgym.tools.sandbox.base import ExecutionResult, ExecutionStatus, Limits, Sandbox
 from toolgym.tools.sandbox.facts import SandboxFacts, probe_python
 from toolgym.tools.sandbox.local.host.cpu_slots import COMPUTING_EACH
 from toolgym.tools.sandbox.local.host.resources import available_processors
@@ -170,6 +170,7 @@ class ProcessSandbox(Sandbox):
             stdout=program.out.text().replace(f"{folder}/", ""),  # the folder's random name is noise to a model
             stderr=program.err.text().replace(f"{folder}/", ""),
             return_code=return_code,
+            limit=Limits(output_bytes=most).exceeded(status),
             duration=duration,
             stdout_truncated=program.out.truncated,
             stderr_truncated=program.err.truncated,

@@ -90,6 +90,7 @@ class CommandRunResult(WireMessage):
     reason: ExecutionStatus | None = Field(None, description="the exact way it ended")
     stdout_truncated: bool = False
     stderr_truncated: bool = False
+    limit: str = ""
 
     @classmethod
     def of(cls, result: ExecutionResult) -> CommandRunResult:
@@ -112,6 +113,7 @@ class CommandRunResult(WireMessage):
             reason=result.status,
             stdout_truncated=result.stdout_truncated,
             stderr_truncated=result.stderr_truncated,
+            limit=result.limit,
         )
 
     def result(self) -> ExecutionResult:
@@ -135,6 +137,7 @@ class CommandRunResult(WireMessage):
             duration=self.execution_time or 0.0,
             stdout_truncated=self.stdout_truncated,
             stderr_truncated=self.stderr_truncated,
+            limit=self.limit,
             cpu_seconds=self.cpu_time,
             memory_bytes=self.memory_bytes,
         )

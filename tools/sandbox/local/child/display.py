@@ -15,7 +15,7 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from toolgym.tools.sandbox.local.protocol import answer_codec
+from toolgym.tools.sandbox.local.protocol import answer_codec, marks
 
 MAX_ECHO = 64 * 1024
 """Characters of a last expression's `repr` that are echoed, and of one line of a traceback."""
@@ -118,15 +118,21 @@ def _method(value: Any, name: str) -> Callable[..., Any] | None:
 class Display:
     """Rich output of a cell, in order, and the functions for it. `shown` has data by MIME type for each value.
 
-    `further` are functions for other forms of a value, by MIME type; None stands for no form.
+    The text of each value is printed between two marks as well, so that the host learns where it was shown, and what
+    was shown before a cell that never answers: see `protocol.marks`. `serials` are the numbers in the marks, or
+    `marks.ECHO` for the last expression's value, which has no mark. `further` are functions for other forms of a value,
+    by MIME type; None stands for no form.
     """
 
     def __init__(self) -> None:
         self.further: dict[str, Callable[[Any], Any]] = {}
-        self.begin()
+        self.begin("")
 
-    def begin(self) -> None:
+    def begin(self, token: str) -> None:
+        """Start on a cell. `token` is for its marks; without one, none are printed."""
         self.shown: list[dict[str, Any]] = []
+        self.serials: list[int] = []
+        self._token, self._serial = token, 0
         self._named: dict[str, dict[str, Any]] = {}
         self._clear_first = False
 
@@ -136,19 +142,38 @@ class Display:
         text = offered.pop("text/plain", None)
         return {"text/plain": text if isinstance(text, str) else repr(value), **offered}
 
-    def add(self, offered: Mapping[Any, Any], name: str | None = None, *, update: bool = False) -> None:
-        """Show one more value, given its forms; with `update`, in place of the one that the cell showed by `name`."""
+    def add(
+        self, offered: Mapping[Any, Any], name: str | None = None, *, update: bool = False, echo: bool = False
+    ) -> None:
+        """Show one more value, given its forms. With `update`, it replaces the value that the cell showed by `name`.
+        `echo` is for the value of the last expression."""
         fresh = bundle(offered)
         if self._clear_first:
-            self.clear_output()
+            self._clear_first = False
+            self.shown.clear()
+            self.serials.clear()
+            self._named.clear()
         old = self._named.get(name) if update and name is not None else None
         if old is not None:
             old.clear()
             old.update(fresh)
             return
+        self._serial += 1
         self.shown.append(fresh)
+        self.serials.append(marks.ECHO if echo else self._serial)
+        if not echo:
+            self._print(marks.block(self._token, self._serial, str(fresh.get("text/plain", ""))))
         if name is not None:
             self._named[name] = fresh
+
+    def _print(self, mark: str) -> None:
+        """Print a mark, even while the program redirects its output."""
+        if self._token:
+            with contextlib.suppress(Exception):  # the program may have closed or replaced the streams
+                sys.stdout.flush()
+            with contextlib.suppress(Exception):
+                sys.__stdout__.write(mark)  # type: ignore[union-attr]
+                sys.__stdout__.flush()  # type: ignore[union-attr]
 
     def display(
         self,
@@ -178,10 +203,12 @@ class Display:
         self.add(data, transient.get("display_id"), update=bool(options.get("update")))
 
     def clear_output(self, wait: bool = False) -> None:
-        """Drop what the cell has shown; `wait`: when it shows the next. What it has printed stays."""
+        """Drop what the cell has shown; `wait`: when it shows the next. What it has printed is marked as cleared."""
+        self._print(marks.clearing(self._token))
         self._clear_first = wait
         if not wait:
             self.shown.clear()
+            self.serials.clear()
             self._named.clear()
 
     def show_figures(self) -> None:

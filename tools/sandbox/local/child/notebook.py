@@ -57,11 +57,11 @@ class Notebook:
 
     def run(self, request: CellMessage) -> CellAnswer:
         self._count += 1
-        self._display.begin()
+        self._display.begin(request.get("marks", ""))
         self._names.pop("__warningregistry__", None)  # each cell gets its own warnings
         result: str | None = None
         error: CellErrorAnswer | None = None
-        why, line, name = "", None, f"<cell {self._count}>"
+        why, line, code, name = "", None, None, f"<cell {self._count}>"
         try:
             result = self._execute(request["code"], name)
             self._display.show_figures()
@@ -72,9 +72,18 @@ class Notebook:
                     self._display.show_figures()
             line = _line_of(raised, name)
             error, why = _describe(raised), program.limit_of(raised)
+            code = program.exit_status(raised.code) if isinstance(raised, SystemExit) else None
             self._dropped.append(raised)
         eval(_DROP, {"dropped": self._dropped})
-        return {"result": result, "error": error, "line": line, "why": why, "display": self._display.shown}
+        return {
+            "result": result,
+            "error": error,
+            "line": line,
+            "why": why,
+            "exit": code,
+            "display": self._display.shown,
+            "serials": self._display.serials,
+        }
 
     def be_copy(self) -> None:
         """In the copy of a session: give the event loop its own selector and wake-up pipe. Its tasks go on in the copy.
@@ -114,7 +123,7 @@ class Notebook:
             return None
         forms = self._display.forms(value)
         if len(forms) > 1:
-            self._display.add(forms)
+            self._display.add(forms, echo=True)
         return answer_codec.cut(forms["text/plain"], MAX_ECHO)
 
     def _compile(self, tree: Any, name: str, mode: str) -> types.CodeType:
@@ -203,6 +212,8 @@ def _describe(error: BaseException) -> CellErrorAnswer:
     if isinstance(error, SystemExit):
         return {"name": "SystemExit", "value": answer_codec.cut(value, MAX_ECHO), "traceback": []}
     frames = error.__traceback__
+    if isinstance(error, SyntaxError):
+        _find_source(error)
     try:
         frames = _from_cell(program.own_frames(frames))
         error.__traceback__ = frames
@@ -224,6 +235,13 @@ def _line_of(error: BaseException, name: str) -> int | None:
             line = frame.tb_lineno
         frame = frame.tb_next
     return line
+
+
+def _find_source(error: SyntaxError) -> None:
+    """Give an error that the compiler finds late its line, which the compiler of a syntax tree does not know."""
+    with contextlib.suppress(Exception):  # the program may raise anything as a SyntaxError
+        if error.text is None and error.filename and error.lineno:
+            error.text = linecache.getline(error.filename, error.lineno) or None
 
 
 def _from_cell(frames: types.TracebackType | None) -> types.TracebackType | None:

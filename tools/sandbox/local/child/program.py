@@ -261,7 +261,7 @@ def _end_of(raised: BaseException | None) -> tuple[int, str]:
     if raised is None:
         return 0, ""
     if isinstance(raised, SystemExit):
-        return _exit_status(raised.code), ""
+        return exit_status(raised.code), ""
     raised.__traceback__ = own_frames(raised.__traceback__)
     kind = type(raised)
     exc_info = sys.last_type, sys.last_value, sys.last_traceback = kind, raised, raised.__traceback__
@@ -278,7 +278,7 @@ def _end_of(raised: BaseException | None) -> tuple[int, str]:
     except BaseException as another:  # noqa: BLE001  the hook is user code
         second = another
     if isinstance(second, SystemExit):
-        return _exit_status(second.code), ""
+        return exit_status(second.code), ""
     if second is not None:
         second.__traceback__ = own_frames(second.__traceback__)
         _say("Error in sys.excepthook:\n")
@@ -312,7 +312,8 @@ def own_frames(frames: types.TracebackType | None) -> types.TracebackType | None
     return frames
 
 
-def _exit_status(code: object) -> int:
+def exit_status(code: object) -> int:
+    """Return the exit status for the argument of `sys.exit`. A text is printed, as the interpreter does."""
     if code is None:
         return 0
     if isinstance(code, int):

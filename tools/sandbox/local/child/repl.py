@@ -142,6 +142,6 @@ def _pack(answer: Mapping[str, Any]) -> bytes:
         failed = answer.get("error")
         if failed:
             failed["traceback"] = [*failed["traceback"][:20], why, *failed["traceback"][-20:]]
-        return answer_codec.pack({**answer, "display": shown})
+        return answer_codec.pack({**answer, "display": shown, "serials": []})
     except BaseException as error:  # noqa: BLE001  above all, too little memory
         return answer_codec.pack({"failed": _describe(error)})

@@ -240,7 +240,10 @@ class LocalSandbox(Sandbox):
                         answer = await template.request(message, patience=patience, slot=slot)
                     except TemplateLostError:
                         continue
-                return _execution_result(answer, refused)
+                output_bytes = message["output_bytes"]
+                return _execution_result(
+                    answer, refused, replace(self.limits, memory_mb=memory, output_bytes=output_bytes)
+                )
         why = f"it ended its template process {TRIES} times, {TRIES - TOGETHER} of them with no other program beside it"
         return ExecutionResult(ExecutionStatus.KILLED, message=why)
 
@@ -278,6 +281,7 @@ class LocalSandbox(Sandbox):
                 template.send(messages.CloseMessage(op="close", session=name))  # it may have been open already
                 raise
             if answer["status"] == "ok":
+                limits = replace(limits, memory_mb=message["memory_mb"])
                 return LocalSession(self._sessions, template, name, limits, user, in_image=bool(kind.image))
             why = answer.get("message") or answer["status"]
         raise SandboxUnavailableError(f"a session cannot be opened: {why}")
@@ -360,8 +364,9 @@ def _bytes(files: Mapping[str, bytes]) -> dict[str, bytes]:
     return {name: bytes(data) for name, data in files.items()}
 
 
-def _execution_result(answer: Mapping[str, Any], refused: Sequence[str]) -> ExecutionResult:
-    """Return the result in an answer; `refused` are the reasons against names of files that were not asked for."""
+def _execution_result(answer: Mapping[str, Any], refused: Sequence[str], limits: Limits) -> ExecutionResult:
+    """Return the result in an answer. `refused` are the reasons against names of files that were not asked for, and
+    `limits` those in force."""
     status = ExecutionStatus(answer["status"])
     ended_itself = status in (ExecutionStatus.OK, ExecutionStatus.ERROR, ExecutionStatus.KILLED)
     compiled = answer.get("compiled")
@@ -381,6 +386,7 @@ def _execution_result(answer: Mapping[str, Any], refused: Sequence[str]) -> Exec
         **printed(answer),
         return_code=answer.get("code") if ended_itself else None,
         message="; ".join(text for text in (str(answer.get("message", "")), not_fetched(left_out)) if text),
+        limit=limits.exceeded(status),
         cpu_seconds=answer.get("cpu"),
         memory_bytes=answer.get("rss"),
         files=files,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import threading
 import uuid
 from collections.abc import Mapping, Sequence
@@ -26,9 +27,15 @@ from toolgym.tools.sandbox.local.host.isolation import Level
 from toolgym.tools.sandbox.local.host.programs import LocalProcess, Programs
 from toolgym.tools.sandbox.local.host.template_process import GRACE, TemplateLostError, TemplateProcess
 from toolgym.tools.sandbox.local.kernel.harden import MOST_FORKS
-from toolgym.tools.sandbox.local.protocol import answer_codec
+from toolgym.tools.sandbox.local.protocol import answer_codec, marks
 from toolgym.tools.sandbox.local.protocol.frames import REPORTED_LIMITS
-from toolgym.tools.sandbox.local.protocol.messages import CloseMessage, FileMessage, SessionMessage, StartMessage
+from toolgym.tools.sandbox.local.protocol.messages import (
+    CellMessage,
+    CloseMessage,
+    FileMessage,
+    SessionMessage,
+    StartMessage,
+)
 from toolgym.tools.sandbox.names import check_path, positive
 from toolgym.tools.sandbox.processes import Command
 
@@ -128,25 +135,37 @@ class LocalSession(Session):
     async def run_cell(self, code: str, *, timeout: float = 30.0) -> CellResult:
         seconds = positive("timeout", timeout)
         async with self._lock, self._opened.cpu_slots.permit() as slot:
-            answer = await self.request({"op": "cell", "code": code, "timeout": seconds}, slot=slot, settle=GRACE)
+            token = secrets.token_hex(8)
+            message: CellMessage = {"op": "cell", "code": code, "timeout": seconds, "marks": token}
+            answer = await self.request(message, slot=slot, settle=GRACE)
         cell = answer.get("answer") or {}
-        error = _cell_error(cell.get("error"))
+        error, exit_status = _cell_error(cell.get("error")), cell.get("exit")
         status = ExecutionStatus(answer["status"])
-        if status is ExecutionStatus.OK and (error is not None or "failed" in cell):
+        exits = error is not None and type(exit_status) is int and 0 <= exit_status < 256
+        if (
+            status is ExecutionStatus.OK
+            and not (exits and exit_status == 0)
+            and (error is not None or "failed" in cell)
+        ):
             limit = cell.get("why")
             status = ExecutionStatus(limit) if limit in REPORTED_LIMITS else ExecutionStatus.ERROR
-        result, display = cell.get("result"), cell.get("display")
+        result = cell.get("result")
+        output = marks.read(answer.get("stdout", ""), token)
+        display, offsets = _displayed(cell, output)
         return CellResult(
             status=status,
-            **printed(answer),
+            **{**printed(answer), "stdout": output.text},
             result=_valid(result) if isinstance(result, str) else None,
-            display=tuple(form for form in display if isinstance(form, dict)) if isinstance(display, list) else (),
+            display=display,
+            display_offsets=offsets,
+            cleared=output.cleared,
             error=error,
             alive=self.alive,
             message=str(answer.get("message", "")),
             recovered=bool(answer.get("recovered")),
-            return_code=answer.get("code"),
+            return_code=exit_status if exits else answer.get("code"),
             line=_line_number(cell.get("line")),
+            limit=self._limits.exceeded(status),
         )
 
     async def _exec(self, command: Command, stdin: bytes, timeout: float) -> ExecResult:
@@ -388,6 +407,25 @@ def printed(answer: Mapping[str, Any]) -> dict[str, Any]:
     texts = {name: answer.get(name, "") for name in ("stdout", "stderr")}
     truncated = {name: bool(answer.get(name)) for name in ("stdout_truncated", "stderr_truncated")}
     return {**texts, **truncated, "duration": float(answer.get("duration", 0.0))}
+
+
+def _displayed(
+    cell: Mapping[str, Any], output: marks.UnmarkedOutput
+) -> tuple[tuple[dict[str, Any], ...], tuple[int | None, ...]]:
+    """Return the values that a cell showed, and the places in its output where it did. Of a cell without an answer,
+    they are the texts between its marks. User code may have written the answer, so every part is checked."""
+    display, serials = cell.get("display"), cell.get("serials")
+    shown: list[tuple[dict[str, Any], int | None]]
+    if not isinstance(display, list):
+        shown = [({"text/plain": value.text}, value.offset) for value in output.shown]
+    else:
+        places: dict[Any, int | None] = {value.serial: value.offset for value in output.shown}
+        places[marks.ECHO] = None
+        numbers = serials if isinstance(serials, list) and len(serials) == len(display) else [0] * len(display)
+        end = len(output.text)
+        pairs = [(form, number) for form, number in zip(display, numbers, strict=True) if isinstance(form, dict)]
+        shown = [(form, places.get(number, end) if type(number) is int else end) for form, number in pairs]
+    return tuple(form for form, _ in shown), tuple(offset for _, offset in shown)
 
 
 def _cell_error(value: object) -> CellError | None:

@@ -129,8 +129,11 @@ class _SessionMessage(TypedDict):
 
 
 class CellMessage(_SessionMessage):
+    """Run a cell. `marks` is the token for marks in its output, see `protocol.marks`."""
+
     op: Literal["cell"]
     code: str
+    marks: NotRequired[str]
 
 
 class StartMessage(_SessionMessage):
@@ -354,10 +357,13 @@ class CellErrorAnswer(TypedDict):
 
 class CellAnswer(TypedDict):
     """Result of a cell: the echo of its last expression, its exception and the `line` of the cell that raised it, the
-    limit that it met, and rich output."""
+    limit that it met, the exit code that it passed to `sys.exit`, and rich output with the serial numbers of its marks.
+    """
 
     result: str | None
     error: CellErrorAnswer | None
     line: int | None
     why: str
+    exit: int | None
     display: list[dict[str, Any]]
+    serials: list[int]
