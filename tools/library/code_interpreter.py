@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pydantic
@@ -22,11 +23,13 @@ from toolgym.tools.base import ToolResult
 from toolgym.tools.concurrency.rate_limit import LocalRateLimiter, RateLimiter
 from toolgym.tools.concurrency.run_limits import LimitScope, hold_permits, named_limiter
 from toolgym.tools.errors import ConfigError, SandboxError, SandboxUnsupportedError
+from toolgym.tools.library.code_input import clean_code
 from toolgym.tools.library.description import describe_limits, describe_packages, join_sentences
-from toolgym.tools.library.outcome import ENDINGS, cut_middle, render_outcome
+from toolgym.tools.library.outcome import ENDINGS, render_cell, render_result
 from toolgym.tools.library.sandbox_tool import SandboxTool, SandboxToolSession, begun_session
 from toolgym.tools.message import ImagePart, image_part
-from toolgym.tools.sandbox.base import CellResult, ExecutionResult, ExecutionStatus, Sandbox, Session
+from toolgym.tools.sandbox.base import CellResult, ExecutionStatus, Sandbox, Session
+from toolgym.tools.sandbox.facts import SandboxFacts
 from toolgym.tools.sandbox.open import SandboxOptions
 from toolgym.tools.sandbox.remote.sandbox import RemoteSandbox
 from toolgym.tools.sandbox.shared import SharedSandbox
@@ -41,8 +44,6 @@ GLOBAL_LIMIT_NAME = "code_interpreter"
 
 SANDBOX_FAILED = ENDINGS[ExecutionStatus.SANDBOX_ERROR].format(noun="program")
 """The reason, with its hosts and paths, is in the call's metrics."""
-
-ERROR_LINES = 12
 
 IMAGE_TYPES = ("image/png", "image/jpeg")
 
@@ -63,7 +64,8 @@ class CodeInterpreterConfig(SandboxOptions):
     """Whether variables, imports and files stay from call to call of an episode. Default: if the sandbox has sessions
     and the language is Python; the log says once that a server has none. With true, one that has none is refused."""
     max_output_chars: int = pydantic.Field(default=4096, ge=64)
-    """Characters of output that the model sees of one execution; the middle of a longer one is cut."""
+    """Characters of output and errors that the model sees of one execution; of a longer one, the parts that help the
+    least are cut."""
     images: bool = False
     """Whether the model sees the images that a cell shows, such as plots, beside its output. It must be able to: the
     renderer of one that takes no images refuses them. Only a session shows any."""
@@ -80,6 +82,8 @@ class _Interpreter(SandboxToolSession):
         options, sandbox = self._tool.options, self._tool.sandbox
         timeout = float(execute_kwargs.get("timeout", options.default_timeout))
         stdin = str(execute_kwargs.get("stdin", ""))
+        code = clean_code(parameters["code"], options.default_language)
+        facts = self._tool.facts
         most = options.max_output_chars
         return_code: int | None = None
         failure = ""
@@ -88,15 +92,16 @@ class _Interpreter(SandboxToolSession):
             try:
                 if await self._tool.has_sessions() and not stdin:
                     session, lost = await self._session.get()
-                    cell = await session.run_cell(parameters["code"], timeout=timeout)
-                    status, seconds, text = cell.status, cell.duration, render_cell(cell, timeout, most)
+                    cell = await session.run_cell(code, timeout=timeout)
+                    status, seconds, return_code = cell.status, cell.duration, cell.return_code
+                    text = render_cell(cell, timeout, most, code=code, facts=facts)
                     failure = cell.message
                     images = shown_images(cell) if options.images else []
                     if lost:
                         text = f"[The session was lost before; variables and files of earlier calls are gone]\n{text}"
                 else:
                     run = await sandbox.run(
-                        parameters["code"],
+                        code,
                         language=options.default_language,
                         timeout=timeout,
                         memory_mb=options.memory_limit_mb if options.memory_limit_mb > 0 else None,
@@ -104,7 +109,8 @@ class _Interpreter(SandboxToolSession):
                         files=self._session.setup.files,
                         env=self._session.setup.env,
                     )
-                    status, seconds, text = run.status, run.duration, render_result(run, timeout, most)
+                    status, seconds = run.status, run.duration
+                    text = render_result(run, timeout, most, code=code, facts=facts)
                     return_code, failure = run.return_code, run.message
             except SandboxError as error:
                 status, seconds, text = ExecutionStatus.SANDBOX_ERROR, 0.0, SANDBOX_FAILED
@@ -180,6 +186,14 @@ class CodeInterpreterTool(SandboxTool[CodeInterpreterConfig]):
         if shared is not None:
             self.limiters.append(named_limiter(GLOBAL_LIMIT_NAME, shared, scope))
         self._set_description()
+
+    @property
+    def facts(self) -> SandboxFacts:
+        """Facts about the sandbox, with the tool's own memory limit."""
+        facts, memory = self.sandbox.facts, self.options.memory_limit_mb
+        if facts.limits is None or memory <= 0:
+            return facts
+        return replace(facts, limits=replace(facts.limits, memory_mb=memory))
 
     def describe(self) -> str:
         """Describe what holds. Facts of a server that was not asked yet are left out, and so is whether it has
@@ -261,25 +275,6 @@ def _check_without_session(name: str, setup: SessionSetup) -> None:
         )
 
 
-def render_result(result: ExecutionResult, timeout: float, max_chars: int = 4096) -> str:
-    """Return an execution's outcome as a model reads it: standard output; then the last lines of standard error if the
-    program failed (all of it, within the same limit, if it only warned); then, in brackets, how it ended if not
-    well."""
-    return _render(result.status, result.stdout, result.stderr, result.return_code, timeout, max_chars)
-
-
-def render_cell(result: CellResult, timeout: float, max_chars: int = 4096) -> str:
-    stdout, stderr = result.stdout, result.stderr
-    if result.error is not None and result.status is not ExecutionStatus.TIMEOUT:  # that one is our own interrupt
-        stderr += "".join(result.error.traceback) or f"{result.error.name}: {result.error.value}"
-    if result.result is not None:
-        stdout += ("\n" if stdout and not stdout.endswith("\n") else "") + result.result
-    text = _render(result.status, stdout, stderr, None, timeout, max_chars)
-    if not result.alive and result.status is not ExecutionStatus.SANDBOX_ERROR:
-        text += "\n[The session ended with it; variables and files are gone]"
-    return text
-
-
 def shown_images(result: CellResult) -> list[ImagePart]:
     """Return the images that a cell showed, in order; of a value that has several forms, one. The data is the
     program's own: whether it can be read is for the env's `ImageLimits` to say."""
@@ -289,22 +284,3 @@ def shown_images(result: CellResult) -> list[ImagePart]:
         if kind is not None:
             images.append(image_part(f"data:{kind};base64,{''.join(form[kind].split())}"))
     return images
-
-
-def _render(status: ExecutionStatus, stdout: str, stderr: str, code: int | None, timeout: float, max_chars: int) -> str:
-    lines = stderr.rstrip().split("\n") if stderr.strip() else []
-    hidden = len(lines) - ERROR_LINES
-    if hidden > 0:
-        lines = [f"... [{hidden} lines of stderr cut] ...", *lines[-ERROR_LINES:]]
-    died = f"[The program was killed by signal {-code}]" if code else "[The program died]"
-    return render_outcome(
-        "program",
-        status,
-        [cut_middle(stdout.removesuffix("\n"), max_chars), cut_middle("\n".join(lines), max_chars)],
-        timeout=timeout,
-        nothing="[The program printed nothing]",
-        endings={
-            ExecutionStatus.KILLED: died,
-            ExecutionStatus.ERROR: "" if code is None else f"[The program ended with exit code {code}]",
-        },
-    )

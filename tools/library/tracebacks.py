@@ -35,9 +35,9 @@ class _Frame:
     @property
     def library(self) -> str:
         """The library that the frame belongs to. Empty for a frame of the program."""
-        found = _LIBRARY.search(self.file)
-        if found is not None:
-            return (found[1] or found[2]).removesuffix(".py")
+        match = _LIBRARY.search(self.file)
+        if match is not None:
+            return (match[1] or match[2]).removesuffix(".py")
         if self.file.endswith((".pyx", ".pxi", ".pxd")):
             return (self.name or self.file).partition(".")[0]
         frozen = _FROZEN.fullmatch(self.file)
@@ -110,10 +110,10 @@ def _repetition_note(period: int, repeats: int, noun: str) -> str:
 def _read_stack(lines: Sequence[str], at: int) -> tuple[list[_Frame], int]:
     stack: list[_Frame] = []
     while at < len(lines):
-        found = _FRAME.fullmatch(lines[at])
-        if found is None:
+        match = _FRAME.fullmatch(lines[at])
+        if match is None:
             break
-        frame = _Frame(found["prefix"], found["file"], found["name"], [lines[at]])
+        frame = _Frame(match["prefix"], match["file"], match["name"], [lines[at]])
         at += 1
         while at < len(lines) and lines[at].startswith(f"{frame.prefix}    ") and not _FRAME.fullmatch(lines[at]):
             frame.lines.append(lines[at])
@@ -131,14 +131,14 @@ def _read_stack(lines: Sequence[str], at: int) -> tuple[list[_Frame], int]:
 
 def _show_stack(stack: Sequence[_Frame]) -> list[str]:
     stack = [frame for frame in stack if not _SANDBOX.search(frame.file)]
-    own = {id(frame) for frame in stack if frame.name is None or not frame.library}
-    if not own and stack:
-        own = {id(stack[-1])}
+    program = {id(frame) for frame in stack if frame.name is None or not frame.library}
+    if not program and stack:
+        program = {id(stack[-1])}
     items: list[str] = []
     libraries: list[str] = []
     prefix = ""
     for frame in stack:
-        if id(frame) not in own:
+        if id(frame) not in program:
             libraries += [frame.library] * (1 + frame.repeats)
             prefix = frame.prefix
             continue
