@@ -31,13 +31,22 @@ class ImagePart(TypedDict):
 
 _HEADS = {b"\x89PNG\r\n": "png", b"\xff\xd8\xff": "jpeg", b"GIF8": "gif", b"BM": "bmp"}
 
-_THINKING_TAGS = re.compile(
-    r"<(/?)(?:think|thinking|seed:think|think:opensource)>"
-    r"|\[(/?)THINK\]"
-    r"|\u25c1(/?)think\u25b7"
-    r"|<\|(START|END)_THINKING\|>"
+THINKING_TAGS = (
+    ("<think>", "</think>"),
+    ("<thinking>", "</thinking>"),
+    ("<seed:think>", "</seed:think>"),
+    ("<mm:think>", "</mm:think>"),
+    ("<think:opensource>", "</think:opensource>"),
+    ("[THINK]", "[/THINK]"),
+    ("\u25c1think\u25b7", "\u25c1/think\u25b7"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
+    ("<|inner_prefix|>", "<|inner_suffix|>"),
+    ("<|channel>thought", "<channel|>"),
 )
-"""The tags of all known models, so that a text can be cleaned without knowing which model wrote it."""
+"""Opening and closing tags of all known models, so that a text can be cleaned without knowing which model wrote it."""
+
+_CLOSES_THINKING = frozenset(closes for _, closes in THINKING_TAGS)
+_THINKING_TAGS = re.compile("|".join(re.escape(tag) for pair in THINKING_TAGS for tag in pair))
 
 Content = str | list[TextPart | ImagePart]
 """A text, or texts and images in order."""
@@ -222,7 +231,7 @@ def visible_text(text: str, *, starts_open: bool = False) -> str:
     visible: list[str] = []
     position, thinking = 0, starts_open
     for tag in _THINKING_TAGS.finditer(text):
-        if _closes_thinking(tag):
+        if tag.group() in _CLOSES_THINKING:
             if not thinking:
                 visible.clear()
             position, thinking = tag.end(), False
@@ -234,5 +243,18 @@ def visible_text(text: str, *, starts_open: bool = False) -> str:
     return "".join(visible)
 
 
-def _closes_thinking(tag: re.Match[str]) -> bool:
-    return any(mark in ("/", "END") for mark in tag.groups())
+def without_thinking(text: str) -> str:
+    """Return what a text says after its last closing tag of thinking, up to the next opening tag.
+
+    Stricter than `visible_text`: text before a block of thinking is not an answer either.
+
+    >>> without_thinking("[THINK]42?[/THINK]It is 41.")
+    'It is 41.'
+    """
+    start, end = 0, len(text)
+    for tag in _THINKING_TAGS.finditer(text):
+        if tag.group() in _CLOSES_THINKING:
+            start, end = tag.end(), len(text)
+        else:
+            end = min(end, tag.start())
+    return text[start:end]

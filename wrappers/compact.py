@@ -8,8 +8,7 @@ from typing import Any
 from toolgym.envs.base import Action, BaseEnv, StepResult, require_growing_context
 from toolgym.envs.types import ResetOptions, ResetResult, StopReason
 from toolgym.tools.errors import ConfigError, require_whole_number
-from toolgym.tools.message import Message, assistant, joined, text_of, user
-from toolgym.tools.parsers import split_reasoning
+from toolgym.tools.message import Message, assistant, joined, text_of, user, visible_text
 from toolgym.tools.parsers.base import ParsedTurn
 from toolgym.wrappers.base import Wrapper, with_metrics
 from toolgym.wrappers.token_count import count_all, message_text, token_count, turn_text
@@ -138,6 +137,4 @@ def _content(action: Action) -> str:
 def _summary(action: Action) -> str:
     """The text of a turn without its thinking and its tool calls."""
     content = action.content if isinstance(action, ParsedTurn) else _content(action)
-    before, closed, _ = content.partition("</think>")
-    # Where the prompt had opened the thinking, the turn only closes it.
-    return split_reasoning(content, starts_open=bool(closed) and "<think>" not in before)[1].strip()
+    return visible_text(content).strip()

@@ -12,9 +12,10 @@ from toolgym.envs.rewards.base import Outcome, OutcomeScorer, Score
 from toolgym.envs.tasks.task import Task
 from toolgym.tools.answers.marks import marked_answer
 from toolgym.tools.answers.numbers import read_number
-from toolgym.tools.answers.statements import said_answer, without_thinking
+from toolgym.tools.answers.statements import said_answer
 from toolgym.tools.errors import ConfigError, shorten
 from toolgym.tools.library.final_answer import score_final_answer
+from toolgym.tools.message import without_thinking
 
 _CHOICE = re.compile(r"\(?([A-Za-z])\)?[.:]?")
 

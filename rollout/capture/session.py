@@ -39,7 +39,7 @@ from toolgym.rollout.episode.turn_sampling import TurnSampler
 from toolgym.rollout.job import Job
 from toolgym.rollout.replace_fields import replace_fields
 from toolgym.rollout.seeds import step_seed, stream_seed
-from toolgym.rollout.tokens.conversation import Conversation, part_reasoning
+from toolgym.rollout.tokens.conversation import Conversation
 from toolgym.rollout.tokens.renderer import ChatRenderer
 from toolgym.rollout.tokens.token_bounds import TooManyTokensError
 from toolgym.rollout.trajectory.trajectory import Failure, Trajectory, Turn, plain
@@ -288,7 +288,7 @@ class CaptureSession:
         parsed = self._conversations.read(call, conversation)
         well_formed = parsed is not None and not parsed.errors
         message = parsed.message if parsed is not None else assistant(turn.text[: call.end])
-        reading = part_reasoning(message, starts_open=starts_open)
+        reading = call.renderer.part_reasoning(message, starts_open=starts_open)
         if call.plain:
             self._counts["ignored_calls"] += _written_calls(call, turn.text[: call.end], starts_open)
         elif not well_formed:
@@ -487,5 +487,5 @@ def _thinking_tokens(call: CapturedCall, reasoning: str | None) -> int:
     """The tokens up to the end of thinking."""
     if not reasoning:
         return 0
-    ids, decode = call.token_ids, call.renderer.decode
-    return bisect.bisect_left(range(len(ids)), True, key=lambda count: "</think>" in decode(ids[:count]))
+    ids, decode, closes = call.token_ids, call.renderer.decode, call.renderer.thinking.closes
+    return bisect.bisect_left(range(len(ids)), True, key=lambda count: closes in decode(ids[:count]))

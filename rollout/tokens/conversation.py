@@ -27,8 +27,8 @@ from toolgym.rollout.tokens.placed_ids import images_in, moved
 from toolgym.rollout.tokens.renderer import ChatRenderer
 from toolgym.rollout.trajectory.token_sequence import Ids, Segment, TokenSequence
 from toolgym.tools.errors import TemplateError
-from toolgym.tools.message import Message, assistant, text_of, user
-from toolgym.tools.parsers import ParsedTurn, split_reasoning
+from toolgym.tools.message import Message, assistant, user
+from toolgym.tools.parsers import ParsedTurn
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ class Conversation:
     def set_message(self, message: Message) -> None:
         """Put the turn's reading, by `parse_turn` or the env, in the place of its text, as the history mode wants
         it."""
-        reading = part_reasoning(message, starts_open=self._starts_open)
+        reading = self._renderer.part_reasoning(message, starts_open=self._starts_open)
         if self._history is HistoryMode.APPEND:
             message = self._renderer.exact_message(self._text, message)
             if _is_text(message):
@@ -151,7 +151,7 @@ class Conversation:
         try:
             self._renderer.render([user("x"), reading], generation_prompt=False, tools=False)
         except TemplateError:
-            return part_reasoning(assistant(self._text), starts_open=self._starts_open)
+            return self._renderer.part_reasoning(assistant(self._text), starts_open=self._starts_open)
         return reading
 
     def to_encode(self, observation: Sequence[Message]) -> Sequence[Message]:
@@ -227,13 +227,3 @@ class _Reading(NamedTuple):
 
 def _is_text(message: Message) -> bool:
     return message["role"] == "assistant" and "tool_calls" not in message
-
-
-def part_reasoning(message: Message, *, starts_open: bool) -> Message:
-    """Move the thinking of an assistant message from its content to `reasoning_content`, as inference servers do."""
-    if "reasoning_content" in message:
-        return message
-    reasoning, content = split_reasoning(text_of(message["content"]), starts_open=starts_open)
-    if reasoning is None:
-        return message
-    return {**message, "content": content.strip(), "reasoning_content": reasoning.strip()}

@@ -103,11 +103,26 @@ def called(mark: str, names: Sequence[str], ids: Sequence[str] = (), content: st
 
 
 def find_end_of_turn(
-    template: ChatTemplate, encoder: SafeEncoder, name: str, own_ends: Sequence[str] = ()
+    template: ChatTemplate,
+    encoder: SafeEncoder,
+    name: str,
+    own_ends: Sequence[str] = (),
+    inside: Mapping[str, str] | None = None,
 ) -> EndOfTurn:
-    """Find how turns end, and set `template.json_arguments`. If the template writes one of `own_ends`, which end a
-    text by what the tokenizer and the model say, behind a turn, that one is the turn's end. `name` is that of a tool
-    that may be called. Raises TemplateError if no turn could ever end, or assistant messages are not rendered."""
+    """Find how turns end, and set `template.json_arguments`.
+
+    Args:
+        template: the chat template.
+        encoder: the encoder of its tokenizer.
+        name: the name of a tool that may be called.
+        own_ends: tokens that end a text according to the tokenizer and the model. If the template writes such a token
+            behind a turn, it is the turn's end.
+        inside: tokens that the template writes inside a turn as well, which therefore do not end it, with the text
+            around each.
+
+    Raises:
+        TemplateError: no turn could ever end, or assistant messages are not rendered.
+    """
     mark = encoder.nonce + "m"
     asked, again = user("x"), user("y")
     alone = _text_after(template, mark, [asked, assistant(mark)], generation_prompt=False)
@@ -117,7 +132,12 @@ def find_end_of_turn(
     ending, seen = _run(encoder, alone), _run(encoder, later or "")
     openers = frozenset(terminator.end for terminator in _run(encoder, template.render([asked]))) - {*own_ends}
     closing = _Closing(own_ends, openers)
-    shared = closing.of([here for here, there in zip(ending, seen, strict=False) if here == there])
+    if inside:
+        shared = closing.of(_further(encoder, alone, later or "", inside))
+        if shared is None:
+            raise TemplateError(stands_inside(inside))
+    else:
+        shared = closing.of([here for here, there in zip(ending, seen, strict=False) if here == there])
     answer: tuple[Terminator, ...] = ()
     markers: tuple[str, ...] = ()
     if shared is not None:
@@ -140,24 +160,15 @@ def find_end_of_turn(
             f"after the content it rendered {alone!r}"
         )
 
-    call: tuple[Terminator, ...] = ()
-    call_text = None
-    json_arguments = False
-    for as_json in (False, True):
-        template.json_arguments = as_json
-        ways = [_call_terminator(template, encoder, mark, [name] * count, answer, closing) for count in (1, 2)]
-        if any(way is not None for way in ways):
-            json_arguments = as_json
-            call = tuple(dict.fromkeys(way for way in ways if way is not None and way.end))
-            call_text = next((way.text for way in ways if way is not None and not way.end), None)
-            break
-    template.json_arguments = json_arguments
+    ways = _call_terminators(template, encoder, mark, name, answer, closing)
+    call = tuple(dict.fromkeys(way for way in ways if way.end))
+    call_text = next((way.text for way in ways if not way.end), None)
     if markers and call_text is not None:
         after = _try(template, mark, [asked, called(mark, [name]), tool("z", tool_call_id=PROBE_IDS[0], name=name)])
         control = encoder.first_control(after or "", len(call_text.replace(_ID, PROBE_IDS[0])))
         if control is not None:
             markers = tuple(dict.fromkeys([*markers, control.group()]))
-    return EndOfTurn(answer, call, bool(markers), call_text, markers, json_arguments)
+    return EndOfTurn(answer, call, bool(markers), call_text, markers, template.json_arguments)
 
 
 class _Closing(NamedTuple):
@@ -172,6 +183,24 @@ class _Closing(NamedTuple):
         before = list(itertools.takewhile(lambda terminator: terminator.end not in self.openers, run))
         chosen = known or before
         return chosen[-1] if chosen else None
+
+
+def _call_terminators(
+    template: ChatTemplate,
+    encoder: SafeEncoder,
+    mark: str,
+    name: str,
+    answer: Sequence[Terminator],
+    closing: _Closing,
+) -> list[Terminator]:
+    """The terminators of a call and of two calls; sets `template.json_arguments` if the template wants it so."""
+    for as_json in (False, True):
+        template.json_arguments = as_json
+        ways = [_call_terminator(template, encoder, mark, [name] * count, answer, closing) for count in (1, 2)]
+        if any(way is not None for way in ways):
+            return [way for way in ways if way is not None]
+    template.json_arguments = False
+    return []
 
 
 def _call_terminator(
@@ -204,6 +233,23 @@ def _call_terminator(
         if follows is not None and not later[len(sampled.text) : follows.start()].strip():
             return Terminator(later[: follows.end()], follows.group())
     return sampled
+
+
+def _further(encoder: SafeEncoder, alone: str, later: str, inside: Mapping[str, str]) -> list[Terminator]:
+    """The control tokens behind a turn that never stand inside a turn, whatever words are between them."""
+    shared = shared_beginning(alone, later)
+    controls = [control for control in encoder.all_controls(shared) if control.group() not in inside]
+    return [Terminator(shared[: control.end()], control.group()) for control in controls]
+
+
+def stands_inside(inside: Mapping[str, str]) -> str:
+    """Return the error for stop tokens that stand inside a turn, given the text around each."""
+    token, around = next(iter(inside.items()))
+    return (
+        f"the token that ends a turn, {token!r}, also stands inside a turn (the chat template writes {around!r}), so "
+        "an engine would cut every such turn there. Use a chat template that writes a token of its own behind each "
+        "turn, and name that token as eos_token_id in the model's generation_config.json"
+    )
 
 
 def _between_calls(template: ChatTemplate, mark: str, name: str) -> str:

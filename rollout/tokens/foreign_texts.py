@@ -16,6 +16,7 @@ from typing import Any, cast
 
 from toolgym.rollout.tokens.chat_template import ChatTemplate, check_message
 from toolgym.rollout.tokens.end_of_turn import called
+from toolgym.rollout.tokens.marked_turns import THINK
 from toolgym.rollout.tokens.safe_encoder import SafeEncoder
 from toolgym.rollout.tokens.template_analysis import TemplateAnalysis
 from toolgym.tools.errors import TemplateError
@@ -29,9 +30,6 @@ except ImportError as error:
 
 _OWN = frozenset({"content", "reasoning_content", "reasoning", "thinking"})
 """Parts of an assistant's message that the policy wrote itself."""
-
-_THINKING = frozenset({"<think>", "</think>"})
-"""Tokens of a turn that some templates write into the generation prompt."""
 
 _LOOKED_AT = frozenset(
     (
@@ -91,8 +89,10 @@ class SafeMessages:
         facts, asked = self._analysis.facts, user("x")
         thinking: Any = {**called("x", ["f"]), "reasoning_content": "x"}
         around = self._written([asked]) | set(self._analysis.ends.known)
-        around |= set(_controls(self._encoder, facts.generation_prompt)) - _THINKING
-        return frozenset(self._written([asked, thinking]) - around) | _THINKING
+        # Tokens of a turn that some templates write into the generation prompt.
+        tags = {*THINK[:2], *_controls(self._encoder, "".join(facts.thinking[:2]))} - set(self._analysis.ends.known)
+        around |= set(_controls(self._encoder, facts.generation_prompt)) - tags
+        return frozenset((self._written([asked, thinking]) - around) | tags)
 
     def _written(self, messages: list[Message]) -> set[str]:
         try:

@@ -9,8 +9,9 @@ rendered, and what stands around the marks are the tags, frames and ends that th
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, cast
 
@@ -30,7 +31,7 @@ ThoughtForm = Literal["field", "parts", "blocks"]
 _FORMS: tuple[ThoughtForm, ...] = ("field", "parts", "blocks")
 _FIELDS = ("reasoning_content", "reasoning", "thinking", "thought", "tool_plan")
 _SHAPES = ((True, 0), (True, 1), (False, 1))
-"""Turns with a thought: whether they have a text, and how many calls. Some templates show thoughts before calls only."""
+"""Turns with a thought: whether they have a text, and how many calls. Some templates show thoughts before calls."""
 
 
 _SHOWN_PARTS = re.compile(r"""['"]type['"]""")
@@ -151,6 +152,12 @@ class MarkedTurns:
         except TemplateError:
             return None
 
+    def readable(self, text: str) -> str:
+        """Return a rendered text with words in the places of the marks."""
+        for mark, word in ((self.thought, "thinking"), (self.text, "text"), (self.argument, "argument")):
+            text = text.replace(mark, word)
+        return text
+
     def tags(self, text: str, start: int = 0) -> list[re.Match[str]]:
         """Return the control tokens in a text, and what looks like a tag between them, in order."""
         controls = [match for match in self.encoder.all_controls(text) if match.start() >= start]
@@ -161,6 +168,39 @@ class MarkedTurns:
             if not any(match.start() in span or match.end() - 1 in span for span in covered)
         ]
         return sorted([*controls, *plain], key=lambda match: match.start())
+
+
+def stops_inside(turns: MarkedTurns, stops: Collection[str], prompt: str) -> dict[str, str]:
+    """Find the stop tokens that the template writes inside a turn, where an engine would cut every turn.
+
+    Args:
+        turns: the template's turns.
+        stops: the tokens that end a turn.
+        prompt: the template's generation prompt.
+
+    Returns:
+        The tokens, and the text around each as a person would read it. Empty if every stop token only ends turns.
+    """
+    contexts: dict[str, str] = {}
+    shapes = itertools.product(("", *_FORMS), (True, False), (0, 1, 2))
+    for form, text, calls in shapes:
+        if not text and not calls:
+            continue
+        message = turns.message(thought=bool(form), text=text, calls=calls, form=form or "field")
+        written = turns.written(message) or ""
+        marks = [turns.thought] * (form != "") + [turns.text] * text + [turns.argument] * calls
+        if _marks_in(turns, written) != marks:  # dropped, or in another order than the policy's
+            continue
+        start, end = len(shared_beginning(written, prompt)), written.rindex(marks[-1])
+        for control in turns.encoder.all_controls(written[:end]):
+            if control.start() >= start and control.group() in stops:
+                around = written[max(start, control.start() - 30) : control.end() + 30]
+                contexts.setdefault(control.group(), turns.readable(around))
+    return contexts
+
+
+def _marks_in(turns: MarkedTurns, text: str) -> list[str]:
+    return re.findall("|".join((turns.thought, turns.text, turns.argument)), text)
 
 
 def find_thinking_tags(turns: MarkedTurns, ends: EndOfTurn, prompt: str = "") -> ThinkingTags | None:
@@ -196,15 +236,14 @@ def _tags_around(
     closes = _closes(turns, between, len(turns.tags(opens)))
     if not opens or not closes or _SHOWN_PARTS.search(opens + closes):
         return None
-    text_closes = ends.answer[0].text.removesuffix(ends.answer[0].end).strip() if ends.answer else ""
     elsewhere = tail + between.replace(closes, "", 1) + (turns.written(turns.message(text=True, calls=1)) or "")
+    shown = between if next_mark == turns.text and turns.argument not in between else ""
+    frames = _text_opens(turns, header, opens, closes, shown)
     return ThinkingTags(
         opens,
         closes,
-        _text_opens(
-            turns, header, opens, closes, between if next_mark == turns.text and turns.argument not in between else ""
-        ),
-        text_closes,
+        frames,
+        _text_closes(turns, ends, frames),
         closes_thinking_only=not _closes_elsewhere(elsewhere, opens, closes),
     )
 
@@ -216,6 +255,16 @@ def _text_opens(turns: MarkedTurns, header: str, opens: str, closes: str, betwee
         start = plain[len(header) :].partition(turns.text)[0].strip()
         frames.append(start.removeprefix(opens).strip().removeprefix(closes).strip())
     return tuple(sorted({frame for frame in frames if frame}, key=len, reverse=True))
+
+
+def _text_closes(turns: MarkedTurns, ends: EndOfTurn, frames: Sequence[str]) -> str:
+    """Find what closes an answer's frame: as many tags as open it."""
+    if not frames or not ends.answer:
+        return ""
+    behind = ends.answer[0].text.removesuffix(ends.answer[0].end).strip()
+    tags = turns.tags(behind)
+    count = min(len(turns.tags(frame)) for frame in frames)
+    return behind[: tags[min(count, len(tags)) - 1].end()] if tags and count else behind
 
 
 def _closes_elsewhere(text: str, opens: str, closes: str) -> bool:

@@ -19,14 +19,16 @@ from toolgym.rollout.models.images import ImageProcessor, PlacedImage, blank_ima
 from toolgym.rollout.models.token_ids import TokenIds
 from toolgym.rollout.models.tokenizer import end_token_ids
 from toolgym.rollout.tokens.foreign_texts import SafeMessages, template_with_tools
+from toolgym.rollout.tokens.marked_turns import THINK
 from toolgym.rollout.tokens.parser_choice import ParserProof, choose_parser
 from toolgym.rollout.tokens.placed_ids import PlacedIds, framed, images_in, placed
 from toolgym.rollout.tokens.safe_encoder import SafeEncoder
 from toolgym.rollout.tokens.template_analysis import Plan, TemplateFacts, analyze, delta_kind, probe_conversation
+from toolgym.rollout.tokens.turn_reading import TurnReader, split_turn
 from toolgym.tools.errors import ConfigError, TemplateError, shorten
 from toolgym.tools.lazy import missing_extra
-from toolgym.tools.message import Message, assistant, images_of, joined, text_part, user
-from toolgym.tools.parsers import ParsedTurn, Parser, get_parser, parser_names
+from toolgym.tools.message import Message, assistant, images_of, joined, text_of, text_part, user
+from toolgym.tools.parsers import ParsedTurn, Parser, get_parser, parser_names, split_reasoning
 from toolgym.tools.parsers.base import read_plain_turn
 from toolgym.tools.schema import ToolSchema
 
@@ -41,7 +43,6 @@ UNREADABLE = "[An image left out: it cannot be read]"
 
 _PROMPTS = 32
 
-_OPENS_THINKING, _CLOSES_THINKING = "<think>", "</think>"
 _OPENING_IDS = 16
 """How many ids at the end of a context are looked at for what opens thinking: enough for a tag and white space."""
 
@@ -77,7 +78,8 @@ class ChatRenderer:
         parser: reads turns. None if there are tools and no parser reads back the calls that the chat template renders.
             Without tools, such a template's turns are content.
         parser_proof: what was proven about `parser`. None if the parser was an argument.
-        opens_thinking: the generation prompt ends with `<think>`, so that turns begin inside of thinking.
+        thinking: the texts that the model writes around its thinking and around its answer.
+        opens_thinking: the generation prompt ends with what opens thinking, so that turns begin inside of thinking.
         facts: proven facts about the template.
         safe: makes messages safe for the template.
         stop_token_ids: ids of all tokens that end a turn: behind an answer, behind a call, and those that the tokenizer
@@ -122,7 +124,9 @@ class ChatRenderer:
             self.parser_proof = choose_parser(self._template, encoder, ends)
             parser = self.parser_proof.parser or (None if tools else read_plain_turn)
         self.parser: Parser | None = get_parser(parser) if isinstance(parser, str) else parser
-        self.opens_thinking = _opens_thinking(self.facts.generation_prompt)
+        self.thinking = self.facts.thinking
+        self.opens_thinking = self._opens_thinking(self.facts.generation_prompt)
+        self._reader: TurnReader | None = None
         self._mark = encoder.nonce + "m"
         self.safe = SafeMessages(self._template, encoder, analysis)
         self._head = self._template.render([user("x")], tools=())
@@ -291,7 +295,7 @@ class ChatRenderer:
 
         They are the template's, not the policy's: no trainer may count them as sampled. There are none if the turn ends
         with a token that ends turns. If turns have no end of their own, it is the marker of the user's next message.
-        The end of thinking comes first if the turn was cut inside of `<think>`; `starts_open` says that it began there.
+        The end of thinking comes first if the turn was cut inside of it; `starts_open` says that it began there.
         """
         return [] if token_ids and token_ids[-1] in self._end_ids else self._missing(token_ids, starts_open)
 
@@ -319,7 +323,7 @@ class ChatRenderer:
     def _is_thinking(self, turn: Sequence[int], starts_open: bool | None) -> bool:
         text = self.decode(turn)
         opened = self.opens_thinking if starts_open is None else starts_open
-        return (opened or text.lstrip().startswith(_OPENS_THINKING)) and _CLOSES_THINKING not in text
+        return (opened or text.lstrip().startswith(self.thinking.opens)) and self.thinking.closes not in text
 
     def require_parser(self) -> Parser:
         """Return `parser`. Raises TemplateError if there are tools and no parser reads the template's own calls."""
@@ -343,10 +347,23 @@ class ChatRenderer:
 
     def parse_text(self, text: str, *, first_id: int = 0, starts_open: bool | None = None) -> ParsedTurn:
         starts_open = self.opens_thinking if starts_open is None else starts_open
-        turn = self.require_parser()(text, first_id=first_id, schemas=self._schemas, starts_open=starts_open)
-        if starts_open and not turn.requests and _CLOSES_THINKING not in text:  # a parser of others may not know it
-            return turn._replace(open_thinking=True)
-        return turn
+        if self._reader is None:
+            self._reader = TurnReader(self.require_parser(), self.thinking, self.facts.thinking_rendered)
+        return self._reader(text, first_id=first_id, schemas=self._schemas, starts_open=starts_open)
+
+    def part_reasoning(self, message: Message, *, starts_open: bool) -> Message:
+        """Move the thinking of an assistant message from its content to `reasoning_content`, as servers do."""
+        if "reasoning_content" in message:
+            return message
+        text = text_of(message["content"])
+        if self.thinking[:2] != THINK[:2]:
+            split = split_turn(text, self.thinking, starts_open=starts_open)
+            reasoning, content = split.reasoning, split.content
+        else:
+            reasoning, content = split_reasoning(text, starts_open=starts_open)
+        if reasoning is None:
+            return message
+        return {**message, "content": content.strip(), "reasoning_content": reasoning.strip()}
 
     def leaves_thinking_open(self, context: Sequence[int]) -> bool:
         """Whether a turn that goes on from these ids begins inside of thinking.
@@ -355,9 +372,12 @@ class ChatRenderer:
         """
         for count in (_CLOSEST_IDS, _OPENING_IDS):
             text = self._end_of(tuple(context[-count:])).rstrip()
-            if len(text) >= len(_OPENS_THINKING):
+            if len(text) >= len(self.thinking.opens):
                 break
-        return _opens_thinking(text)
+        return self._opens_thinking(text)
+
+    def _opens_thinking(self, text: str) -> bool:
+        return text.rstrip().endswith(self.thinking.opens)
 
     def render(self, messages: Sequence[Message], *, generation_prompt: bool = True, tools: bool = True) -> str:
         shown = None if tools else ()
@@ -404,7 +424,3 @@ class ChatRenderer:
     def _cut(self, conversation: list[Message], plan: Plan, new: int) -> tuple[str, str]:
         text = self._template.render(conversation, tools=None if plan.tools else ())
         return self._ends.cut(self._encoder, text, self._mark, conversation[-new - 1])
-
-
-def _opens_thinking(text: str) -> bool:
-    return text.rstrip().endswith(_OPENS_THINKING)

@@ -19,10 +19,18 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from toolgym.rollout.tokens.chat_template import ChatTemplate
-from toolgym.rollout.tokens.end_of_turn import PROBE_IDS, EndOfTurn, called, find_end_of_turn, shared_beginning
+from toolgym.rollout.tokens.end_of_turn import (
+    PROBE_IDS,
+    EndOfTurn,
+    called,
+    find_end_of_turn,
+    shared_beginning,
+    stands_inside,
+)
+from toolgym.rollout.tokens.marked_turns import THINK, MarkedTurns, ThinkingTags, find_thinking_tags, stops_inside
 from toolgym.rollout.tokens.safe_encoder import SafeEncoder
 from toolgym.tools.errors import TemplateError
-from toolgym.tools.message import Message, assistant, system, text_of, tool, user
+from toolgym.tools.message import THINKING_TAGS, Message, assistant, system, text_of, tool, user
 
 DeltaKind = Literal["one result", "several results", "user", "system", "results and user", "results and system"]
 
@@ -65,6 +73,9 @@ class TemplateFacts:
         merged_results: results of one turn share a frame, so they must be added together.
         results_rendered: tool results are rendered; a template without tools may leave them out without a word.
         end_of_thinking: text between thinking and what follows it.
+        thinking: the texts around thinking and around an answer.
+        thinking_rendered: the template writes the thinking of the last turn. If not, `thinking` has known tags that are
+            tokens of the model or stand in the template, or else `<think>`.
         tools_rendered: the template tells the policy of the tools; None if there are none.
         uses_date: the template writes the date. A `ChatRenderer` keeps the date of its making.
         content_parts: the template drops a content that is a text, so each is given as a list of parts.
@@ -79,6 +90,8 @@ class TemplateFacts:
     tool_calls_rendered: bool
     results_rendered: bool
     end_of_thinking: str
+    thinking: ThinkingTags
+    thinking_rendered: bool
     tools_rendered: bool | None
     json_arguments: bool
     uses_date: bool
@@ -166,8 +179,12 @@ class _Analyzer:
         self.template, self.encoder = template, encoder
         self.mark = encoder.nonce + "m"
         self.name = str(template.tools[0]["function"]["name"]) if template.tools else "tool"
-        self.ends = find_end_of_turn(template, encoder, self.name, own_ends)
         self.few = template.tools[:1]
+        self.turns = MarkedTurns(template, encoder, name=self.name, tools=self.few)
+        self.prompt = self._generation_prompt()
+        self.ends = self._ends(own_ends)
+        self.rendered_thinking = find_thinking_tags(self.turns, self.ends, self.prompt)
+        self.thinking = self.rendered_thinking or self._known_thinking()
         self.heads = self._heads()
 
     def analysis(self) -> TemplateAnalysis:
@@ -179,6 +196,18 @@ class _Analyzer:
             except TemplateError as error:
                 unsupported[kind] = str(error)
         return TemplateAnalysis(self.ends, self._facts(plans, unsupported))
+
+    def _ends(self, own_ends: Sequence[str]) -> EndOfTurn:
+        """Find how turns end, with tokens that never stand inside a turn."""
+        ends = find_end_of_turn(self.template, self.encoder, self.name, own_ends)
+        inside = stops_inside(self.turns, {*ends.sampled, *own_ends}, self.prompt)
+        if not inside:
+            return ends
+        ends = find_end_of_turn(self.template, self.encoder, self.name, own_ends, inside)
+        still_inside = stops_inside(self.turns, {*ends.sampled, *own_ends}, self.prompt)
+        if still_inside:
+            raise TemplateError(stands_inside(still_inside))
+        return ends
 
     def _called(self, argument: str, count: int = 1, ids: Sequence[str] = PROBE_IDS) -> Message:
         return called(argument, [self.name] * count, ids) if self.ends.renders_calls else assistant(argument)
@@ -306,7 +335,7 @@ class _Analyzer:
 
     def _facts(self, plans: Mapping[DeltaKind, Plan], unsupported: Mapping[DeltaKind, str]) -> TemplateFacts:
         few, question = self.few, [user("Hello?")]
-        prompt = self._generation_prompt()
+        prompt = self.prompt
 
         def shown(text: Callable[[], str]) -> str | None:
             try:
@@ -328,6 +357,8 @@ class _Analyzer:
             tool_calls_rendered=self.ends.renders_calls,
             results_rendered=self._shows_results(),
             end_of_thinking=self._end_of_thinking(),
+            thinking=self.thinking,
+            thinking_rendered=self.rendered_thinking is not None,
             tools_rendered=self.name in self.template.render(question, tools=few) if self.template.tools else None,
             json_arguments=self.ends.json_arguments,
             uses_date=self.template.uses_date,
@@ -343,14 +374,19 @@ class _Analyzer:
         except TemplateError:  # which says so
             return True
 
+    def _known_thinking(self) -> ThinkingTags:
+        """Return the tags of a model whose template writes no thinking: its tokens, or texts of the template."""
+        tokens, source = set(self.encoder.contents), self.template.source
+        known = [pair for pair in THINKING_TAGS if tokens.issuperset(pair) or all(tag in source for tag in pair)]
+        return ThinkingTags(*known[0]) if known else THINK
+
     def _end_of_thinking(self) -> str:
-        turn: Message = {**assistant(""), "reasoning_content": self.mark}
-        try:
-            tail = self.template.render([user("x"), turn], generation_prompt=False).rpartition(self.mark)[2]
-        except TemplateError:
-            tail = ""
-        closing = re.match(r"\s*</think>\s*", tail)
-        return closing.group() if closing else "\n</think>\n\n"
+        closes = self.thinking.closes
+        for text in (self.turns.written(self.turns.message(thought=True, calls=calls)) for calls in (0, 1)):
+            closing = re.match(rf"\s*{re.escape(closes)}\s*", (text or "").rpartition(self.turns.thought)[2])
+            if closing:
+                return closing.group()
+        return f"\n{closes}\n\n" if closes == THINK.closes else closes
 
     def _generation_prompt(self) -> str:
         asked = [user(self.mark)]

@@ -247,7 +247,7 @@ class _Checker:
         if conversation.cut_off or other or not ends:
             ends = [at]
         # Encoded from the mark on: what swallows white space behind it does so here as well.
-        word = ("</think>" if self.renderer.opens_thinking else "") + self.mark
+        word = (self.renderer.thinking.closes if self.renderer.opens_thinking else "") + self.mark
         turn = self.encode(word + whole[at : min(ends)])
         truth = self.encode(word + whole[at:])
         extended = turn + self.renderer.extend(conversation.new, turn, earlier=conversation.head)

@@ -10,7 +10,8 @@ import bisect
 import re
 from collections.abc import Sequence
 
-from toolgym.tools.answers.statements import bare, without_thinking, without_withdrawn
+from toolgym.tools.answers.statements import bare, without_withdrawn
+from toolgym.tools.message import without_thinking
 
 MAX_TEXT = 1 << 15
 """Characters from the end of a text in which marks are looked for."""

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from toolgym.tools.answers.numbers import NEGATIONS, last_number_place
 from toolgym.tools.answers.sentences import last_number_span, values_around
 from toolgym.tools.answers.tokens import AnswerToken, half_width, read_tokens, word_set
+from toolgym.tools.message import without_thinking
 
 MAX_SAID = 4096
 """Characters from the end of a text in which an unmarked answer is looked for."""
@@ -104,10 +105,6 @@ def said_answer(text: str) -> str | None:
     if "\n" not in spoken and _is_answer(spoken, tokens):
         return bare(spoken) or None
     return _concluded(spoken, tokens) or reply
-
-
-def without_thinking(text: str) -> str:
-    return text.rpartition("</think>")[2].partition("<think>")[0]
 
 
 def without_withdrawn(text: str) -> str:

@@ -8,9 +8,9 @@ from typing import Any
 
 from toolgym.tools.answers.marks import MAX_TEXT, hash_answer
 from toolgym.tools.answers.numbers import read_number
-from toolgym.tools.answers.statements import without_thinking
 from toolgym.tools.answers.tokens import half_width
 from toolgym.tools.errors import ConfigError
+from toolgym.tools.message import without_thinking
 
 __all__ = ["final_answer", "half_width", "score_final_answer", "without_thinking"]
 

@@ -17,9 +17,12 @@ class ParsedTurn(NamedTuple):
         content: the text outside of calls, as written. Thinking between tags is part of it; `visible_content` is the
             content without thinking.
         errors: the malformed calls. `index` orders calls and errors together.
-        reasoning: the thinking, if the format has no tags for it that could stay in the content (`gpt_oss`).
+        reasoning: the thinking, if it is not part of the content: the format has no tags for it (`gpt_oss`), or the
+            renderer took it out because the model's tags are not `<think>`.
         open_thinking: whether the turn ended inside of thinking that its tags, or the generation prompt, had opened.
             Nothing after the opening is an answer then.
+        text_without_thinking: the text with its calls and without its thinking, if only the renderer knows the
+            thinking's tags.
     """
 
     text: str
@@ -28,6 +31,7 @@ class ParsedTurn(NamedTuple):
     errors: list[ToolCallError]
     reasoning: str | None = None
     open_thinking: bool = False
+    text_without_thinking: str | None = None
 
     @property
     def visible_content(self) -> str:
@@ -41,9 +45,11 @@ class ParsedTurn(NamedTuple):
         """Return the turn for other readers: its text and content without thinking, and no `reasoning`."""
         if self.open_thinking:
             return self._replace(text="", content="", reasoning=None, open_thinking=False)
-        content = visible_text(self.text if self.errors else self.content)
-        text = content if self.reasoning is not None else visible_text(self.text)
-        return self._replace(text=text, content=content, reasoning=None)
+        written = self.text if self.text_without_thinking is None else self.text_without_thinking
+        content = visible_text(written if self.errors else self.content)
+        has_no_tags = self.reasoning is not None and self.text_without_thinking is None
+        text = content if has_no_tags else visible_text(written)
+        return self._replace(text=text, content=content, reasoning=None, text_without_thinking=None)
 
     @property
     def requests(self) -> list[ToolCall | ToolCallError]:

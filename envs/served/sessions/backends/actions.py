@@ -12,6 +12,7 @@ from toolgym.envs.actions import without_end_token
 from toolgym.tools.confined.costly_checks import is_python_program
 from toolgym.tools.library.bash import BashTool
 from toolgym.tools.library.editor import EditorTool
+from toolgym.tools.message import visible_text
 from toolgym.tools.parsers.hermes import parse_hermes
 from toolgym.tools.schema import ToolCall, ToolCallError, ToolSchema, check_call
 
@@ -20,7 +21,6 @@ _PATCH = ("diff", "patch")
 
 _FENCE = re.compile(r" {0,3}(?P<fence>`{3,}|~{3,})[ \t]*(?P<kind>[^\s`]*)[^`]*")
 _DIFF = re.compile(r"^(?:diff --git .*|--- \S.*\n\+\+\+ \S.*\n@@ .*)", re.M)
-_THINKING = re.compile(r"<think>.*?(?:</think>|\Z)", re.S)
 
 HOW_TO_ACT = (
     "To run commands, write a block that begins with ```bash and ends with ```; they run in that folder. To change "
@@ -57,8 +57,7 @@ async def read_actions(content: str) -> list[RepositoryAction]:
     requests = parse_hermes(content).requests
     if requests:
         return [_of_call(request) for request in requests]
-    # Turns come with or without their opening tag: the prompt may have held it.
-    text = _THINKING.sub("", content) if "<think>" in content else content.rpartition("</think>")[2]
+    text = visible_text(content)
     blocks = [_of_block(kind, block) for kind, block in fenced_blocks(text)]
     actions = [block for block in blocks if block is not None]
     if actions:
