@@ -123,6 +123,7 @@ def _turn_entry(step: PlayedTurn, tally: Tally, *, copied: bool) -> dict[str, An
         tally.lose("token ids of turns that count others than their sequence", turn.generated_tokens > 0)
     names = ("reward", "finish_reason", "truncated", "sequence", "seed", "engine_seconds", "env_seconds")
     extra = {name: getattr(turn, name) for name in names} | {"begins_context": step.begins_context or None}
+    extra |= {"sampling": turn.sampling or None}
     shown = {message.get("tool_call_id"): message["content"] for message in step.behind}
     results = [
         {"source_call_id": record.id, "content": _content(shown.get(record.id, record.text))}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,10 +72,8 @@ class _Sample:
         self._trajectory, self._model, self._texts = trajectory, model, texts
         self._messages: list[dict[str, Any]] = []
         self._events: list[dict[str, Any]] = []
-        sampling = {name: trajectory.sampling.get(name) for name in ("temperature", "top_p", "seed")}
         self._asked: dict[str, Any] = {
             "model": model, "tools": [_tool(schema["function"]) for schema in trajectory.tools], "tool_choice": "auto",
-            "config": {**sampling, "max_tokens": trajectory.sampling.get("max_new_tokens"), "logprobs": True},
         }  # fmt: skip
 
     def value(self) -> dict[str, Any]:
@@ -121,7 +119,8 @@ class _Sample:
             facts |= {"token_ids": ids, "weight_versions": [list(run) for run in step.tokens.version_runs]}
         output = {"model": self._model, "choices": [choice], "usage": _usage([turn]), "time": turn.engine_seconds,
                   "metadata": facts}  # fmt: skip
-        self._add("model", step.began_at, step.answered_at, span_id=span, input=context, output=output, **self._asked)
+        self._add("model", step.began_at, step.answered_at, span_id=span, input=context, output=output,
+                  config=_config({**self._trajectory.sampling, **turn.sampling}), **self._asked)  # fmt: skip
         for record in turn.tool_calls:
             problem = {"type": "parsing" if record.arguments is None else "unknown", "message": record.text}
             facts = {**plain(record.metrics), "status": record.status, "reward": record.reward}
@@ -171,6 +170,18 @@ def _tool(function: dict[str, Any]) -> dict[str, Any]:
     """Inspect takes of a schema its properties and the required ones."""
     parameters = {name: value for name, value in function.get("parameters", {}).items() if name in _KNOWN}
     return {"name": function["name"], "description": function.get("description", ""), "parameters": parameters}
+
+
+def _config(sampling: Mapping[str, Any]) -> dict[str, Any]:
+    """Return sampling parameters under Inspect's names. Inspect has none for `min_p`, and -1 is no `top_k` of its."""
+    values = {name: sampling.get(name) for name in ("temperature", "top_p", "seed")}
+    top_k = sampling.get("top_k", -1)
+    return {
+        **values,
+        **({"top_k": top_k} if top_k > 0 else {}),
+        "max_tokens": sampling.get("max_new_tokens"),
+        "logprobs": True,
+    }
 
 
 def _id(*parts: object) -> str:

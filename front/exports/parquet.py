@@ -76,6 +76,8 @@ def _row(trajectory: Trajectory, tally: Tally) -> dict[str, Any]:
     for message in row["messages"]:
         if isinstance(message["content"], list):  # with images: a column has one type
             message["content"] = json.dumps(message["content"])
+    for turn in row["turns"]:
+        turn["sampling"] = json.dumps(turn.get("sampling", {}), ensure_ascii=False)
     texts = {name: json.dumps(row[name], ensure_ascii=False) for name in _ANYTHING}
     derived = {"success": succeeded(trajectory), "policy_tokens": trajectory.policy_tokens}
     missing = {"peers": [], "images": [], "level": ""}

@@ -141,6 +141,9 @@ class TurnRow(_Row):
     closing_tokens: int = _about("tokens that the env put behind it to end a turn without its end-of-turn token")
     seed: int | None = _about("sampling seed of its first part; null if it had none")
     queue_seconds: float = _about("seconds that it waited for its place among the run's requests")
+    sampling: dict[str, Any] = Field(
+        {}, description="parameters by name that differ from the trajectory's `sampling`; left out if none does"
+    )
 
 
 class FailureRow(_Row):

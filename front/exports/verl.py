@@ -7,6 +7,7 @@ from pathlib import Path
 
 from toolgym.envs.tasks.writing import json_line
 from toolgym.exports.writing import Options, Tally
+from toolgym.rollout.trajectory.distribution import distributions_of, versions_of
 from toolgym.rollout.trajectory.summary import succeeded
 from toolgym.rollout.trajectory.trajectory import Trajectory, plain
 
@@ -22,6 +23,8 @@ def write(trajectories: Iterable[Trajectory], folder: Path, options: Options, ta
         ours = {"success": succeeded(trajectory), "stop_reason": trajectory.stop_reason.value,
                 "failure": error.message if error else "", "num_turns": len(trajectory.turns),
                 "num_tool_calls": len(trajectory.tool_calls), "parent_id": trajectory.parent or ""}  # fmt: skip
+        ours |= {"distribution": "; ".join(map(str, distributions_of(trajectory))),
+                 "weight_versions": ",".join(versions_of(trajectory.sequences))}  # fmt: skip
         facts = {name: getattr(trajectory, name) for name in _FACTS}
         with (folder / f"{step}.jsonl").open("ab") as file:
             file.write(json_line({**verls, "request_id": trajectory.id, **ours, **facts}))

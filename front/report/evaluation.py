@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -28,6 +29,8 @@ from toolgym.viewer.run_index import RunIndex
 Env: TypeAlias = "str | Callable[[], BaseEnv] | EnvFactory"
 Tasks: TypeAlias = "Sequence[Task] | TaskSource"
 
+_log = logging.getLogger("toolgym.report")
+
 MOST_TASKS = 100
 """Tasks that are drawn of a source if no number is given."""
 
@@ -52,10 +55,16 @@ class Evaluation:
     several.
 
     `report.whole` and each part have `figures` (docs/report.md), `estimates` with intervals over tasks (`reward`,
-    `success`, `pass@K`, `pass^K`) and `stops`, the counts of each end."""
+    `success`, `pass@K`, `pass^K`) and `stops`, the counts of each end. `weight_versions` has one version unless the
+    weights changed during the evaluation; `report.notes` says so too."""
 
     report: Report
     parts: Mapping[By, tuple[RunPart, ...]]
+
+    @property
+    def weight_versions(self) -> Mapping[str, int]:
+        """The versions of the policy's weights, each with the number of episodes in which it sampled a token."""
+        return self.report.weight_versions
 
     @classmethod
     def of(cls, index: RunIndex, ks: Sequence[int] | None = None) -> Evaluation:
@@ -104,13 +113,14 @@ async def evaluate(
         config: as the training run has it; `validate` is set. Without a seed it has 0, so that two evaluations play the
             same tasks. None: one episode of each task.
         out: a new folder for the trajectories, a file for each env; None keeps none.
-        resume: go on with the evaluation that `out` holds, given the same arguments, as `rollout` does.
+        resume: continue the evaluation that `out` holds, given the same arguments, as `rollout` does. The engine must
+            have the weights that the evaluation began with.
         progress: show on standard error, or in the notebook, how far it is.
         observers: hear of each episode while it is played.
 
     Raises:
         ConfigError: a k is above `group_size`, an argument is wrong as for `rollout`, two envs have the same name, or
-            `out` holds something else.
+            `out` holds something else, such as episodes of other weights.
         RunFailedError: every episode of an env failed at its first turn, and all in the same way. `out` then holds none
             of them, so that `resume` plays them again.
     """
@@ -136,7 +146,13 @@ async def evaluate(
                 Path(out, each.file).unlink(missing_ok=True)
                 raise
             journal.unlink(missing_ok=True)
-        return Evaluation.of(RunIndex(out).read_all(), ks)
+        evaluation = Evaluation.of(RunIndex(out).read_all(), ks)
+    if len(evaluation.weight_versions) > 1:
+        _log.warning(
+            "the weights changed during the evaluation, so its figures are not of one policy: episodes by version %s",
+            dict(evaluation.weight_versions),
+        )
+    return evaluation
 
 
 def as_validation(config: RunConfig) -> RunConfig:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from operator import attrgetter
 from sys import intern
@@ -21,6 +21,7 @@ from toolgym.envs.types import StopReason, ToolCallRecord
 from toolgym.report.estimators import Estimate, estimate_mean, means_by_task, paired_difference, pass_at_k, pass_hat_k
 from toolgym.rollout.runner.metrics.counts import MOST_NAMES, OTHER, ToolCounts
 from toolgym.rollout.runner.metrics.figures import PERCENTILES, tool_figures
+from toolgym.rollout.trajectory.distribution import Distribution
 from toolgym.tools.schema import CallProblem
 from toolgym.viewer.run_index import Row, RunIndex, decoded
 
@@ -69,7 +70,9 @@ class Report:
 
     `parts` differ in `by`, which is None if there are no two. `tools` has figures of calls that were run, as
     docs/metrics.md names them; `bad_calls` are malformed ones, by status. `histograms` are edges and counts.
-    `task_means` has the mean of each task, for `compare`."""
+    `task_means` has the mean of each task, for `compare`. `weight_versions` has the number of episodes in which each
+    version of the policy's weights sampled a token, and `distributions` the number of episodes that were sampled at
+    each `temperature 0.6, top_p 0.9` or the like."""
 
     name: str
     path: str
@@ -81,6 +84,8 @@ class Report:
     histograms: dict[str, tuple[list[float], list[int]]]
     notes: tuple[str, ...]
     task_means: Mapping[str, Mapping[Hashable, float]] = field(repr=False)
+    weight_versions: Mapping[str, int] = field(default_factory=dict)
+    distributions: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -133,6 +138,8 @@ class Report:
             {name: _histogram(column) for name, column in numbers.items() if len(column)},
             reading.notes,
             means,
+            dict(reading.versions),
+            dict(reading.distributions),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -169,6 +176,19 @@ class _Turn(msgspec.Struct):
     queue_seconds: float = 0.0
     truncated: bool = False
     tool_calls: list[_Call] = []
+    sampling: dict[str, Any] = {}
+
+
+class _VersionRun(msgspec.Struct):
+    version: str = ""
+
+
+class _Segment(msgspec.Struct):
+    version_runs: list[_VersionRun] = []
+
+
+class _Sequence(msgspec.Struct):
+    segments: list[_Segment] = []
 
 
 class _Line(msgspec.Struct):  # what its row lacks
@@ -178,6 +198,8 @@ class _Line(msgspec.Struct):  # what its row lacks
     level: Any = ""
     task_id: str = ""
     turns: list[_Turn] = []
+    sequences: list[_Sequence] = []
+    sampling: dict[str, Any] = {}
 
 
 class _Reading:
@@ -186,6 +208,9 @@ class _Reading:
 
     def __init__(self, index: RunIndex, rows: Iterable[Row]) -> None:
         self.tools: dict[str, ToolCounts] = defaultdict(ToolCounts)
+        self.versions: Counter[str] = Counter()
+        self.distributions: Counter[str] = Counter()
+        self._changed = 0
         self.bad_calls: Counter[str] = Counter()
         self.task_names: list[Hashable] = []
         self._numbers: dict[Hashable, int] = {}
@@ -217,7 +242,30 @@ class _Reading:
             ),
             "episodes are verl's, without tokens, turns, times and stop reasons": (~self.columns["recorded"]).sum(),
         }
-        self.notes = tuple(f"{count:,} of {len(rows):,} {what}" for what, count in counts.items() if count)
+        self.notes = (
+            *(f"{count:,} of {len(rows):,} {what}" for what, count in counts.items() if count),
+            *self._notes_on_policies(),
+        )
+
+    def _notes_on_policies(self) -> Iterator[str]:
+        """Yield a note if the figures are not of one policy, or of one way to sample it."""
+        if len(self.versions) > 1:
+            during = f"; the weights changed during {self._changed:,} of the episodes" if self._changed else ""
+            yield (
+                f"the episodes are of {len(self.versions):,} versions of the weights ({_listed(self.versions)}), so "
+                f"their figures are not those of one policy{during}"
+            )
+        if len(self.distributions) > 1:
+            yield f"the episodes were sampled in {len(self.distributions):,} ways ({_listed(self.distributions)})"
+
+    def _count_policy(self, line: _Line) -> None:
+        runs = (run for sequence in line.sequences for segment in sequence.segments for run in segment.version_runs)
+        versions = {intern(run.version) for run in runs}
+        self.versions.update(versions)
+        self._changed += len(versions) > 1
+        if versions and line.sampling:
+            ways = [turn.sampling for turn in line.turns if turn.generated_tokens] or [{}]
+            self.distributions.update({str(Distribution.of({**line.sampling, **own})) for own in ways})
 
     def _episode(self, row: Row, line: _Line) -> tuple[Any, ...]:
         context, steps, cut, queue = 0, 0, 0, 0.0
@@ -229,6 +277,7 @@ class _Reading:
             if number >= (row.branch_turn or 0):  # a branch's earlier turns are its parent's
                 for call in turn.tool_calls:
                     self._count(call)
+        self._count_policy(line)
         recorded, source = line.format_version > 0, intern(line.source or str(line.data_source) or row.env)
         # Without an id, tasks of several steps may have the same number. verl's rows have only their prompt.
         name = row.task if line.task_id else f"{row.step}#{row.task}" if recorded else row.group.partition("-")[2]
@@ -248,6 +297,14 @@ class _Reading:
         else:
             name = call.name if call.name in self.tools or len(self.tools) < MOST_NAMES else OTHER
             self.tools[name].add(cast(ToolCallRecord, call))
+
+
+def _listed(counts: Counter[str], most: int = 6) -> str:
+    """Return names with their numbers of episodes, in natural order, without the middle if there are many."""
+    texts = [f"{name}: {counts[name]:,}" for name in sorted(counts, key=_natural)]
+    if len(texts) > most:
+        texts = [*texts[: most // 2], "...", *texts[-most // 2 :]]
+    return ", ".join(texts)
 
 
 def _outcomes(columns: Columns) -> dict[tuple[int, int, str], tuple[int, int]]:

@@ -88,6 +88,9 @@ def notes_of(reports: Sequence[Report]) -> Iterator[str]:
             yield f"{run}{MOST_PARTS} of {len(report.parts):,} parts are listed; --json has all"
         yield from _reasons(run, report.whole.estimates)
     for other in reports[1:]:
+        ways = [", ".join(sorted(report.distributions)) for report in (reports[0], other)]
+        if all(ways) and ways[0] != ways[1]:
+            yield f"{other.name} was sampled at {ways[1]}, and {reports[0].name} at {ways[0]}"
         yield from _reasons(f"{other.name} - {reports[0].name}: ", compare(reports[0], other))
 
 

@@ -25,6 +25,7 @@ from toolgym.rollout.runner.run_settings import ENV_SEEDS
 from toolgym.rollout.runner.scheduling.scheduler import RunCounts, Scheduler, finish
 from toolgym.rollout.runner.scheduling.tasks import Tasks
 from toolgym.rollout.tokens.renderer import ChatRenderer
+from toolgym.rollout.trajectory.distribution import versions_of
 from toolgym.rollout.trajectory.file import TrajectoryWriter, read_trajectories
 from toolgym.rollout.trajectory.trajectory import Trajectory, plain
 from toolgym.tools.errors import ConfigError, TemplateError, shorten
@@ -118,6 +119,7 @@ class EarlierRun:
                 "an earlier version of toolgym began this run, and gave each member of a group another seed for its "
                 "env. Members that are played now may begin in another state, if the state depends on that seed"
             )
+        _check_versions(played, runner)
         for factory in runner.env.each:
             env = factory()
             try:
@@ -134,6 +136,31 @@ class EarlierRun:
         first = min(played, key=lambda each: each.started_at)  # what a template says of the day is this one's
         if len(first.sequences) == 1:
             _require_same(_key(first), _of_tokens(first, runner))
+
+
+def _check_versions(played: Sequence[Trajectory], runner: Runner) -> None:
+    """Raise ConfigError if a validation was begun with other weights; of a training run, which may update its weights
+    while it plays, log a warning."""
+    for role in dict.fromkeys(trajectory.role for trajectory in played):
+        plan = runner.env.roles.get(role)
+        engine = runner.engine if plan is None or plan.engine is None else plan.engine
+        now = engine.weight_version
+        counts = Counter(
+            version
+            for trajectory in played
+            if trajectory.role == role
+            for version in versions_of(trajectory.sequences)
+            if version != now
+        )
+        if not counts:
+            continue
+        there = ", ".join(f"{count} episodes of version {version!r}" for version, count in counts.items())
+        if runner.config.validate:
+            raise ConfigError(
+                f"what is on disk was played with other weights: {there}, and the engine now has version {now!r}. "
+                "Resume with the weights that the validation began with, or write elsewhere"
+            )
+        _log.warning("the run that is resumed has %s, and the engine now has version %r", there, now)
 
 
 def whole_jobs(trajectories: Iterable[Trajectory]) -> dict[EpisodeKey, tuple[Trajectory, ...]]:

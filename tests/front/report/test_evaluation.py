@@ -262,3 +262,58 @@ async def test_the_mean_reward_is_what_reasoning_gyms_own_scorer_gives(tmp_path)
     right = [sum(score == 1 for score in of_task) for of_task in scores.values()]
     assert estimates["pass@2"].value == pytest.approx(fmean(published_pass_at_k(3, count, 2) for count in right))
     assert math.isclose(estimates["pass^1"].value, fmean(score == 1 for score in each))
+
+
+class Versioned(Policy):
+    """A policy whose weights change after some answers."""
+
+    def __init__(self, version="100", change_after=None):
+        super().__init__(lambda text, params: "yes")
+        self._weight_version, self._left = version, change_after
+
+    async def answer(self, request):
+        reply = await super().answer(request)
+        if self._left is not None:
+            self._left -= 1
+            if not self._left:
+                self._weight_version = "200"
+        return reply
+
+
+async def test_an_evaluation_says_which_weights_it_measured():
+    async with Versioned() as engine:
+        result = await evaluate(env_of(tasks(3)), engine)
+    assert result.weight_versions == {"100": 3}
+    assert not result.report.notes
+
+
+async def test_an_evaluation_says_that_the_weights_changed(caplog):
+    async with Versioned(change_after=2) as engine:
+        result = await evaluate(env_of(tasks(4)), engine, config=RunConfig(max_concurrent=1))
+    assert sorted(result.weight_versions) == ["100", "200"]
+    assert "weights changed during the evaluation" in caplog.text
+    assert any("2 versions of the weights" in note for note in result.report.notes)
+    assert result.to_json()["weight_versions"] == result.weight_versions
+
+
+async def test_an_evaluation_is_not_resumed_with_other_weights(tmp_path):
+    async with Versioned("100") as engine:
+        await evaluate(env_of(tasks(3)), engine, out=tmp_path / "out")
+    [path] = (tmp_path / "out").glob("*.jsonl")
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:2]))
+    async with Versioned("200") as engine:
+        with pytest.raises(ConfigError, match="2 episodes of version '100', and the engine now has version '200'"):
+            await evaluate(env_of(tasks(3)), engine, out=tmp_path / "out", resume=True)
+    async with Versioned("100") as engine:
+        result = await evaluate(env_of(tasks(3)), engine, out=tmp_path / "out", resume=True)
+    assert result.weight_versions == {"100": 3}
+
+
+async def test_a_training_run_that_is_resumed_with_other_weights_is_told(tmp_path, caplog):
+    listed = tasks(3)
+    async with Versioned("100") as engine:
+        await rollout(env_of(listed), engine, listed[:1], config=RunConfig(seed=0), out=tmp_path / "run.jsonl")
+    async with Versioned("200") as engine:
+        config = RunConfig(seed=0)
+        await rollout(env_of(listed), engine, listed, config=config, out=tmp_path / "run.jsonl", resume=True)
+    assert "1 episodes of version '100', and the engine now has version '200'" in caplog.text

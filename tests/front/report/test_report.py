@@ -228,3 +228,50 @@ def test_a_tool_that_a_policy_names_anew_each_time_is_counted_as_other(tmp_path)
     assert (len(result.tools), result.tools["other"]["calls"]) == (101, 50)
     assert result.tools["tool7"] | {"calls": 1, "errors": 1} == result.tools["tool7"]
     assert result.tools["tool7"]["seconds/p99"] == pytest.approx(0.07, rel=0.02)
+
+
+def policies(*versions, **sampling):
+    """Lines of episodes, each sampled by some versions of the weights, one after another."""
+    for number, names in enumerate(versions):
+        segments = [{"version_runs": [{"version": name, "tokens": 1}]} for name in names]
+        yield line(
+            id=f"{number}-{versions}-{sampling}", task_id=str(number), sequences=[{"segments": segments}],
+            sampling={"temperature": 1.0, **sampling},
+        )  # fmt: skip
+
+
+def test_a_report_of_one_policy_has_no_note_on_it(tmp_path):
+    one = report(tmp_path / "one.jsonl", [*policies(["7"], ["7", "7"])])
+    assert one.weight_versions == {"7": 2}
+    assert one.distributions == {"temperature 1": 2}
+    assert not one.notes
+
+
+def test_a_report_over_versions_of_the_weights_says_so(tmp_path):
+    both = report(tmp_path / "both.jsonl", [*policies(["100"], ["100", "200"], ["200"])])
+    assert both.weight_versions == {"100": 2, "200": 2}
+    [note] = both.notes
+    assert "2 versions of the weights (100: 2, 200: 2)" in note
+    assert "changed during 1 of the episodes" in note
+    assert both.to_json()["weight_versions"] == {"100": 2, "200": 2}
+
+
+def test_a_report_of_many_versions_lists_the_ends(tmp_path):
+    [note] = report(tmp_path / "many.jsonl", [*policies(*([str(n)] for n in range(12)))]).notes
+    assert "12 versions of the weights (0: 1, 1: 1, 2: 1, ..., 9: 1, 10: 1, 11: 1)" in note
+
+
+def test_a_report_over_ways_to_sample_says_so(tmp_path):
+    lines = [*policies(["1"], temperature=0.6), *policies(["1"], ["1"], top_p=0.9)]
+    lines[0]["turns"] = [*lines[0]["turns"]]
+    lines[0]["turns"][0] = {**lines[0]["turns"][0], "sampling": {"temperature": 0.2}}
+    both = report(tmp_path / "both.jsonl", lines)
+    assert both.distributions == {"temperature 0.2": 1, "temperature 0.6": 1, "temperature 1, top_p 0.9": 2}
+    assert any("sampled in 3 ways" in note for note in both.notes)
+
+
+def test_runs_that_were_sampled_differently_are_compared_with_a_note(tmp_path):
+    cold = report(tmp_path / "cold.jsonl", [*policies(["1"], temperature=0.6)])
+    warm = report(tmp_path / "warm.jsonl", [*policies(["2"])])
+    assert "warm.jsonl was sampled at temperature 1, and cold.jsonl at temperature 0.6" in [*notes_of([cold, warm])]
+    assert not any("was sampled" in note for note in notes_of([cold, cold]))

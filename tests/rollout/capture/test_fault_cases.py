@@ -9,6 +9,7 @@ import pytest
 
 from tests.rollout.capture.played_agent import START, USER, back, foreign, result, system, user, written_call
 from toolgym.envs.types import StopReason
+from toolgym.rollout.batch.make import make_batch
 from toolgym.rollout.capture.agent_call import AgentMessage, CallRefusedError
 from toolgym.rollout.capture.rules import CaptureRules
 from toolgym.rollout.engines.base import FinishReason, SamplingParams
@@ -203,6 +204,21 @@ async def test_what_an_agent_may_set(play):
     agent.finish()
     metrics = agent.trajectory.metrics
     assert {name for name in metrics if name.startswith("calls_ignored")} == {"calls_ignored_top_p"}
+
+
+async def test_a_call_with_its_own_temperature_keeps_it(play):
+    agent = play(LS, "Done.", rules=CaptureRules(agents_sampling=("temperature",)))
+    first = await agent.ask(*START)
+    await agent.ask(*START, back(first), result(first, "a"), sampling={"temperature": 0.25})
+    agent.finish()
+    assert [turn.sampling for turn in agent.trajectory.turns] == [{}, {"temperature": 0.25}]
+    with pytest.raises(ConfigError, match="temperature 0.25"):
+        make_batch([agent.trajectory], pad_token_id=0)
+    batch = make_batch([agent.trajectory], pad_token_id=0, mixed_distributions=True)
+    temperatures = batch.temperatures[batch.response_mask.bool()]
+    last = agent.trajectory.turns[-1].generated_tokens
+    assert set(temperatures[:-last].tolist()) == {1.0}
+    assert set(temperatures[-last:].tolist()) == {0.25}
 
 
 async def test_an_engine_that_aborts(play):
