@@ -21,7 +21,7 @@ from toolgym.envs.types import StopReason, ToolCallRecord
 from toolgym.report.estimators import Estimate, estimate_mean, means_by_task, paired_difference, pass_at_k, pass_hat_k
 from toolgym.rollout.runner.metrics.counts import MOST_NAMES, OTHER, ToolCounts
 from toolgym.rollout.runner.metrics.figures import PERCENTILES, tool_figures
-from toolgym.rollout.trajectory.distribution import Distribution
+from toolgym.rollout.trajectory.distribution import SamplingDistribution
 from toolgym.tools.schema import CallProblem
 from toolgym.viewer.run_index import Row, RunIndex, decoded
 
@@ -265,7 +265,7 @@ class _Reading:
         self._changed += len(versions) > 1
         if versions and line.sampling:
             ways = [turn.sampling for turn in line.turns if turn.generated_tokens] or [{}]
-            self.distributions.update({str(Distribution.of({**line.sampling, **own})) for own in ways})
+            self.distributions.update({str(SamplingDistribution.of({**line.sampling, **changed})) for changed in ways})
 
     def _episode(self, row: Row, line: _Line) -> tuple[Any, ...]:
         context, steps, cut, queue = 0, 0, 0, 0.0

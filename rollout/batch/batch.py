@@ -23,7 +23,7 @@ from toolgym.rollout.batch.fields import FIELDS, payload_padding
 from toolgym.rollout.batch.micro_batches import COUNTS, Count, packed_parts, padded_parts, tree_parts
 from toolgym.rollout.batch.prefixes import prefix_keys, require_no_images
 from toolgym.rollout.batch.row import RowImages, joined_inputs
-from toolgym.rollout.trajectory.distribution import Distribution
+from toolgym.rollout.trajectory.distribution import SamplingDistribution
 from toolgym.rollout.trajectory.trajectory import Trajectory
 from toolgym.tools.errors import BatchError, ConfigError, require_whole_number
 from toolgym.tools.views.html import drawn_by
@@ -81,7 +81,7 @@ class Batch:
     reward_placement: RewardPlacement = "turns"
     images: tuple[RowImages, ...] = ()
     image_token_id: int | None = None
-    distributions: tuple[tuple[Distribution, ...], ...] = ()
+    distributions: tuple[tuple[SamplingDistribution, ...], ...] = ()
 
     def __len__(self) -> int:
         return len(self.ids)

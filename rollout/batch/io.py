@@ -16,7 +16,7 @@ from toolgym.rollout.batch.batch import Batch, Dropped
 from toolgym.rollout.batch.check import check_batch
 from toolgym.rollout.batch.fields import FIELDS
 from toolgym.rollout.batch.row import RowImages
-from toolgym.rollout.trajectory.distribution import Distribution
+from toolgym.rollout.trajectory.distribution import SamplingDistribution
 from toolgym.tools.errors import ConfigError, missing_file, shorten
 
 FORMAT_VERSION = 4
@@ -117,5 +117,5 @@ def batch_of(metadata: dict[str, Any], tensors: dict[str, Tensor]) -> Batch:
         reward_placement=metadata["reward_placement"],
         images=tuple(RowImages(inputs.setdefault(row, {}), tokens) for row, tokens in metadata.get("images", ())),
         image_token_id=metadata.get("image_token_id"),
-        distributions=tuple(tuple(Distribution(**each) for each in row) for row in metadata["distributions"]),
+        distributions=tuple(tuple(SamplingDistribution(**each) for each in row) for row in metadata["distributions"]),
     )

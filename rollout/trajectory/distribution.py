@@ -1,4 +1,4 @@
-"""`Distribution`: what the tokens of a trajectory were sampled from, as far as a loss has to know it."""
+"""`SamplingDistribution`: what the tokens of a trajectory were sampled from, as far as a loss has to know it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from toolgym.tools.errors import BatchError
 
 
 @dataclass(frozen=True)
-class Distribution:
-    """Distribution that tokens were sampled from.
+class SamplingDistribution:
+    """SamplingDistribution that tokens were sampled from.
 
     Log-probabilities of the sampler are those of the whole vocabulary, scaled by `scale`. Top-p, top-k and min-p only
     decide which tokens may be drawn: they do not change a log-probability. A grammar does: its log-probabilities are
@@ -38,7 +38,7 @@ class Distribution:
     grammar: str | None = None
 
     @classmethod
-    def of(cls, sampling: Mapping[str, Any]) -> Distribution:
+    def of(cls, sampling: Mapping[str, Any]) -> SamplingDistribution:
         """Read sampling parameters by name, as `Trajectory.sampling` has them. Missing names have their default."""
         grammar = sampling.get("grammar")
         return cls(
@@ -77,14 +77,14 @@ class SequenceSampling:
 
     Attributes:
         distributions: the different distributions of its tokens, in the order of its turns; at least one.
-        scales: `Distribution.scale` of each token that the policy sampled: float32 `[policy tokens]`.
+        scales: `SamplingDistribution.scale` of each token that the policy sampled: float32 `[policy tokens]`.
     """
 
-    distributions: tuple[Distribution, ...]
+    distributions: tuple[SamplingDistribution, ...]
     scales: NDArray[np.float32]
 
 
-UNSCALED = SequenceSampling((Distribution(),), np.zeros(0, np.float32))
+UNSCALED = SequenceSampling((SamplingDistribution(),), np.zeros(0, np.float32))
 """Sampling of rows whose temperatures are not asked for."""
 
 
@@ -94,14 +94,14 @@ def sampling_of(trajectory: Trajectory) -> list[SequenceSampling]:
     Raises BatchError if the turns differ in their sampling, and have other tokens than the sequences.
     """
     counts = [sequence.policy_tokens for sequence in trajectory.sequences]
-    whole = Distribution.of(trajectory.sampling)
+    whole = SamplingDistribution.of(trajectory.sampling)
     if not any(turn.sampling for turn in trajectory.turns):
         return [SequenceSampling((whole,), np.full(count, whole.scale, np.float32)) for count in counts]
-    parts: list[dict[Distribution, None]] = [{} for _ in counts]
+    parts: list[dict[SamplingDistribution, None]] = [{} for _ in counts]
     scales: list[list[NDArray[np.float32]]] = [[np.zeros(0, np.float32)] for _ in counts]
     for turn in trajectory.turns:
         if turn.generated_tokens:
-            distribution = Distribution.of({**trajectory.sampling, **turn.sampling}) if turn.sampling else whole
+            distribution = SamplingDistribution.of({**trajectory.sampling, **turn.sampling}) if turn.sampling else whole
             parts[turn.sequence][distribution] = None
             scales[turn.sequence].append(np.full(turn.generated_tokens, distribution.scale, np.float32))
     joined = [np.concatenate(each) for each in scales]
@@ -113,11 +113,11 @@ def sampling_of(trajectory: Trajectory) -> list[SequenceSampling]:
     return [SequenceSampling(tuple(each) or (whole,), scale) for each, scale in zip(parts, joined, strict=True)]
 
 
-def distributions_of(trajectory: Trajectory) -> tuple[Distribution, ...]:
+def distributions_of(trajectory: Trajectory) -> tuple[SamplingDistribution, ...]:
     """Return the different distributions of a trajectory's turns, in their order; at least one."""
     sampled = [turn.sampling for turn in trajectory.turns if turn.generated_tokens] or [{}]
-    each = ({**trajectory.sampling, **own} for own in sampled)
-    return tuple(dict.fromkeys(map(Distribution.of, each)))
+    each = ({**trajectory.sampling, **changed} for changed in sampled)
+    return tuple(dict.fromkeys(map(SamplingDistribution.of, each)))
 
 
 def versions_of(sequences: Iterable[TokenSequence]) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from toolgym.rollout.batch.io import load_batch, save_batch
 from toolgym.rollout.batch.make import make_batch
 from toolgym.rollout.batch.packing import pack
 from toolgym.rollout.batch.tree import pack_tree
-from toolgym.rollout.trajectory.distribution import Distribution, sampling_of
+from toolgym.rollout.trajectory.distribution import SamplingDistribution, sampling_of
 from toolgym.rollout.trajectory.token_sequence import Segment, TokenSequence
 from toolgym.rollout.trajectory.trajectory import Trajectory, Turn
 from toolgym.tools.errors import BatchError, ConfigError
@@ -138,7 +138,7 @@ def test_make_batch_refuses_to_mix_distributions(first, second, shown):
         make_batch(pair, pad_token_id=0)
     assert shown in str(error.value)
     batch = make_batch(pair, pad_token_id=0, mixed_distributions=True)
-    assert batch.distributions == ((Distribution.of(first),), (Distribution.of(second),))
+    assert batch.distributions == ((SamplingDistribution.of(first),), (SamplingDistribution.of(second),))
 
 
 def test_other_sampling_parameters_do_not_divide_a_batch():
@@ -148,7 +148,7 @@ def test_other_sampling_parameters_do_not_divide_a_batch():
         )
         for n in range(2)
     ]
-    assert make_batch(pair, pad_token_id=0).distributions == ((Distribution(),),) * 2
+    assert make_batch(pair, pad_token_id=0).distributions == ((SamplingDistribution(),),) * 2
 
 
 def test_distributions_go_through_files_and_parts(tmp_path):
@@ -183,7 +183,7 @@ def test_a_turn_with_its_own_sampling_is_read_back():
     trajectory = sampled([1.4, 0.6], "a")
     again = Trajectory.from_json(json.loads(json.dumps(trajectory.to_json())))
     assert [turn.sampling for turn in again.turns] == [{}, {"temperature": 0.6}]
-    assert sampling_of(again)[0].distributions == (Distribution(1.4), Distribution(0.6))
+    assert sampling_of(again)[0].distributions == (SamplingDistribution(1.4), SamplingDistribution(0.6))
     assert "sampling" not in trajectory.to_json()["turns"][0]
 
 
@@ -207,5 +207,5 @@ def test_turns_of_other_tokens_have_no_known_temperature():
     ],
 )
 def test_a_distribution_says_whether_tokens_were_left_out(sampling, truncated, scale):
-    distribution = Distribution.of(sampling)
+    distribution = SamplingDistribution.of(sampling)
     assert (distribution.truncated, distribution.scale) == (truncated, scale)
