@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import platform
 import shutil
 import sys
 from typing import Any
 
+from rich.markup import escape
 from rich.table import Table
 
 from toolgym.tools.errors import SandboxError
 from toolgym.version import __version__
+
+SLOW = frozenset({"go", "go_test", "kotlin_script", "scala"})
+"""Languages that are not tried, because their compilers take more than 5 seconds for any program."""
 
 
 async def examine() -> dict[str, Any]:
@@ -21,6 +26,9 @@ async def examine() -> dict[str, Any]:
 
     isolation: dict[str, Any] | None = None
     trouble = ""
+    lacking = {name: absent for name, language in LANGUAGES.items() if (absent := language.lacks())}
+    installed = set(LANGUAGES) - set(lacking)
+    usable, broken = installed, dict[str, str]()
     try:
         async with LocalSandbox(preload=(), templates=1) as sandbox:
             await sandbox.start()
@@ -37,11 +45,12 @@ async def examine() -> dict[str, Any]:
             ran = await sandbox.run("print(6 * 7)", timeout=10)
             if ran.stdout != "42\n":
                 isolation, trouble = None, f"a test program ended with {ran.status}: {ran.message or ran.stderr}"
+            usable = {name for name in installed if LANGUAGES[name].possible(host.level)}
+            tried = sorted(usable - SLOW)
+            faults = await asyncio.gather(*(sandbox.toolchains.fault(name) for name in tried))
+            broken = {name: fault for name, fault in zip(tried, faults, strict=True) if fault}
     except SandboxError as error:
         trouble = str(error)
-    lacking = {name: absent for name, language in LANGUAGES.items() if (absent := language.absent)}
-    installed = set(LANGUAGES) - set(lacking)
-    usable = {name for name in installed if isolation is None or LANGUAGES[name].possible(isolation["level"])}
     return {
         "toolgym": __version__,
         "python": platform.python_version(),
@@ -49,7 +58,8 @@ async def examine() -> dict[str, Any]:
         "machine": probe(),
         "isolation": isolation,
         "trouble": trouble,
-        "languages": ["python", *sorted(usable)],
+        "languages": ["python", *sorted(usable - set(broken))],
+        "languages_not_working": broken,
         "languages_not_at_this_level": sorted(installed - usable),
         "languages_not_installed": {name: ", ".join(absent) for name, absent in sorted(lacking.items())},
         "gpu": os.path.exists("/dev/nvidiactl") or shutil.which("nvidia-smi") is not None,
@@ -75,6 +85,8 @@ def table_of(findings: dict[str, Any]) -> Table:
         table.add_row("isolation", f"[red]none: {findings['trouble']}[/red]")
     table.add_row("levels offered", ", ".join(findings["machine"]["levels"]) or "none")
     table.add_row("languages", ", ".join(findings["languages"]))
+    for name, fault in findings["languages_not_working"].items():
+        table.add_row("", f"[yellow]{name} does not work here: {escape(fault)}[/yellow]")
     table.add_row("not at this level", ", ".join(findings["languages_not_at_this_level"]) or "none")
     table.add_row("GPU", "NVIDIA's driver is there" if findings["gpu"] else "none")
     return table

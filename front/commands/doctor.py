@@ -6,6 +6,7 @@ import asyncio
 import importlib.metadata
 import importlib.util
 import json
+import re
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -64,6 +65,13 @@ def _isolation(machine: dict[str, Any], isolation: dict[str, Any] | None) -> Ite
         yield Remedy("control groups", "memory limits by the kernel", scope)
 
 
+def _installation(need: str) -> str:
+    """Return the command that installs what a language lacks, as `Language.lacks` names it."""
+    if module := re.fullmatch(r"the module (\S+) of (.+)", need):
+        return f"{module[2]} -m pip install {module[1]}"
+    return TABLES["programs"].get(need, f"apt-get install {need}")
+
+
 def _software(findings: dict[str, Any]) -> Iterator[Remedy]:
     as_root = "" if findings["machine"]["root"] else "as root: "
     for name, there in findings["extras"].items():
@@ -77,6 +85,6 @@ def _software(findings: dict[str, Any]) -> Iterator[Remedy]:
         yield Remedy("colours in the terminal", "view", "export TERM=xterm-256color")
     for name, absent in findings["languages_not_installed"].items():
         hidden = "install it below /usr, where a sandbox sees it" if "(which is" in absent else ""
-        packages = [TABLES["programs"].get(need, f"apt-get install {need}") for need in absent.split(", ")]
+        packages = [_installation(need) for need in absent.split(", ")]
         steps = hidden or "; ".join(dict.fromkeys(packages))
         yield Remedy(absent, f"programs in {name}", steps if steps.startswith("see ") else as_root + steps)

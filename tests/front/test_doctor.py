@@ -70,6 +70,7 @@ BARE = {
         "typescript": "tsx",
         "csharp": "mcs, mono",
         "lean": "lean (which is /root/lean, where a)",
+        "pytest": "the module pytest of /usr/bin/python3",
     },
 }
 
@@ -83,6 +84,8 @@ def test_each_thing_that_is_missing_has_a_step():
     assert remedies["UTF-8 in the terminal"] == "export LANG=C.UTF-8"
     assert remedies["tsx"] == "as root: npm install -g tsx"
     assert remedies["mcs, mono"] == "as root: apt-get install mono-mcs; apt-get install mono-runtime"
+    module = remedies["the module pytest of /usr/bin/python3"]
+    assert module == "as root: /usr/bin/python3 -m pip install pytest"
     assert "below /usr" in next(remedy for missing, remedy in remedies.items() if missing.startswith("lean"))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from typing import Annotated, Literal
 
 import pydantic
@@ -16,6 +17,7 @@ from toolgym.tools.sandbox.local.host.languages import LANGUAGES
 from toolgym.tools.sandbox.local.host.packages import check
 from toolgym.tools.sandbox.local.host.resources import available_processors
 from toolgym.tools.sandbox.local.host.sandbox import PRELOAD, LocalSandbox
+from toolgym.tools.sandbox.local.host.template_pool import absolute
 from toolgym.tools.sandbox.options import Network
 from toolgym.tools.serving.config import ServerSpec, ServingConfig, StrictSettings, flag
 
@@ -130,6 +132,7 @@ class ServerConfig(ServingConfig):
 
     def offered_languages(self, level: Level) -> frozenset[str]:
         """Return the languages of this server that are installed, and possible at that isolation level."""
-        able = {name for name, language in LANGUAGES.items() if language.available and language.possible(level)}
+        python = absolute(self.python) if self.python else sys.executable
+        able = {name for name, language in LANGUAGES.items() if language.possible(level) and not language.lacks(python)}
         able.add("python")
         return frozenset(able if self.languages is None else able & set(self.languages))

@@ -6,6 +6,7 @@ import glob
 import os
 import re
 import shutil
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -13,6 +14,7 @@ from types import MappingProxyType
 from toolgym.tools.errors import ConfigError, UnknownNameError, nearest
 from toolgym.tools.sandbox.local.host import packages
 from toolgym.tools.sandbox.local.host.isolation import Level
+from toolgym.tools.sandbox.local.host.toolchains import importable
 from toolgym.tools.sandbox.local.kernel.jail import SYSTEM_PATHS
 from toolgym.tools.sandbox.local.protocol.messages import Program
 from toolgym.tools.sandbox.names import OptionError, unused_stem
@@ -41,6 +43,7 @@ class Language:
         begins: text that is put in front of a program without it, and behind its first lines that match `head`.
         named_by_class: whether the file has the name of the program's public class, if it has one.
         makes: names of files that the commands put beside it.
+        modules: modules that the sandbox's interpreter must have.
     """
 
     name: str
@@ -55,16 +58,19 @@ class Language:
     head: str = ""
     named_by_class: bool = False
     makes: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
 
-    @property
-    def absent(self) -> tuple[str, ...]:
-        """Phrases for the programs that it lacks."""
-        return tuple(phrase for need in self.needs if (phrase := _lacks(need)))
+    def lacks(self, python: str = sys.executable) -> tuple[str, ...]:
+        """Return phrases for the programs and modules that it lacks; `python` is the sandbox's interpreter."""
+        programs = tuple(phrase for need in self.needs if (phrase := _lacks(need)))
+        present = importable(python, self.modules) if self.modules else frozenset()
+        modules = tuple(f"the module {name} of {python}" for name in self.modules if name not in present)
+        return programs + modules
 
     @property
     def available(self) -> bool:
-        """Whether a sandbox can see all that it needs."""
-        return not self.absent
+        """Whether a sandbox with this interpreter can see all that it needs."""
+        return not self.lacks()
 
     def possible(self, level: str) -> bool:
         least = "uid" if self.compile and not self.alone and self.level == "landlock" else self.level
@@ -240,8 +246,10 @@ def _first(*names: str) -> str:
 _D = _first("dmd", "ldmd2", "gdmd")
 
 
-def _compiled(name: str, source: str, *compile: str, makes: tuple[str, ...] = ("{main}",)) -> Language:
-    return Language(name, source, ("./{main}",), compile, compile[:1], makes=makes)
+def _compiled(
+    name: str, source: str, *compile: str, needs: tuple[str, ...] = (), makes: tuple[str, ...] = ("{main}",)
+) -> Language:
+    return Language(name, source, ("./{main}",), compile, (*compile[:1], *needs), makes=makes)
 
 
 _TABLE = (
@@ -268,7 +276,7 @@ _TABLE = (
         ("java", "javac"),
         ("java", *_JAVA_FLAGS, "-ea", *_CLASSES, "Main.java"),
     ),
-    _compiled("rust", "{main}.rs", "rustc", "-o", "{main}", "{main}.rs"),
+    _compiled("rust", "{main}.rs", "rustc", "-o", "{main}", "{main}.rs", needs=("cc",)),
     Language("perl", "{main}.pl", ("perl", "{main}.pl"), needs=("perl",)),
     Language("ruby", "{main}.rb", ("ruby", "{main}.rb"), needs=("ruby",)),
     Language("lua", "{main}.lua", ("lua", "{main}.lua"), needs=("lua",)),
@@ -291,15 +299,19 @@ _TABLE = (
         "Main.scala",
         ("scala", *_CLASSES, "{main_class}"),
         ("scalac", *_JAVAC_FLAGS, *_CLASSES, "Main.scala"),
-        needs=("scala", "scalac"),
+        needs=("scala", "scalac", "java"),
         level="uid",
         env=_JAVA_OPTS,
     ),
     Language("julia", "{main}.jl", ("julia", "{main}.jl"), needs=("julia",)),
-    Language("kotlin_script", "{main}.kts", ("kotlin", "{main}.kts"), needs=("kotlin",), level="uid", env=_JAVA_OPTS),
+    Language(
+        "kotlin_script", "{main}.kts", ("kotlin", "{main}.kts"), needs=("kotlin", "java"), level="uid", env=_JAVA_OPTS
+    ),
     _compiled("swift", "{main}.swift", "swiftc", "{main}.swift", "-o", "{main}"),
     Language("racket", "{main}.rkt", ("racket", "{main}.rkt"), needs=("racket",)),
-    _compiled("D_ut", "{main}.d", _D, "-unittest", "{main}.d", "-of={main}", makes=("{main}", "{main}.o")),
+    _compiled(
+        "D_ut", "{main}.d", _D, "-unittest", "{main}.d", "-of={main}", needs=("cc",), makes=("{main}", "{main}.o")
+    ),
     Language(
         "verilog",
         "{main}.sv",
@@ -309,7 +321,7 @@ _TABLE = (
         makes=("{main}.vvp",),
     ),
     Language("lean", "{main}.lean", ("lean", "{main}.lean"), needs=("lean",)),
-    Language("pytest", "test_{main}.py", ("python", "-m", "pytest", "-q", "test_{main}.py")),
+    Language("pytest", "test_{main}.py", ("python", "-m", "pytest", "-q", "test_{main}.py"), modules=("pytest",)),
     Language(
         "go_test",
         "{main}_test.go",
@@ -334,7 +346,7 @@ _TABLE = (
             "{node_project}[ -e package.json ] || echo {} >package.json; "
             "exec jest --runInBand --no-cache {main}.test.ts"
         ),
-        needs=("jest",),
+        needs=("jest", "node"),
         level="uid",
     ),
     Language("sql", "{main}.sql", ("sqlite3", ":memory:", ".read {main}.sql"), needs=("sqlite3",)),
@@ -343,8 +355,8 @@ LANGUAGES = {language.name: language for language in _TABLE}
 """Every language but Python, which the template runs itself."""
 
 
-def find(name: str) -> Language | None:
-    """Return the language of that name; None for Python.
+def find(name: str, python: str = sys.executable) -> Language | None:
+    """Return the language of that name, for a sandbox with an interpreter; None for Python.
 
     Raises UnknownNameError with the nearest name, or ConfigError if something that it needs is not installed.
     """
@@ -354,6 +366,7 @@ def find(name: str) -> Language | None:
     if language is None:
         known = ["python", *LANGUAGES]
         raise UnknownNameError(f"unknown language {name!r}{nearest(name, known) or '.'} Known: {', '.join(known)}.")
-    if absent := ", ".join(language.absent):
-        raise ConfigError(f"language {name!r} needs {absent}: not installed on this machine in {SEARCH_PATH}")
+    if absent := ", ".join(language.lacks(python)):
+        where = "" if language.modules else f" in {SEARCH_PATH}"
+        raise ConfigError(f"language {name!r} needs {absent}: not installed on this machine{where}")
     return language

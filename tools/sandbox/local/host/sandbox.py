@@ -37,6 +37,7 @@ from toolgym.tools.sandbox.local.host.template_pool import (
     world,
 )
 from toolgym.tools.sandbox.local.host.template_process import GRACE, TemplateLostError, runtime_paths
+from toolgym.tools.sandbox.local.host.toolchains import Toolchains
 from toolgym.tools.sandbox.local.images.archive import ImageInfo
 from toolgym.tools.sandbox.local.images.cache import Images
 from toolgym.tools.sandbox.local.kernel import jail
@@ -155,6 +156,7 @@ class LocalSandbox(Sandbox):
         most = None if max_running == "unlimited" else max_running
         self.cpu_slots = CpuSlots(most, computing, self._look, self._loop)
         self._sessions = OpenSessions(self.cpu_slots, self.level)
+        self.toolchains = Toolchains(self.execute)
 
     @property
     def isolation(self) -> Isolation:
@@ -198,7 +200,8 @@ class LocalSandbox(Sandbox):
         return self
 
     async def execute(self, request: RunRequest) -> ExecutionResult:
-        language = languages.find(request.language)
+        """Run a program. Raises SandboxUnavailableError if it failed because its language does not work here."""
+        language = languages.find(request.language, self._python)
         check_room(self.limits, request.files, code=request.code, stdin=request.stdin)
         names, refused = fetchable(request.fetch_files, absolute=True)
         memory = request.memory_mb if request.memory_mb is not None else self.limits.memory_mb
@@ -230,6 +233,7 @@ class LocalSandbox(Sandbox):
             patience += compile_timeout
             if language.name == "pytest":
                 message["argv"] = [self._python, "-m", "pytest", "-q", "-p", "no:cacheprovider", program["source"]]
+        answer: Mapping[str, Any] | None = None
         async with self.cpu_slots.permit() as slot:
             for tried in range(TRIES):
                 apart = tried >= TOGETHER
@@ -240,12 +244,16 @@ class LocalSandbox(Sandbox):
                         answer = await template.request(message, patience=patience, slot=slot)
                     except TemplateLostError:
                         continue
-                output_bytes = message["output_bytes"]
-                return _execution_result(
-                    answer, refused, replace(self.limits, memory_mb=memory, output_bytes=output_bytes)
-                )
-        why = f"it ended its template process {TRIES} times, {TRIES - TOGETHER} of them with no other program beside it"
-        return ExecutionResult(ExecutionStatus.KILLED, message=why)
+                break
+        if answer is None:
+            alone = TRIES - TOGETHER
+            why = f"it ended its template process {TRIES} times, {alone} of them with no other program beside it"
+            return ExecutionResult(ExecutionStatus.KILLED, message=why)
+        limits = replace(self.limits, memory_mb=memory, output_bytes=message["output_bytes"])
+        result = _execution_result(answer, refused, limits)
+        if language is not None:
+            await self.toolchains.blame(request, result)
+        return result
 
     async def open_session(self, request: SessionRequest, user: SessionUser | None = None) -> LocalSession:
         """Open a session. With `hint`, code that names no preloaded module gets a bare template, sooner."""

@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import functools
 import itertools
-import json
 import logging
 import os
 import re
 import shutil
 import stat
-import subprocess
 import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -26,6 +24,7 @@ from toolgym.tools.sandbox.local.host import languages, packages
 from toolgym.tools.sandbox.local.host.isolation import Isolation, Level, missing
 from toolgym.tools.sandbox.local.host.resources import reported_processors
 from toolgym.tools.sandbox.local.host.template_process import TemplateLostError, TemplateProcess, runtime_paths
+from toolgym.tools.sandbox.local.host.toolchains import importable
 from toolgym.tools.sandbox.local.kernel import cgroup, folders, jail, users
 from toolgym.tools.sandbox.options import Network
 
@@ -303,16 +302,8 @@ def _names_pattern(preload: Sequence[str]) -> re.Pattern[str]:
 def _installed(python: str, names: Sequence[str]) -> tuple[str, ...]:
     if not names:
         return ()
-    code = (
-        "import importlib.util, json, sys\n"
-        "print(json.dumps([n for n in sys.argv[1:] if importlib.util.find_spec(n.partition('.')[0])]))"
-    )
-    done = subprocess.run([python, "-I", "-c", code, *names], capture_output=True, text=True, timeout=60, check=False)
-    if done.returncode != 0:
-        raise SandboxUnavailableError(
-            f"the sandbox's interpreter {python!r} cannot be run: {done.stderr.strip()[-500:]}"
-        )
-    installed = tuple(json.loads(done.stdout))
+    modules = importable(python, names)
+    installed = tuple(name for name in names if name in modules)
     absent = [name for name in names if name not in installed]
     if absent:
         _log.info("not installed, so not preloaded in the sandbox: %s", ", ".join(absent))
