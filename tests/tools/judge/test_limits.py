@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -223,6 +224,12 @@ async def test_a_language_that_is_not_installed_is_no_verdict(monkeypatch):
     async with LocalSandbox(preload=(), warm=0) as sandbox:
         with pytest.raises(ConfigError, match="'cobol' needs no-such-cobol: not installed"):
             await Judge(sandbox, language="cobol").judge("", [StdioTest("", "")])
-        monkeypatch.setattr(languages.Language, "absent", ())  # as if only the machine of the sandbox lacked it
+        monkeypatch.setattr(
+            languages.Language, "lacks", lambda *_: ()
+        )  # as if only the machine of the sandbox lacked it
         with pytest.raises(ConfigError, match="needs no-such-cobol, which is not installed where the sandbox runs"):
+            await Judge(sandbox, language="cobol").judge("", [StdioTest("", "")])
+        language = replace(language, needs=(), modules=("no_such_module",))
+        monkeypatch.setitem(languages.LANGUAGES, "cobol", language)
+        with pytest.raises(ConfigError, match="needs no_such_module, which is not installed where the sandbox runs"):
             await Judge(sandbox, language="cobol").judge("", [StdioTest("", "")])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import shutil
 
 import pytest
@@ -251,6 +252,43 @@ async def test_exit_codes_signals_and_deadlines_of_commands(sandbox):
         if late.stdout:
             break
     assert (late.status, late.stdout) == (ExecutionStatus.TIMEOUT, "begun\n")
+
+
+DEEP = r"""
+#include <stdio.h>
+#include <stdlib.h>
+#include <pthread.h>
+volatile long sum;
+static void visit(long left) { volatile char frame[200]; frame[0] = 1; if (left) visit(left - 1); sum += frame[0]; }
+static void *work(void *x) { char *block = malloc(1 << 20); block[0] = 1; return block; }
+int main(int count, char **words) {
+    pthread_t threads[16];
+    for (int n = 0; n < 16; n++) if (pthread_create(threads + n, 0, work, 0)) return 3;
+    for (int n = 0; n < 16; n++) pthread_join(threads[n], 0);
+    long depth; if (scanf("%ld", &depth) != 1) return 4;
+    visit(depth); printf("%ld\n", sum);
+}
+"""
+
+
+@pytest.mark.parametrize("name", installed("c"))
+async def test_a_native_program_may_use_its_memory_as_stack(sandbox, name):
+    deep = await sandbox.run(DEEP, language=name, stdin="300000\n", timeout=60)
+    assert (deep.status, deep.stdout) == (ExecutionStatus.OK, "300001\n"), deep
+    endless = await sandbox.run(DEEP, language=name, stdin="100000000\n", timeout=60, memory_mb=256)
+    assert endless.status in (ExecutionStatus.KILLED, ExecutionStatus.MEMORY_LIMIT)
+
+
+async def test_limits_are_those_of_the_sandbox_and_not_of_the_shell(sandbox):
+    code = "import resource as r, os; print(r.getrlimit(r.RLIMIT_STACK)[0] >> 20, r.getrlimit(r.RLIMIT_CORE)[0])"
+    before = resource.getrlimit(resource.RLIMIT_STACK)
+    resource.setrlimit(resource.RLIMIT_STACK, (16 << 20, before[1]))
+    try:
+        async with LocalSandbox(preload=(), templates=1, warm=0) as another:
+            run = await another.run(f"{code}\nprint(oct(os.umask(0)), os.environ['LANG'])")
+    finally:
+        resource.setrlimit(resource.RLIMIT_STACK, before)
+    assert run.stdout == "8 1\n0o22 C.UTF-8\n"
 
 
 async def test_what_cannot_be_run_is_an_error(sandbox):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 from collections.abc import Mapping, Sequence
@@ -31,6 +32,9 @@ class CompiledProgram:
         for need in self._command["needs"]:
             if shutil.which(need, path=self._environment.get("PATH")) is None and not os.path.exists(need):
                 return "not_installed", need
+        for module in self._command["modules"]:
+            if importlib.util.find_spec(module) is None:
+                return "not_installed", module
         with open(self._command["source"], "wb") as file:
             file.write(self._program.encode("utf-8", "surrogatepass"))
         if not self._command["compile"]:

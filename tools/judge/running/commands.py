@@ -15,9 +15,6 @@ from toolgym.tools.sandbox.shared import SharedSandbox
 MAIN_MEMORY_MB = 1024
 """MiB that a program's own settings (the heap of Java, for example) assume if neither judge nor sandbox has a limit."""
 
-_NATIVE = frozenset({"c", "cpp", "rust", "D_ut"})
-"""Languages whose programs use the stack of the process, and no more address space than they need."""
-
 
 def command_of(sandbox: Sandbox, language: str, code: str, memory_mb: int | None) -> dict[str, Any] | None:
     """Return the command for a program of a language; None for Python.
@@ -27,20 +24,20 @@ def command_of(sandbox: Sandbox, language: str, code: str, memory_mb: int | None
     """
     if isinstance(sandbox, ProcessSandbox):
         sandbox.check_language(language)
+    local = _local(sandbox)
     try:
-        entry = languages.find(language)
+        entry = languages.find(language) if local is None else languages.find(language, local.python)
     except UnknownNameError:
         raise
     except ConfigError:
-        if _local(sandbox) is not None or isinstance(sandbox, ProcessSandbox):
+        if local is not None or isinstance(sandbox, ProcessSandbox):
             raise
         entry = languages.LANGUAGES[language]  # the machine of the sandbox may have it
     if entry is None:
         return None
-    local = _local(sandbox)
     memory = memory_mb or (MAIN_MEMORY_MB if local is None else local.limits.memory_mb)
     packages = None if local is None else local.packages
-    program = entry.request(code, memory, "namespaces", folder=packages)
+    program = entry.request(code, memory, "namespaces", folder=packages, limits_stack=True)
     return {
         "source": program["source"],
         "argv": program["argv"],
@@ -49,7 +46,8 @@ def command_of(sandbox: Sandbox, language: str, code: str, memory_mb: int | None
         "code": program["code"],
         "env": dict(program["env"]),
         "needs": list(entry.needs),
-        "native": language in _NATIVE,
+        "modules": list(entry.modules),
+        "native": entry.native,
     }
 
 

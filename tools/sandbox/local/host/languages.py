@@ -24,6 +24,9 @@ SEARCH_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/go/bin:/usr/lib/go/bin"
 COMPILER_MB = 512
 """MiB that a compiler may use at least: C++'s standard library takes more than many programs may use."""
 
+CODE_MB = 256
+"""MiB of address space beside the memory of a native program: its code and libraries."""
+
 
 @dataclass(frozen=True)
 class Language:
@@ -44,6 +47,7 @@ class Language:
         named_by_class: whether the file has the name of the program's public class, if it has one.
         makes: names of files that the commands put beside it.
         modules: modules that the sandbox's interpreter must have.
+        native: whether its programs use the stack of their process, and no more address space than they need.
     """
 
     name: str
@@ -59,6 +63,7 @@ class Language:
     named_by_class: bool = False
     makes: tuple[str, ...] = ()
     modules: tuple[str, ...] = ()
+    native: bool = False
 
     def lacks(self, python: str = sys.executable) -> tuple[str, ...]:
         """Return phrases for the programs and modules that it lacks; `python` is the sandbox's interpreter."""
@@ -84,11 +89,24 @@ class Language:
         processors: int = 1,
         files: Mapping[str, bytes] = MappingProxyType({}),
         folder: str | None = None,
+        limits_stack: bool = False,
     ) -> Program:
-        """Return the program's part of a request; `folder` holds packages.
+        """Return the program's part of a request.
 
-        A compiler gets `COMPILER_MB` even if the program may use less. Raises OptionError if one of the files has the
-        name that the language wants for the program itself.
+        A compiler gets `COMPILER_MB` even if the program may use less. The stack of a native program may grow as far as
+        its memory, as in contests, unless the caller `limits_stack` itself.
+
+        Args:
+            code: the program.
+            memory_mb: MiB that it may use.
+            level: the isolation level.
+            processors: how many it may use.
+            files: files beside it.
+            folder: the folder of packages.
+            limits_stack: whether the caller sees to the stack.
+
+        Raises:
+            OptionError: one of the files has the name that the language wants for the program itself.
         """
         source = self.source
         if self.named_by_class and (public := _PUBLIC_CLASS.search(code)):
@@ -112,8 +130,11 @@ class Language:
         run, compiler = (self.alone, ()) if level == "landlock" and self.alone else (self.run, self.compile)
         argv = [_fitted(word, names, memory_mb, processors) for word in run]
         compile_mb = max(memory_mb, COMPILER_MB) if compiler else memory_mb
-        if compile_mb > memory_mb:
-            argv = ["sh", "-c", f'ulimit -d {memory_mb << 10} && exec "$@"', "sh", *argv]
+        limits = [f"ulimit -d {memory_mb << 10} || exit"] if compile_mb > memory_mb else []
+        if self.native and not limits_stack:
+            limits.append(f"ulimit -s unlimited && ulimit -v {memory_mb + CODE_MB << 10} || :")
+        if limits:
+            argv = ["sh", "-c", f'{{ {"; ".join(limits)}; }} 2>/dev/null; exec "$@"', "sh", *argv]
         return {
             "code": code,
             "source": source.replace("{main}", stem),
@@ -249,7 +270,7 @@ _D = _first("dmd", "ldmd2", "gdmd")
 def _compiled(
     name: str, source: str, *compile: str, needs: tuple[str, ...] = (), makes: tuple[str, ...] = ("{main}",)
 ) -> Language:
-    return Language(name, source, ("./{main}",), compile, (*compile[:1], *needs), makes=makes)
+    return Language(name, source, ("./{main}",), compile, (*compile[:1], *needs), makes=makes, native=True)
 
 
 _TABLE = (

@@ -173,6 +173,11 @@ class LocalSandbox(Sandbox):
         return SandboxFacts(self._network, self.limits, *probe_python(self._python))
 
     @property
+    def python(self) -> str:
+        """Path of the interpreter that runs programs."""
+        return self._python
+
+    @property
     def packages(self) -> str | None:
         """The folder with packages for programs, if there is one."""
         return self._packages

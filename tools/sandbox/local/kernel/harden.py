@@ -25,6 +25,10 @@ NO_CORE = 1
 """Bytes of a core dump. The kernel runs a handler that cores are piped to for every limit but this one, 0 included; and
 no core that goes to a file is so small. See core(5), and `vfs_coredump` in the kernel's `fs/coredump.c`."""
 
+STACK = 8 << 20
+"""Bytes of stack of a program and of each of its threads, whatever the shell of the host allows. It is Linux's usual
+value: threads are given as much address space at once."""
+
 PENDING_SIGNALS = 1024
 """Signals that are queued, and timers. The kernel counts them for each user, and in each user namespace."""
 
@@ -39,6 +43,7 @@ _FREE = CONTROL_FD + 1
 """The lowest descriptor that is free, when all others are closed."""
 
 _MIB = 1 << 20
+_UNLIMITED = (1 << 64) - 1
 _EMPTY_PATH = 0x1000
 
 
@@ -125,13 +130,16 @@ class Hardening:
         batch.add("chdir", folder, about=folder)
         for kind, value in (
             (resource.RLIMIT_CORE, NO_CORE),
+            (resource.RLIMIT_STACK, STACK),
             (resource.RLIMIT_FSIZE, self.file_mb * _MIB),
             (resource.RLIMIT_MEMLOCK, 0),
             (resource.RLIMIT_SIGPENDING, PENDING_SIGNALS),
             (resource.RLIMIT_MSGQUEUE, 0),
         ):
             value = _allowed(kind, value)
-            batch.add("prlimit64", 0, kind, struct.pack("QQ", value, value), 0, about=f"{kind}")
+            # A program that needs more stack may raise its own limit: memory is limited in other ways.
+            most = resource.getrlimit(kind)[1] & _UNLIMITED if kind == resource.RLIMIT_STACK else value
+            batch.add("prlimit64", 0, kind, struct.pack("QQ", value, most), 0, about=f"{kind}")
         may_grow = MOST_FORKS if self.namespaces and self.filter is not None else 0
         processes = [_allowed(resource.RLIMIT_NPROC, self.processes + more) for more in (0, may_grow)]
         batch.add("prlimit64", 0, resource.RLIMIT_NPROC, struct.pack("QQ", *processes), 0, about="processes")
