@@ -8,7 +8,8 @@ import io
 import itertools
 import posixpath
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pydantic
@@ -28,6 +29,8 @@ CONTEXT = 4
 MAX_ENTRIES = 500
 UNDO = 100
 LOST = "[The session was lost before; files of earlier calls are gone]\n"
+_MARK = "\ufeff"  # a byte order mark, which is not part of the first line
+_ENDS = re.compile(r"\r?\n")
 COMMANDS = ("view", "create", "str_replace", "insert", "undo_edit")
 
 
@@ -49,7 +52,7 @@ class _Editor(SandboxToolSession):
         super().__init__(session)
         self._tool = tool
         self._working = asyncio.Lock()  # the calls of one turn come at the same time
-        self._before: list[tuple[str, bytes | None]] = []  # files as they were before each change, the last one at last
+        self._changes: list[_Change] = []  # oldest first
 
     async def execute(self, parameters: dict[str, Any], **execute_kwargs: Any) -> ToolResult:
         timeout = float(execute_kwargs.get("timeout", self._tool.options.timeout))
@@ -58,14 +61,14 @@ class _Editor(SandboxToolSession):
     async def fork(self) -> ToolSession:
         async with self._working:
             twin = _Editor(self._tool, await self._session.fork())
-            twin._before = [*self._before]
+            twin._changes = [*self._changes]
             return twin
 
     async def _execute(self, parameters: dict[str, Any]) -> ToolResult:
         async with self._working:
             session, lost = await self._session.get()
             if lost:
-                self._before.clear()
+                self._changes.clear()
             try:
                 text, status = await self._carry_out(session, parameters), "ok"
             except _MistakeError as error:
@@ -96,29 +99,90 @@ class _Editor(SandboxToolSession):
             return await self._undo(session, path, name)
         old = await session.read_file(path)
         text = _decoded(name, old)
-        windows = "\r\n" in text and "\n" not in text.replace("\r\n", "")
+        mark, text = (_MARK, text[1:]) if text.startswith(_MARK) else ("", text)
         edit = _replace if command == "str_replace" else _insert
-        new, first, last = edit(name, text.replace("\r\n", "\n") if windows else text, parameters)
-        await self._write(session, path, old, _encoded(new.replace("\n", "\r\n") if windows else new))
-        return f"Changed {name}:\n{_numbered(new, max(1, first - CONTEXT), last + CONTEXT)}"
+        new, first, last = edit(name, text, parameters)
+        await self._write(session, path, old, _encoded(mark + new))
+        return f"Changed {name}:\n{_numbered(_shown(new), max(1, first - CONTEXT), last + CONTEXT)}"
 
     async def _write(self, session: Session, path: str, before: bytes | None, data: bytes) -> None:
         await session.write_file(path, data)
-        self._before = [*self._before, (path, before)][-UNDO:]
+        last = self._last_change(path)
+        if last is not None and last.after == before:
+            before = last.after  # the same object, which is stored once
+        self._changes = [*self._changes, _Change(path, before, data)][-UNDO:]
+
+    def _last_change(self, path: str) -> _Change | None:
+        return next((change for change in reversed(self._changes) if change.path == path), None)
 
     async def _undo(self, session: Session, path: str, name: str) -> str:
-        place = next((at for at in reversed(range(len(self._before))) if self._before[at][0] == path), None)
-        if place is None:
+        change = self._last_change(path)
+        if change is None:
             raise _MistakeError(f"There is no change of {name} to undo")
-        before = self._before[place][1]
-        if before is None:
+        now = await session.read_file(path)
+        if change.before is None:
+            if now != change.after:
+                raise _MistakeError(f"Nothing was undone: {name} was created here, but others have changed it since")
             await session.remove(path)
+            text = f"Undone: {name} was created, and is removed again."
         else:
-            await session.write_file(path, before)
-        del self._before[place]
-        if before is None:
-            return f"Undone: {name} was created, and is removed again."
-        return f"Undone: {name} is as it was before the last change."
+            undone = change.undo(now)
+            if undone is None:
+                raise _MistakeError(
+                    f"Nothing was undone: others have changed {name} since, where the last change was made. View it, "
+                    "and edit it"
+                )
+            await session.write_file(path, undone)
+            text = f"Undone: {name} is as it was before the last change."
+            if now != change.after:
+                text = f"Undone: the last change of {name}. What others have changed in it since is kept."
+        self._changes = [other for other in self._changes if other is not change]
+        return text
+
+
+@dataclass(frozen=True, eq=False)
+class _Change:
+    """A change of a file by this tool: its content before (None if there was no file) and after."""
+
+    path: str
+    before: bytes | None
+    after: bytes
+
+    def undo(self, now: bytes) -> bytes | None:
+        """Return the content now without this change. None if others have changed the same part of the file."""
+        before, after = self.before or b"", self.after
+        if now == after:
+            return before
+        begin, end = _different(before, after)
+        others_begin, others_end = _different(now, after)
+        old = before[begin : len(before) - (len(after) - end)]
+        if end <= others_begin:
+            return now[:begin] + old + now[end:]
+        if begin >= others_end:
+            shift = len(now) - len(after)
+            return now[: begin + shift] + old + now[end + shift :]
+        return None
+
+
+def _different(other: bytes, text: bytes) -> tuple[int, int]:
+    """Return the begin and the end of the part of a text that another text does not share."""
+    begin = _shared_length(other, text)
+    most = min(len(other), len(text)) - begin
+    end = _shared_length(other[len(other) - most :][::-1], text[len(text) - most :][::-1])
+    return begin, len(text) - end
+
+
+def _shared_length(left: bytes, right: bytes) -> int:
+    """Return the length of the longest common prefix, by halving: comparing slices is faster than a loop."""
+    low, high = 0, min(len(left), len(right))
+    with memoryview(left) as first, memoryview(right) as second:
+        while low < high:
+            middle = (low + high + 1) // 2
+            if first[low:middle] == second[low:middle]:
+                low = middle
+            else:
+                high = middle - 1
+    return low
 
 
 class EditorTool(WorkspaceTool[EditorConfig]):
@@ -182,7 +246,7 @@ async def _view(session: Session, path: str, name: str, view_range: list[int] | 
         if view_range is not None:
             raise _MistakeError(f"{name} is a folder: leave view_range out")
         return await _view_folder(session, path, name)
-    text = _decoded(name, await session.read_file(path)).replace("\r\n", "\n")
+    text = _shown(_decoded(name, await session.read_file(path)).removeprefix(_MARK))
     total = len(_lines(text))
     if view_range is None:
         return _numbered(text, 1, total) if text else f"[{name} is empty]"
@@ -224,25 +288,35 @@ def _lines(text: str) -> list[str]:
 
 
 def _replace(name: str, text: str, parameters: Mapping[str, Any]) -> tuple[str, int, int]:
-    old, new = _argument(parameters, "old_str"), parameters.get("new_str") or ""
+    """Replace `old_str`, which is compared with the text as `view` shows it. New lines end as the lines that they
+    replace, and all other lines keep their ends."""
+    old, new = _argument(parameters, "old_str"), str(parameters.get("new_str") or "")
+    shown = _shown(text)
+    if len(shown) < len(text):
+        old, new = _shown(old), _shown(new)
     if not old:
         raise _MistakeError("old_str is empty: give the text to replace, or use the command insert")
     if old == new:
         raise _MistakeError("old_str and new_str are the same")
-    count = text.count(old)
+    count = shown.count(old)
     if count == 0:
         raise _MistakeError(f"Nothing was changed: old_str does not occur in {name}. View it, and copy to the letter")
     if count > 1:
-        matches = itertools.islice(re.finditer(re.escape(old), text), 10)
-        places = ", ".join(str(text.count("\n", 0, match.start()) + 1) for match in matches)
+        matches = itertools.islice(re.finditer(re.escape(old), shown), 10)
+        places = ", ".join(str(shown.count("\n", 0, match.start()) + 1) for match in matches)
         raise _MistakeError(
             f"Nothing was changed: old_str occurs {count} times in {name}, in lines {places}"
             f"{', ...' if count > 10 else ''}. Give more of "
             "the lines around it, so that it occurs once"
         )
-    at = text.index(old)
-    first = text.count("\n", 0, at) + 1
-    return text[:at] + new + text[at + len(old) :], first, first + new.count("\n")
+    at = shown.index(old)
+    begin, end = _place(text, shown, at), _place(text, shown, at + len(old))
+    first = shown.count("\n", 0, at) + 1
+    last = first + new.count("\n")
+    if len(shown) < len(text):
+        ends = _ENDS.findall(text[begin:end]) or [_end_near(text, begin)]
+        new = _with_ends(new, ends)
+    return text[:begin] + new + text[end:], first, last
 
 
 def _insert(name: str, text: str, parameters: Mapping[str, Any]) -> tuple[str, int, int]:
@@ -251,10 +325,42 @@ def _insert(name: str, text: str, parameters: Mapping[str, Any]) -> tuple[str, i
     total = len(lines)
     if behind is None or not 0 <= behind <= total:
         raise _MistakeError(f"insert_line must be a line of {name}, from 0 to {total}, got {behind}")
+    end = _end_near(text, len("".join(lines[: max(0, behind - 1)])))
     if behind and not lines[behind - 1].endswith("\n"):
-        lines[behind - 1] += "\n"
+        lines[behind - 1] += end
     added = added if added.endswith("\n") or behind == total else f"{added}\n"
+    if "\r\n" in text:
+        added = _with_ends(_shown(added), [end])
     return "".join([*lines[:behind], added, *lines[behind:]]), behind + 1, behind + max(1, len(_lines(added)))
+
+
+def _shown(text: str) -> str:
+    """Return a text as the model sees it: without the difference between line ends."""
+    return text.replace("\r\n", "\n")
+
+
+def _place(text: str, shown: str, at: int) -> int:
+    """Return the index in a text of an index in the text as it is shown. The end of a line is one character there."""
+    if len(shown) == len(text):
+        return at
+    lines = shown.count("\n", 0, at)
+    begin = 0
+    for _ in range(lines):
+        begin = text.index("\n", begin) + 1
+    return begin + at - (shown.rfind("\n", 0, at) + 1)
+
+
+def _end_near(text: str, at: int) -> str:
+    """Return the end of the line at an index, or of the line before if it is the last and has none."""
+    match = _ENDS.search(text, at)
+    ends = [match[0]] if match else _ENDS.findall(text)
+    return ends[-1] if ends else "\n"
+
+
+def _with_ends(text: str, ends: Sequence[str]) -> str:
+    """Replace the line ends of a text, in order. The last of `ends` is also that of all further lines."""
+    remaining = itertools.chain(ends, itertools.repeat(ends[-1]))
+    return re.sub("\n", lambda _: next(remaining), text)
 
 
 def _argument(parameters: Mapping[str, Any], name: str) -> str:

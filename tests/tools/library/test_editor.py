@@ -187,3 +187,61 @@ async def test_a_folder_that_cannot_be_read_does_not_hide_the_others(edit):
 
     session.list = refuse
     assert (await edit("view", ".")).splitlines()[1:] == ["closed/ [cannot be read]", "open/", "open/b.txt"]
+
+
+@pytest.mark.parametrize(
+    ("before", "old", "new", "after"),
+    [
+        (b"a\r\nb\nc\r\nd\r\n", "c\nd", "C\nD", b"a\r\nb\nC\r\nD\r\n"),
+        (b"a\nb\nc\r\nd\r\ne\n", "b\nc\nd", "B\nX\nY\nD", b"a\nB\nX\r\nY\r\nD\r\ne\n"),
+        (b"a\r\nb\nc", "b", "B\nX", b"a\r\nB\nX\nc"),
+        (b"a\r\nb\nc", "a\r\nb", "A\r\nB", b"A\r\nB\nc"),
+        (b"a\nb\r\nc", "\nc", "\nC\n", b"a\nb\r\nC\r\n"),
+        (b"a\r\nb\nc", "c", "C\nD", b"a\r\nb\nC\nD"),
+        (b"\xef\xbb\xbfa\r\nb\n", "a\nb", "A\nB", b"\xef\xbb\xbfA\r\nB\n"),
+        (b"a\nb\n", "a\nb", "A\r\nB", b"A\r\nB\n"),
+    ],
+)
+async def test_lines_with_mixed_ends_are_replaced_as_they_are_shown(edit, before, old, new, after):
+    await edit.write("f", before)
+    assert (await edit("view", "f")).startswith("     1\ta\n     2\tb")
+    assert (await edit("str_replace", "f", old_str=old, new_str=new)).startswith("Changed f")
+    assert await edit.file("f") == after
+
+
+async def test_a_text_that_is_shown_twice_is_not_replaced(edit):
+    await edit.write("f", b"a\nb\na\r\nb\n")
+    assert "occurs 2 times in f, in lines 1, 3" in await edit("str_replace", "f", old_str="a\nb", new_str="c")
+
+
+async def test_inserted_lines_end_as_their_neighbours(edit):
+    await edit.write("f", b"\xef\xbb\xbfa\r\nb\nc")
+    for line, text in ((3, "3"), (2, "2"), (1, "1"), (0, "0")):
+        await edit("insert", "f", insert_line=line, insert_text=text)
+    assert await edit.file("f") == b"\xef\xbb\xbf0\r\na\r\n1\r\nb\n2\nc\n3"
+
+
+async def test_undo_keeps_what_others_have_written_since(edit):
+    await edit.write("f", b"one\ntwo\nthree\nfour\n")
+    await edit("str_replace", "f", old_str="two", new_str="2")
+    await edit("str_replace", "f", old_str="three", new_str="3")
+    await edit.write("f", b"first\none\n2\n3\nfour\n")
+    said = await edit("undo_edit", "f")
+    assert said == "Undone: the last change of f. What others have changed in it since is kept."
+    assert await edit.file("f") == b"first\none\n2\nthree\nfour\n"
+    await edit.write("f", b"first\none\n22\nthree\nfour\nfive\n")
+    assert (await edit("undo_edit", "f")).startswith("[Nothing was undone: others have changed f since")
+    assert await edit.file("f") == b"first\none\n22\nthree\nfour\nfive\n"
+    await edit.write("f", b"one\n2\nthree\nfour\nlast\n")
+    assert "is kept" in await edit("undo_edit", "f")
+    assert await edit.file("f") == b"one\ntwo\nthree\nfour\nlast\n"
+
+
+async def test_a_created_file_that_others_changed_is_not_removed(edit):
+    await edit("create", "f", file_text="x\n")
+    await edit.write("f", b"x\ny\n")
+    assert "was created here, but others have changed it since" in await edit("undo_edit", "f")
+    assert await edit.file("f") == b"x\ny\n"
+    await edit.write("f", b"x\n")
+    assert (await edit("undo_edit", "f")).endswith("is removed again.")
+    assert await edit("undo_edit", "f") == "[There is no change of f to undo]"
