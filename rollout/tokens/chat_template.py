@@ -19,7 +19,7 @@ from toolgym.tools.lazy import missing_extra
 from toolgym.tools.message import Message, require_content
 
 try:
-    from jinja2 import Environment, Template
+    from jinja2 import Environment, Template, nodes
     from jinja2.sandbox import ImmutableSandboxedEnvironment
     from transformers import PreTrainedTokenizerBase
     from transformers.utils.chat_template_utils import _compile_jinja_template
@@ -28,6 +28,7 @@ except ImportError as error:
 
 ROLES = ("system", "user", "assistant", "tool")
 _REASONING = ("reasoning_content", "thinking", "reasoning")
+"""Names for the thinking of a message. Templates read one of them."""
 
 
 _NAMES_OF_DICTS = frozenset(dir(dict))
@@ -107,6 +108,11 @@ class ChatTemplate:
         alone, part = ("xyz" in (self._tried(shown, self.fewest_tools) or "") for shown in ("xyz", _as_parts("xyz")))
         self.content_parts = part and not alone
 
+    @property
+    def tree(self) -> nodes.Template:
+        """The syntax tree of the template."""
+        return self._compiled.environment.parse(self.source)
+
     def render(
         self,
         messages: Sequence[Message],
@@ -151,7 +157,7 @@ class ChatTemplate:
             return changed
         reasoning = next((changed[name] for name in _REASONING if name in changed), None)
         if reasoning is not None:  # templates differ in what they call it
-            changed = {"thinking": reasoning, **changed, "reasoning_content": reasoning}
+            changed = {**dict.fromkeys(_REASONING, reasoning), **changed, "reasoning_content": reasoning}
         if self.json_arguments and message.get("tool_calls"):
             changed["tool_calls"] = [
                 {

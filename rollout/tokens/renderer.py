@@ -23,7 +23,15 @@ from toolgym.rollout.tokens.marked_turns import THINK
 from toolgym.rollout.tokens.parser_choice import ParserProof, choose_parser
 from toolgym.rollout.tokens.placed_ids import PlacedIds, framed, images_in, placed
 from toolgym.rollout.tokens.safe_encoder import SafeEncoder
-from toolgym.rollout.tokens.template_analysis import Plan, TemplateFacts, analyze, delta_kind, probe_conversation
+from toolgym.rollout.tokens.switch_words import has_switch_word
+from toolgym.rollout.tokens.template_analysis import (
+    Plan,
+    TemplateFacts,
+    analyze,
+    delta_kind,
+    probe_conversation,
+    turn_before,
+)
 from toolgym.rollout.tokens.turn_reading import TurnReader, split_turn
 from toolgym.tools.errors import ConfigError, TemplateError, shorten
 from toolgym.tools.lazy import missing_extra
@@ -410,6 +418,14 @@ class ChatRenderer:
                 f"what the chat template writes for new messages ({kind}) depends on the earlier conversation: give it "
                 "with extend(..., earlier=messages)"
             )
+        if self.facts.switch_words:
+            if earlier is None:
+                raise TemplateError(
+                    "the chat template looks for words in earlier messages: give the messages with "
+                    "extend(..., earlier=messages)"
+                )
+            if has_switch_word(earlier, self.facts.switch_words):
+                return self._whole_delta(messages, earlier, plan)
         conversation = probe_conversation(
             messages, self._mark, plan, self.safe(earlier) if plan.earlier and earlier is not None else ()
         )
@@ -420,6 +436,10 @@ class ChatRenderer:
             if first["role"] == "user" and self._cut([first, *conversation[1:]], plan, len(messages)) != delta:
                 raise TemplateError("what the chat template writes for an image depends on the images before it")
         return delta
+
+    def _whole_delta(self, messages: Sequence[Message], earlier: Sequence[Message], plan: Plan) -> tuple[str, str]:
+        """The delta of the whole conversation, whose cost grows with its length."""
+        return self._cut([*self.safe(earlier), turn_before(messages, self._mark, plan), *messages], plan, len(messages))
 
     def _cut(self, conversation: list[Message], plan: Plan, new: int) -> tuple[str, str]:
         text = self._template.render(conversation, tools=None if plan.tools else ())

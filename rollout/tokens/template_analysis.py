@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from toolgym.rollout.tokens.chat_template import ChatTemplate
+from toolgym.rollout.tokens.chat_template import ROLES, ChatTemplate
 from toolgym.rollout.tokens.end_of_turn import (
     PROBE_IDS,
     EndOfTurn,
@@ -29,6 +29,7 @@ from toolgym.rollout.tokens.end_of_turn import (
 )
 from toolgym.rollout.tokens.marked_turns import THINK, MarkedTurns, ThinkingTags, find_thinking_tags, stops_inside
 from toolgym.rollout.tokens.safe_encoder import SafeEncoder
+from toolgym.rollout.tokens.switch_words import SwitchWords, compared_words, texts_with
 from toolgym.tools.errors import TemplateError
 from toolgym.tools.message import THINKING_TAGS, Message, assistant, system, text_of, tool, user
 
@@ -45,6 +46,9 @@ _KINDS: tuple[tuple[DeltaKind, re.Pattern[str]], ...] = (
 """The order of roles that each kind is proven for, by their first letters."""
 
 _CONTENTS = ("toolgym probe", "", "two\nlines: ü🦊 ")
+_LONG = "word " * 1000
+_LOOKING_BACK: tuple[DeltaKind, ...] = ("one result", "user")
+"""The kinds of new messages that are tried after earlier messages with odd contents."""
 _REMEMBERED: OrderedDict[Any, TemplateAnalysis] = OrderedDict()
 _MOST_REMEMBERED = 64
 
@@ -77,6 +81,8 @@ class TemplateFacts:
         thinking_rendered: the template writes the thinking of the last turn. If not, `thinking` has known tags that are
             tokens of the model or stand in the template, or else `<think>`.
         tools_rendered: the template tells the policy of the tools; None if there are none.
+        switch_words: words that change the delta if an earlier message has them, by its role. Then the delta is that
+            of the whole conversation.
         uses_date: the template writes the date. A `ChatRenderer` keeps the date of its making.
         content_parts: the template drops a content that is a text, so each is given as a list of parts.
     """
@@ -92,6 +98,7 @@ class TemplateFacts:
     end_of_thinking: str
     thinking: ThinkingTags
     thinking_rendered: bool
+    switch_words: SwitchWords
     tools_rendered: bool | None
     json_arguments: bool
     uses_date: bool
@@ -124,10 +131,10 @@ def probe_conversation(
     messages: Sequence[Message], mark: str, plan: Plan, earlier: Sequence[Message] = ()
 ) -> list[Message]:
     head = _outline(earlier, plan) if plan.earlier else [user("x")]
-    return [*head, _turn_before(messages, mark, plan), *messages]
+    return [*head, turn_before(messages, mark, plan), *messages]
 
 
-def _turn_before(messages: Sequence[Message], text: str, plan: Plan) -> Message:
+def turn_before(messages: Sequence[Message], text: str, plan: Plan) -> Message:
     answered = list(itertools.takewhile(lambda message: message["role"] == "tool", messages))
     if plan.calls == "none" or not answered:
         return assistant(text)
@@ -142,7 +149,7 @@ def _outline(earlier: Sequence[Message], plan: Plan) -> list[Message]:
     outline: list[Message] = []
     for at, message in enumerate(earlier):
         if message["role"] == "assistant":
-            outline.append(_turn_before(earlier[at + 1 :], "x", plan))
+            outline.append(turn_before(earlier[at + 1 :], "x", plan))
         elif message["role"] == "system":
             outline.append(message)
         else:
@@ -186,16 +193,65 @@ class _Analyzer:
         self.rendered_thinking = find_thinking_tags(self.turns, self.ends, self.prompt)
         self.thinking = self.rendered_thinking or self._known_thinking()
         self.heads = self._heads()
+        self._probes: dict[str, tuple[str, str]] = {}
 
     def analysis(self) -> TemplateAnalysis:
         plans: dict[DeltaKind, Plan] = {}
         unsupported: dict[DeltaKind, str] = {}
         for kind, news in self._new_messages().items():
             try:
-                plans[kind] = self._plan(kind, news)
+                plan = self._plan(kind, news)
+                if kind in _LOOKING_BACK and self._looks_at([_LONG], ROLES, kind, plan):
+                    raise TemplateError(
+                        f"what the chat template writes for new messages ({kind}) depends on the length of earlier ones"
+                    )
+                plans[kind] = plan
             except TemplateError as error:
                 unsupported[kind] = str(error)
         return TemplateAnalysis(self.ends, self._facts(plans, unsupported))
+
+    def _switch_words(self, plans: Mapping[DeltaKind, Plan]) -> SwitchWords:
+        """Find the words in earlier messages that change what the template writes after new ones."""
+        words: dict[str, set[str]] = {}
+        compared = compared_words(self.template)
+        for kind, plan in ((kind, plans[kind]) for kind in _LOOKING_BACK if kind in plans):
+            for word in compared:
+                if self._looks_at(texts_with(word), ROLES, kind, plan):
+                    alone = [role for role in ROLES if self._looks_at(texts_with(word), (role,), kind, plan)]
+                    for role in alone or ROLES:
+                        words.setdefault(role, set()).add(word.lower())
+        return {role: frozenset(texts) for role, texts in words.items()}
+
+    def _looks_at(self, texts: Sequence[str], roles: Sequence[str], kind: DeltaKind, plan: Plan) -> bool:
+        """Whether such texts in earlier messages of these roles change what the template writes after new ones."""
+        for text in texts:
+            head = self._head_with(text, roles)
+            # A new message without the text may follow: an old text must not matter then. With it, results are counted.
+            for content in ("toolgym probe", text) if kind == "one result" and "tool" in roles else ("toolgym probe",):
+                new = [user(content)] if kind == "user" else self._results(content)
+                try:
+                    truth = _Truth(head, new, self.few, self._real(head, self._turns(new)[0], new, self.few))
+                    if self._probed(truth, plan) != truth.delta:
+                        return True
+                except TemplateError:
+                    continue
+        return False
+
+    def _head_with(self, text: str, roles: Sequence[str]) -> list[Message]:
+        """A conversation with three tool cycles in which the messages of some roles have this text."""
+
+        def content(role: str, usual: str) -> str:
+            return text if role in roles else usual
+
+        asked = user(content("user", "Hello?"))
+        head = [system(content("system", "Be brief.")), asked]
+        if not self._renders(head):
+            head = [asked]
+        cycles = [message for number in (1, 2, 3) for message in self._cycle(number, content("tool", "7"))]
+        for tail in ([*cycles, assistant(content("assistant", "Yes.")), asked, *cycles], cycles, []):
+            if self._renders([*head, *tail]):
+                return [*head, *tail]
+        return head
 
     def _ends(self, own_ends: Sequence[str]) -> EndOfTurn:
         """Find how turns end, with tokens that never stand inside a turn."""
@@ -313,6 +369,14 @@ class _Analyzer:
         return self.ends.cut(self.encoder, text, self.mark, turn)
 
     def _probed(self, truth: _Truth, plan: Plan) -> tuple[str, str]:
+        if plan.earlier:
+            return self._probe(truth, plan)
+        key = repr((truth.new, plan, len(truth.tools)))
+        if key not in self._probes:
+            self._probes[key] = self._probe(truth, plan)
+        return self._probes[key]
+
+    def _probe(self, truth: _Truth, plan: Plan) -> tuple[str, str]:
         messages = probe_conversation(truth.new, self.mark, plan, truth.head)
         text = self.template.render(messages, tools=truth.tools if plan.tools else ())
         return self.ends.cut(self.encoder, text, self.mark, messages[-len(truth.new) - 1])
@@ -359,6 +423,7 @@ class _Analyzer:
             end_of_thinking=self._end_of_thinking(),
             thinking=self.thinking,
             thinking_rendered=self.rendered_thinking is not None,
+            switch_words=self._switch_words(plans),
             tools_rendered=self.name in self.template.render(question, tools=few) if self.template.tools else None,
             json_arguments=self.ends.json_arguments,
             uses_date=self.template.uses_date,

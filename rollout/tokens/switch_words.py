@@ -1,0 +1,106 @@
+"""Words that a chat template looks for in messages, such as `/no_think` in a system prompt.
+
+A template that finds a word in an earlier message may write something else after the next one. Which words a template
+compares with is read from its syntax tree; which of them matter is found by rendering.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TypeAlias, TypeGuard
+
+from jinja2 import nodes
+
+from toolgym.rollout.tokens.chat_template import ROLES, ChatTemplate
+from toolgym.tools.message import Message, text_of
+
+SwitchWords: TypeAlias = Mapping[str, frozenset[str]]
+"""The words that matter in an earlier message, by the message's role, in lower case."""
+
+MAX_WORDS = 120
+_LONGEST = 80
+
+_NOT_TEXTS = frozenset({"role", "type", "name", "id", "tool_call_id"})
+"""Fields without a text of an author."""
+
+_COMPARING = frozenset(
+    ("startswith", "endswith", "split", "rsplit", "find", "rfind", "index", "count", "replace", "partition")
+)
+
+
+def compared_words(template: ChatTemplate) -> tuple[str, ...]:
+    """Return the texts that a template compares parts of messages with, without names of roles."""
+    words: dict[str, None] = {}
+    for node in _walk(template.tree):
+        for word in _compared(node):
+            if word.strip() and len(word) <= _LONGEST and word not in ROLES:
+                words.setdefault(word)
+    return tuple(words)[:MAX_WORDS]
+
+
+def has_switch_word(messages: Iterable[Message], words: SwitchWords) -> bool:
+    """Return whether a message has one of the words that matter in messages of its role."""
+    return any(
+        any(word in text for word in words[message["role"]])
+        for message in messages
+        if message["role"] in words
+        for text in [text_of(message.get("content") or "").lower()]
+    )
+
+
+def _compared(node: nodes.Node) -> Iterator[str]:
+    if isinstance(node, nodes.Compare):
+        operands = [node.expr, *(operand.expr for operand in node.ops)]
+        if not any(_is_no_text(operand) for operand in operands):
+            for operand in operands:
+                yield from _texts(operand)
+    elif _is_comparing_call(node):
+        for argument in node.args:
+            yield from _texts(argument)
+    elif isinstance(node, nodes.Assign):
+        yield from _texts(node.node)
+    elif isinstance(node, nodes.For):
+        yield from _texts(node.iter)
+
+
+def _is_comparing_call(node: nodes.Node) -> TypeGuard[nodes.Call | nodes.Filter]:
+    if isinstance(node, nodes.Call):
+        return isinstance(node.node, nodes.Getattr) and node.node.attr in _COMPARING
+    return isinstance(node, nodes.Filter) and node.name == "replace"
+
+
+def _is_no_text(node: nodes.Node) -> bool:
+    if isinstance(node, nodes.Getattr):
+        return node.attr in _NOT_TEXTS
+    if isinstance(node, nodes.Getitem):
+        return isinstance(node.arg, nodes.Const) and node.arg.value in _NOT_TEXTS
+    return False
+
+
+def _texts(node: nodes.Node) -> Iterator[str]:
+    """The constant texts that a value consists of."""
+    if isinstance(node, nodes.Const):
+        if isinstance(node.value, str):
+            yield node.value
+    elif isinstance(node, nodes.List | nodes.Tuple):
+        for item in node.items:
+            yield from _texts(item)
+    elif isinstance(node, nodes.Dict):
+        for pair in node.items:
+            yield from _texts(pair.key)
+            yield from _texts(pair.value)
+    elif isinstance(node, nodes.CondExpr):
+        yield from _texts(node.expr1)
+        if node.expr2 is not None:
+            yield from _texts(node.expr2)
+
+
+def _walk(node: nodes.Node) -> Iterator[nodes.Node]:
+    yield node
+    for child in node.iter_child_nodes():
+        yield from _walk(child)
+
+
+def texts_with(word: str) -> Sequence[str]:
+    """Return contents that have a word: nothing else, and within others."""
+    return (word, f"x {word} x")
