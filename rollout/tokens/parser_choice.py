@@ -8,21 +8,27 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from toolgym.rollout.tokens import call_format
 from toolgym.rollout.tokens.chat_template import ChatTemplate
 from toolgym.rollout.tokens.end_of_turn import PROBE_IDS, EndOfTurn, shared_beginning
+from toolgym.rollout.tokens.marked_turns import MarkedTurns, find_thinking_tags
 from toolgym.rollout.tokens.safe_encoder import SafeEncoder
 from toolgym.tools.errors import TemplateError, shorten
 from toolgym.tools.message import Message, assistant, tool_call, user
-from toolgym.tools.parsers.base import Parser
+from toolgym.tools.parsers.base import ParsedTurn, Parser
+from toolgym.tools.parsers.derived import derived_parser
 from toolgym.tools.parsers.registry import get_parser, own_parsers, parser_for_template
 from toolgym.tools.schema import ToolSchema
 
 Arguments = dict[str, Any]
 CallId = Callable[[str, int], str]
+
+_REMEMBERED: dict[str, ParserProof] = {}
+_MOST_REMEMBERED = 64
 
 _CALL_IDS: tuple[CallId, ...] = (lambda name, at: PROBE_IDS[at], "functions.{}:{}".format)
 """Ids of the probes' calls. Templates of Kimi write the id in place of the name, and expect the name in it."""
@@ -118,60 +124,120 @@ class RenderedTurn(NamedTuple):
     text: str
 
 
-def choose_parser(template: ChatTemplate, encoder: SafeEncoder, ends: EndOfTurn) -> ParserProof:
+def choose_parser(template: ChatTemplate, encoder: SafeEncoder, ends: EndOfTurn, variables: object) -> ParserProof:
     """Return the parser that reads back every required probe, and most of the others.
 
-    The parser whose marks stand in the template is tried first, then the others, then one that is derived from what the
-    template renders. If the template renders no calls, nothing can be read back, and the marks decide.
+    The parser whose marks stand in the template is tried first, then the others, then those that are derived from what
+    the template renders. If the template renders no calls, nothing can be read back, and the marks decide. If no parser
+    reads all required probes, the parser of the marks is returned if it reads any: its format is shown in the
+    instructions then, and the template cannot write some values in it.
+
+    Args:
+        template: the chat template.
+        encoder: the encoder of its tokenizer.
+        ends: how turns end.
+        variables: the template's variables. The proof is remembered for the same template and variables.
     """
+    parts = (template.source, template.special_tokens, encoder.contents, ends.sampled, repr(variables))
+    key = json.dumps(parts, sort_keys=True, default=repr)
+    proof = _REMEMBERED.get(key)
+    if proof is None:
+        if len(_REMEMBERED) >= _MOST_REMEMBERED:
+            _REMEMBERED.clear()
+        proof = _REMEMBERED[key] = _choose(template, encoder, ends)
+    return proof
+
+
+def _choose(template: ChatTemplate, encoder: SafeEncoder, ends: EndOfTurn) -> ParserProof:
     hint = parser_for_template(template.source)
     if not ends.renders_calls:
         return ParserProof(hint or "", get_parser(hint) if hint else None, False)
     why = ""
     for call_id in _CALL_IDS:
-        turns = list(rendered_turns(template, encoder, ends, call_id))
-        best = _best([*([hint] if hint else []), *own_parsers()], turns)
+        probes = _Probes(template, encoder, ends, call_id)
+        turns = list(probes.turns())
+        best = _best(_own(hint), turns)
+        marked = best is not None and best[1].name == hint and not best[1].unread
+        if not marked and (best is None or best[0] > (0, 0)):
+            best = min(filter(None, (best, _best(probes.derived(), turns))), key=lambda item: item[0], default=None)
         if best is not None:
-            return best
+            return best[1]
         why = why or _refusal(turns)
+        if hint and (unread := _unread(get_parser(hint), turns)) and len(unread) < len(turns):
+            return ParserProof(hint, get_parser(hint), True, unread)
     return ParserProof("", None, False, why=why)
 
 
-def _best(names: Sequence[str], turns: Sequence[RenderedTurn]) -> ParserProof | None:
-    best: ParserProof | None = None
-    best_score: tuple[int, int] | None = None
-    for name in dict.fromkeys(names):
-        parser = get_parser(name)
+def _own(hint: str | None) -> Iterator[tuple[str, Parser]]:
+    for name in dict.fromkeys([*([hint] if hint else []), *own_parsers()]):
+        yield name, get_parser(name)
+
+
+def _best(
+    parsers: Iterable[tuple[str, Parser]], turns: Sequence[RenderedTurn]
+) -> tuple[tuple[int, int], ParserProof] | None:
+    """Return the best of the parsers that read all required probes, with its number of unread probes and of left-over
+    letters."""
+    best: tuple[tuple[int, int], ParserProof] | None = None
+    for name, parser in parsers:
         reading = read_back(parser, turns)
         if reading is None:
             continue
         score = (len(reading.unread), reading.leftover)
-        if best_score is None or score < best_score:
-            best_score, best = score, ParserProof(name, parser, True, reading.unread)
+        if best is None or score < best[0]:
+            best = score, ParserProof(name, parser, True, reading.unread)
         if score == (0, 0):
             break
     return best
 
 
-def rendered_turns(
-    template: ChatTemplate, encoder: SafeEncoder, ends: EndOfTurn, call_id: CallId = _CALL_IDS[0]
-) -> Iterator[RenderedTurn]:
-    """Render the probes that the template does not refuse."""
-    tools = [tool.to_openai() for tool in _SCHEMAS.values()]
-    asked: list[Message] = [user("x")]
-    try:
-        prompts = [template.render(asked, tools=tools, generation_prompt=wanted) for wanted in (True, False)]
-    except TemplateError:
-        return
-    for probe in PROBES:
+class _Probes:
+    """Renders turns with calls under the shortest prompt."""
+
+    def __init__(self, template: ChatTemplate, encoder: SafeEncoder, ends: EndOfTurn, call_id: CallId) -> None:
+        self._template, self._encoder, self._ends, self._call_id = template, encoder, ends, call_id
+        self._asked: list[Message] = [user("x")]
+        self._tools = [tool.to_openai() for tool in _SCHEMAS.values()]
+        self._prompts: list[str] = []
         try:
-            whole = template.render([*asked, probe.message(call_id)], tools=tools, generation_prompt=False)
+            self._prompts = [self._render([], generation_prompt=wanted) for wanted in (True, False)]
         except TemplateError:
-            continue
-        text = encoder.restore(turn_text(encoder, whole, prompts, ends))
-        if probe.content and probe.content not in text:
-            probe = probe._replace(content="")
-        yield RenderedTurn(probe, text)
+            return
+
+    def turns(self) -> Iterator[RenderedTurn]:
+        """Render the probes that the template does not refuse."""
+        for probe in PROBES:
+            text = self.write(probe.calls, probe.content)
+            if text is None or (
+                len(probe.calls) > 1 and not all(_shown(arguments, text) for _, arguments in probe.calls)
+            ):
+                continue
+            yield RenderedTurn(probe if probe.content in text else probe._replace(content=""), text)
+
+    def write(self, calls: Sequence[tuple[str, Arguments]], content: str) -> str | None:
+        """Return the text that the policy would have generated for a turn; None if the template refuses it."""
+        if not self._prompts:
+            return None
+        message = ProbeTurn("", tuple(calls), content).message(self._call_id)
+        try:
+            whole = self._render([message], generation_prompt=False)
+        except TemplateError:
+            return None
+        return self._encoder.restore(turn_text(self._encoder, whole, self._prompts, self._ends))
+
+    def derived(self) -> Iterator[tuple[str, Parser]]:
+        """Build parsers from the texts around the values of rendered calls."""
+        ids = [self._call_id(name, at) for at, name in enumerate(call_format.NAMES)]
+        turns = MarkedTurns(self._template, self._encoder, name=PROBE_TOOL.name, tools=self._tools)
+        tags = find_thinking_tags(turns, self._ends, self._prompts[0][len(self._prompts[1]) :] if self._prompts else "")
+        thinking = [(tags.opens, tags.closes)] if tags is not None and tags.closes_thinking_only else []
+        for form in call_format.derive_formats(self.write, ids, thinking):
+            parser = derived_parser(form)
+            if parser is not None:
+                yield "derived", parser
+
+    def _render(self, messages: Sequence[Message], *, generation_prompt: bool) -> str:
+        return self._template.render([*self._asked, *messages], tools=self._tools, generation_prompt=generation_prompt)
 
 
 def turn_text(encoder: SafeEncoder, whole: str, prompts: Sequence[str], ends: EndOfTurn) -> str:
@@ -181,7 +247,7 @@ def turn_text(encoder: SafeEncoder, whole: str, prompts: Sequence[str], ends: En
     thinking that the turn in history does not have.
     """
     start = max(len(_shared_controls(encoder, whole, prompt)) for prompt in prompts)
-    stops = [at for end in ends.known if (at := whole.find(end, start)) != -1]
+    stops = [at for end in ends.sampled if (at := whole.find(end, start)) != -1]
     return whole[start : min(stops, default=len(whole))]
 
 
@@ -193,6 +259,23 @@ def _shared_controls(encoder: SafeEncoder, text: str, other: str) -> str:
     cut = [match.start() for match in encoder.all_controls(text) if match.start() < len(shared) < match.end()]
     partial = _PARTIAL_TAG.search(shared)
     return shared[: min([*cut, partial.start() if partial else len(shared)])]
+
+
+def _unread(parser: Parser, turns: Sequence[RenderedTurn]) -> tuple[str, ...]:
+    return tuple(probe.name for probe, text in turns if not _is_exact(parser(text, schemas=_SCHEMAS), probe))
+
+
+def _is_exact(parsed: ParsedTurn, probe: ProbeTurn) -> bool:
+    calls = [(call.name, call.arguments) for call in parsed.calls]
+    return (
+        not parsed.errors
+        and same_calls(calls, probe.calls)
+        and probe.content in parsed.content + (parsed.reasoning or "")
+    )
+
+
+def _shown(arguments: Arguments, text: str) -> bool:
+    return all(str(value) in text for value in arguments.values())
 
 
 class ReadBack(NamedTuple):
@@ -208,8 +291,7 @@ def read_back(parser: Parser, turns: Sequence[RenderedTurn]) -> ReadBack | None:
     leftover = 0
     for probe, text in turns:
         parsed = parser(text, schemas=_SCHEMAS)
-        calls = [(call.name, call.arguments) for call in parsed.calls]
-        exact = not parsed.errors and same_calls(calls, probe.calls) and probe.content in parsed.content
+        exact = _is_exact(parsed, probe)
         if not exact and probe.required:
             return None
         if not exact:

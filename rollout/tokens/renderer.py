@@ -129,7 +129,7 @@ class ChatRenderer:
         self._schemas = {schema.name: schema for schema in tools}
         self.parser_proof: ParserProof | None = None
         if parser is None:
-            self.parser_proof = choose_parser(self._template, encoder, ends)
+            self.parser_proof = choose_parser(self._template, encoder, ends, variables)
             parser = self.parser_proof.parser or (None if tools else read_plain_turn)
         self.parser: Parser | None = get_parser(parser) if isinstance(parser, str) else parser
         self.thinking = self.facts.thinking

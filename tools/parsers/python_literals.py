@@ -49,6 +49,11 @@ def read_calls(text: str, at: int) -> tuple[Calls, int]:
     return _Reader(text, at).calls()
 
 
+def read_literal(text: str, at: int) -> tuple[Any, int]:
+    """Read a literal; return it and the position after it. Raises LiteralError."""
+    return _Reader(text, at).literal()
+
+
 class _Reader:
     def __init__(self, text: str, at: int) -> None:
         self._text = text
@@ -83,6 +88,10 @@ class _Reader:
         self._expect("[")
         calls = [self._call() for _ in self._items("]")]
         return calls, self._token.end()
+
+    def literal(self) -> tuple[Any, int]:
+        value = self._value(0)
+        return value, self._token.start(self._kind)
 
     def _items(self, close: str) -> Iterator[None]:
         """Stand before each item of a list, and at last before what closes it."""

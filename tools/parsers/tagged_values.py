@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from toolgym.tools.errors import ToolgymError
+from toolgym.tools.parsers.python_literals import LiteralError, read_literal
 from toolgym.tools.parsers.scan import TurnBuilder, region_end
 from toolgym.tools.parsers.strict_json import read_whole_json
 from toolgym.tools.schema import ToolSchema
@@ -126,6 +127,8 @@ def read_value(text: str, start: int, key: str, name: str, tags: ValueTags, know
         if tag_name is None:
             continue
         if tag_name not in tags.names and not tags.nearly(tag_name):
+            if tag[1] and text.startswith("=", at):  # what is left of two tags in a row
+                doubt = doubt or _two_values(tags, key, name, tag.group(), start)
             continue
         if not tag[1]:
             if tag_name not in tags.names and tags.form.match(text, at):
@@ -196,7 +199,8 @@ def typed(name: str, texts: Mapping[str, str], schemas: Mapping[str, ToolSchema]
 
     * A parameter that may be a string gets the text as it is; only `null` or `None` is null if the schema allows null
       as well.
-    * Any other gets the JSON value that the text holds, or `True`, `False`, `None` as Python writes them.
+    * Any other gets the JSON value that the text holds, or `True`, `False`, `None`, a list or a dict as Python
+      writes them.
     * If an `enum` or `const` lists the values, the listed string counts before the listed other value.
     * A text that holds no such value, a parameter whose type the schema leaves open, one that it does not have, and all
       parameters of an unknown tool stay text.
@@ -221,9 +225,20 @@ def _typed(text: str, types: set[str] | None) -> Any:
         value: Any = _PYTHON[bare]
     else:
         value, _, problem = read_whole_json(bare)
+        if problem and types & {"object", "array"}:
+            value, problem = _python_literal(bare)
         if problem:
             return text
     return text if isinstance(value, str) else value
+
+
+def _python_literal(text: str) -> tuple[Any, str]:
+    """Read a list or dict as Python writes it. Several chat templates write them so."""
+    try:
+        value, end = read_literal(text, 0)
+    except LiteralError as error:
+        return None, str(error)
+    return value, "" if end == len(text) else "text follows the value"
 
 
 def _types(schema: Any, root: Mapping[str, Any], depth: int = 0) -> set[str] | None:
