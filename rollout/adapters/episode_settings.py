@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -10,6 +11,7 @@ from toolgym.rollout.engines.base import SamplingParams
 from toolgym.rollout.limits import EpisodeLimits
 from toolgym.rollout.runner.config import RunConfig
 from toolgym.rollout.tokens.context_policies import read_context
+from toolgym.rollout.trajectory.distribution import SamplingDistribution
 from toolgym.tools.errors import ConfigError, require_whole_number
 from toolgym.tools.keywords import named_fields
 
@@ -86,14 +88,76 @@ class EpisodeSettings:
         )
 
 
+NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "repetition_penalty": (1, 1.0),
+    "presence_penalty": (0, 0.0),
+    "frequency_penalty": (0, 0.0),
+    "logit_bias": ({},),
+    "min_tokens": (0, 1),  # vLLM's name; every turn has a token
+    "min_new_tokens": (0, 1),  # SGLang's
+    "ignore_eos": (False,),
+    "bad_words": ([], ()),
+    "allowed_token_ids": (),
+    "logits_processors": ([], ()),
+    "typical_p": (1, 1.0),
+    "n": (1,),
+    "best_of": (1,),
+    "use_beam_search": (False,),
+}
+"""Further sampling parameters of trainers, each with the values that change nothing. None changes nothing either.
+
+Others would change the distribution after the logits, so that neither `SamplingParams` nor a trainer's loss could know
+the log-probabilities; or they would end turns where no turn ends.
+"""
+
+
+def require_neutral(values: object) -> None:
+    """Raise ConfigError if sampling parameters change the distribution in a way that no loss accounts for."""
+    for name, neutral in NEUTRAL.items():
+        setting = _setting(values, name)
+        if setting is not None and setting not in neutral:
+            raise ConfigError(
+                f"the trainer's sampling has {name}={setting!r}, which its loss does not account for, so importance "
+                f"ratios would not begin at 1 or turns would not end: leave {name} out. An episode is sampled by "
+                "temperature, top_p, top_k and min_p"
+            )
+
+
+def _setting(values: object, name: str) -> Any:
+    return values.get(name) if isinstance(values, Mapping) else getattr(values, name, None)
+
+
+def require_same_temperature(
+    trainer: str, sampling: SamplingParams, temperature: float | None, sampled_by: str, trained_by: str
+) -> None:
+    """Raise ConfigError if a trainer samples at one temperature and divides logits by another.
+
+    Args:
+        trainer: name of the trainer, for the error.
+        sampling: how episodes are sampled.
+        temperature: what the trainer divides logits by; None if nothing is trained.
+        sampled_by: name of the setting of the sampling.
+        trained_by: name of the setting of the training.
+    """
+    scale = SamplingDistribution(sampling.temperature).scale
+    if temperature is not None and not math.isclose(scale, temperature, rel_tol=1e-6):
+        raise ConfigError(
+            f"{trainer} samples at {sampled_by}={sampling.temperature:g} and computes log-probabilities at "
+            f"{trained_by}={temperature:g}, so importance ratios would not begin at 1: set both to one value, and give "
+            "it here as temperature=..."
+        )
+
+
 def sampling_from(values: object, max_new_tokens: int) -> SamplingParams:
     """Read a trainer's sampling parameters: a mapping or an object with the names of vLLM and SGLang.
 
-    A `top_k` of 0 or of AReaL's 10^8 keeps all tokens. Raises ConfigError if a value is out of range.
+    A `top_k` of 0 or of AReaL's 10^8 keeps all tokens. Raises ConfigError if a value is out of range, or a parameter
+    such as a penalty is set that changes the distribution in another way, see `NEUTRAL`.
     """
+    require_neutral(values)
 
     def value(name: str, default: Any) -> Any:
-        setting = values.get(name) if isinstance(values, Mapping) else getattr(values, name, None)
+        setting = _setting(values, name)
         return default if setting is None else setting
 
     stop = value("stop", ())

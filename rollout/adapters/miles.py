@@ -18,6 +18,7 @@ from toolgym.envs.tasks.row_fields import ENV_COLUMN, TASK_COLUMN
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import EpisodeFailedError, StopReason
 from toolgym.rollout import endpoint
+from toolgym.rollout.adapters.episode_settings import require_neutral
 from toolgym.rollout.adapters.slime.hooks import is_usable
 from toolgym.rollout.adapters.slime.hooks import log_eval_rollout as log_eval_rollout
 from toolgym.rollout.adapters.slime.samples import METADATA
@@ -56,13 +57,16 @@ async def run(
     arguments = endpoint.arguments_of(os.environ)
     if metadata.get(ENV_COLUMN) is not None:
         arguments |= {"env": metadata[ENV_COLUMN], "env_kwargs": metadata.get("env_kwargs")}
+    request = {**arguments.get("request", {}), **(request_kwargs or {})}
+    require_neutral(request)
+    facts: dict[str, Any] = {"temperature": request["temperature"]} if "temperature" in request else {}
     earned: list[float] = []
     playing = asyncio.create_task(
         endpoint.run(
             task_of(prompt, metadata),
             base_url=f"{base_url}/v1",
             on_turn=earned.append,
-            **{**arguments, "request": {**arguments.get("request", {}), **(request_kwargs or {})}},
+            **{**arguments, "request": request},
         )
     )
     _playing.add(playing)
@@ -82,7 +86,7 @@ async def run(
             reason, why = error.stop_reason, str(error)
         log.warning("an episode was broken off (%s): %s", reason.value, shorten(why))
         return {METADATA: {"usable": False, "stop_reason": reason.value, "error": why}}
-    return {"reward": reward, METADATA: {"usable": True}, "agent_metrics": {"turns": len(earned)}}
+    return {"reward": reward, METADATA: {"usable": True, **facts}, "agent_metrics": {"turns": len(earned)}}
 
 
 async def abort(args: Namespace) -> None:
@@ -97,13 +101,26 @@ async def abort(args: Namespace) -> None:
 async def reward(args: Namespace, samples: Sample | Sequence[Sample], **_: Any) -> float | list[float]:
     """Return the rewards of episodes of `run`; a sample of one that something broke off becomes `ABORTED`, masked.
 
-    Raises ConfigError if Miles would train on such a sample or count it as 0, or would cut samples behind an episode
-    that went on.
+    Raises ConfigError if Miles would train on such a sample or count it as 0, would cut samples behind an episode that
+    went on, or computes log-probabilities at another temperature than that of the episode.
     """
     require_usable(args)
-    if isinstance(samples, Sequence):
-        return [_reward(sample) for sample in samples]
-    return _reward(samples)
+    several = samples if isinstance(samples, Sequence) else [samples]
+    for sample in several:
+        _require_temperature(args, sample)
+    rewards = [_reward(sample) for sample in several]
+    return rewards if isinstance(samples, Sequence) else rewards[0]
+
+
+def _require_temperature(args: Namespace, sample: Sample) -> None:
+    sampled = ((sample.metadata or {}).get(METADATA) or {}).get("temperature")
+    known = [getattr(args, name, None) for name in ("rollout_temperature", "eval_temperature")]
+    if sampled is not None and known[0] is not None and sampled not in known:
+        raise ConfigError(
+            f"an episode was sampled at temperature {sampled}, and Miles computes log-probabilities at "
+            f"--rollout-temperature {known[0]}, so importance ratios would not begin at 1: leave temperature out of "
+            "the variable with the arguments of requests"
+        )
 
 
 def _reward(sample: Sample) -> float:

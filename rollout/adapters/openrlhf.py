@@ -86,8 +86,8 @@ def agent_executor(
                 config=episode.run_config(sampling_params, response_tokens=response),
             )
             trajectory = await _played(play, task, attempts)
-            asked = sampling_params.logprobs is not None
-            return await in_thread(to_response, trajectory, prompt=prompt, label=label, logprobs=asked)
+            options = {"logprobs": sampling_params.logprobs is not None, "temperature": sampling_params.temperature}
+            return await in_thread(to_response, trajectory, prompt=prompt, label=label, **options)
 
     return AgentExecutor
 
@@ -126,15 +126,18 @@ def to_response(
     label: Any = "",
     logprobs: bool = True,
     processor: ImageProcessor | None = None,
+    temperature: float | None = 1.0,
 ) -> dict[str, Any]:
     """Return what `execute` returns for a trajectory, with `prompt` and `label` handed back.
 
     `observation_tokens` are the ids of prompt and response; `action_ranges` beginning and end in them of each span that
     the policy sampled; `rollout_log_probs` has one for each id, 0 for the env's, None without `logprobs`;
-    `mm_train_inputs` the tensors that the rollout's `processor` makes of the images. Raises BatchError if the
-    trajectory is not usable, has several token sequences, or has images and there is no processor.
+    `mm_train_inputs` the tensors that the rollout's `processor` makes of the images. `temperature` is OpenRLHF's
+    `--rollout.temperature`, by which it divides logits; None does not check it. Raises BatchError if the trajectory is
+    not usable, has several token sequences, or has images and there is no processor, and ConfigError if it was sampled
+    at another temperature.
     """
-    rows = TrainerRow.all_of(trajectory, "OpenRLHF", several=False, processor=processor)
+    rows = TrainerRow.all_of(trajectory, "OpenRLHF", several=False, temperature=temperature, processor=processor)
     if not rows:
         raise BatchError(
             f"trajectory {trajectory.id} ({trajectory.stop_reason.value}) cannot be trained on, and OpenRLHF takes "

@@ -16,7 +16,7 @@ from toolgym.envs.base import Action, BaseEnv, StepResult
 from toolgym.envs.tasks.sources import TaskList
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import StopReason
-from toolgym.rollout.adapters.trainer_row import require_no_images
+from toolgym.rollout.adapters.trainer_row import require_no_images, require_temperature
 from toolgym.rollout.adapters.versions import needs
 from toolgym.rollout.advantages.advantages import grouped
 from toolgym.rollout.engines.base import GenerationRequest, SamplingParams
@@ -334,7 +334,8 @@ def to_groups(trajectories: Iterable[Trajectory]) -> list[types.TrajectoryGroup]
     """Return the groups of trajectories, for `compute_advantages` and `assemble_training_data` of tinker-cookbook.
 
     Those of one run, one task and one role are a group. A trajectory that is not usable is among its group's
-    `rollout_errors`; a group without any usable one is left out.
+    `rollout_errors`; a group without any usable one is left out. Raises ConfigError if one was sampled at a temperature
+    other than 1, since Tinker's losses do not divide logits.
     """
     groups = grouped(trajectories)
     return [_group(members) for members in groups if any(member.usable for member in members)]
@@ -344,6 +345,7 @@ def _group(members: list[Trajectory]) -> types.TrajectoryGroup:
     usable = [member for member in members if member.usable]
     for member in usable:
         require_no_images(member, "tinker-cookbook")
+        require_temperature(member, "Tinker", 1.0)  # Tinker's losses take logits as they are
     return types.TrajectoryGroup(
         trajectories_G=[_trajectory(member) for member in usable],
         final_rewards_G=[float(member.reward) for member in usable],

@@ -6,6 +6,8 @@ advantage at each token's own place, padded on the left: of ragged rows TorchRL 
 
 from __future__ import annotations
 
+import math
+
 from toolgym.rollout.adapters.versions import needs
 from toolgym.rollout.batch.batch import Batch
 from toolgym.tools.errors import BatchError, ConfigError
@@ -20,7 +22,7 @@ def to_tensordict(batch: Batch, advantages: torch.Tensor) -> TensorDict:
 
     The `advantages`, float `[rows]` or `[rows, response]`, are for example those of `batch.per_row(trajectories,
     group_advantages(trajectories))`; parts of the batch (`Batch.select`) may go in later. Raises BatchError if they are
-    of another shape, or one is not finite.
+    of another shape, or one is not finite, and ConfigError if tokens were sampled at another temperature than 1.
 
     Returns:
         `("tokens", "full")` int64, `("masks", "all_attention_mask")` and `("masks", "all_assistant_mask")` bool,
@@ -29,6 +31,13 @@ def to_tensordict(batch: Batch, advantages: torch.Tensor) -> TensorDict:
     """
     if not isinstance(batch, Batch):
         raise ConfigError(f"expected a toolgym Batch, as make_batch(trajectories, ...) makes it, got {batch!r:.200}")
+    scales = batch.temperatures[batch.response_mask.bool()].unique().tolist()
+    if any(not math.isclose(scale, 1.0, rel_tol=1e-6) for scale in scales):
+        raise ConfigError(
+            f"the batch was sampled at temperatures {[round(scale, 6) for scale in scales]}, and TorchRL's GRPOLoss "
+            "computes log-probabilities at temperature 1, so its importance ratios would not begin at 1: sample at "
+            "temperature 1"
+        )
     if batch.images:
         raise BatchError("the batch has images, and TorchRL's GRPOLoss takes tokens alone: see docs/images.md")
     shapes = [(len(batch),), tuple(batch.responses.shape)]

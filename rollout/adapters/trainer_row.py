@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toolgym.rollout.models.images import ImageProcessor
-from toolgym.rollout.trajectory.distribution import UNSCALED
+from toolgym.rollout.trajectory.distribution import UNSCALED, distributions_of
 from toolgym.rollout.trajectory.token_sequence import Segment, TokenSequence
 from toolgym.rollout.trajectory.trajectory import Trajectory, require_trajectories
-from toolgym.tools.errors import BatchError
+from toolgym.tools.errors import BatchError, ConfigError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,18 +38,30 @@ class TrainerRow:
         trainer: str,
         *,
         several: bool,
+        temperature: float | None,
         advice: str = "",
         processor: ImageProcessor | None = None,
     ) -> list[TrainerRow]:
         """Return a row for each sequence in which the policy sampled; none of a trajectory that is not usable.
 
-        Raises BatchError, which ends with the `advice`, if there are several and the trainer takes one, or if there are
-        images and no processor makes pixel inputs of them.
+        Args:
+            trajectory: the trajectory.
+            trainer: name of the trainer, for errors.
+            several: whether the trainer takes several rows of one episode.
+            temperature: see `require_temperature`.
+            advice: end of the error that there are several rows.
+            processor: of the rollout's images.
+
+        Raises:
+            BatchError: there are several rows and the trainer takes one, or there are images and no processor makes
+                pixel inputs of them.
+            ConfigError: the trainer divides logits by another temperature than the sampler.
         """
         [trajectory] = require_trajectories([trajectory])
         if not trajectory.usable:
             return []
         require_no_images(trajectory, trainer, processor)
+        require_temperature(trajectory, trainer, temperature)
         if processor is not None:
             from toolgym.rollout.batch.make import sampled_image_token  # needs torch
 
@@ -122,6 +134,30 @@ class TrainerRow:
     @property
     def oldest_version(self) -> int:
         return int(self.versions[self.sequence.response_mask.astype(bool)].min(initial=2**62))
+
+
+def require_temperature(trajectory: Trajectory, trainer: str, temperature: float | None) -> None:
+    """Raise ConfigError if a trajectory was sampled at another temperature than its trainer divides logits by.
+
+    The importance ratios would not begin at 1. Trajectories of a validation are not trained on, so they may have any
+    temperature. Greedy tokens, whose log-probabilities engines do not scale, are those of temperature 1.
+
+    Args:
+        trajectory: the trajectory.
+        trainer: name of the trainer, for the error.
+        temperature: what the trainer divides logits by. None if the rows are only evaluated, or the trainer uses one
+            setting for sampling and training.
+    """
+    if temperature is None or trajectory.validate:
+        return
+    for distribution in distributions_of(trajectory):
+        if not math.isclose(distribution.scale, temperature, rel_tol=1e-6):
+            raise ConfigError(
+                f"trajectory {trajectory.id} was sampled at {distribution}, so its log-probabilities are scaled by "
+                f"{distribution.scale:g}, and {trainer} would compute them at temperature {temperature:g}: importance "
+                f"ratios would not begin at 1. Let {trainer} train at the temperature of the rollout, and pass that as "
+                "temperature=... if it is not 1"
+            )
 
 
 def require_no_images(trajectory: Trajectory, trainer: str, processor: ImageProcessor | None = None) -> None:

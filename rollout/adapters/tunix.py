@@ -38,6 +38,7 @@ def to_items(
     max_prompt_length: int,
     max_response_length: int,
     first_group: int = 0,
+    temperature: float | None = 1.0,
 ) -> list[TrajectoryItem]:
     """Return the items of whole groups, group by group, for `GroupQueueManager.put`.
 
@@ -45,8 +46,12 @@ def to_items(
     usable is left out as a whole, and a warning says so. Those of one run, one task and one role are a group.
 
     `group_size` is Tunix's `num_generations`, and of the number of a group, from `first_group` on, it makes its
-    training step. It takes each `pad_token_id` in a prompt for padding. Raises BatchError if no group is left, or if
-    Tunix would cut or misread a trajectory, or wait for one.
+    training step. `temperature` is that by which Tunix's learner divides logits; None does not check it. Tunix takes
+    each `pad_token_id` in a prompt for padding.
+
+    Raises:
+        BatchError: no group is left, or Tunix would cut or misread a trajectory, or wait for one.
+        ConfigError: a trajectory was sampled at another temperature.
     """
     require_whole_number("group_size", group_size, at_least=1)
     require_whole_number("max_prompt_length", max_prompt_length, at_least=1)
@@ -71,7 +76,7 @@ def to_items(
     items = []
     for number, members in enumerate(whole, start=first_group):
         for pair, trajectory in enumerate(sorted(members, key=lambda member: member.sample_index)):
-            [row] = TrainerRow.all_of(trajectory, "Tunix", several=False)
+            [row] = TrainerRow.all_of(trajectory, "Tunix", several=False, temperature=temperature)
             _check(row, pad_token_id, max_prompt_length, max_response_length)
             items.append(
                 TrajectoryItem(

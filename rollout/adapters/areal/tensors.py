@@ -16,13 +16,19 @@ _PIXELS = {"pixel_values", "image_grid_thw"}
 
 
 def to_tensors(
-    trajectory: Trajectory, *, several_rows: bool = False, processor: ImageProcessor | None = None
+    trajectory: Trajectory,
+    *,
+    several_rows: bool = False,
+    processor: ImageProcessor | None = None,
+    temperature: float | None = 1.0,
 ) -> dict[str, Any] | None:
     """Return what `arun_episode` returns for a trajectory; None, which AReaL leaves out, if it is not usable.
 
     `several_rows` allows a row for each token sequence, else several raise BatchError. AReaL normalizes rewards over a
     fixed number of rows, so this does not go with normalization over groups. `processor` is that of the rollout, for
     images: all rows of a group must have some. Raises BatchError if it makes other tensors than AReaL takes.
+    `temperature` is AReaL's `actor.temperature`, by which it divides logits: another one of the trajectory raises
+    ConfigError. None does not check it, for a workflow that only evaluates.
 
     Returns:
         `input_ids`, `loss_mask`, `versions` (-1 for the env's tokens) int32, `logprobs` float32, `attention_mask` bool,
@@ -32,7 +38,9 @@ def to_tensors(
     import torch
 
     advice = ", or give several_rows=True and normalize no rewards over groups"
-    rows = TrainerRow.all_of(trajectory, "AReaL", several=several_rows, advice=advice, processor=processor)
+    rows = TrainerRow.all_of(
+        trajectory, "AReaL", several=several_rows, temperature=temperature, advice=advice, processor=processor
+    )
     if not rows:
         return None
     shape = (len(rows), max(len(row.token_ids) for row in rows))

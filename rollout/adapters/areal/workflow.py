@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import EpisodeFailedError
 from toolgym.rollout.adapters.areal.tensors import to_tensors
-from toolgym.rollout.adapters.episode_settings import EpisodeSettings, sampling_from
+from toolgym.rollout.adapters.episode_settings import EpisodeSettings, require_same_temperature, sampling_from
 from toolgym.rollout.adapters.versions import needs
 from toolgym.rollout.engines.base import FinishReason, Generation, GenerationRequest
 from toolgym.rollout.episode.config import require_one_sequence
@@ -44,8 +44,9 @@ class ToolgymWorkflow(RolloutWorkflow):  # type: ignore[misc]  # AReaL has no ty
     `gconfig.n_samples` is 1, only the episode is left out.
 
     `env` is an env id, with its `env_kwargs`, or a function that makes an env. `max_new_tokens` of `gconfig` bounds one
-    turn, `max_tokens` prompt and response together. Further settings are those of `EpisodeSettings`. Raises ConfigError
-    for what does not go with exact tokens.
+    turn, `max_tokens` prompt and response together. Further settings are those of `EpisodeSettings`. `temperature` is
+    AReaL's `actor.temperature`, by which it divides logits, and must be that of `gconfig`; None is for a workflow that
+    only evaluates. Raises ConfigError for what does not go with exact tokens.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class ToolgymWorkflow(RolloutWorkflow):  # type: ignore[misc]  # AReaL has no ty
         tokenizer: PreTrainedTokenizerBase | str,
         env_kwargs: Mapping[str, Any] | None = None,
         several_rows: bool = False,
+        temperature: float | None = 1.0,
         **settings: Any,
     ) -> None:
         for name in ("use_beam_search", "ignore_eos"):
@@ -66,13 +68,14 @@ class ToolgymWorkflow(RolloutWorkflow):  # type: ignore[misc]  # AReaL has no ty
         sampling = sampling_from(gconfig, gconfig.max_new_tokens)
         if gconfig.greedy:
             sampling = replace(sampling, temperature=0.0)
+        require_same_temperature("AReaL", sampling, temperature, "gconfig.temperature", "actor.temperature")
         self._config = replace(EpisodeSettings(**settings).run_config(), sampling=sampling)
         if not several_rows:
             require_one_sequence(self._config, "AReaL without several_rows")
         self._factory = EnvFactory.of(env, env_kwargs)
         self._gconfig = gconfig
         self._tokenizer = load_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
-        self._several_rows = several_rows
+        self._several_rows, self._temperature = several_rows, temperature
         self._groups: defaultdict[Any, set[asyncio.Task[Any]]] = defaultdict(set)
 
     async def arun_episode(self, engine: InferenceEngine, data: dict[str, Any]) -> dict[str, Any] | None:
@@ -107,7 +110,8 @@ class ToolgymWorkflow(RolloutWorkflow):  # type: ignore[misc]  # AReaL has no ty
         )
         _log(trajectory)
         # the lists of a long trajectory are not to hold up the engine's answers
-        rows = await in_thread(to_tensors, trajectory, several_rows=self._several_rows)
+        options = {"several_rows": self._several_rows, "temperature": self._temperature}
+        rows = await in_thread(partial(to_tensors, trajectory, **options))
         if rows is None and self._gconfig.n_samples > 1 and not self._several_rows:
             failure = not_trainable_error(trajectory)
             raise EpisodeFailedError(failure.stop_reason, f"a group is left out, because of one episode: {failure}")

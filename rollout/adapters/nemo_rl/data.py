@@ -24,15 +24,19 @@ if TYPE_CHECKING:
 _ENV = "environment"
 
 
-def to_message_log(trajectory: Trajectory, tokenizer: PreTrainedTokenizerBase) -> list[dict[str, Any]]:
+def to_message_log(
+    trajectory: Trajectory, tokenizer: PreTrainedTokenizerBase, *, temperature: float | None = 1.0
+) -> list[dict[str, Any]]:
     """Return the message log of a trajectory: its prompt, then a message for each span of policy's or env's tokens.
 
     Messages have `role`, `content`, `token_ids` int64 `[tokens]`, and for the assistant's `generation_logprobs` float32
-    `[tokens]`. Raises BatchError unless there is exactly one token sequence in which the policy sampled something.
+    `[tokens]`. `temperature` is NeMo-RL's `policy.generation.temperature`, by which it divides logits; None does not
+    check it. Raises BatchError unless there is exactly one token sequence in which the policy sampled something, and
+    ConfigError if it was sampled at another temperature.
     """
     import torch
 
-    rows = TrainerRow.all_of(trajectory, "NeMo-RL", several=False)
+    rows = TrainerRow.all_of(trajectory, "NeMo-RL", several=False, temperature=temperature)
     if not rows:
         raise BatchError(f"trajectory {trajectory.id} ({trajectory.stop_reason.value}) has no tokens to train on")
     sequence = rows[0].sequence
@@ -52,13 +56,18 @@ def to_message_log(trajectory: Trajectory, tokenizer: PreTrainedTokenizerBase) -
 
 @named_keywords
 def to_batch(
-    trajectories: Iterable[Trajectory], *, tokenizer: PreTrainedTokenizerBase, task_name: str = "toolgym"
+    trajectories: Iterable[Trajectory],
+    *,
+    tokenizer: PreTrainedTokenizerBase,
+    task_name: str = "toolgym",
+    temperature: float | None = 1.0,
 ) -> dict[str, Any]:
     """Return what NeMo-RL's rollouts return for trajectories of whole groups, in order; give it to `BatchedDataDict`.
 
     A trajectory that is not usable keeps its place with the `loss_multiplier` 0. NeMo-RL takes the mean of a group over
     all of its rows; so such a row has the mean reward of the usable ones of its group, which keeps that mean. Raises
-    BatchError if one has several token sequences.
+    BatchError if one has several token sequences, and ConfigError if one was sampled at another temperature than
+    NeMo-RL's `policy.generation.temperature`.
 
     Returns:
         `message_log`, `extra_env_info`, `task_name` and `idx` as lists; `length` int64, `loss_multiplier` and
@@ -72,7 +81,10 @@ def to_batch(
         if episode.usable:
             rewards[episode.group_id].append(float(episode.reward))
     means = {name: sum(values) / len(values) for name, values in rewards.items()}
-    logs = [to_message_log(episode, tokenizer) if episode.usable else _masked(tokenizer) for episode in episodes]
+    logs = [
+        to_message_log(episode, tokenizer, temperature=temperature) if episode.usable else _masked(tokenizer)
+        for episode in episodes
+    ]
     return {
         "message_log": logs,
         "length": torch.tensor([sum(len(message["token_ids"]) for message in log) for log in logs]),

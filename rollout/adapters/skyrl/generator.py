@@ -131,6 +131,7 @@ class ToolgymGenerator(GeneratorInterface):  # type: ignore[misc]  # SkyRL has n
             step_wise=self._cfg.step_wise_trajectories,
             trajectory_ids=names,
             routing=[routing for _, routing in results if routing is not None] or None,
+            temperature=float(self._cfg.sampling_params.temperature),
         )
         output["rollout_metrics"] = _rollout_metrics(output)
         if self._cfg.zero_reward_on_non_stop:

@@ -50,6 +50,7 @@ def to_generator_output(
     trajectory_ids: Sequence[TrajectoryID] | None = None,
     routing: Sequence[ContextRouting] | None = None,
     processor: ImageProcessor | None = None,
+    temperature: float | None = 1.0,
 ) -> GeneratorOutput:
     """Return what a generator returns for these trajectories, in their order.
 
@@ -64,6 +65,8 @@ def to_generator_output(
         trajectory_ids: SkyRL's, one for each; None: made of `group_id` and `sample_index`.
         routing: the routed experts of whole contexts, one for each; None: they are not replayed.
         processor: that of the rollout, for images: it must make `pixel_values` and `image_grid_thw`.
+        temperature: SkyRL's `generator.sampling_params.temperature`, by which it divides logits. Another one of a
+            trajectory raises ConfigError; None does not check it.
     """
     episodes = require_trajectories(trajectories)
     with needs("skyrl", "A generator's output for SkyRL"):
@@ -75,7 +78,7 @@ def to_generator_output(
     rows = [
         row
         for trajectory, name, its_routing in zip(episodes, ids, routings, strict=True)
-        for row in _rows(trajectory, name, its_routing, step_wise, filler_id, processor)
+        for row in _rows(trajectory, name, its_routing, step_wise, filler_id, processor, temperature)
     ]
     sequences = [row.row.sequence for row in rows]
     episodes = [row.row.trajectory for row in rows]
@@ -115,9 +118,12 @@ def _rows(
     step_wise: bool,
     filler_id: int,
     processor: ImageProcessor | None,
+    temperature: float | None,
 ) -> list[_OutputRow]:
     advice = ", or set generator.step_wise_trajectories=true"
-    rows = TrainerRow.all_of(trajectory, "SkyRL", several=step_wise, advice=advice, processor=processor)
+    rows = TrainerRow.all_of(
+        trajectory, "SkyRL", several=step_wise, temperature=temperature, advice=advice, processor=processor
+    )
     if not rows:
         return [_OutputRow(TrainerRow.masked(trajectory, filler_id), name, True, np.zeros(1), None)]
     placed = token_rewards(trajectory, "outcome" if step_wise else "turns")

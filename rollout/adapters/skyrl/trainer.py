@@ -7,6 +7,7 @@ from collections.abc import Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 from toolgym.rollout.adapters.skyrl.output import BROKEN_OFF
+from toolgym.tools.errors import ConfigError
 
 if TYPE_CHECKING:
     from skyrl.backends.skyrl_train.training_batch import TrainingInputBatch
@@ -51,6 +52,7 @@ class CountedEpisodes:
         return batch
 
     def compute_advantages_and_returns(self, data: TrainingInputBatch) -> TrainingInputBatch:
+        _require_groups(self.cfg)  # type: ignore[attr-defined]
         uids, broken = data.metadata["uids"], set(data.metadata.pop(_METADATA))
         data.metadata["uids"] = [f"{uid} {row}" if row in broken else uid for row, uid in enumerate(uids)]
         batch = super().compute_advantages_and_returns(data)  # type: ignore[misc]
@@ -96,6 +98,16 @@ class CountedEpisodes:
                 f"eval/all/pass_at_{count}": overall["pass_at_n"],
             }
         return metrics
+
+
+def _require_groups(cfg: Any) -> None:
+    """Raise ConfigError if SkyRL would compare each episode with itself alone, so that all advantages are 0."""
+    estimator = cfg.trainer.algorithm.advantage_estimator
+    if estimator == "grpo" and getattr(cfg.generator, "n_samples_per_prompt", None) == 1:
+        raise ConfigError(
+            "trainer.algorithm.advantage_estimator=grpo compares the episodes of a prompt, and there is one of each "
+            "(generator.n_samples_per_prompt=1), so nothing would be trained: sample more"
+        )
 
 
 def _alone(uids: Sequence[str], broken: Set[int], is_last_step: Sequence[bool] | None) -> list[int]:

@@ -53,6 +53,8 @@ async def generate(
     with needs_sources("slime", ADDRESS, "an episode for slime"):
         from slime.rollout.sglang_rollout import GenerateState
     require_usable(args, evaluation)
+    if not evaluation:
+        require_groups(args)
     settings = settings_of(args, sample)
     config = settings.run_config(
         sampling_params,
@@ -84,7 +86,13 @@ async def generate(
         log.warning(
             "sample %s: %s: %s", sample.index, trajectory.stop_reason.value, shorten(trajectory.error.message)
         )  # fmt: skip
-    samples = fill(sample, trajectory, state.tokenizer, router.payloads)
+    samples = fill(
+        sample,
+        trajectory,
+        state.tokenizer,
+        router.payloads,
+        temperature=None if evaluation else getattr(args, "rollout_temperature", None),
+    )
     for meta in router.metas:
         sample.prefix_cache_info.add(meta)
         if getattr(args, "sglang_speculative_algorithm", None):
@@ -236,6 +244,17 @@ def require_usable(args: Namespace, evaluation: bool) -> None:
         raise ConfigError(
             "slime would count an episode that the infrastructure broke off, and one of several samples several times: "
             f"train with --custom-reward-post-process-path {_HOOKS}.post_process_rewards, or a function of your own"
+        )
+
+
+def require_groups(args: Namespace) -> None:
+    """Raise ConfigError if slime would compare each episode with itself alone, so that all advantages are 0."""
+    grouped = getattr(args, "advantage_estimator", None) in _GROUP_ESTIMATORS
+    if grouped and getattr(args, "rewards_normalization", False) and getattr(args, "n_samples_per_prompt", None) == 1:
+        raise ConfigError(
+            f"--advantage-estimator {args.advantage_estimator} compares the episodes of a prompt, and there is one of "
+            "each (--n-samples-per-prompt 1): all advantages would be 0 and nothing would be trained. Sample more, or "
+            "add --disable-rewards-normalization"
         )
 
 

@@ -47,15 +47,18 @@ def to_samples(
     first_group: int = 0,
     first_index: int = 0,
     processor: ImageProcessor | None = None,
+    temperature: float | None = 1.0,
 ) -> list[list[list[Sample]]]:
     """Return the samples of whole groups, a list for each, as slime's `RolloutFnTrainOutput.samples` has them.
 
     Each trajectory is a list, of one sample or of several with one `rollout_id`: slime looks at the first element to
     see what the others are. One that is not usable keeps its place as a masked sample (`remove_sample`, status
     `ABORTED`, reward 0, which `post_process_rewards` keeps out of its group). Groups and trajectories are numbered from
-    `first_group` and `first_index`. The rollout's `processor` makes `multimodal_train_inputs` of images. Raises
-    BatchError if there are images and no processor, or if a trajectory has routed experts, which are those of sampled
-    tokens: slime replays the routing of every token, which only `generate` can ask for.
+    `first_group` and `first_index`. `temperature` is slime's `--rollout-temperature`, by which it divides logits. None
+    does not check it, and a trajectory of another one raises ConfigError. The rollout's `processor` makes
+    `multimodal_train_inputs` of images. Raises BatchError if there are images and no processor, or if a trajectory has
+    routed experts, which are those of sampled tokens: slime replays the routing of every token, which only `generate`
+    can ask for.
     """
     with needs_sources("slime", ADDRESS, "a sample of slime's"):
         from slime.utils.types import Sample
@@ -71,7 +74,7 @@ def to_samples(
             prompt=_prompt(trajectory, tokenizer),
             label=trajectory.ground_truth,
         )
-        group.append(fill(base, trajectory, tokenizer, processor=processor))
+        group.append(fill(base, trajectory, tokenizer, processor=processor, temperature=temperature))
     return list(groups.values())
 
 
@@ -81,9 +84,11 @@ def fill(
     tokenizer: PreTrainedTokenizerBase,
     payloads: Payloads | None = None,
     processor: ImageProcessor | None = None,
+    *,
+    temperature: float | None,
 ) -> list[Sample]:
     """Fill a sample with a trajectory: itself with the first sequence, copies of it with the others."""
-    rows = TrainerRow.all_of(trajectory, "slime", several=True, processor=processor)
+    rows = TrainerRow.all_of(trajectory, "slime", several=True, temperature=temperature, processor=processor)
     samples = [base, *(copy.deepcopy(base) for _ in rows[1:])]
     for sample in samples:
         sample.metadata = {**(sample.metadata or {}), METADATA: _about(trajectory)}

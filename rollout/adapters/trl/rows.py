@@ -28,18 +28,19 @@ _IDS = ("prompt_ids", "completion_ids")
 _PER_TOKEN = ("logprobs", "env_mask")
 
 
-def to_output(trajectories: Sequence[Trajectory], *, filler_id: int) -> dict[str, Any]:
+def to_output(trajectories: Sequence[Trajectory], *, filler_id: int, temperature: float | None = 1.0) -> dict[str, Any]:
     """Return what `rollout_func` returns for these trajectories, in their order.
 
     A trajectory that is not usable keeps its place with a mask of 0 and a reward of None: TRL wants a row for each
     prompt, and leaves one without a reward out of its group's mean and deviation. `filler_id`, the end-of-sequence id,
-    is for rows that have no prompt or no completion, which TRL refuses. Raises BatchError if one has several token
-    sequences.
+    is for rows that have no prompt or no completion, which TRL refuses. `temperature` is that of the `GRPOConfig`, by
+    which TRL divides logits; None does not check it. Raises BatchError if one has several token sequences, and
+    ConfigError if one was sampled at another temperature.
     """
     output: dict[str, Any] = {name: [] for name in (*_IDS, *_PER_TOKEN, REWARD, STOP_REASON)}
     advice = ", or train with the async trainer, which takes a row for each sequence (`to_rollout_samples`)"
     for trajectory in require_trajectories(trajectories):
-        rows = TrainerRow.all_of(trajectory, "TRL", several=False, advice=advice)
+        rows = TrainerRow.all_of(trajectory, "TRL", several=False, temperature=temperature, advice=advice)
         [row] = rows or [TrainerRow.masked(trajectory, filler_id, keep_tokens=True)]
         arrays = row.sequence.prompt_ids, row.sequence.response_ids, row.sequence.logprobs, row.sequence.response_mask
         reward = trajectory.reward if rows else None
@@ -88,7 +89,11 @@ def _check_row(output: Mapping[str, Any], row: int, most: int | None) -> None:
 
 
 def to_rollout_samples(
-    trajectories: Sequence[Trajectory], advantages: Sequence[float | None], *, first_group: int = 0
+    trajectories: Sequence[Trajectory],
+    advantages: Sequence[float | None],
+    *,
+    first_group: int = 0,
+    temperature: float | None = 1.0,
 ) -> list[RolloutSample]:
     """Return the samples of whole groups, one for each token sequence, in order; TRL packs those of a group together.
 
@@ -98,7 +103,7 @@ def to_rollout_samples(
 
     `advantages` are those of `group_advantages`. Groups are numbered from `first_group`; no number may come twice in a
     run. Raises BatchError if an advantage is missing or not finite, or a weight version is no number: TRL counts its
-    versions.
+    versions. `temperature` is as in `to_output`.
     """
     with needs("trl", "Samples for TRL's async trainer"):
         from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
@@ -113,7 +118,7 @@ def to_rollout_samples(
             raise BatchError(f"the advantage of trajectory {trajectory.id} is {advantage!r}")
         messages = [{**message} for message in trajectory.messages]
         first = next(iter(trajectory.turn_places), len(messages))
-        for row in TrainerRow.all_of(trajectory, "TRL", several=True):
+        for row in TrainerRow.all_of(trajectory, "TRL", several=True, temperature=temperature):
             samples.append(
                 RolloutSample(
                     prompt=messages[:first],

@@ -213,7 +213,7 @@ class Spec:
                 colocated = Colocated(trainer)
                 trajectories = colocated.step_until(self._bridge.submit(self._play(jobs, colocated, trainer)))
         require_one_that_played(trajectories)
-        output = to_output(trajectories, filler_id=self.tokenizer.eos_token_id)
+        output = to_output(trajectories, filler_id=self.tokenizer.eos_token_id, temperature=trainer.args.temperature)
         check_output(output, prompts=len(prompts), max_completion_length=trainer.max_completion_length)
         if not any(map(any, output["env_mask"])):
             reasons = ", ".join(sorted(set(output[STOP_REASON])))
@@ -393,6 +393,7 @@ def require_usable(trainer: GRPOTrainer, tokenizer: PreTrainedTokenizerBase) -> 
             "rollout_func samples by temperature, top_p, top_k and min_p alone, got "
             f"repetition_penalty={args.repetition_penalty!r} and generation_kwargs={args.generation_kwargs!r}"
         )
+    _require_ends_that_trl_knows(args, tokenizer)
     theirs = trainer.processing_class
     if theirs is not tokenizer:
         same = theirs.get_vocab() == tokenizer.get_vocab() and theirs.encode(_PROBE) == tokenizer.encode(_PROBE)
@@ -402,6 +403,21 @@ def require_usable(trainer: GRPOTrainer, tokenizer: PreTrainedTokenizerBase) -> 
                 "the trainer has another tokenizer, or another chat template, than the spec: give it "
                 "GRPOTrainer(processing_class=spec.tokenizer)"
             )
+
+
+def _require_ends_that_trl_knows(args: Any, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise ConfigError if TRL would take whole turns for truncated ones, mask them, and train on nothing."""
+    if not args.mask_truncated_completions:
+        return
+    known = {tokenizer.eos_token_id, tokenizer.pad_token_id}
+    others = sorted(set(ChatRenderer(tokenizer).stop_token_ids) - known)
+    if others:
+        shown = ", ".join(map(repr, tokenizer.convert_ids_to_tokens(others)))
+        raise ConfigError(
+            f"mask_truncated_completions=True masks every completion whose last token is not the tokenizer's eos token "
+            f"{tokenizer.eos_token!r}, and turns of this chat template end with {shown}: TRL would train on nothing. "
+            "Leave it out, or give the policy's tokenizer and generation_config the eos token that ends its turns"
+        )
 
 
 def prompts_of(prompts: Sequence[Any], tasks: Sequence[Task]) -> list[int]:

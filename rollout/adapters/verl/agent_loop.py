@@ -129,6 +129,7 @@ class ToolgymAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl has no type
             pad_token_id=self.pad_token_id,
             global_steps=generate.steps(columns.get("global_steps")),
             processor=self.processor,
+            temperature=None,  # verl samples and trains at its one `rollout.temperature`
         )
         loop_metrics = AgentLoopMetrics(**metrics(trajectory, generate.num_preempted))
         experts = generate.routed_experts if len(rows) == 1 else None

@@ -36,14 +36,16 @@ def to_data_proto(
     pad_token_id: int,
     logprobs: bool = True,
     processor: ImageProcessor | None = None,
+    temperature: float | None = 1.0,
 ) -> DataProto:
     """Return a batch for verl's V0 trainer, recipes and losses, in order; its tensors equal verl's own to the bit.
 
     Failed episodes are rows whose mask is 0; give `algorithm.adv_estimator=toolgym_grpo` to leave them out of their
-    group's statistics. `uid` is the trajectory's `group_id`. Prompts are padded on the left, responses on the right,
-    and cut. Raises ConfigError if a prompt is too long, or a trajectory has several sequences. With the rollout's
-    `processor` of images there are `multi_modal_inputs`, and `position_ids` are `[batch, 4, prompt_length +
-    response_length]` if verl bound `get_rope_index` to it.
+    group's statistics. `temperature` is verl's `rollout.temperature`, by which its actor divides logits; None does not
+    check it. `uid` is the trajectory's `group_id`. Prompts are padded on the left, responses on the right,
+    and cut. Raises ConfigError if a prompt is too long, or a trajectory has several sequences or another temperature.
+    With the rollout's `processor` of images there are `multi_modal_inputs`, and `position_ids` are
+    `[batch, 4, prompt_length + response_length]` if verl bound `get_rope_index` to it.
 
     Returns:
         int64 `prompts` `[batch, prompt_length]`, `responses` and `response_mask` `[batch, response_length]`,
@@ -65,6 +67,7 @@ def to_data_proto(
             response_length=response_length,
             pad_token_id=pad_token_id,
             processor=processor,
+            temperature=temperature,
         )
         if len(parts) > 1:
             raise ConfigError(

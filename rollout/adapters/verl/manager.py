@@ -110,10 +110,16 @@ class ManagerWorker:
         async with TransferQueueWriter("val" if validate else "train").group(row["uid"]) as group:
             loop = self._loop(row.pop("agent_name", None) or self._rollout.agent.default_agent_loop)
             rows = ({**row, "session_id": session} for session in range(size))
-            await together(self._episode(loop, sampling, session_row, group) for session_row in rows)
+            await together(self._episode(loop, sampling, session_row, group, validate=validate) for session_row in rows)
 
     async def _episode(
-        self, loop: ToolgymAgentLoop, sampling: Mapping[str, Any], row: dict[str, Any], group: QueueGroup
+        self,
+        loop: ToolgymAgentLoop,
+        sampling: Mapping[str, Any],
+        row: dict[str, Any],
+        group: QueueGroup,
+        *,
+        validate: bool,
     ) -> None:
         async with self._turns:
             for _ in range(self._options.attempts):
@@ -133,6 +139,7 @@ class ManagerWorker:
             routed_experts=generate.routed_experts,
             logprobs=bool(self._rollout.calculate_log_probs),
             processor=loop.processor,
+            temperature=None if validate else float(self._rollout.temperature),
         )
         await group.put(rows)
 

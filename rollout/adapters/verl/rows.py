@@ -68,14 +68,15 @@ def rows_of(
     prompt_length: int | None = None,
     global_steps: tuple[int | None, int | None] | None = None,
     processor: ImageProcessor | None = None,
+    temperature: float | None = 1.0,
 ) -> list[VerlRow]:
     """Return a row for each sequence with tokens of the policy; for an episode that is not usable one whose mask is 0.
 
     A response keeps `response_length` tokens; the runner's own limits allow no more. A prompt above `prompt_length`,
     or an image that would be cut, raises ConfigError. `global_steps` are the first and last version of the weights;
-    None: see `versions_of`. `processor` makes pixel inputs of images.
+    None: see `versions_of`. `processor` makes pixel inputs of images. `temperature`: see `require_temperature`.
     """
-    rows = TrainerRow.all_of(trajectory, "verl", several=True, processor=processor)
+    rows = TrainerRow.all_of(trajectory, "verl", several=True, temperature=temperature, processor=processor)
     masked = not rows
     verl_rows = []
     for row in rows or [TrainerRow.masked(trajectory, pad_token_id, keep_tokens=processor is None)]:

@@ -25,6 +25,7 @@ def queue_rows(
     routed_experts: Any = None,
     logprobs: bool = True,
     processor: ImageProcessor | None = None,
+    temperature: float | None = 1.0,
 ) -> list[QueueRow]:
     """Return the rows of a trajectory, with the fields, keys and tags that verl's own worker gives them.
 
@@ -40,6 +41,7 @@ def queue_rows(
         logprobs: whether to give `rollout_log_probs`. verl wants them in all rows, or in none.
         processor: that of the rollout, for a model that takes images: it makes `multi_modal_inputs`, and
             `position_ids` `[4, prompt + response]` if verl bound `get_rope_index` to it.
+        temperature: verl's `rollout.temperature`, by which its actor divides logits; None does not check it.
 
     Returns:
         For each sequence a row: int64 `prompts` `[prompt]`, `responses`, `response_mask` and `loss_mask` `[response]`,
@@ -57,6 +59,7 @@ def queue_rows(
         pad_token_id=pad_token_id,
         global_steps=(global_steps if first is None else first, global_steps if last is None else last),
         processor=processor,
+        temperature=temperature,
     )
     queued = []
     for number, row in enumerate(rows):

@@ -34,14 +34,18 @@ AS_MESSAGES = ("agent_lightning", "gem", "miles", "nemo_gym", "rllm", "titanrl")
 SHARED = ("episode_settings", "served_episodes", "task_rows", "trainer_row", "transfer_queue", "versions")
 
 
-def tunix_items(load, trajectory):
+def tunix_module(load):
+    """The adapter for Tunix with stand-ins of its names."""
     item = dataclasses.make_dataclass("TrajectoryItem", ["pair_index", "group_id", "start_step", "traj", "metadata"])
     status = enum.Enum("TrajectoryStatus", ["SUCCEEDED", "MAX_STEPS_REACHED", "MAX_CONTEXT_LIMIT_REACHED"])
     modules = {name: {} for name in ("tunix", "tunix__rl", "tunix__rl__agentic", "tunix__rl__agentic__agents")}
     kinds = {"TrajectoryItem": item, "TrajectoryStatus": status}
-    adapter = load("tunix", **modules, tunix__rl__agentic__agents__agent_types=kinds)
+    return load("tunix", **modules, tunix__rl__agentic__agents__agent_types=kinds)
+
+
+def tunix_items(load, trajectory):
     bounds = {"group_size": 1, "pad_token_id": 0, "max_prompt_length": 40, "max_response_length": 40}
-    return adapter.to_items([trajectory], **bounds)
+    return tunix_module(load).to_items([trajectory], **bounds)
 
 
 def torchrl_batch(load, trajectory):
