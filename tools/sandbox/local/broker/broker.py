@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 SOFT_KILL = 0.5
 """Seconds between the interrupt of a cell at its deadline and the kill."""
 
+SHOWING = 0.02
+"""Seconds that a program of a run has at its deadline to write its stack, until it is killed."""
+
 YOUNG = 0.25
 """Seconds after which a cell has surely begun to listen to interrupts."""
 
@@ -342,9 +345,16 @@ class Broker:
         if channel.session and channel.request["op"] == "cell" and not channel.last_warning:
             # A cell that has hardly begun may still ignore interrupts: it gets another one.
             young = time.monotonic() - channel.started < YOUNG
+            if not channel.interrupted:
+                channel.signal(frames.SHOW_STACK)  # C code may never return to see the interrupt
             channel.interrupted, channel.last_warning = True, not young
             channel.signal(signal.SIGINT)
             self._deadlines.arm(channel, YOUNG / 5 if young else SOFT_KILL)
+            return
+        if channel.request["op"] == "run" and channel.shows_stack and channel.killed is None:
+            channel.blame(KillReason.TIMEOUT)
+            channel.signal(frames.SHOW_STACK)
+            self._deadlines.arm(channel, SHOWING)
             return
         channel.blame(KillReason.TIMEOUT)
         if channel.session:

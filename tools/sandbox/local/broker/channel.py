@@ -117,6 +117,11 @@ class Channel:
         self.output = {1: Capture(self.output_bytes), 2: Capture(self.output_bytes)}
         self.interrupted = self.last_warning = False
 
+    @property
+    def shows_stack(self) -> bool:
+        """Whether the process is a Python program, which writes its stack when it gets `frames.SHOW_STACK`."""
+        return self.untrusted and self.request is not None and not self.request.get("argv")
+
     def take_request(self) -> dict[str, Any] | None:
         request, self.request, self.deadline = self.request, None, 0
         return request

@@ -16,6 +16,7 @@ import contextlib
 import linecache
 import os
 import sys
+import threading
 import traceback
 import types
 from typing import TYPE_CHECKING, Any
@@ -48,6 +49,7 @@ class Notebook:
         self._names: dict[str, Any] = main.__dict__
         self._display = display.Display()
         self._display.put_in_place()
+        sys.unraisablehook = threading.excepthook = _show_unraised  # those of C do not show the lines of cells
         self._names.update({"display": self._display.display, cells.SHELL: cells.run_shell})
         self._count = 0
         self._futures = 0
@@ -235,6 +237,22 @@ def _line_of(error: BaseException, name: str) -> int | None:
             line = frame.tb_lineno
         frame = frame.tb_next
     return line
+
+
+def _show_unraised(about: Any) -> None:
+    """Print an exception that nobody can catch, of a finalizer or of a thread, as Python does, with its source."""
+    if about.exc_type is SystemExit:
+        return
+    thread = getattr(about, "thread", None)
+    if isinstance(about, threading.ExceptHookArgs):
+        title = f"Exception in thread {thread.name if thread is not None else threading.get_ident()}:"
+    elif about.err_msg and about.object is None:
+        title = f"{about.err_msg}:"
+    else:
+        title = f"{about.err_msg or 'Exception ignored in'}: {about.object!r}"
+    frames = program.own_frames(about.exc_traceback)
+    lines = traceback.format_exception(about.exc_type, about.exc_value, frames)
+    sys.stderr.write(f"{title}\n{''.join(lines)}")
 
 
 def _find_source(error: SyntaxError) -> None:

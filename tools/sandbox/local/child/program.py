@@ -8,6 +8,7 @@ import atexit
 import builtins
 import ctypes
 import errno
+import faulthandler
 import gc
 import importlib.machinery
 import io
@@ -117,6 +118,9 @@ _depth: recursion_depth.RecursionDepth | None = None
 
 def prepare() -> None:
     global _thread_exits, _exits, _handlers, _depth
+    # Stacks are written to stderr when the interpreter crashes, and when the broker asks for them.
+    faulthandler.enable(file=2)
+    faulthandler.register(frames.SHOW_STACK, file=2)
     _depth = recursion_depth.RecursionDepth()
     _flush_c_files(None)
     sys.orig_argv[:] = [sys.executable, SOURCE]

@@ -25,6 +25,7 @@ from toolgym.tools.sandbox.files import BATCH, FileAction, FileInfo, FileRow, fi
 from toolgym.tools.sandbox.local.host.cpu_slots import CpuSlot, CpuSlots
 from toolgym.tools.sandbox.local.host.isolation import Level
 from toolgym.tools.sandbox.local.host.programs import LocalProcess, Programs
+from toolgym.tools.sandbox.local.host.stack_dumps import HEADER, take_dump
 from toolgym.tools.sandbox.local.host.template_process import GRACE, TemplateLostError, TemplateProcess
 from toolgym.tools.sandbox.local.kernel.harden import MOST_FORKS
 from toolgym.tools.sandbox.local.protocol import answer_codec, marks
@@ -150,11 +151,19 @@ class LocalSession(Session):
             limit = cell.get("why")
             status = ExecutionStatus(limit) if limit in REPORTED_LIMITS else ExecutionStatus.ERROR
         result = cell.get("result")
+        texts = printed(answer)
+        stopped = status in (ExecutionStatus.TIMEOUT, ExecutionStatus.KILLED)
+        dump = take_dump(texts["stderr"], "<cell ", code) if stopped else None
+        if dump is not None:
+            texts["stderr"] = dump.stderr
+            if error is None:
+                name = f"Fatal Python error: {dump.why}" if dump.why else "KeyboardInterrupt"
+                error = CellError(name, "", (HEADER, *dump.frames, f"{name}\n")) if dump.frames else None
         output = marks.read(answer.get("stdout", ""), token)
         display, offsets = _displayed(cell, output)
         return CellResult(
             status=status,
-            **{**printed(answer), "stdout": output.text},
+            **{**texts, "stdout": output.text},
             result=_valid(result) if isinstance(result, str) else None,
             display=display,
             display_offsets=offsets,

@@ -26,6 +26,10 @@ MAX_NOTE = 16 * 1024
 MAX_ANSWER = 64 * 1024 * 1024
 """Bytes of one answer from a child; likewise."""
 
+SHOW_STACK = 64
+"""Signal by which the broker makes an interpreter write its stack to stderr, before it ends what the program does. It
+is the last real-time signal, which hardly any program uses."""
+
 REPORTED_LIMITS = ("memory_limit", "file_limit", "disk_limit")
 """Statuses of limits that a program or cell may report to have met; a lie would gain it nothing."""
 
