@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from toolgym.testing.engines import EngineSuite as EngineSuite
     from toolgym.testing.env_report import check_env as check_env
     from toolgym.testing.errors import ConformanceError as ConformanceError
+    from toolgym.testing.observations.suite import ObservationSuite as ObservationSuite
     from toolgym.testing.sandbox_programs import ProgramSuite as ProgramSuite
     from toolgym.testing.sandbox_runs import RunSuite as RunSuite
     from toolgym.testing.sandbox_sessions import ForkSuite as ForkSuite
