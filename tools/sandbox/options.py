@@ -13,6 +13,10 @@ Network = Literal["off", "loopback", "host"]
 """What programs reach: nothing, a network of their own, or the host's."""
 
 
+Idle = Literal["pause", "run"]
+"""What the threads of a session do while no cell and no program runs."""
+
+
 class RunOptions(TypedDict, total=False):
     """Options of `Sandbox.run`.
 
@@ -60,6 +64,10 @@ class SessionOptions(TypedDict, total=False):
         image: an image as its root: `FILE` or `FILE#NAME`, where FILE is an OCI layout (a folder, or an archive of one)
             or what `docker save` wrote. See `docs/task_images.md`. A `LocalSandbox` at the level `namespaces` takes it.
         hint: all code that will run in it, if known. A sandbox may use it to open the session sooner.
+        recover: whether a cell that ends or hangs its interpreter leaves the session's variables as they were before
+            the cell (`CellResult.recovered`). Default: true. It costs each cell a fork. Not at the level `landlock`.
+        idle: `pause` stops the threads of its interpreter while no cell and no program runs; `run` does not. Default:
+            `pause`. Processes that a cell started run on.
     """
 
     files: Mapping[str, bytes] | None
@@ -72,6 +80,8 @@ class SessionOptions(TypedDict, total=False):
     folders: Sequence[str] | None
     image: str | None
     hint: str | None
+    recover: bool | None
+    idle: Idle | None
 
 
 @dataclass(frozen=True)
@@ -124,6 +134,8 @@ class SessionRequest:
     folders: Sequence[str] = field(default_factory=tuple)
     image: str | None = None
     hint: str | None = None
+    recover: bool | None = None
+    idle: Idle | None = None
 
     def __post_init__(self) -> None:
         _check_start(self.files, self.env, self.memory_mb)
@@ -134,6 +146,11 @@ class SessionRequest:
         if self.network is not None and self.network not in get_args(Network):
             known = ", ".join(map(repr, get_args(Network)))
             raise OptionError(f"network must be one of {known}, got {self.network!r}", "network")
+        if self.recover is not None and type(self.recover) is not bool:
+            raise OptionError(f"recover must be true or false, got {self.recover!r}", "recover")
+        if self.idle is not None and self.idle not in get_args(Idle):
+            known = ", ".join(map(repr, get_args(Idle)))
+            raise OptionError(f"idle must be one of {known}, got {self.idle!r}", "idle")
         check_folders(self.folders)
         if self.image is not None and (not isinstance(self.image, str) or not self.image):
             raise OptionError(f"image must be FILE or FILE#NAME, got {self.image!r}", "image")

@@ -20,7 +20,7 @@ import pydantic
 from toolgym.tools.config import read_options
 from toolgym.tools.errors import ConfigError, SandboxError, shorten
 from toolgym.tools.sandbox.base import ExecutionStatus, Session
-from toolgym.tools.sandbox.options import Network, SessionRequest
+from toolgym.tools.sandbox.options import Idle, Network, SessionRequest
 
 CREATE_KWARGS_OF_VERL = ("ground_truth",)
 """What verl's data sets give to every tool, for a scorer; a sandbox session does not need it."""
@@ -58,6 +58,11 @@ class SessionSetup(pydantic.BaseModel):
     """Further folders that programs may write to, by absolute names, such as `/app`."""
     image: str | None = None
     """An image as the root of the session, see `docs/task_images.md`."""
+    recover: bool | None = None
+    """Whether a cell that ends or hangs the interpreter leaves the variables as they were before the cell. Default: yes
+    """
+    idle: Idle | None = None
+    """`pause` stops the interpreter's threads between calls, `run` does not. Default: `pause`"""
 
     @classmethod
     def of(cls, create_kwargs: Mapping[str, Any], tool: str) -> SessionSetup:
@@ -87,7 +92,7 @@ class SessionSetup(pydantic.BaseModel):
         return bool(self.model_fields_set)
 
 
-_OPTIONS = {"env", "network", "memory_mb", "file_mb", "disk_mb", "inodes", "folders", "image"}
+_OPTIONS = {"env", "network", "memory_mb", "file_mb", "disk_mb", "inodes", "folders", "image", "recover", "idle"}
 
 SETUP_KWARGS = (*SessionSetup.model_fields, *CREATE_KWARGS_OF_VERL)
 """The names of `create_kwargs` of tools that work in a session."""

@@ -118,7 +118,7 @@ async def test_a_fork_that_is_cancelled_leaves_its_origin_and_nothing_else():
 async def test_a_session_that_ends_between_two_cells_is_not_the_sandboxs_failure(level):
     mark = f"ends{os.getpid()}"
     async with beside_a_witness(level) as sandbox:
-        session = await sandbox.session()
+        session = await sandbox.session(idle="run")
         ends = f"{marking(mark)}import os, threading\nthreading.Timer(0.1, lambda: os._exit(0)).start()"
         assert (await session.run_cell(ends)).alive
         await gone(mark)

@@ -14,7 +14,7 @@ from pydantic_core import PydanticCustomError, PydanticKnownError
 from toolgym.tools.sandbox.base import CellResult, ExecResult, ExecutionStatus
 from toolgym.tools.sandbox.files import FileAction, FileInfo
 from toolgym.tools.sandbox.names import MAX_FOLDERS
-from toolgym.tools.sandbox.options import Network
+from toolgym.tools.sandbox.options import Idle, Network
 from toolgym.tools.sandbox.processes import ProcessOutput, ProcessState
 
 MAX_ITEMS = 10_000
@@ -85,6 +85,10 @@ class CreateSessionRequest(WireMessage):
     inodes: int | None = Field(None, gt=0, description="files and folders at once; null: the server's default")
     network: Network | None = Field(None, description="what it reaches; null: what the server's programs do")
     folders: list[str] = Field([], max_length=MAX_FOLDERS, description="further folders to write to: absolute names")
+    recover: bool | None = Field(
+        None, description="whether a cell that ends the interpreter leaves the variables as before it; null: yes"
+    )
+    idle: Idle | None = Field(None, description="what threads do while nothing runs in it; null: they pause")
     files: dict[str, Base64] = Field(
         {}, max_length=MAX_ITEMS, description="files to begin with: relative name to base64"
     )

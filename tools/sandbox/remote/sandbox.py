@@ -141,8 +141,8 @@ class RemoteSandbox(Sandbox):
             "files": _encode(request.files),
             "env": dict(request.env),
         }
-        for name in ("file_mb", "disk_mb", "inodes", "network", "folders"):
-            if value := getattr(request, name):
+        for name in ("file_mb", "disk_mb", "inodes", "network", "folders", "recover", "idle"):
+            if (value := getattr(request, name)) not in (None, ()):
                 body[name] = value
         asked = HttpRequest("POST", "/sessions", json_body(body), OPENING)
         with failing("a session cannot be opened"):

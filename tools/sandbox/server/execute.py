@@ -235,8 +235,8 @@ def session_request(asked: CreateSessionRequest | RunJupyterRequest, config: Ser
     check_limits(asked, config, *timeouts)
     memory = asked.memory_limit_MB if asked.memory_limit_MB > 0 else None
     if isinstance(asked, RunJupyterRequest):
-        return SessionRequest(files=asked.files, memory_mb=memory, hint="\n".join(asked.cells))
-    names = ("files", "env", "file_mb", "disk_mb", "inodes", "network", "folders")
+        return SessionRequest(files=asked.files, memory_mb=memory, hint="\n".join(asked.cells), recover=False)
+    names = ("files", "env", "file_mb", "disk_mb", "inodes", "network", "folders", "recover", "idle")
     return SessionRequest(memory_mb=memory, **{name: getattr(asked, name) for name in names})
 
 

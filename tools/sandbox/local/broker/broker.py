@@ -10,7 +10,6 @@ import gc
 import os
 import signal
 import socket
-import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -19,6 +18,7 @@ from toolgym.tools.sandbox.local.broker.child_pool import ChildPool
 from toolgym.tools.sandbox.local.broker.host_link import HostLink
 from toolgym.tools.sandbox.local.broker.processes import Processes
 from toolgym.tools.sandbox.local.broker.reactor import Deadlines, Reactor
+from toolgym.tools.sandbox.local.broker.recovery import RECOVERY, SOFT_KILL, Recovery
 from toolgym.tools.sandbox.local.broker.runs import Runs
 from toolgym.tools.sandbox.local.broker.session_fork import MAX_REASON, Forks
 from toolgym.tools.sandbox.local.broker.watchdog import Watchdog
@@ -29,14 +29,8 @@ from toolgym.tools.sandbox.local.zygote.zygote import ChildSpec
 if TYPE_CHECKING:
     from toolgym.tools.sandbox.local.protocol.messages import Layers, SessionAnswer, Status
 
-SOFT_KILL = 0.5
-"""Seconds between the interrupt of a cell at its deadline and the kill."""
-
 SHOWING = 0.02
 """Seconds that a program of a run has at its deadline to write its stack, until it is killed."""
-
-YOUNG = 0.25
-"""Seconds after which a cell has surely begun to listen to interrupts."""
 
 FINAL_READS = 8
 """Reads from the control socket of a process that has ended: all it can have left there. Others may write on to it."""
@@ -78,7 +72,8 @@ class Broker:
         )
         self._runs = Runs(self._host, self._pool, self._deadlines, spec)
         self._sessions: dict[str, Channel] = {}
-        self._processes = Processes(self._host, self._reactor, spec.output_bytes, self._drop)
+        self._processes = Processes(self._host, self._reactor, spec.output_bytes, self._drop, self._rest)
+        self._recovery = Recovery(spec, self._reactor, self._settle, self._watch_interpreter)
         self._forks = Forks(self._host, self._reactor, spec, self._watchdog, self._processes, self._adopt, self._drop)
         self._ended: dict[str, tuple[Status, str]] = {}  # sessions that ended between two requests: how, and why
         self._asked: set[Channel] = set()  # of the sessions' channels: all that have a request, and some that had one
@@ -131,6 +126,8 @@ class Broker:
                 busy = {channel.child: None for channel in (*self._runs.running.values(), *self._asked)}
                 busy.update(dict.fromkeys(self._processes.busy))
                 for child, kill in self._watchdog.look(busy, self._sessions):
+                    if kill.reason is KillReason.MEMORY_LIMIT and self._recovery.stop_cells(child, kill):
+                        continue
                     for channel in child.channels:
                         channel.blame(kill.reason, kill.detail)
                     child.kill()
@@ -152,8 +149,12 @@ class Broker:
         self._asked.add(channel)
         self._set_memory(channel.child, request["memory_mb"])
         channel.session = request["session"]
+        channel.recovers, channel.pauses = request["recover"] and self._recovery.possible, request["pause"]
+        if channel.recovers and self._spec.cgroups is not None:
+            self._spec.cgroups.end_together(channel.child.slot, together=False)
         self._sessions[channel.session] = channel
-        channel.send({**request, "op": "session", "fork": self._spec.can_fork})
+        message = {"op": "session", "fork": self._spec.can_fork, "recover": channel.recovers}
+        channel.send({**request, **message})
         self._deadlines.arm(channel, request["timeout"])
 
     def _set_memory(self, child: Child, memory_mb: int) -> None:
@@ -176,6 +177,9 @@ class Broker:
         if forks and self._forks.refuses(channel, request):
             return
         channel.begin(request)
+        channel.wake()
+        if request["op"] == "cell":
+            self._recovery.begin(channel)
         self._asked.add(channel)
         if forks:
             self._processes.retire_launcher(channel)
@@ -190,6 +194,7 @@ class Broker:
             return
         if channel.request is None:
             self._forks.let_start(channel)
+        channel.wake()
         self._processes.start(channel, request)
         if channel.request is request:
             self._asked.add(channel)
@@ -290,7 +295,7 @@ class Broker:
             # User code wrote these bytes. Its request still has to be answered.
             if request is not None and request["op"] == "run":
                 channel.request = request
-            channel.kill_child(KillReason.PROTOCOL)
+            channel.stop(KillReason.PROTOCOL)
             return False
         return True
 
@@ -301,7 +306,11 @@ class Broker:
             raise ValueError("an answer to no request")
         self._host.forward(request["id"], chunk.data, more=not chunk.last)
         if chunk.last:
+            if channel.interrupted and not self._recovery.end_processes(channel):
+                channel.kill_child(KillReason.TIMEOUT)
+                return
             channel.drain()
+            channel.shadow = 0
             status: Status = "timeout" if channel.interrupted else "ok"
             self._settle(channel, {"status": status, "alive": True, "answered": True})
 
@@ -317,6 +326,10 @@ class Broker:
             self._runs.on_note(channel, request, note)
         elif request["op"] == "start":
             self._processes.on_note(channel, request, note)
+        elif "shadow" in note and request["op"] == "cell":
+            self._recovery.note_shadow(channel, int(note["shadow"]), int(note["mb"]))
+        elif "threads" in note and request["op"] == "cell":
+            channel.has_threads = True
         elif channel.copying.fork is not None:
             self._pool.await_fork(channel.child)
             self._forks.on_note(channel.copying.fork, channel, note)
@@ -331,26 +344,34 @@ class Broker:
         self._sessions[channel.session] = channel
         self._asked.add(channel)
         self._watch_channel(channel)
+        self._watch_interpreter(channel)
         self._deadlines.arm(channel, channel.request["timeout"])
 
     def _settle(self, channel: Channel, answer: SessionAnswer) -> None:
         request = channel.take_request()
         if request is not None:
             self._host.answer(request, {**answer, **channel.outputs()})
+            self._rest(channel)
+
+    def _rest(self, channel: Channel) -> None:
+        """Pause the threads of a session that has no request and no program beside its interpreter."""
+        if channel.has_threads and not self._processes.is_busy(channel):
+            channel.pause()
 
     def _on_deadline(self, channel: Channel) -> None:
         channel.deadline = 0
         if channel.request is None:
             return
-        if channel.session and channel.request["op"] == "cell" and not channel.last_warning:
-            # A cell that has hardly begun may still ignore interrupts: it gets another one.
-            young = time.monotonic() - channel.started < YOUNG
+        if channel.session and channel.request["op"] == "cell" and channel.killed is None:
             if not channel.interrupted:
                 channel.signal(frames.SHOW_STACK)  # C code may never return to see the interrupt
-            channel.interrupted, channel.last_warning = True, not young
-            channel.signal(signal.SIGINT)
-            self._deadlines.arm(channel, YOUNG / 5 if young else SOFT_KILL)
-            return
+            seconds = self._recovery.interrupt(channel)
+            if not seconds and channel.shadow:
+                channel.stop(KillReason.TIMEOUT)
+                seconds = RECOVERY
+            if seconds:
+                self._deadlines.arm(channel, seconds)
+                return
         if channel.request["op"] == "run" and channel.shows_stack and channel.killed is None:
             channel.blame(KillReason.TIMEOUT)
             channel.signal(frames.SHOW_STACK)
@@ -397,6 +418,10 @@ class Broker:
             return
         code, usage = exited
         self._reactor.unwatch(child.pidfd)
+        first = child.first
+        if first is not None and first.session and self._recover(first, code) and not child.dead:
+            return
+        self._pool.end(child)
         for channel in [channel for channel in child.channels if child.ended or channel is child.first]:
             self._end_channel(channel, code, usage.ru_utime + usage.ru_stime, usage.ru_maxrss)
         if child.ended:
@@ -405,6 +430,28 @@ class Broker:
         self._reactor.watch(child.init_fd, lambda: self._on_namespace_end(child))
         if not child.channels:
             child.kill()
+
+    def _watch_interpreter(self, channel: Channel) -> None:
+        """Watch an interpreter that took the place of another one, or of which a shadow can take the place."""
+        child = channel.child
+        if child.first is channel:
+            self._reactor.watch(child.pidfd, lambda: self._on_exit(child))
+        else:
+            self._reactor.watch(channel.copying.handle, lambda: self._on_interpreter_exit(channel))
+
+    def _on_interpreter_exit(self, channel: Channel) -> None:
+        """An interpreter has exited that is not this process's child: the copy or the shadow of another one."""
+        code = self._recovery.exit_code(channel)
+        self._reactor.unwatch(channel.copying.handle)
+        if channel.session in self._sessions and not self._recover(channel, code):
+            self._drop(channel, None, code)
+
+    def _recover(self, channel: Channel, code: int | None) -> bool:
+        """Continue a session whose interpreter has exited, from its shadow. Returns whether that is possible."""
+        for _ in range(FINAL_READS):
+            if channel.control.fileno() < 0 or not self._on_control(channel):
+                break
+        return channel.control.fileno() >= 0 and self._recovery.recover(channel, code)
 
     def _on_fork_failed(self, child: Child, error: str) -> None:
         """Give the request of a child that could not be forked to another one. After several tries, the sandbox failed.

@@ -80,7 +80,15 @@ class Channel:
         untrusted: whether user code has run: it may have written all that comes from here on.
         folder: descriptor of the folder that a run's files are fetched from; -1: none.
         home: the program's working folder, relative to that.
-        interrupted: whether a cell got a SIGINT at its deadline; after the `last_warning`, the next one kills.
+        interrupts: how often a cell was interrupted at its deadline, if it had begun to listen to interrupts.
+        interrupted: whether a cell got a SIGINT at its deadline.
+        recovers: whether its interpreter makes a shadow before each cell.
+        shadow: number of the running cell's shadow in the session, as the interpreter says; 0: it has none.
+        shadow_mb: MiB that it may keep, by the same word.
+        cell_began: when the last cell began, in the ticks of /proc.
+        pauses: whether the interpreter is stopped while it has no request and no program, if it has threads.
+        has_threads: whether it said so after its last cell.
+        paused: whether it is stopped.
     """
 
     def __init__(
@@ -102,6 +110,8 @@ class Channel:
         self.killed: Kill | None = None
         self.folder, self.home = -1, "."
         self.compiled: CompilerOutput | None = None
+        self.recovers = self.pauses = self.has_threads = self.paused = False
+        self.shadow = self.shadow_mb = self.cell_began = 0
         self._restart()
         self.copying = CopyState(handle=handle)
         self._outbox = SendBuffer(self.control, reactor)
@@ -115,7 +125,7 @@ class Channel:
     def _restart(self) -> None:
         self.started = time.monotonic()
         self.output = {1: Capture(self.output_bytes), 2: Capture(self.output_bytes)}
-        self.interrupted = self.last_warning = False
+        self.interrupted, self.interrupts = False, 0
 
     @property
     def shows_stack(self) -> bool:
@@ -130,6 +140,36 @@ class Channel:
         """Note why the child is about to be killed, unless there is a reason already."""
         if self.killed is None:
             self.killed = Kill(reason, detail)
+
+    def stop(self, reason: KillReason, detail: str = "") -> None:
+        """Kill the interpreter if a shadow can take its place, and otherwise the child."""
+        if not self.shadow or self.killed is not None:
+            self.kill_child(reason, detail)
+        else:
+            self.blame(reason, detail)
+            self.signal(signal.SIGKILL)
+
+    def continue_as(self, handle: int) -> None:
+        """Let the process behind a handle be the interpreter, whose last one has ended."""
+        if self.copying.handle >= 0:
+            self._reactor.unwatch(self.copying.handle)
+            os.close(self.copying.handle)
+        self.copying.handle = handle
+        self.decoder = frames.ChildDecoder()
+        self.killed = None
+        self.shadow = 0
+        self.has_threads = self.paused = False
+
+    def pause(self) -> None:
+        """Stop the interpreter and its threads until its next request."""
+        if self.pauses and self.has_threads and not self.paused and self.request is None:
+            self.paused = True
+            self.signal(signal.SIGSTOP)
+
+    def wake(self) -> None:
+        if self.paused:
+            self.paused = False
+            self.signal(signal.SIGCONT)
 
     def kill_child(self, reason: KillReason, detail: str = "") -> None:
         """Kill the child for this reason, whatever was noted before."""
@@ -186,7 +226,7 @@ class Channel:
                 return False
             capture.add(data)
             if capture.flooded and self.killed is None:
-                self.kill_child(KillReason.OUTPUT_LIMIT)
+                self.stop(KillReason.OUTPUT_LIMIT)
                 return False
             if len(data) < READ_SIZE:
                 return False
@@ -196,6 +236,15 @@ class Channel:
         for stream, capture in self.output.items():
             while not capture.flooded and self.read_output(stream):
                 pass
+
+    def drop_output(self) -> None:
+        """Drop what the pipes hold, of an interpreter that has ended."""
+        for fd in self.pipes.values():
+            with contextlib.suppress(OSError):
+                for _ in range(READS_PER_TURN):
+                    if len(os.read(fd, READ_SIZE)) < READ_SIZE:
+                        break
+        self.output = {stream: Capture(self.output_bytes) for stream in self.output}
 
     def outputs(self) -> Output:
         out, err = self.output[1], self.output[2]
@@ -225,6 +274,7 @@ class Channel:
         if self.control.fileno() >= 0:
             self._reactor.unwatch(self.control.fileno())
             self.control.close()
+        self._reactor.unwatch(self.copying.handle)
         for fd in (self.copying.handle, self.folder, self.copying.namespace):
             if fd >= 0:
                 os.close(fd)
@@ -265,6 +315,7 @@ class Child:
         number: its number in another /proc than the broker's own, once that is known; 0 before.
         counted: when its files were counted last, which took `counting` seconds.
         weighed: when its memory was measured exactly, which took `weighing` seconds.
+        shadow_mb: MiB on top of its limit for the shadow of a large interpreter.
     """
 
     def __init__(self, slot: int, folder: str) -> None:
@@ -277,7 +328,7 @@ class Child:
         self.init_fd = -1
         self.dead = False
         self.ended = False
-        self.memory_mb = 0
+        self.memory_mb = self.shadow_mb = 0
         self.number = 0
         self.counted = self.counting = 0.0
         self.weighed = self.weighing = 0.0

@@ -96,18 +96,22 @@ class ChildPool:
             self.read_replies()
 
     def reap(self, child: Child) -> tuple[int, Any] | None:
-        """Reap a child that exited. Returns its exit code, negative for a signal, and its usage; None: it is alive. In
-        a pid namespace others may live on until the child is killed; `child.init_fd` tells when the last one ended."""
+        """Reap a child that exited, and return its exit code, negative for a signal, and its usage; None: it is alive.
+        Then `end` has to be called, unless another process takes the child's place."""
         pid, status, usage = os.wait4(child.pid, os.WNOHANG)
         if pid == 0:
             return None
         child.dead = True
+        return os.waitstatus_to_exitcode(status), usage
+
+    def end(self, child: Child) -> None:
+        """End what a child that was reaped left behind. In a pid namespace others may live on until the child is
+        killed; `child.init_fd` tells when the last one ended."""
         if child.init:
             child.init_fd = os.pidfd_open(child.init)
         else:
             child.ended = True
             self._sweep(child)
-        return os.waitstatus_to_exitcode(status), usage
 
     def reap_init(self, child: Child) -> bool:
         """Reap the first process of a child's namespace, which is its last one too. Returns whether it has ended."""

@@ -36,12 +36,19 @@ MAX_CODE = 1 << 31
 
 
 class Processes:
-    """All programs of all sessions, which `drop` ends. `output_bytes` of each stream are kept for the host."""
+    """All programs of all sessions, which `drop` ends. `output_bytes` of each stream are kept for the host. `on_end` is
+    called with a session when a program of it has ended."""
 
     def __init__(
-        self, host: HostLink, reactor: Reactor, output_bytes: int, drop: Callable[[Channel, KillReason | None], None]
+        self,
+        host: HostLink,
+        reactor: Reactor,
+        output_bytes: int,
+        drop: Callable[[Channel, KillReason | None], None],
+        on_end: Callable[[Channel], None],
     ) -> None:
         self._host, self._reactor, self._output_bytes, self._drop_session = host, reactor, output_bytes, drop
+        self._on_end = on_end
         self._named: dict[tuple[str, str], RunningProgram] = {}
         self._launchers: dict[Channel, LauncherLink] = {}  # of each session, the one that starts its next program
         self._links: dict[Channel, list[LauncherLink]] = {}
@@ -146,9 +153,14 @@ class Processes:
 
     @property
     def busy(self) -> Iterator[Child]:
-        for channel, links in self._links.items():
-            if any(not process.ended for link in links for process in link.processes.values()):
+        for channel in self._links:
+            if self.is_busy(channel):
                 yield channel.child
+
+    def is_busy(self, channel: Channel) -> bool:
+        """Whether a session has a program that runs."""
+        links = self._links.get(channel, ())
+        return any(not process.ended for link in links for process in link.processes.values())
 
     def patience(self) -> float | None:
         for due in self._deadlines.due():
@@ -277,6 +289,7 @@ class Processes:
         process.duration = time.monotonic() - process.began
         process.outbox.clear()
         self._close_pipe(process, 0)
+        self._on_end(process.launcher.channel)
 
     def _tell(self, process: RunningProgram) -> None:
         for waiter in [waiter for waiter in process.waiters if waiter.met]:

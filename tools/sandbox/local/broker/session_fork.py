@@ -58,11 +58,12 @@ class Forks:
         return True
 
     def let_start(self, channel: Channel, *, forks: bool = False) -> None:
-        """Have a session's limit of processes allow for its forks (soon one more, if it `forks`): interpreters and
-        launchers do not count as such. What runs already keeps its limit."""
+        """Have a session's limit of processes allow for its forks (soon one more, if it `forks`): interpreters, their
+        shadows and launchers do not count as such. What runs already keeps its limit."""
         child = channel.child
         others = [other for other in child.channels if other is not channel]
-        beside = forks + len(others) + sum(map(self._processes.launchers, others))
+        interpreters = forks + len(child.channels)
+        beside = interpreters - 1 + sum(map(self._processes.launchers, others)) + interpreters * channel.recovers
         if beside == channel.copying.beside:
             return
         if beside > channel.copying.beside:
@@ -144,6 +145,7 @@ class Forks:
         copy.session = fork.request["into"]
         copy.untrusted = True  # it holds all that its origin ran
         copy.copying.fork, copy.copying.beside = fork, origin.copying.beside
+        copy.recovers, copy.pauses = origin.recovers, origin.pauses
         fork.copy = copy
         copy.begin(dict(fork.request))
         origin.child.channels.append(copy)

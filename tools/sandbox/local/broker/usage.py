@@ -51,13 +51,13 @@ def number_here(proc: int, pidfd: int) -> int:
 def child_handle(proc: int, parent: int, claimed: int) -> int:
     """A handle of the child that a process has by the number that it claims, in its own pid namespace; the claim may be
     a lie. `parent` is the process's number in `proc`. Raises `ProcessLookupError` if there is no such child."""
-    for child in reversed(_children(proc, parent)):  # it is nearly always the last one
+    for child in reversed(children(proc, parent)):  # it is nearly always the last one
         # Its numbers from the namespace of that /proc down to its own; the last but one is valid in the broker's.
         words = _read(proc, f"{child}/status").partition("NSpid:")[2].partition("\n")[0].split()
         if len(words) > 1 and int(words[-1]) == claimed:
             handle = os.pidfd_open(int(words[-2]))
             # The number may have gone to another process: the handle is right only if it is of the child that was seen.
-            if number(proc, handle) == child and child in _children(proc, parent):
+            if number(proc, handle) == child and child in children(proc, parent):
                 return handle
             os.close(handle)
     raise ProcessLookupError(f"no child {claimed}")
@@ -66,17 +66,44 @@ def child_handle(proc: int, parent: int, claimed: int) -> int:
 def tree(proc: int, pid: int) -> list[int]:
     pids = [pid]
     for parent in pids:
-        pids += _children(proc, parent)
+        pids += children(proc, parent)
     return pids
 
 
-def _children(proc: int, parent: int) -> list[int]:
+def children(proc: int, parent: int) -> list[int]:
     children: list[int] = []
     # If it is gone, or has ended, it has none.
     with contextlib.suppress(OSError), syscalls.opened(f"{parent}/task", _FOLDER, proc) as tasks:
         for task in os.listdir(tasks):
             children += map(int, _read(tasks, f"{task}/children").split())
     return children
+
+
+def status(proc: int, pid: int) -> dict[str, str]:
+    """The fields of a process's `status`. Raises `OSError` if it is gone."""
+    rows = (line.partition(":") for line in _read(proc, f"{pid}/status").splitlines())
+    return {name: value.strip() for name, _, value in rows}
+
+
+def stat_words(proc: int, pid: int) -> list[str]:
+    """The fields of a process's `stat` from its state on. Raises `OSError` if it is gone."""
+    return _read(proc, f"{pid}/stat").rpartition(")")[2].split()
+
+
+def owner(proc: int, pid: int) -> int:
+    """The user id of a process; -1: it is gone."""
+    try:
+        return os.stat(str(pid), dir_fd=proc).st_uid
+    except OSError:
+        return -1
+
+
+def world(proc: int, pid: int) -> int:
+    """The device of a process's /tmp, which differs between a session and its forks; 0: unknown."""
+    try:
+        return os.stat(f"{pid}/root/tmp", dir_fd=proc).st_dev
+    except OSError:
+        return 0
 
 
 def used_bytes(proc: int, pids: Iterable[int], shared_pages: int) -> int:
@@ -87,19 +114,22 @@ def used_bytes(proc: int, pids: Iterable[int], shared_pages: int) -> int:
     return pages * PAGE
 
 
-def own_bytes(proc: int, pids: Sequence[int], known: dict[int, tuple[list[str], int]]) -> int:
+def own_bytes(proc: int, pids: Sequence[int], shared_pages: int, known: dict[int, tuple[list[str], int]]) -> int:
     """Bytes of processes, of which a page that several share counts once, as the kernel divides it (`Pss`). That takes
     milliseconds for each process: it is read only for those with page faults since the last time, which `known` keeps.
-    Raises `OSError` if this process may not look into another's memory, or that one is gone."""
+    A process that this one may not look into, such as a shadow, counts by itself. Raises `OSError` if one is gone."""
     last = dict(known) if set(known) <= set(pids) else {}  # if one has ended, the others' shares are larger now
     known.clear()
     for pid in pids:
-        words = _read(proc, f"{pid}/stat").rpartition(")")[2].split()
+        words = stat_words(proc, pid)
         faults = [words[7], words[9]]
         known[pid] = last.get(pid, ([], 0))
         if known[pid][0] != faults:
-            text = _read(proc, f"{pid}/smaps_rollup")
-            known[pid] = faults, int(text.partition("\nPss:")[2].split()[0]) << 10
+            try:
+                text = _read(proc, f"{pid}/smaps_rollup")
+                known[pid] = faults, int(text.partition("\nPss:")[2].split()[0]) << 10
+            except PermissionError:
+                known[pid] = faults, used_bytes(proc, [pid], shared_pages)
     return sum(size for _, size in known.values())
 
 

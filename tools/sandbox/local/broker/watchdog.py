@@ -109,11 +109,11 @@ class Watchdog:
         pid = self.number(child)
         if not pid or began < child.weighed + child.weighing / ALARM_SHARE:
             return False
-        processes, most = usage.tree(self._spec.proc, pid), child.memory_mb << 20
+        processes, most = usage.tree(self._spec.proc, pid), child.memory_mb + child.shadow_mb << 20
         over = usage.used_bytes(self._spec.proc, processes, self._spec.shared_pages) > most
         if over and len(processes) > 1:  # they may share pages with each other too, as forks do
             with contextlib.suppress(OSError, IndexError, ValueError):  # not to be seen: then each counts by itself
-                over = usage.own_bytes(self._spec.proc, processes, child.weights) > most
+                over = usage.own_bytes(self._spec.proc, processes, self._spec.shared_pages, child.weights) > most
             child.weighed = time.monotonic()
             child.weighing = child.weighed - began
         else:

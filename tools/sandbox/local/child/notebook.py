@@ -76,6 +76,8 @@ class Notebook:
             error, why = _describe(raised), program.limit_of(raised)
             code = program.exit_status(raised.code) if isinstance(raised, SystemExit) else None
             self._dropped.append(raised)
+            if isinstance(raised, SystemExit):
+                program.reopen_stdin()
         eval(_DROP, {"dropped": self._dropped})
         return {
             "result": result,
@@ -106,6 +108,13 @@ class Notebook:
         loop._internal_fds -= 1
         loop._make_self_pipe()
         loop._default_executor = None
+
+    def be_shadow(self) -> None:
+        """In the shadow of a session, once it is the interpreter: the threads of the event loop do not exist here. The
+        cell that was lost counts."""
+        self._count += 1
+        if self._loop is not None:
+            self._loop._default_executor = None
 
     def _execute(self, code: str, name: str) -> str | None:
         tree, code = _parse(code, name)

@@ -155,6 +155,12 @@ def _open_stream(fd: int, name: str, errors: str) -> io.TextIOWrapper:
     return stream
 
 
+def reopen_stdin() -> None:
+    """Give programs another standard input if theirs is closed, as `exit()` does. The descriptor is still open."""
+    if getattr(sys.stdin, "closed", False):
+        sys.stdin = sys.__stdin__ = _open_stream(0, "<stdin>", "surrogateescape")  # type: ignore[misc]
+
+
 def _count_thread_exits() -> int:
     return len(getattr(threading, "_threading_atexits", ()))
 

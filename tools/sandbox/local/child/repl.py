@@ -2,39 +2,62 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import os
+import select
 import sys
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
-from toolgym.tools.sandbox.local.child import fork_renewal, image_root, launcher, notebook, program, session_files
+from toolgym.tools.sandbox.local.child import (
+    fork_renewal,
+    image_root,
+    launcher,
+    notebook,
+    program,
+    session_files,
+    shadow,
+)
 from toolgym.tools.sandbox.local.kernel import harden
 from toolgym.tools.sandbox.local.protocol import answer_codec, frames
 
 MAX_REASON = 1000
 
+SHADOW_STAYS_MS = 20
+"""Milliseconds that a shadow outlives a cell which ended well."""
 
-def serve(request: Mapping[str, Any], writable: tuple[str, ...]) -> NoReturn:
+# Programs can replace them.
+_own_id, _exit, _count_threads, _poll = os.getpid, os._exit, _thread._count, select.poll
+
+
+def serve(request: Mapping[str, Any], writable: tuple[str, ...], thread_id: int) -> NoReturn:
     """Become a session: prepare its folder and environment, then answer requests until the broker closes the socket.
-    `writable` are the folders that it can write to, all of which a fork copies."""
+
+    Args:
+        writable: the folders that it can write to, all of which a fork copies.
+        thread_id: where the C library keeps the id of the main thread, from `syscalls.thread_id_address`.
+    """
     if request.get("image"):
         image_root.enter(request["image"])
     if request.get("env"):
         os.environ.update(request["env"])
     if request.get("files"):
         program.place_files(request["files"])
-    session = Repl(writable)
+    session = Repl(writable, shadow.Shadows(thread_id) if request["recover"] else None)
     frames.send_all(harden.CONTROL_FD, frames.encode({"ready": True}))
     session.run()
 
 
 class Repl:
-    def __init__(self, writable: tuple[str, ...]) -> None:
-        self._writable = writable
+    """The loop of a session. Before each cell it forks a shadow, if it has `shadows`."""
+
+    def __init__(self, writable: tuple[str, ...], shadows: shadow.Shadows | None) -> None:
+        self._writable, self._shadows = writable, shadows
         self._notebook = notebook.Notebook(program.fresh_main("<session>"))
         self._near_copies = False
+        self._pid = os.getpid()
         self._forks: list[int] = []
         self._home, self._environment = os.getcwd(), dict(os.environ)
         files = session_files.FileOperations(self._home)
@@ -56,6 +79,8 @@ class Repl:
                 with contextlib.suppress(OSError):  # where this fails, it failed in every copy too, and none is alive
                     fork_renewal.separate()  # once for all copies made since code last ran here
                 self._near_copies = False
+            if request["op"] == "cell" and self._shadows is not None and self._continues_as_shadow(self._shadows):
+                continue
             try:
                 answer = self._operations[request["op"]](request)
             except BaseException as error:  # noqa: BLE001  a request that fails is an answer
@@ -65,8 +90,30 @@ class Repl:
                 sys.stdout.flush()
                 sys.stderr.flush()
             program.ignore_interrupts()
+            if _own_id() != self._pid:
+                _exit(0)  # a process that a cell has forked, and that has come to the end of the cell
+            if request["op"] == "cell" and _count_threads():
+                frames.send_all(harden.CONTROL_FD, frames.encode({"threads": True}))
             packs = request["op"] not in ("fork", "launch")
             frames.send_all(harden.CONTROL_FD, frames.encode_answer(_pack(answer)) if packs else frames.encode(answer))
+            if self._shadows is not None and self._shadows.any:
+                # The broker may not accept the answer, and end the interpreter: then the shadow is needed yet.
+                _await_request()
+                self._shadows.end()
+
+    def _continues_as_shadow(self, shadows: shadow.Shadows) -> bool:
+        """Fork a shadow. Returns False in the interpreter, at once, and True in the shadow, when the cell has ended the
+        interpreter: the shadow is the interpreter then."""
+        try:
+            pid = shadows.start()
+        except OSError:
+            return False
+        if pid:
+            frames.send_all(harden.CONTROL_FD, frames.encode({"shadow": pid, "mb": shadows.size_mb}))
+            return False
+        self._pid, self._forks = _own_id(), []  # the others were the children of the interpreter
+        self._notebook.be_shadow()
+        return True
 
     def _launch(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
         """Fork the launcher, which runs the session's programs. Its control socket comes over this session's."""
@@ -90,7 +137,7 @@ class Repl:
                 fork_renewal.become_copy(ends, self._writable)
                 self._notebook.be_copy()
                 self._near_copies = False
-                self._forks = []
+                self._pid, self._forks = os.getpid(), []
             except BaseException as error:  # noqa: BLE001  a copy that is not complete must not go on
                 with contextlib.suppress(BaseException):
                     frames.send_all(harden.CONTROL_FD, frames.encode({"failed": _describe(error)}))
@@ -121,6 +168,14 @@ def _fork_with_ends(count: int) -> tuple[int, list[int]]:
             for fd in ends:
                 os.close(fd)
     return pid, ends
+
+
+def _await_request() -> None:
+    """Wait until there is a request, but not for long."""
+    poll = _poll()
+    poll.register(harden.CONTROL_FD, select.POLLIN)
+    with contextlib.suppress(OSError):
+        poll.poll(SHADOW_STAYS_MS)
 
 
 def _describe(error: BaseException) -> str:

@@ -34,6 +34,7 @@ class ChildCgroups:
         self._limits: dict[int, int] = {}
         self._killed: dict[int, int] = {}
         self._most: dict[int, int] = {}
+        self._together: dict[int, bool] = {}
         if version == 2:
             _write(self._folders["memory"], "main/cgroup.procs", "0")
 
@@ -47,6 +48,7 @@ class ChildCgroups:
         else:
             self._killed[slot] = self._kills(slot)
         self.allow(slot, self._processes)
+        self.end_together(slot, together=True)
 
     def limit(self, slot: int, memory_mb: int) -> None:
         """Limit the memory of a slot's child: all its processes, with the files that they keep in memory."""
@@ -63,6 +65,17 @@ class ChildCgroups:
         if "pids" in self._folders and self._most.get(slot) != processes:
             _write(self._folders["pids"], f"{slot}/pids.max", str(processes))
             self._most[slot] = processes
+
+    def end_together(self, slot: int, *, together: bool) -> None:
+        """Have the kernel kill all processes of a slot when its memory is used up, or only one of them: the shadow of a
+        session has to be spared. Version 1 always kills one."""
+        if self._version == 2 and self._together.get(slot) != together:
+            _write(self._folders["memory"], f"{slot}/memory.oom.group", str(int(together)), may_be_missing=True)
+            self._together[slot] = together
+
+    def forget_kills(self, slot: int) -> None:
+        """Let `overrun` report only what the kernel kills from here on."""
+        self._killed[slot] = self._kills(slot)
 
     def enter(self, slot: int) -> None:
         """Move this process, which has one thread, into a slot's group, and with it all that it will start."""
@@ -88,8 +101,7 @@ class ChildCgroups:
                 os.mkdir(str(slot), 0o755, dir_fd=fd)
         self._limits[slot] = 0
         if self._version == 2:
-            # The kernel kills a child as a whole, and swaps out nothing of it.
-            _write(self._folders["memory"], f"{slot}/memory.oom.group", "1", may_be_missing=True)
+            # The kernel swaps out nothing of a child.
             _write(self._folders["memory"], f"{slot}/memory.swap.max", "0", may_be_missing=True)
         if "cpu" in self._folders and self._cores is not None:
             quota = max(1000, int(self._cores * _CPU_PERIOD))

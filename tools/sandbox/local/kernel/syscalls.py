@@ -65,7 +65,8 @@ NUMBERS = {
     "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "ptrace": (101, 117), "quotactl": (179, 60),
     "quotactl_fd": (443, 443), "reboot": (169, 142), "removexattr": (197, 14), "removexattrat": (466, 466),
     "request_key": (249, 218), "rt_sigprocmask": (14, 135), "rt_sigqueueinfo": (129, 138),
-    "rt_tgsigqueueinfo": (297, 240), "sched_setaffinity": (203, 122), "sched_setattr": (314, 274),
+    "rt_sigtimedwait": (128, 137), "rt_tgsigqueueinfo": (297, 240),
+    "sched_setaffinity": (203, 122), "sched_setattr": (314, 274),
     "sched_setparam": (142, 118), "sched_setscheduler": (144, 119), "semget": (64, 190), "set_mempolicy": (238, 237),
     "setdomainname": (171, 162), "setgroups": (116, 159), "sethostname": (170, 161), "setns": (308, 268),
     "setpriority": (141, 140), "setresgid": (119, 149), "setresuid": (117, 147), "setrlimit": (160, 164),
@@ -125,7 +126,16 @@ def fork() -> int:
 
 def fork_sibling(thread_id: int) -> int:
     """Fork a process whose parent is this one's parent, without hooks. `thread_id` is from `thread_id_address`."""
-    flags = CLONE_PARENT | _CLONE_CHILD_CLEARTID | _CLONE_CHILD_SETTID | signal.SIGCHLD
+    return _clone(CLONE_PARENT | signal.SIGCHLD, thread_id)
+
+
+def fork_unseen(thread_id: int) -> int:
+    """Fork a child without hooks that `wait` does not see, unless it is asked for such children (`__WCLONE`)."""
+    return _clone(0, thread_id)
+
+
+def _clone(flags: int, thread_id: int) -> int:
+    flags |= _CLONE_CHILD_CLEARTID | _CLONE_CHILD_SETTID
     # The last two, where the child's thread id goes and its thread's storage, change places between architectures.
     last = (thread_id, 0) if MACHINE == "x86_64" else (0, thread_id)
     return check(quick_syscall(_CLONE, flags, 0, 0, *last, 0), NO_PROCESS)

@@ -28,6 +28,8 @@ broker had to act on first. The first key of a child's note says what kind it is
 | `compiled`: the compiler's exit code | | the child waits to go on |
 | `done`: a program's exit code, negative for a signal | `cpu` (seconds), `rss_kb`, `why` (the limit it met) | |
 | `ready` | | the session, or the copy of one, takes requests |
+| `shadow`: its process id, as the session sees it | `mb` (MiB that it may keep) | a cell begins that has a shadow |
+| `threads` | | a cell has ended, and has left threads |
 | `ends` | | a session wants descriptors for its copy, or for its launcher |
 | `forked`: the copy's process id, as the session sees it | | |
 | `done` | | a session goes on after a fork, or after it has made its launcher |
@@ -112,6 +114,10 @@ class OpenMessage(TypedDict):
     session: str
     timeout: float
     memory_mb: int
+    recover: bool
+    """Whether its interpreter has a shadow during each cell."""
+    pause: bool
+    """Whether its threads are stopped while it has no request."""
     files: NotRequired[dict[str, bytes]]
     env: NotRequired[dict[str, str]]
     image: NotRequired[dict[str, Any]]

@@ -48,7 +48,7 @@ except ValueError:
 """
 _CALIBRATION = (
     ({"op": "run", "code": _PROGRAM + "time.sleep(60)", "memory_mb": 1024},),
-    ({"op": "session", "memory_mb": 1024}, {"op": "cell", "code": _PROGRAM}),
+    ({"op": "session", "memory_mb": 1024, "recover": False}, {"op": "cell", "code": _PROGRAM}),
 )
 """Requests to the two children of the calibration. The program is a typical one; in the run it sleeps at its end, so
 that the pages that it has written to can be seen."""
@@ -237,4 +237,4 @@ class Zygote:
         if request["op"] == "run":
             self._drop_capabilities.run()
             program.run(request, base="/tmp" if self._spec.hardening.namespaces else ".")
-        repl.serve(request, tuple(folder for _, folder in self._spec.hardening.mounts))
+        repl.serve(request, tuple(folder for _, folder in self._spec.hardening.mounts), self._thread_id)
