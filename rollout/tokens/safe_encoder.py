@@ -23,6 +23,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from toolgym.rollout.models.token_ids import is_control
+from toolgym.rollout.models.tokenizer import end_token_ids
 from toolgym.rollout.tokens.token_bounds import COMPOSED, TooManyTokensError, composes, longest_token
 from toolgym.tools.errors import TemplateError
 from toolgym.tools.lazy import missing_extra
@@ -47,6 +48,9 @@ two turns that is the template's own text around a result, the same each time.""
 
 _FRAMES = 128
 
+_MARKER = re.compile(r"[|\uff5c]|think|thought|reason|tool|call|func|param|arg|turn|role|im_|response", re.IGNORECASE)
+"""In the name of a token that has a role in turns, though the template does not write it in one piece."""
+
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 _NAME = 40
@@ -57,14 +61,19 @@ _made = weakref.WeakKeyDictionary()
 
 
 class SafeEncoder:
-    """Encodes rendered text in which only the template's own control tokens count. A *control token* is an added
-    token of the tokenizer, special or not, but for those that are plain vocabulary: runs of white space, and words
-    of letters and digits that are not special. `nonce` is the random part of all names and placeholders. Raises
-    TemplateError if the tokenizer cannot be copied with its control tokens renamed."""
+    """Encodes rendered text in which only the template's own control tokens count.
+
+    A *control token* is an added token with a role: it is special, ends a text, stands in the chat template, or is
+    named like a marker of thinking or of calls. Other added tokens, such as Gemma's `<table>`, are vocabulary, which
+    every inference server reads in any text. `nonce` is the random part of all names and placeholders.
+
+    Raises:
+        TemplateError: the tokenizer cannot be copied with its control tokens renamed.
+    """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         added = tokenizer.added_tokens_decoder
-        self._ids: dict[str, int] = {token.content: index for index, token in added.items() if is_control(token)}
+        self._ids = control_tokens(tokenizer)
         self.contents_by_id = {index: content for content, index in self._ids.items()}
         self._alone = frozenset(token.content for token in added.values() if token.single_word)
         self.control_ids = frozenset(self.contents_by_id)
@@ -102,9 +111,10 @@ class SafeEncoder:
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase) -> SafeEncoder:
-        """The encoder of a tokenizer, made once and again only when its added tokens change."""
+        """The encoder of a tokenizer, made once and again only when its added tokens or its template change."""
         added = tokenizer.added_tokens_decoder
-        state = tuple((index, str(token.content), token.special) for index, token in added.items())
+        tokens = tuple((index, str(token.content), token.special) for index, token in added.items())
+        state = (tokens, _template_texts(tokenizer))
         entry = _made.get(tokenizer)
         if entry is None or entry[0] != state:
             entry = _made[tokenizer] = (state, cls(tokenizer))
@@ -244,6 +254,26 @@ class SafeEncoder:
             if re.match(r"\w", before) or re.match(r"\w", after):
                 return content
         return self._names[content]
+
+
+def control_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
+    """Return the ids of a tokenizer's control tokens by their texts; see `SafeEncoder`."""
+    added = {index: token for index, token in tokenizer.added_tokens_decoder.items() if is_control(token)}
+    template, ends = _template_texts(tokenizer), {*end_token_ids(tokenizer)}
+    return {
+        token.content: index
+        for index, token in added.items()
+        if token.special
+        or index in ends
+        or not template
+        or token.content.strip() in template
+        or _MARKER.search(token.content)
+    }
+
+
+def _template_texts(tokenizer: PreTrainedTokenizerBase) -> str:
+    templates = getattr(tokenizer, "chat_template", None) or ""
+    return "\0".join(templates.values()) if isinstance(templates, Mapping) else str(templates)
 
 
 def _draw_nonce(contents: Iterable[str]) -> str:

@@ -349,16 +349,31 @@ def test_json_in_a_template_sees_the_real_characters():
 
 def test_plain_words_and_white_space_are_no_control_tokens():
     tokenizer = byte_bpe()
-    tokenizer.add_tokens(["benzene", "[x]"])
+    tokenizer.add_tokens(["benzene", "[call]"])
     encoder = SafeEncoder(tokenizer)
     assert tokenizer.convert_tokens_to_ids("benzene") not in encoder.control_ids
     assert tokenizer.convert_tokens_to_ids("    ") not in encoder.control_ids
-    assert tokenizer.convert_tokens_to_ids("[x]") in encoder.control_ids
-    text = encoder.protect("benzene    [x]\n\n")
+    assert tokenizer.convert_tokens_to_ids("[call]") in encoder.control_ids
+    text = encoder.protect("benzene    [call]\n\n")
     ids = encoder.encode(text)
     assert tokenizer.convert_tokens_to_ids("benzene") in ids
-    assert tokenizer.convert_tokens_to_ids("[x]") not in ids
-    assert tokenizer.decode(ids) == "benzene    [x]\n\n"
+    assert tokenizer.convert_tokens_to_ids("[call]") not in ids
+    assert tokenizer.decode(ids) == "benzene    [call]\n\n"
+
+
+def test_added_tokens_without_a_role_are_vocabulary():
+    """As Gemma's HTML tags: not special, and neither the template nor the turn's end needs them."""
+    tokenizer = byte_bpe()
+    tokenizer.add_tokens([AddedToken(text, special=False) for text in ("<b>", "<table>", "<turn_mark>", "<shown>")])
+    tokenizer.chat_template = tokenizer.chat_template + "<shown>"
+    encoder = SafeEncoder.of(tokenizer)
+    text = "<b>bold</b> <table>"
+    assert encoder.encode(encoder.protect(text)) == tokenizer.encode(text, add_special_tokens=False)
+    controls = set(map(tokenizer.convert_ids_to_tokens, encoder.control_ids))
+    assert {"<turn_mark>", "<shown>", "<|im_end|>"} <= controls
+    assert not {"<b>", "<table>"} & controls
+    tokenizer.chat_template = tokenizer.chat_template + "<b>"
+    assert tokenizer.convert_tokens_to_ids("<b>") in SafeEncoder.of(tokenizer).control_ids
 
 
 def test_overlapping_control_tokens_are_taken_apart_wholly():
