@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from toolgym.tools.errors import ConfigError, shorten
@@ -49,6 +49,44 @@ def mapping(name: str, value: Any) -> Mapping[str, Any]:
         return {}
     if not isinstance(value, Mapping):
         raise ConfigError(f"{name} must be an object, or a JSON text that holds one, got {shorten(repr(value))}")
+    return value
+
+
+def messages_of(prompt: Sequence[Mapping[str, Any]], *, from_arrow: bool) -> list[dict[str, Any]]:
+    """The messages of a row. Arguments of tool calls may be JSON texts, as OpenAI has them.
+
+    A message `from_arrow` has the keys of all messages, and the arguments of each call those of all calls: None stands
+    for what is missing, and is left out.
+    """
+    # Rows that were read in other ways than from a table have None for a missing key of a message as well.
+    messages = [{key: value for key, value in message.items() if value is not None} for message in prompt]
+    return [
+        {**message, "tool_calls": [_call(call, place, from_arrow) for call in message["tool_calls"]]}
+        if isinstance(message.get("tool_calls"), list | tuple)
+        else message
+        for place, message in enumerate(messages)
+    ]
+
+
+def _call(call: Any, place: int, from_arrow: bool) -> Any:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping):
+        return call
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        arguments = mapping(f"arguments of a call in prompt[{place}].tool_calls", arguments)
+    elif from_arrow:
+        arguments = _without_missing(arguments or {})
+    call = {**call, "function": {**function, "arguments": arguments}}
+    return {key: value for key, value in call.items() if value is not None} if from_arrow else call
+
+
+def _without_missing(value: Any) -> Any:
+    """A value without the keys of objects that are None, at any depth."""
+    if isinstance(value, Mapping):
+        return {key: _without_missing(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list | tuple):
+        return [_without_missing(item) for item in value]
     return value
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from toolgym.envs.tasks.images import COLUMN, with_images
-from toolgym.envs.tasks.row_fields import mapping, tools_kwargs, whole_row
+from toolgym.envs.tasks.row_fields import mapping, messages_of, tools_kwargs, whole_row
 from toolgym.tools.errors import ConfigError, shorten
 from toolgym.tools.message import Message, require_content
 
@@ -104,7 +104,7 @@ class Task:
             row: the row; it is kept, so do not change it afterwards.
             id: the task's id if the row has no `extra_info.index`.
             from_arrow: the row is one of an Arrow table (Parquet, `datasets`), in which None stands for what the row
-                has not: arguments of tools that are None are left out of `tools_kwargs`.
+                has not: arguments that are None are left out of `tools_kwargs` and of calls in the prompt.
             folder: the folder that paths of images are relative to.
 
         Raises:
@@ -121,10 +121,8 @@ class Task:
             raise ConfigError(f"'prompt' must be a list of messages {{'role', 'content'}}; got {prompt!r}")
         extra = mapping("extra_info", row.get("extra_info"))
         index = extra.get("index")
-        # None is what Arrow gives a message for a key of another one.
-        messages = [{name: value for name, value in message.items() if value is not None} for message in prompt]
         return cls(
-            messages=with_images(messages, row.get(COLUMN), folder),
+            messages=with_images(messages_of(prompt, from_arrow=from_arrow), row.get(COLUMN), folder),
             ground_truth=mapping("reward_model", row.get("reward_model")).get("ground_truth"),
             tools_kwargs=tools_kwargs(extra.get("tools_kwargs"), from_arrow=from_arrow),
             source=str(row.get("data_source") or ""),
@@ -143,7 +141,7 @@ class Task:
         row = copy.deepcopy(dict(self.row))
         if before is None:
             row["reward_model"] = {"style": "rule"}
-        if before is None or self.messages != before.messages:
+        if before is None or (self.messages != before.messages and self.messages != _messages_from_arrow(self)):
             row["prompt"] = [dict(message) for message in self.messages]
             row.pop(COLUMN, None)  # the messages have them
         if before is None or not _same(self.ground_truth, before.ground_truth):
@@ -179,6 +177,11 @@ def task_seed(task: Task) -> int:
     """
     text = repr((task.id, task.source, task.messages))
     return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=8).digest(), "big") >> 1
+
+
+def _messages_from_arrow(task: Task) -> tuple[Message, ...]:
+    row = whole_row(task.row)
+    return with_images(messages_of(row["prompt"], from_arrow=True), row.get(COLUMN), task.folder)
 
 
 def _read_from_arrow(row: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:

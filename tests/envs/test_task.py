@@ -190,3 +190,42 @@ def test_rows_can_be_written_to_parquet_by_pandas(tmp_path, kwargs):
     pandas.DataFrame([one.to_row() for one in given]).to_parquet(tmp_path / "t.parquet")
     assert list(from_parquet(tmp_path / "t.parquet")) == given
     assert [Task.from_row(one.to_row()) for one in given] == given
+
+
+def few_shot(arguments, **missing):
+    call = {"id": "call_0", "type": "function", "function": {"name": "look", "arguments": arguments}, **missing}
+    return {
+        "prompt": [
+            {"role": "user", "content": "A fox?", "tool_calls": None},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "content": "an animal", "tool_call_id": "call_0"},
+        ]
+    }
+
+
+def arguments_of(task):
+    return task.messages[1]["tool_calls"][0]["function"]["arguments"]
+
+
+def test_a_call_in_a_row_of_a_table_has_no_arguments_of_other_calls():
+    shared = {"x": "fox", "code": None, "options": {"deep": True, "limit": None}, "places": [{"at": 1, "of": None}]}
+    task = Task.from_row(few_shot(shared, index=None), from_arrow=True)
+    assert arguments_of(task) == {"x": "fox", "options": {"deep": True}, "places": [{"at": 1}]}
+    assert "index" not in task.messages[1]["tool_calls"][0]
+    assert Task.from_row(few_shot(None), from_arrow=True).messages[1]["tool_calls"][0]["function"]["arguments"] == {}
+
+
+def test_a_null_argument_of_a_row_of_json_stays():
+    assert arguments_of(Task.from_row(few_shot({"x": None}))) == {"x": None}
+
+
+def test_arguments_of_a_call_in_a_row_may_be_a_json_text():
+    assert arguments_of(Task.from_row(few_shot('{"a": 1, "b": null}'), from_arrow=True)) == {"a": 1, "b": None}
+    with pytest.raises(ConfigError, match=r"prompt\[1\].*no JSON"):
+        Task.from_row(few_shot("{"))
+
+
+@pytest.mark.parametrize("arguments", ['{"a": 1}', {"x": "fox", "code": None}])
+def test_a_row_with_calls_is_written_as_it_was_read(arguments):
+    row = few_shot(arguments)
+    assert Task.from_row(row, from_arrow=True).to_row() == row
