@@ -9,7 +9,8 @@ For formats that toolgym has no parser for, and to train with exactly what a ser
   marks.
 * They need the tools' schemas, which `ToolEnv` gives.
 
-A server parses reasoning before it looks for calls, so thinking is split off here as well, between `<think>` tags.
+A server parses reasoning before it looks for calls, so thinking is split off here as well, between the tags of any known
+model (`toolgym.tools.message.THINKING_TAGS`).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 
 from toolgym.tools.errors import ConfigError, UnknownNameError, nearest
 from toolgym.tools.lazy import missing_extra
+from toolgym.tools.message import THINKING_TAGS
 from toolgym.tools.parsers.base import ParsedTurn, Parser, split_reasoning
 from toolgym.tools.parsers.scan import TurnBuilder
 from toolgym.tools.parsers.strict_json import read_whole_json
@@ -68,9 +70,10 @@ def _parse(
     tools = [protocol.Tool(type="function", function=function) for function in functions]
     turn = TurnBuilder(first_id)
     parser = new_parser(tools, name)  # detectors keep state: one for each turn
-    reasoning, rest = split_reasoning(text, starts_open=starts_open)
+    opens, closes = _thinking_tags(text, starts_open)
+    reasoning, rest = split_reasoning(text, open_tag=opens, close_tag=closes, starts_open=starts_open)
     turn.add_content(text[: len(text) - len(rest)])
-    turn.open_thinking = reasoning is not None and "</think>" not in text
+    turn.open_thinking = reasoning is not None and closes not in text
     marked = parser.has_tool_call(rest)
     try:
         content, items = parser.parse_non_stream(rest)
@@ -91,6 +94,15 @@ def _parse(
         message = "The tool call was not run: it stands inside your thinking. Close your thinking first."
         turn.add_error(CallProblem.OPEN_THINKING, message, reasoning)
     return turn.parsed(text)
+
+
+def _thinking_tags(text: str, starts_open: bool) -> tuple[str, str]:
+    """Return the tags of the thinking that a turn begins with. If the prompt opened it, the first closing tag tells."""
+    if not starts_open:
+        start = text.lstrip()
+        return next((tags for tags in THINKING_TAGS if start.startswith(tags[0])), THINKING_TAGS[0])
+    closed = [(at, tags) for tags in THINKING_TAGS if (at := text.find(tags[1])) != -1]
+    return min(closed)[1] if closed else THINKING_TAGS[0]
 
 
 def _add(turn: TurnBuilder, item: Any) -> None:

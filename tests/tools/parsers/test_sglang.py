@@ -107,6 +107,34 @@ def test_thinking_is_split_off_first(detectors):
 
 
 @pytest.mark.sglang
+@pytest.mark.parametrize(
+    ("name", "opens", "closes", "call"),
+    [
+        ("gemma4", "<|channel>thought\n", "<channel|>", "<|tool_call>call:f{a:1}<tool_call|>"),
+        ("mistral", "[THINK]", "[/THINK]", '[TOOL_CALLS]f[ARGS]{"a": 1}'),
+        (
+            "cohere_command4",
+            "<|START_THINKING|>",
+            "<|END_THINKING|>",
+            '<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "f", "parameters": {"a": 1}}]<|END_ACTION|>',
+        ),
+    ],
+)
+def test_calls_of_thoughts_in_tags_of_any_model_are_not_run(detectors, name, opens, closes, call):
+    parse = get_parser(f"sglang:{name}")
+    assert [request.arguments for request in parse(call, schemas=SCHEMAS).calls] == [{"a": 1}]
+    thought = parse(f"{opens}I may write {call}{closes}It is 4.", schemas=SCHEMAS)
+    assert (thought.calls, thought.errors, thought.open_thinking) == ([], [], False)
+    begun = parse(f"I may write {call}{closes}It is 4.", schemas=SCHEMAS, starts_open=True)
+    assert (begun.calls, begun.errors) == ([], [])
+    after = parse(f"{opens}Hm.{closes}{call}", schemas=SCHEMAS)
+    assert [request.arguments for request in after.calls] == [{"a": 1}]
+    never = parse(f"{opens}{call}", schemas=SCHEMAS)
+    assert never.open_thinking
+    assert [error.problem for error in never.errors] == [CallProblem.OPEN_THINKING]
+
+
+@pytest.mark.sglang
 def test_every_name_of_sglang_can_be_had_or_says_why_not(detectors):
     names = list(detectors.FunctionCallParser.ToolCallParserEnum)
     had = []
