@@ -115,7 +115,7 @@ class CallRow(_Row):
     arguments: Json | None = _about("the arguments with defaults filled in; null if they could not be read")
     status: str = _about("`ok`, the tool's own, `timeout`, `error`, or why it was not run, as `malformed_json`")
     text: str = _about("what the policy read")
-    reward: float = _about("the tool's reward for the call")
+    reward: float | None = _about("the tool's reward for the call; null if it is no number")
     seconds: float = _about("seconds that the call took")
     infra_failure: bool = _about("whether the tool's infrastructure failed: the policy is not to blame")
     metrics: Json = _about("the tool's own figures, a JSON object as a text")
@@ -169,7 +169,7 @@ class TrajectoryRow(_Row):
     format_version: int = _about("version of this format", const=FORMAT_VERSION)
     input: str = _about("prompt of the last sequence as a text, special tokens included")
     output: str = _about("tokens behind that prompt as a text, likewise")
-    gts: Any = _about("the task's ground truth: any JSON")
+    gts: Any = _about("the task's ground truth: any JSON, null for NaN and Infinity")
     score: float = _about("the reward: sum of the rewards of all steps")
     step: int = _about("training step, from 0")
     id: str = _about("id of the trajectory, unique across runs")
@@ -184,7 +184,9 @@ class TrajectoryRow(_Row):
     stop_reason: str = _about("why it ended", enum=[str(reason) for reason in StopReason])
     error: FailureRow | None = _about("the error of a failed episode, else null")
     sampling: dict[str, Any] = _about("sampling parameters by name, `temperature` and `max_new_tokens` among them")
-    metrics: dict[str, Any] = _about("the env's metrics of the last step, by name; `score` is the scorer's")
+    metrics: dict[str, Any] = _about(
+        "the env's metrics of the last step, by name, null for NaN and Infinity; `score` is the scorer's"
+    )
     started_at: float = _about("when it began: seconds since the epoch")
     seconds: float = _about("seconds that it took, without those that it stood still")
     validate_: bool = Field(alias="validate", description="whether it was played to validate a policy, not to train it")

@@ -9,7 +9,7 @@ from toolgym.envs.tasks.writing import json_line
 from toolgym.exports.writing import Options, Tally
 from toolgym.rollout.trajectory.distribution import distributions_of, versions_of
 from toolgym.rollout.trajectory.summary import succeeded
-from toolgym.rollout.trajectory.trajectory import Trajectory, plain
+from toolgym.rollout.trajectory.trajectory import Trajectory, strict_json
 
 _FACTS = ("env_id", "task_id", "source", "group_id", "sample_index", "role", "policy_tokens", "seconds", "validate")
 
@@ -19,7 +19,7 @@ def write(trajectories: Iterable[Trajectory], folder: Path, options: Options, ta
     for trajectory in trajectories:
         step, error = trajectory.training_step, trajectory.error
         verls = {"input": trajectory.prompt_text, "output": trajectory.response_text,
-                 "gts": plain(trajectory.ground_truth), "score": trajectory.reward, "step": step}  # fmt: skip
+                 "gts": strict_json(trajectory.ground_truth), "score": trajectory.reward, "step": step}  # fmt: skip
         ours = {"success": succeeded(trajectory), "stop_reason": trajectory.stop_reason.value,
                 "failure": error.message if error else "", "num_turns": len(trajectory.turns),
                 "num_tool_calls": len(trajectory.tool_calls), "parent_id": trajectory.parent or ""}  # fmt: skip

@@ -26,7 +26,8 @@ def succeeded(trajectory: Trajectory) -> bool:
 
 
 def has_full_marks(metrics: Mapping[str, Any], reward: float) -> bool:
-    return float(metrics.get("score", reward)) >= 1.0
+    score = metrics.get("score", reward)
+    return score is not None and float(score) >= 1.0  # a score of NaN is null in a file
 
 
 def summarize(trajectories: Iterable[Trajectory]) -> dict[str, float]:

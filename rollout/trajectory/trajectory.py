@@ -12,6 +12,7 @@ import dataclasses
 import enum
 import hashlib
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -293,7 +294,7 @@ class Trajectory:
         verl = {
             "input": self.prompt_text,
             "output": self.response_text,
-            "gts": plain(self.ground_truth),
+            "gts": strict_json(self.ground_truth),
             "score": self.reward,
             "step": self.training_step,
         }
@@ -307,6 +308,7 @@ class Trajectory:
             "format_version": FORMAT_VERSION,
             **verl,
             **{name: plain(getattr(self, name)) for name in names},
+            "metrics": strict_json(self.metrics),
             "messages": [plain(_with_calls(message, _text_of)) for message in self.messages],
             "tools": [_text_of(schema) for schema in self.tools],
             **({"images": elsewhere} if elsewhere else {}),
@@ -381,6 +383,22 @@ def plain(value: Any, depth: int = 0) -> Any:
     return str(value)
 
 
+def strict_json(value: Any) -> Any:
+    """Copy a value as plain JSON without NaN and Infinity, which become null: JSON has no such numbers, and readers of
+    tables want one type in a column."""
+    return _without_special_numbers(plain(value))
+
+
+def _without_special_numbers(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _without_special_numbers(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_without_special_numbers(item) for item in value]
+    return value
+
+
 def _text_of(value: Any) -> str:
     return json.dumps(plain(value), ensure_ascii=False)
 
@@ -401,7 +419,8 @@ def turn_to_json(turn: Turn) -> dict[str, Any]:
         del value["sampling"]
     for record in value["tool_calls"]:
         record["arguments"] = None if record["arguments"] is None else _text_of(record["arguments"])
-        record["metrics"] = _text_of(record["metrics"])
+        record["metrics"] = json.dumps(strict_json(record["metrics"]), ensure_ascii=False)
+        record["reward"] = strict_json(record["reward"])
     return value
 
 
@@ -412,6 +431,7 @@ def turn_from_json(value: Mapping[str, Any]) -> Turn:
                 **call,
                 "arguments": None if call["arguments"] is None else json.loads(call["arguments"]),
                 "metrics": json.loads(call["metrics"]),
+                "reward": math.nan if call["reward"] is None else call["reward"],
             }
         )
         for call in value["tool_calls"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+import math
 import pickle
 import resource
 from pathlib import Path
@@ -423,3 +424,25 @@ def test_without_texts_they_are_empty():
     bare = {one.name: getattr(trajectory(), one.name) for one in dataclasses.fields(Trajectory)}
     del bare["prompt_text"], bare["response_text"]
     assert (Trajectory(**bare).prompt_text, Trajectory.prompt_text) == ("", "")
+
+
+def test_numbers_that_json_has_not_are_written_as_null():
+    call = ToolCallRecord("1", "tool", {}, "ok", "", reward=math.nan, metrics={"part": math.inf, "ok": 1})
+    turns = (Turn("", "stop", 0, 0, tool_calls=(call,)),)
+    odd = trajectory(
+        metrics={"score/part": math.nan, "deep": [{"x": -math.inf}], "ok": np.float64(0.5), "np": np.float32("nan")},
+        ground_truth={"low": -math.inf, "text": "NaN"},
+        turns=turns,
+    )
+
+    def refuse(name):
+        raise AssertionError(f"{name} is not JSON")
+
+    line = json.dumps(odd.to_json())
+    value = json.loads(line, parse_constant=refuse)
+    assert value["metrics"] == {"score/part": None, "deep": [{"x": None}], "ok": 0.5, "np": None}
+    assert value["gts"] == {"low": None, "text": "NaN"}
+    again = Trajectory.from_json(value)
+    assert math.isnan(again.tool_calls[0].reward)
+    assert again.tool_calls[0].metrics == {"part": None, "ok": 1}
+    assert again.metrics["ok"] == 0.5
