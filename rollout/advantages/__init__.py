@@ -8,6 +8,7 @@ from toolgym.tools.lazy import lazy_names
 
 if TYPE_CHECKING:
     from toolgym.rollout.advantages.advantages import group_advantages as group_advantages
+    from toolgym.rollout.advantages.gdpo import gdpo_advantages as gdpo_advantages
     from toolgym.rollout.advantages.group_rewards import add_group_reward as add_group_reward
     from toolgym.rollout.advantages.group_rewards import diversity_reward as diversity_reward
     from toolgym.rollout.advantages.group_rewards import pairwise_reward as pairwise_reward
