@@ -11,11 +11,13 @@ from toolgym.envs.base import StepResult
 from toolgym.envs.types import EpisodeFailedError, PolicyFaultError, StopReason
 from toolgym.tools.concurrency.deadline import DeadlineError, with_deadline
 from toolgym.tools.errors import (
+    ConfigError,
     SandboxClosedError,
     SandboxError,
     SandboxFileError,
     SandboxUnsupportedError,
     error_text,
+    require_number,
 )
 from toolgym.tools.message import Message
 from toolgym.tools.stateful import ToolSession
@@ -187,8 +189,14 @@ def reason_to_end(result: StepResult) -> StopReason | None:
     return reason
 
 
-def finite_reward(value: float) -> float:
-    """Return an env's reward. Raises `EpisodeFailedError` (`ENV_FAILED`) if it is not finite."""
-    if not math.isfinite(value):
+def finite_reward(value: Any) -> float:
+    """Return an env's reward. Raises `EpisodeFailedError` (`ENV_FAILED`) if it is not a finite number."""
+    if type(value) is float and math.isfinite(value):
+        return value
+    if isinstance(value, float) and not math.isfinite(value):
         raise EpisodeFailedError(StopReason.ENV_FAILED, f"the env gave a reward that is not finite: {value!r}")
-    return value
+    try:
+        require_number("the reward of a step of the env must be", value)
+    except ConfigError as error:
+        raise EpisodeFailedError(StopReason.ENV_FAILED, str(error)) from error
+    return value  # type: ignore[no-any-return]  # as the env gave it, such as an int

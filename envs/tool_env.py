@@ -19,7 +19,7 @@ from toolgym.envs.bad_calls import BadCallPolicy
 from toolgym.envs.base import Action, BaseEnv, StepResult
 from toolgym.envs.failure import BROKEN_BY_POLICY, failing, is_policy_fault
 from toolgym.envs.result_text import ImageLimits, check_cut, cut
-from toolgym.envs.rewards.base import Outcome, Score, Scorer, outcome_scorer
+from toolgym.envs.rewards.base import Outcome, Score, Scorer, begin_score, outcome_scorer
 from toolgym.envs.tasks.sources import TaskList, TaskSource, require_task, task_of_reset
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.tool_instances import AnsweredCall, OwnTools, ToolInstances, encodable, tools_by_name
@@ -38,6 +38,7 @@ from toolgym.tools.base import BaseTool, ToolResult
 from toolgym.tools.closeable import AsyncCloseable
 from toolgym.tools.concurrency.deadline import own_deadline, run_clock, shielded, together, with_deadline
 from toolgym.tools.concurrency.eager_task import awaited
+from toolgym.tools.concurrency.execution_pool import call_function, is_inline, runs_inline
 from toolgym.tools.errors import ConfigError, EpisodeError, check_seconds, error_text, require_whole_number
 from toolgym.tools.function import ToolFunction, as_tool
 from toolgym.tools.keywords import named_keywords
@@ -63,8 +64,9 @@ class ToolEnv(BaseEnv):
         parser: how calls are written in actions that are text: a name (see `toolgym.tools.parsers.get_parser`) or a
             function. A runner parses turns itself, by its `RunConfig.parser`. If the generation prompt ends with
             `<think>`, give `functools.partial(get_parser("hermes"), starts_open=True)`.
-        scorer: what the episode is worth; see `toolgym.envs.Scorer`. None scores 0, so that only the tools' rewards
-            count.
+        scorer: what the episode is worth; see `toolgym.envs.Scorer`. A plain function is called in a thread. If None,
+            only the tools' rewards count. A scorer that returns something else than a `Score` or a finite number fails
+            the episode.
         max_turns: turns of the policy until the episode is truncated.
         max_parallel_calls: calls of one turn that are run; the model reads that those beyond were not.
         bad_calls: what a malformed call costs. The model reads what was wrong in any case.
@@ -282,8 +284,10 @@ class ToolEnv(BaseEnv):
     ) -> list[AnsweredCall]:
         return await together(map(instances.answer, requests))
 
+    @runs_inline
     def respond(self, turn: ParsedTurn) -> list[Message] | Continue | End | Awaitable[list[Message] | Continue | End]:
-        """Decide what becomes of a turn without tool calls. An override may be async.
+        """Decide what becomes of a turn without tool calls. An override may be async; a plain one is called in a
+        thread, unless `toolgym.tools.runs_inline` marks it.
 
         Return the messages that the policy reads next, also as a `Continue` with a reward, or `End` (the default).
         """
@@ -358,9 +362,7 @@ class ToolEnv(BaseEnv):
     async def _respond(self, turn: ParsedTurn) -> StepResult:
         text, message = answer_text(turn), turn.message
         try:
-            answer = self.respond(turn)
-            if inspect.isawaitable(answer):
-                answer = await self._deadline(awaited(answer), self.tool_timeout)
+            answer = await self._asked(turn)
             if isinstance(answer, list):
                 answer = Continue(answer)
             if not isinstance(answer, End) and not (isinstance(answer, Continue) and answer.messages):
@@ -378,6 +380,13 @@ class ToolEnv(BaseEnv):
         self._messages += answer.messages
         obs = [message.copy() for message in answer.messages]
         return StepResult(obs, answer.reward, False, self._info(None, message, [], {}))
+
+    async def _asked(self, turn: ParsedTurn) -> Any:
+        """Return what `respond` returns; an override that is a plain function is called in a thread."""
+        if is_inline(self.respond):
+            answer = self.respond(turn)
+            return await self._deadline(awaited(answer), self.tool_timeout) if inspect.isawaitable(answer) else answer
+        return await self._deadline(call_function(self.respond, turn), self.tool_timeout)
 
     # ------------------------------------------------------------------ the end
 
@@ -427,14 +436,12 @@ class ToolEnv(BaseEnv):
         outcome = Outcome(self._task, self.messages, self._turn, records, final_text, reason, instances.sessions)
         with failing(StopReason.SCORE_FAILED, StopReason.SCORE_TIMEOUT, what="the scorer failed:"):
             try:
-                score = self._scorer(outcome)
-                if inspect.isawaitable(score):
-                    with tool_scope(instances.scope):
-                        score = await self._deadline(awaited(score), self.score_timeout)
+                with tool_scope(instances.scope):
+                    score = begin_score(self._scorer, outcome)
+                    return await self._deadline(score, self.score_timeout) if inspect.iscoroutine(score) else score
             except Exception as error:  # noqa: BLE001  raised again unless the policy caused it
                 await self._raise_unless_policy_fault(error, instances)
-                score = Score(0.0, {BROKEN_BY_POLICY: 1.0})
-            return None if score is None else Score.of(score)
+                return Score(0.0, {BROKEN_BY_POLICY: 1.0})
 
     async def _raise_unless_policy_fault(self, error: Exception, instances: ToolInstances) -> None:
         if not await is_policy_fault(error, instances.sessions.values()):

@@ -20,7 +20,7 @@ from toolgym.tools.concurrency.event_loop_thread import EventLoopThread
 from toolgym.tools.concurrency.log_throttle import LogThrottle
 from toolgym.tools.concurrency.loop_watch import tool_works
 from toolgym.tools.concurrency.run_limits import TOOL_CALLS
-from toolgym.tools.errors import ConfigError, error_text, is_infrastructure, on_one_line
+from toolgym.tools.errors import ConfigError, error_text, is_infrastructure, on_one_line, require_number
 from toolgym.tools.function import ToolFunction, as_tool
 from toolgym.tools.http.retries import RetryCount
 from toolgym.tools.message import Content, with_images
@@ -140,12 +140,17 @@ class ToolInstances:
         return AnsweredCall(record, with_images(record.text, result.images))
 
     async def reward(self, name: str) -> float:
-        """A tool's addition to the episode's reward; what its `calc_reward` raises passes through."""
+        """Return a tool's addition to the episode's reward. What its `calc_reward` raises passes through.
+
+        Raises:
+            ConfigError: `calc_reward` returned something else than a finite number.
+        """
         asked = self._tools[name]
         calc_reward = partial(asked.calc_reward, self._ids[name], **self._kwargs(name, "calc_reward_kwargs"))
         if _is_default(asked.calc_reward, BaseTool.calc_reward):
             return await calc_reward()
-        return float(await self._in_time(name, self._run(name, calc_reward), self._score_timeout))
+        reward = await self._in_time(name, self._run(name, calc_reward), self._score_timeout)
+        return require_number("it must return", reward)
 
     async def fork(self) -> ToolInstances:
         """Return copies of all instances, which are released on their own. If one raises, none is left behind."""

@@ -9,6 +9,7 @@ from toolgym.tools.lazy import lazy_names
 if TYPE_CHECKING:
     from toolgym.tools.base import BaseTool as BaseTool
     from toolgym.tools.base import ToolResult as ToolResult
+    from toolgym.tools.concurrency.execution_pool import runs_inline as runs_inline
     from toolgym.tools.config import from_config as from_config
     from toolgym.tools.errors import ToolgymError as ToolgymError
     from toolgym.tools.function import FunctionTool as FunctionTool

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import ast
 import difflib
+import math
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 
 class ToolgymError(Exception):
@@ -185,6 +187,25 @@ def check_seconds(**seconds: float | None) -> None:
 def require_whole_number(name: str, value: object, *, at_least: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < at_least:
         raise ConfigError(f"{name} must be a whole number, at least {at_least}, got {value!r}")
+
+
+def finite_number(value: Any) -> float | None:
+    """Return a number as a float, also a number of NumPy and a tensor of one element. None if the value is not a finite
+    number; a text is not a number."""
+    try:
+        number = math.nan if isinstance(value, str | bytes | bytearray | None) else float(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # the last one is torch's
+        return None
+    return number if math.isfinite(number) else None
+
+
+def require_number(name: str, value: Any) -> float:
+    """Return a value as `finite_number` does. Raises `ConfigError` if it is not a finite number."""
+    number = finite_number(value)
+    if number is None:
+        hint = " (a function without `return` returns None)" if value is None else ""
+        raise ConfigError(f"{name} a finite number, got {shorten(repr(value))}{hint}")
+    return number
 
 
 def require_seed(seed: object) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from toolgym.tools.base import BaseTool, ToolResult, keywords_of
 from toolgym.tools.concurrency.deadline import shielded
-from toolgym.tools.errors import ConfigError, EpisodeError, ForkNotSupportedError
+from toolgym.tools.errors import ConfigError, EpisodeError, ForkNotSupportedError, require_number
 from toolgym.tools.schema import ToolSchema
 
 
@@ -88,7 +88,9 @@ class StatefulTool(BaseTool):
         return ToolResult.of(await self.session_of(instance_id).execute(parameters, **execute_kwargs))
 
     async def calc_reward(self, instance_id: str, **calc_reward_kwargs: Any) -> float:
-        return float(await self.session_of(instance_id).reward(**calc_reward_kwargs))
+        session = self.session_of(instance_id)
+        reward = await session.reward(**calc_reward_kwargs)
+        return require_number(f"{type(session).__name__}.reward must return", reward)
 
     async def fork(self, instance_id: str) -> str:
         try:

@@ -9,6 +9,7 @@ from typing import Any
 from toolgym.envs.base import Action, BaseEnv, StepResult, require_growing_context
 from toolgym.envs.result_text import Side, check_cut, cut, cut_tokens
 from toolgym.envs.types import ResetOptions, ResetResult
+from toolgym.tools.concurrency.execution_pool import call_function
 from toolgym.tools.errors import ConfigError
 from toolgym.tools.message import Message, mapped, text_of
 from toolgym.wrappers.base import Wrapper
@@ -44,16 +45,16 @@ class RewriteObservations(Wrapper):
 
     async def reset(self, *, seed: int | None = None, options: ResetOptions = None) -> ResetResult:
         messages, info = await self.env.reset(seed=seed, options=options)
-        return (self._rewritten(messages) if self.prompt else messages), info
+        return (await self._rewritten(messages) if self.prompt else messages), info
 
     async def step(self, action: Action) -> StepResult:
         result = await self.env.step(action)
-        return result._replace(obs=self._rewritten(result.obs))
+        return result._replace(obs=await self._rewritten(result.obs))
 
-    def _rewritten(self, messages: list[Message]) -> list[Message]:
+    async def _rewritten(self, messages: list[Message]) -> list[Message]:
         if not messages:
             return messages
-        new: Any = self.rewrite([message.copy() for message in messages])
+        new: Any = await call_function(self.rewrite, [message.copy() for message in messages])
         if not isinstance(new, list) or not all(isinstance(m, dict) and {"role", "content"} <= set(m) for m in new):
             raise ConfigError(f"rewrite must return a list of messages, {self.rewrite!r} returned {new!r}")
         return new

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import re
 from collections.abc import Callable
@@ -10,6 +9,7 @@ from collections.abc import Callable
 from toolgym.envs.actions import action_message
 from toolgym.envs.base import Action, BaseEnv, StepResult
 from toolgym.envs.types import ResetOptions, ResetResult, StopReason
+from toolgym.tools.concurrency.execution_pool import call_function, runs_inline
 from toolgym.tools.confined.costly_checks import matches
 from toolgym.tools.errors import ConfigError
 from toolgym.tools.message import Message, text_of
@@ -37,13 +37,13 @@ class ShapeReward(Wrapper):
         self.shape = shape
 
     async def step(self, action: Action) -> StepResult:
-        return self._shaped(await self.env.step(action))
+        return await self._shaped(await self.env.step(action))
 
     async def truncate(self, reason: StopReason, turn: Action | None = None) -> StepResult:
-        return self._shaped(await self.env.truncate(reason, turn))
+        return await self._shaped(await self.env.truncate(reason, turn))
 
-    def _shaped(self, result: StepResult) -> StepResult:
-        reward: object = self.shape(result)
+    async def _shaped(self, result: StepResult) -> StepResult:
+        reward: object = await call_function(self.shape, result)
         try:
             shaped = float(reward)  # type: ignore[arg-type]  # what is no number is an error, as below
         except (TypeError, ValueError):
@@ -79,8 +79,8 @@ class FormatPenalty(Wrapper):
                 re.compile(form, re.DOTALL)
             except re.error as error:
                 raise ConfigError(f"form is not a regular expression: {error}: {form!r}") from error
-            self._has_form: Callable[[Message], object] = lambda message: matches(
-                form, text_of(message["content"]), flags=re.DOTALL
+            self._has_form: Callable[[Message], object] = runs_inline(
+                lambda message: matches(form, text_of(message["content"]), flags=re.DOTALL)
             )
         elif callable(form):
             self._has_form = form
@@ -103,8 +103,7 @@ class FormatPenalty(Wrapper):
         return self._counted(result) if turn is None or reason.failed else await self._judged(turn, result)
 
     async def _judged(self, action: Action, result: StepResult) -> StepResult:
-        verdict = self._has_form(result.info.get("message") or action_message(action))
-        has_form = bool(await verdict if inspect.isawaitable(verdict) else verdict)
+        has_form = bool(await call_function(self._has_form, result.info.get("message") or action_message(action)))
         self._bad += not has_form
         return self._counted(result if has_form else result._replace(reward=result.reward - self.penalty))
 

@@ -16,6 +16,7 @@ from toolgym.envs.tasks.sources import TaskList, TaskSource
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.tool_env import ToolEnv
 from toolgym.tools.base import BaseTool
+from toolgym.tools.concurrency.execution_pool import runs_inline
 from toolgym.tools.errors import ConfigError
 from toolgym.tools.function import ToolFunction
 from toolgym.tools.library.final_answer import score_final_answer
@@ -92,5 +93,6 @@ def gsm8k_tasks() -> TaskList:
     return TaskList(tasks)
 
 
+@runs_inline
 def _score(text: str, task: Task) -> float:
     return score_final_answer(text, gsm8k_truth(task.ground_truth))

@@ -16,6 +16,7 @@ from toolgym.envs.tasks.task import Task
 from toolgym.envs.tool_env import ToolEnv
 from toolgym.tools.answers.marks import marked_answer
 from toolgym.tools.answers.numbers import read_number
+from toolgym.tools.concurrency.execution_pool import runs_inline
 from toolgym.tools.errors import ConfigError
 from toolgym.tools.message import system
 from toolgym.tools.parsers import ParsedTurn
@@ -70,6 +71,7 @@ def score_by_source() -> OutcomeScorer:
     as_number, as_text = score_as_number(), exact(ignore_case=True)
     as_mathematics: list[OutcomeScorer] = []  # made when it is needed, since it needs an extra
 
+    @runs_inline
     def score(outcome: Outcome) -> Any:
         source, truths = outcome.task.source.lower(), truth_texts(outcome.task.ground_truth)
         if any(name in source for name in MATHEMATICS):

@@ -13,6 +13,7 @@ from toolgym.envs.tasks.task import Task
 from toolgym.tools.answers.marks import marked_answer
 from toolgym.tools.answers.numbers import read_number
 from toolgym.tools.answers.statements import said_answer
+from toolgym.tools.concurrency.execution_pool import runs_inline
 from toolgym.tools.errors import ConfigError, shorten
 from toolgym.tools.library.final_answer import score_final_answer
 from toolgym.tools.message import without_thinking
@@ -37,6 +38,7 @@ def exact(*, ignore_case: bool = False) -> OutcomeScorer:
     def form(text: str) -> str:
         return plain_choice(text).casefold() if ignore_case else plain_choice(text)
 
+    @runs_inline
     def score(outcome: Outcome) -> float:
         marked = marked_answer(outcome.final_text)
         answer = form(without_thinking(outcome.final_text) if marked is None else marked)
@@ -60,7 +62,7 @@ def numeric(*, tolerance: float = 0.0) -> OutcomeScorer:
         ConfigError: the tolerance is not usable, or, when scoring, a ground truth is not a number.
     """
     number_score = score_as_number(tolerance=tolerance)
-    return lambda outcome: number_score(outcome).value
+    return runs_inline(lambda outcome: number_score(outcome).value)
 
 
 def score_as_number(*, tolerance: float = 0.0) -> Callable[[Outcome], Score]:
@@ -71,6 +73,7 @@ def score_as_number(*, tolerance: float = 0.0) -> Callable[[Outcome], Score]:
     if isinstance(tolerance, bool) or not isinstance(tolerance, int | float) or not 0 <= tolerance < float("inf"):
         raise ConfigError(f"tolerance must be a number of at least 0, got {tolerance!r}")
 
+    @runs_inline
     def score(outcome: Outcome) -> Score:
         truths = [_require_number(text) for text in truth_texts(outcome.task.ground_truth)]
         answer = found_answer(outcome.final_text)
@@ -95,6 +98,7 @@ def answer_score(is_right: bool, **remarks: bool) -> Score:
     return Score(float(is_right), {name: float(value) for name, value in remarks.items()})
 
 
+@runs_inline
 def final_answer_score(text: str, task: Task) -> float:
     """Return 1 for a text whose `#### answer` equals the ground truth of the task, else 0: a `Scorer`."""
     return score_final_answer(text, task.ground_truth)

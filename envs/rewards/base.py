@@ -5,14 +5,16 @@ from __future__ import annotations
 import inspect
 import json
 import math
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import StopReason, ToolCallRecord
+from toolgym.tools.concurrency.blocking import function_name
 from toolgym.tools.concurrency.deadline import together
-from toolgym.tools.errors import ConfigError
+from toolgym.tools.concurrency.execution_pool import call_function, is_inline
+from toolgym.tools.errors import ConfigError, require_number
 from toolgym.tools.message import Message, text_of
 
 
@@ -87,26 +89,39 @@ class Score:
     components: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, value: Any) -> Score:
-        if isinstance(value, cls):
-            return value
-        try:
-            return cls(float(value))
-        except (TypeError, ValueError):
-            raise ConfigError(f"a scorer must return a Score or a number, got {value!r}") from None
+    def of(cls, value: Any, who: str = "a scorer") -> Score:
+        """Return what a scorer returned as a score.
+
+        Args:
+            value: a `Score` or a number.
+            who: what returned the value, for the error.
+
+        Raises:
+            ConfigError: the value, or a component of it, is not a finite number.
+        """
+        if not isinstance(value, cls):
+            return cls(require_number(f"{who} must return a Score or", value))
+        number = require_number(f"{who} must return a Score whose value is", value.value)
+        for name, part in value.components.items():
+            require_number(f"{who} must return a Score whose component {name!r} is", part)
+        return value if type(value.value) is float else cls(number, value.components)
 
 
 Scorer: TypeAlias = (
     Callable[[Outcome], Score | float | Awaitable[Score | float]] | Callable[[str, Task], float | Awaitable[float]]
 )
 """From an `Outcome` to a `Score` or a number, asked once at every end of an episode. A function of two arguments gets
-the text of the answer and the task instead, and is asked for answers only. Either kind may be async."""
+the text of the answer and the task instead, and is called for answers only. Either kind may be async; a plain function
+is called in a thread, unless `toolgym.tools.runs_inline` marks it."""
 
 OutcomeScorer: TypeAlias = Callable[[Outcome], Any]
 
 
 def outcome_scorer(scorer: Scorer) -> OutcomeScorer:
-    """Return a scorer of either kind as one that takes an `Outcome`, and returns None if it has nothing to say."""
+    """Return a scorer of either kind as a function of an `Outcome`; `ask_scorer` calls it.
+
+    For a function of a text and a task, the returned function returns None if the episode has no answer.
+    """
     problem = f"a scorer takes an Outcome, or a text and a Task; got {scorer!r}"
     if not callable(scorer):
         raise ConfigError(f"{problem}, which cannot be called")
@@ -124,7 +139,44 @@ def outcome_scorer(scorer: Scorer) -> OutcomeScorer:
             return None
         return scorer(outcome.final_text, outcome.task)  # type: ignore[call-arg, arg-type]
 
+    answers_alone.of_answers = scorer  # type: ignore[attr-defined]
     return answers_alone
+
+
+async def ask_scorer(scorer: OutcomeScorer, outcome: Outcome) -> Score | None:
+    """Call a scorer as `begin_score` does, and wait for its score."""
+    score = begin_score(scorer, outcome)
+    return await score if inspect.isawaitable(score) else score
+
+
+def begin_score(scorer: OutcomeScorer, outcome: Outcome) -> Score | Coroutine[Any, Any, Score] | None:
+    """Call what `outcome_scorer` returned.
+
+    Returns:
+        The score of a function that `runs_inline` marks; a coroutine for the score of an async function, and of a plain
+        one, which is called in a thread; None for a function of a text and a task if the episode has no answer.
+
+    Raises:
+        ConfigError: the scorer returned something else than a `Score` or a finite number. The error names the scorer.
+    """
+    of_answers: Callable[..., Any] | None = getattr(scorer, "of_answers", None)
+    if of_answers is None:
+        return _begin(scorer, outcome)
+    if outcome.stop_reason is not StopReason.ANSWERED:
+        return None
+    return _begin(of_answers, outcome.final_text, outcome.task)
+
+
+def _begin(function: Callable[..., Any], *args: Any) -> Score | Coroutine[Any, Any, Score]:
+    who = f"the scorer {function_name(function)!r}"
+    if not is_inline(function):
+        return _awaited_score(call_function(function, *args), who)
+    value = function(*args)
+    return _awaited_score(value, who) if inspect.isawaitable(value) else Score.of(value, who)
+
+
+async def _awaited_score(value: Awaitable[Any], who: str) -> Score:
+    return Score.of(await value, who)
 
 
 def _takes(signature: inspect.Signature, count: int) -> bool:
@@ -139,8 +191,9 @@ def weighted(parts: Mapping[str, tuple[float, Scorer]]) -> OutcomeScorer:
     """Return a scorer that adds up others, given as `{name: (weight, scorer)}`; a weight of 0 only reports.
 
     Each part is a component of the score under its name, without its weight; the components of a part `judge` are
-    `judge/NAME`. Async parts run at the same time; if one raises, so does the whole. A function of a text and a task
-    counts 0 if there is no answer. A part or score that is not usable is a `ConfigError`, which names it.
+    `judge/NAME`. Parts run at the same time, plain functions in threads; if one raises, so does the whole. A function
+    of a text and a task counts 0 if there is no answer. A part or score that is not usable is a `ConfigError`, which
+    names it.
 
     Example:
         >>> from toolgym.envs.rewards import called, exact, weighted
@@ -151,8 +204,8 @@ def weighted(parts: Mapping[str, tuple[float, Scorer]]) -> OutcomeScorer:
     scorers = {name: _checked(name, part) for name, part in parts.items()}
 
     async def score(outcome: Outcome) -> Score:
-        values = await together(_run(scorer, outcome) for _, scorer in scorers.values())
-        scores = {name: _score(name, value) for name, value in zip(scorers, values, strict=True)}
+        parts = await together(_score(name, scorer, outcome) for name, (_, scorer) in scorers.items())
+        scores = dict(zip(scorers, parts, strict=True))
         total = math.fsum(scorers[name][0] * part.value for name, part in scores.items())
         components: dict[str, float] = {}
         for name, part in scores.items():
@@ -177,16 +230,9 @@ def _checked(name: Any, part: Any) -> tuple[float, OutcomeScorer]:
         raise ConfigError(f"the part {name!r} of weighted: {error}") from error
 
 
-def _score(name: str, value: Any) -> Score:
+async def _score(name: str, scorer: OutcomeScorer, outcome: Outcome) -> Score:
     try:
-        score = Score(0.0) if value is None else Score.of(value)
+        score = await ask_scorer(scorer, outcome)
     except ConfigError as error:
         raise ConfigError(f"the part {name!r} of weighted: {error}") from error
-    if not math.isfinite(score.value):
-        raise ConfigError(f"the part {name!r} of weighted gave {score.value!r}, which is not finite")
-    return score
-
-
-async def _run(scorer: OutcomeScorer, outcome: Outcome) -> Any:
-    value = scorer(outcome)
-    return await value if inspect.isawaitable(value) else value
+    return Score(0.0) if score is None else score

@@ -11,6 +11,7 @@ from typing import Literal
 
 from toolgym.envs.rewards.base import Outcome, OutcomeScorer
 from toolgym.envs.types import ToolCallRecord
+from toolgym.tools.concurrency.execution_pool import runs_inline
 from toolgym.tools.confined.costly_checks import matches
 from toolgym.tools.errors import ConfigError, require_whole_number
 
@@ -43,7 +44,9 @@ def turn_format(form: str | Callable[[str], bool], *, turns: Turns = "last") -> 
 
 def _pattern_scorer(pattern: re.Pattern[str], turns: Turns) -> OutcomeScorer:
     if pattern.pattern in LINEAR:
-        return lambda outcome: _share([bool(pattern.fullmatch(text.strip())) for text in _texts(outcome, turns)])
+        return runs_inline(
+            lambda outcome: _share([bool(pattern.fullmatch(text.strip())) for text in _texts(outcome, turns)])
+        )
 
     async def score(outcome: Outcome) -> float:
         texts = [text.strip() for text in _texts(outcome, turns)]
@@ -98,25 +101,27 @@ def overlong_penalty(
             return -1.0
         return (max_length - buffer - length) / buffer
 
-    return score
+    return runs_inline(score) if count is len else score
 
 
 def called(tool: str | None = None) -> OutcomeScorer:
     """Return a scorer: 1 if a call reached the tool, else 0. A malformed call, which was not run, does not count."""
     calls = _calls_of(tool)
-    return lambda outcome: float(any(call.arguments is not None for call in calls(outcome)))
+    return runs_inline(lambda outcome: float(any(call.arguments is not None for call in calls(outcome))))
 
 
 def called_successfully(tool: str | None = None) -> OutcomeScorer:
     """Return a scorer: 1 if a call of the tool went well (its status is `ok`), else 0."""
     calls = _calls_of(tool)
-    return lambda outcome: float(any(call.status == "ok" for call in calls(outcome)))
+    return runs_inline(lambda outcome: float(any(call.status == "ok" for call in calls(outcome))))
 
 
 def failed_calls(tool: str | None = None) -> OutcomeScorer:
     """Return a scorer: the number of calls that failed, malformed ones included, but not by the infrastructure."""
     calls = _calls_of(tool)
-    return lambda outcome: float(sum(call.status != "ok" and not call.infra_failure for call in calls(outcome)))
+    return runs_inline(
+        lambda outcome: float(sum(call.status != "ok" and not call.infra_failure for call in calls(outcome)))
+    )
 
 
 def _calls_of(tool: str | None) -> Callable[[Outcome], list[ToolCallRecord]]:

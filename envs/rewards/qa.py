@@ -123,6 +123,10 @@ class AnswerScorer(NamedTuple):
     measure: Measure = "em"
     format_weight: float = 0.0
 
+    @property
+    def runs_inline(self) -> bool:
+        return True
+
     @classmethod
     def checked(cls, measure: Measure, format_weight: float) -> AnswerScorer:
         if measure not in get_args(Measure):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,6 +9,7 @@ from typing import Any, TypeAlias
 
 from toolgym.envs.tasks.task import Task
 from toolgym.tools.closeable import AsyncCloseable
+from toolgym.tools.concurrency.execution_pool import call_function
 from toolgym.tools.errors import ConfigError, ForkNotSupportedError
 from toolgym.tools.message import Message, mapped, visible_text
 from toolgym.tools.parsers import ParsedTurn
@@ -102,7 +102,7 @@ UserFunction: TypeAlias = Callable[
     [Sequence[Message], Task], UserReply | str | Awaitable[UserReply | str | None] | None
 ]
 """From the conversation so far, without the policy's thinking, and the task to the user's reply; None ends the
-conversation. It may be async."""
+conversation. It may be async; a plain function is called in a thread, unless `toolgym.tools.runs_inline` marks it."""
 
 
 class FunctionUser(User):
@@ -126,8 +126,7 @@ class _FunctionSession(UserSession):
         self._function, self._task = function, task
 
     async def reply(self, messages: Sequence[Message]) -> UserReply:
-        answer = self._function(messages, self._task)
-        return UserReply.of(await answer if inspect.isawaitable(answer) else answer)
+        return UserReply.of(await call_function(self._function, messages, self._task))
 
     async def fork(self) -> UserSession:
         return _FunctionSession(self._function, self._task)

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import math
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from toolgym.envs.rewards.judge import question_of
 from toolgym.envs.types import EpisodeFailedError, StopReason
 from toolgym.rollout.advantages.advantages import by_group
 from toolgym.rollout.trajectory.trajectory import Failure, Trajectory, require_trajectories
+from toolgym.tools.concurrency.blocking import function_name
 from toolgym.tools.concurrency.deadline import DeadlineError, together, with_deadline
-from toolgym.tools.errors import ConfigError, check_seconds, error_text, require_whole_number
+from toolgym.tools.concurrency.execution_pool import call_function
+from toolgym.tools.errors import ConfigError, check_seconds, error_text, finite_number, require_whole_number
 from toolgym.tools.keywords import named_keywords
 from toolgym.tools.library.final_answer import without_thinking
 
 GroupReward = Callable[[Sequence[Trajectory]], Sequence[float] | Awaitable[Sequence[float]]]
-"""From the trajectories of a group to a reward for each, in the same order. It may be async."""
+"""From the trajectories of a group to a reward for each, in the same order. It may be async; a plain function is called
+in a thread, unless `toolgym.tools.runs_inline` marks it."""
 
 Comparison = Callable[[str, str, str], float | Awaitable[float]]
-"""From a question and two answers to how much better the first one is: 1 better, 0 worse, 0.5 equally good."""
+"""From a question and two answers to how much better the first answer is: 1 better, 0 worse, 0.5 equally good. It is
+called as a `GroupReward` is."""
 
 log = logging.getLogger("toolgym.rollout.advantages.group_rewards")
 
@@ -99,11 +103,11 @@ def pairwise_reward(compare: Comparison, *, both_orders: bool = True) -> GroupRe
         raise ConfigError(f"compare must be a function of a question and two answers, got {compare!r}")
 
     async def asked(question: str, first: str, second: str) -> float:
-        value = compare(question, first, second)
-        value = await value if inspect.isawaitable(value) else value
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
-            raise ConfigError(f"a comparison gives a number from 0 to 1, got {value!r}")
-        return value
+        value = await call_function(compare, question, first, second)
+        number = None if isinstance(value, bool) else finite_number(value)
+        if number is None or not 0 <= number <= 1:
+            raise ConfigError(f"a comparison gives a number from 0 to 1, got {value!r} from {function_name(compare)!r}")
+        return number
 
     async def reward(group: Sequence[Trajectory]) -> list[float]:
         count = len(group)
@@ -165,14 +169,15 @@ def _runs(words: Sequence[str], length: int) -> set[tuple[str, ...]]:
 
 
 async def _rewards(reward: GroupReward, members: Sequence[Trajectory]) -> list[float]:
-    answer = reward(members)
-    answer = await answer if inspect.isawaitable(answer) else answer
+    answer: Any = await call_function(reward, members)
+    wanted = f"the group reward {function_name(reward)!r} must return a finite number for each of {len(members)}"
     try:
-        rewards = [float(value) for value in answer]
-    except (TypeError, ValueError):
-        raise ConfigError(f"a group's reward gives a number for each trajectory, got {answer!r}") from None
-    if len(rewards) != len(members) or not all(map(math.isfinite, rewards)):
-        raise ConfigError(f"a group's reward gives a finite number for each of {len(members)}, got {answer!r}")
+        values = [] if isinstance(answer, str | Mapping) else [*answer]
+    except TypeError:
+        raise ConfigError(f"{wanted} trajectories, got {answer!r}") from None
+    rewards = [number for number in map(finite_number, values) if number is not None]
+    if len(values) != len(members) or len(rewards) != len(members):
+        raise ConfigError(f"{wanted} trajectories, got {answer!r}")
     return rewards
 
 

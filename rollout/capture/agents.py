@@ -14,8 +14,8 @@ from functools import partial
 from typing import Any, ClassVar
 
 from toolgym.envs.base import BaseEnv
-from toolgym.envs.failure import failing, finite_reward
-from toolgym.envs.rewards.base import Outcome, Score, Scorer, outcome_scorer
+from toolgym.envs.failure import failing
+from toolgym.envs.rewards.base import Outcome, Score, Scorer, ask_scorer, outcome_scorer
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import EpisodeFailedError, StopReason
 from toolgym.rollout.capture.agent_thread import AgentThread
@@ -33,7 +33,6 @@ from toolgym.rollout.runner.config import RunConfig
 from toolgym.rollout.runner.envs.env_factory import EnvFactory, MakeEpisode
 from toolgym.rollout.trajectory.trajectory import Failure, Trajectory, plain
 from toolgym.tools.concurrency.deadline import own_deadline, shielded, with_deadline
-from toolgym.tools.concurrency.eager_task import awaited
 from toolgym.tools.errors import ConfigError, SandboxError
 from toolgym.tools.keywords import named_keywords
 from toolgym.tools.message import text_of
@@ -254,12 +253,10 @@ class AgentEpisode:
             raise EpisodeFailedError(StopReason.ENV_FAILED, "the agent made no call that was answered")
         if self.env.scorer is None:
             with failing(StopReason.ENV_FAILED, what="the agent's reward:"):
-                return _finite(None if isinstance(result, ExecutionResult) else result)
+                return _score_of(None if isinstance(result, ExecutionResult) else result)
         with failing(StopReason.SCORE_FAILED, StopReason.SCORE_TIMEOUT, what="the scorer failed:"), own_deadline():
-            value = self.env.scorer(_outcome(self.job.task, trajectory, result))
-            if inspect.isawaitable(value):
-                value = await with_deadline(awaited(value), limits.env_timeout)
-            return _finite(value)
+            asked = ask_scorer(self.env.scorer, _outcome(self.job.task, trajectory, result))
+            return await with_deadline(asked, limits.env_timeout) or Score(0.0)
 
     def _ended(self, score: Score, failure: EpisodeFailedError | None) -> Trajectory:
         trajectory = self.capture.finish(0.0)
@@ -280,10 +277,8 @@ class AgentEpisode:
         return replace_fields(trajectory, stop_reason=reason, error=error)
 
 
-def _finite(value: Any) -> Score:
-    score = Score.of(0.0 if value is None else value)
-    finite_reward(score.value)
-    return score
+def _score_of(value: Any) -> Score:
+    return Score.of(0.0 if value is None else value, "the agent")
 
 
 def _outcome(task: Task, trajectory: Trajectory, result: Any) -> Outcome:

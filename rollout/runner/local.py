@@ -271,6 +271,7 @@ class _Run:
         async with asyncio.TaskGroup() as self._tasks:
             try:
                 await self.finished.send_all(ready, lambda: self._scheduler.over)
+                await self._send_decided()
                 lease = await self.admission.episodes.acquire()
                 while job is not None and not self._stopping:
                     self._without_env[self._runner.env.member(job.task).env_id] += job.member not in self.suspended
@@ -358,8 +359,14 @@ class _Run:
             self._early_cuts.pop(job.member, None)
             self._cut()
             await self.finished.send_all(ready, lambda: self._scheduler.over)
+            await self._send_decided()
         finally:
             self._end_episode(lease)
+
+    async def _send_decided(self) -> None:
+        ready = await self._scheduler.decide()
+        self._cut()
+        await self.finished.send_all(ready, lambda: self._scheduler.over)
 
     async def _episode(self, job: Job) -> JobEpisode | list[Trajectory]:
         """Return the episode of a job; its trajectories, one for each role, if no env can be made for it."""

@@ -262,7 +262,11 @@ class Resumed(Scheduler):
             for trajectory in trajectories:
                 _require_same(job.key, _of_task(trajectory, job.task))
             self._new(finish(self._inside, job, trajectories))
+            self._new(await self._inside.decide())
         return None
+
+    async def decide(self) -> Sequence[Trajectory]:
+        return self._new(await self._inside.decide())
 
     def finished(self, job: Job, trajectory: Trajectory) -> Sequence[Trajectory]:
         return self.finished_roles(job, (trajectory,))

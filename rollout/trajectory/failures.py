@@ -64,8 +64,16 @@ class FailureLog:
 
 
 def require_one_that_played(trajectories: Sequence[Trajectory]) -> None:
-    """Raise `RunFailedError` if all trajectories of a run failed at their first turn in the same way."""
-    at_once = all(trajectory.error is not None and trajectory.error.turn == 0 for trajectory in trajectories)
+    """Raise `RunFailedError` if all trajectories of a run failed at their first turn in the same way.
+
+    An episode whose scorer overran its deadline was played, so it does not count here.
+    """
+    at_once = all(
+        trajectory.error is not None
+        and trajectory.error.turn == 0
+        and trajectory.stop_reason is not StopReason.SCORE_TIMEOUT
+        for trajectory in trajectories
+    )
     if at_once and len({_kind(trajectory) for trajectory in trajectories}) == 1:
         raise RunFailedError(trajectories)
 

@@ -84,7 +84,7 @@ FAILURES = [
     ("hang", StopReason.ENV_TIMEOUT, "did not finish within 0.1 seconds"),
     (result(float("nan")), StopReason.ENV_FAILED, "not finite: nan"),
     (result(float("-inf"), StopReason.ANSWERED), StopReason.ENV_FAILED, "not finite: -inf"),
-    (result("1"), StopReason.ENV_FAILED, "TypeError"),
+    (result("1"), StopReason.ENV_FAILED, "must be a finite number, got '1'"),
     (result(1.0, StopReason.TOOL_FAILED), StopReason.TOOL_FAILED, "the env ended the episode with tool_failed"),
     (result(1.0, "no reason", done=True), StopReason.ENV_FAILED, "ValueError"),
     (None, StopReason.ENV_FAILED, "AttributeError"),

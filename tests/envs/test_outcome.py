@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+from fractions import Fraction
 
+import numpy as np
 import pytest
 
 from toolgym.envs import End, EpisodeFailedError, Score, StopReason, Task, ToolEnv
@@ -107,12 +109,37 @@ async def test_a_scorer_that_fails_says_what_failed(error, reason):
             await env.step("done")
 
 
-async def test_what_is_no_score_is_a_failure_too():
-    async with make(lambda outcome: "good") as env:
+@pytest.mark.parametrize(
+    ("value", "got"),
+    [
+        (None, r"got None \(a function without `return` returns None\)"),
+        ("0.5", "got '0.5'"),
+        (float("nan"), "got nan"),
+        ([1.0, 2.0], r"got \[1.0, 2.0\]"),
+        (Score(float("inf")), "value is a finite number, got inf"),
+        (Score(1.0, {"part": float("nan")}), "component 'part' is a finite number, got nan"),
+    ],
+)
+@pytest.mark.parametrize("of_answers", [False, True])
+async def test_a_scorer_that_returns_no_number_fails_by_name(value, got, of_answers):
+    def judge_answer(*_):
+        return value
+
+    async with make(judge_answer if of_answers else lambda outcome: value) as env:
         await env.reset()
-        with pytest.raises(EpisodeFailedError, match="a Score or a number, got 'good'") as caught:
+        name = "judge_answer" if of_answers else "<lambda>"
+        with pytest.raises(EpisodeFailedError, match=f"the scorer '{name}' must return a Score .*{got}") as caught:
             await env.step("done")
         assert caught.value.stop_reason is StopReason.SCORE_FAILED
+
+
+@pytest.mark.parametrize("value", [1, True, np.float32(1), np.bool_(True), Fraction(1), Score(1)])
+async def test_numbers_of_every_type_are_scores(value):
+    async with make(lambda outcome: value) as env:
+        await env.reset()
+        result = await env.step("done")
+        assert result.reward == 1.0
+        assert type(result.info["metrics"]["score"]) is float
 
 
 async def test_a_tool_that_cannot_say_its_reward_is_to_blame():

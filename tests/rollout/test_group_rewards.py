@@ -143,7 +143,7 @@ async def test_a_group_that_cannot_be_judged_fails_and_the_others_do_not(error, 
 
 @pytest.mark.parametrize("given", [[1.0], [1.0, float("nan")], ["a", "b"], 3, None])
 async def test_what_is_no_reward_for_each_is_the_users_error(given):
-    with pytest.raises(ConfigError, match="a group's reward gives"):
+    with pytest.raises(ConfigError, match="must return a finite number for each"):
         await add_group_reward([made("a"), made("b")], lambda group: given)
 
 

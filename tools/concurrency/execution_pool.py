@@ -11,6 +11,7 @@ import asyncio
 import collections
 import contextvars
 import enum
+import inspect
 import multiprocessing
 import os
 import pickle
@@ -30,6 +31,7 @@ from toolgym.tools.errors import ConfigError, SandboxError, require_whole_number
 
 T = TypeVar("T")
 P = ParamSpec("P")
+F = TypeVar("F", bound=Callable[..., Any])
 
 THREADS_VARIABLE = "TOOLGYM_BLOCKING_THREADS"
 """Environment variable: how many blocking tools run at once in threads of a process."""
@@ -246,6 +248,49 @@ def tool_pool(mode: PoolMode = PoolMode.ThreadMode) -> ExecutionPool:
                 raise ConfigError(f"{variable} must be a whole number of at least 1, got {text!r}")
             _tool_pools[mode] = ExecutionPool(int(text), mode, queue_timeout=QUEUE_TIMEOUT)
         return _tool_pools[mode]
+
+
+def runs_inline(function: F) -> F:
+    """Mark a plain function that is called on the event loop, and not in a thread. Use it as a decorator.
+
+    It saves about 0.1 ms for each call. It is for functions that end within a millisecond and never wait, and for
+    functions that only work in the main thread. While such a function runs, no other episode makes progress, and no
+    deadline ends the function.
+
+    Raises:
+        ConfigError: the function cannot have attributes; define it with `def`, or give its class `runs_inline = True`.
+    """
+    try:
+        function.runs_inline = True  # type: ignore[attr-defined]
+    except AttributeError as error:
+        raise ConfigError(f"runs_inline cannot mark {function!r}: {error}") from error
+    return function
+
+
+def is_async(function: Callable[..., Any]) -> bool:
+    """Return whether a function, or an object that is called like a function, is async."""
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+
+
+def is_inline(function: Callable[..., Any]) -> bool:
+    """Return whether a function is called on the event loop: an async function, or one that `runs_inline` marks."""
+    while isinstance(function, partial):
+        function = function.func
+    return getattr(function, "runs_inline", False) is True or is_async(function)
+
+
+async def call_function(function: Callable[..., Any], *args: Any) -> Any:
+    """Call a function of a user, and return what it returns, awaited if it is awaitable.
+
+    An async function, and one that `runs_inline` marks, is called on the event loop. Any other function is called in a
+    thread of `tool_pool`, with the caller's context variables, so that it delays no other episode. The caller sets the
+    deadline; a thread that overruns it is left behind.
+    """
+    if is_inline(function):
+        value = function(*args)
+    else:
+        value = await tool_pool().run(partial(function, *args), name=function_name(function))
+    return await value if inspect.isawaitable(value) else value
 
 
 os.register_at_fork(after_in_child=lambda: globals().update(_tool_pools={}, _tool_pools_lock=threading.Lock()))

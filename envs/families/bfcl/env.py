@@ -23,6 +23,7 @@ from toolgym.envs.tool_instances import AnsweredCall, ToolInstances
 from toolgym.envs.types import End, StopReason
 from toolgym.tools.base import BaseTool, ToolResult
 from toolgym.tools.closeable import closed_on_error
+from toolgym.tools.concurrency.execution_pool import runs_inline
 from toolgym.tools.confined import OverrunError, ProcessPool
 from toolgym.tools.errors import ConfigError, UnknownNameError, nearest, require_whole_number
 from toolgym.tools.message import Message, MessageToolCall, assistant, tool_call, user
@@ -156,6 +157,7 @@ class BFCLEnv(ToolEnv):
         self._limit_steps(0)
         return task
 
+    @runs_inline
     def respond(self, turn: ParsedTurn) -> list[Message] | End:
         self._user_turn += 1
         messages = self._entry["question"]

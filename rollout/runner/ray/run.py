@@ -162,6 +162,7 @@ class RayRun:
 
     async def _hand_out(self, ready: Sequence[Trajectory], job: Job | None) -> None:
         await self.finished.send_all(ready, lambda: self._scheduler.over)
+        await self._send_decided()
         while job is not None and not self._exhausted:
             entry = PendingJob(next(self._numbers), job)
             self._unfinished[job.member] = entry
@@ -193,6 +194,12 @@ class RayRun:
         ready = finish(self._scheduler, entry.job, trajectories)
         if self._unfinished.get(entry.job.member) is entry:
             del self._unfinished[entry.job.member]
+        self._cut()
+        await self.finished.send_all(ready, lambda: self._scheduler.over)
+        await self._send_decided()
+
+    async def _send_decided(self) -> None:
+        ready = await self._scheduler.decide()
         self._cut()
         await self.finished.send_all(ready, lambda: self._scheduler.over)
 

@@ -33,11 +33,16 @@ class GroupRewards:
         self._waiting: dict[int, tuple[Task, list[float]]] = {}
         self._next = 0
 
-    def add(self, task_index: int, task: Task, members: Iterable[Member]) -> None:
+    @property
+    def reported(self) -> int:
+        """The places below this one were reported."""
+        return self._next
+
+    def add(self, place: int, task: Task, members: Iterable[Member]) -> None:
         if self._observe is None:
             return
         rewards = [first.reward for first, *_ in members if first.in_group_statistics]  # of roles, the first one's
-        self._waiting[task_index] = task, rewards
+        self._waiting[place] = task, rewards
         while self._next in self._waiting:
             task, rewards = self._waiting.pop(self._next)
             self._next += 1
@@ -100,6 +105,8 @@ class GroupScheduler(Scheduler):
         self._cuts: list[Cut] = []
         self._counts = RunCounts()
         self._out = 0  # jobs that have not come back
+        self._to_decide: deque[OpenGroup] = deque()  # whole groups that `keep` has not seen
+        self._in_turn = asyncio.Lock()  # of the decisions of a plan that is `in_order`
         self._kept = self._decided = 0
         self._enough = False
         self._news = asyncio.Event()
@@ -150,11 +157,17 @@ class GroupScheduler(Scheduler):
 
     def _open_group(self, task: Task | None) -> None:
         if task is not None:
-            number = self._counts.groups_begun
-            group = OpenGroup(task, number, f"{self._run_id}-{number}", self._config.seed, self._members)
+            place = self._counts.groups_begun
+            number = self._task_index(place)
+            id = f"{self._run_id}-{number}"
+            group = OpenGroup(task, number, id, self._config.seed, self._members, place=place)
             self._groups[group.id] = group
             self._beginning.append(group)
             self._counts.groups_begun += 1
+
+    def _task_index(self, place: int) -> int:
+        """Return the number of the task of the group that began in this place."""
+        return place
 
     def _wants_another(self) -> bool:
         if self._plan.max_groups is not None and self._counts.groups_begun >= self._plan.max_groups:
@@ -245,18 +258,56 @@ class GroupScheduler(Scheduler):
             return self._rest_of(group)
         if self._enough:
             return []  # carried over as it is
+        if not self._plan.keeps_inline:
+            if group.first(self._group_size, in_order=self._plan.in_order) and group not in self._to_decide:
+                self._to_decide.append(group)
+            return []
         if not self._plan.in_order or group.id in self._earlier:
             return self._decision(group)
         decided: list[Trajectory] = []
-        if group.task_index == self._decided:
-            groups = self._groups.values()
-            by_index = {known.task_index: known for known in groups if known.id not in self._earlier}
-            while not self._enough and (following := by_index.get(self._decided)) is not None:
-                if following.first(self._group_size, in_order=True) is None:
-                    break
+        if group.place == self._decided:
+            while (following := self._next_in_order()) is not None:
                 self._decided += 1
                 decided += self._decision(following)
         return decided
+
+    def _next_in_order(self) -> OpenGroup | None:
+        """Return the group that is decided next if it can be decided now."""
+        if self._enough:
+            return None
+        groups = (group for group in self._groups.values() if group.id not in self._earlier)
+        following = next((group for group in groups if group.place == self._decided), None)
+        if following is None or following.first(self._group_size, in_order=True) is None:
+            return None
+        return following
+
+    async def decide(self) -> Sequence[Trajectory]:
+        decided: list[Trajectory] = []
+        while self._to_decide:
+            group = self._to_decide.popleft()
+            if not self._plan.in_order or group.id in self._earlier:
+                decided += await self._decision_apart(group)
+                continue
+            async with self._in_turn:
+                while (following := self._next_in_order()) is not None:
+                    self._decided += 1
+                    decided += await self._decision_apart(following)
+        return self._in_groups(decided)
+
+    async def _decision_apart(self, group: OpenGroup) -> list[Trajectory]:
+        """As `_decision`, for a `keep` that takes time. The run, or a limit, may give up the group in the meantime."""
+        chosen = group.first(self._group_size, in_order=self._plan.in_order)
+        if chosen is None or group.deciding or self._is_gone(group):
+            return []
+        group.deciding = True
+        try:
+            keeps = await self._plan.keeps_apart(tuple(chain(*chosen)))
+        finally:
+            group.deciding = False
+        return [] if self._is_gone(group) else self._decided_as(group, chosen, keeps)
+
+    def _is_gone(self, group: OpenGroup) -> bool:
+        return self._enough or group.id not in self._groups or group.closing or group.late
 
     def _rest_of(self, group: OpenGroup) -> list[Trajectory]:
         if group.running:
@@ -270,8 +321,11 @@ class GroupScheduler(Scheduler):
         chosen = group.first(self._group_size, in_order=self._plan.in_order)
         if chosen is None:
             return []
+        return self._decided_as(group, chosen, self._plan.keeps(tuple(chain(*chosen))))
+
+    def _decided_as(self, group: OpenGroup, chosen: list[Member], keeps: bool) -> list[Trajectory]:
         self._observe(group, chosen)
-        if self._plan.keep is not None and not self._plan.keep(tuple(chain(*chosen))):
+        if not keeps:
             self._counts.groups_filtered += 1
             self._drop(group)
             return []
@@ -319,7 +373,7 @@ class GroupScheduler(Scheduler):
 
     def _observe(self, group: OpenGroup, members: Sequence[Member]) -> None:
         if group.id not in self._earlier:
-            self._rewards.add(group.task_index, group.task, members)
+            self._rewards.add(group.place, group.task, members)
 
     # ------------------------------------------------------------------ the end
 

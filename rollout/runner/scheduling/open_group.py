@@ -16,12 +16,18 @@ Member: TypeAlias = tuple[Trajectory, ...]
 
 
 class OpenGroup:
-    """The members of one task of a run, by sample, from their begin to their end; branches come on top of its `size`. A
-    group that is `closing` begins nothing more, and is given out when what runs is back; one that is `late` was given
-    out without these members, with its `peers`."""
+    """The members of one task of a run, by sample, from their begin to their end; branches come on top of its `size`.
 
-    def __init__(self, task: Task, task_index: int, group_id: str, seed: int | None, size: int) -> None:
+    A group that is `closing` begins nothing more, and is given out when what runs is back; one that is `late` was given
+    out without these members, with its `peers`. While it is `deciding`, the plan's `keep` is called with it. Its
+    `place` is its number among the groups that began in this run, from 0.
+    """
+
+    def __init__(
+        self, task: Task, task_index: int, group_id: str, seed: int | None, size: int, *, place: int | None = None
+    ) -> None:
         self.task, self.task_index, self.id, self.size = task, task_index, group_id, size
+        self.place = task_index if place is None else place
         self._seed = seed
         self._begun = 0
         self._first_branch = self._next_branch = size
@@ -29,7 +35,7 @@ class OpenGroup:
         self.running: dict[int, Job] = {}
         self.suspended: dict[int, Job] = {}
         self.ended: dict[int, Member] = {}
-        self.closing = self.late = False
+        self.closing = self.late = self.deciding = False
         self.peers: Mapping[str, tuple[Peer, ...]] = {}  # by role
 
     def begin(self) -> Job | None:

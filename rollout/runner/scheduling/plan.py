@@ -1,17 +1,22 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from toolgym.rollout.runner.scheduling.scheduler import Stragglers
 from toolgym.rollout.trajectory.trajectory import Trajectory
-from toolgym.tools.errors import ConfigError, require_whole_number
+from toolgym.tools.concurrency.blocking import function_name
+from toolgym.tools.concurrency.deadline import DeadlineError, with_deadline
+from toolgym.tools.concurrency.execution_pool import call_function, is_async, is_inline, runs_inline
+from toolgym.tools.errors import ConfigError, check_seconds, require_whole_number
 from toolgym.tools.keywords import named_fields
 
-Keep = Callable[[Sequence[Trajectory]], bool]
+Keep = Callable[[Sequence[Trajectory]], bool | Awaitable[bool]]
 
 
+@runs_inline
 def has_signal(group: Sequence[Trajectory]) -> bool:
     """Whether two usable trajectories of a role differ in reward: the rule of dynamic sampling (DAPO, arXiv
     2503.14476)."""
@@ -35,7 +40,10 @@ class GroupPlan:
             `group_size` that did not fail, and the others are stragglers.
         stragglers: what becomes of them, a `Stragglers` or its name: `drop`, `keep` or `carry`.
         keep: which whole groups are given out, `has_signal` or a function of your own; in place of each other one a
-            further task is played. None: all.
+            further task is played. None: all. The function may be async; a plain function is called in a thread, unless
+            `toolgym.tools.runs_inline` marks it.
+        keep_timeout: wall seconds that `keep` may take for one group. If `keep` takes longer, the run ends with an
+            error.
         max_groups: most tasks that one run begins; None: as many as there are.
         in_order: choose groups in the order of the tasks and members in that of the samples, whatever ends first. The
             result then depends on no clock; but a slow group holds up those behind it.
@@ -49,6 +57,7 @@ class GroupPlan:
     spare_members: int = 0
     stragglers: Stragglers | Literal["drop", "keep", "carry"] = Stragglers.DROP
     keep: Keep | None = None
+    keep_timeout: float = 600.0
     max_groups: int | None = None
     in_order: bool = False
 
@@ -63,6 +72,7 @@ class GroupPlan:
             raise ConfigError(f"stragglers must be one of {known}, got {self.stragglers!r}")
         if self.keep is not None and not callable(self.keep):
             raise ConfigError(f"keep must be a function of a group's trajectories, got {self.keep!r}")
+        check_seconds(keep_timeout=self.keep_timeout)
         if not isinstance(self.in_order, bool):
             raise ConfigError(f"in_order must be True or False, got {self.in_order!r}")
         if self.spare_groups and self.groups is None:
@@ -74,6 +84,32 @@ class GroupPlan:
                 "how far a straggler got depends on time, so in_order goes with stragglers='drop' alone, got "
                 f"{str(self.stragglers)!r}"
             )
+
+    @property
+    def keeps_inline(self) -> bool:
+        """Whether `keep` returns at once, on the event loop: there is none, or a plain function that is marked."""
+        return self.keep is None or (is_inline(self.keep) and not is_async(self.keep))
+
+    def keeps(self, group: Sequence[Trajectory]) -> bool:
+        """Call a `keep` that returns at once."""
+        return self.keep is None or self._verdict(self.keep(group))
+
+    async def keeps_apart(self, group: Sequence[Trajectory]) -> bool:
+        """Call a `keep` that is async or runs in a thread."""
+        assert self.keep is not None
+        try:
+            return self._verdict(await with_deadline(call_function(self.keep, group), self.keep_timeout))
+        except DeadlineError as error:
+            raise ConfigError(f"GroupPlan.keep, {function_name(self.keep)!r}, {error}") from error
+
+    def _verdict(self, value: Any) -> bool:
+        assert self.keep is not None
+        if isinstance(value, str | None) or inspect.isawaitable(value):
+            hint = " (a function without `return` returns None)" if value is None else ""
+            raise ConfigError(
+                f"GroupPlan.keep, {function_name(self.keep)!r}, must return True or False, got {value!r}{hint}"
+            )
+        return bool(value)
 
     def check(self, group_size: int, tasks: int | None) -> None:
         """Check the plan against a run of so many tasks. Raises `ConfigError` if it would never end, or never keep a

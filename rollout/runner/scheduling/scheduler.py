@@ -109,10 +109,15 @@ class Scheduler(ABC):
         """The trajectories that the consumer gets before anything is played; asked once, before the first `next`."""
         return ()
 
+    async def decide(self) -> Sequence[Trajectory]:
+        """Wait for decisions that take time, such as those of a `GroupPlan.keep` in a thread; called after `ready` and
+        after each `finished`. Returns the trajectories that the consumer gets now."""
+        return ()
+
     def cuts(self) -> Sequence[Cut]:
-        """The running episodes to end now, each named once; asked after each `next`, `finished` and `suspended`. One
-        that is cut comes back to `finished`; one that is suspended to `suspended`, or to `finished` if it could not
-        stand still."""
+        """The running episodes to end now, each named once; asked after each `next`, `finished`, `decide` and
+        `suspended`. One that is cut comes back to `finished`; one that is suspended to `suspended`, or to `finished` if
+        it could not stand still."""
         return ()
 
     def suspended(self, job: Job) -> None:

@@ -106,8 +106,8 @@ async def test_groups_come_whole_and_an_agent_that_raises_is_one_failed_trajecto
     [
         ("hangs", StopReason.EPISODE_TIMEOUT, "did not finish within 4 seconds"),
         ("makes_no_call", StopReason.ENV_FAILED, "made no call that was answered"),
-        ("returns_a_text", StopReason.ENV_FAILED, "a scorer must return a Score or a number, got 'good'"),
-        ("returns_nan", StopReason.ENV_FAILED, "not finite"),
+        ("returns_a_text", StopReason.ENV_FAILED, "the agent must return a Score or a finite number, got 'good'"),
+        ("returns_nan", StopReason.ENV_FAILED, "a finite number, got nan"),
         ("is_not_async", StopReason.ENV_FAILED, "made no call that was answered"),
         ("exits", StopReason.ENV_FAILED, "SystemExit"),
     ],
