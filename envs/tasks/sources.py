@@ -96,15 +96,24 @@ class CountedTasks(TaskSource):
 
     def take(self, count: int, *, seed: int | None = None, training_step: int = 0) -> list[Task]:
         require_whole_number("count", count, at_least=0)
+        start = self.start_of(count, seed=seed, training_step=training_step)
+        self._ends_of(seed)[training_step] = start + count
+        return [self.task(place) for place in self.places(start, count, seed=seed)]
+
+    def start_of(self, count: int, *, seed: int | None, training_step: int) -> int:
+        """Return where `take` begins, counted over all epochs."""
+        ends = self._ends_of(seed)
+        before = max(step for step in ends if step < training_step)
+        return ends[before] + (training_step - 1 - before) * count
+
+    def _ends_of(self, seed: int | None) -> dict[int, int]:
+        """Return where the steps of a seed ended, by step."""
         if self._step_ends is None:
             self._step_ends = {}
         ends = self._step_ends.setdefault(seed, {-1: 0})
         if len(self._step_ends) > _MOST_SEEDS:
             del self._step_ends[next(iter(self._step_ends))]
-        before = max(step for step in ends if step < training_step)
-        start = ends[before] + (training_step - 1 - before) * count
-        ends[training_step] = start + count
-        return [self.task(place) for place in self.places(start, count, seed=seed)]
+        return ends
 
     def places(self, start: int, count: int, *, seed: int | None) -> Iterator[int]:
         """Yield the places of `count` tasks from the `start`-th on, counted over all epochs."""

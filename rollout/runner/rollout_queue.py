@@ -5,20 +5,22 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal, Self, TypeVar
 
-from toolgym.envs.tasks.sources import CountedTasks, TaskSource
+from toolgym.envs.tasks.sources import TaskSource
 from toolgym.envs.tasks.task import Task
 from toolgym.rollout.engines.base import Engine, PauseMode, WeightSource
 from toolgym.rollout.job import Job
 from toolgym.rollout.runner.base import RunnerProtocol
 from toolgym.rollout.runner.config import RunConfig
 from toolgym.rollout.runner.scheduling.group_scheduler import GroupScheduler, Observe
+from toolgym.rollout.runner.scheduling.open_group import Member, OpenGroup
 from toolgym.rollout.runner.scheduling.plan import GroupPlan
-from toolgym.rollout.runner.scheduling.tasks import TaskFeed, Tasks
+from toolgym.rollout.runner.scheduling.queue_tasks import QueueTasks
+from toolgym.rollout.runner.scheduling.tasks import Tasks
 from toolgym.rollout.runner.weight_versions import WeightVersions
-from toolgym.rollout.seeds import stream_seed
 from toolgym.rollout.trajectory.failures import require_one_that_played
 from toolgym.rollout.trajectory.trajectory import Trajectory
 from toolgym.rollout.trajectory.withholding import withhold
@@ -51,10 +53,12 @@ class RolloutQueue:
 
     Args:
         runner: plays the groups. Its sinks get each group that comes whole, also one that is too stale then.
-        tasks: as `Runner.stream` takes them; each is drawn when its group may begin. Or a `TaskSource`, which hears of
-            each group's rewards: a mixture or another one that is not in a list is drawn from without end, `batch_size`
-            tasks for each training step, from the config's on.
+        tasks: as `Runner.stream` takes them; each is drawn when its group may begin. Or a `TaskSource`, from which
+            tasks are drawn as `rollout` draws them: `batch_size` tasks for each training step, from the config's step
+            on, shuffled by the config's seed, epoch after epoch. The source gets the rewards of each group.
         batch_size: groups of a batch.
+        num_tasks: how many tasks to draw in all, those of earlier queues counted whose state is loaded. If None, all
+            tasks are drawn, and from a source tasks without end.
         max_staleness: most versions that a group may be behind the newest weights when the trainer gets it.
         stale: what becomes of what is staler: `drop` gives up the whole group, `withhold` masks the stale tokens alone
             out of training (see `withhold`), so that the rewards of long episodes stay in their groups; a group without
@@ -72,6 +76,7 @@ class RolloutQueue:
         tasks: Tasks | TaskSource,
         *,
         batch_size: int,
+        num_tasks: int | None = None,
         max_staleness: int = 1,
         stale: Literal["drop", "withhold"] = "drop",
         plan: GroupPlan | None = None,
@@ -95,12 +100,10 @@ class RolloutQueue:
         self._runner, self._engine = runner, engine
         self._pause_mode, self._update_timeout = PauseMode(pause_mode), update_timeout
         self._withholds = stale == "withhold"
-        config, self._source = runner.config.seeded(), tasks if isinstance(tasks, TaskSource) else None
-        if isinstance(tasks, TaskSource) and not isinstance(tasks, CountedTasks):
-            seed = stream_seed(config.seed, validate=config.validate)
-            tasks = tasks.stream(batch_size, seed=seed, first_step=config.training_step)
-        observe = self._source.observe if self._source is not None and not config.validate else None
-        self._groups = _Groups(self._gated(TaskFeed(tasks)), config, plan, observe, came_back=self._came_back)
+        self._source, self._plan = tasks if isinstance(tasks, TaskSource) else None, plan
+        self._config = config = runner.config.seeded()
+        self._tasks = QueueTasks(tasks, batch_size=batch_size, config=config, num_tasks=num_tasks)
+        self._groups = self._new_groups()
         self._versions: WeightVersions | None = None
         self._updates = asyncio.Lock()
         self._news = asyncio.Event()
@@ -116,6 +119,18 @@ class RolloutQueue:
         self._taken = self._dropped = self._tokens_withheld = 0
         self._ages: list[int] = []
         self._wait_seconds = self._pause_seconds = 0.0
+
+    def _new_groups(self) -> _Groups:
+        observe = self._source.observe if self._source is not None and not self._config.validate else None
+        return _Groups(
+            self._gated(),
+            self._config,
+            self._plan,
+            observe,
+            tasks=self._tasks,
+            came_back=self._came_back,
+            tell=self._tell,
+        )
 
     # ------------------------------------------------------------------ the trainer's side
 
@@ -151,6 +166,38 @@ class RolloutQueue:
                 self.max_staleness,
             )
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return as JSON values, for a checkpoint, which tasks the trainer has consumed, and the state of the source.
+
+        Call it after you trained on a batch, together with saving the weights. A task is consumed when `anext` returned
+        its group, or when its group was dropped. Tasks of groups that are played or wait are not consumed: a queue that
+        loads the state plays them again.
+
+        Raises:
+            ConfigError: a task of a source without places cannot be written as JSON.
+        """
+        self._groups.note_observed()
+        return self._tasks.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue with a state of `state_dict`. Call it before the queue is opened.
+
+        Give the queue the same tasks or an equal source, from its beginning, and the same `batch_size`. The state of
+        the source is loaded, too. A config without a seed takes the seed of the state.
+
+        Raises:
+            ConfigError: the queue was opened, or the state is of other tasks or of another seed.
+        """
+        if self._versions is not None:
+            raise ConfigError("load_state_dict was called after the queue was opened: call it before `async with`")
+        self._tasks.load_state_dict(state)
+        if self._runner.config.seed not in (None, self._tasks.seed):
+            raise ConfigError(
+                f"the saved state has seed {self._tasks.seed!r}, and the runner's config {self._runner.config.seed!r}"
+            )
+        self._config = replace(self._config, seed=self._tasks.seed)
+        self._groups = self._new_groups()
+
     def __aiter__(self) -> Self:
         return self
 
@@ -176,6 +223,8 @@ class RolloutQueue:
         self._ready.sort(key=lambda group: group[0].task_index)
         batch, self._ready = self._ready[: self.batch_size], self._ready[self.batch_size :]
         self._taken, self._owed = self._taken + len(batch), True
+        for group in batch:
+            self._tasks.settle(group[0].task_index)
         self._tell()
         if self._withholds:
             batch = list(map(self._without_stale_tokens, batch))
@@ -273,19 +322,21 @@ class RolloutQueue:
                     self._ready.append(group)
                 self._tell()
 
-    async def _gated(self, feed: TaskFeed) -> AsyncGenerator[Task, None]:
-        nothing_else = asyncio.Event()
+    async def _gated(self) -> AsyncGenerator[Task, None]:
+        tasks = aiter(self._tasks)
         try:
             while True:
                 while not self._has_room():
                     await self._changed()
-                task = await feed.next(nothing_else)
-                if task is None:
+                numbered = await anext(tasks, None)
+                if numbered is None:
                     return
+                number, task = numbered
                 self._begun += 1
+                self._groups.numbers.append(number)
                 yield task
         finally:
-            await feed.close()
+            await self._tasks.close()
 
     def _ended(self, producer: asyncio.Task[None]) -> None:
         if producer.cancelled():
@@ -301,7 +352,9 @@ class RolloutQueue:
     def _fresh(self, group: Sequence[Trajectory]) -> bool:
         ages = set[int]().union(*map(self._require_open().ages, group))
         fresh = (min if self._withholds else max)(ages, default=0) <= self.max_staleness
-        self._dropped += not fresh
+        if not fresh:
+            self._dropped += 1
+            self._tasks.settle(group[0].task_index)
         return fresh
 
     def _without_stale_tokens(self, group: Sequence[Trajectory]) -> Sequence[Trajectory]:
@@ -354,20 +407,59 @@ class RolloutQueue:
 
 
 class _Groups(GroupScheduler):
+    """The groups of a queue.
+
+    Attributes:
+        numbers: the numbers of the tasks that were drawn, in the order that their groups began.
+    """
+
     def __init__(
         self,
-        tasks: Tasks,
+        drawn: Tasks,
         config: RunConfig,
         plan: GroupPlan | None,
         observe: Observe | None,
         *,
+        tasks: QueueTasks,
         came_back: Callable[[Trajectory], None],
+        tell: Callable[[], None],
     ) -> None:
-        super().__init__(tasks, config, plan or GroupPlan(), observe)
-        self._came_back = came_back
+        super().__init__(drawn, config, plan or GroupPlan(), observe)
+        self.numbers: list[int] = []
+        self._tasks, self._came_back, self._tell = tasks, came_back, tell
+        self._observed_before = frozenset(tasks.observed)
+        self._noted = 0
+
+    def note_observed(self) -> None:
+        """Tell the tasks which of them the source has the rewards of."""
+        for number in self.numbers[self._noted : self._rewards.reported]:
+            if not self._tasks.is_settled(number):
+                self._tasks.observed.add(number)
+        self._noted = self._rewards.reported
+
+    def _task_index(self, place: int) -> int:
+        return self.numbers[place]
 
     def finished_roles(self, job: Job, trajectories: Sequence[Trajectory]) -> Sequence[Trajectory]:
         groups = super().finished_roles(job, trajectories)
         for trajectory in trajectories:
             self._came_back(trajectory)
         return groups
+
+    def give_up(self, unwanted: Callable[[Trajectory], bool]) -> int:
+        before = dict(self._groups)
+        count = super().give_up(unwanted)
+        for id in before.keys() - self._groups.keys():
+            self._tasks.settle(before[id].task_index)
+        return count
+
+    def _decided_as(self, group: OpenGroup, chosen: list[Member], keeps: bool) -> list[Trajectory]:
+        if not keeps:
+            self._tasks.settle(group.task_index)
+        groups = super()._decided_as(group, chosen, keeps)
+        self._tell()
+        return groups
+
+    def _observe(self, group: OpenGroup, members: Sequence[Member]) -> None:
+        # The source has the rewards of these from the run whose state was loaded.
+        super()._observe(group, () if group.task_index in self._observed_before else members)

@@ -83,17 +83,23 @@ class ByLevel(NamedSources):
             self._move(-1)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the level and the last rewards as JSON values, for a checkpoint; not the state of the sources."""
-        return {"level": self.level, "recent": list(self._recent)}
+        """Return the level, the last rewards and the state of the sources that have one, as JSON values, for a
+        checkpoint."""
+        sources = [[name, state] for name, source in self._sources.items() if (state := source.state_dict())]
+        return {"level": self.level, "recent": list(self._recent), **({"sources": sources} if sources else {})}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state_dict` gave."""
-        if not isinstance(state, Mapping) or state.keys() != {"level", "recent"}:
+        if not isinstance(state, Mapping) or state.keys() - {"sources"} != {"level", "recent"}:
             raise ConfigError(f"expected a state with level, recent, got {shorten(repr(state))}")
         if state["level"] not in self._sources:
             raise ConfigError(
                 f"there is no level {state['level']!r}; the levels are {', '.join(map(repr, self._names))}"
             )
+        for name, inner in state.get("sources", ()):
+            if name not in self._sources:
+                raise ConfigError(f"the saved state has a source of the level {name!r}, and this curriculum does not")
+            self._sources[name].load_state_dict(inner)
         self.level = state["level"]
         self._recent.clear()
         self._recent.extend(map(float, state["recent"]))
