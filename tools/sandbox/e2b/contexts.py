@@ -51,7 +51,7 @@ _INSIDE = "toolgym.tools.sandbox.e2b.inside"
 _MODULES = {
     "protocol": ("frames", "answer_codec"),
     "kernel": ("syscalls", "syscall_batch", "users", "seccomp", "landlock", "jail", "harden"),
-    "child": ("recursion_depth", "program", "display", "cells", "notebook"),
+    "child": ("recursion_depth", "generators", "program", "display", "cells", "notebook"),
 }
 """The modules that run the cells of a session, by their rooms, each behind those that it needs: a further context runs
 its cells with the same ones."""

@@ -24,5 +24,6 @@ if TYPE_CHECKING:
     from toolgym.tools.sandbox.local.host.isolation import probe as probe
     from toolgym.tools.sandbox.local.host.sandbox import LocalSandbox as LocalSandbox
     from toolgym.tools.sandbox.local.host.session import LocalSession as LocalSession
+    from toolgym.tools.sandbox.local.host.template_pool import Preload as Preload
 else:
     __getattr__, __dir__ = lazy_names(__name__)

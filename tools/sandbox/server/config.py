@@ -17,7 +17,7 @@ from toolgym.tools.sandbox.local.host.languages import LANGUAGES
 from toolgym.tools.sandbox.local.host.packages import check
 from toolgym.tools.sandbox.local.host.resources import available_processors
 from toolgym.tools.sandbox.local.host.sandbox import PRELOAD, LocalSandbox
-from toolgym.tools.sandbox.local.host.template_pool import absolute
+from toolgym.tools.sandbox.local.host.template_pool import OnPreloadError, Preload, absolute
 from toolgym.tools.sandbox.options import Network
 from toolgym.tools.serving.config import ServerSpec, ServingConfig, StrictSettings, flag
 
@@ -61,6 +61,7 @@ class ServerConfig(ServingConfig):
         max_network: the widest network that a session may ask for, `loopback` or `host`.
         limits: limits of one execution or session.
         preload: modules that the full template process has loaded.
+        on_preload_error: `fail`, `warn` or `ignore`, if one of them cannot be loaded; see `LocalSandbox`.
         python: interpreter that runs Python programs; None: the server's.
         packages: a folder with packages for programs, a subfolder for each language; None: there is none.
         languages: offered languages; None: all that are installed.
@@ -89,6 +90,7 @@ class ServerConfig(ServingConfig):
     max_network: Literal["loopback", "host"] = "loopback"
     limits: LimitsConfig = LimitsConfig()
     preload: tuple[str, ...] = PRELOAD
+    on_preload_error: OnPreloadError = "warn"
     python: str | None = None
     packages: str | None = None
     languages: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
@@ -122,7 +124,7 @@ class ServerConfig(ServingConfig):
             limits=Limits(**self.limits.model_dump()),
             network=self.network,
             allow_host_network=self.max_network == "host",
-            preload=self.preload,
+            preload=Preload(self.preload, self.on_preload_error),
             python=self.python,
             packages=self.packages,
             max_running="unlimited",

@@ -23,24 +23,13 @@ from toolgym.tools.sandbox.local.kernel.harden import TERMINALS, Hardening
 from toolgym.tools.sandbox.local.kernel.landlock import SCOPED_SINCE, Ruleset, abi, around
 from toolgym.tools.sandbox.local.kernel.syscall_batch import high_descriptor
 from toolgym.tools.sandbox.local.protocol import frames
+from toolgym.tools.sandbox.local.zygote import loading
 from toolgym.tools.sandbox.local.zygote.zygote import ChildSpec, Zygote
 
 if TYPE_CHECKING:
-    from toolgym.tools.sandbox.local.protocol.messages import Refused, ZygoteReady
-
-STDLIB = (
-    "argparse", "array", "asyncio", "bisect", "calendar", "collections", "contextlib", "copy", "csv", "dataclasses",
-    "datetime", "decimal", "enum", "fractions", "functools", "hashlib", "heapq", "inspect", "io", "itertools", "json",
-    "logging", "math", "operator", "pathlib", "pickle", "pprint", "queue", "random", "re", "shutil", "statistics",
-    "string", "struct", "subprocess", "tempfile", "textwrap", "threading", "time", "traceback", "typing", "unittest",
-    "uuid",
-)  # fmt: skip
-"""Imports of nearly every program; loaded before the fork, they are shared."""
+    from toolgym.tools.sandbox.local.protocol.messages import Refused, ZygoteFailed, ZygoteReady
 
 _MAX_HANDSHAKE = 65536
-
-_MAX_REASON = 500
-"""Characters of the reason why a library could not be loaded."""
 
 _FAILED = 3
 
@@ -85,10 +74,18 @@ def main(config: Mapping[str, Any]) -> NoReturn:
         same_numbers=jailed.fresh_proc,
     )
     syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
-    zygote_pid, zygote = _fork_zygote(host, config, spec)
-    ready = _await_zygote(host, zygote, zygote_pid)
+    absent: dict[str, str] = {}
+    while True:
+        zygote_pid, zygote = _fork_zygote(host, config, spec, absent)
+        ready = _await_zygote(host, zygote, zygote_pid)
+        if "failed" not in ready:
+            break
+        zygote.close()
+        os.waitpid(zygote_pid, 0)
+        absent[ready["failed"]] = ready["reason"]
     spec = replace(spec, shared_pages=ready["resident"])
-    broker = Broker(host, spec, zygote, zygote_pid, config["warm"], ready["absent"])
+    reasons = ", ".join(f"{library} ({reason})" for library, reason in absent.items())
+    broker = Broker(host, spec, zygote, zygote_pid, config["warm"], reasons)
     _filter_calls(namespaces=spec.hardening.namespaces)
     broker.serve()
 
@@ -109,8 +106,8 @@ def _enter_jail(config: Mapping[str, Any], host: socket.socket) -> jail.Jailed:
     return replace(jailed, host_proc=high_descriptor(jailed.host_proc)) if jailed.host_proc >= 0 else jailed
 
 
-def _await_zygote(host: socket.socket, zygote: socket.socket, zygote_pid: int) -> ZygoteReady:
-    handshake: ZygoteReady | Refused | None = json.loads(zygote.recv(_MAX_HANDSHAKE) or "null")
+def _await_zygote(host: socket.socket, zygote: socket.socket, zygote_pid: int) -> ZygoteReady | ZygoteFailed:
+    handshake: ZygoteReady | ZygoteFailed | Refused | None = json.loads(zygote.recv(_MAX_HANDSHAKE) or "null")
     if handshake is None:
         os.waitpid(zygote_pid, 0)
         os._exit(_FAILED)  # the zygote wrote to standard error why it died
@@ -131,7 +128,10 @@ def _reset_signals() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _fork_zygote(host: socket.socket, config: Mapping[str, Any], spec: ChildSpec) -> tuple[int, socket.socket]:
+def _fork_zygote(
+    host: socket.socket, config: Mapping[str, Any], spec: ChildSpec, absent: Mapping[str, str]
+) -> tuple[int, socket.socket]:
+    """Fork the zygote, which does without the libraries in `absent`."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     if spec.pid_namespace >= 0:
         # Children are number 2 in their namespaces. The zygote must not be number 2 itself: libraries that renew their
@@ -150,24 +150,24 @@ def _fork_zygote(host: socket.socket, config: Mapping[str, Any], spec: ChildSpec
         os._exit(0)
     ours.close()
     host.close()
-    return _become_zygote(theirs, config, spec)
+    return _become_zygote(theirs, config, spec, absent)
 
 
-def _become_zygote(broker: socket.socket, config: Mapping[str, Any], spec: ChildSpec) -> NoReturn:
-    absent, proc = [], spec.proc
-    for name in (*STDLIB, *config["preload"]):
-        try:
-            importlib.import_module(name)
-            exec(compile(config["warm_code"].get(name, ""), "<warm>", "exec"), {"__name__": "__warm__"})
-        except Exception as error:  # noqa: BLE001  a library may fail in any way; programs go without it
-            if name in STDLIB:
-                _refuse(broker, f"cannot preload {name!r}: {error}")
-            absent.append(f"{name} ({type(error).__name__}: {error})"[:_MAX_REASON])
+def _become_zygote(
+    broker: socket.socket, config: Mapping[str, Any], spec: ChildSpec, without: Mapping[str, str]
+) -> NoReturn:
+    proc = spec.proc
+    try:
+        with loading.writable_folder(spec.hardening.namespaces, config["work"]):
+            loading.load(config["preload"], config["warm_code"], without)
+    except loading.LoadError as error:
+        if error.library in loading.STDLIB or config["on_preload_error"] == "fail":
+            _refuse(broker, f"cannot preload {error.library!r}: {error.reason}")
+        failed: ZygoteFailed = {"failed": error.library, "reason": error.reason}
+        broker.send(json.dumps(failed).encode())
+        os._exit(0)
     resident = private = 0
     if proc >= 0:
-        with syscalls.opened("self/task", os.O_RDONLY | os.O_DIRECTORY, proc) as tasks:
-            if len(os.listdir(tasks)) != 1:
-                _refuse(broker, "a preloaded module started a thread; a process with threads cannot be forked safely")
         resident, private = usage.own_pages(proc)
     zygote = Zygote(broker, replace(spec, hardening=replace(spec.hardening, data_pages=private)))
     program.prepare()
@@ -175,7 +175,7 @@ def _become_zygote(broker: socket.socket, config: Mapping[str, Any], spec: Child
         del sys.modules[name]  # before the fork: that saves each child the page copies
     zygote.calibrate()
     _filter_calls(namespaces=spec.hardening.namespaces)
-    ready: ZygoteReady = {"resident": resident, "absent": ", ".join(absent)}
+    ready: ZygoteReady = {"resident": resident}
     broker.send(json.dumps(ready).encode())
     zygote.serve()
 
@@ -227,7 +227,8 @@ def _clean_environment(config: Mapping[str, Any]) -> None:
         LOGNAME="user",
         LANG="C.UTF-8",
         MPLBACKEND="Agg",
-        **dict.fromkeys(("HOME", "TMPDIR", "MPLCONFIGDIR"), "/tmp"),
+        **dict.fromkeys(("HOME", "TMPDIR"), "/tmp"),
+        **loading.cache_folders(loading.SHARED_MEMORY),
         **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
         **dict.fromkeys(("GOMAXPROCS", "PYTHON_CPU_COUNT", "POLARS_MAX_THREADS", "RAYON_NUM_THREADS"), processors),
         JE_ARROW_MALLOC_CONF="background_thread:false",  # pyarrow, which pandas loads if it is installed

@@ -6,7 +6,7 @@ Each is replaced by a copy in its current state:
   shared memory;
 - pipes with both ends in the session, with their content; those to a program or thread of the origin are closed;
 - sockets, which would connect all forks: in the copy their other end is closed;
-- `eventfd`s, with their count, and numpy's global generator, which is seeded again, as Python does with its own.
+- `eventfd`s, with their count, and the generators of random numbers that `generators` knows, which are seeded again.
 
 Other objects of the kernel that have a descriptor stay shared, see SECURITY.md. Locks on files stay with the origin, as
 do all threads but the one that runs cells.
@@ -29,7 +29,7 @@ import struct
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from toolgym.tools.sandbox.local.child import program
+from toolgym.tools.sandbox.local.child import generators
 from toolgym.tools.sandbox.local.kernel import harden, landlock, syscalls
 
 FileId = tuple[int, int]
@@ -119,7 +119,7 @@ def become_copy(ends: Sequence[int], writable: tuple[str, ...]) -> None:
     _renew_mappings(copied)
     for path in nameless:
         os.unlink(path)
-    program.renew_numpy()
+    generators.renew()
 
 
 def receive_descriptors(count: int) -> list[int]:

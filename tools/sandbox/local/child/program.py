@@ -15,7 +15,6 @@ import io
 import linecache
 import logging
 import os
-import random
 import resource
 import signal
 import subprocess
@@ -26,7 +25,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any, NoReturn
 
-from toolgym.tools.sandbox.local.child import recursion_depth
+from toolgym.tools.sandbox.local.child import generators, recursion_depth
 from toolgym.tools.sandbox.local.kernel import harden, syscalls
 from toolgym.tools.sandbox.local.protocol import frames
 
@@ -34,9 +33,6 @@ SOURCE = "main.py"
 
 # Plain numbers, and the functions of `_signal`: the module `signal` turns every argument and result into an enum.
 _INTERRUPT, _IGNORE = int(signal.SIGINT), int(signal.SIG_IGN)
-
-_MERSENNE = 624
-"""Words of state of numpy's global generator; at this position it makes new ones before it uses the first."""
 
 MAX_FRAMES = 4000
 
@@ -168,8 +164,7 @@ def _count_thread_exits() -> int:
 def fresh_main(name: str) -> types.ModuleType:
     """Make a new `__main__`, with streams and random state of its own. Each object that this touches costs a copied
     page, so it touches as few as possible."""
-    random.seed()
-    renew_numpy()
+    generators.renew()
     sys.argv[:] = [name]
     sys.path.insert(0, os.getcwd())
     sys.stdin, sys.stdout, sys.stderr = _streams or _open_streams()
@@ -239,14 +234,6 @@ def _run_python(code: str, source: str, files: Iterable[str]) -> NoReturn:
     if _own_id() == first:
         _report_and_exit(status, why)
     _leave(status)
-
-
-def renew_numpy() -> None:
-    """Give numpy's global generator new state, if it is loaded: as good as `seed()`, which touches far more pages."""
-    numpy_random = sys.modules.get("numpy.random")
-    if numpy_random is not None:
-        key = sys.modules["numpy"].frombuffer(os.urandom(4 * _MERSENNE), "uint32")
-        numpy_random.set_state(("MT19937", key, _MERSENNE))
 
 
 def _unload_shadowed(files: Iterable[str]) -> None:

@@ -32,6 +32,7 @@ from toolgym.tools.sandbox.local.host.session import START_SESSION, LocalSession
 from toolgym.tools.sandbox.local.host.stack_dumps import HEADER, take_dump
 from toolgym.tools.sandbox.local.host.template_pool import (
     MOST_TEMPLATES,
+    Preload,
     TemplatePool,
     absolute,
     enterable,
@@ -46,7 +47,7 @@ from toolgym.tools.sandbox.local.protocol import messages
 from toolgym.tools.sandbox.names import OptionError, check_folders, fetchable, not_fetched, unused_stem
 from toolgym.tools.sandbox.options import Network, RunRequest, SessionRequest
 
-PRELOAD = ("numpy", "sympy", "pandas", "scipy")
+PRELOAD = ("numpy", "sympy", "pandas", "scipy", "matplotlib.pyplot")
 """Modules of the full template that are installed."""
 
 PYTHON_SOURCE = "{main}.py"
@@ -91,7 +92,8 @@ class LocalSandbox(Sandbox):
         limits: limits of one execution or session.
         network: `off`, `loopback` (a network of its own), or `host`.
         allow_host_network: whether a session may ask for the network `host` if the sandbox has another.
-        preload: modules of the full template; those that are not installed are left out with a line in the log.
+        preload: modules of the full template, or a `Preload` that also says what happens if they cannot be loaded.
+            Without one, those are left out with a line in the log.
         python: interpreter to run programs with, as a path or a name in PATH. Default: this one.
         packages: a folder with packages for programs, readable for all; see `docs/sandboxfusion.md`.
         max_running: executions and cells at once, those that sleep included; `"unlimited"` for a caller with a limit.
@@ -114,7 +116,7 @@ class LocalSandbox(Sandbox):
         limits: Limits | None = None,
         network: Network = "off",
         allow_host_network: bool = False,
-        preload: Sequence[str] = PRELOAD,
+        preload: Sequence[str] | Preload = PRELOAD,
         python: str | None = None,
         packages: str | None = None,
         max_running: int | Literal["unlimited"] | None = None,
@@ -122,8 +124,6 @@ class LocalSandbox(Sandbox):
         templates: int | None = None,
         warm: int = 2,
     ) -> None:
-        if isinstance(preload, str):
-            raise ConfigError(f"preload must be a list of modules, got {preload!r}")
         if network not in ("off", "loopback", "host"):
             raise ConfigError(f"network must be 'off', 'loopback' or 'host', got {network!r}")
         self.limits = limits or Limits()
@@ -141,7 +141,7 @@ class LocalSandbox(Sandbox):
             TemplatePool,
             level=self.level,
             python=self._python,
-            preload=tuple(preload),
+            preload=preload if isinstance(preload, Preload) else Preload(preload),
             packages=self._packages,
             count=templates or max(1, min(MOST_TEMPLATES, cores // 2)),
             warm=max(0, warm),

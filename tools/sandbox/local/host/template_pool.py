@@ -15,10 +15,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from toolgym.tools.concurrency.blocking import in_thread
-from toolgym.tools.errors import SandboxClosedError, SandboxUnavailableError
+from toolgym.tools.errors import ConfigError, SandboxClosedError, SandboxUnavailableError
 from toolgym.tools.sandbox.base import Limits
 from toolgym.tools.sandbox.local.host import languages, packages
 from toolgym.tools.sandbox.local.host.isolation import Isolation, Level, missing
@@ -34,9 +34,40 @@ WARM_CODE = {
         "sympy.simplify(sympy.sin(x)**2 + sympy.cos(x)**2); str(sympy.expand((x + 1)**3)); sympy.integrate(x, x); del x"
     ),
     "numpy": "import numpy; numpy.arange(8).reshape(2, 4) @ numpy.ones((4, 2)); str(numpy.array([1.5]))",
+    "matplotlib.pyplot": (  # no text is drawn: open fonts would not outlive the fork
+        "import matplotlib.backends.backend_agg, matplotlib.font_manager as fonts, matplotlib.pyplot as plots; "
+        "fonts.findfont('DejaVu Sans'); plots.plot([1, 2]); plots.close('all')"
+    ),
     "pandas": "import pandas; str(pandas.DataFrame({'a': [1, 1], 'b': [2, 3]}).groupby('a').sum())",
 }
 """Small computations that fill the libraries' caches before the fork."""
+
+OnPreloadError = Literal["fail", "warn", "ignore"]
+
+
+@dataclass(frozen=True)
+class Preload:
+    """Modules that template processes load before they fork children.
+
+    Attributes:
+        modules: names of the modules.
+        on_error: what happens if a module is not installed, raises an exception, or starts a thread. `fail` raises
+            SandboxUnavailableError. `warn` and `ignore` do without it, with or without a line in the log; programs can
+            still try to import it.
+
+    Raises ConfigError for other values.
+    """
+
+    modules: Sequence[str]
+    on_error: OnPreloadError = "warn"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.modules, str):
+            raise ConfigError(f"preload must be a list of modules, got {self.modules!r}")
+        if self.on_error not in get_args(OnPreloadError):
+            raise ConfigError(f"on_error must be 'fail', 'warn' or 'ignore', got {self.on_error!r}")
+        object.__setattr__(self, "modules", tuple(self.modules))
+
 
 MOST_TEMPLATES = 16
 """Template processes of each kind by default: they fork thousands of children a second."""
@@ -60,7 +91,7 @@ class TemplatePool:
     network: Network
     limits: Limits
     python: str
-    preload: tuple[str, ...]
+    preload: Preload
     packages: str | None
     folders: tuple[str, ...]
     image: str = ""
@@ -73,7 +104,7 @@ class TemplatePool:
         self._locks: dict[tuple[str, int], asyncio.Lock] = {}
         self._starting: Counter[tuple[str, int]] = Counter()
         self._turn = itertools.count()
-        self._pattern = _names_pattern(self.preload)
+        self._pattern = _names_pattern(self.preload.modules)
         self._installed: tuple[str, ...] | None = None
         self._paths: tuple[str, ...] = ()
         self._work = ""
@@ -116,7 +147,7 @@ class TemplatePool:
     async def start(self, *, full: bool) -> None:
         """Start the first bare template; and with `full` the first full one, if there are modules for it."""
         await self._get("bare", 0)
-        if full and self.preload:
+        if full and self.preload.modules:
             await self._get("full", 0)
 
     async def for_code(self, code: str | None) -> TemplateProcess:
@@ -124,7 +155,7 @@ class TemplatePool:
 
         Raises SandboxUnavailableError if it cannot be started, and SandboxClosedError.
         """
-        full = bool(self.preload) if code is None else self._pattern.search(code) is not None
+        full = bool(self.preload.modules) if code is None else self._pattern.search(code) is not None
         return await self._get("full" if full else "bare")
 
     async def look(self) -> float:
@@ -192,7 +223,9 @@ class TemplatePool:
     async def _start(self, kind: str) -> TemplateProcess:
         if self._installed is None:
             self._paths = await in_thread(runtime_paths, self.python)
-            self._installed = await in_thread(_installed, self.python, self.preload)
+            modules = await in_thread(importable, self.python, self.preload.modules)
+            self._installed = tuple(name for name in self.preload.modules if name in modules)
+            self._note_missing([name for name in self.preload.modules if name not in modules])
         if self.level is not Level.NAMESPACES:
             await in_thread(folders.sweep)
         if self.level is not Level.NAMESPACES and not self._work:
@@ -212,6 +245,7 @@ class TemplatePool:
             "hidden": [OWN_TASKS],
             "variables": packages.variables(self.packages),
             "preload": preload,
+            "on_preload_error": self.preload.on_error,
             "warm_code": {name: WARM_CODE[name] for name in preload if name in WARM_CODE},
             "path": f"{os.path.dirname(self.python)}:{languages.SEARCH_PATH}",
             "processors": reported_processors(self.limits),
@@ -238,10 +272,20 @@ class TemplatePool:
             _logged.add(text)
             _log.info("%s (%s)", text, self.isolation)
         absent = template.layers["absent"]
-        if absent and absent not in _logged:
+        if absent and absent not in _logged and self.preload.on_error == "warn":
             _logged.add(absent)
             _log.warning("the sandbox's Python %r cannot import, so programs go without: %s", self.python, absent)
         return template
+
+    def _note_missing(self, names: Sequence[str]) -> None:
+        """Log the modules that are not installed, or raise SandboxUnavailableError, as `Preload.on_error` says."""
+        if names and self.preload.on_error == "fail":
+            raise SandboxUnavailableError(
+                f"the sandbox's interpreter {self.python!r} does not have the modules to preload: {', '.join(names)}; "
+                "install them, leave them out of preload, or set on_error='warn'"
+            )
+        if names and self.preload.on_error == "warn":
+            _log.info("not installed, so not preloaded in the sandbox: %s", ", ".join(names))
 
 
 OWN_TASKS = str(Path(__file__).resolve().parents[4] / "envs")
@@ -297,14 +341,3 @@ def _names_pattern(preload: Sequence[str]) -> re.Pattern[str]:
     friends = {"numpy": ("np", "matplotlib", "sklearn"), "pandas": ("pd",), "scipy": ("sklearn",)}
     words = sorted({*names, *(friend for name in names for friend in friends.get(name, ()))})
     return re.compile(rf"\b(?:{'|'.join(map(re.escape, words))})\b" if words else r"(?!)")
-
-
-def _installed(python: str, names: Sequence[str]) -> tuple[str, ...]:
-    if not names:
-        return ()
-    modules = importable(python, names)
-    installed = tuple(name for name in names if name in modules)
-    absent = [name for name in names if name not in installed]
-    if absent:
-        _log.info("not installed, so not preloaded in the sandbox: %s", ", ".join(absent))
-    return installed

@@ -9,7 +9,7 @@
 | host | broker | `HostMessage`; `TemplateProcess` numbers it with an `id` | JSON frame |
 | broker | host | `Ready` or `Refused`; then answers, each with its request's `id` | JSON frame; data chunks before |
 | broker | zygote | a slot's number, with three descriptors | one packet |
-| zygote | broker | `ZygoteReady` or `Refused`, as JSON; then a `ForkReply` for each slot | one packet |
+| zygote | broker | `ZygoteReady`, `ZygoteFailed` or `Refused`, as JSON; then a `ForkReply` for each slot | one packet |
 | broker | child, launcher | see below | marshal frame |
 | child, launcher | broker | notes, see below | JSON frame |
 | session | broker | its answers, packed by `answer_codec` | raw frame |
@@ -347,10 +347,16 @@ class ProcessAnswer(SessionAnswer):
 
 
 class ZygoteReady(TypedDict):
-    """The zygote has its libraries loaded. `resident`: its pages; `absent`: those that it could not load, and why."""
+    """The zygote has its libraries loaded, and this many resident pages."""
 
     resident: int
-    absent: str
+
+
+class ZygoteFailed(TypedDict):
+    """The zygote could not load a library, and has ended: what is left of the library cannot be unloaded."""
+
+    failed: str
+    reason: str
 
 
 class CellErrorAnswer(TypedDict):

@@ -25,7 +25,7 @@ from toolgym.tools.sandbox.local.kernel.harden import CONTROL_FD, Hardening
 from toolgym.tools.sandbox.local.kernel.syscall_batch import SyscallBatch, move_descriptor
 from toolgym.tools.sandbox.local.protocol import frames
 from toolgym.tools.sandbox.local.protocol.frames import ForkReply
-from toolgym.tools.sandbox.local.zygote import first_process, fork_pages
+from toolgym.tools.sandbox.local.zygote import first_process, fork_pages, loading
 
 _DESCRIPTORS = struct.Struct("3i")
 _ANCILLARY_SIZE = socket.CMSG_SPACE(_DESCRIPTORS.size)
@@ -221,7 +221,9 @@ class Zygote:
             for batch in batches:
                 batch.run()
             if folder != "/tmp":
-                os.environ.update(HOME=folder, TMPDIR=folder, MPLCONFIGDIR=folder)
+                os.environ.update(HOME=folder, TMPDIR=folder)
+                if not self._spec.hardening.namespaces:
+                    os.environ.update(loading.cache_folders(folder))
             request = frames.receive(CONTROL_FD)
             if request is None:
                 os._exit(0)
