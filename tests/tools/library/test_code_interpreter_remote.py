@@ -121,7 +121,9 @@ async def test_the_model_reads_the_same_wherever_it_runs(where, ours, fusion):
     )
     assert good == "42"
     assert bad == "so far\noh no\n[The program ended with exit code 1]"
-    assert late == "begun\n[Timed out: the program was stopped after 3 seconds]"
+    assert late.startswith("begun\n")
+    assert ("while True: pass" in late) is (where in ("here", "ours"))  # SandboxFusion says no more than that it ended
+    assert late.endswith("[Timed out: the program was stopped after 3 seconds]")
 
 
 async def test_what_a_session_says_on_our_server(ours):
@@ -133,7 +135,8 @@ async def test_what_a_session_says_on_our_server(ours):
     )
     assert bad.startswith("warned\n")
     assert bad.endswith("ZeroDivisionError: division by zero")
-    assert late == "[Timed out: the program was stopped after 1 seconds]"
+    assert late.startswith('  File "<cell 2>", line 1, in <module>\n    while True: pass\n')
+    assert late.endswith("[Timed out: the program was stopped after 1 seconds]")
     assert again == "5"
 
 

@@ -49,7 +49,7 @@ LANGUAGES = {"python": "python", "py": "python", "python3": "python", "bash": "b
 _LOCAL = "toolgym.tools.sandbox.local"
 _INSIDE = "toolgym.tools.sandbox.e2b.inside"
 _MODULES = {
-    "protocol": ("frames", "answer_codec"),
+    "protocol": ("frames", "answer_codec", "marks"),
     "kernel": ("syscalls", "syscall_batch", "users", "seccomp", "landlock", "jail", "harden"),
     "child": ("recursion_depth", "generators", "program", "display", "cells", "notebook"),
 }

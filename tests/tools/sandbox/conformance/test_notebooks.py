@@ -173,3 +173,22 @@ async def test_what_was_never_awaited_is_told_without_a_place_of_ours(session):
     assert result.error is not None
     assert result.error.value == "no running event loop"
     assert result.stderr.startswith("<session>:1: RuntimeWarning: coroutine 'f' was never awaited\n")
+
+
+async def test_places_of_displayed_values_and_of_clearing_are_reported(session):
+    result = await session.run_cell(
+        "print('a')\ndisplay(1)\nprint('b')\nfrom os import dup2, open, dup\ndisplay(2)\n[3]"
+    )
+    assert (result.stdout, result.display_offsets[:2]) == ("a\nb\n", (2, 4))
+    result = await session.run_cell("display.__self__.clear_output(wait=True)\nprint('x')")
+    assert (result.stdout, result.cleared) == ("x\n", 0)
+    result = await session.run_cell("print('x')\ndisplay.__self__.clear_output()\ndisplay(3)")
+    assert (result.cleared, result.display_offsets) == (2, (2,))
+
+
+async def test_no_mark_goes_to_a_file_that_output_is_redirected_to(session):
+    code = (
+        "import os\nkept = os.dup(1)\nfile = os.open('out', os.O_CREAT | os.O_WRONLY)\nos.dup2(file, 1)\n"
+        "display('value')\nprint('text')\nos.dup2(kept, 1)\nopen('out').read()"
+    )
+    assert (await session.run_cell(code)).result == "'text\\n'"

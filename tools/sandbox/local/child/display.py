@@ -102,6 +102,14 @@ def _rich(value: Any, further: Mapping[str, Callable[[Any], Any]]) -> dict[Any, 
     return shown
 
 
+def _identity(fd: int) -> tuple[int, int] | None:
+    try:
+        about = os.fstat(fd)
+    except OSError:
+        return None
+    return about.st_dev, about.st_ino
+
+
 def _has_any_name(value: Any) -> bool:
     """Whether a value's methods say nothing about it: a class has those of its instances, and a mock has any."""
     return isinstance(value, type | types.ModuleType) or _method(value, _NO_METHOD) is not None
@@ -126,7 +134,12 @@ class Display:
 
     def __init__(self) -> None:
         self.further: dict[str, Callable[[Any], Any]] = {}
+        self.use_output()
         self.begin("")
+
+    def use_output(self) -> None:
+        """Take standard output as it is now for that of the session: marks go nowhere else."""
+        self._output = _identity(1)
 
     def begin(self, token: str) -> None:
         """Start on a cell. `token` is for its marks; without one, none are printed."""
@@ -168,7 +181,7 @@ class Display:
 
     def _print(self, mark: str) -> None:
         """Print a mark, even while the program redirects its output."""
-        if self._token:
+        if self._token and _identity(1) == self._output:
             with contextlib.suppress(Exception):  # the program may have closed or replaced the streams
                 sys.stdout.flush()
             with contextlib.suppress(Exception):

@@ -93,6 +93,7 @@ class Notebook:
         """In the copy of a session: give the event loop its own selector and wake-up pipe. Its tasks go on in the copy.
         The kernel's list of watched descriptors would be shared with the origin, and the executor's threads do not
         exist here."""
+        self._display.use_output()
         loop: Any = self._loop
         if loop is None or loop.is_closed() or not hasattr(loop, "_selector"):
             return
