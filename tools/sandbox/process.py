@@ -34,6 +34,7 @@ from toolgym.tools.sandbox.base import ExecutionResult, ExecutionStatus, Limits,
 from toolgym.tools.sandbox.facts import SandboxFacts, probe_python
 from toolgym.tools.sandbox.local.host.cpu_slots import COMPUTING_EACH
 from toolgym.tools.sandbox.local.host.resources import available_processors
+from toolgym.tools.sandbox.local.host.stack_dumps import with_stack
 from toolgym.tools.sandbox.local.kernel.folders import remove
 from toolgym.tools.sandbox.local.protocol.capture import Capture
 from toolgym.tools.sandbox.names import fetchable, not_fetched, unused_stem
@@ -45,7 +46,7 @@ DRAIN_GRACE = 0.5
 """Seconds to wait for the pipes of a dead process to close."""
 
 _COMMANDS = {
-    "python": ("{main}.py", [sys.executable, "-s", "-u"]),
+    "python": ("{main}.py", [sys.executable, "-X", "faulthandler", "-s", "-u"]),
     "bash": ("{main}.sh", ["bash"]),
 }
 
@@ -156,7 +157,7 @@ class ProcessSandbox(Sandbox):
             timed_out = not done
         finally:
             # After any end, cancellation included, nothing that the program started may survive.
-            supervision.kill()
+            supervision.kill(show_stack=timed_out and request.language == "python")
             try:
                 await shielded(program.settle())
             finally:
@@ -165,7 +166,7 @@ class ProcessSandbox(Sandbox):
                 del self._groups[group]
         duration = time.monotonic() - started
         status, return_code = _ending(code, timed_out, program.flooded.done())
-        return ExecutionResult(
+        result = ExecutionResult(
             status=status,
             stdout=program.out.text().replace(f"{folder}/", ""),  # the folder's random name is noise to a model
             stderr=program.err.text().replace(f"{folder}/", ""),
@@ -175,6 +176,7 @@ class ProcessSandbox(Sandbox):
             stdout_truncated=program.out.truncated,
             stderr_truncated=program.err.truncated,
         )
+        return with_stack(result, "main", request.code) if request.language == "python" else result
 
 
 async def _start(
@@ -222,13 +224,14 @@ class _Supervision:
         for descriptor in self.ends:
             os.close(descriptor)
 
-    def kill(self) -> None:
-        """Kill the program with everything that it started. Does not wait."""
+    def kill(self, *, show_stack: bool = False) -> None:
+        """Kill the program with everything that it started. Does not wait. With `show_stack`, a Python program writes
+        its stack to stderr first; on Linux only."""
         if not self.ends:
             _kill_group(self._group)
         elif self._control >= 0:
             with contextlib.suppress(BrokenPipeError):  # not only closed: a fork of this process may hold it open
-                os.write(self._control, b"k")
+                os.write(self._control, process_supervisor.SHOW_STACK if show_stack else b"k")
             os.close(self._control)
             self._control = -1
 

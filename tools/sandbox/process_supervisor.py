@@ -21,6 +21,12 @@ import time
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
+SHOW_STACK = b"s"
+"""Message that asks for the stack of a Python program before it is killed. Every other one only kills."""
+
+SHOWING = 0.1
+"""Seconds that the program has for that."""
+
 PATIENCE = 4.0
 """Seconds that killing may take. What is left then belongs to another user, or cannot be killed."""
 
@@ -105,12 +111,22 @@ class Supervisor:
         while self._code is None and os.getppid() == self._parent:
             ready = [descriptor for descriptor, _ in poll.poll(1000)]
             if self._control in ready:
+                if os.read(self._control, 1) == SHOW_STACK:
+                    self._abort()
                 break
             if self._wake in ready:
                 os.read(self._wake, 4096)
             self._reap()
         self._kill_all()
         self._tell(-signal.SIGKILL if self._code is None else self._code)
+
+    def _abort(self) -> None:
+        """Send the program SIGABRT, on which Python writes its stack, and give it a moment."""
+        send([self._child], signal.SIGABRT)
+        deadline = time.monotonic() + SHOWING
+        while self._code is None and time.monotonic() < deadline:
+            time.sleep(0.001)
+            self._reap()
 
     def _start(self, command: list[str]) -> None:
         self._child = os.fork()

@@ -360,3 +360,16 @@ asyncio.run(ProcessSandbox().run({script!r}, language="bash", timeout=300, env={
 async def test_a_programs_exit_status_passes_the_supervisor(code, expected):
     async with ProcessSandbox() as sandbox:
         assert (await sandbox.run(code, language="bash")).return_code == expected
+
+
+async def test_a_program_that_hangs_or_crashes_shows_its_line():
+    sandbox = ProcessSandbox()
+    hung = await sandbox.run("def wait():\n    sum(iter(int, 1))  # here\nwait()  # start", timeout=0.5)
+    assert hung.status is ExecutionStatus.TIMEOUT
+    assert hung.stderr.startswith('  File "main.py", line 3, in <module>\n    wait()  # start\n')
+    assert "# here" in hung.stderr
+    assert "Fatal" not in hung.stderr
+    crashed = await sandbox.run("import ctypes\nctypes.string_at(0)  # here", timeout=20)
+    assert (crashed.status, crashed.return_code) == (ExecutionStatus.KILLED, -signal.SIGSEGV)
+    assert "# here" in crashed.stderr
+    assert crashed.stderr.endswith("Fatal Python error: Segmentation fault\n")

@@ -29,7 +29,7 @@ from toolgym.tools.sandbox.local.host.isolation import Isolation, Level, choose
 from toolgym.tools.sandbox.local.host.packages import check
 from toolgym.tools.sandbox.local.host.resources import available_processors, check_room, reported_processors
 from toolgym.tools.sandbox.local.host.session import START_SESSION, LocalSession, OpenSessions, SessionUser, printed
-from toolgym.tools.sandbox.local.host.stack_dumps import HEADER, take_dump
+from toolgym.tools.sandbox.local.host.stack_dumps import with_stack
 from toolgym.tools.sandbox.local.host.template_pool import (
     MOST_TEMPLATES,
     Preload,
@@ -258,7 +258,7 @@ class LocalSandbox(Sandbox):
         limits = replace(self.limits, memory_mb=memory, output_bytes=message["output_bytes"])
         result = _execution_result(answer, refused, limits)
         if language is None:
-            return _with_stack(result, message["source"], request.code)
+            return with_stack(result, message["source"], request.code)
         await self.toolchains.blame(request, result)
         return result
 
@@ -379,19 +379,6 @@ class LocalSandbox(Sandbox):
 
 def _bytes(files: Mapping[str, bytes]) -> dict[str, bytes]:
     return {name: bytes(data) for name, data in files.items()}
-
-
-def _with_stack(result: ExecutionResult, source: str, code: str) -> ExecutionResult:
-    """Put the stack of a Python program that crashed, or ran out of time, into the form of a traceback."""
-    stopped = result.status in (ExecutionStatus.TIMEOUT, ExecutionStatus.KILLED)
-    dump = take_dump(result.stderr, source, code) if stopped else None
-    if dump is None:
-        return result
-    stack = "".join(dump.frames)
-    if dump.why:
-        stack = f"{HEADER}{stack}Fatal Python error: {dump.why}\n"
-    gap = "\n" if dump.stderr and not dump.stderr.endswith("\n") else ""
-    return replace(result, stderr=f"{dump.stderr}{gap}{stack}")
 
 
 def _execution_result(answer: Mapping[str, Any], refused: Sequence[str], limits: Limits) -> ExecutionResult:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
+
+from toolgym.tools.sandbox.base import ExecutionResult, ExecutionStatus
 
 HEADER = "Traceback (most recent call last):\n"
 
@@ -55,6 +58,19 @@ def take_dump(stderr: str, source: str, code: str) -> StackDump | None:
     texts = {frames[-1][0]: code.split("\n")} if frames and frames[-1][0].startswith(source) else {}
     lines = [_shown(file, int(number), name, texts) for file, number, name in reversed(frames)]
     return StackDump(stderr[: match.start()] + stderr[match.end() :], match["why"] or "", lines)
+
+
+def with_stack(result: ExecutionResult, source: str, code: str) -> ExecutionResult:
+    """Put the stack of a Python program that crashed, or ran out of time, into the form of a traceback."""
+    stopped = result.status in (ExecutionStatus.TIMEOUT, ExecutionStatus.KILLED)
+    dump = take_dump(result.stderr, source, code) if stopped else None
+    if dump is None:
+        return result
+    stack = "".join(dump.frames)
+    if dump.why and result.status is ExecutionStatus.KILLED:
+        stack = f"{HEADER}{stack}Fatal Python error: {dump.why}\n"
+    gap = "\n" if dump.stderr and not dump.stderr.endswith("\n") else ""
+    return replace(result, stderr=f"{dump.stderr}{gap}{stack}")
 
 
 def _outermost(frames: Sequence[tuple[str, str, str]], source: str) -> int:
