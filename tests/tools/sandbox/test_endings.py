@@ -139,7 +139,7 @@ async def test_orphans_do_not_pile_up(sandbox):
 
 
 async def test_a_session_that_kills_itself_is_over(sandbox):
-    async with await sandbox.session() as session:
+    async with await sandbox.session(recover=False) as session:
         cell = await session.run_cell(f"print('a', flush=True)\nimport os; os.kill(os.getpid(), {int(signal.SIGKILL)})")
         assert (cell.status, cell.alive) == (ExecutionStatus.KILLED, False)
         assert cell.stdout == "a\n"

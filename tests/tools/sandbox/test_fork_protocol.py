@@ -229,7 +229,7 @@ refused
 async def test_a_line_of_forks_keeps_apart_or_ends():
     """Landlock has sixteen layers. A fork that would need one more is refused, with the reason."""
     async with LocalSandbox(preload=[], level="namespaces") as sandbox:
-        line = [await sandbox.session()]
+        line = [await sandbox.session(recover=False)]  # a cell may kill its own shadow
 
         async def grow() -> None:
             while len(line) < 40:
@@ -249,7 +249,10 @@ async def test_a_line_of_forks_keeps_apart_or_ends():
 @scoped
 async def test_many_forks_of_one_session_keep_apart():
     """Copies made without a cell in between use up only one layer together."""
-    async with LocalSandbox(preload=[], level="namespaces") as sandbox, await sandbox.session() as origin:
+    async with (
+        LocalSandbox(preload=[], level="namespaces") as sandbox,
+        await sandbox.session(recover=False) as origin,  # a cell may kill its own shadow
+    ):
         await origin.run_cell("x = 1")
         forks = [await origin.fork() for _ in range(30)]
         for one in (origin, forks[0], forks[15], forks[-1]):

@@ -194,12 +194,10 @@ async def test_a_cell_that_kills_its_shadow_loses_the_session(sandbox):
         assert (lost.alive, lost.recovered, lost.return_code) == (False, False, 3)
 
 
-async def test_a_shadow_is_neither_seen_nor_waited_for(sandbox):
+async def test_a_shadow_is_not_waited_for(sandbox):
     cell = "import os\ntry: os.waitpid(-1, os.WNOHANG)\nexcept ChildProcessError: print('no child')"
-    seen = "[name for name in os.listdir('/proc') if name.isdigit()] == [str(os.getpid())]"
     async with await sandbox.session() as session:
         assert (await session.run_cell(cell)).stdout == "no child\n"
-        assert (await session.run_cell(seen)).result == "True"
 
 
 async def test_threads_pause_while_nothing_runs(sandbox):

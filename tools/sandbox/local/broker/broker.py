@@ -310,7 +310,7 @@ class Broker:
                 channel.kill_child(KillReason.TIMEOUT)
                 return
             channel.drain()
-            channel.shadow = 0
+            self._recovery.end(channel)
             status: Status = "timeout" if channel.interrupted else "ok"
             self._settle(channel, {"status": status, "alive": True, "answered": True})
 

@@ -157,7 +157,7 @@ class Channel:
         self.copying.handle = handle
         self.decoder = frames.ChildDecoder()
         self.killed = None
-        self.shadow = 0
+        self.shadow = self.shadow_mb = 0
         self.has_threads = self.paused = False
 
     def pause(self) -> None:

@@ -65,19 +65,26 @@ class Recovery:
     def begin(self, channel: Channel) -> None:
         """Note that a cell begins."""
         channel.cell_began = cell_processes.now()
-        channel.shadow = 0
 
     def note_shadow(self, channel: Channel, number: int, size_mb: int) -> None:
-        """Note the shadow that an interpreter claims to have, and let its session's memory have room for it."""
+        """Note the shadow that an interpreter claims to have, and the memory that it may keep."""
         if channel.shadow or not channel.recovers or number <= 0 or size_mb < 0:
             raise ValueError("a second shadow")
-        channel.shadow = number
-        child = channel.child
-        size = min(size_mb, child.memory_mb)
-        if size > child.shadow_mb:
+        channel.shadow, channel.shadow_mb = number, size_mb
+        self._allow_shadows(channel.child)
+
+    def end(self, channel: Channel) -> None:
+        """Note that a cell has ended by itself, and that its interpreter ends the shadow."""
+        channel.shadow = channel.shadow_mb = 0
+        self._allow_shadows(channel.child)
+
+    def _allow_shadows(self, child: Child) -> None:
+        """Let a child's memory have room for the shadows of large interpreters."""
+        size = min(sum(channel.shadow_mb for channel in child.channels), child.memory_mb)
+        if size != child.shadow_mb:
             child.shadow_mb = size
             if self._spec.cgroups is not None:
-                with contextlib.suppress(OSError):
+                with contextlib.suppress(OSError):  # more is in use than the limit would be: it stays
                     self._spec.cgroups.limit(child.slot, child.memory_mb + size)
 
     def interrupt(self, channel: Channel) -> float:
@@ -127,7 +134,10 @@ class Recovery:
         channel.drain()
         if killed is None and self._spec.ran_out_of_memory(channel.child.slot):
             killed = Kill(KillReason.MEMORY_LIMIT)
-        self._forget_limit(channel.child)
+        channel.child.weights.clear()
+        self._allow_shadows(channel.child)
+        if self._spec.cgroups is not None:
+            self._spec.cgroups.forget_kills(channel.child.slot)
         self._take_place(channel, number)
         channel.signal(signal.SIGCONT)  # a cell may have stopped it
         status = "killed" if killed is None else killed.reason.status
@@ -163,8 +173,3 @@ class Recovery:
             else:
                 child.pid, child.dead = number, False
         self._watch(channel)
-
-    def _forget_limit(self, child: Child) -> None:
-        child.weights.clear()
-        if self._spec.cgroups is not None:
-            self._spec.cgroups.forget_kills(child.slot)

@@ -58,12 +58,13 @@ class Forks:
         return True
 
     def let_start(self, channel: Channel, *, forks: bool = False) -> None:
-        """Have a session's limit of processes allow for its forks (soon one more, if it `forks`): interpreters, their
-        shadows and launchers do not count as such. What runs already keeps its limit."""
+        """Have a session's limit of processes allow for its forks (soon one more, if it `forks`): interpreters, shadows
+        and launchers do not count as such. What runs already keeps its limit."""
         child = channel.child
         others = [other for other in child.channels if other is not channel]
-        interpreters = forks + len(child.channels)
-        beside = interpreters - 1 + sum(map(self._processes.launchers, others)) + interpreters * channel.recovers
+        # A shadow that has ended counts until its interpreter begins the next cell.
+        shadows = channel.recovers + sum(other.recovers and other.cell_began > 0 for other in others)
+        beside = forks + len(others) + sum(map(self._processes.launchers, others)) + shadows
         if beside == channel.copying.beside:
             return
         if beside > channel.copying.beside:

@@ -114,22 +114,21 @@ def used_bytes(proc: int, pids: Iterable[int], shared_pages: int) -> int:
     return pages * PAGE
 
 
-def own_bytes(proc: int, pids: Sequence[int], shared_pages: int, known: dict[int, tuple[list[str], int]]) -> int:
+def own_bytes(proc: int, pids: Sequence[int], known: dict[int, tuple[list[str], int]]) -> int:
     """Bytes of processes, of which a page that several share counts once, as the kernel divides it (`Pss`). That takes
     milliseconds for each process: it is read only for those with page faults since the last time, which `known` keeps.
-    A process that this one may not look into, such as a shadow, counts by itself. Raises `OSError` if one is gone."""
+    One that has ended does not count. Raises `OSError` if this process may not look into another's memory."""
     last = dict(known) if set(known) <= set(pids) else {}  # if one has ended, the others' shares are larger now
     known.clear()
     for pid in pids:
-        words = stat_words(proc, pid)
-        faults = [words[7], words[9]]
-        known[pid] = last.get(pid, ([], 0))
-        if known[pid][0] != faults:
-            try:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            words = stat_words(proc, pid)
+            faults = [words[7], words[9]]
+            size = last.get(pid, ([], 0))
+            if size[0] != faults:
                 text = _read(proc, f"{pid}/smaps_rollup")
-                known[pid] = faults, int(text.partition("\nPss:")[2].split()[0]) << 10
-            except PermissionError:
-                known[pid] = faults, used_bytes(proc, [pid], shared_pages)
+                size = faults, int(text.partition("\nPss:")[2].split()[0]) << 10
+            known[pid] = size
     return sum(size for _, size in known.values())
 
 

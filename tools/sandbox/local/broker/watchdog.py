@@ -113,7 +113,7 @@ class Watchdog:
         over = usage.used_bytes(self._spec.proc, processes, self._spec.shared_pages) > most
         if over and len(processes) > 1:  # they may share pages with each other too, as forks do
             with contextlib.suppress(OSError, IndexError, ValueError):  # not to be seen: then each counts by itself
-                over = usage.own_bytes(self._spec.proc, processes, self._spec.shared_pages, child.weights) > most
+                over = usage.own_bytes(self._spec.proc, processes, child.weights) > most
             child.weighed = time.monotonic()
             child.weighing = child.weighed - began
         else:

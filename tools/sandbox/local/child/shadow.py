@@ -98,12 +98,10 @@ class Shadows:
     def _take_over(self, interpreter: int, threads: int) -> None:
         """Wait until the interpreter has ended. This must not release Python's global lock: other threads of the
         interpreter do not exist here, and one of them may have been about to take it."""
-        syscalls.quick_syscall(_PRCTL, syscalls.PR_SET_DUMPABLE, 0, 0, 0, 0, 0)  # hides it in the session's /proc
         syscalls.quick_syscall(_PRCTL, syscalls.PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0, 0)
         while _parent_id() == interpreter:
             syscalls.quick_syscall(_RT_SIGTIMEDWAIT, *_addresses(_every_signal), 0, *_addresses(_patience), 8, 0, 0)
         syscalls.quick_syscall(_PRCTL, syscalls.PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0, 0)
-        syscalls.quick_syscall(_PRCTL, syscalls.PR_SET_DUMPABLE, 1, 0, 0, 0, 0)
         self._current, self._ended = 0, []
         if threads:
             state = random.getstate()  # the hooks seed it again, and here it has to be as before the cell
