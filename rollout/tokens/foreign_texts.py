@@ -18,6 +18,7 @@ from toolgym.rollout.tokens.chat_template import ChatTemplate, check_message
 from toolgym.rollout.tokens.end_of_turn import called
 from toolgym.rollout.tokens.marked_turns import THINK
 from toolgym.rollout.tokens.safe_encoder import SafeEncoder
+from toolgym.rollout.tokens.switch_words import compared_words
 from toolgym.rollout.tokens.template_analysis import TemplateAnalysis
 from toolgym.tools.errors import TemplateError
 from toolgym.tools.lazy import missing_extra
@@ -75,6 +76,7 @@ class SafeMessages:
 
     def __init__(self, template: ChatTemplate, encoder: SafeEncoder, analysis: TemplateAnalysis) -> None:
         self._template, self._encoder, self._analysis = template, encoder, analysis
+        self._looked_for = frozenset(compared_words(template)) if analysis.facts.switch_words else frozenset()
 
     def __call__(self, messages: Sequence[Message], examples: Collection[Message] = ()) -> list[Message]:
         """Messages as the template may see them. An assistant's is the policy's own, unless an equal one is among
@@ -94,6 +96,12 @@ class SafeMessages:
         around |= set(_controls(self._encoder, facts.generation_prompt)) - tags
         return frozenset((self._written([asked, thinking]) - around) | tags)
 
+    def _protect(self, text: str) -> str:
+        """Hide control tokens, and pieces of one unless the template itself looks for the text, such as `/think`."""
+        if text.strip() in self._looked_for:
+            return self._encoder.protect_whole(text)
+        return self._encoder.protect(text)
+
     def _written(self, messages: list[Message]) -> set[str]:
         try:
             return set(_controls(self._encoder, self._template.render(messages, generation_prompt=False, tools=())))
@@ -101,7 +109,7 @@ class SafeMessages:
             return set()
 
     def _safe(self, message: Message, examples: Collection[Message]) -> Message:
-        protect = self._encoder.protect
+        protect = self._protect
         fields = _OWN if message["role"] == "assistant" else ()
         safe: dict[str, Any] = {}
         value: Any
@@ -118,7 +126,7 @@ class SafeMessages:
                 safe[key] = _map_strings(value, self._encoder.protect_whole)
         if fields and message in examples:
             shown = {key: text for key, text in safe.items() if key in fields and isinstance(text, str)}
-            safe.update({key: protect(text, self.turn_tokens) for key, text in shown.items()})
+            safe.update({key: self._encoder.protect(text, self.turn_tokens) for key, text in shown.items()})
         return cast(Message, safe)
 
 

@@ -45,7 +45,7 @@ class ThinkingTags(NamedTuple):
         opens: text before the thinking, without white space around it.
         closes: text after the thinking, without white space around it.
         text_opens: texts that open the answer, the longest first. Empty if the answer has no frame.
-        text_closes: text that closes the answer, or "".
+        text_closes: texts that close the answer, the longest first. Empty if the answer has no frame.
         closes_thinking_only: whether `closes` stands nowhere else in a turn, so that it marks the end of thinking even
             if the thinking was opened by the prompt.
     """
@@ -53,7 +53,7 @@ class ThinkingTags(NamedTuple):
     opens: str
     closes: str
     text_opens: tuple[str, ...] = ()
-    text_closes: str = ""
+    text_closes: tuple[str, ...] = ()
     closes_thinking_only: bool = True
 
 
@@ -257,14 +257,15 @@ def _text_opens(turns: MarkedTurns, header: str, opens: str, closes: str, betwee
     return tuple(sorted({frame for frame in frames if frame}, key=len, reverse=True))
 
 
-def _text_closes(turns: MarkedTurns, ends: EndOfTurn, frames: Sequence[str]) -> str:
-    """Find what closes an answer's frame: as many tags as open it."""
+def _text_closes(turns: MarkedTurns, ends: EndOfTurn, frames: Sequence[str]) -> tuple[str, ...]:
+    """Find what closes an answer's frame: as many tags as open it, or all text before the turn's end."""
     if not frames or not ends.answer:
-        return ""
+        return ()
     behind = ends.answer[0].text.removesuffix(ends.answer[0].end).strip()
     tags = turns.tags(behind)
     count = min(len(turns.tags(frame)) for frame in frames)
-    return behind[: tags[min(count, len(tags)) - 1].end()] if tags and count else behind
+    short = behind[: tags[min(count, len(tags)) - 1].end()] if tags and count else behind
+    return tuple(dict.fromkeys(text for text in (behind, short) if text))
 
 
 def _closes_elsewhere(text: str, opens: str, closes: str) -> bool:

@@ -18,6 +18,7 @@ SwitchWords: TypeAlias = Mapping[str, frozenset[str]]
 """The words that matter in an earlier message, by the message's role, in lower case."""
 
 MAX_WORDS = 120
+_REMEMBERED: dict[str, tuple[str, ...]] = {}
 _LONGEST = 80
 
 _NOT_TEXTS = frozenset({"role", "type", "name", "id", "tool_call_id"})
@@ -30,8 +31,16 @@ _COMPARING = frozenset(
 
 def compared_words(template: ChatTemplate) -> tuple[str, ...]:
     """Return the texts that a template compares parts of messages with, without names of roles."""
+    if template.source not in _REMEMBERED:
+        if len(_REMEMBERED) >= MAX_WORDS:
+            _REMEMBERED.clear()
+        _REMEMBERED[template.source] = _compared_words(template.tree)
+    return _REMEMBERED[template.source]
+
+
+def _compared_words(tree: nodes.Template) -> tuple[str, ...]:
     words: dict[str, None] = {}
-    for node in _walk(template.tree):
+    for node in _walk(tree):
         for word in _compared(node):
             if word.strip() and len(word) <= _LONGEST and word not in ROLES:
                 words.setdefault(word)

@@ -119,7 +119,9 @@ def without_frame(text: str, tags: ThinkingTags) -> str:
     for opens in tags.text_opens:
         bare = text.lstrip()
         if bare.startswith(opens):
-            return bare.removeprefix(opens).strip().removesuffix(tags.text_closes).strip()
+            bare = bare.removeprefix(opens).strip()
+            closes = next((text for text in tags.text_closes if bare.endswith(text)), "")
+            return bare.removesuffix(closes).strip()
     return text
 
 

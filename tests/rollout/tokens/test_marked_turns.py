@@ -48,7 +48,7 @@ FAMILIES = {
     "brackets": (template("[THINK]", "[/THINK]"), ThinkingTags("[THINK]", "[/THINK]")),
     "a frame around the answer": (
         template("<|START_THINKING|>", "<|END_THINKING|>", "<|START_TEXT|>", "<|END_TEXT|>"),
-        ThinkingTags("<|START_THINKING|>", "<|END_THINKING|>", ("<|START_TEXT|>",), "<|END_TEXT|>"),
+        ThinkingTags("<|START_THINKING|>", "<|END_THINKING|>", ("<|START_TEXT|>",), ("<|END_TEXT|>",)),
     ),
     "tags of several tokens": (
         template(
@@ -62,7 +62,7 @@ FAMILIES = {
     ),
     "a closing tag that closes the answer too": (
         template("<|content_thinking|>", "<|end_part|>", "<|content_text|>", "<|end_part|>"),
-        ThinkingTags("<|content_thinking|>", "<|end_part|>", ("<|content_text|>",), "<|end_part|>", False),
+        ThinkingTags("<|content_thinking|>", "<|end_part|>", ("<|content_text|>",), ("<|end_part|>",), False),
     ),
     "a field of another name": (
         template("<mm:think>", "</mm:think>", field="reasoning"),
