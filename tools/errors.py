@@ -107,6 +107,10 @@ class EngineError(ToolgymError, RuntimeError):
     """An engine could not generate: unreachable, refused the request, died."""
 
 
+class EngineUnsupportedError(EngineError):
+    """An engine cannot do what it was asked for, however often it is asked."""
+
+
 class MissingLogprobsError(EngineError):
     """An engine sampled `tokens` ids, and did not say the log-probability of each: none can be trained on."""
 

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from toolgym.rollout.engines.base import GenerationRequest as GenerationRequest
     from toolgym.rollout.engines.base import PauseMode as PauseMode
     from toolgym.rollout.engines.base import SamplingParams as SamplingParams
+    from toolgym.rollout.engines.base import ScoringRequest as ScoringRequest
+    from toolgym.rollout.engines.base import TokenScores as TokenScores
     from toolgym.rollout.engines.base import WeightSource as WeightSource
     from toolgym.rollout.engines.callable import CallableEngine as CallableEngine
     from toolgym.rollout.engines.embedded.transformers import TransformersEngine as TransformersEngine

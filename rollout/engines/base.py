@@ -18,7 +18,13 @@ from toolgym.rollout.engines.stop_texts import decoder, stop_length
 from toolgym.rollout.engines.tokenizer_probe import probe_ids, require_same_text
 from toolgym.rollout.models.images import PlacedImage
 from toolgym.rollout.models.token_ids import TokenIds
-from toolgym.tools.errors import ConfigError, EngineError, MissingLogprobsError, require_whole_number
+from toolgym.tools.errors import (
+    ConfigError,
+    EngineError,
+    EngineUnsupportedError,
+    MissingLogprobsError,
+    require_whole_number,
+)
 from toolgym.tools.keywords import named_fields
 
 if TYPE_CHECKING:
@@ -221,6 +227,37 @@ class Generation:
 
 
 @dataclass(frozen=True)
+class ScoringRequest:
+    """Tokens to score, checked: every id is in the vocabulary, and all fit the context.
+
+    Attributes:
+        token_ids: the whole context, with the tokens that are scored at its end.
+        start: place of the first token that is scored, at least 1.
+        request_id: unique among running requests.
+        temperature: logits are divided by it.
+    """
+
+    token_ids: tuple[int, ...]
+    start: int
+    request_id: str
+    temperature: float = 1.0
+
+
+@dataclass(frozen=True)
+class TokenScores:
+    """Log-probabilities of given tokens.
+
+    Attributes:
+        logprobs: natural-log probability of each token from `start` on, after all tokens before it, in the distribution
+            of the whole vocabulary.
+        weight_version: version of the weights that computed them.
+    """
+
+    logprobs: tuple[float, ...]
+    weight_version: str
+
+
+@dataclass(frozen=True)
 class EngineLoad:
     """Load of an engine under the requests of all callers, all replicas together.
 
@@ -288,6 +325,11 @@ class Engine(ABC):
     def takes_grammars(self) -> bool:
         """Whether it can sample under `SamplingParams.grammar`."""
         return False
+
+    @property
+    def scores_tokens(self) -> bool:
+        """Whether it has `score_tokens`."""
+        return type(self)._score is not Engine._score
 
     @property
     def stops_at_texts(self) -> bool:
@@ -400,6 +442,64 @@ class Engine(ABC):
             EngineError: the engine failed, was not started, or was closed.
         """
 
+    @final
+    async def score_tokens(
+        self, token_ids: Sequence[int], *, start: int, request_id: str, temperature: float = 1.0
+    ) -> TokenScores:
+        """Compute the log-probabilities of given tokens, without sampling any.
+
+        For log-probabilities of another policy (a teacher, a reference model), or of the policy's newer weights.
+
+        Args:
+            token_ids: the whole context, with the tokens that are scored at its end.
+            start: place of the first token that is scored. At least 1, because the first token follows nothing.
+            request_id: unique among running requests.
+            temperature: divides the logits. SGLang scores at 1 only.
+
+        Returns:
+            A log-probability for each of `token_ids[start:]`, and the version of the weights.
+
+        Raises:
+            ConfigError: an id is outside the vocabulary, the tokens do not fit `context_length`, or an argument is out
+                of range.
+            EngineUnsupportedError: this engine cannot score tokens, or not at this temperature.
+            EngineError: the engine failed, was not started, was closed, or answered with garbage.
+        """
+        ids = token_ids if isinstance(token_ids, TokenIds) else TokenIds(token_ids)
+        require_whole_number("start", start, at_least=1)
+        if start >= len(ids):
+            raise ConfigError(f"start must be the place of one of {len(ids)} tokens, got {start}")
+        is_number = isinstance(temperature, int | float) and not isinstance(temperature, bool)
+        _require(is_number and 0 < temperature < math.inf, "temperature", "above 0 and finite", temperature)
+        if not self.scores_tokens:
+            raise EngineUnsupportedError(
+                f"{type(self).__name__} cannot compute the log-probabilities of given tokens: use SGLangServer, "
+                "SGLangEngine or TransformersEngine"
+            )
+        self._require_in_vocabulary(ids)
+        if len(ids) > self.context_length:
+            raise ConfigError(f"{len(ids)} tokens are more than the context of {self.context_length} tokens")
+        scores = await self._score(ScoringRequest(ids.as_tuple(), start, request_id, float(temperature)))
+        count = len(ids) - start
+        if not isinstance(scores, TokenScores) or len(scores.logprobs) != count:
+            name = type(self).__name__
+            raise EngineError(f"{name}._score must return TokenScores of {count} tokens, got {scores!r:.200}")
+        if any(not math.isfinite(value) or value > ROUNDING for value in scores.logprobs):
+            raise EngineError(
+                f"{type(self).__name__} gave a log-probability that is not a finite number of at most 0 (NaN in the "
+                "model?)"
+            )
+        return scores
+
+    async def _score(self, request: ScoringRequest) -> TokenScores:
+        """Score the tokens of a checked request. Engines that can override it.
+
+        Raises:
+            EngineUnsupportedError: the engine cannot do it.
+            EngineError: the engine failed, was not started, or was closed.
+        """
+        raise EngineUnsupportedError(f"{type(self).__name__} cannot compute the log-probabilities of given tokens")
+
     async def abort(self, request_id: str) -> None:
         """End a request early; its `generate` returns what it has with `FinishReason.ABORT`. Unknown ids are fine.
 
@@ -448,16 +548,19 @@ class Engine(ABC):
     def _check_request(self, prompt_ids: TokenIds, params: SamplingParams) -> None:
         if not prompt_ids:
             raise ConfigError("a prompt must have at least one token")
-        low, high = prompt_ids.least, prompt_ids.greatest
-        if low < 0 or high >= self.vocab_size:
-            wrong = low if low < 0 else high
-            raise ConfigError(f"token id {wrong} is outside the vocabulary of {self.vocab_size} ids")
+        self._require_in_vocabulary(prompt_ids)
         total = len(prompt_ids) + params.max_new_tokens
         if total > self.context_length:
             raise ConfigError(
                 f"{len(prompt_ids)} prompt tokens and max_new_tokens={params.max_new_tokens} make {total}, "
                 f"more than the context of {self.context_length} tokens"
             )
+
+    def _require_in_vocabulary(self, ids: TokenIds) -> None:
+        low, high = ids.least, ids.greatest
+        if low < 0 or high >= self.vocab_size:
+            wrong = low if low < 0 else high
+            raise ConfigError(f"token id {wrong} is outside the vocabulary of {self.vocab_size} ids")
 
     def _check_generation(self, generation: Generation, request: GenerationRequest) -> None:
         name = type(self).__name__

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from toolgym.rollout.engines.base import Engine, EngineLoad, Generation, GenerationRequest, PauseMode, WeightSource
+from toolgym.rollout.engines.base import (
+    Engine,
+    EngineLoad,
+    Generation,
+    GenerationRequest,
+    PauseMode,
+    ScoringRequest,
+    TokenScores,
+    WeightSource,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -38,6 +47,10 @@ class EngineWrapper(Engine):
         return self.engine.stops_at_texts
 
     @property
+    def scores_tokens(self) -> bool:
+        return self.engine.scores_tokens
+
+    @property
     def weight_version(self) -> str:
         return self.engine.weight_version
 
@@ -57,6 +70,9 @@ class EngineWrapper(Engine):
 
     async def _generate(self, request: GenerationRequest) -> Generation:
         return await self.engine._generate(request)  # it was checked, and so will be what comes back
+
+    async def _score(self, request: ScoringRequest) -> TokenScores:
+        return await self.engine._score(request)
 
     def _cut_at_stop(self, generation: Generation, texts: Sequence[str]) -> Generation:
         return self.engine._cut_at_stop(generation, texts)

@@ -8,9 +8,10 @@ sharing the prefill of equal prompts are not.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -238,26 +239,54 @@ class DecodingBatch:
     def _forward(
         self, ids: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor | None, cache: Cache, **further: Any
     ) -> torch.Tensor:
-        # A learner may share the module: its dropout and gradient checkpointing must not touch the rollout.
-        training = [part for part in self._model.modules() if part.training] if self._model.training else []
-        for part in training:
-            part.training = False
-        try:
-            with torch.no_grad():  # not inference_mode: buffers that a forward pass makes must stay fit for a learner
-                output = self._model(
-                    input_ids=ids,
-                    attention_mask=mask,
-                    position_ids=positions,
-                    past_key_values=cache,
-                    use_cache=True,
-                    **self._keep_last,
-                    **further,
-                )
-        finally:
-            for part in training:
-                part.training = True
+        with evaluating(self._model):
+            output = self._model(
+                input_ids=ids,
+                attention_mask=mask,
+                position_ids=positions,
+                past_key_values=cache,
+                use_cache=True,
+                **self._keep_last,
+                **further,
+            )
         logits: torch.Tensor = output.logits[:, -1]
         return logits
+
+
+@contextlib.contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Run a forward pass in evaluation mode and without gradients, whatever mode the module is in.
+
+    A learner may share the module: its dropout and gradient checkpointing must not touch the rollout.
+    """
+    training = [part for part in model.modules() if part.training] if model.training else []
+    for part in training:
+        part.training = False
+    try:
+        with torch.no_grad():  # not inference_mode: buffers that a forward pass makes must stay fit for a learner
+            yield
+    finally:
+        for part in training:
+            part.training = True
+
+
+def score_tokens(
+    model: nn.Module, device: torch.device, token_ids: Sequence[int], start: int, temperature: float
+) -> list[float]:
+    """Return the natural-log probability of each of `token_ids[start:]`, of logits divided by the temperature. Raises
+    EngineError if the model computes NaN."""
+    ids = torch.tensor([token_ids], device=device)
+    count = len(token_ids) - start
+    keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
+    further = {"logits_to_keep": count + 1} if keeps else {}
+    with evaluating(model):
+        logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False, **further).logits[0]
+        scaled = logits[-count - 1 : -1].float() / temperature
+        values = scaled.log_softmax(-1).gather(1, ids[0, start:, None])[:, 0]
+    if bool(values.isnan().any()):
+        raise EngineError("the model computed NaN: its weights or its input are broken")
+    scores: list[float] = values.tolist()
+    return scores
 
 
 def check_model(model: nn.Module, device: torch.device) -> None:

@@ -12,7 +12,7 @@ import atexit
 import random
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,10 +23,12 @@ from toolgym.rollout.engines.base import (
     Generation,
     GenerationRequest,
     PauseMode,
+    ScoringRequest,
+    TokenScores,
     WeightSource,
     checked_version,
 )
-from toolgym.rollout.engines.embedded.decoding import DecodingBatch, DecodingRow, check_model
+from toolgym.rollout.engines.embedded.decoding import DecodingBatch, DecodingRow, check_model, score_tokens
 from toolgym.rollout.engines.embedded.loading import inspect_model, load_model, read_device, read_dtype
 from toolgym.rollout.engines.stop_texts import decoder
 from toolgym.rollout.engines.weights import check_weights, collect_weights, load_weights
@@ -135,6 +137,7 @@ class TransformersEngine(Engine):
         self._requests: dict[str, _Request] = {}
         self._queue: deque[_Request] = deque()
         self._commands: deque[tuple[Callable[[], object], Future[Any]]] = deque()
+        self._scorings: deque[tuple[Callable[[], object], Future[Any]]] = deque()  # commands that wait for `resume`
         self._paused = False
         self._closing = False
         self._failure: BaseException | None = None
@@ -219,6 +222,16 @@ class TransformersEngine(Engine):
         except asyncio.CancelledError:
             self._abort(entry)
             raise
+
+    async def _score(self, request: ScoringRequest) -> TokenScores:
+        """Score tokens between two decoding steps. While the engine is paused, it waits: a learner may be changing the
+        weights."""
+
+        def score() -> TokenScores:
+            values = score_tokens(self.model, self._device, request.token_ids, request.start, request.temperature)
+            return TokenScores(tuple(values), self._weight_version)
+
+        return await self._command(score, while_paused=False)
 
     def _images(self, request: GenerationRequest) -> tuple[dict[str, torch.Tensor], int]:
         """Make the model's inputs of a request's images. Raises EngineError if they do not fit the ids: the model would
@@ -344,11 +357,11 @@ class TransformersEngine(Engine):
             request.aborted = True
             self._changed.notify()
 
-    async def _command(self, run: Callable[[], T]) -> T:
+    async def _command(self, run: Callable[[], T], *, while_paused: bool = True) -> T:
         future: Future[T] = Future()
         with self._changed:
             self._require_open()
-            self._commands.append((run, future))
+            (self._commands if while_paused else self._scorings).append((run, future))
             self._changed.notify()
         return await asyncio.wrap_future(future)
 
@@ -381,7 +394,7 @@ class TransformersEngine(Engine):
         def ready() -> bool:
             if self._closing or self._commands:
                 return True
-            if not self._paused and (self._queue or self._running):
+            if not self._paused and (self._queue or self._running or self._scorings):
                 return True
             return any(request.aborted for request in self._requests.values())
 
@@ -393,15 +406,14 @@ class TransformersEngine(Engine):
         with self._changed:
             commands = list(self._commands)
             self._commands.clear()
-        for run, future in commands:
-            if future.set_running_or_notify_cancel():
-                try:
-                    future.set_result(contained(run, (), {}))
-                except Exception as error:  # noqa: BLE001 - the caller gets it
-                    future.set_exception(error)
+        self._run_all(commands)
         self._let_go(batch)
         if self._paused:
             return
+        with self._changed:
+            scorings = list(self._scorings)
+            self._scorings.clear()
+        self._run_all(scorings)
         newcomers = self._admit()
         if newcomers:
             # They run from here on, so that a failing prefill fails them too.
@@ -413,6 +425,14 @@ class TransformersEngine(Engine):
         if self._running:
             batch.step(self._weight_version)
             self._let_go(batch)
+
+    def _run_all(self, commands: Sequence[tuple[Callable[[], object], Future[Any]]]) -> None:
+        for run, future in commands:
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(contained(run, (), {}))
+                except Exception as error:  # noqa: BLE001 - the caller gets it
+                    future.set_exception(error)
 
     def _admit(self) -> list[_Request]:
         newcomers: list[_Request] = []
@@ -463,10 +483,11 @@ class TransformersEngine(Engine):
             self._closing = True
             self._failure = failure
             requests = list(self._requests.values())
-            commands = list(self._commands)
+            commands = [*self._commands, *self._scorings]
             self._requests.clear()
             self._queue.clear()
             self._commands.clear()
+            self._scorings.clear()
         self._running.clear()
         self._batch = None
         for request in requests:

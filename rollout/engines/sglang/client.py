@@ -22,6 +22,9 @@ from toolgym.rollout.engines.base import (
     Generation,
     GenerationRequest,
     PauseMode,
+    SamplingParams,
+    ScoringRequest,
+    TokenScores,
     WeightSource,
     checked_version,
 )
@@ -40,7 +43,7 @@ from toolgym.rollout.engines.sglang.requests import InFlightRequests
 from toolgym.rollout.engines.sglang.transport import ClientState, ReplicaError, SGLangTransport
 from toolgym.tools.concurrency.blocking import in_thread
 from toolgym.tools.concurrency.deadline import shielded
-from toolgym.tools.errors import EngineError, check_seconds
+from toolgym.tools.errors import EngineError, EngineUnsupportedError, check_seconds
 
 if TYPE_CHECKING:
     import torch
@@ -169,6 +172,21 @@ class SGLangClient(Engine):
             return generation
         payloads = read_payloads(self._aligned, answer["meta_info"], generation.token_ids, request, self.info)
         return replace(generation, aligned=payloads)
+
+    async def _score(self, request: ScoringRequest) -> TokenScores:
+        """Score tokens as a prompt. SGLang does not scale the log-probabilities of prompts, so only a temperature of 1
+        is possible."""
+        self._require_open()
+        if request.temperature != 1.0:
+            raise EngineUnsupportedError(
+                f"SGLang scores given tokens at temperature 1 only, got {request.temperature:g}: compute them with the "
+                "trainer's model, or with TransformersEngine"
+            )
+        wanted = GenerationRequest(request.token_ids, SamplingParams(max_new_tokens=1), request.request_id)
+        answer = await self._in_flight.run(wanted, messages.scoring_body(request))
+        if answer is None:
+            raise EngineError("the scoring of given tokens was aborted")
+        return messages.read_scores(answer, request)
 
     async def abort(self, request_id: str) -> None:
         if request_id in self._in_flight:

@@ -14,7 +14,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from toolgym.rollout.engines.base import EngineLoad, FinishReason, Generation, GenerationRequest, SamplingParams
+from toolgym.rollout.engines.base import (
+    EngineLoad,
+    FinishReason,
+    Generation,
+    GenerationRequest,
+    SamplingParams,
+    ScoringRequest,
+    TokenScores,
+)
 from toolgym.rollout.engines.http import sampling_fields
 from toolgym.rollout.engines.model_config import read_model_config
 from toolgym.tools.concurrency.log_throttle import LogThrottle
@@ -173,6 +181,36 @@ def request_body(
     }
 
 
+def scoring_body(request: ScoringRequest) -> dict[str, Any]:
+    """Return the body that scores given tokens: they are a prompt, and nothing is sampled. The first log-probability
+    of a prompt is always null, so it begins one token earlier."""
+    return {
+        "input_ids": list(request.token_ids),
+        "sampling_params": {"max_new_tokens": 0, "temperature": 0.0},
+        "return_logprob": True,
+        "logprob_start_len": request.start - 1,
+        "return_text_in_logprobs": False,
+        "stream": False,
+    }
+
+
+def read_scores(answer: Any, request: ScoringRequest) -> TokenScores:
+    """Read the log-probabilities of given tokens. Raises EngineError if they are not those of the tokens that were
+    sent."""
+    meta = answer.get("meta_info") if isinstance(answer, Mapping) else None
+    entries = meta.get("input_token_logprobs") if isinstance(meta, Mapping) else None
+    ids = request.token_ids[request.start :]
+    if not isinstance(meta, Mapping) or not isinstance(entries, list) or len(entries) != len(ids) + 1:
+        raise EngineError(
+            f"SGLang must answer with {len(ids) + 1} of input_token_logprobs in meta_info, got {shorten(repr(entries))}"
+        )
+    logprobs = _read_entries("input_token_logprobs", entries[1:], ids)
+    version = meta.get("weight_version")
+    if not isinstance(version, str):
+        raise EngineError("SGLang must answer with a weight_version: use 0.5.9 or later")
+    return TokenScores(logprobs, version_of(version))
+
+
 def image_fields(request: GenerationRequest) -> dict[str, Any]:
     """Return the fields of a request with images; none without."""
     if not request.images:
@@ -248,12 +286,17 @@ def _logprobs(meta: Mapping[str, Any], token_ids: list[int]) -> tuple[float, ...
             f"got {shorten(entries)}",
             len(token_ids),
         )
+    return _read_entries("output_token_logprobs", entries, token_ids)
+
+
+def _read_entries(field: str, entries: Sequence[Any], token_ids: Sequence[int]) -> tuple[float, ...]:
     logprobs = []
     for place, (entry, token_id) in enumerate(zip(entries, token_ids, strict=True)):
         if not isinstance(entry, list | tuple) or len(entry) < 2:
-            raise EngineError(f"an entry of output_token_logprobs must be [logprob, id, text], got {shorten(entry)}")
+            raise EngineError(f"an entry of {field} must be [logprob, id, text], got {shorten(entry)}")
         if entry[1] != token_id:
-            raise EngineError(f"SGLang's logprob {place} is of id {entry[1]!r}, but output id {place} is {token_id}")
+            kind = field.partition("_")[0]
+            raise EngineError(f"SGLang's logprob {place} is of id {entry[1]!r}, but {kind} id {place} is {token_id}")
         if not isinstance(entry[0], int | float) or not math.isfinite(entry[0]):
             raise EngineError(f"SGLang's logprob {place} must be a finite number, got {entry[0]!r} (NaN in the model?)")
         logprobs.append(float(entry[0]))

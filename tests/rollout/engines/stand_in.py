@@ -72,11 +72,20 @@ class StandIn:
         self.running.add(rid)
         try:
             await self.going.wait()
+            if sampling["max_new_tokens"] == 0:
+                return web.json_response(await self._score(rid, ids, body["logprob_start_len"]))
             return web.json_response(await self._run(rid, ids, sampling))
         except ConfigError as error:
             return _refused(str(error))
         finally:
             self.running.discard(rid)
+
+    async def _score(self, rid: str, ids: list[int], start: int) -> dict[str, Any]:
+        scores = await self.engine.score_tokens(ids, start=start + 1, request_id=rid)
+        pairs = zip((None, *scores.logprobs), ids[start:], strict=True)
+        meta = {"id": rid, "finish_reason": {"type": "length", "length": 0}, "weight_version": scores.weight_version}
+        entries = [[logprob, token_id, None] for logprob, token_id in pairs]
+        return {"text": "", "output_ids": [], "meta_info": meta | {"input_token_logprobs": entries}}
 
     async def _run(self, rid: str, ids: list[int], sampling: dict[str, Any]) -> dict[str, Any]:
         eos = self.engine.model.config.eos_token_id
