@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from toolgym.cli.tables import conversation, pick_conversation, summary_table
-from toolgym.tools.errors import BatchError
+from toolgym.tools.errors import BatchError, ConfigError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -35,9 +35,9 @@ def _make_batch(trajectories: list[Trajectory], run: RunFile, out: Path) -> tupl
     trajectories = sorted(trajectories, key=lambda trajectory: (trajectory.task_index, trajectory.sample_index))
     try:
         batch = make_batch(trajectories, pad_token_id=run.pad_token_id)
-        save_batch(batch, out / BATCH)
-    except BatchError as error:
+    except (BatchError, ConfigError) as error:  # such as roles that were sampled at different temperatures
         return None, str(error)
+    save_batch(batch, out / BATCH)
     return batch, ""
 
 

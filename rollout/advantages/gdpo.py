@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -93,10 +94,8 @@ def _component(episodes: Sequence[Trajectory], usable: Sequence[int], name: str)
     missing = 0
     for index in usable:
         trajectory = episodes[index]
-        if name == "reward":
-            value = trajectory.reward
-        else:
-            value = trajectory.metrics.get(f"score/{name}", trajectory.metrics.get(name))
+        metrics: Mapping[str, Any] = {"reward": trajectory.reward, **trajectory.metrics}
+        value = metrics.get(f"score/{name}", metrics.get(name))
         if value is None:
             missing += 1
             continue
