@@ -33,7 +33,8 @@ def load_tasks(
 
     Args:
         source: a file: JSON Lines, a JSON list, Parquet (needs the package pyarrow), or CSV or TSV by its name; or rows
-            as mappings, such as a split of a Hugging Face data set.
+            as mappings, such as a split of a Hugging Face data set; or a data frame of pandas or polars, or a table of
+            pyarrow.
         columns: for rows of another shape than verl's, which column holds what: `prompt` (a text, which becomes the
             user's message, or a list of messages), and any of `ground_truth`, `id` and `source`. The other columns go
             into `Task.extra_info`. None: the rows are in verl's shape, see `Task.from_row`.
@@ -53,9 +54,11 @@ def load_tasks(
     path = Path(source) if isinstance(source, str | Path) else None
     if path is not None and _is_parquet(path):
         return TaskList(list(from_parquet(path, columns=columns)))
+    from_arrow = hasattr(source, "column_names")  # of the library `datasets`, or a table of pyarrow
     if path is None:
+        source, of_frame = _rows_of_frame(source)
+        from_arrow = from_arrow or of_frame
         _check_rows(source)
-    from_arrow = hasattr(source, "column_names")  # of the library `datasets`
     folder = "" if path is None else str(path if path.is_dir() else path.parent)
     tasks = [
         read_task(row, columns, where=where, id=str(number), from_arrow=from_arrow, folder=folder)
@@ -66,12 +69,21 @@ def load_tasks(
     return TaskList(tasks)
 
 
+def _rows_of_frame(source: Any) -> tuple[Any, bool]:
+    """Return the rows of a data frame or an Arrow table as mappings, and whether it is one; else the source itself."""
+    if hasattr(source, "to_dict") and hasattr(source, "iloc"):  # pandas
+        return source.to_dict("records"), True
+    if hasattr(source, "to_dicts") and hasattr(source, "rows"):  # polars
+        return source.to_dicts(), True
+    if hasattr(source, "to_pylist") and hasattr(source, "column_names"):  # pyarrow
+        return source.to_pylist(), True
+    return source, False
+
+
 def _check_rows(source: object) -> None:
     if isinstance(source, Mapping):  # a DatasetDict is one
         names = ", ".join(repr(name) for name in source)
         raise ConfigError(f"expected rows, got a mapping: choose one of its values, of {shorten(names)}")
-    if hasattr(source, "to_dict") and hasattr(source, "iloc"):
-        raise ConfigError("expected rows as mappings, got a data frame: give frame.to_dict('records')")
     if not isinstance(source, Iterable):
         raise ConfigError(f"expected a file or rows as mappings, got {shorten(repr(source))}")
 

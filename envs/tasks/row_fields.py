@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,6 +21,93 @@ def verl_row(
 ) -> dict[str, Any]:
     truth = {"style": "rule", "ground_truth": ground_truth}
     return {"data_source": source, "prompt": prompt, **columns, "reward_model": truth, "extra_info": dict(extra_info)}
+
+
+def plain_row(row: Mapping[str, Any]) -> tuple[Mapping[str, Any], bool]:
+    """Return a row with Python's own values, and whether the row is of an Arrow table, in which None fills gaps.
+
+    pandas and polars read nested columns of a Parquet file as arrays and series, numbers as NumPy's, and what a row
+    does not have as NaN, `NA` or `NaT`. pyarrow has scalars of its own. A row of plain values is returned as it is.
+
+    pandas makes floats of whole numbers in a nested column in which some rows have nothing. In `extra_info`, which has
+    the row's index and arguments of tools, such floats become whole numbers again.
+    """
+    if type(row) is dict and _is_plain(row):
+        return row, False
+    plain = _plain(row)
+    if plain is row:
+        return row, False
+    if isinstance(plain.get("extra_info"), Mapping):
+        plain = {**plain, "extra_info": _with_whole_numbers(plain["extra_info"])}
+    return plain, True
+
+
+def _with_whole_numbers(value: Any) -> Any:
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, Mapping):
+        return {key: _with_whole_numbers(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_with_whole_numbers(item) for item in value]
+    return value
+
+
+_ATOMS = frozenset({str, int, bool, type(None), bytes})
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value is made of Python's own types; a quick look at most rows."""
+    kind = type(value)
+    if kind in _ATOMS:
+        return True
+    if kind is float:
+        return bool(value == value)
+    if kind is dict:
+        return all(type(inner) in _ATOMS or _is_plain(inner) for inner in value.values())
+    if kind is list:
+        return all(type(inner) in _ATOMS or _is_plain(inner) for inner in value)
+    return False
+
+
+def _plain(value: Any) -> Any:
+    """Return a value made of Python's own types; the same object if it is made of them already."""
+    kind = type(value)
+    if kind in _ATOMS or kind is float:
+        return value
+    for name in _CONVERSIONS.get(kind.__module__.partition(".")[0], ()):
+        convert = getattr(value, name, None)
+        if callable(convert):
+            return _plain(convert())
+    if isinstance(value, Mapping):
+        items = [(key, inner, None if _is_missing(inner) else _plain(inner)) for key, inner in value.items()]
+        same = all(inner is plain for _, inner, plain in items)
+        return value if same else {_key(key): plain for key, _, plain in items}
+    if isinstance(value, list | tuple):
+        plain_items = [_plain(item) for item in value]
+        same = all(map(operator.is_, value, plain_items))
+        return value if same else plain_items
+    return value
+
+
+_CONVERSIONS = {
+    "numpy": ("tolist",),
+    "pandas": ("tolist",),
+    "polars": ("to_list",),
+    "pyarrow": ("as_py", "to_pylist"),
+    "torch": ("tolist",),
+}
+"""The methods that give values as Python's own, by the package that the value's type is from."""
+
+
+def _key(key: Any) -> Any:
+    return key.item() if type(key).__module__ == "numpy" else key
+
+
+def _is_missing(value: Any) -> bool:
+    """Whether a data frame's value stands for one that is missing: NaN, `NaT` or `NA`."""
+    if isinstance(value, float):  # NumPy's too
+        return value != value
+    return type(value).__name__ in ("NAType", "NaTType")
 
 
 def whole_row(row: Mapping[str, Any]) -> Mapping[str, Any]:

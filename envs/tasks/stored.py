@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from toolgym.envs.tasks.images import COLUMN
-from toolgym.envs.tasks.row_fields import verl_row
+from toolgym.envs.tasks.row_fields import plain_row, verl_row
 from toolgym.envs.tasks.row_files import CACHE_BYTES, DatasetRows, JsonLinesRows, ParquetRows, Rows
 from toolgym.envs.tasks.sources import CountedTasks
 from toolgym.envs.tasks.task import Task
@@ -142,6 +142,9 @@ def read_task(
     try:
         if not isinstance(row, Mapping):
             raise ConfigError(f"expected a JSON object, got {shorten(repr(row), 60)}")
+        if columns is not None:
+            row, is_of_frame = plain_row(row)
+            from_arrow = from_arrow or is_of_frame
         fields = row if columns is None else _verl_row(row, columns)
         return Task.from_row(fields, id=id, from_arrow=from_arrow, folder=folder)
     except ConfigError as error:

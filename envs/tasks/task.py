@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from toolgym.envs.tasks.images import COLUMN, with_images
-from toolgym.envs.tasks.row_fields import mapping, messages_of, tools_kwargs, whole_row
+from toolgym.envs.tasks.row_fields import mapping, messages_of, plain_row, tools_kwargs, whole_row
 from toolgym.tools.errors import ConfigError, shorten
 from toolgym.tools.message import Message, require_content
 
@@ -101,7 +101,8 @@ class Task:
         JSON. Images stand in the messages' contents, or in a column `images`, as `with_images` says.
 
         Args:
-            row: the row; it is kept, so do not change it afterwards.
+            row: the row, as a mapping of Python's values, or as pandas, polars, pyarrow and `datasets` give rows. It is
+                kept, so do not change it afterwards.
             id: the task's id if the row has no `extra_info.index`.
             from_arrow: the row is one of an Arrow table (Parquet, `datasets`), in which None stands for what the row
                 has not: arguments that are None are left out of `tools_kwargs` and of calls in the prompt.
@@ -112,8 +113,11 @@ class Task:
         """
         if not isinstance(row, Mapping):
             raise ConfigError(f"a task row must be a mapping, got {shorten(repr(row))}")
+        row, is_of_frame = plain_row(row)
         stored, row = row, whole_row(row)
-        from_arrow = from_arrow and row is stored  # the JSON of `toolgym_task` has no more than the row had
+        from_arrow = (
+            from_arrow or is_of_frame
+        ) and row is stored  # the JSON of `toolgym_task` has no more than the row had
         prompt = row.get("prompt")
         if isinstance(prompt, str) or not isinstance(prompt, Sequence) or not prompt:
             raise ConfigError(f"a task row needs 'prompt', a list of messages; got {prompt!r}")

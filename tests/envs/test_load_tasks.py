@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from toolgym.envs.tasks.loading import load_tasks
+from toolgym.envs.tasks.task import Task
 from toolgym.tools.errors import ConfigError, MissingExtraError, UnknownNameError
 
 VERL = {
@@ -114,8 +115,74 @@ def test_a_hugging_face_data_set():
     assert [task.ground_truth for task in load_tasks(plain, columns=COLUMNS).tasks] == ["42", "x"]
     with pytest.raises(ConfigError, match="choose one of its values, of 'train', 'test'"):
         load_tasks(datasets.DatasetDict(train=plain, test=plain))
-    with pytest.raises(ConfigError, match=r"to_dict\('records'\)"):
-        load_tasks(plain.to_pandas())
+    assert load_tasks(plain.to_pandas(), columns=COLUMNS).tasks == load_tasks(plain, columns=COLUMNS).tasks
+
+
+FRAME_ROWS = [
+    {
+        "data_source": "a",
+        "prompt": [{"role": "system", "content": "s"}, {"role": "user", "content": "1?"}],
+        "ability": "math",
+        "reward_model": {"style": "rule", "ground_truth": ["1", "one"]},
+        "extra_info": {"index": 0, "tools_kwargs": {"look": {"create_kwargs": {"count": 1, "names": ["x", "y"]}}}},
+    },
+    {
+        "data_source": "a",
+        "prompt": [{"role": "user", "content": "2?"}],
+        "ability": None,
+        "reward_model": {"style": "rule", "ground_truth": ["2"]},
+        "extra_info": {"index": 1, "tools_kwargs": None},
+    },
+    {
+        "data_source": "b",
+        "prompt": [{"role": "user", "content": "3?"}],
+        "ability": None,
+        "reward_model": {"style": "rule", "ground_truth": []},
+        "extra_info": None,
+    },
+]
+
+
+def of_pandas(table):
+    return table.to_pandas().to_dict("records")
+
+
+def of_polars(table):
+    return pytest.importorskip("polars").from_arrow(table)
+
+
+@pytest.mark.parametrize(
+    "rows_of",
+    [
+        lambda table: table,
+        lambda table: table.to_pandas(),
+        of_pandas,
+        of_polars,
+        lambda table: [{name: table[name][at] for name in table.column_names} for at in range(table.num_rows)],
+    ],
+    ids=["pyarrow", "pandas", "records of pandas", "polars", "scalars of pyarrow"],
+)
+def test_rows_of_data_frames_are_the_tasks_of_the_file(rows_of, tmp_path):
+    import pyarrow.parquet
+
+    table = pyarrow.Table.from_pylist(FRAME_ROWS)
+    pyarrow.parquet.write_table(table, tmp_path / "tasks.parquet")
+    tasks, expected = load_tasks(rows_of(table)).tasks, load_tasks(tmp_path / "tasks.parquet").tasks
+    assert tasks == expected
+    assert [task.id for task in tasks] == ["0", "1", "3"]
+    assert tasks[0].tools_kwargs == FRAME_ROWS[0]["extra_info"]["tools_kwargs"]
+    assert type(tasks[0].tools_kwargs["look"]["create_kwargs"]["count"]) is int
+    assert json.loads(json.dumps([task.to_row() for task in tasks]))  # no value of another library is left
+    assert [Task.from_row(task.to_row(), id=task.id) for task in tasks] == tasks
+
+
+def test_missing_values_of_a_frame_are_none():
+    import pandas
+
+    frame = pandas.DataFrame([{"question": "6 * 7?", "answer": 42, "level": 1}, {"question": "1 + 1?", "answer": 2}])
+    tasks = load_tasks(frame, columns={"prompt": "question", "ground_truth": "answer"}).tasks
+    assert [task.extra_info["level"] for task in tasks] == [1, None]
+    assert [type(task.ground_truth) for task in tasks] == [int, int]
 
 
 @pytest.mark.parametrize(
