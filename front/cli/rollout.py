@@ -125,7 +125,7 @@ async def _main(ctx: typer.Context, options: RolloutOptions, env_kwargs: dict[st
             if options.record is not None:
                 _require_writable(options.record)
             metrics = RunMetrics()
-            loggers = _open_loggers(options, stack, metrics, run.options | plain(config))
+            loggers = _open_loggers(options, stack, metrics, run, plain(config))
             engine = await open_shown(ctx, options, stack, errors)
             tokenizer = engine.tokenizer
             assert tokenizer is not None  # `open_engine` has loaded one
@@ -143,7 +143,7 @@ async def _main(ctx: typer.Context, options: RolloutOptions, env_kwargs: dict[st
             progress = Progress(metrics, run.episodes, finished=len(earlier), console=errors, transient=True)
             heard = [metrics, progress]
             playing = rollout(env, engine, source, num_tasks=options.tasks, config=config, out=output, observers=heard)
-            async with logged(loggers, metrics, trajectories=trajectories):
+            async with logged(loggers, metrics, trajectories=trajectories, finished=len(trajectories)):
                 _, stopped_by = await until_signal(playing)
     except ToolgymError as error:
         if started is None or not trajectories:
@@ -200,7 +200,7 @@ def _is_tiny(ctx: typer.Context, options: RolloutOptions) -> bool:
 
 
 def _open_loggers(
-    options: RolloutOptions, stack: contextlib.AsyncExitStack, metrics: RunMetrics, config: dict[str, Any]
+    options: RolloutOptions, stack: contextlib.AsyncExitStack, metrics: RunMetrics, run: RunFile, config: dict[str, Any]
 ) -> list[MetricLogger]:
     from toolgym.rollout.runner.metrics.loggers import opened
     from toolgym.rollout.runner.metrics.prometheus import MetricsServer
@@ -208,7 +208,10 @@ def _open_loggers(
     if options.metrics_port is not None:
         server = stack.enter_context(MetricsServer(metrics, options.metrics_port))
         typer.echo(f"figures for Prometheus at {server.url}", err=True)
-    return [stack.enter_context(opened(kind, options.folder, config)) for kind in dict.fromkeys(options.log or [])]
+    return [
+        stack.enter_context(opened(kind, options.folder, run.options | config, run_id=run.run_id))
+        for kind in dict.fromkeys(options.log or [])
+    ]
 
 
 @contextlib.contextmanager

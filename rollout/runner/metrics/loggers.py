@@ -23,6 +23,9 @@ from toolgym.tools.lazy import missing_package
 
 PROJECT = "toolgym"
 
+RUN_ID_TAG = "toolgym.run_id"
+"""The tag of an MLflow run with toolgym's id of the run."""
+
 PATIENCE = 60.0
 """Seconds that a logger gets for one call while a run goes on."""
 
@@ -75,16 +78,31 @@ class TensorBoardLogger:
 
 class WandbLogger:
     """Writes a run of Weights & Biases, for which wandb's variables such as `WANDB_MODE=offline` hold, as its defaults
-    do for what is None. Raises `MissingExtraError` if wandb is missing, and `ConfigError` if it cannot begin a run."""
+    do for what is None. Raises `MissingExtraError` if wandb is missing, and `ConfigError` if it cannot begin a run.
 
-    def __init__(self, project: str = PROJECT, *, name: str | None = None, folder: str | Path | None = None) -> None:
+    Args:
+        project: the project of the run.
+        name: the run's name for a person.
+        folder: where wandb keeps its files.
+        run_id: the run's id. A logger with the id of an earlier run continues that run.
+    """
+
+    def __init__(
+        self,
+        project: str = PROJECT,
+        *,
+        name: str | None = None,
+        folder: str | Path | None = None,
+        run_id: str | None = None,
+    ) -> None:
         try:
             import wandb
         except ImportError as error:
             raise missing_package("wandb", "A WandbLogger", error) from error
         self._table = wandb.Table
         try:
-            self._run = wandb.init(project=project, name=name, dir=None if folder is None else str(folder))
+            again = {} if run_id is None else {"id": run_id, "resume": "allow"}
+            self._run = wandb.init(project=project, name=name, dir=None if folder is None else str(folder), **again)
         except wandb.errors.Error as error:
             raise ConfigError(f"wandb begins no run: {error}; log in, or set WANDB_MODE=offline") from error
 
@@ -105,9 +123,24 @@ class WandbLogger:
 class MLflowLogger:
     """Writes a run of MLflow, without touching the one that MLflow may hold active; its settings, such as
     `MLFLOW_TRACKING_URI`, hold for what is None. Raises `MissingExtraError` if mlflow (or mlflow-skinny) is missing,
-    `ConfigError` if the store fails."""
+    `ConfigError` if the store fails.
 
-    def __init__(self, experiment: str = PROJECT, *, name: str | None = None, tracking_uri: str | None = None) -> None:
+    Args:
+        experiment: the experiment of the run.
+        name: the run's name for a person.
+        tracking_uri: where MLflow keeps its runs.
+        run_id: our id of the run, kept as the tag `toolgym.run_id`. A logger with the id of an earlier run in the same
+            experiment continues that run.
+    """
+
+    def __init__(
+        self,
+        experiment: str = PROJECT,
+        *,
+        name: str | None = None,
+        tracking_uri: str | None = None,
+        run_id: str | None = None,
+    ) -> None:
         try:
             import mlflow
             from mlflow.entities import Metric, Param
@@ -115,16 +148,29 @@ class MLflowLogger:
         except ImportError as error:
             raise missing_package("mlflow", "An MLflowLogger", error) from error
         self._metric, self._param = Metric, Param
+        self._params: frozenset[str] = frozenset()  # the run has them already, and MLflow does not change them
         try:
             self._client = mlflow.MlflowClient(tracking_uri)
             known = self._client.get_experiment_by_name(experiment)
             experiment_id = self._client.create_experiment(experiment) if known is None else known.experiment_id
-            self._id = self._client.create_run(experiment_id, run_name=name).info.run_id
+            self._id = self._run_of(experiment_id, name, run_id)
         except MlflowException as error:
             raise ConfigError(f"MLflow begins no run: {error}") from error
 
+    def _run_of(self, experiment_id: str, name: str | None, run_id: str | None) -> str:
+        """Return MLflow's id of the run that has our `run_id`, or of a new run."""
+        if run_id is None:
+            return str(self._client.create_run(experiment_id, run_name=name).info.run_id)
+        earlier = self._client.search_runs([experiment_id], f"tags.`{RUN_ID_TAG}` = '{run_id}'", max_results=1)
+        if earlier:
+            self._params = frozenset(earlier[0].data.params)
+            self._client.update_run(earlier[0].info.run_id, "RUNNING")
+            return str(earlier[0].info.run_id)
+        return str(self._client.create_run(experiment_id, run_name=name, tags={RUN_ID_TAG: run_id}).info.run_id)
+
     def config(self, values: Mapping[str, Any]) -> None:
-        params = [self._param(name, value[:6000]) for name, value in _flat(plain(values))]
+        flat = [(name, value) for name, value in _flat(plain(values)) if name not in self._params]
+        params = [self._param(name, value[:6000]) for name, value in flat]
         for start in range(0, len(params), 100):  # most that MLflow takes at once
             self._client.log_batch(self._id, params=params[start : start + 100])
 
@@ -142,21 +188,24 @@ class MLflowLogger:
         self._client.set_terminated(self._id, "FAILED" if failed else "FINISHED")
 
 
-def open_logger(kind: LogTo | str, folder: Path) -> MetricLogger:
-    """The logger of that name, with its own defaults; TensorBoard's files are below `folder`."""
+def open_logger(kind: LogTo | str, folder: Path, run_id: str | None = None) -> MetricLogger:
+    """Return the logger of that name, with its own defaults; TensorBoard's files are below `folder`. A logger with the
+    `run_id` of an earlier run continues that run."""
     match LogTo(kind):
         case LogTo.TENSORBOARD:
             return TensorBoardLogger(folder / "tensorboard")
         case LogTo.WANDB:
-            return WandbLogger(folder=folder)
+            return WandbLogger(folder=folder, run_id=run_id)
         case LogTo.MLFLOW:
-            return MLflowLogger()
+            return MLflowLogger(run_id=run_id)
 
 
 @contextlib.contextmanager
-def opened(kind: LogTo | str, folder: Path, config: Mapping[str, Any]) -> Iterator[MetricLogger]:
+def opened(
+    kind: LogTo | str, folder: Path, config: Mapping[str, Any], *, run_id: str | None = None
+) -> Iterator[MetricLogger]:
     """A logger with the config logged, which is closed at the end, as failed after an error. Raises `ConfigError`."""
-    logger, failed = open_logger(kind, folder), True
+    logger, failed = open_logger(kind, folder, run_id), True
     try:
         try:
             logger.config(config)
@@ -186,11 +235,21 @@ async def logged(
     *,
     trajectories: Sequence[Trajectory] = (),
     every: float = 10.0,
+    finished: int | None = None,
 ) -> AsyncIterator[None]:
     """Log the figures of a run each `every` seconds while the block goes on, and at its end, with a few of the
-    `trajectories`, which the block may append to. The step is the number of finished episodes. A logger that fails, or
-    does not return in time, is left out from then on, with a warning."""
+    `trajectories`, which the block may append to. A logger that fails, or does not return in time, is left out from
+    then on, with a warning.
+
+    The step is the number of finished episodes that `metrics` counted. For a run that is resumed, `finished` is the
+    number of trajectories in its file at the beginning, and the step is that number and those that were added to
+    `trajectories` since, so that steps continue.
+    """
     alive = list(loggers)
+    before = len(trajectories)
+
+    def step_now() -> int:
+        return metrics.counts.episodes if finished is None else finished + len(trajectories) - before
 
     async def call(ask: Callable[[MetricLogger], None]) -> None:
         for logger in list(alive):
@@ -201,7 +260,7 @@ async def logged(
                 _log.warning("%s gets nothing further: %s", type(logger).__name__, error_text(error))
 
     async def log() -> None:
-        step, figures = metrics.counts.episodes, metrics.metrics()
+        step, figures = step_now(), metrics.metrics()
         await call(lambda logger: logger.log(figures, step))
 
     async def often() -> None:
@@ -217,7 +276,7 @@ async def logged(
         await asyncio.gather(task, return_exceptions=True)
         await log()
         if chosen := examples(trajectories):
-            await call(lambda logger: logger.examples(chosen, metrics.counts.episodes))
+            await call(lambda logger: logger.examples(chosen, step_now()))
 
 
 def _rows(trajectories: Sequence[Trajectory]) -> Iterator[dict[str, Any]]:

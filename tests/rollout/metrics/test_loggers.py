@@ -198,7 +198,7 @@ def test_a_run_that_fails_is_closed_as_failed_and_a_config_that_is_refused_is_an
             closed.append(failed)
             raise OSError("gone")
 
-    monkeypatch.setattr(loggers, "open_logger", lambda kind, folder: Strict())
+    monkeypatch.setattr(loggers, "open_logger", lambda kind, folder, run_id: Strict())
     with loggers.opened("mlflow", tmp_path, {}):
         pass
     with pytest.raises(ZeroDivisionError), loggers.opened("mlflow", tmp_path, {}):
@@ -210,3 +210,62 @@ def test_a_run_that_fails_is_closed_as_failed_and_a_config_that_is_refused_is_an
         pass
     assert closed == [False, True, True]
     assert "Strict was not closed: OSError: gone" in caplog.text
+
+
+class Steps:
+    """Keeps the steps that it was called with."""
+
+    def __init__(self):
+        self.steps = []
+
+    def config(self, values):
+        pass
+
+    def log(self, metrics, step):
+        self.steps.append(step)
+
+    def examples(self, trajectories, step):
+        self.steps.append(step)
+
+    def close(self, *, failed=False):
+        pass
+
+
+async def test_steps_of_a_resumed_run_continue(scripted):
+    logger, trajectories = Steps(), []
+    for _ in range(2):
+        metrics = RunMetrics()  # as each call of the command has
+        async with logged([logger], metrics, trajectories=trajectories, every=60, finished=len(trajectories)):
+            trajectories += await played(scripted, [metrics])
+    assert logger.steps == [2, 2, 4, 4]
+
+
+def test_wandb_continues_the_run_with_the_same_id(tmp_path, monkeypatch):
+    begun = []
+
+    class FakeWandb:
+        class errors:
+            Error = RuntimeError
+
+        Table = object
+        init = staticmethod(lambda **arguments: begun.append(arguments))
+
+    monkeypatch.setitem(sys.modules, "wandb", FakeWandb)
+    open_logger("wandb", tmp_path, "abc")
+    open_logger("wandb", tmp_path)
+    assert [(each.get("id"), each.get("resume")) for each in begun] == [("abc", "allow"), (None, None)]
+
+
+async def test_mlflow_continues_the_run_with_the_same_id(tmp_path, monkeypatch):
+    tracking = pytest.importorskip("mlflow.tracking")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/runs.db")
+    for number, engine in enumerate(("tiny", "http://other")):
+        logger = open_logger("mlflow", tmp_path, "abc")
+        logger.config({"engine": engine})
+        logger.log({"rollout/turns/count": 1.0}, 2 + number)
+        logger.close()
+    client = tracking.MlflowClient(f"sqlite:///{tmp_path}/runs.db")
+    experiment = client.get_experiment_by_name("toolgym")
+    [run] = client.search_runs([experiment.experiment_id])
+    assert run.data.params["engine"] == "tiny"
+    assert [point.step for point in client.get_metric_history(run.info.run_id, "rollout/turns/count")] == [2, 3]
