@@ -38,7 +38,7 @@ from toolgym.tools.message import Message, tool
 from toolgym.tools.parsers.hermes import parse_hermes
 from toolgym.tools.schema import ToolCall, ToolCallError, check_call
 
-TEMPLATE = Path(__file__).resolve().parents[2] / "rollout" / "tiny_policy" / "chat_template.jinja"
+TEMPLATE = Path(__file__).resolve().parents[2] / "rollout" / "models" / "tiny_policy" / "chat_template.jinja"
 VOCAB_SIZE = 512
 MICRO_BATCH = 16
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")

@@ -1,7 +1,8 @@
 """Conversations that the tiny policy learns from: good ones, and ones with bad habits.
 
-Everything is taken from the library, so that training shows what an episode will show: the tasks, the schema of the
-tool, the text of a result, and what the parser tells a model whose call it cannot read.
+The tasks are taken from the library. The schema of the tool, the text of a result and the complaint about a broken call
+are copies of what the library said when the shipped policy was trained, so that a later wording in the library does not
+change the tokenizer.
 """
 
 from __future__ import annotations
@@ -11,14 +12,17 @@ import random
 from collections.abc import Callable
 
 from toolgym.envs.tasks.arithmetic import ArithmeticProblem
-from toolgym.tools.library.code_interpreter import CodeInterpreterTool, render_result
 from toolgym.tools.message import Message, assistant, tool
-from toolgym.tools.parsers.hermes import parse_hermes
-from toolgym.tools.sandbox.base import ExecutionResult, ExecutionStatus
+from toolgym.tools.schema import ToolSchema
 
-SCHEMA = CodeInterpreterTool.default_schema
-assert SCHEMA is not None
-NAME = SCHEMA.name
+NAME = "code_interpreter"
+_CODE = {"type": "string", "description": "The program to run."}
+SCHEMA = ToolSchema(
+    NAME,
+    "Run a Python program and return what it prints.",
+    {"type": "object", "properties": {"code": _CODE}, "required": ["code"]},
+)
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 HABITS = {"good": 0.38, "guess": 0.24, "wrong code": 0.21, "bare answer": 0.12, "broken call": 0.05}
 """Share of each habit in the second phase of training, in problems without brackets; they sum to 1."""
@@ -70,15 +74,26 @@ def _broken_call(problem: ArithmeticProblem, rng: random.Random) -> list[Message
     cut = rng.choice(['"}}\n', "}\n", '"', "\n</tool_call>"])
     at = broken.rindex(cut)
     broken = broken[:at] + broken[at + len(cut) :]
-    turn = parse_hermes(broken)
-    assert turn.errors, f"this call was meant to be broken: {broken!r}"
-    complaint = turn.errors[0]
+    complaint = tool(_complaint(broken), tool_call_id="call_0", name="")
     again = _good if rng.random() < 0.5 else _guess
-    return [
-        assistant(broken),
-        tool(complaint.message, tool_call_id=complaint.id, name=complaint.name),
-        *again(problem, rng),
-    ]
+    return [assistant(broken), complaint, *again(problem, rng)]
+
+
+def _complaint(broken: str) -> str:
+    """Return what a policy reads about a call that cannot be read."""
+    start = broken.index(OPEN) + len(OPEN)
+    end = broken.find(CLOSE)
+    if end == -1:
+        return f"The tool call was not run: its closing {CLOSE} is missing. Send the whole call again."
+    try:
+        json.JSONDecoder(strict=False).raw_decode(broken, broken.index("{"))
+    except json.JSONDecodeError as error:
+        near = broken[max(start, error.pos - 20) : min(end, error.pos + 20)]
+        return (
+            f"The tool call is not valid JSON: {error.msg} near {near!r}. "
+            f'Write it as {OPEN}{{"name": "<tool>", "arguments": {{...}}}}{CLOSE}.'
+        )
+    raise AssertionError(f"this call was meant to be broken: {broken!r}")
 
 
 _HABITS: dict[str, Callable[[ArithmeticProblem, random.Random], list[Message]]] = {
@@ -92,13 +107,7 @@ _HABITS: dict[str, Callable[[ArithmeticProblem, random.Random], list[Message]]] 
 
 def _computed(expression: str) -> list[Message]:
     """A call of the tool with this expression, and its answer."""
-    text = _call_text(expression)
-    call = parse_hermes(text).calls[0]
-    printed = ExecutionResult(ExecutionStatus.OK, stdout=f"{eval(expression)}\n", return_code=0)
-    return [
-        assistant(text),
-        tool(render_result(printed, timeout=30.0), tool_call_id=call.id, name=NAME),
-    ]
+    return [assistant(_call_text(expression)), tool(str(eval(expression)), tool_call_id="call_0", name=NAME)]
 
 
 def _call_text(expression: str) -> str:
