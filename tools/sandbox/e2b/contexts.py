@@ -50,7 +50,7 @@ _LOCAL = "toolgym.tools.sandbox.local"
 _INSIDE = "toolgym.tools.sandbox.e2b.inside"
 _MODULES = {
     "protocol": ("frames", "answer_codec", "marks"),
-    "kernel": ("syscalls", "syscall_batch", "users", "seccomp", "landlock", "jail", "harden"),
+    "kernel": ("syscalls", "syscall_batch", "users", "seccomp", "landlock", "jail", "child_cgroups", "harden"),
     "child": ("recursion_depth", "generators", "program", "display", "cells", "notebook"),
 }
 """The modules that run the cells of a session, by their rooms, each behind those that it needs: a further context runs

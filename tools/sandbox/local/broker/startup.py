@@ -18,7 +18,7 @@ from toolgym.tools.sandbox.local.broker import usage
 from toolgym.tools.sandbox.local.broker.broker import Broker
 from toolgym.tools.sandbox.local.child import program
 from toolgym.tools.sandbox.local.kernel import fork_mounts, jail, seccomp, syscalls, users
-from toolgym.tools.sandbox.local.kernel.child_cgroups import ChildCgroups
+from toolgym.tools.sandbox.local.kernel.child_cgroups import ChildCgroups, group_folders
 from toolgym.tools.sandbox.local.kernel.harden import TERMINALS, Hardening
 from toolgym.tools.sandbox.local.kernel.landlock import SCOPED_SINCE, Ruleset, abi, around
 from toolgym.tools.sandbox.local.kernel.syscall_batch import high_descriptor
@@ -65,7 +65,7 @@ def main(config: Mapping[str, Any]) -> NoReturn:
     _count_processors(config["processors"])
     proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC) if jailed.fresh_proc else jailed.host_proc
     spec = ChildSpec(
-        hardening=_hardening(config, jailed),
+        hardening=_hardening(config, jailed, cgroups),
         work=config["work"],
         output_bytes=config["limits"]["output_bytes"],
         pid_namespace=jailed.pid_namespace,
@@ -246,7 +246,7 @@ def _count_processors(processors: int) -> None:
             setattr(os, name, lambda: processors)
 
 
-def _hardening(config: Mapping[str, Any], jailed: jail.Jailed) -> Hardening:
+def _hardening(config: Mapping[str, Any], jailed: jail.Jailed, cgroups: ChildCgroups | None) -> Hardening:
     namespaces = config["level"] == "namespaces"
     network, limits = config["network"], config["limits"]
     ruleset = None
@@ -254,6 +254,7 @@ def _hardening(config: Mapping[str, Any], jailed: jail.Jailed) -> Hardening:
         readable, listed = ["/"], list[str]()
         if not namespaces:
             readable, listed = around(config["read_only"], config["hidden"])
+            readable += [path for path in jail.MACHINE_FACTS if os.path.exists(path)]
         ruleset = Ruleset(
             readable,
             [f"/dev/{name}" for name in (*jail.DEVICES, *(("tty",) if namespaces else ()))],
@@ -297,6 +298,7 @@ def _hardening(config: Mapping[str, Any], jailed: jail.Jailed) -> Hardening:
         below_tmp=tuple(path for path in jail.outermost(config["read_only"]) if path.startswith("/tmp/")),
         folders=tuple(config["folders"]),
         image=bool(config["image"]),
+        groups=() if namespaces else tuple(group_folders(cgroups)),
     )
 
 

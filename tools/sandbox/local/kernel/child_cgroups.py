@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Mapping
+from pathlib import PurePosixPath
 from typing import Any
 
 from toolgym.tools.sandbox.local.kernel import syscalls
@@ -16,6 +17,31 @@ _MEMORY = {1: ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes"), 2: ("mem
 _USAGE = {1: "memory.usage_in_bytes", 2: "memory.current"}
 _EVENTS = {1: "memory.oom_control", 2: "memory.events"}
 _CPU_PERIOD = 100_000
+_MOUNT = "/sys/fs/cgroup"
+
+LIMITS = (
+    "cpu.cfs_period_us", "cpu.cfs_quota_us", "cpu.max", "memory.high", "memory.limit_in_bytes", "memory.max",
+)  # fmt: skip
+"""Files of a group in which programs look for the limits of their memory and processors."""
+
+
+def group_folders(cgroups: ChildCgroups | None) -> list[str]:
+    """Return the folders of the groups that the children of this process are in, and of all groups above these.
+    `{slot}` stands for a child's slot."""
+    groups = {} if cgroups is None else cgroups.paths
+    folders = [f"{path}/{{slot}}" for path in groups.values()]
+    try:
+        with open("/proc/self/cgroup", encoding="utf-8") as file:
+            rows = [line.rstrip("\n").split(":", 2) for line in file]
+    except OSError:
+        rows = []
+    for _, controllers, path in rows:
+        if "{" not in path and not groups.keys() & set(controllers.split(",")) and not (groups and not controllers):
+            folders.append(f"{_MOUNT}/{controllers}{path}".replace("//", "/").rstrip("/"))
+    above = dict.fromkeys(
+        str(folder) for path in folders for folder in (PurePosixPath(path), *PurePosixPath(path).parents)
+    )
+    return [folder for folder in above if folder.startswith(f"{_MOUNT}/") or folder == _MOUNT]
 
 
 class ChildCgroups:
@@ -37,6 +63,11 @@ class ChildCgroups:
         self._together: dict[int, bool] = {}
         if version == 2:
             _write(self._folders["memory"], "main/cgroup.procs", "0")
+
+    @property
+    def paths(self) -> dict[str, str]:
+        """Folders of the groups above those of the slots, by controller."""
+        return {name: os.readlink(f"/proc/self/fd/{fd}") for name, fd in self._folders.items()}
 
     @property
     def layers(self) -> dict[str, Any]:

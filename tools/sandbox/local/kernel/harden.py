@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from toolgym.tools.sandbox.local.kernel import jail, seccomp, syscalls
+from toolgym.tools.sandbox.local.kernel.child_cgroups import LIMITS
 from toolgym.tools.sandbox.local.kernel.landlock import Ruleset
 from toolgym.tools.sandbox.local.kernel.syscall_batch import ANY, AT_FDCWD, IGNORE_ERRORS, SyscallBatch
 
@@ -39,6 +40,17 @@ the broker raises the limit by one for each. Only the broker can, if there are s
 USER_LIMITS = {"max_inotify_instances": 8, "max_inotify_watches": 4096}
 """Quotas of a child where the kernel has them for each user: of the user of its namespace only."""
 
+OWN_PROC = tuple(
+    f"/proc/self/{name}"
+    for name in (
+        "auxv", "cgroup", "cmdline", "comm", "environ", "fd", "io", "limits", "maps", "smaps", "smaps_rollup", "stat",
+        "statm", "status", "task",
+    )
+)  # fmt: skip
+"""What a child without a /proc of its own may read there about itself. Libraries such as duckdb and psutil need it.
+`net` would show the connections of the host, so these are files and not the folder. A child's own children have
+nothing of it: the kernel ties these rules to the files of one process."""
+
 _FREE = CONTROL_FD + 1
 """The lowest descriptor that is free, when all others are closed."""
 
@@ -61,6 +73,7 @@ class Hardening:
         below_tmp: folders below /tmp that the interpreter needs.
         folders: further folders that a child can write to, which its root has already.
         image: whether a child gets a file system on top of an image's, as its later root.
+        groups: folders of the control groups of a child without a /proc of its own; see `group_folders`.
         proc: high descriptor of a /proc that shows this process, for writing its user ids; -1: none is needed.
     """
 
@@ -84,6 +97,7 @@ class Hardening:
     below_tmp: tuple[str, ...] = ()
     folders: tuple[str, ...] = ()
     image: bool = False
+    groups: tuple[str, ...] = ()
 
     def batches(self, slot: int, folder: str) -> list[SyscallBatch]:
         """The calls that harden a child for good, prepared before the fork; to be made in this order. The process that
@@ -95,7 +109,9 @@ class Hardening:
             if self.first_uid:
                 batch.add("setgroups", 0, None)  # in namespaces, the template process has none
                 self._change_user(batch, self.first_uid + slot, [folder])
-            self._confine(batch, folder, [folder])
+            groups = [group.replace("{slot}", str(slot)) for group in self.groups]
+            limits = [f"{group}/{name}" for group in groups for name in LIMITS]
+            self._confine(batch, folder, [folder], [*OWN_PROC, *limits])
             return [batch]
         # All but the one in the middle are the same for all children.
         entering, confining = self._shared
@@ -125,8 +141,8 @@ class Hardening:
         batch.add("setsid", expect=ANY)
         batch.add("prctl", syscalls.PR_SET_PDEATHSIG, 9, 0, 0, 0)
 
-    def _confine(self, batch: SyscallBatch, folder: str, writable: Sequence[str]) -> None:
-        """Set the limits, and give up what is left of this process's rights."""
+    def _confine(self, batch: SyscallBatch, folder: str, writable: Sequence[str], itself: Iterable[str] = ()) -> None:
+        """Set the limits, and give up what is left of this process's rights. `itself` are files about it."""
         batch.add("chdir", folder, about=folder)
         for kind, value in (
             (resource.RLIMIT_CORE, NO_CORE),
@@ -146,7 +162,8 @@ class Hardening:
         batch.add("prctl", syscalls.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
         if self.landlock is not None:
             terminals = ["/dev/pts"] if self.terminals else []
-            self.landlock.write(batch, writable, terminals, _FREE, network=self.network)
+            itself = [path for path in itself if os.path.exists(path)]
+            self.landlock.write(batch, writable, terminals, _FREE, network=self.network, itself=itself)
         batch.add("close_range", _FREE, (1 << 32) - 1, 0)  # only now, for the rules' descriptors were among them
         most = _allowed(resource.RLIMIT_NOFILE, self.open_files)
         files = struct.pack("QQ", most, most)

@@ -30,6 +30,11 @@ SYSTEM_PATHS = (
 )  # fmt: skip
 """The parts of the system that programs need, if they exist. None is secret: the rest of /etc stays outside."""
 
+MACHINE_FACTS = tuple(
+    f"/proc/{name}" for name in ("cpuinfo", "filesystems", "loadavg", "meminfo", "stat", "uptime", "version")
+)
+"""Files of the host's /proc that name no process, for children without a /proc of their own."""
+
 DEVICES = ("null", "zero", "full", "random", "urandom")
 
 _ETC = {

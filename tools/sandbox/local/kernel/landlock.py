@@ -93,11 +93,27 @@ class Ruleset:
         self.descriptors = [fd for fd, _ in self._rules]
 
     def write(
-        self, batch: SyscallBatch, writable: Iterable[str], devices: Iterable[str], free: int, *, network: bool
+        self,
+        batch: SyscallBatch,
+        writable: Iterable[str],
+        devices: Iterable[str],
+        free: int,
+        *,
+        network: bool,
+        itself: Iterable[str] = (),
     ) -> None:
-        """Add to a batch the calls that restrict the calling process for good. They need no-new-privileges. Further
-        folders are opened by the batch: `writable` ones, and those of `devices`. `free` is the lowest descriptor that
-        is free by then. Without `network`, the kernel refuses TCP's bind and connect, since ABI 4."""
+        """Add to a batch the calls that restrict the calling process for good.
+
+        They need no-new-privileges. Without `network`, the kernel refuses TCP's bind and connect, since ABI 4.
+
+        Args:
+            batch: the batch. It opens all paths below, in the process that it restricts.
+            writable: folders that may be written to.
+            devices: folders whose devices may be used.
+            free: the lowest descriptor that is free by then.
+            network: whether TCP may be used.
+            itself: files that may be read, and folders that may only be listed, such as `/proc/self/status`.
+        """
         net = 0 if network or self._abi < 4 else _NET_BIND_CONNECT
         scoped = _SCOPE_ABSTRACT_UNIX_AND_SIGNALS if self._abi >= SCOPED_SINCE else 0
         attributes = struct.pack("QQQ", self._handled, net, scoped)
@@ -107,6 +123,7 @@ class Ruleset:
             batch.add("landlock_add_rule", free, _PATH_BENEATH, struct.pack("=Qi", access, fd), 0)
         opened = [(folder, self._writable) for folder in writable]
         opened += [(folder, (DEVICE | READ_DIR) & self._handled) for folder in devices]
+        opened += [(path, READ_DIR if os.path.isdir(path) else READ_FILE) for path in itself]
         for folder, access in opened:
             handle = free + 1
             batch.add("openat", AT_FDCWD, folder, os.O_PATH | os.O_CLOEXEC, 0, expect=handle, about=folder)
