@@ -21,6 +21,9 @@ PACKAGES = {
 }  # fmt: skip
 """Packages that descriptions name if programs can import them: from their module to their name."""
 
+FACTS_KEY = "x-toolgym-sandbox"
+"""Key of a server's facts in the description of its API."""
+
 PROBE_TIMEOUT = 30.0
 """Seconds that an interpreter may take to say which packages it has."""
 

@@ -121,9 +121,10 @@ async def test_the_model_reads_the_same_wherever_it_runs(where, ours, fusion):
     )
     assert good == "42"
     assert bad == "so far\noh no\n[The program ended with exit code 1]"
-    assert late.startswith("begun\n")
-    assert ("while True: pass" in late) is (where in ("here", "ours"))  # SandboxFusion says no more than that it ended
-    assert late.endswith("[Timed out: the program was stopped after 3 seconds]")
+    assert late == (
+        'begun\n  File "main.py", line 2, in <module>\n    while True: pass\n'
+        "[Timed out: the program was stopped after 3 seconds]"
+    )
 
 
 async def test_what_a_session_says_on_our_server(ours):
@@ -219,3 +220,16 @@ async def test_the_token_of_the_environment_goes_to_our_servers_only(monkeypatch
 def test_wrong_options_are_named(config, said):
     with pytest.raises(ConfigError, match=said):
         CodeInterpreterTool(config)
+
+
+async def test_a_server_tells_the_limits_that_hints_name(ours):
+    tool = CodeInterpreterTool({"sandbox_url": ours})
+    instance = await tool.create()
+    result = await tool.execute(instance, {"code": "import socket\nsocket.create_connection(('192.0.2.1', 80))"})
+    assert result.text.endswith("[There is no network here]")
+    held = await tool.execute(instance, {"code": "held = bytearray(1 << 42)"})
+    assert "(limit: " in held.text
+    shown = await tool.execute(instance, {"code": "print('a')\ndisplay(5)\nprint('b')"})
+    assert shown.text == "a\n5\nb"
+    await tool.release(instance)
+    await tool.close()

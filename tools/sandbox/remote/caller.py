@@ -12,7 +12,8 @@ from toolgym.tools.http.client import CallError, ClientClosedError, HttpClient, 
 from toolgym.tools.http.replicas import Replica
 from toolgym.tools.http.retries import AttemptError, Retries
 from toolgym.tools.http.session import HttpResponse, HttpSession
-from toolgym.tools.sandbox.remote.response_parsing import json_object
+from toolgym.tools.sandbox.facts import SandboxFacts
+from toolgym.tools.sandbox.remote.response_parsing import json_object, read_facts
 
 T = TypeVar("T")
 
@@ -32,13 +33,14 @@ class ServerKind(enum.StrEnum):
 
 
 class SandboxReplica(Replica):
-    """One sandbox server, with its API once it was asked, and the number of sessions that this client has there."""
+    """One sandbox server, with its API and facts once it was asked, and how many sessions this client has there."""
 
     def __init__(self, url: str, kind: ServerKind | None = None) -> None:
         super().__init__(url)
         self.kind = kind
         self.sessions = 0
         self.question: asyncio.Task[ServerKind] | None = None
+        self.facts = SandboxFacts()
 
 
 class Caller:
@@ -121,6 +123,7 @@ class Caller:
             answered = f"{replica.url} answered {reply.status}: {excerpt(reply.body)}"
             replica.failed(answered)
             raise AttemptError(answered, sent=False)
+        replica.facts = read_facts(reply)
         return read_kind(replica.url, reply)
 
 

@@ -7,21 +7,26 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import pydantic
 
 from toolgym.tools.errors import ConfigError, SandboxError
 from toolgym.tools.http.client import CallError, GarbledError, excerpt
 from toolgym.tools.http.session import HttpResponse
-from toolgym.tools.sandbox.base import CellResult, ExecResult, ExecutionResult
+from toolgym.tools.sandbox.base import CellResult, ExecResult, ExecutionResult, Limits
+from toolgym.tools.sandbox.facts import FACTS_KEY, PACKAGES, SandboxFacts
 from toolgym.tools.sandbox.files import ERRORS, FileInfo
+from toolgym.tools.sandbox.options import Network
 from toolgym.tools.sandbox.processes import ProcessState
 from toolgym.tools.sandbox.protocol import fusion, messages
 
 M = TypeVar("M", bound=pydantic.BaseModel)
+
+_LIMITS: pydantic.TypeAdapter[Limits | None] = pydantic.TypeAdapter(Limits | None)
 
 NO_SESSION = "the session is gone"
 
@@ -101,6 +106,24 @@ def read_contents(reply: HttpResponse) -> tuple[Any, bytes]:
 def read_content(reply: HttpResponse) -> bytes:
     _check(reply, 200)
     return reply.body
+
+
+def read_facts(reply: HttpResponse) -> SandboxFacts:
+    """Read a server's facts from the description of its API. Other servers have none, and nothing is known of them."""
+    value = json_object(reply).get(FACTS_KEY)
+    if not isinstance(value, Mapping):
+        return SandboxFacts()
+    try:
+        limits = _LIMITS.validate_python(value.get("limits"))
+    except (pydantic.ValidationError, ConfigError):
+        limits = None
+    network, python = value.get("network"), value.get("python")
+    return SandboxFacts(
+        network=network if network in get_args(Network) else None,
+        limits=limits,
+        python=python if isinstance(python, str) and re.fullmatch(r"\d{1,3}(\.\d{1,3})*", python) else "",
+        packages=tuple(name for name in PACKAGES.values() if name in (value.get("packages") or ())),
+    )
 
 
 def read_nothing(reply: HttpResponse) -> None:

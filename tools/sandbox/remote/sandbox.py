@@ -17,6 +17,7 @@ from toolgym.tools.http.retries import Retries
 from toolgym.tools.http.session import HttpResponse, HttpSession
 from toolgym.tools.keywords import named_keywords
 from toolgym.tools.sandbox.base import ExecutionResult, ExecutionStatus, Sandbox, Session
+from toolgym.tools.sandbox.facts import SandboxFacts
 from toolgym.tools.sandbox.names import positive
 from toolgym.tools.sandbox.options import RunRequest, SessionRequest
 from toolgym.tools.sandbox.protocol.messages import SessionInfo, encode_base64
@@ -148,6 +149,12 @@ class RemoteSandbox(Sandbox):
         with failing("a session cannot be opened"):
             (session,) = await self.opened(self.call(asked, read_sessions, for_session=True))
         return session
+
+    @property
+    def facts(self) -> SandboxFacts:
+        """Facts of the servers that were asked so far, where they agree."""
+        facts = {replica.facts for caller in self._callers.values() for replica in caller.replicas if replica.kind}
+        return facts.pop() if len(facts) == 1 else SandboxFacts()
 
     @property
     def sessions_known(self) -> bool | None:

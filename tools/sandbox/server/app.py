@@ -15,6 +15,7 @@ from aiohttp import web
 
 from toolgym.tools.concurrency.deadline import shielded
 from toolgym.tools.errors import ConfigError, NoSessionError
+from toolgym.tools.sandbox.facts import FACTS_KEY
 from toolgym.tools.sandbox.local import LocalSandbox
 from toolgym.tools.sandbox.names import OptionError
 from toolgym.tools.sandbox.playground.page import playground_routes
@@ -72,6 +73,7 @@ class SandboxApp(HttpApp):
         deadline = config.queue_timeout * 2 + config.max_timeout + GRACE + FILE_DEADLINE
         super().__init__(config, gate, metrics, worker, folder, deadline)
         self.sandbox, self._workers = sandbox, config.workers
+        self._facts = asdict(sandbox.facts)  # now, because another interpreter takes a moment to ask
         self._sessions = SessionTable[SessionEntry](config.share(config.max_sessions), config.session_idle_timeout)
         metrics.gauge("sessions", "Open sessions.", lambda: len(self._sessions))
         languages = config.offered_languages(sandbox.level)
@@ -179,6 +181,10 @@ class SandboxApp(HttpApp):
         """Return the other worker that a session's id names; None for this one, or if it names none."""
         match = re.match(r"w([0-9]{1,3})-", name)
         return int(match[1]) if match is not None and int(match[1]) != self._worker else None
+
+    def _description(self) -> dict[str, Any]:
+        """Describe the API, with the facts that clients need for the texts that a model reads."""
+        return {**super()._description(), FACTS_KEY: self._facts}
 
     async def _ping(self, call: Call) -> web.Response:
         return answer("pong")
