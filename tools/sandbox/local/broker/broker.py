@@ -27,7 +27,7 @@ from toolgym.tools.sandbox.local.protocol import frames
 from toolgym.tools.sandbox.local.zygote.zygote import ChildSpec
 
 if TYPE_CHECKING:
-    from toolgym.tools.sandbox.local.protocol.messages import Layers, SessionAnswer, Status
+    from toolgym.tools.sandbox.local.protocol.messages import EndAnswer, Layers, SessionAnswer, Status
 
 SHOWING = 0.02
 """Seconds that a program of a run has at its deadline to write its stack, until it is killed."""
@@ -347,7 +347,7 @@ class Broker:
         self._watch_interpreter(channel)
         self._deadlines.arm(channel, channel.request["timeout"])
 
-    def _settle(self, channel: Channel, answer: SessionAnswer) -> None:
+    def _settle(self, channel: Channel, answer: SessionAnswer | EndAnswer) -> None:
         request = channel.take_request()
         if request is not None:
             self._host.answer(request, {**answer, **channel.outputs()})

@@ -17,7 +17,7 @@ from toolgym.tools.sandbox.local.broker.reactor import Reactor
 from toolgym.tools.sandbox.local.zygote.zygote import ChildSpec
 
 if TYPE_CHECKING:
-    from toolgym.tools.sandbox.local.protocol.messages import SessionAnswer
+    from toolgym.tools.sandbox.local.protocol.messages import EndAnswer
 
 SECOND_INTERRUPT = 0.3
 """Seconds between the two interrupts of a cell at its deadline: the second one frees a program that waits for its
@@ -51,7 +51,7 @@ class Recovery:
         self,
         spec: ChildSpec,
         reactor: Reactor,
-        settle: Callable[[Channel, SessionAnswer], None],
+        settle: Callable[[Channel, EndAnswer], None],
         watch: Callable[[Channel], None],
     ) -> None:
         self._spec, self._reactor, self._settle, self._watch = spec, reactor, settle, watch

@@ -11,7 +11,7 @@ No hook for forks runs in the interpreter (`os.register_at_fork`): a cell must n
 
 from __future__ import annotations
 
-import _imp  # type: ignore[import-not-found]
+import _imp
 import _thread
 import contextlib
 import ctypes

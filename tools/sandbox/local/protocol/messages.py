@@ -310,17 +310,20 @@ class RunAnswer(Output):
 
 
 class SessionAnswer(TypedDict):
-    """End of a session's request. With `answered`, the session's own answer came before it as data chunks.
-
-    If a cell ended its interpreter, `code` is the exit code, negative for a signal, and `recovered` tells whether the
-    session continues from its shadow."""
+    """End of a session's request. With `answered`, the session's own answer came before it as data chunks."""
 
     status: Status
     alive: NotRequired[bool]
     message: NotRequired[str]
     answered: NotRequired[bool]
+
+
+class EndAnswer(SessionAnswer):
+    """End of a request that ended the interpreter: its exit `code`, negative for a signal, if that is known; and
+    whether the session continues from the interpreter's shadow."""
+
     recovered: NotRequired[bool]
-    code: NotRequired[int | None]
+    code: int | None
 
 
 class AsleepAnswer(TypedDict):
