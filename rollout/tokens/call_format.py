@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from toolgym.rollout.tokens.end_of_turn import shared_beginning
-from toolgym.tools.parsers.derived import CALL_ID, KEY, CallFormat
+from toolgym.tools.parsers.derived import CALL_ID, KEY, KIND, NUMBER, CallFormat
 from toolgym.tools.parsers.strict_json import read_json
 
 Calls = Sequence[tuple[str, dict[str, Any]]]
@@ -23,7 +23,7 @@ NAMES = ("probe_tool", "second_tool")
 _KEYS = ("word", "more")
 _VALUES = ("zzfirst", "zzsecond")
 _SPOKEN = "zzspoken."
-_BOUNDARY = re.compile(r"[<\[{(\s]")
+_BOUNDARY = re.compile(r"\](?=[<~])|[<\[{(\s]")
 
 
 class _Span(NamedTuple):
@@ -51,7 +51,7 @@ def derive_formats(write: Write, ids: Sequence[str], thinking: Sequence[tuple[st
     texts = _Texts(single, pair, spoken, ids, thinking)
     whole = _json_calls(texts) or _named_json(texts)
     formats = [whole] if whole is not None else list(_arguments(texts, write))
-    for form in formats:
+    for form in [*formats, *(form._replace(strays=False) for form in formats)]:
         yield form._replace(thinking=tuple(thinking)) if thinking else form
 
 
@@ -86,13 +86,26 @@ class _Texts(NamedTuple):
         closing = shared_beginning(after, rest)
         if closing not in (after, rest):
             closing = closing[: max(closing.rfind(sign) for sign in ">]})\n") + 1]
+        begin = before[: len(before) - len(opening)]
         return {
-            "begin": before[: len(before) - len(opening)],
+            "begin": "" if any(name in begin for name in NAMES) else begin,
             "open": opening,
             "close": closing,
             "separator": rest[len(closing) :],
             "end": after[len(closing) :],
         }
+
+    def after_name(self, text: str, cores: Callable[[str], list[_Span]]) -> str:
+        """Hide ids, and numbers that count calls, in the text that follows a call's name."""
+        hidden = self._hidden(text, 0)
+        both = cores(self.pair) if self.pair is not None else []
+        if len(both) != 2 or self.pair is None:
+            return hidden
+        other = self._hidden(self.pair[both[1].start + len(NAMES[1]) :][: len(text) + 9], 1)
+        pieces, others = re.split(r"(\d+)", hidden), re.split(r"(\d+)", other)
+        return "".join(
+            NUMBER if at % 2 and at < len(others) and piece != others[at] else piece for at, piece in enumerate(pieces)
+        )
 
     def _hidden(self, text: str, call: int) -> str:
         return text.replace(self.ids[call], CALL_ID)
@@ -191,7 +204,7 @@ def _named_json(texts: _Texts) -> CallFormat | None:
         return None
     core = cores(texts.single)[0]
     inside = texts.single[core.start + len(NAMES[0]) : core.end]
-    after_name = inside[: inside.index("{")].replace(texts.ids[0], CALL_ID)
+    after_name = texts.after_name(inside[: inside.index("{")], cores)
     return CallFormat("named", **frame, after_name=after_name)
 
 
@@ -222,10 +235,14 @@ def _arguments(texts: _Texts, write: Write) -> Iterator[CallFormat]:
     after_key, _, after = tail.partition(_VALUES[0])
     at_first = double.find(values[first])
     between = double[at_first + len(values[first]) : double.rfind(second, 0, double.find(values[second]))]
-    after_name = head[len(NAMES[0]) :].replace(texts.ids[0], CALL_ID)
+    after_name = texts.after_name(head[len(NAMES[0]) :], cores)
     number_after_key, _, number_after = number[number.find("count") + len("count") :].partition("7531")
     quotes = ("", "")
-    if after_key.startswith(number_after_key) and after.endswith(number_after) and after_key != number_after_key:
+    string_kind = ""
+    kinds = _with_kind(after_key, number_after_key)
+    if kinds is not None:
+        after_key, string_kind = kinds
+    elif after_key.startswith(number_after_key) and after.endswith(number_after) and after_key != number_after_key:
         quotes = (after_key[len(number_after_key) :], after[: len(after) - len(number_after)])
         after_key, after = number_after_key, number_after
         between = between.removeprefix(quotes[1])
@@ -237,16 +254,32 @@ def _arguments(texts: _Texts, write: Write) -> Iterator[CallFormat]:
     after_value = after_value.replace(first, KEY)
     if quotes[0] and not after_value.strip(" ,"):
         after_value = ""
-    frame["close"] = _without(frame["close"], quotes[1] + after_value.replace(KEY, _KEYS[0]))
+    frame["close"] = frame["close"].removeprefix(quotes[1] + after_value.replace(KEY, _KEYS[0]))
     form = CallFormat(
         "arguments",
         **frame,
         after_name=after_name[: len(after_name) - len(before_key)],
         before_key=before_key,
         after_key=after_key,
+        string_kind=string_kind,
         after_value=after_value,
         between=rest[len(after_value.replace(KEY, first)) :],
     )
+    yield from _with_values(form, quotes)
+
+
+def _with_kind(after_key: str, number_after_key: str) -> tuple[str, str] | None:
+    """Hide the word that differs between a string and a number after a key; return the text and the string's word."""
+    words, others = (re.split(r"([A-Za-z]+)", text) for text in (after_key, number_after_key))
+    differing = [at for at, pair in enumerate(zip(words, others, strict=False)) if pair[0] != pair[1]]
+    if len(words) != len(others) or len(differing) != 1 or not differing[0] % 2:
+        return None
+    at = differing[0]
+    return "".join([*words[:at], KIND, *words[at + 1 :]]), words[at]
+
+
+def _with_values(form: CallFormat, quotes: tuple[str, str]) -> Iterator[CallFormat]:
+    """The format with each way to write values that its quotes allow."""
     if not quotes[0]:
         yield form._replace(values="text")
         yield form._replace(values="text", cdata=True)
@@ -254,7 +287,3 @@ def _arguments(texts: _Texts, write: Write) -> Iterator[CallFormat]:
     yield form._replace(values="json")
     yield form._replace(values="python")
     yield form._replace(values="quoted", quotes=quotes)
-
-
-def _without(text: str, beginning: str) -> str:
-    return text.removeprefix(beginning)

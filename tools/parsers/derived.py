@@ -19,8 +19,8 @@ from typing import Any, Literal, NamedTuple
 
 from toolgym.tools.parsers.base import Parser
 from toolgym.tools.parsers.python_literals import LiteralError, read_literal
-from toolgym.tools.parsers.scan import THINKING, TurnBuilder, came, scan, skip_space
-from toolgym.tools.parsers.strict_json import MAX_DEPTH, add_object_call, read_json
+from toolgym.tools.parsers.scan import THINKING, TurnBuilder, add_stray, came, scan, skip_space
+from toolgym.tools.parsers.strict_json import MAX_DEPTH, add_object_call, read_json, read_whole_json
 from toolgym.tools.parsers.tagged_values import (
     MalformedError,
     ValueTags,
@@ -36,6 +36,13 @@ CALL_ID = "\0id\0"
 
 KEY = "\0key\0"
 """Stands for an argument's key in the text after its value."""
+
+
+NUMBER = "\0number\0"
+"""Stands for digits that count the calls of a turn."""
+
+KIND = "\0kind\0"
+"""Stands for a word that names the type of a value."""
 
 
 class CallFormat(NamedTuple):
@@ -58,8 +65,10 @@ class CallFormat(NamedTuple):
         after_value: text after each value.
         between: text between two arguments, after the first one's `after_value`.
         values: how values are written.
+        string_kind: the word for strings, if `KIND` stands in `after_key`. Values of other kinds are JSON.
         cdata: a text may stand between `<![CDATA[` and `]]>`.
         quotes: texts around strings, if `values` is "quoted".
+        strays: whether a closing tag outside of a call is an error. False if texts end with such tags as well.
         thinking: pairs of texts around thinking.
     """
 
@@ -78,8 +87,10 @@ class CallFormat(NamedTuple):
     after_value: str = ""
     between: str = ""
     values: Literal["json", "python", "quoted", "text"] = "json"
+    string_kind: str = ""
     cdata: bool = False
     quotes: tuple[str, str] = ("", "")
+    strays: bool = True
     thinking: tuple[tuple[str, str], ...] = THINKING
 
 
@@ -93,19 +104,25 @@ def derived_parser(form: CallFormat) -> Parser | None:
     return functools.partial(scan, opener=reader.opener, read=reader.read, thinking=thinking)
 
 
+_SLOTS = {CALL_ID: r"(?P<id>[^\s<>|{}\[\]\"]{1,200})", NUMBER: r"\d{1,9}", KIND: r"(?P<kind>[A-Za-z]{1,20})"}
+
+
 def _loose(text: str) -> str:
     """A pattern for a text of the format: white space in it may differ, and may be missing beside signs."""
-    pieces = re.split(r"(\s+|\0id\0)", text)
+    pieces = re.split(r"(\s+|\0[a-z]+\0)", text)
     pattern = ""
     for at, piece in enumerate(pieces):
-        if piece == CALL_ID:
-            pattern += r"(?P<id>[^\s<>|{}\[\]\"]{1,200})"
+        if piece in _SLOTS:
+            pattern += _SLOTS[piece]
         elif piece.isspace():
             inside = 0 < at < len(pieces) - 1 and pieces[at - 1][-1:].isalnum() and pieces[at + 1][:1].isalnum()
             pattern += r"\s+" if inside else r"\s*"
         else:
             pattern += re.escape(piece)
     return pattern
+
+
+_CLOSING_TAG = re.compile(r"<[^<>\s]{2,}>|\[[^\[\]\s]{2,}\]")
 
 
 def _is_mark(text: str) -> bool:
@@ -122,8 +139,17 @@ class _Reader:
         self.end = re.compile(_loose(end)) if end and open_ else None
         self.call = re.compile(_loose(self.starts)) if self.starts else None
         self.opener = ""
+        closing = _CLOSING_TAG.findall(form.close if open_ else form.end)
+        self.stray = closing[-1] if form.strays and closing and self._is_unique(closing[-1]) else ""
         if _is_mark(self.starts):
-            marks = [self.starts, *([begin] if self.begin else []), *([end] if self.end else [])]
+            first = _CLOSING_TAG.match(self.starts)
+            own_tag = first is not None and self._is_unique(first[0])
+            marks = [
+                first[0] if first and own_tag else self.starts,
+                *([begin] if self.begin else []),
+                *([end] if self.end else []),
+            ]
+            marks += [self.stray] if self.stray else []
             self.opener = "|".join(_loose(mark).replace("(?P<id>", "(?:") for mark in marks)
         elif not self.starts and form.kind == "list" and form.name_key:
             self.opener = rf'^[^\S\n]*\[(?=\s*\{{\s*"{re.escape(form.name_key)}"\s*:)'
@@ -134,7 +160,14 @@ class _Reader:
         self.last = re.compile(rf"\s*{_loose(end)}")
         if form.kind in ("named", "arguments"):
             self._compile_named()
-        self.shape = self._shape()
+        self.shape = self._shape().replace(CALL_ID, "id").replace(NUMBER, "1").replace(KIND, form.string_kind)
+
+    def _is_unique(self, tag: str) -> bool:
+        """Whether a tag stands in one place of the format only, so that it tells which place that is."""
+        form = self.form
+        texts = (form.begin, form.open, form.close, form.separator, form.end, form.after_name, form.before_key)
+        texts += (form.after_key, form.after_value, form.between)
+        return sum(text.count(tag) for text in texts) == 1 and tag not in form.quotes
 
     def _compile_named(self) -> None:
         form = self.form
@@ -168,9 +201,8 @@ class _Reader:
     def _shape(self) -> str:
         form = self.form
         before, after = form.begin + form.open, form.close + form.end
-        before, after = before.replace(CALL_ID, "id"), after.replace(CALL_ID, "id")
         if form.kind == "named":
-            return f"{before}tool{form.after_name.replace(CALL_ID, 'id')}{{...}}{after}"
+            return f"{before}tool{form.after_name}{{...}}{after}"
         if form.kind == "arguments":
             quotes = ('"', '"') if form.values in ("json", "python") else form.quotes
             value = f"{quotes[0]}value{quotes[1]}"
@@ -185,26 +217,29 @@ class _Reader:
         """Read what begins at a mark of the format; return where it ends."""
         assert self.opener
         start = mark.start()
+        if self.stray and mark.group() == self.stray and mark.group() != self.form.end.strip():
+            return add_stray(turn, text, mark, self.starts.partition(CALL_ID)[0], self.stray, self.shape)
         if self.call is None:
             turn.add_content(mark.group()[:-1])
             return self._calls(text, mark.end() - 1, mark.end() - 1, turn)
         opened = self.call.match(text, start)
-        if opened is None and self.end is not None and self.end.match(text, start) and not turn.requests:
-            return self._stray(text, mark, turn)
+        ends = self.end.match(text, start) if self.end is not None else None
+        if opened is None and not turn.requests and (ends is not None or mark.group() == self.form.end.strip()):
+            return add_stray(turn, text, mark, self.starts.partition(CALL_ID)[0], mark.group(), self.shape)
         if opened is None:
             return self._frame(text, mark, turn)
         call_id = opened.groupdict().get("id") or ""
         return self._calls(text, start, opened.end(), turn, call_id)
-
-    def _stray(self, text: str, mark: re.Match[str], turn: TurnBuilder) -> int:
-        turn.add_misread(f"no call before {mark.group()!r}", f"Write it as:\n{self.shape}", text[: mark.end()])
-        return mark.end()
 
     def _frame(self, text: str, mark: re.Match[str], turn: TurnBuilder) -> int:
         """Skip a text around all calls. The first one is followed by a call."""
         assert self.call is not None
         at = mark.end()
         is_begin = self.begin is not None and self.begin.match(text, mark.start()) is not None
+        is_end = self.end is not None and self.end.match(text, mark.start()) is not None
+        if not is_begin and not is_end:
+            error = MalformedError(f"expected {self.starts}, {came(text, mark.start())}", at)
+            return self._malformed(text, mark.start(), error, turn)
         if is_begin and not self.call.match(text, skip_space(text, at)):
             error = MalformedError(f"expected {self.starts}, {came(text, skip_space(text, at))}", at)
             return self._malformed(text, mark.start(), error, turn)
@@ -324,6 +359,7 @@ class _Reader:
             turn.add_call(bare["name"], {}, call_id)
             return bare.end()
         name, call_id, at = self._head(text, at, call_id)
+        form = self.form
         known = parameters_of(name, turn.schemas)
         values: dict[str, Any] = {}
         doubts: list[MalformedError | None] = []
@@ -335,6 +371,12 @@ class _Reader:
             if key["key"] in values:
                 raise MalformedError(f"the argument {key['key']!r} occurs twice", at, name)
             value, at, doubt = self._value(text, key.end(), key["key"], name, known)
+            if (kind := key.groupdict().get("kind")) is not None and kind != form.string_kind:
+                parsed = read_whole_json(value)
+                if parsed.problem:
+                    why = f"the value of {key['key']!r} is of the type {kind}, but is not JSON: {parsed.problem}"
+                    raise MalformedError(why, at, name)
+                value = parsed.value
             values[key["key"]] = value
             doubts.append(doubt)
             separated = self.between.match(text, at)
@@ -347,7 +389,8 @@ class _Reader:
         close = self.close.match(text, at)
         assert close is not None
         require_whole(doubts, values, known)
-        turn.add_call(name, typed(name, values, turn.schemas) if self.form.values == "text" else values, call_id)
+        untyped = form.values == "text" and not form.string_kind
+        turn.add_call(name, typed(name, values, turn.schemas) if untyped else values, call_id)
         return close.end()
 
     def _ends(self, text: str, at: int) -> bool:

@@ -24,9 +24,8 @@ import re
 from typing import Any
 
 from toolgym.tools.parsers.base import Parser
-from toolgym.tools.parsers.scan import TurnBuilder, came, region_end, scan, skip_space
+from toolgym.tools.parsers.scan import TurnBuilder, add_stray, came, region_end, scan, skip_space
 from toolgym.tools.parsers.strict_json import read_json
-from toolgym.tools.parsers.tagged_values import add_stray
 
 MARK = "｜DSML｜"
 OPEN, CLOSE = f"<{MARK}invoke", f"</{MARK}invoke>"

@@ -9,6 +9,7 @@ The generation prompt ends with `<|start|>assistant`, so the text begins after i
 * The recipient may stand before or after the channel, as chat templates and the model write it.
 * `<|call|>` ends the turn, so it is absent where the engine took it for the end-of-turn token.
 * Analysis is `ParsedTurn.reasoning`; final messages, and commentary without a recipient, are content.
+* A message that ends with `<|call|>` or has `<|constrain|>`, but names no recipient, is an error.
 * A call that begins while the analysis has no `<|end|>` yet is an error, as is one without its message.
 * Arguments are a JSON object; a bare program for the built-in `python` is an error, and so are empty arguments.
 """
@@ -77,6 +78,10 @@ class _Reader:
                 at = self._call(recipient[1].removeprefix("functions."), start, at)
             elif channel and channel[1] == "analysis":
                 at = self._analysis(at)
+            elif "<|constrain|>" in head or self._text.startswith("<|call|>", self._end(at)[0]):
+                at = self._end(at)[1]
+                why = "it names no recipient"
+                self.turn.add_misread(why, f"Write it as {SHAPE}.", self._text[body - len(head) : at])
             else:
                 end, at = self._end(at)
                 self.content.append(self._text[body + len(_MESSAGE) : end])

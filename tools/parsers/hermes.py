@@ -12,7 +12,8 @@ Decisions, each with a test:
 * `arguments` may be a JSON string that holds an object, as the OpenAI API sends them. Arguments are never invented.
 * Text inside `<think>…</think>` is thought: calls there are not calls. A call inside a `<think>` that never closes
   is an error that the model reads, so that the turn does not end in silence.
-* A call without its closing tag is an error, even if its JSON is complete: the turn may have been cut.
+* A call without its closing tag is an error, even if its JSON is complete: the turn may have been cut. A closing tag
+  without a call is an error, since the opening tag may be misspelt.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import functools
 import re
 
 from toolgym.tools.parsers.base import Parser
-from toolgym.tools.parsers.scan import TurnBuilder, region_end, scan, skip_space
+from toolgym.tools.parsers.scan import TurnBuilder, add_stray, region_end, scan, skip_space
 from toolgym.tools.parsers.strict_json import add_object_call, read_json
 from toolgym.tools.schema import CallProblem
 
@@ -30,6 +31,8 @@ SHAPE = f'{OPEN}{{"name": "<tool>", "arguments": {{...}}}}{CLOSE}'
 
 
 def _read(text: str, mark: re.Match[str], turn: TurnBuilder) -> int:
+    if mark.group() == CLOSE:
+        return add_stray(turn, text, mark, OPEN, CLOSE, SHAPE)
     start = mark.end()
     parsed = read_json(text, skip_space(text, start))
     close = skip_space(text, parsed.end) if parsed.end != -1 else -1
@@ -56,4 +59,4 @@ def _read(text: str, mark: re.Match[str], turn: TurnBuilder) -> int:
     return end + len(CLOSE)
 
 
-parse_hermes: Parser = functools.partial(scan, opener=OPEN, read=_read)
+parse_hermes: Parser = functools.partial(scan, opener=f"{OPEN}|{CLOSE}", read=_read)

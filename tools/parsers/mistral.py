@@ -9,6 +9,7 @@ Decisions, each with a test:
 * Nothing closes a call but the end of its JSON; text after it is content.
 * Ids have nine letters or digits, which the chat templates insist on. The one that the model wrote is kept.
 * Thinking stands between `[THINK]` and `[/THINK]`, or `<think>` tags.
+* `[ARGS]` before an object and `[CALL_ID]` outside of a call are errors, since the marker may be misspelt.
 * A list without a call is an error. A malformed entry of a list keeps its place among the good ones.
 """
 
@@ -18,7 +19,7 @@ import functools
 import re
 
 from toolgym.tools.parsers.base import Parser
-from toolgym.tools.parsers.scan import THINKING, TurnBuilder, region_end, scan, skip_space
+from toolgym.tools.parsers.scan import THINKING, TurnBuilder, add_stray, region_end, scan, skip_space
 from toolgym.tools.parsers.strict_json import Json, add_named_call, add_object_call, read_json
 from toolgym.tools.schema import CallProblem
 
@@ -31,6 +32,8 @@ _ID = re.compile(r"[A-Za-z0-9]{9}")
 
 
 def _read(text: str, mark: re.Match[str], turn: TurnBuilder) -> int:
+    if mark.group() != OPEN:
+        return add_stray(turn, text, mark, OPEN, "", SHAPE_NAMED)
     at = skip_space(text, mark.end())
     if text.startswith("[", at):
         return _read_list(text, mark, at, turn)
@@ -77,7 +80,7 @@ def _not_json(
 
 parse_mistral: Parser = functools.partial(
     scan,
-    opener=re.escape(OPEN),
+    opener=rf"{re.escape(OPEN)}|\[ARGS\](?=\s*\{{)|\[CALL_ID\]",
     read=_read,
     thinking=(("[THINK]", "[/THINK]"), *THINKING),
     call_id=lambda number: f"call{number % 100_000:05d}",

@@ -11,6 +11,7 @@ Llama 4 may put `<|python_start|>` and `<|python_end|>` around the list, LFM2 pu
   brackets are content. After other words on its line, the name must be that of an offered tool, or, if the tools are
   not known, the list must be well-formed and end its line.
 * Behind an opening marker stands a list of calls, or an error.
+* A closing marker outside of a call is an error, since the opening marker may be misspelt.
 * Raw line breaks inside strings are accepted: models write programs that way, and nothing is guessed.
 * A name or argument that occurs twice, and true, false, null for True, False, None, are errors.
 """
@@ -22,20 +23,23 @@ import re
 
 from toolgym.tools.parsers.base import Parser
 from toolgym.tools.parsers.python_literals import NAME, LiteralError, read_calls
-from toolgym.tools.parsers.scan import MAX_MISSES, TurnBuilder, scan, skip_space
+from toolgym.tools.parsers.scan import MAX_MISSES, TurnBuilder, add_stray, scan, skip_space
 
 MARKERS = {"<|python_start|>": "<|python_end|>", "<|tool_call_start|>": "<|tool_call_end|>"}
 SHAPE = '[tool(key="value", number=1)]'
 
 _BEGINS = rf"(?=\s*{NAME}\s*\(\s*(?:\)|['\"]|{NAME}\s*=))"
 _AT_LINE = "|".join(map(re.escape, MARKERS)) + rf"|^[^\S\n]*\[{_BEGINS}"
-_OPENER = rf"{_AT_LINE}|\[{_BEGINS}"
+_CLOSERS = "|".join(map(re.escape, MARKERS.values()))
+_OPENER = rf"{_AT_LINE}|{_CLOSERS}|\[{_BEGINS}"
 _OPENED = re.compile(rf"(?m:{_AT_LINE})")
 _FIRST_NAME = re.compile(rf"\[\s*({NAME})")
 _LINE_END = re.compile(r"[^\S\n]*(?:\n|\Z)")
 
 
 def _read(text: str, mark: re.Match[str], turn: TurnBuilder) -> int:
+    if mark.group() in MARKERS.values():
+        return add_stray(turn, text, mark, "[", "", SHAPE)
     close = MARKERS.get(mark.group())
     if close is None:
         turn.add_content(text[mark.start() : mark.end() - 1])

@@ -27,12 +27,11 @@ import re
 from collections.abc import Mapping
 
 from toolgym.tools.parsers.base import Parser
-from toolgym.tools.parsers.scan import TurnBuilder, came, region_end, scan, skip_space
+from toolgym.tools.parsers.scan import TurnBuilder, add_stray, came, region_end, scan, skip_space
 from toolgym.tools.parsers.tagged_values import (
     MalformedError,
     ValueTags,
     add_malformed,
-    add_stray,
     parameters_of,
     read_value,
     require_whole,

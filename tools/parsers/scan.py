@@ -221,6 +221,26 @@ def region_end(text: str, at: int, close: str, *openers: str) -> tuple[int, bool
     return (len(text), False) if end == -1 else (end, True)
 
 
+def add_stray(turn: TurnBuilder, text: str, mark: re.Match[str], opening: str, close: str, shape: str) -> int:
+    """Add an error for a tag of the format outside of any call: the call's opening tag may be missing or misspelt.
+
+    After another error, such tags are content: they belong to the call that could not be read. So is a closing tag that
+    is written twice.
+    """
+    if turn.errors or (mark.group() == close and _is_repeated(text, mark.start(), close)):
+        turn.add_content(mark.group())
+        return mark.end()
+    end, closed = region_end(text, mark.start(), close, opening) if close else (mark.end(), False)
+    end += len(close) if closed else 0
+    turn.add_misread(f"{mark.group()!r} stands outside of a call", f"Write it as:\n{shape}", text[mark.start() : end])
+    return end
+
+
+def _is_repeated(text: str, at: int, close: str) -> bool:
+    start = max(0, at - len(close) - 40)
+    return text[start:at].rstrip().endswith(close)
+
+
 def came(text: str, at: int, length: int = 30) -> str:
     return f"got {text[at : at + length]!r}" if at < len(text) else "but the text ended"
 

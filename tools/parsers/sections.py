@@ -7,7 +7,7 @@ import re
 from typing import NamedTuple
 
 from toolgym.tools.parsers.base import Parser
-from toolgym.tools.parsers.scan import TurnBuilder, region_end, scan, skip_space
+from toolgym.tools.parsers.scan import TurnBuilder, add_stray, region_end, scan, skip_space
 from toolgym.tools.parsers.strict_json import Json, add_named_call, read_json
 
 
@@ -25,12 +25,14 @@ class SectionFormat(NamedTuple):
 
 
 def section_parser(form: SectionFormat) -> Parser:
-    opener = "|".join(map(re.escape, (form.open, form.section, form.end_section)))
+    opener = "|".join(map(re.escape, (form.open, form.section, form.end_section, form.close)))
     return functools.partial(scan, opener=opener, read=functools.partial(_read, form=form))
 
 
 def _read(text: str, mark: re.Match[str], turn: TurnBuilder, form: SectionFormat) -> int:
     at = mark.end()
+    if mark.group() == form.close or (mark.group() == form.end_section and not turn.requests):
+        return add_stray(turn, text, mark, form.open, form.close, form.shape)
     if mark.group() == form.end_section:
         return at
     if mark.group() == form.section:

@@ -9,8 +9,8 @@ For formats that toolgym has no parser for, and to train with exactly what a ser
   marks.
 * They need the tools' schemas, which `ToolEnv` gives.
 
-A server parses reasoning before it looks for calls, so thinking is split off here as well, between the tags of any known
-model (`toolgym.tools.message.THINKING_TAGS`).
+A server parses reasoning before it looks for calls, so thinking is split off here as well, between the tags of any
+known model (`toolgym.tools.message.THINKING_TAGS`).
 """
 
 from __future__ import annotations

@@ -172,22 +172,6 @@ def add_malformed(
     return end + len(close)
 
 
-def add_stray(turn: TurnBuilder, text: str, mark: re.Match[str], opening: str, close: str, shape: str) -> int:
-    """Add an error for a tag of the format outside of any call: the call's opening tag may be missing or misspelt.
-
-    After another error, such tags are content: they belong to the call that could not be read.
-    """
-    if turn.errors:
-        turn.add_content(mark.group())
-        return mark.end()
-    end, closed = region_end(text, mark.start(), close, opening)
-    end += len(close) if closed else 0
-    turn.add_misread(
-        f"{mark.group()!r} stands outside of {opening}...{close}", f"Write it as:\n{shape}", text[mark.start() : end]
-    )
-    return end
-
-
 def parameters_of(name: str, schemas: Mapping[str, ToolSchema] | None) -> Collection[str] | None:
     """Return the names of a tool's parameters; None if they are not known."""
     schema = (schemas or {}).get(name)

@@ -1,0 +1,41 @@
+"""A seeded slice of `benchmarks/tool_call_parsers.py`: outputs whose calls are known, well-formed and damaged."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.parameters import first
+
+PATH = Path(__file__).parents[3] / "benchmarks/tool_call_parsers.py"
+SPEC = importlib.util.spec_from_file_location("tool_call_parsers", PATH)
+BENCH = importlib.util.module_from_spec(SPEC)
+sys.modules[SPEC.name] = BENCH
+SPEC.loader.exec_module(BENCH)
+
+
+@pytest.mark.parametrize("name", BENCH.FORMATS)
+@first("outputs", [40, 2000], short=1)
+def test_every_whole_call_is_read_and_no_damaged_one_runs_otherwise(name, outputs):
+    counts = Counter()
+    source = BENCH.random.Random(f"test {name}")
+    read = BENCH.own_reader(BENCH.FORMATS[name])
+    for _ in range(outputs):
+        output = BENCH.draw_output(source, name)
+        BENCH.count_output(counts, output, read(output.text))
+    assert counts["well-formed"] > outputs / 4
+    assert counts["damaged"] > outputs / 4
+    assert counts["read right"] == counts["well-formed"]
+    assert counts["run wrong"] == 0
+
+
+def test_the_bench_counts_a_call_that_was_not_meant():
+    output = BENCH.Output("", [("get_time", {})], "tag")
+    counts = Counter()
+    BENCH.count_output(counts, output, BENCH.Reading([("run_code", {"code": "x"})], False))
+    BENCH.count_output(counts, output, BENCH.Reading([], False))
+    assert (counts["run wrong"], counts["silent"]) == (1, 1)
