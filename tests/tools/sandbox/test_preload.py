@@ -69,6 +69,9 @@ async def test_a_library_that_fails_leaves_nothing_behind_and_the_others_draw_nu
         printed = [(await sandbox.run(code)).stdout for _ in range(2)]
         async with await sandbox.session() as session:
             printed.append((await session.run_cell(code)).stdout)
+            names = await session.run_cell("print([name for name in globals() if 'shell' in name])\nglobals().clear()")
+            assert names.stdout == "[]\n"
+            assert (await session.run_cell("!echo still here")).stdout == "still here\n"
     assert all(text.startswith("[]\nTrue\n") for text in printed)
     assert len(set(printed)) == 3
     assert f"cannot import, so programs go without: {BROKEN} (ModuleNotFoundError" in caplog.text

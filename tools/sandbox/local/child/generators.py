@@ -46,7 +46,7 @@ def remember(seeded: weakref.WeakSet[random.Random]) -> None:
     """Remember all generators of this process that have a random seed. Called once, when the libraries are loaded."""
     numpy_random = sys.modules.get("numpy.random")
     kinds = (random.Random,) if numpy_random is None else (random.Random, numpy_random.BitGenerator)
-    known: list[object] = [random._inst]  # type: ignore[attr-defined]  # `renew` seeds them anyway
+    known: list[object] = [random._inst]  # `renew` seeds them anyway
     if numpy_random is not None:
         known.append(numpy_random.mtrand._rand._bit_generator)
     for generator in gc.get_objects():

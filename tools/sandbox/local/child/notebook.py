@@ -12,6 +12,7 @@ from __future__ import annotations
 import __future__
 
 import ast
+import builtins
 import contextlib
 import linecache
 import os
@@ -50,7 +51,8 @@ class Notebook:
         self._display = display.Display()
         self._display.put_in_place()
         sys.unraisablehook = threading.excepthook = _show_unraised  # those of C do not show the lines of cells
-        self._names.update({"display": self._display.display, cells.SHELL: cells.run_shell})
+        self._names["display"] = self._display.display
+        setattr(builtins, cells.SHELL, cells.run_shell)  # among the names of the program it could be lost
         self._count = 0
         self._futures = 0
         self._loop: Any = None

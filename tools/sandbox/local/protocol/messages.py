@@ -58,7 +58,7 @@ child sends after user code has run in it.
 
 from __future__ import annotations
 
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import Any, Literal, NotRequired, TypedDict, final
 
 Status = Literal[
     "ok", "error", "timeout", "killed", "memory_limit", "cpu_limit", "file_limit", "disk_limit", "output_limit",
@@ -349,12 +349,14 @@ class ProcessAnswer(SessionAnswer):
 # ---------------------------------------------------------------------- below the broker
 
 
+@final
 class ZygoteReady(TypedDict):
     """The zygote has its libraries loaded, and this many resident pages."""
 
     resident: int
 
 
+@final
 class ZygoteFailed(TypedDict):
     """The zygote could not load a library, and has ended: what is left of the library cannot be unloaded."""
 
