@@ -246,10 +246,10 @@ class Session(SessionFiles, AsyncCloseable):
     async def run_cell(self, code: str, *, timeout: float = 30.0) -> CellResult:
         """Run one cell.
 
-        At the deadline the cell gets `KeyboardInterrupt`, twice, and the session keeps its state. A cell that ignores
-        that is killed. Then, or if the cell ends its interpreter, the session continues from its state before the cell
-        (`CellResult.recovered`), or is over (`alive` false). A session that is gone, or a sandbox that fails, is a
-        result too: `SANDBOX_ERROR`.
+        At the deadline the cell gets `KeyboardInterrupt`, up to three times, and the session keeps its state. A cell
+        that ignores that is killed. Then, or if the cell ends its interpreter, the session continues from its state
+        before the cell (`CellResult.recovered`), or is over (`alive` false). A session that is gone, or a sandbox that
+        fails, is a result too: `SANDBOX_ERROR`.
 
         `timeout` is in wall seconds, without the time that the call waits for its turn. Raises ConfigError unless it is
         positive.

@@ -174,7 +174,7 @@ for fd in range(3, 200):
 async def test_descriptors_are_lent_to_a_fork_alone():
     async with beside_a_witness("namespaces") as sandbox:
         for message in (b'{"ends": true}', b'{"forked": true}'):
-            async with await sandbox.session() as session:
+            async with await sandbox.session(recover=False) as session:
                 result = await session.run_cell(f"{TELL}\ntell({message!r})\ntime.sleep(20)", timeout=10)
                 assert result.status is KILLED or message == b'{"forked": true}'
                 assert not result.alive

@@ -94,7 +94,7 @@ ENDINGS = {
     "waits for a pool of processes": (POOL.format("ProcessPoolExecutor"), "timeout", False, None),
     "awaits": ("import asyncio\nawait asyncio.sleep(60)", "timeout", False, None),
     "reads": ("input()", "error", False, None),
-    "exits": ("exit()", "error", False, None),
+    "exits": ("exit()", "ok", False, 0),
     "interrupts itself": ("import os; os.kill(os.getpid(), 2)", "error", False, None),
     "uses too much memory": ("rows = []\nwhile True: rows.append(bytearray(10_000_000))", None, None, None),
     "recurses too deep": ("import sys\nsys.setrecursionlimit(10**8)\ndef f(): f()\nf()", None, None, None),

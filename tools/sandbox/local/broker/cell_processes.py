@@ -44,7 +44,7 @@ class CellProcesses:
     def interrupt(self, channel: Channel) -> None:
         """Send SIGINT to an interpreter and to all that its cell has started."""
         started = list(self._started(channel))
-        channel.signal(signal.SIGINT)
+        channel.interrupt()
         for number in started:
             self._signal(number, signal.SIGINT)
 

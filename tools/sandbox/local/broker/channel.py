@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 READ_SIZE = 64 * 1024
 
+_TO_THREAD = 1  # PIDFD_SIGNAL_THREAD
+
 READS_PER_TURN = 32
 """Reads of one child's output before other children have their turn."""
 
@@ -259,6 +261,15 @@ class Channel:
     @property
     def pidfd(self) -> int:
         return self.copying.handle if self.copying.handle >= 0 else self.child.pidfd
+
+    def interrupt(self) -> None:
+        """Send SIGINT to the first thread of the interpreter, which runs cells: a lock that it waits for would not see
+        that another thread got the signal."""
+        if self.control.fileno() >= 0:
+            try:
+                signal.pidfd_send_signal(self.pidfd, signal.SIGINT, None, _TO_THREAD)
+            except OSError:  # before Linux 6.9
+                self.signal(signal.SIGINT)
 
     def signal(self, number: int) -> None:
         if self.control.fileno() < 0:

@@ -19,17 +19,15 @@ from toolgym.tools.sandbox.local.zygote.zygote import ChildSpec
 if TYPE_CHECKING:
     from toolgym.tools.sandbox.local.protocol.messages import EndAnswer
 
-SECOND_INTERRUPT = 0.3
-"""Seconds between the two interrupts of a cell at its deadline: the second one frees a program that waits for its
-threads or processes."""
+INTERRUPT_PAUSES = (0.3, 0.25, 0.25)
+"""Seconds after each interrupt of a cell at its deadline. The second one frees a program that waits for its threads or
+processes, the third one a program that did not notice one of them. After the last pause the cell is killed."""
 
 SOFT_KILL = 0.5
-"""Seconds between the last interrupt of a cell and the kill."""
+"""Seconds that the origin of a fork that was cancelled has to end it."""
 
 YOUNG = 0.25
 """Seconds after which a cell has surely begun to listen to interrupts."""
-
-INTERRUPTS = 2
 
 RECOVERY = 5.0
 """Seconds that an interpreter may take to end once it is killed."""
@@ -90,16 +88,14 @@ class Recovery:
     def interrupt(self, channel: Channel) -> float:
         """Interrupt a cell that is past its deadline, and all that it has started. Returns the seconds to wait before
         the next step; 0: it is to be killed now."""
-        if channel.interrupts == INTERRUPTS:
+        if channel.interrupts == len(INTERRUPT_PAUSES):
             return 0.0
         # A cell that has hardly begun may still ignore interrupts: it gets another one.
         young = time.monotonic() - channel.started < YOUNG
         channel.interrupted = True
         channel.interrupts += not young
         self._processes.interrupt(channel)
-        if young:
-            return YOUNG / 5
-        return SECOND_INTERRUPT if channel.interrupts < INTERRUPTS else SOFT_KILL
+        return YOUNG / 5 if young else INTERRUPT_PAUSES[channel.interrupts - 1]
 
     def end_processes(self, channel: Channel) -> bool:
         """Kill what an interrupted cell has left running. Returns whether all of it is gone."""
