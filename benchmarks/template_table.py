@@ -17,7 +17,9 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
+from toolgym.rollout.tokens.renderer import ChatRenderer
 from toolgym.rollout.tokens.template_check import Status, TemplateReport, byte_tokenizer, check_template
+from toolgym.tools.errors import TemplateError
 from toolgym.tools.schema import ToolSchema
 
 _PARAMETERS = {
@@ -37,6 +39,12 @@ without a word. The table is made by `benchmarks/template_table.py`; the templat
 A template that is exact may still refuse what its model was never shown: the last column names such cases. *Outline*
 says that what it writes depends on the earlier messages, so that a delta's cost grows with their number.
 
+**Calls read by** is the parser that reads back the calls which the template renders: strings with quotes, tags and
+line breaks, numbers, booleans, null, lists, objects, several calls, text before them. `derived` is a parser that
+toolgym built from the rendered calls ([parsers](parsers.md)). A parser in brackets is known by the template's
+instructions only, because the template renders no calls. The last column names values that the template cannot write,
+as *unread*.
+
 With images, a template is compared with the processor of its model: `toolgym check-template FOLDER` for its folder.
 [Images](images.md) has the families. A template that takes contents as lists of parts only gets them so.
 """
@@ -49,6 +57,7 @@ class Row(NamedTuple):
     project: str
     verdict: str
     ends: str
+    parser: str
     reason: str
 
 
@@ -59,7 +68,7 @@ def examine(path: Path) -> Row:
             check_template(byte_tokenizer(path.read_text(encoding="utf-8")), TOOLS[:count]) for count in (1, 10, 0)
         ]
     except Exception as error:  # noqa: BLE001  one template must not end the table
-        return Row(path.stem, path.parent.name, "wrong", "", f"{type(error).__name__}: {error}")
+        return Row(path.stem, path.parent.name, "wrong", "", "", f"{type(error).__name__}: {error}")
     notes = []
     if reports[0].facts is not None and reports[2].facts is None:
         notes.append("needs tools")
@@ -71,7 +80,21 @@ def examine(path: Path) -> Row:
     reason = next(why for found, why in verdicts if found == worst)
     if facts is not None and any(plan.earlier for plan in facts.plans.values()):
         notes.append("outline")
-    return Row(path.stem, path.parent.name, worst, ends, "; ".join([*notes, *([reason] if reason else [])]))
+    parser, unread = read_by(path)
+    if unread:
+        notes.append(f"unread: {', '.join(unread)}")
+    return Row(path.stem, path.parent.name, worst, ends, parser, "; ".join([*notes, *([reason] if reason else [])]))
+
+
+def read_by(path: Path) -> tuple[str, tuple[str, ...]]:
+    """Return the parser of a template, and the names of the probes that it does not read back."""
+    try:
+        proof = ChatRenderer(byte_tokenizer(path.read_text(encoding="utf-8")), TOOLS[:1]).parser_proof
+    except TemplateError:
+        return "", ()
+    if proof is None or proof.parser is None:
+        return "none", ()
+    return (proof.name if proof.proven else f"({proof.name})"), proof.unread
 
 
 def verdict(report: TemplateReport) -> tuple[str, str]:
@@ -108,9 +131,10 @@ def main() -> int:
     print(
         f"{len(rows)} templates: " + ", ".join(f"{counts[one]} {one}" for one in ("exact", "refused", "wrong")) + ".\n"
     )
-    print("| template | project | verdict | ends of a turn | notes |\n| --- | --- | --- | --- | --- |")
+    print("| template | project | verdict | ends of a turn | calls read by | notes |")
+    print("| --- | --- | --- | --- | --- | --- |")
     for row in rows:
-        cells = [row.name, row.project, row.verdict, row.ends, " ".join(row.reason.split())]
+        cells = [row.name, row.project, row.verdict, row.ends, row.parser, " ".join(row.reason.split())]
         print("| " + " | ".join(cell.replace("|", "\\|").replace("<", "&lt;") for cell in cells[:3]), end=" | ")
         print(" | ".join(cell.replace("|", "\\|") for cell in cells[3:]), end=" |\n")
     return 1 if counts["wrong"] else 0

@@ -73,9 +73,9 @@ QWEN3_CODER = [
         None,
         [],
         ["malformed_call"],
-        "outside of <tool_call>",
+        "outside of a call",
     ),
-    ("only the end", "It is done.</tool_call>", "It is done.", [], ["malformed_call"], "outside of <tool_call>"),
+    ("only the end", "It is done.</tool_call>", "It is done.", [], ["malformed_call"], "outside of a call"),
     (
         "two functions in one tag",
         "<tool_call><function=f></function><function=g></function></tool_call>",
@@ -180,7 +180,7 @@ GLM = [
     ("a misspelt opening tag", glm("x<arg_ky>y"), "", [], ["malformed_call"], "holds '<arg_ky'"),
     ("HTML", glm("<a href='x'>y</a>"), "", [("f", {"s": "<a href='x'>y</a>"})], [], ""),
     ("a misspelt beginning", GLM_ONE.replace("<tool_call>", "<tool_cal>"), None, [], ["malformed_call"], "outside of"),
-    ("only the end", "It is done.</tool_call>", "It is done.", [], ["malformed_call"], "outside of <tool_call>"),
+    ("only the end", "It is done.</tool_call>", "It is done.", [], ["malformed_call"], "outside of a call"),
     (
         "no closing tag of a value",
         "<tool_call>f<arg_key>a</arg_key><arg_value>1</tool_call>",
