@@ -460,6 +460,14 @@ class EngineSuite(Suite):
         generation = await subject.generate(prompt(14, 5))
         assert generation.weight_versions == (subject.engine.weight_version,) * 24
 
+    async def test_given_tokens_are_scored_as_they_were_sampled(self, subject: EngineSubject) -> None:
+        need(subject.engine.scores_tokens, "this engine cannot score given tokens")
+        ids = prompt(15, 7)
+        generation = await subject.generate(ids)
+        scores = await subject.engine.score_tokens([*ids, *generation.token_ids], start=len(ids), request_id="scored")
+        assert np.abs(np.array(scores.logprobs) - np.array(generation.logprobs)).max() < subject.tolerance
+        assert scores.weight_version == subject.engine.weight_version
+
     async def test_closing_ends_what_runs(self, subject: EngineSubject) -> None:
         engine = need(subject.make, "no way to make another engine")()
         await engine.start()

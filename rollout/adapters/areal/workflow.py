@@ -110,8 +110,8 @@ class ToolgymWorkflow(RolloutWorkflow):  # type: ignore[misc]  # AReaL has no ty
         )
         _log(trajectory)
         # the lists of a long trajectory are not to hold up the engine's answers
-        options = {"several_rows": self._several_rows, "temperature": self._temperature}
-        rows = await in_thread(partial(to_tensors, trajectory, **options))
+        several, temperature = self._several_rows, self._temperature
+        rows = await in_thread(partial(to_tensors, trajectory, several_rows=several, temperature=temperature))
         if rows is None and self._gconfig.n_samples > 1 and not self._several_rows:
             failure = not_trainable_error(trajectory)
             raise EpisodeFailedError(failure.stop_reason, f"a group is left out, because of one episode: {failure}")
