@@ -8,8 +8,10 @@ import json
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from tests.rollout.trajectories import played
+from toolgym.rollout import RunConfig, SamplingParams, load_tokenizer, rollout, tiny_policy_path
 from toolgym.rollout.batch.arrow import from_parquet, to_parquet
 from toolgym.rollout.batch.batch import Batch
 from toolgym.rollout.batch.check import check_batch
@@ -17,6 +19,7 @@ from toolgym.rollout.batch.io import load_batch, save_batch
 from toolgym.rollout.batch.make import make_batch
 from toolgym.rollout.batch.packing import pack
 from toolgym.rollout.batch.tree import pack_tree
+from toolgym.rollout.engines import TransformersEngine
 from toolgym.rollout.trajectory.distribution import SamplingDistribution, sampling_of
 from toolgym.rollout.trajectory.token_sequence import Segment, TokenSequence
 from toolgym.rollout.trajectory.trajectory import Trajectory, Turn
@@ -209,3 +212,23 @@ def test_turns_of_other_tokens_have_no_known_temperature():
 def test_a_distribution_says_whether_tokens_were_left_out(sampling, truncated, scale):
     distribution = SamplingDistribution.of(sampling)
     assert (distribution.truncated, distribution.scale) == (truncated, scale)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("temperature", [0.6, 1.0, 1.4])
+async def test_importance_ratios_of_real_episodes_begin_at_one(temperature):
+    model = AutoModelForCausalLM.from_pretrained(tiny_policy_path(), dtype=torch.float32)
+    config = RunConfig(group_size=4, seed=1, sampling=SamplingParams(max_new_tokens=48, temperature=temperature))
+    async with TransformersEngine(model) as engine:
+        engine.tokenizer = load_tokenizer(tiny_policy_path())
+        trajectories = await rollout("CodeInterpreter-v0", engine, num_tasks=3, config=config)
+    batch = make_batch(trajectories, pad_token_id=0)
+    tree = pack_tree(batch)
+    with torch.no_grad():
+        options = {"attention_mask": batch.attention_mask, "position_ids": batch.position_ids}
+        padded = batch.token_log_probs(model(batch.input_ids, **options).logits)
+        options = {"attention_mask": tree.additive_mask(), "position_ids": tree.position_ids[None]}
+        shared = tree.token_log_probs(model(tree.input_ids[None], **options).logits[0])
+    for values, layout in ((padded, batch), (shared, tree.packed)):
+        ratios = ((values - layout.rollout_log_probs) * layout.response_mask).exp()
+        assert float((ratios - 1).abs().max()) < 1e-4
