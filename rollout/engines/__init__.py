@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from toolgym.rollout.engines.base import GenerationRequest as GenerationRequest
     from toolgym.rollout.engines.base import PauseMode as PauseMode
     from toolgym.rollout.engines.base import SamplingParams as SamplingParams
-    from toolgym.rollout.engines.base import ScoringRequest as ScoringRequest
-    from toolgym.rollout.engines.base import TokenScores as TokenScores
     from toolgym.rollout.engines.base import WeightSource as WeightSource
     from toolgym.rollout.engines.callable import CallableEngine as CallableEngine
     from toolgym.rollout.engines.embedded.transformers import TransformersEngine as TransformersEngine
     from toolgym.rollout.engines.open import open_engine as open_engine
     from toolgym.rollout.engines.openai.engine import OpenAICompatible as OpenAICompatible
+    from toolgym.rollout.engines.scoring import ScoringRequest as ScoringRequest
+    from toolgym.rollout.engines.scoring import TokenScores as TokenScores
     from toolgym.rollout.engines.sglang.client import SGLangClient as SGLangClient
     from toolgym.rollout.engines.sglang.http_transport import HttpOptions as HttpOptions
     from toolgym.rollout.engines.sglang.in_process import SGLangEngine as SGLangEngine

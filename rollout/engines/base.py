@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias, final
 
 import numpy as np
 
+from toolgym.rollout.engines.scoring import ScoringRequest, TokenScores, check_scores, scoring_request
 from toolgym.rollout.engines.stop_texts import decoder, stop_length
 from toolgym.rollout.engines.tokenizer_probe import probe_ids, require_same_text
 from toolgym.rollout.models.images import PlacedImage
@@ -227,37 +228,6 @@ class Generation:
 
 
 @dataclass(frozen=True)
-class ScoringRequest:
-    """Tokens to score, checked: every id is in the vocabulary, and all fit the context.
-
-    Attributes:
-        token_ids: the whole context, with the tokens that are scored at its end.
-        start: place of the first token that is scored, at least 1.
-        request_id: unique among running requests.
-        temperature: logits are divided by it.
-    """
-
-    token_ids: tuple[int, ...]
-    start: int
-    request_id: str
-    temperature: float = 1.0
-
-
-@dataclass(frozen=True)
-class TokenScores:
-    """Log-probabilities of given tokens.
-
-    Attributes:
-        logprobs: natural-log probability of each token from `start` on, after all tokens before it, in the distribution
-            of the whole vocabulary.
-        weight_version: version of the weights that computed them.
-    """
-
-    logprobs: tuple[float, ...]
-    weight_version: str
-
-
-@dataclass(frozen=True)
 class EngineLoad:
     """Load of an engine under the requests of all callers, all replicas together.
 
@@ -466,29 +436,18 @@ class Engine(ABC):
             EngineError: the engine failed, was not started, was closed, or answered with garbage.
         """
         ids = token_ids if isinstance(token_ids, TokenIds) else TokenIds(token_ids)
-        require_whole_number("start", start, at_least=1)
-        if start >= len(ids):
-            raise ConfigError(f"start must be the place of one of {len(ids)} tokens, got {start}")
-        is_number = isinstance(temperature, int | float) and not isinstance(temperature, bool)
-        _require(is_number and 0 < temperature < math.inf, "temperature", "above 0 and finite", temperature)
+        request = scoring_request(ids, start, request_id, temperature)
+        name = type(self).__name__
         if not self.scores_tokens:
             raise EngineUnsupportedError(
-                f"{type(self).__name__} cannot compute the log-probabilities of given tokens: use SGLangServer, "
-                "SGLangEngine or TransformersEngine"
+                f"{name} cannot compute the log-probabilities of given tokens: use SGLangServer, SGLangEngine or "
+                "TransformersEngine"
             )
         self._require_in_vocabulary(ids)
         if len(ids) > self.context_length:
             raise ConfigError(f"{len(ids)} tokens are more than the context of {self.context_length} tokens")
-        scores = await self._score(ScoringRequest(ids.as_tuple(), start, request_id, float(temperature)))
-        count = len(ids) - start
-        if not isinstance(scores, TokenScores) or len(scores.logprobs) != count:
-            name = type(self).__name__
-            raise EngineError(f"{name}._score must return TokenScores of {count} tokens, got {scores!r:.200}")
-        if any(not math.isfinite(value) or value > ROUNDING for value in scores.logprobs):
-            raise EngineError(
-                f"{type(self).__name__} gave a log-probability that is not a finite number of at most 0 (NaN in the "
-                "model?)"
-            )
+        scores = await self._score(request)
+        check_scores(name, scores, len(ids) - start, ROUNDING)
         return scores
 
     async def _score(self, request: ScoringRequest) -> TokenScores:

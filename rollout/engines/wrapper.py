@@ -11,10 +11,9 @@ from toolgym.rollout.engines.base import (
     Generation,
     GenerationRequest,
     PauseMode,
-    ScoringRequest,
-    TokenScores,
     WeightSource,
 )
+from toolgym.rollout.engines.scoring import ScoringRequest, TokenScores
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

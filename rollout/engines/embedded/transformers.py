@@ -23,13 +23,12 @@ from toolgym.rollout.engines.base import (
     Generation,
     GenerationRequest,
     PauseMode,
-    ScoringRequest,
-    TokenScores,
     WeightSource,
     checked_version,
 )
 from toolgym.rollout.engines.embedded.decoding import DecodingBatch, DecodingRow, check_model, score_tokens
 from toolgym.rollout.engines.embedded.loading import inspect_model, load_model, read_device, read_dtype
+from toolgym.rollout.engines.scoring import ScoringRequest, TokenScores
 from toolgym.rollout.engines.stop_texts import decoder
 from toolgym.rollout.engines.weights import check_weights, collect_weights, load_weights
 from toolgym.rollout.models.images import ImageProcessor

@@ -23,12 +23,11 @@ from toolgym.rollout.engines.base import (
     GenerationRequest,
     PauseMode,
     SamplingParams,
-    ScoringRequest,
-    TokenScores,
     WeightSource,
     checked_version,
 )
 from toolgym.rollout.engines.http import forbidding, seed_of
+from toolgym.rollout.engines.scoring import ScoringRequest, TokenScores
 from toolgym.rollout.engines.sglang import messages
 from toolgym.rollout.engines.sglang.aligned import (
     SAMPLING_MASK,

@@ -20,11 +20,10 @@ from toolgym.rollout.engines.base import (
     Generation,
     GenerationRequest,
     SamplingParams,
-    ScoringRequest,
-    TokenScores,
 )
 from toolgym.rollout.engines.http import sampling_fields
 from toolgym.rollout.engines.model_config import read_model_config
+from toolgym.rollout.engines.scoring import ScoringRequest, TokenScores
 from toolgym.tools.concurrency.log_throttle import LogThrottle
 from toolgym.tools.errors import ConfigError, EngineError, MissingLogprobsError, shorten
 
