@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import inspect
 import math
 import os
 import random
@@ -192,7 +193,9 @@ def train(
 def shared_prefix_loss(model: Qwen3ForCausalLM, batch: Sequence[Conversation], prefix: int) -> torch.Tensor:
     """Cross-entropy summed over the written tokens of transcripts whose first `prefix` ids are the same."""
     cache = DynamicCache(config=model.config)
-    model(input_ids=torch.tensor([batch[0].ids[:prefix]]), past_key_values=cache, use_cache=True, logits_to_keep=1)
+    # transformers 5.24 renamed the argument, and warns of the old name.
+    name = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+    model(input_ids=torch.tensor([batch[0].ids[:prefix]]), use_cache=True, logits_to_keep=1, **{name: cache})
     cache.batch_repeat_interleave(len(batch))
     # Padding stands on the right, where no token of a transcript can see it, so no attention mask is needed.
     longest = max(len(transcript.ids) for transcript in batch) - prefix
@@ -202,7 +205,7 @@ def shared_prefix_loss(model: Qwen3ForCausalLM, batch: Sequence[Conversation], p
         tail = len(transcript.ids) - prefix
         ids[row, :tail] = torch.tensor(transcript.ids[prefix:])
         mask[row, :tail] = torch.tensor(transcript.mask[prefix:], dtype=torch.bool)
-    logits = model(input_ids=ids, past_key_values=cache, use_cache=True).logits[:, :-1]
+    logits = model(input_ids=ids, use_cache=True, **{name: cache}).logits[:, :-1]
     written = mask[:, 1:]
     return torch.nn.functional.cross_entropy(logits[written], ids[:, 1:][written], reduction="sum")
 

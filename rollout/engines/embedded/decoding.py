@@ -126,6 +126,8 @@ class DecodingBatch:
         self._last_ids = torch.zeros(0, 1, dtype=torch.long, device=device)
         self._columns: SamplingColumns | None = None
         parameters = inspect.signature(model.forward).parameters
+        # transformers 5.24 renamed the argument, and warns of the old name.
+        self._cache_name = "cache" if "cache" in parameters else "past_key_values"
         self._keep_last = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
         self._type_names = [name for name in ("mm_token_type_ids", "token_type_ids") if name in parameters]
 
@@ -244,8 +246,8 @@ class DecodingBatch:
                 input_ids=ids,
                 attention_mask=mask,
                 position_ids=positions,
-                past_key_values=cache,
                 use_cache=True,
+                **{self._cache_name: cache},
                 **self._keep_last,
                 **further,
             )

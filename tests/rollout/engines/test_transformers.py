@@ -27,6 +27,7 @@ from transformers import (
 )
 
 from toolgym.rollout.engines import FinishReason, Generation, PauseMode, SamplingParams, TransformersEngine
+from toolgym.rollout.engines.embedded.decoding import DecodingBatch
 from toolgym.rollout.engines.embedded.sampling import SamplingColumns, sample
 from toolgym.rollout.engines.weights import check_weights
 from toolgym.rollout.models.tiny import tiny_policy_path
@@ -568,3 +569,16 @@ async def test_a_start_that_is_given_up_leaves_no_thread() -> None:
     assert not [one for one in threading.enumerate() if one.name == "toolgym-engine"]
     with pytest.raises(EngineError, match="closed"):
         await engine.start()
+
+
+def test_the_cache_has_the_name_that_the_model_takes():
+    class Renamed(torch.nn.Module):
+        def forward(self, input_ids, cache=None):
+            raise NotImplementedError
+
+    class Earlier(torch.nn.Module):
+        def forward(self, input_ids, past_key_values=None):
+            raise NotImplementedError
+
+    names = [DecodingBatch(model(), torch.device("cpu"))._cache_name for model in (Renamed, Earlier)]
+    assert names == ["cache", "past_key_values"]
