@@ -29,6 +29,14 @@ LEAST = {
 }
 """From a package to the version in `scripts/trainers`, or, of TRL, in the project's extra."""
 
+_ADVICE = {
+    "tinker-cookbook": (
+        "tinker-cookbook 0.6.1 requires tml-renderers>=0.4.1. Where the package index has no such version, pip "
+        "installs an older tinker-cookbook or fails: use an index that has it"
+    )
+}
+"""What to know about installing a package in the version that its adapter needs."""
+
 _EXTRAS = ("trl", "verl")
 
 
@@ -43,7 +51,8 @@ def require_version(package: str, feature: str) -> str | None:
     except importlib.metadata.PackageNotFoundError:  # perhaps a folder on the path
         return None
     if version and _is_older(version, LEAST[name]):
-        raise outdated_package(package, feature, LEAST[name], version)
+        error = outdated_package(package, feature, LEAST[name], version)
+        raise MissingExtraError(f"{error}. {_ADVICE[name]}", name=error.name) if name in _ADVICE else error
     return version
 
 
