@@ -24,6 +24,7 @@ from toolgym.rollout.runner.envs.env_factory import EnvFactory, JobEpisode, Make
 from toolgym.rollout.runner.envs.env_pool import EnvPools, Suspended, SuspendedEpisodes
 from toolgym.rollout.runner.envs.role_plan import RolePlan
 from toolgym.rollout.runner.envs.roles import RolesEpisode, checked_roles, lost_job
+from toolgym.rollout.runner.metrics.run_history import history_of
 from toolgym.rollout.runner.metrics.spans import spans_of_run
 from toolgym.rollout.runner.run_episode import policy_renderer
 from toolgym.rollout.runner.run_settings import run_settings
@@ -169,12 +170,18 @@ class Runner(RunnerProtocol):
                 if (episodes := factory.episodes) is not None:
                     opened = episodes(self.engine, self.tokenizer, self.config)
                     run.make_episode[factory.env_id] = await stack.enter_async_context(opened)
+            history = history_of(self.engine)
+            history.began(self.config, self.engine.weight_version)
             with run.admission.applied():
                 playing = asyncio.create_task(run.play(ready, first))
             try:
                 async for trajectory in run.finished:
                     write_to_all(self.sinks, trajectory, run.break_off)
+                    if not self.config.validate:
+                        history.add(trajectory)
                     yield trajectory
+                if not self.config.validate:
+                    history.end_step()
                 if run.broken is not None:
                     raise run.broken
             finally:
