@@ -26,7 +26,7 @@ from toolgym.tools.base import ToolResult
 from toolgym.tools.concurrency.deadline import with_deadline
 from toolgym.tools.errors import SandboxUnsupportedError
 from toolgym.tools.library.description import describe_limits, join_sentences
-from toolgym.tools.library.outcome import ENDINGS, cut_middle, render_outcome
+from toolgym.tools.library.outcome import ENDINGS, cut_middle, find_hints, name_signal, render_outcome
 from toolgym.tools.library.sandbox_tool import SandboxToolSession, WorkspaceTool
 from toolgym.tools.library.shell_state import SCRIPT, ShellReport, ShellState, read_report, shell_input
 from toolgym.tools.library.terminal import render_terminal
@@ -88,7 +88,9 @@ class _Shell(SandboxToolSession):
                 )
             self._state = report.state or before
         ended = not session.alive and run.status is not ExecutionStatus.SANDBOX_ERROR
-        text = render_command(run, timeout, options.max_output_chars, _remarks(run, report, before))
+        hints = find_hints(run.stdout, command, self._tool.sandbox.facts, met=run.status)
+        remarks = [*hints, *_remarks(run, report, before)]
+        text = render_command(run, timeout, options.max_output_chars, remarks)
         if ended:
             text += "\n[The session ended with it; files and variables are gone]"
         metrics: dict[str, Any] = {
@@ -108,17 +110,17 @@ class _Shell(SandboxToolSession):
 
 
 def _remarks(run: ExecResult, report: ShellReport, before: ShellState) -> list[str]:
-    """Return what the model must know about the state of its shell, a sentence each."""
+    """Return what the model must know about the state of its shell."""
     remarks = []
     if report.folder_gone:
-        remarks.append(f"The working folder {before.folder} does not exist any more: the command ran above it")
+        remarks.append(f"[The working folder {before.folder} does not exist any more: the command ran above it]")
     if report.lost:
-        remarks.append(f"A function called {', '.join(report.lost)} is not kept")
+        remarks.append(f"[A function called {', '.join(report.lost)} is not kept]")
     if report.state is None and run.status in (ExecutionStatus.OK, ExecutionStatus.ERROR):
         if run.stderr_truncated:
-            remarks.append(f"The shell's variables and functions are too large to be kept. {_AS_BEFORE}")
+            remarks.append(f"[The shell's variables and functions are too large to be kept. {_AS_BEFORE}]")
         else:
-            remarks.append(f"The command ended the shell itself, as `exec` does. {_AS_BEFORE}")
+            remarks.append(f"[The command ended the shell itself, as `exec` does. {_AS_BEFORE}]")
     return remarks
 
 
@@ -171,32 +173,25 @@ class BashTool(WorkspaceTool[BashConfig]):
 
 
 def render_command(run: ExecResult, timeout: float, max_chars: int, remarks: Sequence[str] = ()) -> str:
-    """Return the text that a model reads of a command: its output, how it ended, and remarks in brackets."""
-    output = render_terminal(run.stdout).removesuffix("\n")
-    text = render_outcome(
+    """Return the text that a model reads of a command: its output, how it ended, and remarks."""
+    killed = "The shell was killed" + ("" if run.return_code is None else f" by {name_signal(run.return_code)}")
+    return render_outcome(
         "command",
         run.status,
-        [cut_middle(output, max_chars)],
+        [cut_middle(render_terminal(run.stdout).removesuffix("\n"), max_chars)],
         timeout=timeout,
         nothing="[No output]",
         endings={
             ExecutionStatus.TIMEOUT: f"{ENDINGS[ExecutionStatus.TIMEOUT][:-1]}. {_AS_BEFORE}]",
-            ExecutionStatus.KILLED: f"[The shell was killed{_by_signal(run.return_code, ' by')}. {_AS_BEFORE}]",
-            ExecutionStatus.ERROR: _exit_code(run.return_code),
+            ExecutionStatus.KILLED: f"[{killed}. {_AS_BEFORE}]",
+            ExecutionStatus.ERROR: "[The shell died]" if run.return_code is None else f"[Exit code {_code(run)}]",
         },
+        limit=run.limit,
+        hints=remarks,
     )
-    return "\n".join([text, *(f"[{remark}]" for remark in remarks)])
 
 
-def _exit_code(code: int | None) -> str:
-    if code is None:
-        return "[The shell died]"
-    return f"[Exit code {code}{_by_signal(128 - code, ': killed by') if code > 128 else ''}]"
-
-
-def _by_signal(code: int | None, words: str) -> str:
-    """Return the words and the name of the signal that a negative return code stands for, or nothing."""
-    try:
-        return f"{words} {signal.Signals(-(code or 0)).name}"
-    except ValueError:
-        return ""
+def _code(run: ExecResult) -> str:
+    """Return the exit code, with the signal that it stands for in a shell."""
+    code = run.return_code or 0
+    return f"{code}: killed by {name_signal(128 - code)}" if code - 128 in signal.valid_signals() else f"{code}"

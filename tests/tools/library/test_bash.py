@@ -251,12 +251,12 @@ async def test_readonly_variables_arguments_folders_and_traps_are_kept(bash):
 async def test_an_end_of_the_shell_that_loses_the_state_says_so(bash):
     await bash("x=1")
     assert (await bash("x=2; exec echo replaced")).text.startswith("replaced\n[The command ended the shell itself")
-    assert (await bash("x=2; kill -9 $$")).text == f"[The shell was killed by SIGKILL. {AS_BEFORE}"
+    assert (await bash("x=2; kill -9 $$")).text == f"[The shell was killed by SIGKILL (signal 9). {AS_BEFORE}"
     said = (await bash("x=2; trap 'echo bye' EXIT; exit 3")).text
     assert said == f"bye\n[Exit code 3]\n[The command ended the shell itself, as `exec` does. {AS_BEFORE}"
     large = (await bash("x=$(head -c 2000000 /dev/zero | tr '\\0' x); echo ${#x}")).text
     assert large == f"2000000\n[The shell's variables and functions are too large to be kept. {AS_BEFORE}"
-    assert (await bash("builtin() { :; }")).text == "[No output]\n[A function called builtin is not kept]"
+    assert (await bash("builtin() { :; }")).text == "[A function called builtin is not kept]"
     assert (await bash("echo $x")).text == "1"
 
 
@@ -270,7 +270,7 @@ async def test_a_folder_that_was_removed_is_named(bash):
 async def test_output_is_what_a_terminal_shows_and_signals_have_names(bash):
     said = await texts(bash, r"printf '10%%\r20%%\r100%%\n\e[31mred\e[0m\n'", "sh -c 'kill -SEGV $$'")
     assert said[0] == "100%\nred"
-    assert said[1].endswith("[Exit code 139: killed by SIGSEGV]")
+    assert said[1].endswith("[Exit code 139: killed by SIGSEGV (signal 11)]")
 
 
 async def test_heredocs_syntax_errors_and_return_leave_the_shell_usable(bash):
@@ -279,6 +279,12 @@ async def test_heredocs_syntax_errors_and_return_leave_the_shell_usable(bash):
     assert "unexpected EOF" in said[1]
     assert "can only `return'" in said[2]
     assert said[3] == "2"
+
+
+async def test_a_refused_connection_and_a_full_limit_are_explained(bash):
+    said = await texts(bash, "exec 3<>/dev/tcp/127.0.0.1/9", "head -c 70M /dev/zero > f || echo $?")
+    assert said[0].endswith("[There is no network here]"), said
+    assert "[Limit: 64 MiB for one file]" in said[1], said
 
 
 def test_the_description_says_what_holds():
