@@ -34,15 +34,16 @@ def same_memory(one: int, other: int) -> bool:
 def proportional_mb(pids: list[int]) -> float:
     """Memory of processes and all below them, what they share divided among them.
 
-    The first process of a sandbox's namespace runs in the memory of its oldest sibling, the zygote that forked it:
-    that counts once.
+    The first process of a sandbox's namespace runs in the memory of its oldest sibling, the zygote that forked it, and
+    the helper that forks an interpreter in the memory of its parent: these count once.
     """
     total = 0
     members = {member for pid in pids for member in family(pid)}
     eldest = {child: one[0] for member in members for one in [children(member)] for child in one}
+    parents = {child: member for member in members for child in children(member)}
     for member in members:
         with contextlib.suppress(OSError):
-            if same_memory(member, eldest.get(member, member)):
+            if same_memory(member, eldest.get(member, member)) or same_memory(member, parents.get(member, member)):
                 continue
             for line in Path(f"/proc/{member}/smaps_rollup").read_text().splitlines():
                 if line.startswith("Pss:"):

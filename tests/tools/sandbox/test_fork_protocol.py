@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tools.sandbox.witness import TELL, allow_few_forks, beside_a_witness, gone, marking
+from tests.tools.sandbox.witness import FORKS, TELL, allow_few_forks, beside_a_witness, gone, marking
 from toolgym.tools.errors import SandboxBusyError, SandboxError
 from toolgym.tools.sandbox.base import ExecutionStatus, Limits
 from toolgym.tools.sandbox.local import LocalSandbox, probe
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif("namespaces" not in probe()["levels"], reason="n
 scoped = pytest.mark.skipif(landlock.abi() < landlock.SCOPED_SINCE, reason="this kernel keeps no signals inside")
 
 KILLED = ExecutionStatus.KILLED
-WRAP = f"{TELL}\nimport os, socket, sys\nREAL = os.fork\ndef ends():\n    tell(b'{{\"ends\": true}}')\n"
+WRAP = f"{TELL}{FORKS}\nimport socket, sys\ndef ends():\n    tell(b'{{\"ends\": true}}')\n"
 WRAP += "    return socket.recv_fds(socket.socket(fileno=os.dup(3)), 1, 3)[1]\n"
 WRAP += "def forked(pid):\n    tell(b'{\"forked\": %d}' % pid)\n"
 
@@ -80,7 +80,7 @@ async def test_a_fork_that_the_program_spoils_is_the_programs_failure(fault):
         (template,) = sandbox.local.template_ids
         before = below(template)
         session = await sandbox.session()
-        await session.run_cell(f"{WRAP}\n{OWN_FAULTS[fault]}\nos.fork = fork\nx = 1")
+        await session.run_cell(f"{WRAP}\n{OWN_FAULTS[fault]}\nfork_by(fork)\nx = 1")
         with_session = below(template)
         async with asyncio.timeout(60):
             with pytest.raises(SandboxError, match="cannot be forked: (error|killed)"):
@@ -101,13 +101,13 @@ async def test_a_fork_that_is_cancelled_leaves_its_origin_and_nothing_else():
         session = await sandbox.session()
         with_session = below(template)
         for way in (slow, late):
-            await session.run_cell(f"{WRAP}\n{way}\nos.fork = fork\nx = 1")
+            await session.run_cell(f"{WRAP}\n{way}\nfork_by(fork)\nx = 1")
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.3):
                     await session.fork(n=3)
             assert (await session.run_cell("x")).result == "1"
             await nothing_more_than(with_session, template)
-            assert (await session.run_cell("os.fork = REAL\nx")).result == "1"
+            assert (await session.run_cell("fork_by(REAL)\nx")).result == "1"
             for fork in await session.fork(n=6):  # more than are under way at a time
                 assert (await fork.run_cell("x")).result == "1"
                 await fork.close()
@@ -225,25 +225,41 @@ refused
 """
 
 
+THREAD = "import threading, time\nstop = threading.Event()\nthreading.Thread(target=stop.wait).start()"
+
+
 @scoped
-async def test_a_line_of_forks_keeps_apart_or_ends():
-    """Landlock has sixteen layers. A fork that would need one more is refused, with the reason."""
-    async with LocalSandbox(preload=[], level="namespaces") as sandbox:
-        line = [await sandbox.session(recover=False)]  # a cell may kill its own shadow
+async def test_a_line_of_forks_has_no_end_and_keeps_apart():
+    """More than Landlock has layers, in both directions: forks of forks, and forks of one session between its cells."""
+    async with LocalSandbox(preload=[], level="namespaces") as sandbox, await sandbox.session() as origin:
+        line = [origin]
+        for _ in range(18):
+            line.append(await line[-1].fork())
+            assert (await origin.run_cell("1")).alive
+            line.append(await origin.fork())
+        for one in (*line[:2], line[-2], line[-1]):
+            assert (await one.run_cell(KILL)).result == "197"
+        assert all(one.alive for one in line)
+
+
+@scoped
+async def test_a_session_with_threads_is_forked_as_often_as_landlock_has_layers():
+    async with LocalSandbox(preload=[], level="namespaces") as sandbox, await sandbox.session() as origin:
+        assert (await origin.run_cell(THREAD)).error is None
+        forks = []
 
         async def grow() -> None:
-            while len(line) < 40:
-                line.append(await line[-1].fork())
+            while len(forks) < 20:
+                forks.append(await origin.fork())
+                assert (await origin.run_cell("1")).alive
 
-        with pytest.raises(SandboxError, match="cannot be forked: error: .* generations"):
+        with pytest.raises(SandboxError, match="while it had threads.* the kernel has 16; end its threads"):
             await grow()
-        assert len(line) >= 12
-        for one in line:
+        assert len(forks) >= 12
+        assert (await origin.run_cell("stop.set()\ntime.sleep(0.1)")).error is None
+        for one in (origin, forks[0], forks[-1]):
             assert (await one.run_cell(KILL)).result == "197"
-        assert [one.alive for one in line] == [True] * len(line)
-        with pytest.raises(SandboxError, match="generations"):
-            await line[-1].fork()
-        assert (await line[-1].run_cell("1 + 1")).result == "2"
+        assert (await (await origin.fork()).run_cell("1 + 1")).result == "2", "it has one thread now"
 
 
 @scoped

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tools.sandbox.witness import TELL, beside_a_witness
+from tests.tools.sandbox.witness import FORKS, TELL, beside_a_witness
 from toolgym.tools.errors import SandboxError
 from toolgym.tools.sandbox.base import ExecutionStatus
 from toolgym.tools.sandbox.local import probe
@@ -92,8 +92,9 @@ FORGED_NUMBERS = {
 @needs_namespaces
 @pytest.mark.parametrize("number", FORGED_NUMBERS)
 async def test_a_fork_whose_number_is_forged_harms_no_other(number):
-    attack = "import os, subprocess\nGRANDCHILD = int(subprocess.check_output('sleep 200 >&- & echo $!', shell=True))\n"
-    attack += f"os.fork = lambda: {FORGED_NUMBERS[number]}"
+    attack = f"{FORKS}\nimport subprocess\n"
+    attack += "GRANDCHILD = int(subprocess.check_output('sleep 200 >&- & echo $!', shell=True))\n"
+    attack += f"fork_by(lambda: {FORGED_NUMBERS[number]})"
     async with beside_a_witness("namespaces") as sandbox:
         session = await sandbox.session()
         await session.run_cell(attack)
@@ -105,8 +106,8 @@ async def test_a_fork_whose_number_is_forged_harms_no_other(number):
 
 @needs_namespaces
 async def test_a_session_that_only_says_that_it_forked_is_answered():
-    attack = f"{TELL}\n"
-    attack += "def lie():\n    tell(b'{\"done\": true}')\n    time.sleep(200)\nos.fork = lie"
+    attack = f"{TELL}{FORKS}\n"
+    attack += "def lie():\n    tell(b'{\"done\": true}')\n    time.sleep(200)\nfork_by(lie)"
     async with beside_a_witness("namespaces") as sandbox:
         session = await sandbox.session()
         await session.run_cell(attack)
@@ -118,8 +119,8 @@ async def test_a_session_that_only_says_that_it_forked_is_answered():
 
 @needs_namespaces
 async def test_a_copy_that_fails_leaves_its_origin_alive():
-    attack = "import os\nREAL = os.fork\ndef fork():\n    pid = REAL()\n    if pid == 0:\n        os._exit(1)\n"
-    attack += "    return pid\nos.fork = fork\nx = 1"
+    attack = f"{FORKS}\ndef fork():\n    pid = REAL()\n    if pid == 0:\n        os._exit(1)\n"
+    attack += "    return pid\nfork_by(fork)\nx = 1"
     async with beside_a_witness("namespaces") as sandbox, await sandbox.session() as session:
         await session.run_cell(attack)
         async with asyncio.timeout(25):

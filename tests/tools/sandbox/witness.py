@@ -27,6 +27,18 @@ def answer(head, data=b"", size=None):
 """
 """Functions by which a program speaks the sandbox's own protocol."""
 
+FORKS = """
+import os, sys
+frame = sys._getframe()
+while not hasattr(frame.f_locals.get("self"), "forker"):
+    frame = frame.f_back
+FORKER = frame.f_locals["self"].forker
+REAL = FORKER.fork
+def fork_by(function):
+    FORKER.fork = function
+"""
+"""Functions by which a program replaces how its interpreter is forked; REAL is the original."""
+
 
 def marking(mark):
     """Code that gives its process a name of at most 15 characters, by which `gone` finds it."""

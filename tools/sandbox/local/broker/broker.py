@@ -154,6 +154,7 @@ class Broker:
             self._spec.cgroups.end_together(channel.child.slot, together=False)
         self._sessions[channel.session] = channel
         message = {"op": "session", "fork": self._spec.can_fork, "recover": channel.recovers}
+        message["siblings"] = self._spec.hardening.namespaces
         channel.send({**request, **message})
         self._deadlines.arm(channel, request["timeout"])
 
@@ -335,6 +336,7 @@ class Broker:
             self._forks.on_note(channel.copying.fork, channel, note)
         elif "ready" in note and not channel.untrusted:
             channel.untrusted = True
+            channel.copying.helped = bool(note.get("helper"))
             self._settle(channel, {"status": "ok", "alive": True})
         else:
             raise ValueError("an unknown note")

@@ -101,7 +101,11 @@ class CellProcesses:
         interpreter = usage.number(self._proc, channel.pidfd)
         pending = usage.children(self._proc, interpreter) if interpreter else []
         pending += self._orphans(channel)
+        others = {usage.number(self._proc, other.pidfd) for other in channel.child.channels}
+        others.add(usage.helper(self._proc, interpreter) if interpreter else 0)
         for pid in pending:
+            if pid in others:
+                continue
             with contextlib.suppress(OSError, IndexError, ValueError):  # it is gone
                 words = usage.stat_words(self._proc, pid)
                 if int(words[19]) < channel.cell_began or self._is_shadow(channel, pid):

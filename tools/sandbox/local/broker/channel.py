@@ -62,7 +62,8 @@ class CopyState:
         pending_ends: descriptors for the copy to be: its control socket, standard output and standard error.
         handle: pidfd of the interpreter, if that is a copy; -1: it is the child itself.
         namespace: descriptor of the namespace that holds a copy's mounts; -1: it has none of its own.
-        beside: how many other interpreters its limit of processes allows for.
+        beside: how many other interpreters, and helpers, its limit of processes allows for.
+        helped: whether the interpreter has a helper that forks it, see `sibling_fork`.
         waiting: requests for further forks, each of which begins when the session has done its part in the last one.
     """
 
@@ -72,6 +73,7 @@ class CopyState:
     handle: int = -1
     namespace: int = -1
     beside: int = 0
+    helped: bool = False
 
 
 class Channel:

@@ -58,13 +58,14 @@ class Forks:
         return True
 
     def let_start(self, channel: Channel, *, forks: bool = False) -> None:
-        """Have a session's limit of processes allow for its forks (soon one more, if it `forks`): interpreters, shadows
-        and launchers do not count as such. What runs already keeps its limit."""
+        """Have a session's limit of processes allow for its forks (soon one more, if it `forks`): interpreters, their
+        shadows, helpers and launchers do not count as such. What runs already keeps its limit."""
         child = channel.child
         others = [other for other in child.channels if other is not channel]
         # A shadow that has ended counts until its interpreter begins the next cell.
         shadows = channel.recovers + sum(other.recovers and other.cell_began > 0 for other in others)
-        beside = forks + len(others) + sum(map(self._processes.launchers, others)) + shadows
+        helpers = (forks + len(child.channels)) * channel.copying.helped
+        beside = forks + len(others) + sum(map(self._processes.launchers, others)) + shadows + helpers
         if beside == channel.copying.beside:
             return
         if beside > channel.copying.beside:
@@ -76,8 +77,11 @@ class Forks:
                 self._spec.cgroups.allow(child.slot, most)
             pid = usage.number_here(self._spec.proc, channel.pidfd) if self._spec.proc >= 0 else 0
             if pid:
-                hard = resource.prlimit(pid, resource.RLIMIT_NPROC)[1]
-                resource.prlimit(pid, resource.RLIMIT_NPROC, (most if hard < 0 else min(most, hard), hard))
+                _allow_processes(pid, most)
+            if pid and channel.copying.helped:  # its copies get the helper's limit
+                helper = usage.helper(self._spec.proc, usage.number(self._spec.proc, channel.pidfd))
+                if helper:
+                    _allow_processes(usage.number_for_broker(self._spec.proc, helper), most)
 
     def on_note(self, fork: Fork, channel: Channel, note: Mapping[str, Any]) -> None:
         ends_are_open = bool(channel.copying.pending_ends)
@@ -147,6 +151,7 @@ class Forks:
         copy.untrusted = True  # it holds all that its origin ran
         copy.copying.fork, copy.copying.beside = fork, origin.copying.beside
         copy.recovers, copy.pauses = origin.recovers, origin.pauses
+        copy.copying.helped = origin.copying.helped
         fork.copy = copy
         copy.begin(dict(fork.request))
         origin.child.channels.append(copy)
@@ -178,6 +183,11 @@ class Forks:
         status, detail = fork.failure or ("ok", "")
         answer: SessionAnswer = {"status": status, "alive": alive, "message": detail}
         self._host.answer(fork.request, answer)
+
+
+def _allow_processes(pid: int, most: int) -> None:
+    hard = resource.prlimit(pid, resource.RLIMIT_NPROC)[1]
+    resource.prlimit(pid, resource.RLIMIT_NPROC, (most if hard < 0 else min(most, hard), hard))
 
 
 def _has_ended(handle: int) -> bool:

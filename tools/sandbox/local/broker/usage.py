@@ -49,18 +49,55 @@ def number_here(proc: int, pidfd: int) -> int:
 
 
 def child_handle(proc: int, parent: int, claimed: int) -> int:
-    """A handle of the child that a process has by the number that it claims, in its own pid namespace; the claim may be
-    a lie. `parent` is the process's number in `proc`. Raises `ProcessLookupError` if there is no such child."""
-    for child in reversed(children(proc, parent)):  # it is nearly always the last one
-        # Its numbers from the namespace of that /proc down to its own; the last but one is valid in the broker's.
-        words = _read(proc, f"{child}/status").partition("NSpid:")[2].partition("\n")[0].split()
-        if len(words) > 1 and int(words[-1]) == claimed:
-            handle = os.pidfd_open(int(words[-2]))
-            # The number may have gone to another process: the handle is right only if it is of the child that was seen.
-            if number(proc, handle) == child and child in children(proc, parent):
-                return handle
-            os.close(handle)
+    """A handle of a copy that a process has by the number that it claims, in its own pid namespace; the claim may be a
+    lie. The copy is its child, or a child of its helper. `parent` is the process's number in `proc`.
+    Raises `ProcessLookupError` if there is no such copy."""
+    for above in filter(None, (helper(proc, parent), parent)):
+        for child in reversed(children(proc, above)):  # it is nearly always the last one
+            here, inside = _numbers(proc, child)
+            if here and inside == claimed:
+                handle = os.pidfd_open(here)
+                # The number may have gone to another process: the handle must be of the child that was seen.
+                if number(proc, handle) == child and child in children(proc, above):
+                    return handle
+                os.close(handle)
     raise ProcessLookupError(f"no child {claimed}")
+
+
+def helper(proc: int, interpreter: int) -> int:
+    """The number in `proc` of an interpreter's helper, which is its first child and has its memory; 0: it has none."""
+    first = children(proc, interpreter)[:1]
+    return first[0] if first and _shares(proc, first[0], interpreter) else 0
+
+
+def without_helpers(proc: int, pids: Iterable[int]) -> list[int]:
+    """Leave out processes that have no memory of their own: that of their parent is theirs too."""
+    alone = []
+    for pid in pids:
+        with contextlib.suppress(OSError, IndexError, ValueError):  # it is gone
+            if not _shares(proc, pid, int(stat_words(proc, pid)[1])):
+                alone.append(pid)
+    return alone
+
+
+def _shares(proc: int, pid: int, parent: int) -> bool:
+    here, above = _numbers(proc, pid)[0], _numbers(proc, parent)[0] if parent else 0
+    return bool(here and above) and syscalls.share_memory(here, above)
+
+
+def number_for_broker(proc: int, pid: int) -> int:
+    """The number in the broker's pid namespace of a process that has this one in `proc`; 0: it is gone."""
+    return _numbers(proc, pid)[0]
+
+
+def _numbers(proc: int, pid: int) -> tuple[int, int]:
+    """The numbers of a process in the broker's pid namespace and in its own; 0: it is gone."""
+    try:
+        # From the namespace of that /proc down to its own; the last but one is valid in the broker's.
+        words = _read(proc, f"{pid}/status").partition("NSpid:")[2].partition("\n")[0].split()
+    except OSError:
+        return 0, 0
+    return (int(words[-2]), int(words[-1])) if len(words) > 1 else (0, 0)
 
 
 def tree(proc: int, pid: int) -> list[int]:

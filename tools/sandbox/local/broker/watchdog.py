@@ -111,6 +111,9 @@ class Watchdog:
             return False
         processes, most = usage.tree(self._spec.proc, pid), child.memory_mb + child.shadow_mb << 20
         over = usage.used_bytes(self._spec.proc, processes, self._spec.shared_pages) > most
+        if over:
+            processes = usage.without_helpers(self._spec.proc, processes)
+            over = usage.used_bytes(self._spec.proc, processes, self._spec.shared_pages) > most
         if over and len(processes) > 1:  # they may share pages with each other too, as forks do
             with contextlib.suppress(OSError, IndexError, ValueError):  # not to be seen: then each counts by itself
                 over = usage.own_bytes(self._spec.proc, processes, child.weights) > most

@@ -26,7 +26,7 @@ import shutil
 import socket
 import stat
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from toolgym.tools.sandbox.local.child import generators
@@ -69,15 +69,23 @@ _libc.tee.restype = ctypes.c_ssize_t
 _libc.tee.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_size_t, ctypes.c_uint)
 
 
-def become_copy(ends: Sequence[int], writable: tuple[str, ...]) -> None:
-    """In the copy: take its control socket, standard output and standard error (`ends`), and the root that comes over
-    the first, and replace what is shared below `writable`. `OSError`: it is not complete, and must not go on."""
+def take_ends(ends: Sequence[int]) -> dict[FileId, int]:
+    """In the copy: take its control socket, standard output and standard error. Returns the old files of the outputs
+    with the descriptors that replace them."""
     control, out, err = ends
     outputs = {_file_id(os.fstat(fd)): fd for fd in (1, 2)}
     for old, new in ((control, harden.CONTROL_FD), (out, 1), (err, 2)):
         os.dup2(old, new)
         os.close(old)
-    separate()
+    return outputs
+
+
+def become_copy(outputs: Mapping[FileId, int], writable: tuple[str, ...]) -> None:
+    """In the copy: take the root that comes over the control socket, and replace what is shared below `writable`.
+    `outputs` is from `take_ends`.
+
+    Raises OSError if the copy is not complete. It must not continue then.
+    """
     working = os.getcwd()
     (root,) = receive_descriptors(1)
     os.fchdir(root)
@@ -131,7 +139,8 @@ def receive_descriptors(count: int) -> list[int]:
 
 
 def separate() -> None:
-    """Keep origin and copies from signalling each other, if the kernel supports it (see `Isolation.missing`)."""
+    """Keep origin and copies from signalling each other, if the kernel supports it (see `Isolation.missing`). This is
+    for copies that the interpreter forks itself; those that its helper forks are apart (see `sibling_fork`)."""
     if landlock.abi() < landlock.SCOPED_SINCE:
         return
     try:
@@ -141,8 +150,9 @@ def separate() -> None:
             raise
         raise OSError(
             errno.E2BIG,
-            "too many forks lie between this session and the first one: the kernel keeps about 15 generations from "
-            "signalling each other, and no more; open a new session, or fork one of an earlier generation",
+            "this session was forked in too many states while it had threads, or was recovered too often: each time "
+            "costs a layer of Landlock for the rest of its life, and the kernel has 16; end its threads before it is "
+            "forked, fork it without a cell in between (`fork(n=)`), or open a new session",
         ) from None
 
 

@@ -20,7 +20,7 @@ from toolgym.tools.sandbox.local.child import (
     session_files,
     shadow,
 )
-from toolgym.tools.sandbox.local.kernel import harden
+from toolgym.tools.sandbox.local.kernel import harden, sibling_fork
 from toolgym.tools.sandbox.local.protocol import answer_codec, frames
 
 MAX_REASON = 1000
@@ -45,18 +45,18 @@ def serve(request: Mapping[str, Any], writable: tuple[str, ...], thread_id: int)
         os.environ.update(request["env"])
     if request.get("files"):
         program.place_files(request["files"])
-    session = Repl(writable, shadow.Shadows(thread_id) if request["recover"] else None)
-    frames.send_all(harden.CONTROL_FD, frames.encode({"ready": True}))
+    shadows = shadow.Shadows(thread_id) if request["recover"] else None
+    session = Repl(writable, shadows, Forker(thread_id, with_helper=request["siblings"]))
+    frames.send_all(harden.CONTROL_FD, frames.encode({"ready": True, "helper": session.forker.has_helper}))
     session.run()
 
 
 class Repl:
     """The loop of a session. Before each cell it forks a shadow, if it has `shadows`."""
 
-    def __init__(self, writable: tuple[str, ...], shadows: shadow.Shadows | None) -> None:
-        self._writable, self._shadows = writable, shadows
+    def __init__(self, writable: tuple[str, ...], shadows: shadow.Shadows | None, forker: Forker) -> None:
+        self._writable, self._shadows, self.forker = writable, shadows, forker
         self._notebook = notebook.Notebook(program.fresh_main("<session>"))
-        self._near_copies = False
         self._pid = os.getpid()
         self._forks: list[int] = []
         self._home, self._environment = os.getcwd(), dict(os.environ)
@@ -75,10 +75,8 @@ class Repl:
             if request is None:
                 os._exit(0)
             self._reap_forks()
-            if self._near_copies and request["op"] in ("cell", "launch"):
-                with contextlib.suppress(OSError):  # where this fails, it failed in every copy too, and none is alive
-                    fork_renewal.separate()  # once for all copies made since code last ran here
-                self._near_copies = False
+            if request["op"] in ("cell", "launch"):
+                self.forker.part_from_copies()
             if request["op"] == "cell" and self._shadows is not None and self._continues_as_shadow(self._shadows):
                 continue
             try:
@@ -112,6 +110,7 @@ class Repl:
             frames.send_all(harden.CONTROL_FD, frames.encode({"shadow": pid, "mb": shadows.size_mb}))
             return False
         self._pid, self._forks = _own_id(), []  # the others were the children of the interpreter
+        self.forker.be_shadow()
         self._notebook.be_shadow()
         return True
 
@@ -119,7 +118,7 @@ class Repl:
         """Fork the launcher, which runs the session's programs. Its control socket comes over this session's."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # that this process has threads: they stay here
-            pid, ends = _fork_with_ends(1)
+            pid, ends = _fork_with_ends(1, os.fork)
         if pid == 0:
             launcher.run(ends[0], self._home, self._environment)
         self._forks.append(pid)
@@ -131,25 +130,26 @@ class Repl:
         `fork_mounts`. The session never sends a descriptor."""
         sys.stdout.flush()
         sys.stderr.flush()
-        pid, ends = _fork_with_ends(3)
+        pid, ends = _fork_with_ends(3, self.forker.fork)
         if pid == 0:
             try:
-                fork_renewal.become_copy(ends, self._writable)
+                outputs = fork_renewal.take_ends(ends)
+                self.forker.be_copy()
+                fork_renewal.become_copy(outputs, self._writable)
                 self._notebook.be_copy()
-                self._near_copies = False
                 self._pid, self._forks = os.getpid(), []
             except BaseException as error:  # noqa: BLE001  a copy that is not complete must not go on
                 with contextlib.suppress(BaseException):
                     frames.send_all(harden.CONTROL_FD, frames.encode({"failed": _describe(error)}))
                 os._exit(1)
             return {"ready": True}  # goes out on the new control socket: the copy is in place
-        self._near_copies = True
         self._forks.append(pid)
         frames.send_all(harden.CONTROL_FD, frames.encode({"forked": pid}))
         return {"done": True}
 
     def _reap_forks(self) -> None:
-        """Reap the copies and launchers that have ended: they are this process's children, and count until then."""
+        """Reap the copies and launchers that have ended: they count until then. Copies are the helper's children."""
+        self.forker.reap()
         for pid in [*self._forks]:
             with contextlib.suppress(ChildProcessError):
                 if os.waitpid(pid, os.WNOHANG)[0] == 0:
@@ -157,12 +157,80 @@ class Repl:
             self._forks.remove(pid)
 
 
-def _fork_with_ends(count: int) -> tuple[int, list[int]]:
-    """Fork as `os.fork` does, with descriptors for the new process, which come over the control socket."""
+class Forker:
+    """Forks an interpreter into copies that it can neither signal nor inspect, nor they it.
+
+    Its helper does that without end (see `sibling_fork`), but not while the interpreter has further threads: these may
+    be changing the memory. Then, and where there is no helper, the interpreter forks itself, and both sides add a layer
+    of Landlock, the origin once for all copies made since code last ran in it.
+    """
+
+    def __init__(self, thread_id: int, *, with_helper: bool) -> None:
+        self._thread_id, self._with_helper = thread_id, with_helper and sibling_fork.supported()
+        self._helper = self._start_helper()
+        self._by_helper = self._near_copies = False
+
+    @property
+    def has_helper(self) -> bool:
+        return self._helper is not None
+
+    def fork(self) -> int:
+        """Fork as `os.fork` does. Then the copy calls `be_copy` before it runs any code."""
+        self._by_helper = self._helper is not None and _threads() == 1
+        if self._helper is not None and self._by_helper:
+            return self._helper.fork()
+        pid = os.fork()
+        self._near_copies = pid != 0
+        return pid
+
+    def be_copy(self) -> None:
+        """Part a copy from its origin.
+
+        Raises OSError if the kernel cannot. The copy must not continue then.
+        """
+        if self._helper is not None and self._by_helper:
+            self._helper.check()
+        else:
+            self._near_copies = False
+            self._helper = self._start_helper()  # leaves the origin's domain
+            if self._helper is None:
+                fork_renewal.separate()
+
+    def be_shadow(self) -> None:
+        """Start a helper for a shadow that has taken its interpreter's place: the last one ended with that."""
+        self._helper = self._start_helper()
+
+    def part_from_copies(self) -> None:
+        """Part this interpreter from the copies that it forked itself, before code runs in it."""
+        if self._near_copies:
+            with contextlib.suppress(OSError):  # where this fails, it failed in every copy too, and none is alive
+                fork_renewal.separate()
+            self._near_copies = False
+
+    def reap(self) -> None:
+        if self._helper is not None:
+            self._helper.reap()
+
+    def _start_helper(self) -> sibling_fork.Helper | None:
+        with contextlib.suppress(OSError):
+            return sibling_fork.Helper(self._thread_id) if self._with_helper else None
+        return None
+
+
+def _threads() -> int:
+    """Count the threads of this process, those of libraries included."""
+    try:
+        return len(os.listdir("/proc/self/task"))
+    except OSError:  # no /proc
+        return 1 + _thread._count()
+
+
+def _fork_with_ends(count: int, fork: Callable[[], int]) -> tuple[int, list[int]]:
+    """Fork, with descriptors for the new process, which come over the control socket."""
     frames.send_all(harden.CONTROL_FD, frames.encode({"ends": True}))
     ends, pid = fork_renewal.receive_descriptors(count), -1
     try:
-        pid = os.fork()
+        pid = fork()
     finally:
         if pid:
             for fd in ends:

@@ -34,8 +34,9 @@ PENDING_SIGNALS = 1024
 """Signals that are queued, and timers. The kernel counts them for each user, and in each user namespace."""
 
 MOST_FORKS = 4096
-"""Forks of a session, checkpoints included, that can be live at once. Their interpreters do not count as its processes:
-the broker raises the limit by one for each. Only the broker can, if there are system-call filters."""
+"""Forks of a session, checkpoints included, that can be live at once. Their interpreters and the
+helpers of these do not count as its processes: the broker raises the limit for each. Only the broker can, if there are
+system-call filters."""
 
 USER_LIMITS = {"max_inotify_instances": 8, "max_inotify_watches": 4096}
 """Quotas of a child where the kernel has them for each user: of the user of its namespace only."""
@@ -156,7 +157,7 @@ class Hardening:
             # A program that needs more stack may raise its own limit: memory is limited in other ways.
             most = resource.getrlimit(kind)[1] & _UNLIMITED if kind == resource.RLIMIT_STACK else value
             batch.add("prlimit64", 0, kind, struct.pack("QQ", value, most), 0, about=f"{kind}")
-        may_grow = MOST_FORKS if self.namespaces and self.filter is not None else 0
+        may_grow = 2 * MOST_FORKS + 1 if self.namespaces and self.filter is not None else 0
         processes = [_allowed(resource.RLIMIT_NPROC, self.processes + more) for more in (0, may_grow)]
         batch.add("prlimit64", 0, resource.RLIMIT_NPROC, struct.pack("QQ", *processes), 0, about="processes")
         batch.add("prctl", syscalls.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)

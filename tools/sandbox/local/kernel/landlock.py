@@ -23,7 +23,8 @@ _MAKE_CHAR, _MAKE_BLOCK, _TRUNCATE, _IOCTL_DEV = 1 << 6, 1 << 11, 1 << 14, 1 << 
 READ_ONLY = EXECUTE | READ_FILE | READ_DIR
 DEVICE = READ_FILE | WRITE_FILE | _TRUNCATE | _IOCTL_DEV
 _NET_BIND_CONNECT = 3
-_SCOPE_ABSTRACT_UNIX_AND_SIGNALS = 3
+SCOPES = 3
+"""Abstract UNIX sockets, and signals."""
 SCOPED_SINCE = 6
 """The first ABI that confines signals and abstract sockets."""
 
@@ -39,7 +40,7 @@ def separate() -> None:
     """Confine signals and abstract sockets of this process, and of all that it starts, to these processes for good. A
     process that stays in the domain that this one leaves may still signal it. Fails before ABI 6, and above 16 layers.
     """
-    attributes = struct.pack("QQQ", 0, 0, _SCOPE_ABSTRACT_UNIX_AND_SIGNALS)
+    attributes = struct.pack("QQQ", 0, 0, SCOPES)
     ruleset = syscalls.check(
         syscalls.syscall(syscalls.number("landlock_create_ruleset"), attributes, ctypes.c_size_t(24), ctypes.c_uint(0)),
         "landlock_create_ruleset",
@@ -115,7 +116,7 @@ class Ruleset:
             itself: files that may be read, and folders that may only be listed, such as `/proc/self/status`.
         """
         net = 0 if network or self._abi < 4 else _NET_BIND_CONNECT
-        scoped = _SCOPE_ABSTRACT_UNIX_AND_SIGNALS if self._abi >= SCOPED_SINCE else 0
+        scoped = SCOPES if self._abi >= SCOPED_SINCE else 0
         attributes = struct.pack("QQQ", self._handled, net, scoped)
         size = 24 if self._abi >= SCOPED_SINCE else 16 if self._abi >= 4 else 8
         batch.add("landlock_create_ruleset", attributes, size, 0, expect=free)

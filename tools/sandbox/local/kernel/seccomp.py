@@ -19,7 +19,7 @@ from toolgym.tools.sandbox.local.kernel.syscall_batch import SyscallBatch
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _X32_BIT = 0x40000000
 
-OUTER_NEEDS = ("mount", "umount2", "unshare", "setns", "sethostname", "memfd_create", "chroot")
+OUTER_NEEDS = ("mount", "umount2", "unshare", "setns", "sethostname", "memfd_create", "chroot", "kcmp")
 _OWN = {
     "prlimit64": (0,), "sched_setaffinity": (0,), "sched_setattr": (0,), "sched_setparam": (0,),
     "sched_setscheduler": (0,), "setpriority": (0, 0), "ioprio_set": (1, 0),
@@ -39,7 +39,7 @@ METADATA = ("chmod", "fchmod", "fchmodat", "fchmodat2", "chown", "fchown", "lcho
 _FORBIDDEN = (
     "_sysctl", "acct", "add_key", "adjtimex", "bpf", "cachestat", "clock_adjtime", "clock_settime", "delete_module",
     "fanotify_init", "finit_module", "fsconfig", "fsmount", "fsopen", "fspick", "init_module", "io_uring_enter",
-    "io_uring_register", "io_uring_setup", "ioperm", "iopl", "kcmp", "kexec_file_load", "kexec_load", "keyctl",
+    "io_uring_register", "io_uring_setup", "ioperm", "iopl", "kexec_file_load", "kexec_load", "keyctl",
     "listmount", "lookup_dcookie", "lsm_set_self_attr", "mbind", "memfd_secret", "migrate_pages", "modify_ldt",
     "mount_setattr", "move_mount", "move_pages", "mq_open", "msgget", "name_to_handle_at", "nfsservctl",
     "open_by_handle_at", "open_tree", "open_tree_attr", "perf_event_open", "personality", "pidfd_getfd", "pivot_root",

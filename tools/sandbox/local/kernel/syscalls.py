@@ -27,6 +27,7 @@ MNT_DETACH = 2
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 36, 38
 PR_SET_SECUREBITS, SECURE_NO_ROOT = 28, 1 | 2  # and locked
+PR_SET_NAME, PR_GET_NAME = 15, 16
 CAPABILITY_VERSION = 0x20080522
 
 SYS_CHROOT = 1 << 18
@@ -34,6 +35,8 @@ SYS_CHROOT = 1 << 18
 RESOLVE_NO_XDEV, RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS, RESOLVE_BENEATH = 1, 2, 4, 8
 
 SIOCSIFFLAGS, IFF_UP, IFF_RUNNING = 0x8914, 0x1, 0x40
+
+_KCMP_VM = 1
 
 _SIG_SETMASK, _ALL_SIGNALS = 2, b"\xff" * 8
 
@@ -48,8 +51,8 @@ NUMBERS = {
     "fallocate": (285, 47), "fanotify_init": (300, 262), "fchmod": (91, 52), "fchmodat": (268, 53),
     "fchmodat2": (452, 452), "fchown": (93, 55), "fchownat": (260, 54), "fcntl": (72, 25), "file_setattr": (469, 469),
     "finit_module": (313, 273), "fork": (57, -1), "fremovexattr": (199, 16), "fsconfig": (431, 431),
-    "fsetxattr": (190, 7), "fsmount": (432, 432), "fsopen": (430, 430), "fspick": (433, 433), "futimesat": (261, -1),
-    "init_module": (175, 105), "io_uring_enter": (426, 426), "io_uring_register": (427, 427),
+    "fsetxattr": (190, 7), "fsmount": (432, 432), "fsopen": (430, 430), "fspick": (433, 433), "futex": (202, 98),
+    "futimesat": (261, -1), "init_module": (175, 105), "io_uring_enter": (426, 426), "io_uring_register": (427, 427),
     "io_uring_setup": (425, 425), "ioctl": (16, 29), "ioperm": (173, -1), "iopl": (172, -1), "ioprio_set": (251, 30),
     "kcmp": (312, 272), "kexec_file_load": (320, 294), "kexec_load": (246, 104), "keyctl": (250, 219),
     "kill": (62, 129), "landlock_add_rule": (445, 445), "landlock_create_ruleset": (444, 444),
@@ -57,25 +60,25 @@ NUMBERS = {
     "lremovexattr": (198, 15), "lsetxattr": (189, 6), "lsm_set_self_attr": (460, 460), "mbind": (237, 235),
     "memfd_create": (319, 279), "memfd_secret": (447, 447), "migrate_pages": (256, 238), "mkdirat": (258, 34),
     "modify_ldt": (154, -1), "mount": (165, 40), "mount_setattr": (442, 442), "move_mount": (429, 429),
-    "move_pages": (279, 239), "mq_open": (240, 180), "msgget": (68, 186), "name_to_handle_at": (303, 264),
-    "nfsservctl": (180, 42), "open": (2, -1), "open_by_handle_at": (304, 265), "open_tree": (428, 428),
-    "open_tree_attr": (467, 467), "openat": (257, 56), "openat2": (437, 437), "perf_event_open": (298, 241),
-    "personality": (135, 92), "pidfd_getfd": (438, 438), "pidfd_send_signal": (424, 424), "pivot_root": (155, 41),
-    "prctl": (157, 167), "prlimit64": (302, 261), "process_madvise": (440, 440), "process_mrelease": (448, 448),
-    "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "ptrace": (101, 117), "quotactl": (179, 60),
-    "quotactl_fd": (443, 443), "reboot": (169, 142), "removexattr": (197, 14), "removexattrat": (466, 466),
-    "request_key": (249, 218), "rt_sigprocmask": (14, 135), "rt_sigqueueinfo": (129, 138),
-    "rt_sigtimedwait": (128, 137), "rt_tgsigqueueinfo": (297, 240),
-    "sched_setaffinity": (203, 122), "sched_setattr": (314, 274),
+    "move_pages": (279, 239), "mq_open": (240, 180), "mseal": (462, 462), "msgget": (68, 186),
+    "name_to_handle_at": (303, 264), "nfsservctl": (180, 42), "open": (2, -1), "open_by_handle_at": (304, 265),
+    "open_tree": (428, 428), "open_tree_attr": (467, 467), "openat": (257, 56), "openat2": (437, 437),
+    "perf_event_open": (298, 241), "personality": (135, 92), "pidfd_getfd": (438, 438), "pidfd_send_signal": (424, 424),
+    "pivot_root": (155, 41), "prctl": (157, 167), "prlimit64": (302, 261), "process_madvise": (440, 440),
+    "process_mrelease": (448, 448), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271),
+    "ptrace": (101, 117), "quotactl": (179, 60), "quotactl_fd": (443, 443), "reboot": (169, 142),
+    "removexattr": (197, 14), "removexattrat": (466, 466), "request_key": (249, 218), "rt_sigaction": (13, 134),
+    "rt_sigprocmask": (14, 135), "rt_sigqueueinfo": (129, 138), "rt_sigtimedwait": (128, 137),
+    "rt_tgsigqueueinfo": (297, 240), "sched_setaffinity": (203, 122), "sched_setattr": (314, 274),
     "sched_setparam": (142, 118), "sched_setscheduler": (144, 119), "semget": (64, 190), "set_mempolicy": (238, 237),
-    "setdomainname": (171, 162), "setgroups": (116, 159), "sethostname": (170, 161), "setns": (308, 268),
-    "setpriority": (141, 140), "setresgid": (119, 149), "setresuid": (117, 147), "setrlimit": (160, 164),
-    "setsid": (112, 157), "settimeofday": (164, 170), "setxattr": (188, 5), "setxattrat": (463, 463),
-    "shmat": (30, 196), "shmctl": (31, 195), "shmget": (29, 194), "socket": (41, 198), "statmount": (457, 457),
-    "swapoff": (168, 225), "swapon": (167, 224), "sysfs": (139, -1), "syslog": (103, 116), "tgkill": (234, 131),
-    "tkill": (200, 130), "truncate": (76, 45), "umount2": (166, 39), "unshare": (272, 97), "uselib": (134, -1),
-    "userfaultfd": (323, 282), "ustat": (136, -1), "utime": (132, -1), "utimensat": (280, 88), "utimes": (235, -1),
-    "vfork": (58, -1), "vhangup": (153, 58), "vmsplice": (278, 75), "write": (1, 64),
+    "set_tid_address": (218, 96), "setdomainname": (171, 162), "setgroups": (116, 159), "sethostname": (170, 161),
+    "setns": (308, 268), "setpriority": (141, 140), "setresgid": (119, 149), "setresuid": (117, 147),
+    "setrlimit": (160, 164), "setsid": (112, 157), "settimeofday": (164, 170), "setxattr": (188, 5),
+    "setxattrat": (463, 463), "shmat": (30, 196), "shmctl": (31, 195), "shmget": (29, 194), "socket": (41, 198),
+    "statmount": (457, 457), "swapoff": (168, 225), "swapon": (167, 224), "sysfs": (139, -1), "syslog": (103, 116),
+    "tgkill": (234, 131), "tkill": (200, 130), "truncate": (76, 45), "umount2": (166, 39), "unshare": (272, 97),
+    "uselib": (134, -1), "userfaultfd": (323, 282), "ustat": (136, -1), "utime": (132, -1), "utimensat": (280, 88),
+    "utimes": (235, -1), "vfork": (58, -1), "vhangup": (153, 58), "vmsplice": (278, 75), "write": (1, 64),
 }  # fmt: skip
 """Numbers by `MACHINES`; -1: there is no such call. Source: the kernel's `unistd_64.h` and `asm-generic/unistd.h`."""
 
@@ -258,6 +261,16 @@ def executable(code: bytes) -> int:
     size = -(-len(code) // mmap.PAGESIZE) * mmap.PAGESIZE
     check(libc.mprotect(ctypes.c_void_p(address), ctypes.c_size_t(size), _PROT_READ | _PROT_EXEC), "mprotect")
     return address
+
+
+def share_memory(pid: int, other: int) -> bool:
+    """Whether two processes have the same memory, as threads have. False if this one may not look into both."""
+    return int(syscall(number("kcmp"), pid, other, _KCMP_VM, 0, 0)) == 0
+
+
+def seal(address: int, size: int) -> None:
+    """Keep pages as they are until this process ends: see mseal(2), since Linux 6.10."""
+    check(syscall(number("mseal"), ctypes.c_void_p(address), ctypes.c_size_t(size), ctypes.c_ulong(0)), "mseal")
 
 
 def trim_heap() -> None:
