@@ -231,7 +231,7 @@ THREAD = "import threading, time\nstop = threading.Event()\nthreading.Thread(tar
 @scoped
 async def test_a_line_of_forks_has_no_end_and_keeps_apart():
     """More than Landlock has layers, in both directions: forks of forks, and forks of one session between its cells."""
-    async with LocalSandbox(preload=[], level="namespaces") as sandbox, await sandbox.session() as origin:
+    async with LocalSandbox(preload=[], level="namespaces") as sandbox, await sandbox.session(recover=False) as origin:
         line = [origin]
         for _ in range(18):
             line.append(await line[-1].fork())
@@ -244,7 +244,7 @@ async def test_a_line_of_forks_has_no_end_and_keeps_apart():
 
 @scoped
 async def test_a_session_with_threads_is_forked_as_often_as_landlock_has_layers():
-    async with LocalSandbox(preload=[], level="namespaces") as sandbox, await sandbox.session() as origin:
+    async with LocalSandbox(preload=[], level="namespaces") as sandbox, await sandbox.session(recover=False) as origin:
         assert (await origin.run_cell(THREAD)).error is None
         forks = []
 
@@ -289,3 +289,19 @@ def test_a_kernel_that_lists_mappings_says_the_same_as_one_that_is_asked_for_sha
             listed = [*fork_renewal._shared_mappings(maps)]
     assert asked == listed
     assert sum(mapping.name.endswith(b"(deleted)") for mapping in asked) >= 2
+
+
+@scoped
+async def test_a_checkpoint_after_a_recovery_and_a_recovery_in_a_fork():
+    async with LocalSandbox(preload=[], level="namespaces") as sandbox, await sandbox.session() as origin:
+        await origin.run_cell("x = 1")
+        assert (await origin.run_cell("import os; os._exit(3)")).alive
+        for n in range(20):
+            await origin.checkpoint("here")
+            assert (await origin.run_cell(f"x = {n}")).alive
+        fork = await origin.fork("here")
+        assert (await fork.run_cell("import os; os._exit(3)")).alive
+        deeper = await fork.fork()
+        for one in (origin, fork, deeper):
+            assert (await one.run_cell(KILL)).result == "196", "all but itself and its shadow"
+        assert [(await one.run_cell("x")).result for one in (origin, fork, deeper)] == ["19", "18", "18"]
