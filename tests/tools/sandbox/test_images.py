@@ -84,8 +84,6 @@ async def test_programs_files_and_cells_are_in_the_image(folder, shell):
         assert not await session.exists("/usr/share/gone")
         cell = await session.run_cell("import xml.dom\nopen('/etc/marker').read(), xml.dom.__file__[:10]")
         assert cell.result == "('from the image\\n', '/.toolgym/')"
-        with pytest.raises(SandboxUnsupportedError, match="cannot be forked"):
-            await session.fork()
 
 
 async def test_writes_stay_in_their_session(folder, shell):
@@ -101,6 +99,41 @@ async def test_writes_stay_in_their_session(folder, shell):
     root = unpacked(image)
     assert (root / "etc/marker").read_text() == "from the image\n"
     assert not (root / "usr/bin/new").exists()
+
+
+CHANGES = """
+echo more >> /etc/marker; rm -r /usr/share/gone; mkdir -p /opt/a/b; echo x > /opt/a/b/x; ln -s /etc/marker /opt/link
+chmod 700 /opt/a; rm /usr/share/old; mkdir /usr/share/old; echo y > /usr/share/old/y; echo t > /tmp/t
+"""
+LOOK = "cat /etc/marker /opt/link /opt/a/b/x /usr/share/old/y /tmp/t; ls -d /usr/share/gone; ls /usr/share/old"
+
+
+async def test_forks_and_checkpoints_have_their_own_changes_to_the_image(folder, shell):
+    image = docker_save(folder / "image.tar", [shell])
+    async with LocalSandbox(preload=(), templates=1) as sandbox, await sandbox.session(image=str(image)) as session:
+        await session.exec(CHANGES, timeout=20)
+        await session.run_cell("h = open('/etc/marker', 'a+'); x = 1")
+        await session.checkpoint("here")
+        before = (await session.exec(LOOK, timeout=20)).stdout
+        assert before.startswith("from the image\nmore\nfrom the image\nmore\nx\ny\nt\ny\n")
+        await session.exec("echo later >> /etc/marker; rm -r /opt/a /tmp/t; echo back > /usr/share/gone", timeout=20)
+        first, second = await session.fork("here", n=2)
+        async with first, second:
+            deeper = await first.fork()
+            for branch in (first, second, deeper):
+                assert (await branch.exec(LOOK, timeout=20)).stdout == before
+            await first.run_cell("h.write('mine\\n'); h.flush()")
+            await deeper.run_cell("import os; os.remove('/opt/a/b/x')")
+            again = await deeper.fork()
+            await deeper.close()
+            marker = "open('/etc/marker').read().split()[-1], os.path.exists('/opt/a/b/x'), x"
+            shown = [(await one.run_cell(f"import os; {marker}")).result for one in (session, first, second, again)]
+            assert shown == [
+                repr(row) for row in (("later", False, 1), ("mine", True, 1), ("more", True, 1), ("more", False, 1))
+            ]
+            hidden = await again.exec("ls -A /.toolgym/image/below /.toolgym/image/upper", timeout=20)
+            assert hidden.stdout.split() == ["/.toolgym/image/below:", "/.toolgym/image/upper:"]
+            await again.close()
 
 
 async def test_nothing_of_the_host_is_reached(folder, shell):
@@ -121,7 +154,7 @@ async def test_nothing_of_the_host_is_reached(folder, shell):
         )
         assert (await session.run_cell(f"os.path.exists('{folder}/secret')")).result == "False"
         held = await session.run_cell("sorted(os.listdir('/image')), os.listdir('/image/below')")
-        assert held.result == "(['below', 'root'], [])"  # out of its root
+        assert held.result == "(['below', 'root', 'upper'], [])"  # out of its root
 
 
 STORY = """

@@ -157,11 +157,14 @@ class Forks:
         origin.child.channels.append(copy)
         self._adopt(copy)
         try:
-            root, copy.copying.namespace = fork_mounts.make_root(handle, self._own_mounts, self._hardening)
+            roots, copy.copying.namespace = fork_mounts.make_root(
+                handle, origin.copying.namespace, self._own_mounts, self._hardening
+            )
             try:
-                copy.send_descriptors(root)
+                copy.send_descriptors(*roots)
             finally:
-                os.close(root)
+                for fd in roots:
+                    os.close(fd)
         except OSError as error:
             if not isinstance(error, ConnectionError) and not _has_ended(handle):  # else its closed channel says so
                 self._fail(fork, "sandbox_error", f"no file system for the copy: {error}")

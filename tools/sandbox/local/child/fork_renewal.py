@@ -29,7 +29,7 @@ import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from toolgym.tools.sandbox.local.child import generators
+from toolgym.tools.sandbox.local.child import generators, image_changes
 from toolgym.tools.sandbox.local.kernel import harden, landlock, syscalls
 
 FileId = tuple[int, int]
@@ -80,17 +80,20 @@ def take_ends(ends: Sequence[int]) -> dict[FileId, int]:
     return outputs
 
 
-def become_copy(outputs: Mapping[FileId, int], writable: tuple[str, ...]) -> None:
+def become_copy(outputs: Mapping[FileId, int], writable: tuple[str, ...], *, image: bool) -> None:
     """In the copy: take the root that comes over the control socket, and replace what is shared below `writable`.
-    `outputs` is from `take_ends`.
+    `outputs` is from `take_ends`. With an `image`, a folder comes along that has the origin's changes to it.
 
     Raises OSError if the copy is not complete. It must not continue then.
     """
     working = os.getcwd()
-    (root,) = receive_descriptors(1)
+    root, *upper = receive_descriptors(1 + image)
     os.fchdir(root)
     os.close(root)
     copied: dict[FileId, str] = {}
+    for folder in upper:
+        image_changes.copy(folder, writable, copied)
+        os.close(folder)
 
     def copy(source: str, target: str) -> None:
         shutil.copy2(source, target, follow_symlinks=False)

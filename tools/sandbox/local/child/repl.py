@@ -46,7 +46,8 @@ def serve(request: Mapping[str, Any], writable: tuple[str, ...], thread_id: int)
     if request.get("files"):
         program.place_files(request["files"])
     shadows = shadow.Shadows(thread_id) if request["recover"] else None
-    session = Repl(writable, shadows, Forker(thread_id, with_helper=request["siblings"]))
+    forker = Forker(thread_id, with_helper=request["siblings"])
+    session = Repl(writable, shadows, forker, in_image=bool(request.get("image")))
     frames.send_all(harden.CONTROL_FD, frames.encode({"ready": True, "helper": session.forker.has_helper}))
     session.run()
 
@@ -54,8 +55,10 @@ def serve(request: Mapping[str, Any], writable: tuple[str, ...], thread_id: int)
 class Repl:
     """The loop of a session. Before each cell it forks a shadow, if it has `shadows`."""
 
-    def __init__(self, writable: tuple[str, ...], shadows: shadow.Shadows | None, forker: Forker) -> None:
-        self._writable, self._shadows, self.forker = writable, shadows, forker
+    def __init__(
+        self, writable: tuple[str, ...], shadows: shadow.Shadows | None, forker: Forker, *, in_image: bool
+    ) -> None:
+        self._writable, self._shadows, self.forker, self._in_image = writable, shadows, forker, in_image
         self._notebook = notebook.Notebook(program.fresh_main("<session>"))
         self._pid = os.getpid()
         self._forks: list[int] = []
@@ -135,7 +138,7 @@ class Repl:
             try:
                 outputs = fork_renewal.take_ends(ends)
                 self.forker.be_copy()
-                fork_renewal.become_copy(outputs, self._writable)
+                fork_renewal.become_copy(outputs, self._writable, image=self._in_image)
                 self._notebook.be_copy()
                 self._pid, self._forks = os.getpid(), []
             except BaseException as error:  # noqa: BLE001  a copy that is not complete must not go on

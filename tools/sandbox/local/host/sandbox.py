@@ -299,7 +299,7 @@ class LocalSandbox(Sandbox):
                 raise
             if answer["status"] == "ok":
                 limits = replace(limits, memory_mb=message["memory_mb"])
-                return LocalSession(self._sessions, template, name, limits, user, in_image=bool(kind.image))
+                return LocalSession(self._sessions, template, name, limits, user)
             why = answer.get("message") or answer["status"]
         raise SandboxUnavailableError(f"a session cannot be opened: {why}")
 

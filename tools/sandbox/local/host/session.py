@@ -108,12 +108,10 @@ class LocalSession(Session):
         name: str,
         limits: Limits,
         user: SessionUser | None,
-        *,
-        in_image: bool = False,
     ) -> None:
         self._opened, self._template, self.id, self._limits, self._user = opened, template, name, limits, user
         self._closed = self._lost = False
-        self._has_launcher, self._in_image = False, in_image
+        self._has_launcher = False
         self._lock = _OneAtATime()
         self._programs = Programs(self, opened.level, bool(template.layers.get("terminals")), opened.cpu_slots)
         self._checkpoints: dict[str, LocalSession] = {}
@@ -310,8 +308,6 @@ class LocalSession(Session):
                 f"a session at the level {self._opened.level.value!r} cannot be forked: sessions fork only at the "
                 "level 'namespaces'; elsewhere both would have the same user and folder"
             )
-        if self._in_image:
-            raise SessionForkError("a session in an image cannot be forked: open another one, which takes milliseconds")
         forks: list[Session] = []
         left = n
 

@@ -18,7 +18,14 @@ from toolgym.tools.sandbox.local.kernel.syscall_batch import ANY, AT_FDCWD, IGNO
 
 TERMINALS = "newinstance,ptmxmode=666,mode=620,max=64"
 
-OVERLAY = f"lowerdir={jail.IMAGE_BELOW},upperdir=/w/upper,workdir=/w/work,userxattr"
+
+def overlay(folder: str) -> str:
+    """The options of a file system on top of an image, which keeps changes in `folder`."""
+    return f"lowerdir={jail.IMAGE_BELOW},upperdir={folder}/upper,workdir={folder}/work,userxattr"
+
+
+INSIDE_IMAGE = (("/dev", "/dev"), ("/proc", "/proc"), ("/tmp", "/tmp"), ("/", jail.HOST_PYTHON))
+"""Parts of a child's world, and where they are mounted in the root that it has with an image."""
 
 CONTROL_FD = 3
 
@@ -226,10 +233,12 @@ class Hardening:
                     batch.add("mount", path, f"/w{path}", None, bind, None, about=path)
             batch.add("mount", f"/w/{name}", target, None, bind, None, about=target)
         if self.image:
-            for name in ("upper", "work"):
+            for name in ("upper", "work", "empty"):
                 _make_folder(batch, f"/w/{name}", 0o755)
-            batch.add("mount", "overlay", jail.IMAGE_ROOT, "overlay", safe, OVERLAY, about=jail.IMAGE_ROOT)
+            batch.add("mount", "overlay", jail.IMAGE_ROOT, "overlay", safe, overlay("/w"), about=jail.IMAGE_ROOT)
             batch.add("umount2", jail.IMAGE_BELOW, syscalls.MNT_DETACH, about=jail.IMAGE_BELOW)
+            for name in ("upper", "empty"):
+                batch.add("mount", f"/w/{name}", jail.IMAGE_UPPER, None, syscalls.MS_BIND, None, about=name)
         batch.add("umount2", "/w", syscalls.MNT_DETACH, about="/w")
         if self.terminals:
             options = syscalls.MS_NOSUID | syscalls.MS_NOEXEC
@@ -237,7 +246,7 @@ class Hardening:
         if self.fresh_proc:
             batch.add("mount", "proc", "/proc", "proc", safe | syscalls.MS_NOEXEC, self.proc_options, about="/proc")
         if self.image:
-            for source, target in (("/dev", "/dev"), ("/proc", "/proc"), ("/tmp", "/tmp"), ("/", jail.HOST_PYTHON)):
+            for source, target in INSIDE_IMAGE:
                 batch.add("mount", source, jail.IMAGE_ROOT + target, None, bind, None, about=jail.IMAGE_ROOT + target)
         if self.loopback:
             request = struct.pack("16sH14x", b"lo", syscalls.IFF_UP | syscalls.IFF_RUNNING)

@@ -45,8 +45,9 @@ _ETC = {
 }
 _OWN_FOLDERS = ("/dev/shm", "/dev/pts", "/tmp", "/w/new", "/proc", "/etc")
 
-IMAGE_BELOW, IMAGE_ROOT = "/image/below", "/image/root"
-"""An image's files, read-only; and where each child mounts a file system on top of them, its later root."""
+IMAGE_BELOW, IMAGE_ROOT, IMAGE_UPPER = "/image/below", "/image/root", "/image/upper"
+"""An image's files, read-only; where each child mounts a file system on top of them, its later root; and what that
+keeps of the child's changes, covered by an empty folder: the broker copies it for a fork."""
 
 HOST_PYTHON = "/.toolgym"
 """Where a child with an image finds the rest of this root, and so its interpreter's modules."""
@@ -97,7 +98,7 @@ def enter(
     """
     early, late = {path: path for path in outermost(read_only)}, {image: IMAGE_BELOW} if image else {}
     binds = early | late
-    folders = [*folders, *([IMAGE_BELOW, IMAGE_ROOT] if image else ())]
+    folders = [*folders, *([IMAGE_BELOW, IMAGE_ROOT, IMAGE_UPPER] if image else ())]
     root = _mount_point(binds)
     flags = (
         syscalls.CLONE_NEWUSER

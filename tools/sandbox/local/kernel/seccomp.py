@@ -19,7 +19,18 @@ from toolgym.tools.sandbox.local.kernel.syscall_batch import SyscallBatch
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _X32_BIT = 0x40000000
 
-OUTER_NEEDS = ("mount", "umount2", "unshare", "setns", "sethostname", "memfd_create", "chroot", "kcmp")
+OUTER_NEEDS = (
+    "mount",
+    "umount2",
+    "unshare",
+    "setns",
+    "sethostname",
+    "memfd_create",
+    "chroot",
+    "kcmp",
+    "open_tree",
+    "move_mount",
+)
 _OWN = {
     "prlimit64": (0,), "sched_setaffinity": (0,), "sched_setattr": (0,), "sched_setparam": (0,),
     "sched_setscheduler": (0,), "setpriority": (0, 0), "ioprio_set": (1, 0),
@@ -41,8 +52,8 @@ _FORBIDDEN = (
     "fanotify_init", "finit_module", "fsconfig", "fsmount", "fsopen", "fspick", "init_module", "io_uring_enter",
     "io_uring_register", "io_uring_setup", "ioperm", "iopl", "kexec_file_load", "kexec_load", "keyctl",
     "listmount", "lookup_dcookie", "lsm_set_self_attr", "mbind", "memfd_secret", "migrate_pages", "modify_ldt",
-    "mount_setattr", "move_mount", "move_pages", "mq_open", "msgget", "name_to_handle_at", "nfsservctl",
-    "open_by_handle_at", "open_tree", "open_tree_attr", "perf_event_open", "personality", "pidfd_getfd", "pivot_root",
+    "mount_setattr", "move_pages", "mq_open", "msgget", "name_to_handle_at", "nfsservctl",
+    "open_by_handle_at", "open_tree_attr", "perf_event_open", "personality", "pidfd_getfd", "pivot_root",
     "process_madvise", "process_mrelease", "process_vm_readv", "process_vm_writev", "ptrace", "quotactl", "quotactl_fd",
     "reboot", "request_key", "semget", "set_mempolicy", "setdomainname", "settimeofday", "shmat", "shmctl", "shmget",
     "statmount", "swapoff", "swapon", "sysfs", "syslog", "uselib", "userfaultfd", "ustat", "vhangup", "vmsplice",

@@ -205,6 +205,18 @@ def detach(target: str) -> None:
     check(libc.umount2(target.encode(), MNT_DETACH), f"umount {target}")
 
 
+def copy_mount(folder: str) -> int:
+    """Return a descriptor of a copy of what is mounted at a folder, for another namespace."""
+    flags = ctypes.c_uint(1 | os.O_CLOEXEC)  # OPEN_TREE_CLONE
+    return check(syscall(number("open_tree"), -100, folder.encode(), flags), f"open_tree {folder}")
+
+
+def attach_mount(fd: int, folder: str) -> None:
+    """Mount what `copy_mount` returned at a folder of this namespace."""
+    empty_path = ctypes.c_uint(4)  # MOVE_MOUNT_F_EMPTY_PATH
+    check(syscall(number("move_mount"), fd, b"", -100, folder.encode(), empty_path), f"move_mount {folder}")
+
+
 def pivot_root(new: str, old: str) -> None:
     check(syscall(number("pivot_root"), new.encode(), old.encode()), "pivot_root")
 
