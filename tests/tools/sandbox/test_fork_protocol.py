@@ -20,7 +20,7 @@ from toolgym.tools.errors import SandboxBusyError, SandboxError
 from toolgym.tools.sandbox.base import ExecutionStatus, Limits
 from toolgym.tools.sandbox.local import LocalSandbox, probe
 from toolgym.tools.sandbox.local.child import fork_renewal
-from toolgym.tools.sandbox.local.kernel import landlock
+from toolgym.tools.sandbox.local.kernel import landlock, sibling_fork
 
 pytestmark = pytest.mark.skipif("namespaces" not in probe()["levels"], reason="no namespaces here")
 scoped = pytest.mark.skipif(landlock.abi() < landlock.SCOPED_SINCE, reason="this kernel keeps no signals inside")
@@ -305,3 +305,77 @@ async def test_a_checkpoint_after_a_recovery_and_a_recovery_in_a_fork():
         for one in (origin, fork, deeper):
             assert (await one.run_cell(KILL)).result == "196", "all but itself and its shadow"
         assert [(await one.run_cell("x")).result for one in (origin, fork, deeper)] == ["19", "18", "18"]
+
+
+UNSEAL = """
+import ctypes, signal
+helper, call = FORKER._helper, ctypes.CDLL(None).syscall
+call.restype = ctypes.c_long
+LINES = [line.split() for line in open("/proc/self/maps")]
+PAGES = [int(words[0].split("-")[0], 16) for words in LINES if words[1] == "r-xp" and words[4] == "0"]
+def sealed(page):
+    with open("/proc/self/mem", "rb") as memory:
+        memory.seek(page)
+        return memory.read(len(START)) == START
+START = bytes.fromhex("488b1d")  # how the helper begins
+(page,) = filter(sealed, [page for page in PAGES if page < 1 << 47])
+def tried(number, *words):
+    return call(number, *map(ctypes.c_long, words))
+other = helper._shared + (1 << 30)
+results = [tried(10, page, 4096, 7), tried(11, page, 4096), tried(9, page, 4096, 7, 0x32, -1, 0)]
+results += [tried(25, page, 4096, 4096, 3, other), *(tried(28, page, 4096, advice) for advice in (4, 8, 9, 18, 102))]
+try:
+    results.append(open("/proc/self/mem", "r+b"))
+except OSError:
+    results.append(-1)
+{*results}, sealed(page)
+"""
+"""What could change the page that a helper runs on: mprotect, munmap, mmap, mremap, madvise, and a file."""
+
+WAKE = """
+import ctypes, os, time
+word = ctypes.c_uint32.from_address(FORKER._helper._shared)
+def wake(value):
+    word.value = value
+    ctypes.CDLL(None).syscall(202, ctypes.c_long(FORKER._helper._shared), 1, 1, 0, 0, 0)
+    time.sleep(0.05)
+"""
+
+
+@scoped
+@pytest.mark.skipif(not sibling_fork.supported(), reason="no helpers here")
+async def test_no_program_changes_what_a_helper_runs():
+    async with LocalSandbox(preload=[], level="namespaces") as sandbox, await sandbox.session(recover=False) as origin:
+        tried = await origin.run_cell(FORKS + UNSEAL)
+        assert (tried.error, tried.result) == (None, "({-1}, True)")
+        fork = await origin.fork()
+        assert (await fork.run_cell(UNSEAL)).result == "({-1}, True)", "its helper runs on the same page"
+
+
+@scoped
+@pytest.mark.skipif(not sibling_fork.supported(), reason="no helpers here")
+async def test_a_program_that_misuses_its_helper_harms_no_fork():
+    """Its forks fail, at most; the forks that are there cannot be reached by what comes of it."""
+    async with LocalSandbox(preload=[], level="namespaces") as sandbox, await sandbox.session(recover=False) as origin:
+        kept = await origin.fork()
+        pid = (await kept.run_cell("import os; os.getpid()")).result
+        # The copy that nobody asked for continues in the code below, where its memory has the same stack.
+        reach = f"""
+r, w = os.pipe()
+real = FORKER._helper._ask
+if FORKER.fork() == 0:
+    try:
+        os.kill({pid}, 9)
+        os.write(w, b"killed")
+    except PermissionError:
+        os.write(w, b"refused")
+    os._exit(0)
+os.read(r, 9)
+"""
+        assert (await origin.run_cell(FORKS + WAKE + reach)).result == "b'refused'"
+        assert (await origin.run_cell("wake(0)")).alive, "the helper ends"
+        with pytest.raises(SandboxError):
+            async with asyncio.timeout(25):
+                await origin.fork()
+        assert (await kept.run_cell("1 + 1")).result == "2"
+        assert (await origin.run_cell("1 + 1")).result == "2"

@@ -122,6 +122,10 @@ async def test_forks_and_checkpoints_have_their_own_changes_to_the_image(folder,
             deeper = await first.fork()
             for branch in (first, second, deeper):
                 assert (await branch.exec(LOOK, timeout=20)).stdout == before
+            for one in (session, first):
+                for memory in ("/proc/self/mem", "/.toolgym/proc/self/mem"):
+                    error = (await one.run_cell(f"open({memory!r}, 'r+b')")).error
+                    assert error is not None, "it holds what keeps forks apart"
             await first.run_cell("h.write('mine\\n'); h.flush()")
             await deeper.run_cell("import os; os.remove('/opt/a/b/x')")
             again = await deeper.fork()

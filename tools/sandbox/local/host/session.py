@@ -298,9 +298,11 @@ class LocalSession(Session):
         threads (a used pool of them takes no more work), timers of `setitimer`, locks on files, programs, and sockets:
         in the fork their other ends are closed, as are those of a program's pipes.
 
-        Neither sees or signals the other's processes; a thread or program that the session had started before may still
-        signal the fork, and takes no signals from either afterwards. The kernel (with Landlock's ABI 6 or later) allows
-        about fifteen such partings in the past of one session; all forks made between two cells are one for the origin.
+        Neither sees or signals the other's processes (with Landlock's ABI 6 or later). There is no limit on how often a
+        session is forked or on generations, with one exception: while the session has threads, or on a processor
+        other than x86_64, each state that is forked uses up one of 14 layers of Landlock, and so does each recovery.
+        All forks made between two cells are one state. A thread or program that such a session had started before may
+        still signal the fork, and takes no signals from either afterwards.
         """
         origin = self if name is None else self._checkpoints[name]
         if self._opened.level is not Level.NAMESPACES:

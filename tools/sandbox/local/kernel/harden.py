@@ -24,6 +24,10 @@ def overlay(folder: str) -> str:
     return f"lowerdir={jail.IMAGE_BELOW},upperdir={folder}/upper,workdir={folder}/work,userxattr"
 
 
+_PROC_FLAGS = syscalls.MS_NOEXEC | syscalls.MS_RDONLY
+"""Of a child's /proc. Landlock lets a fork and a child with an image write to all of their root, and a program that
+could write to /proc/self/mem could change the sealed page of a helper, see `sibling_fork`."""
+
 INSIDE_IMAGE = (("/dev", "/dev"), ("/proc", "/proc"), ("/tmp", "/tmp"), ("/", jail.HOST_PYTHON))
 """Parts of a child's world, and where they are mounted in the root that it has with an image."""
 
@@ -244,7 +248,7 @@ class Hardening:
             options = syscalls.MS_NOSUID | syscalls.MS_NOEXEC
             batch.add("mount", "devpts", "/dev/pts", "devpts", options, TERMINALS, about="/dev/pts")
         if self.fresh_proc:
-            batch.add("mount", "proc", "/proc", "proc", safe | syscalls.MS_NOEXEC, self.proc_options, about="/proc")
+            batch.add("mount", "proc", "/proc", "proc", safe | _PROC_FLAGS, self.proc_options, about="/proc")
         if self.image:
             for source, target in INSIDE_IMAGE:
                 batch.add("mount", source, jail.IMAGE_ROOT + target, None, bind, None, about=jail.IMAGE_ROOT + target)

@@ -9,7 +9,8 @@ than the first interpreter's, however many forks lie between them, and no side c
 helper.
 
 User code can write to all memory that the helper has, and the helper could signal every fork. So the helper runs a few
-instructions of its own, on a page that is sealed (mseal(2)): nothing in the process can change or unmap it. It keeps
+instructions of its own, on a page that is sealed (mseal(2)): nothing in the process can change or unmap it. (Only
+/proc/self/mem could, so a child's /proc is mounted read-only.) It keeps
 its state in registers, has no stack, blocks every signal, and neither jumps to an address nor passes on a descriptor
 that it read from memory. What it reads, it only compares, or passes on to the copy. The copy runs on the same page
 until it has its own layer. A program that writes to the helper's words gets a copy that the broker does not know: a
