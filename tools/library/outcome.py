@@ -47,6 +47,12 @@ _PROCESSES = re.compile(
     r"Resource temporarily unavailable|can't start new thread|Cannot fork|unable to create .*thread"
 )
 _OPEN_FILES = re.compile(r"Too many open files")
+_TROUBLE = (
+    "rror", "rrno", "esol", "not ", "nreachable", "ailed", "No ", "nable", "denied", "EPERM", "unavailable", "can't",
+    "Cannot", "Too many", "quota", "too large", "limit", "bad_alloc",
+)  # fmt: skip
+"""Parts of words of which every text that these patterns match has one. To look for them first takes far less time."""
+
 _DISK = re.compile(r"No space left on device|Disk quota exceeded")
 _FILE = re.compile(r"File too large|File size limit exceeded")
 _MEMORY = re.compile(r"\bMemoryError\b|Cannot allocate memory|std::bad_alloc|OutOfMemoryError|Unable to allocate")
@@ -190,7 +196,9 @@ def find_hints(text: str, code: str, facts: SandboxFacts, *, met: ExecutionStatu
         facts: those of the sandbox. Nothing is said about facts that are unknown.
         met: how the program ended. A limit that the status names already is left out.
     """
-    hints = []
+    hints: list[str] = []
+    if not any(word in text for word in _TROUBLE):
+        return hints
     network = {"off": "[There is no network here]", "loopback": "[There is no network here but localhost]"}
     if facts.network in network and (
         _NO_NETWORK.search(text) or (_REFUSED.search(text) and (_SOCKETS.search(text) or _SOCKETS.search(code)))

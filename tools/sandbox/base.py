@@ -84,6 +84,8 @@ class Limits:
 
     def exceeded(self, status: ExecutionStatus) -> str:
         """Return the size of the limit that a status names. Empty for statuses without a limit."""
+        if status in (ExecutionStatus.OK, ExecutionStatus.ERROR):
+            return ""
         sizes = {
             ExecutionStatus.MEMORY_LIMIT: f"{self.memory_mb} MiB",
             ExecutionStatus.CPU_LIMIT: f"{self.cpu_seconds or 0:g} s",
