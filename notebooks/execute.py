@@ -43,6 +43,7 @@ VARIES = re.compile(
     r"\d+(?:\.\d+)?(?= ?(?:ms|s|seconds|MiB|MB)\b)"  # times and memory
     r"|\b[0-9a-f]{12,}\b"  # ids
     r"|(?<=127\.0\.0\.1:)\d+"  # ports
+    r"|Python 3\.\d+(?: with [\w, -]+)?(?=\. Limits: )"  # packages in the description of a tool
     r"| +"  # columns that shift with them
 )
 PATHS = re.compile(
