@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from toolgym.tools.errors import UnknownNameError
 from toolgym.tools.parsers import get_parser, parse_hermes
+from toolgym.tools.parsers.base import ParsedTurn
 from toolgym.tools.schema import CallProblem
 
 
@@ -18,7 +19,7 @@ def call(name="f", **arguments):
 
 
 def test_text_without_calls_is_content():
-    assert parse_hermes("Just words.")[:6] == ("Just words.", "Just words.", [], [], None, False)
+    assert parse_hermes("Just words.") == ParsedTurn("Just words.", "Just words.", [], [])
 
 
 def test_several_calls_keep_their_order_and_ids():
@@ -112,7 +113,7 @@ def test_a_call_inside_open_thinking_is_not_run_and_the_model_is_told():
 
 
 def test_open_thinking_without_a_call_is_just_content():
-    assert parse_hermes("<think>hm")[:6] == ("<think>hm", "<think>hm", [], [], None, True)
+    assert parse_hermes("<think>hm") == ParsedTurn("<think>hm", "<think>hm", [], [], open_thinking=True)
 
 
 def test_a_think_tag_inside_an_argument_is_data():
