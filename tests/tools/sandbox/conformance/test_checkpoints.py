@@ -7,6 +7,7 @@ import dataclasses
 
 import pytest
 
+from tests.parameters import first
 from tests.tools.sandbox.abuse.scene import Scene
 from tests.tools.sandbox.conformance.sandbox_makers import BRANCHING, ISOLATED, LIMITS, MAKERS, gone, named, seen
 from tests.tools.sandbox.witness import allow_few_forks
@@ -59,6 +60,18 @@ async def test_checkpoints_are_freed_with_their_session_or_earlier(keeping):
     assert await seen(kept), "the fork is alive"
     await fork.close()
     assert await gone(kept)
+
+
+@first("turns", (20, 1000), short=1)
+async def test_a_checkpoint_before_each_turn(branching, turns):
+    """More than Landlock has layers. A checkpoint that replaces another one frees it."""
+    async with await branching.session() as session:
+        for turn in range(turns):
+            await session.checkpoint("before")
+            assert (await session.run_cell(f"turn = {turn}")).error is None
+        async with await session.fork("before") as branch:
+            assert (await branch.run_cell("turn")).result == str(turns - 2)
+        assert session.checkpoints == ("before",)
 
 
 async def fork_when_there_is_room(session, name, n):

@@ -348,3 +348,17 @@ async def test_an_idle_session_is_small():
         for one in sessions:
             await one.close()
     assert each < 4, f"{each:.1f} MB for each idle session"
+
+
+async def test_a_fork_keeps_what_its_origin_set_of_its_process(branching):
+    """Limits, and what signals do, though another process than the origin may make the fork."""
+    sets = "import os, resource, signal\nsignal.signal(signal.SIGUSR1, lambda *_: heard.append(1))\nheard = []\n"
+    sets += "signal.signal(signal.SIGUSR2, signal.SIG_IGN)\nresource.setrlimit(resource.RLIMIT_NOFILE, (50, 60))\n"
+    sets += "os.umask(0o027)"
+    look = "os.kill(os.getpid(), signal.SIGUSR1); os.kill(os.getpid(), signal.SIGUSR2)\n"
+    look += "heard, resource.getrlimit(resource.RLIMIT_NOFILE), os.umask(0o027), signal.pthread_sigmask(0, [])"
+    async with await branching.session() as session:
+        assert (await session.run_cell(sets)).error is None
+        async with await forked(session) as other, await forked(other) as third:
+            for one in (session, other, third):
+                assert (await one.run_cell(look)).result == f"([1], (50, 60), {0o027}, set())"

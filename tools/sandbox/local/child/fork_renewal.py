@@ -91,9 +91,9 @@ def become_copy(outputs: Mapping[FileId, int], writable: tuple[str, ...], *, ima
     os.fchdir(root)
     os.close(root)
     copied: dict[FileId, str] = {}
-    for folder in upper:
-        image_changes.copy(folder, writable, copied)
-        os.close(folder)
+    for changes in upper:
+        image_changes.copy(changes, writable, copied)
+        os.close(changes)
 
     def copy(source: str, target: str) -> None:
         shutil.copy2(source, target, follow_symlinks=False)

@@ -72,13 +72,7 @@ def make_root(pidfd: int, origin: int, home: int, hardening: Hardening) -> tuple
             syscalls.detach(f"{BASE}/root/dev/pts")
             options = syscalls.MS_NOSUID | syscalls.MS_NOEXEC
             syscalls.mount("devpts", f"{BASE}/root/dev/pts", "devpts", options, TERMINALS)
-        root = f"{BASE}/root"
-        if hardening.image:
-            syscalls.mount(f"{BASE}/empty", root + jail.IMAGE_UPPER, None, syscalls.MS_BIND)
-            for source, target in INSIDE_IMAGE:
-                syscalls.mount(root + source, root + jail.IMAGE_ROOT + target, None, bind)
-            root += jail.IMAGE_ROOT
-        opened.insert(0, _open(root))
+        opened.insert(0, _open(_inside_image() if hardening.image else f"{BASE}/root"))
         namespace = os.open("self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC, dir_fd=hardening.proc)
         return opened, namespace
     except OSError:
@@ -89,6 +83,15 @@ def make_root(pidfd: int, origin: int, home: int, hardening: Hardening) -> tuple
         if below >= 0:
             os.close(below)
         syscalls.setns(home, syscalls.CLONE_NEWNS)
+
+
+def _inside_image() -> str:
+    """Mount the rest of a fork's world below its image's root. Returns that."""
+    world = f"{BASE}/root"
+    syscalls.mount(f"{BASE}/empty", world + jail.IMAGE_UPPER, None, syscalls.MS_BIND)
+    for source, target in INSIDE_IMAGE:
+        syscalls.mount(world + source, world + jail.IMAGE_ROOT + target, None, syscalls.MS_BIND | syscalls.MS_REC)
+    return world + jail.IMAGE_ROOT
 
 
 def _open(folder: str) -> int:

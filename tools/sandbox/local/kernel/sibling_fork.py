@@ -148,7 +148,7 @@ class Helper:
         syscalls.seal(code, _PAGE)
         self._ask = ctypes.PYFUNCTYPE(ctypes.c_long)(code + _ASK_AT)
         self._actions = ctypes.create_string_buffer(_SIGNALS * _ACTION)
-        _start(code)
+        self._actions_of_helper, self._limits_of_helper = _start(code), _read_limits()
         syscalls.quick_syscall(syscalls.number("set_tid_address"), self._shared, 0, 0, 0, 0, 0)
         landlock.separate()
 
@@ -157,8 +157,7 @@ class Helper:
 
         Raises OSError if there is no process, or the helper is gone.
         """
-        _read_actions(self._actions)
-        limits = [resource.getrlimit(kind) for kind in _LIMITS]
+        changed, limits = self._changed_actions(), _read_limits()
         name = ctypes.create_string_buffer(16)
         syscalls.prctl(syscalls.PR_GET_NAME, ctypes.addressof(name))
         mask = syscalls.block_signals()
@@ -167,7 +166,7 @@ class Helper:
             pid = self._answer(_FORK)
             if pid == 0:
                 self._copies = 0
-                _write_actions(self._actions)
+                _write_actions(self._actions, changed)
                 ctypes.pythonapi.PyOS_AfterFork_Child()
             else:
                 ctypes.pythonapi.PyOS_AfterFork_Parent()
@@ -177,7 +176,7 @@ class Helper:
             raise OSError(-pid, os.strerror(-pid))
         if pid == 0:
             syscalls.prctl(syscalls.PR_SET_NAME, ctypes.addressof(name))
-            _restore_limits(limits)
+            self._restore_limits(limits)
         else:
             self._copies += 1
         return pid
@@ -193,6 +192,19 @@ class Helper:
         if self._copies > 0:
             self._copies -= max(0, self._answer(_REAP))
 
+    def _changed_actions(self) -> list[int]:
+        """Read the signals' actions. Returns the numbers of those that a copy does not get from the helper."""
+        _read_actions(self._actions)
+        new, old = self._actions.raw, self._actions_of_helper
+        return [
+            at // _ACTION + 1 for at in range(0, len(new), _ACTION) if new[at : at + _ACTION] != old[at : at + _ACTION]
+        ]
+
+    def _restore_limits(self, limits: list[tuple[int, int]]) -> None:
+        for kind, limit, old in zip(_LIMITS, limits, self._limits_of_helper, strict=True):
+            if limit != old:
+                resource.setrlimit(kind, limit)
+
     def _answer(self, question: int) -> int:
         if self._lost:
             return -errno.ESRCH
@@ -202,9 +214,12 @@ class Helper:
         return answer
 
 
-def _start(code: int) -> None:
-    """Start a process on the sealed page. It begins with every signal blocked, and would die of a fault: no handler
-    that a preloaded library set may ever run in it."""
+def _start(code: int) -> bytes:
+    """Start a process on the sealed page. Returns its signals' actions.
+
+    It begins with every signal blocked, and would die of a fault: no handler
+    that a preloaded library set may ever run in it.
+    """
     actions = ctypes.create_string_buffer(_SIGNALS * _ACTION)
     stack = syscalls.pages(_PAGE) + _PAGE - 64
     mask = syscalls.block_signals()
@@ -220,6 +235,8 @@ def _start(code: int) -> None:
             _write_actions(actions, _FAULTS)
     finally:
         syscalls.restore_signals(mask)
+    rows = [actions.raw[at : at + _ACTION] for at in range(0, _SIGNALS * _ACTION, _ACTION)]
+    return b"".join(bytes(_ACTION) if at in _FAULTS else row for at, row in enumerate(rows, 1))
 
 
 def _set_action(number: int, new: int, old: int) -> None:
@@ -231,12 +248,10 @@ def _read_actions(actions: ctypes.Array[ctypes.c_char]) -> None:
         _set_action(number, 0, ctypes.addressof(actions) + (number - 1) * _ACTION)
 
 
-def _write_actions(actions: ctypes.Array[ctypes.c_char], numbers: Iterable[int] = range(1, _SIGNALS + 1)) -> None:
+def _write_actions(actions: ctypes.Array[ctypes.c_char], numbers: Iterable[int]) -> None:
     for number in numbers:
         _set_action(number, ctypes.addressof(actions) + (number - 1) * _ACTION, 0)
 
 
-def _restore_limits(limits: list[tuple[int, int]]) -> None:
-    for kind, limit in zip(_LIMITS, limits, strict=True):
-        if resource.getrlimit(kind) != limit:
-            resource.setrlimit(kind, limit)
+def _read_limits() -> list[tuple[int, int]]:
+    return [resource.getrlimit(kind) for kind in _LIMITS]
