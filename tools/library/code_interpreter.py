@@ -69,6 +69,9 @@ class CodeInterpreterConfig(SandboxOptions):
     images: bool = False
     """Whether the model sees the images that a cell shows, such as plots, beside its output. It must be able to: the
     renderer of one that takes no images refuses them. Only a session shows any."""
+    describe: bool = True
+    """Whether the description that the model reads states what holds: what is kept, packages, limits and network. With
+    false it is that of `default_schema`, for policies that were trained with it."""
     type: str = "native"
     """Kept so that verl's tool files load; only "native" exists."""
 
@@ -185,7 +188,8 @@ class CodeInterpreterTool(SandboxTool[CodeInterpreterConfig]):
             self.limiters.append(LocalRateLimiter(workers))
         if shared is not None:
             self.limiters.append(named_limiter(GLOBAL_LIMIT_NAME, shared, scope))
-        self._set_description()
+        if self.options.describe:
+            self._set_description()
 
     @property
     def facts(self) -> SandboxFacts:
