@@ -94,7 +94,7 @@ class SessionSuite(SandboxTests, abilities=("sessions",)):
     async def test_a_cell_that_ignores_its_timeout_ends_the_session(self, sandbox: Sandbox) -> None:
         code = "import time\nwhile True:\n    try: time.sleep(600)\n    except BaseException: pass"
         for seconds in CELL_DEADLINES:
-            async with await sandbox.session() as session:
+            async with await sandbox.session(recover=False) as session:
                 result = await session.run_cell(code, timeout=seconds)
                 alive, after = session.alive, await session.run_cell("1")
             if not result.alive:
@@ -118,7 +118,7 @@ class SessionSuite(SandboxTests, abilities=("sessions",)):
     ) -> None:
         if ExecutionStatus.OUTPUT_LIMIT in statuses:
             need(self.output_bytes, f"{type(self).__name__}.output_bytes is {self.output_bytes!r}")
-        async with await sandbox.session() as session:
+        async with await sandbox.session(recover=False) as session:
             result = await asyncio.wait_for(session.run_cell(code, timeout=LONG), 2 * LONG)
             assert result.status in statuses, result
             assert not result.alive
@@ -284,7 +284,7 @@ class ForkSuite(SandboxTests, abilities=("sessions", "forks")):
         assert (await session.run_cell("import os\nos.path.exists('new.txt')")).result == "False"
         assert await session.read_file("a.txt") == b"origin"
         assert await other.read_file("a.txt") == b"fork"
-        await session.run_cell("import os; os._exit(0)")
+        await session.close()
         assert (await other.run_cell("x")).result == "[1, 3]"
         await other.close()
 
@@ -366,7 +366,8 @@ class ForkSuite(SandboxTests, abilities=("sessions", "forks")):
         async with await session.fork("after") as fork:
             assert (await fork.run_cell("x")).result == "2"
 
-    async def test_a_checkpoint_outlives_a_cell_that_kills_the_session(self, session: Session) -> None:
+    async def test_a_checkpoint_outlives_a_cell_that_kills_the_session(self, sandbox: Sandbox) -> None:
+        session = await sandbox.session(recover=False)
         await session.run_cell("x = 5")
         await session.checkpoint("safe")
         assert not (await session.run_cell("import os\nos._exit(1)")).alive

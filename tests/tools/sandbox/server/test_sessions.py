@@ -101,7 +101,7 @@ async def test_a_fork_is_independent(shared_url, http):
 
 async def test_a_timeout_keeps_the_state_and_a_death_ends_the_session(shared_url, http):
     for seconds in (0.4, 10):  # the second time for a busy machine, which may not have begun with it
-        session = await opened(http, shared_url)
+        session = await opened(http, shared_url, recover=False)
         late = await cell(http, session, "x = 1\nprint('so far')\nimport time; time.sleep(60)", timeout=seconds)
         if late["stdout"]:
             break
@@ -202,7 +202,7 @@ async def test_checkpoints_count_as_sessions(serve, http):
 
 async def test_a_session_that_died_is_kept_for_its_checkpoints(serve, http):
     service = await serve()
-    session = await opened(http, service.url)
+    session = await opened(http, service.url, recover=False)
     await cell(http, session, "x = 7")
     await call(http, "PUT", f"{session}/checkpoints/a", 204)
     assert (await cell(http, session, "import os; os._exit(1)"))["alive"] is False

@@ -279,7 +279,7 @@ class Broker:
                 if channel.control.fileno() < 0:
                     return False
                 self._reactor.unwatch(channel.control.fileno())
-                if channel.session and channel is channel.child.first:
+                if channel.session and channel is channel.child.first and channel.request is not None:
                     channel.signal(signal.SIGKILL)  # its exit follows; one that has exited already keeps its exit code
                 elif channel.session:
                     self._drop(channel, None)
