@@ -45,6 +45,11 @@ toolgym built from the rendered calls ([parsers](parsers.md)). A parser in brack
 instructions only, because the template renders no calls. The last column names values that the template cannot write,
 as *unread*.
 
+*Thinking* has the texts around a thought, which the renderer reads off the template. It is empty if the template writes
+no thoughts. *Looks for words* names the roles of messages in which a word such as `/no_think` changes what follows:
+after such a word, a delta is that of the whole conversation. A template whose stop token also stands inside a turn is
+refused. `benchmarks/template_survey.py --folder FOLDER` looks for templates that are said to be exact and are not.
+
 With images, a template is compared with the processor of its model: `toolgym check-template FOLDER` for its folder.
 [Images](images.md) has the families. A template that takes contents as lists of parts only gets them so.
 """
@@ -57,6 +62,7 @@ class Row(NamedTuple):
     project: str
     verdict: str
     ends: str
+    thinking: str
     parser: str
     reason: str
 
@@ -68,13 +74,17 @@ def examine(path: Path) -> Row:
             check_template(byte_tokenizer(path.read_text(encoding="utf-8")), TOOLS[:count]) for count in (1, 10, 0)
         ]
     except Exception as error:  # noqa: BLE001  one template must not end the table
-        return Row(path.stem, path.parent.name, "wrong", "", "", f"{type(error).__name__}: {error}")
+        return Row(path.stem, path.parent.name, "wrong", "", "", "", f"{type(error).__name__}: {error}")
     notes = []
     if reports[0].facts is not None and reports[2].facts is None:
         notes.append("needs tools")
         reports.pop()
     facts = reports[0].facts
     ends = " ".join(f"`{end}`" for end in facts.ends_of_turn) if facts is not None else ""
+    shows_thinking = facts is not None and facts.thinking_rendered
+    thinking = " ".join(f"`{tag}`" for tag in facts.thinking[:2]) if facts is not None and shows_thinking else ""
+    if facts is not None and facts.switch_words:
+        notes.append(f"looks for words in {', '.join(sorted(facts.switch_words))}")
     verdicts = [verdict(report) for report in reports]
     worst = next(one for one in ("wrong", "refused", "exact") if one in [found for found, _ in verdicts])
     reason = next(why for found, why in verdicts if found == worst)
@@ -83,7 +93,8 @@ def examine(path: Path) -> Row:
     parser, unread = read_by(path)
     if unread:
         notes.append(f"unread: {', '.join(unread)}")
-    return Row(path.stem, path.parent.name, worst, ends, parser, "; ".join([*notes, *([reason] if reason else [])]))
+    reasons = [*notes, *([reason] if reason else [])]
+    return Row(path.stem, path.parent.name, worst, ends, thinking, parser, "; ".join(reasons))
 
 
 def read_by(path: Path) -> tuple[str, tuple[str, ...]]:
@@ -131,10 +142,10 @@ def main() -> int:
     print(
         f"{len(rows)} templates: " + ", ".join(f"{counts[one]} {one}" for one in ("exact", "refused", "wrong")) + ".\n"
     )
-    print("| template | project | verdict | ends of a turn | calls read by | notes |")
-    print("| --- | --- | --- | --- | --- | --- |")
+    print("| template | project | verdict | ends of a turn | thinking | calls read by | notes |\n" + "| --- " * 7 + "|")
     for row in rows:
-        cells = [row.name, row.project, row.verdict, row.ends, row.parser, " ".join(row.reason.split())]
+        columns = [row.name, row.project, row.verdict, row.ends, row.thinking, row.parser]
+        cells = [*columns, " ".join(row.reason.split())]
         print("| " + " | ".join(cell.replace("|", "\\|").replace("<", "&lt;") for cell in cells[:3]), end=" | ")
         print(" | ".join(cell.replace("|", "\\|") for cell in cells[3:]), end=" |\n")
     return 1 if counts["wrong"] else 0
