@@ -182,13 +182,13 @@ def stops_inside(turns: MarkedTurns, stops: Collection[str], prompt: str) -> dic
         The tokens, and the text around each as a person would read it. Empty if every stop token only ends turns.
     """
     contexts: dict[str, str] = {}
-    shapes = itertools.product(("", *_FORMS), (True, False), (0, 1, 2))
-    for form, text, calls in shapes:
+    forms: tuple[ThoughtForm | None, ...] = (None, *_FORMS)
+    for form, text, calls in itertools.product(forms, (True, False), (0, 1, 2)):
         if not text and not calls:
             continue
-        message = turns.message(thought=bool(form), text=text, calls=calls, form=form or "field")
+        message = turns.message(thought=form is not None, text=text, calls=calls, form=form or "field")
         written = turns.written(message) or ""
-        marks = [turns.thought] * (form != "") + [turns.text] * text + [turns.argument] * calls
+        marks = [turns.thought] * (form is not None) + [turns.text] * text + [turns.argument] * calls
         if _marks_in(turns, written) != marks:  # dropped, or in another order than the policy's
             continue
         start, end = len(shared_beginning(written, prompt)), written.rindex(marks[-1])
