@@ -49,13 +49,22 @@ PROBE_TOOL = ToolSchema(
             "ratio": {"type": "number"},
             "flag": {"type": "boolean"},
             "nothing": {"type": "null"},
-            "items": {"type": "array"},
-            "options": {"type": "object"},
+            "items": {"type": "array", "items": {"type": "string"}},
+            "options": {
+                "type": "object",
+                "properties": {
+                    "depth": {"type": "object", "properties": {"most": {"type": "integer"}}},
+                    "names": {"type": "array", "items": {"type": "string"}},
+                },
+            },
         },
     },
 )
 
 _OTHER_TOOL = ToolSchema("second_tool", "Probe it, too.", PROBE_TOOL.parameters)
+_UNUSUAL = ("nothing",)
+"""Parameters that are not shown to templates: some fail on the type null."""
+
 _SCHEMAS = {tool.name: tool for tool in (PROBE_TOOL, _OTHER_TOOL)}
 
 
@@ -156,6 +165,8 @@ def _choose(template: ChatTemplate, encoder: SafeEncoder, ends: EndOfTurn) -> Pa
     for call_id in _CALL_IDS:
         probes = _Probes(template, encoder, ends, call_id)
         turns = list(probes.turns())
+        if hint and not turns:  # the template refuses the tools of the probes
+            return ParserProof(hint, get_parser(hint), False)
         best = _best(_own(hint), turns)
         marked = best is not None and best[1].name == hint and not best[1].unread
         if not marked and (best is None or best[0] > (0, 0)):
@@ -191,13 +202,19 @@ def _best(
     return best
 
 
+def _shown_tool(tool: ToolSchema) -> dict[str, Any]:
+    described = {key: {**value, "description": "A value."} for key, value in tool.parameters["properties"].items()}
+    properties = {key: value for key, value in described.items() if key not in _UNUSUAL}
+    return ToolSchema(tool.name, tool.description, {"type": "object", "properties": properties}).to_openai()
+
+
 class _Probes:
     """Renders turns with calls under the shortest prompt."""
 
     def __init__(self, template: ChatTemplate, encoder: SafeEncoder, ends: EndOfTurn, call_id: CallId) -> None:
         self._template, self._encoder, self._ends, self._call_id = template, encoder, ends, call_id
         self._asked: list[Message] = [user("x")]
-        self._tools = [tool.to_openai() for tool in _SCHEMAS.values()]
+        self._tools = [_shown_tool(tool) for tool in _SCHEMAS.values()]
         self._prompts: list[str] = []
         try:
             self._prompts = [self._render([], generation_prompt=wanted) for wanted in (True, False)]

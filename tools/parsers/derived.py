@@ -165,8 +165,8 @@ class _Reader:
     def _is_unique(self, tag: str) -> bool:
         """Whether a tag stands in one place of the format only, so that it tells which place that is."""
         form = self.form
-        texts = (form.begin, form.open, form.close, form.separator, form.end, form.after_name, form.before_key)
-        texts += (form.after_key, form.after_value, form.between)
+        texts = [form.begin, form.open, form.close, form.separator, form.end, form.after_name, form.before_key]
+        texts += [form.after_key, form.after_value, form.between]
         return sum(text.count(tag) for text in texts) == 1 and tag not in form.quotes
 
     def _compile_named(self) -> None:

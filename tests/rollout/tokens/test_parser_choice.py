@@ -87,3 +87,12 @@ def test_values_that_the_template_cannot_write_are_named():
 def test_a_template_without_calls_keeps_the_parser_of_its_marks():
     proof = chosen("{# [TOOL_CALLS] #}").parser_proof
     assert (proof.name, proof.proven) == ("mistral", False)
+
+
+def test_a_template_that_refuses_the_probes_keeps_the_parser_of_its_marks():
+    calls = "{% for k in m.tool_calls %}[TOOL_CALLS]{{ k.function.name }}[ARGS]"
+    calls += "{{ k.function.arguments | tojson }}{% endfor %}"
+    refusal = "{% for t in tools or [] if t.function.name == 'probe_tool' %}{{ raise_exception('No.') }}{% endfor %}"
+    renderer = ChatRenderer(byte_tokenizer(refusal + template(calls)), [LOOK])
+    assert renderer.parser is get_parser("mistral")
+    assert not renderer.parser_proof.proven
