@@ -438,7 +438,9 @@ class ToolEnv(BaseEnv):
             try:
                 with tool_scope(instances.scope):
                     score = begin_score(self._scorer, outcome)
-                    return await self._deadline(score, self.score_timeout) if inspect.iscoroutine(score) else score
+                    if isinstance(score, Score | None):
+                        return score
+                    return await self._deadline(score, self.score_timeout)
             except Exception as error:  # noqa: BLE001  raised again unless the policy caused it
                 await self._raise_unless_policy_fault(error, instances)
                 return Score(0.0, {BROKEN_BY_POLICY: 1.0})
