@@ -209,7 +209,7 @@ def _open_loggers(
         server = stack.enter_context(MetricsServer(metrics, options.metrics_port))
         typer.echo(f"figures for Prometheus at {server.url}", err=True)
     return [
-        stack.enter_context(opened(kind, options.folder, run.options | config, run_id=run.run_id))
+        stack.enter_context(opened(kind, options.folder, {**run.options, **config}, run_id=run.run_id))
         for kind in dict.fromkeys(options.log or [])
     ]
 

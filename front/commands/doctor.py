@@ -69,7 +69,7 @@ def _installation(need: str) -> str:
     """Return the command that installs what a language lacks, as `Language.lacks` names it."""
     if module := re.fullmatch(r"the module (\S+) of (.+)", need):
         return f"{module[2]} -m pip install {module[1]}"
-    return TABLES["programs"].get(need, f"apt-get install {need}")
+    return str(TABLES["programs"].get(need, f"apt-get install {need}"))
 
 
 def _software(findings: dict[str, Any]) -> Iterator[Remedy]:

@@ -20,9 +20,6 @@ from toolgym.rollout.models.tokenizer import load_tokenizer
 from toolgym.rollout.tokens import CutToolResults, KeepToolResults
 from toolgym.rollout.trajectory import TrajectoryWriter
 
-AS_TRAINED = {"tool_config": {"describe": False}}
-"""The tiny policy was trained with the short description of the tool."""
-
 
 class Listening(TransformersEngine):
     """Keeps what goes in and comes out."""
@@ -44,12 +41,7 @@ async def play(num_tasks, group_size, temperature=1.0, seed=0):
     engine.heard = {}
     async with engine:
         done = await rollout(
-            "CodeInterpreter-v0",
-            engine,
-            ArithmeticTasks(split="test"),
-            env_kwargs=AS_TRAINED,
-            num_tasks=num_tasks,
-            config=config,
+            "CodeInterpreter-v0", engine, ArithmeticTasks(split="test"), num_tasks=num_tasks, config=config
         )
     return tokenizer, engine.heard, done
 
@@ -185,14 +177,7 @@ async def test_weights_that_change_in_the_middle_of_turns_leave_every_token_exac
     async with Interrupted(tiny_policy_path(), changed=changed) as engine:
         models[engine.weight_version] = models.pop("")
         interrupting = asyncio.create_task(engine.interrupt())
-        done = await rollout(
-            "CodeInterpreter-v0",
-            engine,
-            ArithmeticTasks(split="test"),
-            env_kwargs=AS_TRAINED,
-            num_tasks=4,
-            config=config,
-        )
+        done = await rollout("CodeInterpreter-v0", engine, ArithmeticTasks(split="test"), num_tasks=4, config=config)
         await asyncio.wait_for(interrupting, 60)
     assert not any(one.failed for one in done)
     resumed = [turn for one in done for turn in one.turns if turn.resumes]
@@ -233,14 +218,7 @@ async def test_a_whole_run_with_context_policies_is_exact(history):
     engine = Listening(tiny_policy_path())
     engine.heard = {}
     async with engine:
-        done = await rollout(
-            "CodeInterpreter-v0",
-            engine,
-            ArithmeticTasks(split="test"),
-            env_kwargs=AS_TRAINED,
-            num_tasks=12,
-            config=config,
-        )
+        done = await rollout("CodeInterpreter-v0", engine, ArithmeticTasks(split="test"), num_tasks=12, config=config)
     assert not any(one.failed for one in done)
     sampled = 0
     for one in done:

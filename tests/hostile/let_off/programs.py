@@ -90,8 +90,7 @@ COMMANDS = {
     "names with line breaks": "touch $'a\\nb' $'\\n' $'a\\rb' $'\\t' ' ' '-rf' '--' '*' '$(kill -9 -1)' '`true`'",
     "names with control characters": "touch $'\\x01\\x1b[2J' $'\\x7f' $'\\u202eanswer.txt'",
     "names of 255 bytes": "for n in $(seq 50); do touch $(printf '%0255d' $n); done",
-    "names that look like the sandbox's own": "mkdir .toolgym-check; touch .repl main.py; mkdir "
-    "reward.txt verify.sh",
+    "names that look like the sandbox's own": "mkdir .toolgym-check; touch .repl main.py; mkdir reward.txt verify.sh",
     "4,000 files": "mkdir many; cd many; touch $(seq 4000); true",
     "no inodes": "for n in $(seq 40); do mkdir n$n; (cd n$n; touch $(seq 200)); done 2>/dev/null; true",
     "a full disk": "for n in $(seq 9); do head -c 60M /dev/zero > x$n; done 2>/dev/null; true",

@@ -15,8 +15,8 @@ from toolgym.tools.base import ToolResult
 from toolgym.tools.concurrency.deadline import DeadlineError
 from toolgym.tools.errors import ConfigError, SandboxError, UnknownNameError, check_seconds, nearest
 from toolgym.tools.library.bash import BashTool
-from toolgym.tools.library.code_interpreter import render_result
 from toolgym.tools.library.editor import EditorTool
+from toolgym.tools.library.outcome import render_result
 from toolgym.tools.sandbox import LocalSandbox, RemoteSandbox
 from toolgym.tools.sandbox.base import ExecutionStatus, Sandbox
 from toolgym.tools.stateful import ToolSession

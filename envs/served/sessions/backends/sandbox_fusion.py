@@ -15,7 +15,7 @@ from toolgym.tools.http.client import CallError, GarbledError, HttpRequest, Lazy
 from toolgym.tools.http.retries import Retries
 from toolgym.tools.http.session import MAX_ANSWER
 from toolgym.tools.judge.extraction import language_of
-from toolgym.tools.library.code_interpreter import render_result
+from toolgym.tools.library.outcome import render_result
 from toolgym.tools.sandbox import RemoteSandbox
 from toolgym.tools.sandbox.base import ExecutionStatus
 from toolgym.tools.sandbox.protocol.fusion import Language
